@@ -1,1 +1,45 @@
-//! Skeleton.
+//! The oracle: what dispatch and combine must give, bit for bit, and seeded
+//! workloads to ask it about.
+//!
+//! Everything here is sequential loops over plain vectors. It shares no code
+//! with the library that it judges, touches no GPU, and prefers the obvious
+//! way to the fast one.
+//!
+//! ```
+//! use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+//! use ferry_reference::{CombineMode, apply_expert_scale, combine, dispatch, first_difference};
+//!
+//! let problem = generate(WorkloadSpec {
+//!     ranks: 2,
+//!     experts: 8,
+//!     top_k: 2,
+//!     hidden: 64,
+//!     tokens: vec![5, 0],
+//!     routing: Routing::Uniform,
+//!     seed: 1,
+//! });
+//! let dispatched = dispatch(&problem);
+//! let rows = apply_expert_scale(&problem, &dispatched, &[1.0; 8]);
+//! assert_eq!(first_difference(&dispatched[0].tokens, &rows[0], 64), None);
+//! let combined = combine(&problem, &rows, CombineMode::Exact);
+//! assert_eq!(combined[0].len(), 5 * 64);
+//! assert!(combined[1].is_empty());
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod combine;
+mod compare;
+mod dispatch;
+mod problem;
+mod random;
+pub mod text;
+pub mod workload;
+
+pub use combine::{CombineMode, combine, round_to_bf16};
+pub use compare::{Difference, first_difference};
+pub use dispatch::{Dispatched, apply_expert_scale, dispatch};
+pub use problem::{Problem, ProblemError, RankInput};
+
+/// The element type of every row.
+pub use half::bf16;

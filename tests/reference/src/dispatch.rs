@@ -1,0 +1,220 @@
+//! What dispatch must put on every rank.
+
+use half::bf16;
+
+use crate::combine::round_to_bf16;
+use crate::problem::{Problem, Row, rows_of_ranks};
+
+/// What one rank holds after dispatch. `rows` is the number of top-k slots of
+/// all ranks that name one of its experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dispatched {
+    /// The rows that arrived, `[rows, hidden]`: by local expert, then source
+    /// rank, then token, then top-k slot.
+    pub tokens: Vec<bf16>,
+    /// Rows `row_offsets[l]..row_offsets[l + 1]` are those of local expert
+    /// `l`, `[local_experts + 1]`. The first is 0, the last is `rows`.
+    pub row_offsets: Vec<u32>,
+    /// The local expert of every group of rows, `[local_experts]`: 0, 1, 2, ...
+    pub expert_ids: Vec<i32>,
+    /// Where every row came from on its source rank, `[rows]`: token index,
+    /// top-k slot.
+    pub src_info: Vec<[i32; 2]>,
+    /// The source rank of every row, `[rows]`.
+    pub src_rank: Vec<usize>,
+}
+
+/// Dispatches: one [`Dispatched`] for each rank, in rank order.
+///
+/// A token that lists an expert twice gives two rows.
+///
+/// # Panics
+///
+/// If [`Problem::check`] finds a fault.
+pub fn dispatch(problem: &Problem) -> Vec<Dispatched> {
+    problem.assert_valid();
+    let rows_of_ranks = rows_of_ranks(problem);
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = rows_of_ranks
+            .iter()
+            .map(|rows| scope.spawn(|| dispatch_to_one(problem, rows)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("the thread of a rank panicked"))
+            .collect()
+    })
+}
+
+fn dispatch_to_one(problem: &Problem, rows: &[Row]) -> Dispatched {
+    let hidden = problem.hidden;
+    let mut dispatched = Dispatched {
+        tokens: Vec::with_capacity(rows.len() * hidden),
+        row_offsets: Vec::new(),
+        expert_ids: (0..to_i32(problem.local_experts())).collect(),
+        src_info: Vec::new(),
+        src_rank: Vec::new(),
+    };
+    let mut rows_of_expert = vec![0u32; problem.local_experts()];
+    for row in rows {
+        let start = row.token * hidden;
+        let x = &problem.inputs[row.source].x[start..start + hidden];
+        dispatched.tokens.extend_from_slice(x);
+        dispatched
+            .src_info
+            .push([to_i32(row.token), to_i32(row.slot)]);
+        dispatched.src_rank.push(row.source);
+        rows_of_expert[row.local_expert] += 1;
+    }
+    let mut offset = 0;
+    dispatched.row_offsets.push(offset);
+    for count in rows_of_expert {
+        offset += count;
+        dispatched.row_offsets.push(offset);
+    }
+    dispatched
+}
+
+fn to_i32(value: usize) -> i32 {
+    i32::try_from(value).expect("an index fits an i32")
+}
+
+/// Stands in for the experts: multiplies each row by its expert's factor, in
+/// f32, and rounds it as [`round_to_bf16`] does.
+///
+/// `dispatched` has one entry for each rank; `scale` is `[experts]`, by global
+/// expert. Gives the rows of every rank, `[rows, hidden]` each, in the order
+/// that [`combine`](crate::combine()) takes them.
+///
+/// # Panics
+///
+/// If the lengths do not fit the problem.
+pub fn apply_expert_scale(
+    problem: &Problem,
+    dispatched: &[Dispatched],
+    scale: &[f32],
+) -> Vec<Vec<bf16>> {
+    assert_eq!(dispatched.len(), problem.ranks, "dispatched: one per rank");
+    assert_eq!(scale.len(), problem.experts, "scale: one per expert");
+    let local_experts = problem.local_experts();
+    let mut scaled_of_ranks = Vec::new();
+    for (rank, dispatched) in dispatched.iter().enumerate() {
+        let mut scaled = Vec::with_capacity(dispatched.tokens.len());
+        for local_expert in 0..local_experts {
+            let factor = scale[rank * local_experts + local_expert];
+            let first = dispatched.row_offsets[local_expert] as usize * problem.hidden;
+            let last = dispatched.row_offsets[local_expert + 1] as usize * problem.hidden;
+            for value in &dispatched.tokens[first..last] {
+                scaled.push(round_to_bf16(value.to_f32() * factor));
+            }
+        }
+        scaled_of_ranks.push(scaled);
+    }
+    scaled_of_ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::RankInput;
+
+    fn values(values: &[f32]) -> Vec<bf16> {
+        values.iter().copied().map(bf16::from_f32).collect()
+    }
+
+    /// Two ranks, experts 0 and 1 on rank 0, experts 2 and 3 on rank 1. Rank 0
+    /// has tokens 10, 11, 12, rank 1 has tokens 20, 21.
+    fn problem() -> Problem {
+        Problem {
+            ranks: 2,
+            experts: 4,
+            top_k: 2,
+            hidden: 2,
+            inputs: vec![
+                RankInput {
+                    tokens: 3,
+                    x: values(&[10.0, -10.0, 11.0, -11.0, 12.0, -12.0]),
+                    topk_ids: vec![1, 0, 3, 1, -1, 0],
+                    topk_weights: vec![0.5; 6],
+                },
+                RankInput {
+                    tokens: 2,
+                    x: values(&[20.0, -20.0, 21.0, -21.0]),
+                    // Token 20 lists expert 1 twice; token 21 goes nowhere.
+                    topk_ids: vec![1, 1, -1, -1],
+                    topk_weights: vec![0.5; 4],
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn rows_are_by_expert_source_token_slot() {
+        let dispatched = dispatch(&problem());
+        let rank = &dispatched[0];
+        assert_eq!(
+            rank.tokens,
+            values(&[
+                10.0, -10.0, 12.0, -12.0, // expert 0
+                10.0, -10.0, 11.0, -11.0, 20.0, -20.0, 20.0, -20.0, // expert 1
+            ])
+        );
+        assert_eq!(rank.row_offsets, [0, 2, 6]);
+        assert_eq!(rank.expert_ids, [0, 1]);
+        assert_eq!(
+            rank.src_info,
+            [[0, 1], [2, 1], [0, 0], [1, 1], [0, 0], [0, 1]]
+        );
+        assert_eq!(rank.src_rank, [0, 0, 0, 0, 1, 1]);
+
+        let rank = &dispatched[1];
+        assert_eq!(rank.tokens, values(&[11.0, -11.0]));
+        assert_eq!(rank.row_offsets, [0, 0, 1]);
+        assert_eq!(rank.expert_ids, [0, 1]);
+        assert_eq!(rank.src_info, [[1, 0]]);
+        assert_eq!(rank.src_rank, [0]);
+    }
+
+    #[test]
+    fn the_scale_is_indexed_by_global_expert() {
+        let problem = problem();
+        let scaled = apply_expert_scale(&problem, &dispatch(&problem), &[1.0, 2.0, 64.0, -1.0]);
+        assert_eq!(
+            scaled[0],
+            values(&[
+                10.0, -10.0, 12.0, -12.0, 20.0, -20.0, 22.0, -22.0, 40.0, -40.0, 40.0, -40.0
+            ])
+        );
+        assert_eq!(scaled[1], values(&[-11.0, 11.0]));
+    }
+
+    #[test]
+    fn no_tokens_anywhere() {
+        let nothing = RankInput {
+            tokens: 0,
+            x: vec![],
+            topk_ids: vec![],
+            topk_weights: vec![],
+        };
+        let problem = Problem {
+            ranks: 3,
+            experts: 6,
+            top_k: 4,
+            hidden: 8,
+            inputs: vec![nothing; 3],
+        };
+        for rank in dispatch(&problem) {
+            assert!(rank.tokens.is_empty() && rank.src_info.is_empty() && rank.src_rank.is_empty());
+            assert_eq!(rank.row_offsets, [0, 0, 0]);
+            assert_eq!(rank.expert_ids, [0, 1]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "rank 0, token 1, slot 0: expert 4 of 4")]
+    fn an_expert_that_does_not_exist_is_refused() {
+        let mut problem = problem();
+        problem.inputs[0].topk_ids[2] = 4;
+        dispatch(&problem);
+    }
+}
