@@ -1,1 +1,26 @@
-//! Skeleton.
+//! What Ferry's bytes mean: shapes, the receive window, kernel arguments, fault records.
+//!
+//! The only crate that adds offsets. The host and the kernels compile the same source, so
+//! they cannot disagree. No unsafe code, no allocation, no dependency but `half` and `bytemuck`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod args;
+mod fault;
+mod float;
+mod header;
+mod kernel;
+mod shape;
+mod tag;
+mod window;
+mod workspace;
+
+pub use args::{CombineArgs, Common, DispatchArgs};
+pub use fault::{Fault, FaultKind, FaultPage, Region};
+pub use float::{bf16_bits, f32_of_bf16_bits};
+pub use header::Header;
+pub use kernel::Kernel;
+pub use shape::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape};
+pub use tag::{Epoch, Tagged};
+pub use window::{ByteOffset, Signal, Window};
+pub use workspace::{Counter, Table, Workspace};

@@ -1,1 +1,27 @@
-//! Skeleton.
+//! Who may touch Ferry's bytes when: dispatch and combine, written once for every machine.
+//!
+//! The unit of execution is a warp. What its 32 lanes do together is an operation of the
+//! [`Machine`]; what they hold apart is a [`Machine::Lanes`]. This crate names no address, no
+//! instruction and no clock, and has no unsafe code.
+//!
+//! The smallest pieces, each of which also runs under a model checker: [`slot`] (a row and its
+//! flag), [`gather`] (work that many warps of a GPU finish), [`handshake`] (no rank runs a
+//! round ahead).
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod combine;
+mod dispatch;
+pub mod gather;
+pub mod handshake;
+mod machine;
+mod receive;
+mod route;
+mod send;
+pub mod slot;
+mod wait;
+
+pub use combine::{combine, combine_async, combine_wait};
+pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
+pub use machine::{Counters, LANES, Machine, Put, Row, Signals};
+pub use wait::Stopped;

@@ -1,0 +1,100 @@
+//! Kernel arguments: one struct a kernel, passed by value.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Rank, Shape, Window, Workspace};
+
+/// What every kernel of a communicator needs. Addresses are device addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Common {
+    /// The group's sizes.
+    pub shape: Shape,
+    /// This rank.
+    pub rank: u32,
+    /// Not zero: look for experts that a token lists twice.
+    pub debug_checks: u32,
+    /// Padding, zero.
+    pub reserved: u32,
+    /// Longest time a kernel waits, in nanoseconds from its start.
+    pub deadline_ns: u64,
+    /// `[u64; ranks]`: each rank's window as it is addressed from here. For an unmapped rank it
+    /// is this rank's own window: the symmetric address that NVSHMEM calls take.
+    pub peers: u64,
+    /// This rank's workspace.
+    pub workspace: u64,
+    /// This rank's [`FaultPage`](crate::FaultPage).
+    pub fault_page: u64,
+    /// `Window::of(shape)`.
+    pub window: Window,
+    /// `Workspace::of(shape)`.
+    pub tables: Workspace,
+}
+
+impl Common {
+    /// This rank.
+    pub const fn rank(&self) -> Rank {
+        Rank(self.rank)
+    }
+}
+
+/// Arguments of `dispatch_async`, `dispatch_wait` and `dispatch`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct DispatchArgs {
+    /// What every kernel needs.
+    pub common: Common,
+    /// BF16 `[tokens, hidden]`, contiguous.
+    pub x: u64,
+    /// i32 `[tokens, top_k]`.
+    pub topk_ids: u64,
+    /// f32 `[tokens, top_k]`, or 0: every weight is 1.
+    pub topk_weights: u64,
+    /// BF16 `[row_capacity, hidden]`, written.
+    pub output_tokens: u64,
+    /// u32 `[local_experts + 1]`, written.
+    pub row_offsets: u64,
+    /// i32 `[local_experts]`, written.
+    pub expert_ids: u64,
+    /// i32 `[row_capacity, 2]`, written.
+    pub src_info: u64,
+    /// Rows that the outputs hold.
+    pub row_capacity: u64,
+    /// Tokens of this rank.
+    pub tokens: u32,
+    /// Padding, zero.
+    pub reserved: u32,
+}
+
+/// Arguments of `combine_async`, `combine_wait` and `combine`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct CombineArgs {
+    /// What every kernel needs.
+    pub common: Common,
+    /// BF16 `[row_capacity, hidden]`: expert outputs, in the order of the dispatch.
+    pub expert_rows: u64,
+    /// f32 `[tokens, top_k]` for exact mode; 0 keeps the rows apart.
+    pub topk_weights: u64,
+    /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` where rows stay apart; written.
+    pub combined: u64,
+    /// Rows that `expert_rows` holds.
+    pub row_capacity: u64,
+    /// Tokens of this rank in the dispatch.
+    pub tokens: u32,
+    /// Padding, zero.
+    pub reserved: u32,
+}
+
+/// A kernel parameter is at most 4 KiB on every architecture (CUDA C++ Programming Guide,
+/// "Function Parameters").
+const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs>() <= 4096);
+/// Host and device see the same fields at the same place.
+const _: () = {
+    assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
+    assert!(core::mem::offset_of!(Common, window) == 72);
+    assert!(core::mem::offset_of!(Common, tables) == 72 + 17 * 8);
+    assert!(size_of::<Common>() == 248);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 248);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 248);
+};

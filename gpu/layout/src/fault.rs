@@ -1,0 +1,234 @@
+//! Fault records: what a kernel leaves behind when it gives up, and how it reads.
+
+use core::fmt;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Kernel, Rank};
+
+/// Why a kernel gave up or refused an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A peer's signal did not come before the deadline.
+    PeerTimeout,
+    /// Another warp of this GPU did not get ready before the deadline.
+    LocalTimeout,
+    /// A token names an expert that does not exist; the entry was not routed.
+    InvalidExpert,
+    /// A token names an expert twice (found only with `debug_checks`).
+    DuplicateExpert,
+    /// A row position that came over the wire lies outside the outputs; nothing was written.
+    RowOutOfBounds,
+    /// More rows arrive than the outputs hold; nothing was written.
+    OutputTooSmall,
+    /// A source claims more tokens than the plan allows.
+    TooManyTokens,
+}
+
+/// What a kernel was waiting for or reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Region {
+    /// Entry counts of a source.
+    Counts,
+    /// Which tokens of a source come.
+    Presence,
+    /// A dispatch row.
+    DispatchRow,
+    /// A peer's word that it has read its dispatch rows.
+    Consumed,
+    /// A combine row.
+    CombineRow,
+    /// Ordinals that other warps of this GPU compute.
+    Ordinals,
+    /// Row offsets that another warp of this GPU computes.
+    Offsets,
+    /// The user's expert ids.
+    TopkIds,
+    /// The user's output tensors.
+    Output,
+}
+
+impl FaultKind {
+    const ALL: [Self; 7] = [
+        Self::PeerTimeout,
+        Self::LocalTimeout,
+        Self::InvalidExpert,
+        Self::DuplicateExpert,
+        Self::RowOutOfBounds,
+        Self::OutputTooSmall,
+        Self::TooManyTokens,
+    ];
+
+    /// Whether the round went on all the same: the input was at fault, not the group.
+    pub const fn is_input(self) -> bool {
+        matches!(self, Self::InvalidExpert | Self::DuplicateExpert)
+    }
+}
+
+impl Region {
+    const ALL: [Self; 9] = [
+        Self::Counts,
+        Self::Presence,
+        Self::DispatchRow,
+        Self::Consumed,
+        Self::CombineRow,
+        Self::Ordinals,
+        Self::Offsets,
+        Self::TopkIds,
+        Self::Output,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Counts => "entry counts",
+            Self::Presence => "token presence bits",
+            Self::DispatchRow => "dispatch row",
+            Self::Consumed => "word that it has read its dispatch rows",
+            Self::CombineRow => "combine row",
+            Self::Ordinals => "entry ordinals",
+            Self::Offsets => "row offsets",
+            Self::TopkIds => "topk_ids",
+            Self::Output => "dispatch outputs",
+        }
+    }
+}
+
+/// One fault, as a kernel reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What happened.
+    pub kind: FaultKind,
+    /// In which kernel.
+    pub kernel: Kernel,
+    /// On which rank.
+    pub rank: Rank,
+    /// The peer that was waited for; this rank itself where no peer is involved.
+    pub peer: Rank,
+    /// What was waited for or read.
+    pub region: Region,
+    /// Which one: a token, a word, or a row.
+    pub index: u64,
+    /// What was wanted: an epoch, or the first value that is out of range.
+    pub wanted: u64,
+    /// What was there instead.
+    pub saw: u64,
+    /// The round.
+    pub epoch: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank: Rank(rank), peer: Rank(peer), index, wanted, saw, epoch, .. } = *self;
+        let (kernel, what) = (self.kernel.name(), self.region.name());
+        match self.kind {
+            FaultKind::PeerTimeout => write!(
+                f,
+                "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
+                 (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
+            ),
+            FaultKind::LocalTimeout => write!(
+                f,
+                "rank {rank} gave up in {kernel}, round {epoch}: its own {what} were not ready before the \
+                 deadline; wanted {wanted}, saw {saw}"
+            ),
+            FaultKind::InvalidExpert => write!(
+                f,
+                "rank {rank}, token {index}, slot {peer}: expert id {} is not in -1..{wanted}; the entry \
+                 was not routed ({kernel}, round {epoch})",
+                saw as u32 as i32
+            ),
+            FaultKind::DuplicateExpert => write!(
+                f,
+                "rank {rank}, token {index}, slot {peer}: expert {saw} stands twice in the token's {what} \
+                 ({kernel}, round {epoch})"
+            ),
+            FaultKind::RowOutOfBounds => write!(
+                f,
+                "rank {rank} refused a row of rank {peer} (token {index}) in {kernel}, round {epoch}: \
+                 position {saw} is not below {wanted}"
+            ),
+            FaultKind::OutputTooSmall => write!(
+                f,
+                "rank {rank} receives {saw} rows in {kernel}, round {epoch}, but its {what} hold {wanted}"
+            ),
+            FaultKind::TooManyTokens => write!(
+                f,
+                "rank {peer} announced {saw} tokens to rank {rank} in {kernel}, round {epoch}; the plan \
+                 allows {wanted}"
+            ),
+        }
+    }
+}
+
+/// A page that the host and the device share. The first fault wins; the host reads it without
+/// asking the device.
+///
+/// `state` is 0 (none), 1 (being written), 2 (readable). The other words are a [`Fault`] in
+/// numbers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct FaultPage {
+    /// 0 none, 1 being written, 2 readable.
+    pub state: u64,
+    /// Index into the kinds.
+    pub kind: u64,
+    /// Index into [`Kernel::ALL`].
+    pub kernel: u64,
+    /// See [`Fault::rank`].
+    pub rank: u64,
+    /// See [`Fault::peer`].
+    pub peer: u64,
+    /// Index into the regions.
+    pub region: u64,
+    /// See [`Fault::index`].
+    pub index: u64,
+    /// See [`Fault::wanted`].
+    pub wanted: u64,
+    /// See [`Fault::saw`].
+    pub saw: u64,
+    /// See [`Fault::epoch`].
+    pub epoch: u64,
+}
+
+impl FaultPage {
+    /// `state` of a page that nobody wrote.
+    pub const EMPTY: u64 = 0;
+    /// `state` while a kernel writes.
+    pub const CLAIMED: u64 = 1;
+    /// `state` once the record is complete.
+    pub const COMPLETE: u64 = 2;
+
+    /// The record of `fault`, complete.
+    pub const fn of(fault: &Fault) -> Self {
+        Self {
+            state: Self::COMPLETE,
+            kind: fault.kind as u64,
+            kernel: fault.kernel as u64,
+            rank: fault.rank.0 as u64,
+            peer: fault.peer.0 as u64,
+            region: fault.region as u64,
+            index: fault.index,
+            wanted: fault.wanted,
+            saw: fault.saw,
+            epoch: fault.epoch,
+        }
+    }
+
+    /// The fault, if the record is complete and makes sense.
+    pub fn fault(&self) -> Option<Fault> {
+        if self.state != Self::COMPLETE {
+            return None;
+        }
+        Some(Fault {
+            kind: *FaultKind::ALL.get(self.kind as usize)?,
+            kernel: *Kernel::ALL.get(self.kernel as usize)?,
+            rank: Rank(self.rank as u32),
+            peer: Rank(self.peer as u32),
+            region: *Region::ALL.get(self.region as usize)?,
+            index: self.index,
+            wanted: self.wanted,
+            saw: self.saw,
+            epoch: self.epoch,
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! The kernels by name.
+
+/// A kernel entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Sends tokens, does not wait.
+    DispatchAsync,
+    /// Waits for tokens and puts them in expert order.
+    DispatchWait,
+    /// Both in one launch.
+    Dispatch,
+    /// Sends expert outputs back, does not wait.
+    CombineAsync,
+    /// Waits for them and sums.
+    CombineWait,
+    /// Both in one launch.
+    Combine,
+}
+
+impl Kernel {
+    /// Every kernel.
+    pub const ALL: [Self; 6] = [
+        Self::DispatchAsync,
+        Self::DispatchWait,
+        Self::Dispatch,
+        Self::CombineAsync,
+        Self::CombineWait,
+        Self::Combine,
+    ];
+
+    /// Its name in sentences and faults.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DispatchAsync => "dispatch_async",
+            Self::DispatchWait => "dispatch_wait",
+            Self::Dispatch => "dispatch",
+            Self::CombineAsync => "combine_async",
+            Self::CombineWait => "combine_wait",
+            Self::Combine => "combine",
+        }
+    }
+
+    /// Its entry in the PTX module. `shmem` picks the one that reaches unmapped peers.
+    pub const fn entry(self, shmem: bool) -> &'static str {
+        match (self, shmem) {
+            (Self::DispatchAsync, false) => "ferry_dispatch_async",
+            (Self::DispatchAsync, true) => "ferry_dispatch_async_shmem",
+            (Self::DispatchWait, _) => "ferry_dispatch_wait",
+            (Self::Dispatch, false) => "ferry_dispatch",
+            (Self::Dispatch, true) => "ferry_dispatch_shmem",
+            (Self::CombineAsync, false) => "ferry_combine_async",
+            (Self::CombineAsync, true) => "ferry_combine_async_shmem",
+            (Self::CombineWait, _) => "ferry_combine_wait",
+            (Self::Combine, false) => "ferry_combine",
+            (Self::Combine, true) => "ferry_combine_shmem",
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The shape of an expert-parallel group: how many ranks, experts, tokens, and how wide.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::Header;
+
+/// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
+pub const MAX_RANKS: u32 = 64;
+/// Most experts a token can name: one lane of a warp each.
+pub const MAX_TOP_K: u32 = 32;
+/// Most experts in a group.
+pub const MAX_EXPERTS: u32 = 65_535;
+/// An expert id that stands for "not routed" (`-1` as the user writes it).
+pub const NOT_ROUTED: u32 = u32::MAX;
+
+/// A rank: one GPU of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u32);
+
+/// How expert outputs come back to the token's rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CombineMode {
+    /// One row per (token, rank): the experts' rank applies the router weights and sums.
+    Reduced,
+    /// One row per (token, top-k slot): the token's rank applies the weights and sums, or
+    /// keeps the rows apart.
+    Exact,
+}
+
+/// Sizes that every rank of a group must agree on. Plain data; `Plan` checks it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct Shape {
+    /// Ranks in the group, 1 to [`MAX_RANKS`].
+    pub ranks: u32,
+    /// Ranks of one node: they write each other's windows directly. Divides `ranks`.
+    pub p2p_world_size: u32,
+    /// Experts of the whole group, divisible by `ranks`.
+    pub experts: u32,
+    /// Experts a token names, 1 to [`MAX_TOP_K`].
+    pub top_k: u32,
+    /// Elements of a token, a multiple of 8.
+    pub hidden: u32,
+    /// Most tokens one rank brings to a dispatch.
+    pub max_tokens_per_rank: u32,
+    /// [`CombineMode`], as a number: 0 reduced, 1 exact.
+    pub combine_mode: u32,
+}
+
+impl Shape {
+    /// Experts that live on one rank.
+    pub const fn local_experts(&self) -> u32 {
+        self.experts / self.ranks
+    }
+
+    /// The rank that holds `expert`.
+    pub const fn rank_of(&self, expert: u32) -> Rank {
+        Rank(expert / self.local_experts())
+    }
+
+    /// Bytes of a BF16 token: 2 an element.
+    pub const fn payload_bytes(&self) -> u32 {
+        self.hidden * 2
+    }
+
+    /// Bytes of a dispatch row on the wire: payload, then header.
+    pub const fn dispatch_row_bytes(&self) -> u32 {
+        self.payload_bytes() + Header::bytes(self.top_k)
+    }
+
+    /// Bytes of a combine row on the wire: the BF16 payload alone.
+    pub const fn combine_row_bytes(&self) -> u32 {
+        self.hidden * 2
+    }
+
+    /// How combine returns rows.
+    pub const fn mode(&self) -> CombineMode {
+        if self.combine_mode == 0 { CombineMode::Reduced } else { CombineMode::Exact }
+    }
+
+    /// Combine rows that one token can receive: one a rank that it touches (reduced), or one a
+    /// top-k slot (exact).
+    pub const fn combine_slots(&self) -> u32 {
+        match self.mode() {
+            CombineMode::Reduced if self.ranks < self.top_k => self.ranks,
+            _ => self.top_k,
+        }
+    }
+
+    /// Most rows that one rank can receive in a dispatch. A token may list an expert twice, so
+    /// the bound is top-k rows a token.
+    pub const fn max_rows(&self) -> u64 {
+        self.ranks as u64 * self.max_tokens_per_rank as u64 * self.top_k as u64
+    }
+
+    /// Words of 32 tokens that say which tokens travel from one rank to another.
+    pub const fn presence_words(&self) -> u32 {
+        self.max_tokens_per_rank.div_ceil(32)
+    }
+
+    /// Whether `a` and `b` are on one node and so map each other's windows.
+    pub const fn same_node(&self, a: Rank, b: Rank) -> bool {
+        a.0 / self.p2p_world_size == b.0 / self.p2p_world_size
+    }
+
+    /// Whether any two ranks are on different nodes.
+    pub const fn spans_nodes(&self) -> bool {
+        self.p2p_world_size < self.ranks
+    }
+
+    /// A fingerprint that ranks compare at init: FNV-1a, 64 bits, over the fields in order
+    /// (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
+    pub const fn fingerprint(&self) -> u64 {
+        let fields = [
+            self.ranks,
+            self.p2p_world_size,
+            self.experts,
+            self.top_k,
+            self.hidden,
+            self.max_tokens_per_rank,
+            self.combine_mode,
+        ];
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut i = 0;
+        while i < fields.len() * 4 {
+            let byte = (fields[i / 4] >> (8 * (i % 4))) & 0xff;
+            hash = (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            i += 1;
+        }
+        hash
+    }
+}

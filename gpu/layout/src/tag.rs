@@ -1,0 +1,26 @@
+//! Epochs, and words that carry their epoch with them.
+
+/// The number of a dispatch-combine round, from 1. It only grows and is never reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Epoch(pub u64);
+
+/// A signal word that carries a 32-bit value and the low 32 bits of its epoch, so that it needs
+/// no second word and no fence: whoever sees the tag sees the value.
+///
+/// The protocol lets no rank run a whole round ahead of another, so the tag is compared as a
+/// serial number (RFC 1982): right for ever, although 32 bits wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tagged(pub u64);
+
+impl Tagged {
+    /// `value`, marked with `epoch`.
+    pub const fn new(epoch: Epoch, value: u32) -> Self {
+        Self((epoch.0 & 0xffff_ffff) << 32 | value as u64)
+    }
+
+    /// The value, if the word was written in `epoch` or later.
+    pub const fn value(self, epoch: Epoch) -> Option<u32> {
+        let ahead = ((self.0 >> 32) as u32).wrapping_sub(epoch.0 as u32) as i32;
+        if ahead >= 0 { Some(self.0 as u32) } else { None }
+    }
+}

@@ -1,0 +1,195 @@
+//! The receive window: the memory of a rank that its peers write.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{CombineMode, Rank, Shape};
+
+/// Regions and rows start at multiples of this, in bytes: an L2 cache line.
+const ALIGN: u64 = 128;
+
+/// A place in a window, in bytes from its start. Only [`Window`] makes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteOffset(pub(crate) u64);
+
+impl ByteOffset {
+    /// Bytes from the start of the window.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// The 4-byte word `word` after this place.
+    pub const fn word(self, word: u32) -> Self {
+        Self(self.0 + 4 * word as u64)
+    }
+
+    /// The place `bytes` further on.
+    pub const fn plus(self, bytes: u32) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// A 64-bit word in a window that peers store and the owner polls: system scope, always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal(pub(crate) u64);
+
+impl Signal {
+    /// Bytes from the start of the window.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// Where everything is in a receive window. Equal on every rank of a group.
+///
+/// | region | word or row | index | written by |
+/// |---|---|---|---|
+/// | counts | [`Tagged`](crate::Tagged) entries for an expert; at index `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
+/// | presence | [`Tagged`](crate::Tagged) bits of 32 tokens: which come here | `[source, token / 32]` | every source, as far as its tokens go |
+/// | dispatch flags | epoch: the row is complete | `[source, token]` | the source |
+/// | consumed | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
+/// | combine flags | epoch: the row is complete | `[token, slot]` | the experts' rank |
+/// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
+/// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
+/// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
+/// | combine staging | combine row, likewise | `[source, token]` or output row | the owner |
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Window {
+    counts: u64,
+    presence: u64,
+    dispatch_flags: u64,
+    consumed: u64,
+    combine_flags: u64,
+    dispatch_rows: u64,
+    combine_rows: u64,
+    dispatch_staging: u64,
+    combine_staging: u64,
+    /// Bytes of the whole window.
+    pub bytes: u64,
+    /// Bytes at its start that hold signals and must be zero before the first round.
+    pub signal_bytes: u64,
+    dispatch_row_stride: u64,
+    combine_row_stride: u64,
+    counts_stride: u64,
+    presence_stride: u64,
+    max_tokens: u64,
+    combine_slots: u64,
+}
+
+/// Hands out regions one after another.
+struct Cursor(u64);
+
+impl Cursor {
+    const fn take(&mut self, count: u64, each_bytes: u64) -> u64 {
+        let start = self.0;
+        self.0 = (start + count * each_bytes).next_multiple_of(ALIGN);
+        start
+    }
+}
+
+impl Window {
+    /// The window of a shape. The only place that adds region sizes.
+    pub const fn of(shape: &Shape) -> Self {
+        let ranks = shape.ranks as u64;
+        let max_tokens = shape.max_tokens_per_rank as u64;
+        let slots = shape.combine_slots() as u64;
+        let counts_stride = shape.local_experts() as u64 + 1;
+        let presence_stride = shape.presence_words() as u64;
+        let dispatch_row_stride = (shape.dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
+        let combine_row_stride = (shape.combine_row_bytes() as u64).next_multiple_of(ALIGN);
+        let (staged_dispatch, staged_combine) = match (shape.spans_nodes(), shape.mode()) {
+            (false, _) => (0, 0),
+            (true, CombineMode::Reduced) => (max_tokens, ranks * max_tokens),
+            (true, CombineMode::Exact) => (max_tokens, shape.max_rows()),
+        };
+
+        let mut cursor = Cursor(0);
+        let counts = cursor.take(ranks * counts_stride, 8);
+        let presence = cursor.take(ranks * presence_stride, 8);
+        let dispatch_flags = cursor.take(ranks * max_tokens, 8);
+        let consumed = cursor.take(ranks, 8);
+        let combine_flags = cursor.take(max_tokens * slots, 8);
+        let signal_bytes = cursor.0;
+        let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
+        let combine_rows = cursor.take(max_tokens * slots, combine_row_stride);
+        let dispatch_staging = cursor.take(staged_dispatch, dispatch_row_stride);
+        let combine_staging = cursor.take(staged_combine, combine_row_stride);
+        Self {
+            counts,
+            presence,
+            dispatch_flags,
+            consumed,
+            combine_flags,
+            dispatch_rows,
+            combine_rows,
+            dispatch_staging,
+            combine_staging,
+            bytes: cursor.0,
+            signal_bytes,
+            dispatch_row_stride,
+            combine_row_stride,
+            counts_stride,
+            presence_stride,
+            max_tokens,
+            combine_slots: slots,
+        }
+    }
+
+    /// Entries that `source` sends to `local_expert` this round.
+    pub const fn count(&self, source: Rank, local_expert: u32) -> Signal {
+        Signal(self.counts + 8 * (source.0 as u64 * self.counts_stride + local_expert as u64))
+    }
+
+    /// Tokens that `source` has this round.
+    pub const fn token_count(&self, source: Rank) -> Signal {
+        self.count(source, self.counts_stride as u32 - 1)
+    }
+
+    /// Which of tokens `32 * word ..` of `source` come here.
+    pub const fn presence(&self, source: Rank, word: u32) -> Signal {
+        Signal(self.presence + 8 * (source.0 as u64 * self.presence_stride + word as u64))
+    }
+
+    /// The dispatch row of `source`'s `token` is complete.
+    pub const fn dispatch_flag(&self, source: Rank, token: u32) -> Signal {
+        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_tokens + token as u64))
+    }
+
+    /// `peer` has read the dispatch rows that the owner sent it.
+    pub const fn consumed(&self, peer: Rank) -> Signal {
+        Signal(self.consumed + 8 * peer.0 as u64)
+    }
+
+    /// The combine row in `slot` of the owner's `token` is complete.
+    pub const fn combine_flag(&self, token: u32, slot: u32) -> Signal {
+        Signal(self.combine_flags + 8 * (token as u64 * self.combine_slots + slot as u64))
+    }
+
+    /// The dispatch row of `source`'s `token`.
+    pub const fn dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
+        let row = source.0 as u64 * self.max_tokens + token as u64;
+        ByteOffset(self.dispatch_rows + row * self.dispatch_row_stride)
+    }
+
+    /// The combine row in `slot` of the owner's `token`.
+    pub const fn combine_row(&self, token: u32, slot: u32) -> ByteOffset {
+        let row = token as u64 * self.combine_slots + slot as u64;
+        ByteOffset(self.combine_rows + row * self.combine_row_stride)
+    }
+
+    /// Where the owner's `token` is assembled for unmapped ranks.
+    pub const fn dispatch_staging(&self, token: u32) -> ByteOffset {
+        ByteOffset(self.dispatch_staging + token as u64 * self.dispatch_row_stride)
+    }
+
+    /// Where a reduced row for `token` of the unmapped rank `source` is assembled.
+    pub const fn reduced_staging(&self, source: Rank, token: u32) -> ByteOffset {
+        let row = source.0 as u64 * self.max_tokens + token as u64;
+        ByteOffset(self.combine_staging + row * self.combine_row_stride)
+    }
+
+    /// Where output row `row` is staged for an unmapped rank in exact mode.
+    pub const fn exact_staging(&self, row: u32) -> ByteOffset {
+        ByteOffset(self.combine_staging + row as u64 * self.combine_row_stride)
+    }
+}

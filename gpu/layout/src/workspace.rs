@@ -1,0 +1,90 @@
+//! Device-private memory of a rank: what its own kernels leave for each other.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::Shape;
+
+/// A 64-bit word shared by the warps of one GPU: device scope, no rank. Zero at init.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Counter {
+    /// Rounds finished. The kernels of a round work in epoch `Finished + 1`.
+    Finished,
+    /// Expert scans done, over all rounds: `experts` a round.
+    ScansDone,
+    /// The epoch whose row offsets stand in the workspace.
+    OffsetsReady,
+    /// Warps that left the running combine kernel.
+    Exits,
+    /// Not zero once a wait was given up: no kernel starts work any more.
+    Stopped,
+}
+
+impl Counter {
+    /// How many there are.
+    pub const COUNT: u64 = 5;
+    /// Bytes from one to the next: an own cache line each, so that polling one leaves the
+    /// others alone.
+    pub const STRIDE_BYTES: u64 = 128;
+
+    /// Bytes from the start of the workspace.
+    pub const fn bytes(self) -> u64 {
+        self as u64 * Self::STRIDE_BYTES
+    }
+}
+
+/// A table of 32-bit words in the workspace or among the user's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// `[token, K]` expert ids, the user's; read only.
+    TopkIds,
+    /// `[token, K]` router weights as f32 bits, the user's; read only.
+    TopkWeights,
+    /// `[local experts + 1]` first row of each expert, the user's.
+    RowOffsets,
+    /// `[local experts]`, the user's.
+    ExpertIds,
+    /// `[row, 2]` token and top-k slot, the user's.
+    SrcInfo,
+    /// `[token, K]` ordinal of each entry among those for its expert.
+    Ordinals,
+    /// `[token, K]` the expert ids of this round's tokens, kept for combine.
+    Routes,
+    /// `[local expert, source]` first row of a source's entries for an expert.
+    Bases,
+    /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
+    RowMap,
+}
+
+/// Where everything is in a workspace, in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Workspace {
+    /// Start of [`Table::Ordinals`].
+    pub ordinals: u64,
+    /// Start of [`Table::Routes`].
+    pub routes: u64,
+    /// Start of [`Table::Bases`].
+    pub bases: u64,
+    /// Start of [`Table::RowMap`].
+    pub row_map: u64,
+    /// Bytes of the whole workspace.
+    pub bytes: u64,
+}
+
+impl Workspace {
+    /// The workspace of a shape.
+    pub const fn of(shape: &Shape) -> Self {
+        let entries = shape.max_tokens_per_rank as u64 * shape.top_k as u64;
+        let ordinals = Counter::COUNT * Counter::STRIDE_BYTES;
+        let routes = next(ordinals, entries);
+        let bases = next(routes, entries);
+        let row_map = next(bases, shape.experts as u64);
+        let bytes = next(row_map, shape.ranks as u64 * entries);
+        Self { ordinals, routes, bases, row_map, bytes }
+    }
+}
+
+const fn next(start: u64, words: u64) -> u64 {
+    (start + 4 * words).next_multiple_of(128)
+}

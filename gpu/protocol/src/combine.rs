@@ -1,0 +1,315 @@
+//! Combine: expert outputs go back to their tokens and are summed.
+
+use ferry_layout::{
+    CombineArgs, CombineMode, Counter, Header, Kernel, NOT_ROUTED, Rank, Region, Table,
+};
+
+use crate::receive::{Batches, row_map_entry};
+use crate::route::{
+    for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot,
+};
+use crate::send::entry;
+use crate::wait::{Awaited, Launch, Stopped};
+use crate::{LANES, Machine, Put, Row, gather, handshake, slot};
+
+/// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
+/// dispatch, in stream order. Collective.
+#[inline(always)]
+pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
+    let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync)?;
+    send_back(&launch, args);
+    Ok(())
+}
+
+/// Waits for the rows of this rank's tokens and sums them; ends the round. After
+/// `combine_async`, in stream order. Collective.
+#[inline(always)]
+pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
+    let launch = Launch::begin(machine, &args.common, Kernel::CombineWait)?;
+    gather_rows(&launch, args)
+}
+
+/// Both in one launch. Collective. All warps must be resident at once.
+#[inline(always)]
+pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
+    let launch = Launch::begin(machine, &args.common, Kernel::Combine)?;
+    send_back(&launch, args);
+    gather_rows(&launch, args)
+}
+
+/// Every row that this rank received, back to where it came from.
+#[inline(always)]
+fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
+    let Launch { machine, common, epoch, .. } = launch;
+    let shape = &common.shape;
+    if machine.warp() == 0 {
+        let word = common.window.consumed(common.rank());
+        on_each_rank(*machine, shape.ranks, |rank| {
+            handshake::say_consumed(*machine, rank, word, *epoch);
+        });
+    }
+    for batch in Batches::of(machine.warp(), machine.warps(), shape) {
+        // The dispatch has seen these words arrive: nothing to wait for.
+        let mut here = machine.ballot(
+            machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(false)),
+        );
+        while here != 0 {
+            let (source, token) = batch.unit(here.trailing_zeros(), shape, common.rank());
+            send_row_back(launch, args, source, token);
+            here &= here - 1;
+        }
+    }
+}
+
+/// The expert outputs of one token that came from `source`.
+#[inline(always)]
+fn send_row_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, source: Rank, token: u32) {
+    let Launch { machine, common, .. } = launch;
+    let shape = &common.shape;
+    let positions = machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            machine.read(Table::RowMap, row_map_entry(shape, source, token, lane))
+        })
+    });
+    // The dispatch checked the positions against its outputs; these may be smaller.
+    let here = machine.ballot(machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        position != NOT_ROUTED && (position as u64) < args.row_capacity
+    }));
+    let near = node_of(shape, common.rank()) >> source.0 & 1 != 0;
+    match shape.mode() {
+        CombineMode::Reduced => send_reduced(launch, (source, token), positions, here, near),
+        CombineMode::Exact => send_exact(launch, (source, token), positions, here, near),
+    }
+}
+
+/// One row: the weighted sum of the token's expert outputs on this rank.
+#[inline(always)]
+fn send_reduced<M: Machine>(
+    launch: &Launch<M>,
+    (source, token): (Rank, u32),
+    positions: M::Lanes<u32>,
+    here: u32,
+    near: bool,
+) {
+    let Launch { machine, common, epoch, .. } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let header = window.dispatch_row(source, token).plus(shape.payload_bytes());
+    let word = |word| machine.read_window(header.word(word));
+    let experts =
+        machine.lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::expert(lane))));
+    let weights = machine
+        .lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::weight(shape.top_k, lane))));
+    let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
+
+    let to = window.combine_row(token, slot_index);
+    let staging = window.reduced_staging(source, token);
+    let row = if near { Row::Window(source, to) } else { Row::Window(me, staging) };
+    machine.sum_rows(
+        shape.hidden,
+        here,
+        |k| {
+            let weight = f32::from_bits(machine.broadcast(weights, k));
+            (Row::Expert(machine.broadcast(positions, k)), weight)
+        },
+        row,
+    );
+    let flag = window.combine_flag(token, slot_index);
+    machine.release();
+    if near {
+        machine.lanes(|lane| {
+            if lane == 0 {
+                slot::publish(*machine, source, flag, *epoch);
+            }
+        });
+    } else {
+        machine.put(Put {
+            peer: source,
+            from: staging,
+            to,
+            bytes: shape.combine_row_bytes(),
+            signal: flag,
+            value: epoch.0,
+        });
+    }
+}
+
+/// One row a top-k slot, untouched.
+#[inline(always)]
+fn send_exact<M: Machine>(
+    launch: &Launch<M>,
+    (source, token): (Rank, u32),
+    positions: M::Lanes<u32>,
+    here: u32,
+    near: bool,
+) {
+    let Launch { machine, common, epoch, .. } = launch;
+    let (window, me) = (&common.window, common.rank());
+    let bytes = common.shape.combine_row_bytes();
+    for_each_bit(here as u64, |k| {
+        let position = machine.broadcast(positions, k);
+        let row = if near {
+            Row::Window(source, window.combine_row(token, k))
+        } else {
+            Row::Window(me, window.exact_staging(position))
+        };
+        machine.copy_row(bytes, Row::Expert(position), 1, |_| row);
+    });
+    machine.release();
+    if near {
+        machine.lanes(|lane| {
+            if here >> lane & 1 != 0 {
+                slot::publish(*machine, source, window.combine_flag(token, lane), *epoch);
+            }
+        });
+    } else {
+        for_each_bit(here as u64, |k| {
+            machine.put(Put {
+                peer: source,
+                from: window.exact_staging(machine.broadcast(positions, k)),
+                to: window.combine_row(token, k),
+                bytes,
+                signal: window.combine_flag(token, k),
+                value: epoch.0,
+            });
+        });
+    }
+}
+
+/// Sums what comes back for every token of this rank, and ends the round.
+#[inline(always)]
+fn gather_rows<M: Machine>(launch: &Launch<M>, args: &CombineArgs) -> Result<(), Stopped> {
+    let Launch { machine, epoch, .. } = launch;
+    for token in (machine.warp()..args.tokens).step_by(machine.warps() as usize) {
+        gather_token(launch, args, token)?;
+    }
+    if machine.warp() == 0 {
+        wait_for_peers(launch)?;
+    }
+    if gather::last_out(*machine, Counter::Exits, machine.warps()) {
+        machine.store(Counter::Finished, epoch.0);
+    }
+    Ok(())
+}
+
+/// Waits until every rank has read what this one dispatched, so that the next round may write
+/// there.
+#[inline(always)]
+fn wait_for_peers<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
+    let Launch { machine, common, epoch, .. } = launch;
+    let ranks = common.shape.ranks;
+    for first in (0..ranks).step_by(LANES as usize) {
+        let peer = |lane| Rank((first + lane).min(ranks - 1));
+        let word = |lane| common.window.consumed(peer(lane));
+        launch.wait_lanes(
+            |lane| handshake::has_consumed(*machine, word(lane), *epoch).then_some(()),
+            |lane| Awaited {
+                peer: peer(lane),
+                region: Region::Consumed,
+                index: 0,
+                saw: machine.load_signal(word(lane)),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Waits for one token's rows and writes its output.
+#[inline(always)]
+fn gather_token<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    token: u32,
+) -> Result<(), Stopped> {
+    let Launch { machine, common, .. } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let experts = machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            machine.read(Table::Routes, entry(shape.top_k, token, lane))
+        })
+    });
+    let at = |slot| Row::Window(me, window.combine_row(token, slot));
+    match shape.mode() {
+        CombineMode::Reduced => {
+            let ranks = ranks_of(*machine, shape, experts);
+            let slots = low_bits(ranks.count_ones());
+            wait_for_slots(launch, token, slots, |slot| nth_rank(ranks, slot))?;
+            machine.sum_rows(shape.hidden, slots, |slot| (at(slot), 1.0), Row::Combined(token));
+        }
+        CombineMode::Exact => {
+            let slots =
+                machine.ballot(machine.lanes(|lane| machine.own(experts, lane) != NOT_ROUTED));
+            wait_for_slots(launch, token, slots, |slot| {
+                shape.rank_of(machine.read(Table::Routes, entry(shape.top_k, token, slot)))
+            })?;
+            if args.topk_weights == 0 {
+                keep_apart(launch, token, slots);
+            } else {
+                let weights = machine.lanes(|lane| {
+                    lane_or_none(lane, shape.top_k, || {
+                        machine.read(Table::TopkWeights, entry(shape.top_k, token, lane))
+                    })
+                });
+                let weighted =
+                    |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
+                machine.sum_rows(shape.hidden, slots, weighted, Row::Combined(token));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the rows in `slots` of a token are whole; `sender` says who fills a slot.
+#[inline(always)]
+fn wait_for_slots<M: Machine>(
+    launch: &Launch<M>,
+    token: u32,
+    slots: u32,
+    sender: impl Fn(u32) -> Rank,
+) -> Result<(), Stopped> {
+    let Launch { machine, common, epoch, .. } = launch;
+    let flag = |slot| common.window.combine_flag(token, slot);
+    launch.wait_lanes(
+        |lane| {
+            let full = slots >> lane & 1 == 0 || slot::is_full(*machine, flag(lane), *epoch);
+            full.then_some(())
+        },
+        |lane| Awaited {
+            peer: sender(lane),
+            region: Region::CombineRow,
+            index: token as u64,
+            saw: machine.load_signal(flag(lane)),
+        },
+    )?;
+    Ok(())
+}
+
+/// Every slot's row as it came, zeros where nothing was routed.
+#[inline(always)]
+fn keep_apart<M: Machine>(launch: &Launch<M>, token: u32, slots: u32) {
+    let Launch { machine, common, .. } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    for k in 0..shape.top_k {
+        let to = Row::Combined(token * shape.top_k + k);
+        if slots >> k & 1 != 0 {
+            let from = Row::Window(me, window.combine_row(token, k));
+            machine.copy_row(shape.combine_row_bytes(), from, 1, |_| to);
+        } else {
+            machine.sum_rows(shape.hidden, 0, |_| (to, 0.0), to);
+        }
+    }
+}
+
+/// The lowest `count` bits, at most 32.
+#[inline(always)]
+fn low_bits(count: u32) -> u32 {
+    (u64::MAX >> (64 - count.clamp(1, 32))) as u32 & if count == 0 { 0 } else { u32::MAX }
+}
+
+/// The rank of the `slot`-th set bit.
+fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
+    for _ in 0..slot {
+        ranks &= ranks - 1;
+    }
+    Rank(ranks.trailing_zeros())
+}

@@ -1,0 +1,32 @@
+//! Work that many warps of one GPU share and others wait for.
+//!
+//! The counter only grows: after round `n`, `n` times the parts of a round are done. So it
+//! needs no reset between rounds.
+
+use ferry_layout::{Counter, Epoch};
+
+use crate::Counters;
+
+/// Tells that one part is done: what this warp wrote for it can be read by those who see
+/// [`is_done`].
+#[inline(always)]
+pub fn part_done<C: Counters>(counters: &C, counter: Counter) {
+    counters.add(counter, 1);
+}
+
+/// Whether all `parts` of this round are done.
+#[inline(always)]
+pub fn is_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {
+    counters.load(counter) >= epoch.0 * parts as u64
+}
+
+/// Leaves a launch of `warps` warps; the last one out, which alone gets `true`, sees what all
+/// others wrote. It sets the counter back, for the next launch of this stream.
+#[inline(always)]
+pub fn last_out<C: Counters>(counters: &C, counter: Counter, warps: u32) -> bool {
+    let last = counters.add(counter, 1) + 1 == warps as u64;
+    if last {
+        counters.store(counter, 0);
+    }
+    last
+}

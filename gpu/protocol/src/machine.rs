@@ -1,0 +1,125 @@
+//! What a machine must offer to run the protocol.
+
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
+
+/// Lanes of a warp.
+pub const LANES: u32 = 32;
+
+/// Words that peers see: system scope, and no other way to touch them.
+pub trait Signals {
+    /// Orders everything this warp wrote before everything it signals afterwards, at system
+    /// scope. All lanes take part.
+    fn release(&self);
+
+    /// Stores `value` into a signal word of `to`, on this node or another. Not ordered with
+    /// anything but an earlier [`release`](Self::release), and that only for `to` on this node.
+    /// For one lane.
+    fn signal(&self, to: Rank, at: Signal, value: u64);
+
+    /// Reads a signal word of the own window; what was released before it was stored can be
+    /// read afterwards. For one lane.
+    fn load_signal(&self, at: Signal) -> u64;
+}
+
+/// Words that the warps of one GPU share: device scope.
+pub trait Counters {
+    /// Adds and returns the value before; releases what this warp wrote and acquires what
+    /// earlier adders released. All lanes take part, one adds.
+    fn add(&self, counter: Counter, amount: u64) -> u64;
+
+    /// Reads; what was released before it was stored can be read afterwards. All lanes.
+    fn load(&self, counter: Counter) -> u64;
+
+    /// Stores, and releases what this warp wrote. All lanes take part, one stores.
+    fn store(&self, counter: Counter, value: u64);
+}
+
+/// A row of a tensor or of a window, whole.
+#[derive(Clone, Copy, Debug)]
+pub enum Row {
+    /// Of the user's input tokens.
+    Input(u32),
+    /// Of the user's dispatch output.
+    Output(u32),
+    /// Of the user's expert outputs.
+    Expert(u32),
+    /// Of the user's combine output.
+    Combined(u32),
+    /// In the window of a rank of this node (or of this rank).
+    Window(Rank, ByteOffset),
+}
+
+/// A warp of a GPU, or of something that behaves like one.
+///
+/// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
+pub trait Machine: Signals + Counters {
+    /// One `T` a lane.
+    type Lanes<T: Copy>: Copy;
+
+    /// This rank.
+    fn rank(&self) -> Rank;
+    /// This warp's number among those of the launch on this rank.
+    fn warp(&self) -> u32;
+    /// Warps of the launch on this rank.
+    fn warps(&self) -> u32;
+
+    /// Calls `each` once for every lane, with the lane's number.
+    fn lanes<T: Copy>(&self, each: impl FnMut(u32) -> T) -> Self::Lanes<T>;
+    /// The value of `lane`; inside [`lanes`](Self::lanes), and only for the lane that asks.
+    fn own<T: Copy>(&self, values: Self::Lanes<T>, lane: u32) -> T;
+    /// Bit `i` is set where lane `i` holds `true`.
+    fn ballot(&self, values: Self::Lanes<bool>) -> u32;
+    /// What `lane` holds.
+    fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
+    /// The sum of all lower lanes, for each; and the sum of all.
+    fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
+    /// The bits that any lane holds.
+    fn union(&self, values: Self::Lanes<u64>) -> u64;
+    /// Lets lanes read what other lanes of this warp wrote or acquired before.
+    fn converge(&self);
+
+    /// Reads a word of a table. For one lane.
+    fn read(&self, table: Table, index: u64) -> u32;
+    /// Writes a word of a table. For one lane.
+    fn write(&self, table: Table, index: u64, value: u32);
+    /// Reads a 4-byte word of the own window. For one lane.
+    fn read_window(&self, at: ByteOffset) -> u32;
+    /// Writes a 4-byte word in the window of a rank of this node. For one lane.
+    fn write_window(&self, to: Rank, at: ByteOffset, value: u32);
+
+    /// Copies the first `bytes` (a multiple of 16) of a row to `to(i)` for every set bit `i` of
+    /// `targets`, reading them once.
+    fn copy_row(&self, bytes: u32, from: Row, targets: u64, to: impl Fn(u32) -> Row);
+    /// Writes BF16 elements `0..elements` (a multiple of 8) of `to`: the sum over the set bits
+    /// `i` of `sources`, lowest first, of weight times row. Starts at +0; every product and
+    /// every sum is rounded to f32, the end to BF16.
+    fn sum_rows(&self, elements: u32, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
+
+    /// Sends `bytes` from place `from` of the own window to place `to` of the window of a rank
+    /// of another node, and then stores `value` in its signal word: never the signal first.
+    /// What this warp wrote to `from` before is sent.
+    fn put(&self, put: Put);
+
+    /// Passes a moment of a wait. True once this launch should give up: the deadline has
+    /// passed, or another warp of this rank has stopped.
+    fn expired(&self) -> bool;
+    /// Records a fault, unless one is recorded already. For one lane.
+    fn record(&self, fault: &Fault);
+}
+
+/// A row for a rank of another node, with the signal that follows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// The rank.
+    pub peer: Rank,
+    /// Where the row stands, in the own window.
+    pub from: ByteOffset,
+    /// Where it goes, in the peer's window.
+    pub to: ByteOffset,
+    /// Its length, a multiple of 16.
+    pub bytes: u32,
+    /// The word that tells of its arrival.
+    pub signal: Signal,
+    /// What that word becomes.
+    pub value: u64,
+}

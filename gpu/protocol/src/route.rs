@@ -1,0 +1,58 @@
+//! Routing arithmetic that sender, receiver and combine share.
+
+use ferry_layout::{NOT_ROUTED, Rank, Shape};
+
+use crate::{LANES, Machine};
+
+/// The experts of one token, one a lane; `NOT_ROUTED` where there is none.
+#[inline(always)]
+pub fn lane_or_none(lane: u32, top_k: u32, read: impl FnOnce() -> u32) -> u32 {
+    if lane < top_k { read() } else { NOT_ROUTED }
+}
+
+/// The bit of the rank that holds `expert`, or no bit.
+#[inline(always)]
+pub fn rank_bit(shape: &Shape, expert: u32) -> u64 {
+    if expert < shape.experts { 1 << shape.rank_of(expert).0 } else { 0 }
+}
+
+/// The ranks that a token's experts live on, as bits.
+#[inline(always)]
+pub fn ranks_of<M: Machine>(machine: &M, shape: &Shape, experts: M::Lanes<u32>) -> u64 {
+    machine.union(machine.lanes(|lane| rank_bit(shape, machine.own(experts, lane))))
+}
+
+/// The ranks of `rank`'s node, as bits.
+#[inline(always)]
+pub fn node_of(shape: &Shape, rank: Rank) -> u64 {
+    let size = shape.p2p_world_size;
+    let first = rank.0 / size * size;
+    (u64::MAX >> (64 - size)) << first
+}
+
+/// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order.
+#[inline(always)]
+pub fn reduced_slot(ranks: u64, rank: Rank) -> u32 {
+    (ranks & ((1 << rank.0) - 1)).count_ones()
+}
+
+/// Calls `each` for every set bit, lowest first.
+#[inline(always)]
+pub fn for_each_bit(mut bits: u64, mut each: impl FnMut(u32)) {
+    while bits != 0 {
+        each(bits.trailing_zeros());
+        bits &= bits - 1;
+    }
+}
+
+/// Calls `each(rank)` on one lane for every rank of the group.
+#[inline(always)]
+pub fn on_each_rank<M: Machine>(machine: &M, ranks: u32, each: impl Fn(Rank)) {
+    for first in (0..ranks).step_by(LANES as usize) {
+        machine.lanes(|lane| {
+            if first + lane < ranks {
+                each(Rank(first + lane));
+            }
+        });
+    }
+}

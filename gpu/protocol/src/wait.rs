@@ -1,0 +1,135 @@
+//! Waits that end.
+
+use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, Rank, Region};
+
+use crate::Machine;
+
+/// A launch that gave up. The fault record says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+/// One launch of a kernel on a warp: the machine, the arguments that all kernels have, and the
+/// round it works in.
+pub struct Launch<'a, M> {
+    pub machine: &'a M,
+    pub common: &'a Common,
+    pub kernel: Kernel,
+    pub epoch: Epoch,
+}
+
+/// What a lane waits for, for the record.
+#[derive(Clone, Copy)]
+pub struct Awaited {
+    pub peer: Rank,
+    pub region: Region,
+    pub index: u64,
+    pub saw: u64,
+}
+
+impl<'a, M: Machine> Launch<'a, M> {
+    /// Reads the round from the device, so that a replayed graph advances by itself.
+    #[inline(always)]
+    pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Result<Self, Stopped> {
+        if machine.load(Counter::Stopped) != 0 {
+            return Err(Stopped);
+        }
+        let epoch = Epoch(machine.load(Counter::Finished) + 1);
+        Ok(Self { machine, common, kernel, epoch })
+    }
+
+    /// Waits until `ready` returns a value on every lane. `awaited` is asked only when the wait
+    /// is given up, for a lane that is not ready.
+    #[inline(always)]
+    pub fn wait_lanes<T: Copy>(
+        &self,
+        mut ready: impl FnMut(u32) -> Option<T>,
+        awaited: impl Fn(u32) -> Awaited,
+    ) -> Result<M::Lanes<Option<T>>, Stopped> {
+        let machine = self.machine;
+        loop {
+            let values = machine.lanes(&mut ready);
+            let missing = machine.ballot(machine.lanes(|lane| machine.own(values, lane).is_none()));
+            if missing == 0 {
+                machine.converge();
+                return Ok(values);
+            }
+            if machine.expired() {
+                let lane = missing.trailing_zeros();
+                return self.give_up(FaultKind::PeerTimeout, lane, awaited);
+            }
+        }
+    }
+
+    /// Waits until a counter of this GPU satisfies `ready`.
+    #[inline(always)]
+    pub fn wait_local(
+        &self,
+        counter: Counter,
+        region: Region,
+        ready: impl Fn() -> bool,
+    ) -> Result<(), Stopped> {
+        let machine = self.machine;
+        while !ready() {
+            if machine.expired() {
+                let awaited = |_| Awaited {
+                    peer: self.common.rank(),
+                    region,
+                    index: 0,
+                    saw: machine.load(counter),
+                };
+                return self.give_up(FaultKind::LocalTimeout, 0, awaited);
+            }
+        }
+        machine.converge();
+        Ok(())
+    }
+
+    /// Records why lane `lane` waits in vain, and stops every warp of this rank.
+    #[cold]
+    fn give_up<T>(
+        &self,
+        kind: FaultKind,
+        lane: u32,
+        awaited: impl Fn(u32) -> Awaited,
+    ) -> Result<T, Stopped> {
+        let machine = self.machine;
+        if machine.load(Counter::Stopped) == 0 {
+            machine.lanes(|own| {
+                if own == lane {
+                    let Awaited { peer, region, index, saw } = awaited(lane);
+                    let wanted = self.epoch.0;
+                    self.record(kind, Fault { peer, region, index, wanted, saw, ..self.fault() });
+                }
+            });
+        }
+        self.stop()
+    }
+
+    /// Stops every warp of this rank, in this launch and in later ones.
+    #[cold]
+    pub fn stop<T>(&self) -> Result<T, Stopped> {
+        self.machine.store(Counter::Stopped, 1);
+        Err(Stopped)
+    }
+
+    /// A fault of this launch, to be filled in.
+    pub fn fault(&self) -> Fault {
+        Fault {
+            kind: FaultKind::LocalTimeout,
+            kernel: self.kernel,
+            rank: self.common.rank(),
+            peer: self.common.rank(),
+            region: Region::Output,
+            index: 0,
+            wanted: 0,
+            saw: 0,
+            epoch: self.epoch.0,
+        }
+    }
+
+    /// Records `fault` under `kind`. For one lane.
+    #[cold]
+    pub fn record(&self, kind: FaultKind, fault: Fault) {
+        self.machine.record(&Fault { kind, ..fault });
+    }
+}

@@ -1,0 +1,121 @@
+//! What Ferry asks of a device and of the fabric between devices.
+//!
+//! Two implementations: [`cuda`](crate::cuda) (feature `cuda`) and the simulator. Addresses and
+//! streams are raw numbers, so that any engine's tensors and streams can be passed in.
+
+use std::sync::Arc;
+
+use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, Kernel, Rank, Shape};
+
+use crate::Error;
+
+/// A device address (`CUdeviceptr`), or an address in the simulator's memory. 0 is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// No address.
+    pub const NULL: Self = Self(0);
+
+    /// The address `bytes` further on.
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// A stream (`CUstream` as a number; 0 is the default stream). The simulator has one a rank and
+/// ignores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Stream(pub u64);
+
+/// Arguments of a kernel launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Args {
+    /// Of the dispatch kernels.
+    Dispatch(DispatchArgs),
+    /// Of the combine kernels.
+    Combine(CombineArgs),
+}
+
+/// A kernel launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Which kernel.
+    pub kernel: Kernel,
+    /// Its arguments, by value.
+    pub args: Args,
+    /// Whether any peer is on another node.
+    pub shmem: bool,
+    /// Most streaming multiprocessors to use; `None` for all.
+    pub max_sms: Option<u32>,
+    /// Where it is enqueued.
+    pub stream: Stream,
+}
+
+/// A device of the group, with plain memory and streams. None of its calls is collective.
+pub trait Device: Send + Sync {
+    /// For people: "NVIDIA H200 (cuda:0)".
+    fn name(&self) -> String;
+    /// Allocates `bytes` of device memory, not cleared. Synchronises.
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
+    /// Frees what [`alloc`](Self::alloc) gave. Synchronises.
+    fn free(&self, at: DevicePtr) -> Result<(), Error>;
+    /// Copies to the device. Synchronises.
+    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
+    /// Copies from the device. Synchronises, but not with other streams than its own: call
+    /// [`synchronize`](Self::synchronize) on theirs first.
+    fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
+    /// Sets `bytes` bytes to `value`. Synchronises.
+    fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
+    /// Creates a stream.
+    fn stream(&self) -> Result<Stream, Error>;
+    /// Waits for everything enqueued on `stream`.
+    fn synchronize(&self, stream: Stream) -> Result<(), Error>;
+    /// Enqueues a kernel. Does not synchronise, allocate or compile.
+    fn launch(&self, launch: &Launch) -> Result<(), Error>;
+    /// Allocates a fault page that host and device share, empty.
+    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
+}
+
+/// A [`FaultPage`] that the device writes and the host reads without asking the device.
+pub trait SharedPage: Send + Sync {
+    /// Where the device writes it.
+    fn address(&self) -> DevicePtr;
+    /// What stands there now.
+    fn read(&self) -> FaultPage;
+    /// Empties it, so that the next fault is recorded.
+    fn clear(&self);
+}
+
+/// How the ranks of a group reach each other. One value a process, for all its local ranks.
+pub trait Fabric: Send + Sync {
+    /// For people: "local", "nvshmem", "simulated".
+    fn name(&self) -> &'static str;
+    /// Ranks of the whole group.
+    fn ranks(&self) -> u32;
+    /// The ranks that this process drives, ascending.
+    fn local_ranks(&self) -> Vec<Rank>;
+    /// The device of a local rank.
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error>;
+    /// Whether ranks of other nodes can be reached at all.
+    fn reaches_other_nodes(&self) -> bool;
+    /// Every rank's `value`, by rank. Local ranks of one process pass the same. Collective.
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error>;
+    /// Waits for every process of the group. Collective.
+    fn barrier(&self) -> Result<(), Error>;
+    /// Allocates one window of `bytes` for each local rank, in the order of
+    /// [`local_ranks`](Self::local_ranks). Collective.
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error>;
+    /// Each rank's window as `rank` addresses it; its own window's address for ranks of other
+    /// nodes. `windows` is what [`alloc_windows`](Self::alloc_windows) gave.
+    fn peer_windows(
+        &self,
+        rank: Rank,
+        windows: &[DevicePtr],
+        shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error>;
+    /// Frees them. Collective.
+    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
+}
