@@ -1,0 +1,443 @@
+//! The committed digest: what a reviewer must see when generated code changes.
+//!
+//! One line a fact, sorted, so that a difference in the text is a difference in the code.
+
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::path::Path;
+
+use crate::assemble::{Resources, assemble};
+use crate::compile::{Artifact, Variant};
+use crate::error::{FileContext, Result};
+use crate::ptx::{PtxFunction, PtxModule};
+
+/// Where the digest is committed, below the workspace root.
+pub const DIGEST_FILE: &str = "gpu/ptx-digest.txt";
+
+/// Kernels that may use local memory, each with the reason.
+///
+/// Local memory lies behind the caches in device memory: a kernel that copies rows has no
+/// use for it, and it appears by accident (a parameter indexed at run time, a spill).
+pub const LOCAL_MEMORY_ALLOWED: &[(&str, &str)] = &[];
+
+const HEADER: &str = "\
+# What the compiler made of the kernels: memory operations by full opcode, calls, local memory,
+# and what ptxas needs to run them. Written by `cargo xtask build-ptx --bless`.
+";
+
+/// A rule that the PTX breaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A function has no body: the module would not load.
+    ExternalFunction {
+        /// Where.
+        variant: Variant,
+        /// Its name.
+        name: String,
+    },
+    /// A function uses local memory and is not in [`LOCAL_MEMORY_ALLOWED`].
+    LocalMemory {
+        /// Where.
+        variant: Variant,
+        /// Its name.
+        name: String,
+        /// How much.
+        bytes: u64,
+    },
+    /// There is no kernel at all.
+    NoKernels {
+        /// Where.
+        variant: Variant,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::ExternalFunction { variant, name } => {
+                write!(
+                    formatter,
+                    "{variant}: `.extern .func {name}`: nothing defines it"
+                )
+            }
+            Violation::LocalMemory {
+                variant,
+                name,
+                bytes,
+            } => {
+                write!(
+                    formatter,
+                    "{variant}: {name} uses {bytes} bytes of local memory"
+                )
+            }
+            Violation::NoKernels { variant } => write!(formatter, "{variant}: no kernel"),
+        }
+    }
+}
+
+/// The digest of some variants, and the rules they break.
+#[derive(Clone, Debug, Default)]
+pub struct Digest {
+    sections: Vec<Section>,
+    /// The rules that the PTX breaks.
+    pub violations: Vec<Violation>,
+}
+
+/// The part of one variant.
+#[derive(Clone, Debug)]
+struct Section {
+    variant: Variant,
+    text: String,
+    kernels: Vec<(String, Resources)>,
+}
+
+impl Digest {
+    /// Reads and assembles the artifacts.
+    ///
+    /// # Errors
+    ///
+    /// `ptxas` is missing or refuses the PTX, or a file cannot be read.
+    pub fn of(artifacts: &[Artifact], target_dir: &Path) -> Result<Digest> {
+        let mut digest = Digest::default();
+        for artifact in artifacts {
+            let resources = assemble(artifact, target_dir)?;
+            let module = PtxModule::read(&artifact.ptx_path)?;
+            let kernels: Vec<_> = module
+                .kernels()
+                .map(|kernel| {
+                    (
+                        kernel.name.clone(),
+                        resources.get(&kernel.name).copied().unwrap_or_default(),
+                    )
+                })
+                .collect();
+            digest
+                .violations
+                .extend(violations(artifact.variant, &module, &kernels));
+            let text = section(artifact.variant, &module, &kernels);
+            digest.sections.push(Section {
+                variant: artifact.variant,
+                text,
+                kernels,
+            });
+        }
+        Ok(digest)
+    }
+
+    /// Every kernel with what `ptxas` says of it.
+    pub fn kernels(&self) -> impl Iterator<Item = (Variant, &str, Resources)> {
+        self.sections.iter().flat_map(|section| {
+            section
+                .kernels
+                .iter()
+                .map(|(name, needs)| (section.variant, name.as_str(), *needs))
+        })
+    }
+
+    /// The differences from the committed text, in lines of `-` and `+`; empty if there is none.
+    ///
+    /// Only the variants of this digest are compared.
+    pub fn compare(&self, committed: &str) -> String {
+        let mut report = String::new();
+        for section in &self.sections {
+            let kept = committed_section(committed, section.variant);
+            for line in difference(&kept, &section.text) {
+                report.push_str(&line);
+                report.push('\n');
+            }
+        }
+        report
+    }
+
+    /// Compares with the committed file below `workspace_root`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read. One that is not there counts as empty.
+    pub fn compare_with_committed(&self, workspace_root: &Path) -> Result<String> {
+        Ok(self.compare(&committed_text(workspace_root)?))
+    }
+
+    /// Renews the committed file; variants that are not in this digest keep their part.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or written.
+    pub fn bless(&self, workspace_root: &Path) -> Result<()> {
+        let path = workspace_root.join(DIGEST_FILE);
+        let committed = committed_text(workspace_root)?;
+        let mut text = HEADER.to_owned();
+        for variant in Variant::ALL {
+            let fresh = self
+                .sections
+                .iter()
+                .find(|section| section.variant == variant);
+            let kept = || committed_section(&committed, variant);
+            text.push_str(&fresh.map_or_else(kept, |section| section.text.clone()));
+        }
+        fs::write(&path, text).file("write", path)
+    }
+}
+
+fn committed_text(workspace_root: &Path) -> Result<String> {
+    let path = workspace_root.join(DIGEST_FILE);
+    match fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        outcome => outcome.file("read", path),
+    }
+}
+
+fn violations(
+    variant: Variant,
+    module: &PtxModule,
+    kernels: &[(String, Resources)],
+) -> Vec<Violation> {
+    let external = module.external_functions.iter().cloned();
+    let external = external.map(|name| Violation::ExternalFunction { variant, name });
+    let local = module.functions.iter().filter_map(|function| {
+        let assembled = kernels.iter().find(|(name, _)| *name == function.name);
+        let stack = assembled.map_or(0, |(_, needs)| u64::from(needs.stack_bytes));
+        let bytes = function.local_bytes.max(stack);
+        let allowed = LOCAL_MEMORY_ALLOWED
+            .iter()
+            .any(|(name, _)| *name == function.name);
+        let name = function.name.clone();
+        (bytes > 0 && !allowed).then_some(Violation::LocalMemory {
+            variant,
+            name,
+            bytes,
+        })
+    });
+    let none = kernels
+        .is_empty()
+        .then_some(Violation::NoKernels { variant });
+    external.chain(local).chain(none).collect()
+}
+
+fn section(variant: Variant, module: &PtxModule, kernels: &[(String, Resources)]) -> String {
+    let mut text = format!("\n[{variant}]\nptx {}\n", module.isa);
+    for function in &module.functions {
+        let needs = kernels
+            .iter()
+            .find(|(name, _)| *name == function.name)
+            .map(|(_, needs)| needs);
+        // A `String` takes every write.
+        let _ = write_function(&mut text, variant, function, needs);
+    }
+    text
+}
+
+fn write_function(
+    text: &mut String,
+    variant: Variant,
+    function: &PtxFunction,
+    needs: Option<&Resources>,
+) -> fmt::Result {
+    let kind = if function.is_kernel {
+        "kernel"
+    } else {
+        "function"
+    };
+    writeln!(text, "\n{kind} {} ({variant})", function.name)?;
+    if let Some(needs) = needs {
+        writeln!(text, "  registers {}", needs.registers)?;
+        writeln!(text, "  stack {}", needs.stack_bytes)?;
+        writeln!(
+            text,
+            "  spills {} {}",
+            needs.spill_store_bytes, needs.spill_load_bytes
+        )?;
+        writeln!(text, "  shared {}", needs.shared_bytes)?;
+    }
+    writeln!(text, "  calls {}", function.calls)?;
+    writeln!(text, "  local {}", function.local_bytes)?;
+    for (opcode, count) in &function.memory_operations {
+        writeln!(text, "  {opcode} {count}")?;
+    }
+    Ok(())
+}
+
+/// The part of the committed text that starts with `[variant]`.
+fn committed_section(committed: &str, variant: Variant) -> String {
+    let start = format!("\n[{variant}]\n");
+    let Some(start) = committed.find(&start) else {
+        return String::new();
+    };
+    let rest = &committed[start + 1..];
+    let end = rest.find("\n[").unwrap_or(rest.len());
+    committed[start..start + 1 + end].to_owned()
+}
+
+/// Line differences, function by function: what is only in `old` with `-`, only in `new` with `+`.
+fn difference(old: &str, new: &str) -> Vec<String> {
+    let (old, new) = (blocks(old), blocks(new));
+    let mut titles: Vec<&str> = old.iter().chain(&new).map(|(title, _)| *title).collect();
+    titles.sort_unstable();
+    titles.dedup();
+    let lines_of = |blocks: &[(&str, Vec<&str>)], title: &str| -> Vec<String> {
+        let found = blocks.iter().find(|(name, _)| *name == title);
+        found.map_or_else(Vec::new, |(_, lines)| {
+            lines.iter().map(|&line| line.to_owned()).collect()
+        })
+    };
+    let mut report = Vec::new();
+    for title in titles {
+        let (old, new) = (lines_of(&old, title), lines_of(&new, title));
+        let removed = old
+            .iter()
+            .filter(|line| !new.contains(line))
+            .map(|line| format!("-{line}"));
+        let added = new
+            .iter()
+            .filter(|line| !old.contains(line))
+            .map(|line| format!("+{line}"));
+        let mut changes: Vec<String> = removed.chain(added).collect();
+        // A removed and an added count of one opcode stand side by side.
+        changes.sort_by(|a, b| (key(a), b).cmp(&(key(b), a)));
+        if !changes.is_empty() {
+            report.push(title.to_owned());
+            report.append(&mut changes);
+        }
+    }
+    report
+}
+
+/// What a line of a difference is about.
+fn key(change: &str) -> &str {
+    change[1..].split_whitespace().next().unwrap_or_default()
+}
+
+/// A section's functions: title line, then its facts.
+fn blocks(section: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in section.lines().filter(|line| !line.is_empty()) {
+        match blocks.last_mut() {
+            Some((_, facts)) if line.starts_with("  ") || line.starts_with("ptx ") => {
+                facts.push(line)
+            }
+            _ => blocks.push((line, Vec::new())),
+        }
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(ptx: &str, needs: Resources) -> Digest {
+        let variant = Variant::Sm90a;
+        let module = PtxModule::parse(ptx).unwrap();
+        let kernels: Vec<_> = module
+            .kernels()
+            .map(|kernel| (kernel.name.clone(), needs))
+            .collect();
+        let violations = violations(variant, &module, &kernels);
+        let text = section(variant, &module, &kernels);
+        Digest {
+            sections: vec![Section {
+                variant,
+                text,
+                kernels,
+            }],
+            violations,
+        }
+    }
+
+    const PTX: &str = ".version 8.3
+.visible .entry send(.param .u64 a)
+{
+	st.release.sys.global.u64 [%rd1], %rd2;
+	ret;
+}
+";
+
+    #[test]
+    fn the_same_code_has_no_difference() {
+        let digest = digest(
+            PTX,
+            Resources {
+                registers: 20,
+                ..Resources::default()
+            },
+        );
+        assert_eq!(digest.violations, []);
+        let committed = format!(
+            "{HEADER}\n[sm_80]\nptx 8.0\n{}\n[sm_100a]\nptx 8.6\n",
+            digest.sections[0].text
+        );
+        assert_eq!(digest.compare(&committed), "");
+    }
+
+    #[test]
+    fn a_weakened_store_shows_as_a_difference() {
+        let committed = digest(PTX, Resources::default()).sections[0].text.clone();
+        let weaker = digest(
+            &PTX.replace("st.release.sys", "st.relaxed.gpu"),
+            Resources::default(),
+        );
+        let report = weaker.compare(&committed);
+        assert!(report.contains("kernel send (sm_90a)"), "{report}");
+        assert!(
+            report.contains("-  st.release.sys.global.u64 1"),
+            "{report}"
+        );
+        assert!(
+            report.contains("+  st.relaxed.gpu.global.u64 1"),
+            "{report}"
+        );
+    }
+
+    #[test]
+    fn more_registers_and_a_lost_kernel_show_as_differences() {
+        let committed = digest(
+            PTX,
+            Resources {
+                registers: 20,
+                ..Resources::default()
+            },
+        );
+        let committed = committed.sections[0].text.clone();
+        let more = digest(
+            PTX,
+            Resources {
+                registers: 24,
+                ..Resources::default()
+            },
+        );
+        let report = more.compare(&committed);
+        assert!(
+            report.contains("-  registers 20\n+  registers 24"),
+            "{report}"
+        );
+        let lost = digest(".version 8.3\n", Resources::default());
+        assert!(lost.compare(&committed).contains("-  registers 20"));
+        assert_eq!(
+            lost.violations,
+            [Violation::NoKernels {
+                variant: Variant::Sm90a
+            }]
+        );
+    }
+
+    #[test]
+    fn local_memory_stack_and_external_functions_are_violations() {
+        let local = PTX.replace("\tret", "\t.local .align 8 .b8 depot[32];\n\tret");
+        let text = digest(&local, Resources::default()).violations[0].to_string();
+        assert!(
+            text.contains("send uses 32 bytes of local memory"),
+            "{text}"
+        );
+        let spilled = digest(
+            PTX,
+            Resources {
+                stack_bytes: 8,
+                ..Resources::default()
+            },
+        );
+        assert!(spilled.violations[0].to_string().contains("8 bytes"));
+        let external = format!("{PTX}.extern .func nvshmem_quiet\n()\n;\n");
+        let text = digest(&external, Resources::default()).violations[0].to_string();
+        assert!(text.contains("nvshmem_quiet"), "{text}");
+    }
+}
