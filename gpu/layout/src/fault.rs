@@ -118,7 +118,15 @@ pub struct Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank: Rank(rank), peer: Rank(peer), index, wanted, saw, epoch, .. } = *self;
+        let Self {
+            rank: Rank(rank),
+            peer: Rank(peer),
+            index,
+            wanted,
+            saw,
+            epoch,
+            ..
+        } = *self;
         let (kernel, what) = (self.kernel.name(), self.region.name());
         match self.kind {
             FaultKind::PeerTimeout => write!(

@@ -5,7 +5,11 @@ use half::bf16;
 /// `value` rounded to BF16, to nearest even; every NaN becomes `0x7fff`, as the PTX instruction
 /// `cvt.rn.bf16.f32` does (PTX ISA, "cvt": the result of a NaN input is canonical NaN).
 pub fn bf16_bits(value: f32) -> u16 {
-    if value.is_nan() { 0x7fff } else { bf16::from_f32(value).to_bits() }
+    if value.is_nan() {
+        0x7fff
+    } else {
+        bf16::from_f32(value).to_bits()
+    }
 }
 
 /// The f32 of a BF16's bits: exact.

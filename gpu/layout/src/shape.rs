@@ -75,7 +75,11 @@ impl Shape {
 
     /// How combine returns rows.
     pub const fn mode(&self) -> CombineMode {
-        if self.combine_mode == 0 { CombineMode::Reduced } else { CombineMode::Exact }
+        if self.combine_mode == 0 {
+            CombineMode::Reduced
+        } else {
+            CombineMode::Exact
+        }
     }
 
     /// Combine rows that one token can receive: one a rank that it touches (reduced), or one a

@@ -21,6 +21,10 @@ impl Tagged {
     /// The value, if the word was written in `epoch` or later.
     pub const fn value(self, epoch: Epoch) -> Option<u32> {
         let ahead = ((self.0 >> 32) as u32).wrapping_sub(epoch.0 as u32) as i32;
-        if ahead >= 0 { Some(self.0 as u32) } else { None }
+        if ahead >= 0 {
+            Some(self.0 as u32)
+        } else {
+            None
+        }
     }
 }

@@ -81,7 +81,13 @@ impl Workspace {
         let bases = next(routes, entries);
         let row_map = next(bases, shape.experts as u64);
         let bytes = next(row_map, shape.ranks as u64 * entries);
-        Self { ordinals, routes, bases, row_map, bytes }
+        Self {
+            ordinals,
+            routes,
+            bases,
+            row_map,
+            bytes,
+        }
     }
 }
 

@@ -5,9 +5,7 @@ use ferry_layout::{
 };
 
 use crate::receive::{Batches, row_map_entry};
-use crate::route::{
-    for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot,
-};
+use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
 use crate::send::entry;
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Put, Row, gather, handshake, slot};
@@ -40,7 +38,12 @@ pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stoppe
 /// Every row that this rank received, back to where it came from.
 #[inline(always)]
 fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let shape = &common.shape;
     if machine.warp() == 0 {
         let word = common.window.consumed(common.rank());
@@ -50,9 +53,8 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
     }
     for batch in Batches::of(machine.warp(), machine.warps(), shape) {
         // The dispatch has seen these words arrive: nothing to wait for.
-        let mut here = machine.ballot(
-            machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(false)),
-        );
+        let mut here =
+            machine.ballot(machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(false)));
         while here != 0 {
             let (source, token) = batch.unit(here.trailing_zeros(), shape, common.rank());
             send_row_back(launch, args, source, token);
@@ -64,7 +66,9 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
 /// The expert outputs of one token that came from `source`.
 #[inline(always)]
 fn send_row_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, source: Rank, token: u32) {
-    let Launch { machine, common, .. } = launch;
+    let Launch {
+        machine, common, ..
+    } = launch;
     let shape = &common.shape;
     let positions = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
@@ -92,19 +96,33 @@ fn send_reduced<M: Machine>(
     here: u32,
     near: bool,
 ) {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let header = window.dispatch_row(source, token).plus(shape.payload_bytes());
+    let header = window
+        .dispatch_row(source, token)
+        .plus(shape.payload_bytes());
     let word = |word| machine.read_window(header.word(word));
     let experts =
         machine.lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::expert(lane))));
-    let weights = machine
-        .lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::weight(shape.top_k, lane))));
+    let weights = machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            word(Header::weight(shape.top_k, lane))
+        })
+    });
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
 
     let to = window.combine_row(token, slot_index);
     let staging = window.reduced_staging(source, token);
-    let row = if near { Row::Window(source, to) } else { Row::Window(me, staging) };
+    let row = if near {
+        Row::Window(source, to)
+    } else {
+        Row::Window(me, staging)
+    };
     machine.sum_rows(
         shape.hidden,
         here,
@@ -143,7 +161,12 @@ fn send_exact<M: Machine>(
     here: u32,
     near: bool,
 ) {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let (window, me) = (&common.window, common.rank());
     let bytes = common.shape.combine_row_bytes();
     for_each_bit(here as u64, |k| {
@@ -196,10 +219,15 @@ fn gather_rows<M: Machine>(launch: &Launch<M>, args: &CombineArgs) -> Result<(),
 /// there.
 #[inline(always)]
 fn wait_for_peers<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let ranks = common.shape.ranks;
     for first in (0..ranks).step_by(LANES as usize) {
-        let peer = |lane| Rank((first + lane).min(ranks - 1));
+        let peer = |lane: u32| Rank((first + lane).min(ranks - 1));
         let word = |lane| common.window.consumed(peer(lane));
         launch.wait_lanes(
             |lane| handshake::has_consumed(*machine, word(lane), *epoch).then_some(()),
@@ -221,7 +249,9 @@ fn gather_token<M: Machine>(
     args: &CombineArgs,
     token: u32,
 ) -> Result<(), Stopped> {
-    let Launch { machine, common, .. } = launch;
+    let Launch {
+        machine, common, ..
+    } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let experts = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
@@ -234,7 +264,12 @@ fn gather_token<M: Machine>(
             let ranks = ranks_of(*machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
             wait_for_slots(launch, token, slots, |slot| nth_rank(ranks, slot))?;
-            machine.sum_rows(shape.hidden, slots, |slot| (at(slot), 1.0), Row::Combined(token));
+            machine.sum_rows(
+                shape.hidden,
+                slots,
+                |slot| (at(slot), 1.0),
+                Row::Combined(token),
+            );
         }
         CombineMode::Exact => {
             let slots =
@@ -250,8 +285,7 @@ fn gather_token<M: Machine>(
                         machine.read(Table::TopkWeights, entry(shape.top_k, token, lane))
                     })
                 });
-                let weighted =
-                    |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
+                let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
                 machine.sum_rows(shape.hidden, slots, weighted, Row::Combined(token));
             }
         }
@@ -267,7 +301,12 @@ fn wait_for_slots<M: Machine>(
     slots: u32,
     sender: impl Fn(u32) -> Rank,
 ) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let flag = |slot| common.window.combine_flag(token, slot);
     launch.wait_lanes(
         |lane| {
@@ -287,7 +326,9 @@ fn wait_for_slots<M: Machine>(
 /// Every slot's row as it came, zeros where nothing was routed.
 #[inline(always)]
 fn keep_apart<M: Machine>(launch: &Launch<M>, token: u32, slots: u32) {
-    let Launch { machine, common, .. } = launch;
+    let Launch {
+        machine, common, ..
+    } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     for k in 0..shape.top_k {
         let to = Row::Combined(token * shape.top_k + k);
@@ -303,7 +344,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, token: u32, slots: u32) {
 /// The lowest `count` bits, at most 32.
 #[inline(always)]
 fn low_bits(count: u32) -> u32 {
-    (u64::MAX >> (64 - count.clamp(1, 32))) as u32 & if count == 0 { 0 } else { u32::MAX }
+    ((1u64 << count) - 1) as u32
 }
 
 /// The rank of the `slot`-th set bit.

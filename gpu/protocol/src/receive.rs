@@ -8,13 +8,17 @@ use ferry_layout::{
 };
 
 use crate::route::lane_or_none;
-use crate::send::entry;
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Row, slot};
 
 #[inline(always)]
 pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let shape = &common.shape;
     // The last warp: in a fused launch the first ones are busy counting.
     if machine.warp() + 1 == machine.warps() {
@@ -26,10 +30,11 @@ pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<()
     })?;
     for batch in Batches::of(machine.warp(), machine.warps(), shape) {
         let present = launch.wait_lanes(
-            |lane| batch.presence(launch, lane).map(u32::from),
+            |lane: u32| batch.presence(launch, lane).map(u32::from),
             |lane| batch.awaited(launch, lane),
         )?;
-        let mut coming = machine.ballot(machine.lanes(|lane| machine.own(present, lane) == Some(1)));
+        let mut coming =
+            machine.ballot(machine.lanes(|lane| machine.own(present, lane) == Some(1)));
         while coming != 0 {
             let (source, token) = batch.unit(coming.trailing_zeros(), shape, common.rank());
             receive_row(launch, args, source, token)?;
@@ -59,7 +64,11 @@ impl Batches {
     #[inline(always)]
     pub fn of(warp: u32, warps: u32, shape: &Shape) -> Self {
         let units = shape.ranks as u64 * shape.max_tokens_per_rank as u64;
-        Self { next: warp as u64, units, warps }
+        Self {
+            next: warp as u64,
+            units,
+            warps,
+        }
     }
 }
 
@@ -73,7 +82,11 @@ impl Iterator for Batches {
             return None;
         }
         self.next += LANES as u64 * self.warps as u64;
-        Some(Batch { first, units: self.units, warps: self.warps })
+        Some(Batch {
+            first,
+            units: self.units,
+            warps: self.warps,
+        })
     }
 }
 
@@ -96,12 +109,18 @@ impl Batch {
     /// Whether the lane's token comes here; `None` while that is not known.
     #[inline(always)]
     pub fn presence<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<bool> {
-        let Launch { machine, common, epoch, .. } = launch;
+        let Launch {
+            machine,
+            common,
+            epoch,
+            ..
+        } = launch;
         if self.index(lane) >= self.units {
             return Some(false);
         }
         let (source, token) = self.unit(lane, &common.shape, common.rank());
-        let tokens = Tagged(machine.load_signal(common.window.token_count(source))).value(*epoch)?;
+        let tokens =
+            Tagged(machine.load_signal(common.window.token_count(source))).value(*epoch)?;
         if token >= tokens {
             return Some(false);
         }
@@ -110,21 +129,33 @@ impl Batch {
     }
 
     fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
-        let Launch { machine, common, .. } = launch;
+        let Launch {
+            machine, common, ..
+        } = launch;
         let (peer, token) = self.unit(lane, &common.shape, common.rank());
         let index = (token / LANES) as u64;
         let saw = machine.load_signal(common.window.presence(peer, token / LANES)) >> 32;
-        Awaited { peer, region: Region::Presence, index, saw }
+        Awaited {
+            peer,
+            region: Region::Presence,
+            index,
+            saw,
+        }
     }
 }
 
 /// Waits until every source has said how many tokens it has, and refuses more than planned.
 #[inline(always)]
 fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let (shape, window) = (&common.shape, &common.window);
     for first in (0..shape.ranks).step_by(LANES as usize) {
-        let source = |lane| Rank((first + lane).min(shape.ranks - 1));
+        let source = |lane: u32| Rank((first + lane).min(shape.ranks - 1));
         let word = |lane| machine.load_signal(window.token_count(source(lane)));
         let counts = launch.wait_lanes(
             |lane| Tagged(word(lane)).value(*epoch),
@@ -136,7 +167,9 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
             },
         )?;
         let too_many = machine.ballot(machine.lanes(|lane| {
-            machine.own(counts, lane).is_some_and(|count| count > shape.max_tokens_per_rank)
+            machine
+                .own(counts, lane)
+                .is_some_and(|count| count > shape.max_tokens_per_rank)
         }));
         if too_many != 0 {
             machine.lanes(|lane| {
@@ -160,7 +193,12 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
 /// Turns all counts into the first row of every (expert, source) and the user's `row_offsets`.
 #[inline(always)]
 fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let (shape, window) = (&common.shape, &common.window);
     let mut rows = 0u32;
     // In the order of the output: by expert, then source.
@@ -177,7 +215,12 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
             |lane| Tagged(word(lane)).value(*epoch),
             |lane| {
                 let (expert, peer) = pair(lane);
-                Awaited { peer, region: Region::Counts, index: expert as u64, saw: word(lane) >> 32 }
+                Awaited {
+                    peer,
+                    region: Region::Counts,
+                    index: expert as u64,
+                    saw: word(lane) >> 32,
+                }
             },
         )?;
         let counts = machine.lanes(|lane| match machine.own(counts, lane) {
@@ -206,8 +249,11 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
     if rows as u64 > args.row_capacity {
         machine.lanes(|lane| {
             if lane == 0 {
-                let fault =
-                    Fault { wanted: args.row_capacity, saw: rows as u64, ..launch.fault() };
+                let fault = Fault {
+                    wanted: args.row_capacity,
+                    saw: rows as u64,
+                    ..launch.fault()
+                };
                 launch.record(FaultKind::OutputTooSmall, fault);
             }
         });
@@ -225,7 +271,12 @@ fn receive_row<M: Machine>(
     source: Rank,
     token: u32,
 ) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let flag = window.dispatch_flag(source, token);
     launch.wait_lanes(
@@ -249,7 +300,10 @@ fn receive_row<M: Machine>(
                 return NOT_ROUTED;
             }
             let ordinal = machine.read_window(header.word(Header::ordinal(top_k, lane)));
-            let base = machine.read(Table::Bases, local as u64 * shape.ranks as u64 + source.0 as u64);
+            let base = machine.read(
+                Table::Bases,
+                local as u64 * shape.ranks as u64 + source.0 as u64,
+            );
             base.wrapping_add(ordinal)
         })
     });
@@ -258,11 +312,20 @@ fn receive_row<M: Machine>(
         here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
     }));
     if outside != 0 {
-        return refuse_row(launch, args, (source, token), positions, outside.trailing_zeros());
+        return refuse_row(
+            launch,
+            args,
+            (source, token),
+            positions,
+            outside.trailing_zeros(),
+        );
     }
-    machine.copy_row(shape.payload_bytes(), Row::Window(me, row), here as u64, |k| {
-        Row::Output(machine.broadcast(positions, k))
-    });
+    machine.copy_row(
+        shape.payload_bytes(),
+        Row::Window(me, row),
+        here as u64,
+        |k| Row::Output(machine.broadcast(positions, k)),
+    );
     machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         if here >> lane & 1 != 0 {
@@ -270,7 +333,11 @@ fn receive_row<M: Machine>(
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }
         if lane < top_k {
-            machine.write(Table::RowMap, row_map_entry(shape, source, token, lane), position);
+            machine.write(
+                Table::RowMap,
+                row_map_entry(shape, source, token, lane),
+                position,
+            );
         }
     });
     Ok(())

@@ -13,7 +13,11 @@ pub fn lane_or_none(lane: u32, top_k: u32, read: impl FnOnce() -> u32) -> u32 {
 /// The bit of the rank that holds `expert`, or no bit.
 #[inline(always)]
 pub fn rank_bit(shape: &Shape, expert: u32) -> u64 {
-    if expert < shape.experts { 1 << shape.rank_of(expert).0 } else { 0 }
+    if expert < shape.experts {
+        1 << shape.rank_of(expert).0
+    } else {
+        0
+    }
 }
 
 /// The ranks that a token's experts live on, as bits.

@@ -31,7 +31,9 @@ pub fn send<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), S
     }
     // A launch of a single warp announces first and sends then.
     let senders = if warps == 1 { 1 } else { warps - announcers };
-    let Some(sender) = (warp + senders).checked_sub(warps) else { return Ok(()) };
+    let Some(sender) = (warp + senders).checked_sub(warps) else {
+        return Ok(());
+    };
     for token in (sender..args.tokens).step_by(senders as usize) {
         send_token(launch, args, token)?;
     }
@@ -41,30 +43,46 @@ pub fn send<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), S
 /// Tells every rank how many tokens this one has.
 #[inline(always)]
 fn announce_tokens<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let word = common.window.token_count(common.rank());
     let value = Tagged::new(*epoch, args.tokens).0;
-    on_each_rank(*machine, common.shape.ranks, |rank| machine.signal(rank, word, value));
+    on_each_rank(*machine, common.shape.ranks, |rank| {
+        machine.signal(rank, word, value)
+    });
 }
 
 /// Tells every rank which of 32 tokens come to it.
 #[inline(always)]
 fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group: u32) {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let shape = &common.shape;
     let touched = machine.lanes(|lane| {
         let token = group * LANES + lane;
         let mut ranks = 0;
         if token < args.tokens {
             for k in 0..shape.top_k {
-                ranks |= rank_bit(shape, machine.read(Table::TopkIds, entry(shape.top_k, token, k)));
+                ranks |= rank_bit(
+                    shape,
+                    machine.read(Table::TopkIds, entry(shape.top_k, token, k)),
+                );
             }
         }
         ranks
     });
     let word = common.window.presence(common.rank(), group);
     for rank in 0..shape.ranks {
-        let bits = machine.ballot(machine.lanes(|lane| machine.own(touched, lane) >> rank & 1 != 0));
+        let bits =
+            machine.ballot(machine.lanes(|lane| machine.own(touched, lane) >> rank & 1 != 0));
         let value = Tagged::new(*epoch, bits).0;
         machine.lanes(|lane| {
             if lane == 0 {
@@ -78,7 +96,12 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
 /// are.
 #[inline(always)]
 fn announce_expert<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, expert: u32) {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let shape = &common.shape;
     let entries = args.tokens as u64 * shape.top_k as u64;
     let mut count = 0;
@@ -98,7 +121,9 @@ fn announce_expert<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, expert: 
         first += LANES as u64;
     }
     let home = shape.rank_of(expert);
-    let word = common.window.count(common.rank(), expert % shape.local_experts());
+    let word = common
+        .window
+        .count(common.rank(), expert % shape.local_experts());
     machine.lanes(|lane| {
         if lane == 0 {
             machine.signal(home, word, Tagged::new(*epoch, count).0);
@@ -114,7 +139,12 @@ fn send_token<M: Machine>(
     args: &DispatchArgs,
     token: u32,
 ) -> Result<(), Stopped> {
-    let Launch { machine, common, epoch, .. } = launch;
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let experts = read_route(launch, token);
     let ranks = ranks_of(*machine, shape, experts);
@@ -124,7 +154,9 @@ fn send_token<M: Machine>(
     let row = window.dispatch_row(me, token);
     let staging = window.dispatch_staging(token);
     let payload = shape.payload_bytes();
-    machine.copy_row(payload, Row::Input(token), near, |rank| Row::Window(Rank(rank), row));
+    machine.copy_row(payload, Row::Input(token), near, |rank| {
+        Row::Window(Rank(rank), row)
+    });
     if far != 0 {
         machine.copy_row(payload, Row::Input(token), 1, |_| Row::Window(me, staging));
     }
@@ -132,7 +164,9 @@ fn send_token<M: Machine>(
     launch.wait_local(Counter::ScansDone, Region::Ordinals, || {
         gather::is_done(*machine, Counter::ScansDone, *epoch, shape.experts)
     })?;
-    for_each_bit(near, |rank| write_header(launch, args, token, Rank(rank), row.plus(payload)));
+    for_each_bit(near, |rank| {
+        write_header(launch, args, token, Rank(rank), row.plus(payload))
+    });
     if far != 0 {
         write_header(launch, args, token, me, staging.plus(payload));
     }
@@ -163,7 +197,9 @@ fn send_token<M: Machine>(
 /// combine.
 #[inline(always)]
 fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
-    let Launch { machine, common, .. } = launch;
+    let Launch {
+        machine, common, ..
+    } = launch;
     let shape = &common.shape;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
@@ -198,7 +234,9 @@ fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
 /// Reports an expert that a token lists twice.
 #[cold]
 fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
-    let Launch { machine, common, .. } = launch;
+    let Launch {
+        machine, common, ..
+    } = launch;
     for k in 1..common.shape.top_k {
         let id = machine.broadcast(experts, k);
         let same = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) == id));
@@ -229,7 +267,9 @@ fn write_header<M: Machine>(
     to: Rank,
     header: ferry_layout::ByteOffset,
 ) {
-    let Launch { machine, common, .. } = launch;
+    let Launch {
+        machine, common, ..
+    } = launch;
     let top_k = common.shape.top_k;
     machine.lanes(|lane| {
         if lane == 0 {

@@ -34,7 +34,12 @@ impl<'a, M: Machine> Launch<'a, M> {
             return Err(Stopped);
         }
         let epoch = Epoch(machine.load(Counter::Finished) + 1);
-        Ok(Self { machine, common, kernel, epoch })
+        Ok(Self {
+            machine,
+            common,
+            kernel,
+            epoch,
+        })
     }
 
     /// Waits until `ready` returns a value on every lane. `awaited` is asked only when the wait
@@ -96,9 +101,24 @@ impl<'a, M: Machine> Launch<'a, M> {
         if machine.load(Counter::Stopped) == 0 {
             machine.lanes(|own| {
                 if own == lane {
-                    let Awaited { peer, region, index, saw } = awaited(lane);
+                    let Awaited {
+                        peer,
+                        region,
+                        index,
+                        saw,
+                    } = awaited(lane);
                     let wanted = self.epoch.0;
-                    self.record(kind, Fault { peer, region, index, wanted, saw, ..self.fault() });
+                    self.record(
+                        kind,
+                        Fault {
+                            peer,
+                            region,
+                            index,
+                            wanted,
+                            saw,
+                            ..self.fault()
+                        },
+                    );
                 }
             });
         }

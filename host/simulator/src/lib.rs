@@ -1,1 +1,213 @@
-//! Skeleton.
+//! A machine without GPUs that runs Ferry's kernels: many ranks in one thread, reproducible
+//! from a seed.
+//!
+//! Each warp of each rank is a fibre that runs the same protocol code as a GPU's warp. A seeded
+//! scheduler decides who runs next, and when the effects of writes are seen:
+//!
+//! - Writes wait in the warp's store buffer and drain in any order, until a release drains them.
+//!   A device-scope release drains only what concerns the own rank.
+//! - A put to a rank of another node travels in pieces, in any order with other puts, reading
+//!   its source when the piece is delivered; its signal comes after the last piece.
+//! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
+//!
+//! Every access is checked against the live allocations, and writes into the window of a rank of
+//! another node are refused: a wild write is an error, not a corruption. Allocations start out
+//! filled with a pattern, not zeros.
+//!
+//! What it does not model: reads that see old values although their flag was acquired (the model
+//! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
+//! else can happen.
+#![forbid(unsafe_code)]
+
+mod memory;
+mod network;
+mod scheduler;
+mod warp;
+
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+pub use ferry_layout::{CombineArgs, DispatchArgs, Kernel};
+use scheduler::{Command, World};
+
+/// How a simulated machine behaves.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// Decides every choice of the scheduler.
+    pub seed: u64,
+    /// Warps that a launch has on each rank.
+    pub warps: u32,
+    /// One in how many turns a warp begins to stall; 0 for never.
+    pub stall_one_in: u32,
+    /// A rank that dies on the way.
+    pub lost: Option<Lost>,
+    /// How long a simulation in which nothing more can happen waits for a launch from another
+    /// thread, before it lets deadlines pass.
+    pub patience: Duration,
+}
+
+/// A rank that dies.
+#[derive(Clone, Copy, Debug)]
+pub struct Lost {
+    /// Which.
+    pub rank: u32,
+    /// After how many turns of the scheduler.
+    pub after_steps: u64,
+}
+
+impl Options {
+    /// Four warps a rank, occasional stalls, nobody lost.
+    pub fn new(ranks: u32, seed: u64) -> Self {
+        Self {
+            ranks,
+            seed,
+            warps: 4,
+            stall_one_in: 64,
+            lost: None,
+            patience: Duration::from_millis(50),
+        }
+    }
+}
+
+/// Arguments of a launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Args {
+    /// Of the dispatch kernels.
+    Dispatch(DispatchArgs),
+    /// Of the combine kernels.
+    Combine(CombineArgs),
+}
+
+/// What went wrong in a simulation. The text names the seed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SimulatorError {
+    /// An access outside every live allocation.
+    #[error(
+        "simulator (seed {seed}): {what} of {bytes} bytes at {address:#x} is outside every allocation{by}"
+    )]
+    BadAccess {
+        /// The run's seed.
+        seed: u64,
+        /// "read", "write", ...
+        what: &'static str,
+        /// Where.
+        address: u64,
+        /// How many.
+        bytes: u64,
+        /// Which warp, if it was one.
+        by: String,
+    },
+    /// A warp touched the window of a rank of another node.
+    #[error(
+        "simulator (seed {seed}): rank {rank} wrote directly into the window of rank {peer}, which is on another node"
+    )]
+    NotMapped {
+        /// The run's seed.
+        seed: u64,
+        /// Who.
+        rank: u32,
+        /// Whose window.
+        peer: u32,
+    },
+    /// The rank was lost.
+    #[error("simulator (seed {seed}): rank {rank} was lost")]
+    RankLost {
+        /// The run's seed.
+        seed: u64,
+        /// Which.
+        rank: u32,
+    },
+    /// The kernel and its arguments do not belong together.
+    #[error("simulator: {kernel} was given the arguments of another kernel")]
+    WrongArguments {
+        /// Which kernel.
+        kernel: &'static str,
+    },
+    /// There is no such rank.
+    #[error("simulator: rank {rank} is not among {ranks} ranks")]
+    NoSuchRank {
+        /// Which.
+        rank: u32,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// The simulation ended because a kernel panicked.
+    #[error("simulator: the simulation has ended; a kernel panicked")]
+    Ended,
+}
+
+/// A simulated machine: device memory and a stream for each rank. A handle; clones share the
+/// machine, which ends with the last of them.
+#[derive(Clone)]
+pub struct Simulator {
+    commands: Sender<Command>,
+}
+
+impl Simulator {
+    /// Starts a machine on a thread of its own.
+    pub fn start(options: Options) -> Self {
+        let (commands, inbox) = channel();
+        std::thread::spawn(move || World::new(options).serve(&inbox));
+        Self { commands }
+    }
+
+    /// Allocates `bytes` on `rank`, filled with a pattern.
+    pub fn alloc(&self, rank: u32, bytes: u64) -> Result<u64, SimulatorError> {
+        self.ask(|reply| Command::Alloc { rank, bytes, reply })
+    }
+
+    /// Frees what [`alloc`](Self::alloc) gave.
+    pub fn free(&self, address: u64) -> Result<(), SimulatorError> {
+        self.ask(|reply| Command::Free { address, reply })
+    }
+
+    /// Writes device memory.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), SimulatorError> {
+        let bytes = bytes.to_vec();
+        self.ask(|reply| Command::Write {
+            address,
+            bytes,
+            reply,
+        })
+    }
+
+    /// Reads device memory.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), SimulatorError> {
+        let count = bytes.len();
+        let read = self.ask(|reply| Command::Read {
+            address,
+            count,
+            reply,
+        })?;
+        bytes.copy_from_slice(&read);
+        Ok(())
+    }
+
+    /// Enqueues a kernel on `rank`'s stream.
+    pub fn launch(&self, rank: u32, kernel: Kernel, args: Args) -> Result<(), SimulatorError> {
+        self.ask(|reply| Command::Launch {
+            rank,
+            kernel,
+            args: Box::new(args),
+            reply,
+        })
+    }
+
+    /// Runs the machine until everything enqueued on `rank` is done.
+    pub fn synchronize(&self, rank: u32) -> Result<(), SimulatorError> {
+        self.ask(|reply| Command::Synchronize { rank, reply })
+    }
+
+    fn ask<T>(
+        &self,
+        command: impl FnOnce(Sender<Result<T, SimulatorError>>) -> Command,
+    ) -> Result<T, SimulatorError> {
+        let (reply, answer) = channel();
+        self.commands
+            .send(command(reply))
+            .map_err(|_| SimulatorError::Ended)?;
+        answer.recv().map_err(|_| SimulatorError::Ended)?
+    }
+}

@@ -1,0 +1,155 @@
+//! Device memory of all ranks, checked at every access.
+
+use std::cell::Cell;
+
+/// A rank's addresses start at `(rank + 1) << RANK_SHIFT`.
+const RANK_SHIFT: u32 = 40;
+/// Allocations start at multiples of this, with a gap of as much behind each.
+const ALIGN: u64 = 256;
+/// What fresh memory holds: as a BF16 a large number, as a word neither 0 nor -1.
+const PATTERN: u8 = 0x5a;
+
+/// An access outside every live allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Outside {
+    pub what: &'static str,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+struct Allocation {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+#[derive(Default)]
+struct RankMemory {
+    /// Ascending by start.
+    live: Vec<Allocation>,
+    next: u64,
+    /// Where the last access was: the next one is likely there, too.
+    last: Cell<usize>,
+}
+
+pub struct Memory {
+    ranks: Vec<RankMemory>,
+}
+
+impl Memory {
+    pub fn new(ranks: u32) -> Self {
+        Self {
+            ranks: (0..ranks).map(|_| RankMemory::default()).collect(),
+        }
+    }
+
+    pub fn alloc(&mut self, rank: u32, bytes: u64) -> u64 {
+        let memory = &mut self.ranks[rank as usize];
+        let start = (u64::from(rank) + 1 << RANK_SHIFT) + memory.next;
+        memory.next += bytes.next_multiple_of(ALIGN) + ALIGN;
+        memory.live.push(Allocation {
+            start,
+            bytes: vec![PATTERN; bytes as usize],
+        });
+        start
+    }
+
+    pub fn free(&mut self, address: u64) -> Result<(), Outside> {
+        let outside = Outside {
+            what: "free",
+            address,
+            bytes: 0,
+        };
+        let memory = rank_of(address)
+            .and_then(|rank| self.ranks.get_mut(rank))
+            .ok_or(outside)?;
+        let index = memory
+            .live
+            .binary_search_by_key(&address, |a| a.start)
+            .map_err(|_| outside)?;
+        memory.live.remove(index);
+        Ok(())
+    }
+
+    pub fn read(&self, address: u64, count: u64) -> Result<&[u8], Outside> {
+        let (rank, index, offset) = self.find("read", address, count)?;
+        Ok(&self.ranks[rank].live[index].bytes[offset..offset + count as usize])
+    }
+
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Outside> {
+        let (rank, index, offset) = self.find("write", address, bytes.len() as u64)?;
+        self.ranks[rank].live[index].bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    pub fn check_write(&self, address: u64, count: u64) -> Result<(), Outside> {
+        self.find("write", address, count).map(|_| ())
+    }
+
+    pub fn read_u32(&self, address: u64) -> Result<u32, Outside> {
+        let bytes = self.read(address, 4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    pub fn read_u64(&self, address: u64) -> Result<u64, Outside> {
+        let mut word = [0; 8];
+        word.copy_from_slice(self.read(address, 8)?);
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn find(
+        &self,
+        what: &'static str,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(usize, usize, usize), Outside> {
+        let outside = Outside {
+            what,
+            address,
+            bytes,
+        };
+        let rank = rank_of(address).ok_or(outside)?;
+        let memory = self.ranks.get(rank).ok_or(outside)?;
+        let holds = |index: usize| {
+            memory.live.get(index).is_some_and(|a| {
+                address >= a.start && address + bytes <= a.start + a.bytes.len() as u64
+            })
+        };
+        let mut index = memory.last.get();
+        if !holds(index) {
+            index = memory
+                .live
+                .partition_point(|a| a.start <= address)
+                .wrapping_sub(1);
+            if !holds(index) {
+                return Err(outside);
+            }
+            memory.last.set(index);
+        }
+        Ok((rank, index, (address - memory.live[index].start) as usize))
+    }
+}
+
+/// The rank in whose memory an address lies.
+pub fn rank_of(address: u64) -> Option<usize> {
+    ((address >> RANK_SHIFT) as usize).checked_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_outside_are_refused() {
+        let mut memory = Memory::new(2);
+        let (a, b) = (memory.alloc(1, 100), memory.alloc(1, 8));
+        memory.write(a + 92, &[1; 8]).unwrap();
+        assert!(memory.write(a + 93, &[1; 8]).is_err());
+        assert!(memory.read(a - 1, 1).is_err());
+        assert!(memory.read(0, 1).is_err());
+        assert_eq!(memory.read_u64(b).unwrap(), 0x5a5a_5a5a_5a5a_5a5a);
+        memory.free(a).unwrap();
+        assert!(memory.read(a, 1).is_err());
+        assert!(memory.free(a).is_err());
+        assert_eq!(memory.read(b, 8).unwrap().len(), 8);
+    }
+}

@@ -1,0 +1,90 @@
+//! What is under way between nodes: puts in pieces, then their signals.
+
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::memory::{Memory, Outside};
+
+/// Largest piece of a put, in bytes.
+const PIECE: u64 = 512;
+
+/// A piece of a put, read from its source when it is delivered.
+struct Piece {
+    from: u64,
+    to: u64,
+    bytes: u64,
+}
+
+/// A put and the signal that follows it; without pieces, a signal alone.
+struct Flight {
+    /// The rank that sent it.
+    sender: u32,
+    pieces: Vec<Piece>,
+    signal: u64,
+    value: u64,
+}
+
+#[derive(Default)]
+pub struct Network {
+    flights: Vec<Flight>,
+}
+
+/// A put as a warp issues it: addresses, not places.
+pub struct Sent {
+    pub sender: u32,
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
+    pub signal: u64,
+    pub value: u64,
+}
+
+impl Network {
+    pub fn send(&mut self, sent: &Sent) {
+        let pieces = (0..sent.bytes)
+            .step_by(PIECE as usize)
+            .map(|at| Piece {
+                from: sent.from + at,
+                to: sent.to + at,
+                bytes: PIECE.min(sent.bytes - at),
+            })
+            .collect();
+        let Sent {
+            sender,
+            signal,
+            value,
+            ..
+        } = *sent;
+        self.flights.push(Flight {
+            sender,
+            pieces,
+            signal,
+            value,
+        });
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    /// Delivers something; true if it was a signal.
+    pub fn deliver(&mut self, memory: &mut Memory, rng: &mut ChaCha8Rng) -> Result<bool, Outside> {
+        let index = rng.random_range(0..self.flights.len());
+        let flight = &mut self.flights[index];
+        if flight.pieces.is_empty() {
+            let Flight { signal, value, .. } = self.flights.swap_remove(index);
+            memory.write(signal, &value.to_le_bytes())?;
+            return Ok(true);
+        }
+        let piece = rng.random_range(0..flight.pieces.len());
+        let Piece { from, to, bytes } = flight.pieces.swap_remove(piece);
+        let data = memory.read(from, bytes)?.to_vec();
+        memory.write(to, &data)?;
+        Ok(false)
+    }
+
+    /// Forgets what a lost rank had under way.
+    pub fn lose(&mut self, rank: u32) {
+        self.flights.retain(|flight| flight.sender != rank);
+    }
+}

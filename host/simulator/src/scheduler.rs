@@ -1,0 +1,458 @@
+//! The scheduler: who runs next, what becomes visible, when time passes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult};
+use ferry_layout::{Counter, Kernel};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::memory::{Memory, Outside};
+use crate::network::Network;
+use crate::warp::{StoreBuffer, Warp, run};
+use crate::{Args, Options, SimulatorError};
+
+/// Simulated time that a turn takes.
+const TURN_NS: u64 = 100;
+/// Bytes of a fibre's stack.
+const STACK_BYTES: usize = 256 * 1024;
+/// Turns that a stall lasts at most.
+const LONGEST_STALL: u64 = 400;
+
+type Reply<T> = Sender<Result<T, SimulatorError>>;
+
+/// What a handle asks of the machine.
+pub enum Command {
+    Alloc {
+        rank: u32,
+        bytes: u64,
+        reply: Reply<u64>,
+    },
+    Free {
+        address: u64,
+        reply: Reply<()>,
+    },
+    Write {
+        address: u64,
+        bytes: Vec<u8>,
+        reply: Reply<()>,
+    },
+    Read {
+        address: u64,
+        count: usize,
+        reply: Reply<Vec<u8>>,
+    },
+    Launch {
+        rank: u32,
+        kernel: Kernel,
+        args: Box<Args>,
+        reply: Reply<()>,
+    },
+    Synchronize {
+        rank: u32,
+        reply: Reply<()>,
+    },
+}
+
+/// What the fibres share with the scheduler.
+pub struct Shared {
+    pub memory: RefCell<Memory>,
+    pub network: RefCell<Network>,
+    pub rng: RefCell<ChaCha8Rng>,
+    pub seed: u64,
+    /// Nanoseconds.
+    pub clock: Cell<u64>,
+    /// Grows whenever a word changes that somebody may poll.
+    pub version: Cell<u64>,
+    /// The first bad access, which ends the simulation.
+    pub violation: RefCell<Option<SimulatorError>>,
+}
+
+impl Shared {
+    /// Notes an access outside all allocations.
+    pub fn report(&self, outside: Outside, by: &str) {
+        let Outside {
+            what,
+            address,
+            bytes,
+        } = outside;
+        let error = SimulatorError::BadAccess {
+            seed: self.seed,
+            what,
+            address,
+            bytes,
+            by: if by.is_empty() {
+                String::new()
+            } else {
+                format!(", by {by}")
+            },
+        };
+        self.violation.borrow_mut().get_or_insert(error);
+    }
+
+    pub fn bump(&self) {
+        self.version.set(self.version.get() + 1);
+    }
+}
+
+type Fibre = Coroutine<(), (), (), DefaultStack>;
+
+/// A warp of a running launch.
+struct Running {
+    rank: u32,
+    fibre: Fibre,
+    buffer: Rc<RefCell<StoreBuffer>>,
+    /// The version at which it last polled in vain.
+    idle_at: Rc<Cell<Option<u64>>>,
+    stalled_until: u64,
+    /// When its launch gives up.
+    deadline: u64,
+}
+
+/// A machine.
+pub struct World {
+    options: Options,
+    shared: Rc<Shared>,
+    running: Vec<Running>,
+    queues: Vec<VecDeque<(Kernel, Box<Args>)>>,
+    lost: Vec<bool>,
+    waiting: Vec<(u32, Reply<()>)>,
+    stacks: Vec<DefaultStack>,
+    steps: u64,
+}
+
+impl World {
+    pub fn new(options: Options) -> Self {
+        let ranks = options.ranks;
+        let shared = Shared {
+            memory: RefCell::new(Memory::new(ranks)),
+            network: RefCell::default(),
+            rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
+            seed: options.seed,
+            clock: Cell::new(0),
+            version: Cell::new(1),
+            violation: RefCell::default(),
+        };
+        Self {
+            shared: Rc::new(shared),
+            running: Vec::new(),
+            queues: (0..ranks).map(|_| VecDeque::new()).collect(),
+            lost: vec![false; ranks as usize],
+            waiting: Vec::new(),
+            stacks: Vec::new(),
+            steps: 0,
+            options,
+        }
+    }
+
+    /// Serves commands until every handle is gone. Runs only while somebody waits for it.
+    pub fn serve(mut self, inbox: &Receiver<Command>) {
+        loop {
+            let command = if self.waiting.is_empty() {
+                match inbox.recv() {
+                    Ok(command) => Some(command),
+                    Err(_) => return,
+                }
+            } else {
+                inbox.try_recv().ok()
+            };
+            match command {
+                Some(command) => self.obey(command),
+                None => {
+                    if self.turn() {
+                        continue;
+                    }
+                    // Nothing can happen but a launch from outside, or a deadline.
+                    let patience = if self.everyone_runs() {
+                        None
+                    } else {
+                        Some(self.options.patience)
+                    };
+                    match patience.map(|patience| inbox.recv_timeout(patience)) {
+                        Some(Ok(command)) => self.obey(command),
+                        Some(Err(RecvTimeoutError::Disconnected)) => return,
+                        None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(),
+                    }
+                }
+            }
+            self.answer_waiting();
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        let memory = &self.shared.memory;
+        match command {
+            Command::Alloc { rank, bytes, reply } => {
+                let ranks = self.options.ranks;
+                let answer = if rank < ranks {
+                    Ok(memory.borrow_mut().alloc(rank, bytes))
+                } else {
+                    Err(SimulatorError::NoSuchRank { rank, ranks })
+                };
+                let _ = reply.send(answer);
+            }
+            Command::Free { address, reply } => {
+                let freed = memory.borrow_mut().free(address);
+                let _ = reply.send(self.checked(freed));
+            }
+            Command::Write {
+                address,
+                bytes,
+                reply,
+            } => {
+                let written = memory.borrow_mut().write(address, &bytes);
+                let _ = reply.send(self.checked(written));
+            }
+            Command::Read {
+                address,
+                count,
+                reply,
+            } => {
+                let read = memory
+                    .borrow()
+                    .read(address, count as u64)
+                    .map(<[u8]>::to_vec);
+                let _ = reply.send(self.checked(read));
+            }
+            Command::Launch {
+                rank,
+                kernel,
+                args,
+                reply,
+            } => {
+                let _ = reply.send(self.launch(rank, kernel, args));
+            }
+            Command::Synchronize { rank, reply } => {
+                let ranks = self.options.ranks;
+                if rank < ranks {
+                    self.waiting.push((rank, reply));
+                } else {
+                    let _ = reply.send(Err(SimulatorError::NoSuchRank { rank, ranks }));
+                }
+            }
+        }
+    }
+
+    /// An access of the host's: its own error, not the simulation's.
+    fn checked<T>(&self, result: Result<T, Outside>) -> Result<T, SimulatorError> {
+        result.map_err(
+            |Outside {
+                 what,
+                 address,
+                 bytes,
+             }| SimulatorError::BadAccess {
+                seed: self.options.seed,
+                what,
+                address,
+                bytes,
+                by: String::from(", by the host"),
+            },
+        )
+    }
+
+    fn launch(&mut self, rank: u32, kernel: Kernel, args: Box<Args>) -> Result<(), SimulatorError> {
+        let ranks = self.options.ranks;
+        let queue = self
+            .queues
+            .get_mut(rank as usize)
+            .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
+        let dispatches = matches!(
+            kernel,
+            Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait
+        );
+        if dispatches != matches!(*args, Args::Dispatch(_)) {
+            return Err(SimulatorError::WrongArguments {
+                kernel: kernel.name(),
+            });
+        }
+        queue.push_back((kernel, args));
+        Ok(())
+    }
+
+    /// Answers those whose rank is done, lost, or ended by a violation.
+    fn answer_waiting(&mut self) {
+        let violation = self.shared.violation.borrow().clone();
+        if violation.is_some() {
+            self.running.clear();
+        }
+        let (running, queues, lost) = (&self.running, &self.queues, &self.lost);
+        let seed = self.options.seed;
+        self.waiting.retain(|(rank, reply)| {
+            let rank = *rank;
+            let done = queues[rank as usize].is_empty() && running.iter().all(|w| w.rank != rank);
+            let answer = match &violation {
+                Some(violation) => Err(violation.clone()),
+                None if lost[rank as usize] => Err(SimulatorError::RankLost { seed, rank }),
+                None if done => Ok(()),
+                None => return true,
+            };
+            let _ = reply.send(answer);
+            false
+        });
+    }
+
+    /// Does one thing; false if nothing can be done before time passes.
+    fn turn(&mut self) -> bool {
+        self.steps += 1;
+        self.lose_rank();
+        self.start_launches();
+        self.shared.clock.set(self.shared.clock.get() + TURN_NS);
+        let now = self.shared.version.get();
+        let awake: Vec<usize> = (0..self.running.len())
+            .filter(|&w| self.running[w].idle_at.get() != Some(now))
+            .filter(|&w| self.running[w].stalled_until <= self.steps)
+            .collect();
+        let full: Vec<usize> = (0..self.running.len())
+            .filter(|&w| !self.running[w].buffer.borrow().is_empty())
+            .collect();
+        let under_way = !self.shared.network.borrow().is_empty();
+        let choice = self.shared.rng.borrow_mut().random_range(0..8u32);
+        match choice {
+            0 if !full.is_empty() => self.drain(&full),
+            1 if under_way => self.deliver(),
+            _ if !awake.is_empty() => self.resume(&awake),
+            _ if !full.is_empty() => self.drain(&full),
+            _ if under_way => self.deliver(),
+            _ => {
+                let stalled = self.running.iter_mut().filter(|w| w.stalled_until > 0);
+                let steps = self.steps;
+                return stalled.fold(false, |any, w| {
+                    let was = w.stalled_until > steps;
+                    w.stalled_until = 0;
+                    any | was
+                });
+            }
+        }
+        true
+    }
+
+    fn drain(&mut self, full: &[usize]) {
+        let which = full[self.shared.rng.borrow_mut().random_range(0..full.len())];
+        self.running[which]
+            .buffer
+            .borrow_mut()
+            .drain_one(&self.shared);
+    }
+
+    fn deliver(&mut self) {
+        let shared = &self.shared;
+        let delivered = shared.network.borrow_mut().deliver(
+            &mut shared.memory.borrow_mut(),
+            &mut shared.rng.borrow_mut(),
+        );
+        match delivered {
+            Ok(true) => shared.bump(),
+            Ok(false) => {}
+            Err(outside) => shared.report(outside, "a put"),
+        }
+    }
+
+    fn resume(&mut self, awake: &[usize]) {
+        let which = awake[self.shared.rng.borrow_mut().random_range(0..awake.len())];
+        let stall = self.options.stall_one_in;
+        if stall > 0 && self.shared.rng.borrow_mut().random_range(0..stall) == 0 {
+            let turns = self.shared.rng.borrow_mut().random_range(1..LONGEST_STALL);
+            self.running[which].stalled_until = self.steps + turns;
+            return;
+        }
+        let warp = &mut self.running[which];
+        warp.idle_at.set(None);
+        if let CoroutineResult::Return(()) = warp.fibre.resume(()) {
+            let warp = self.running.swap_remove(which);
+            // A launch ends when all it wrote can be seen.
+            warp.buffer.borrow_mut().drain_all(&self.shared);
+            self.stacks.push(warp.fibre.into_stack());
+            self.shared.bump();
+        }
+    }
+
+    /// Starts the next launch of every rank that has nothing running.
+    fn start_launches(&mut self) {
+        for rank in 0..self.options.ranks {
+            let idle = self.running.iter().all(|warp| warp.rank != rank);
+            if !idle || self.lost[rank as usize] {
+                continue;
+            }
+            if let Some((kernel, args)) = self.queues[rank as usize].pop_front() {
+                self.start(rank, kernel, &args);
+            }
+        }
+    }
+
+    fn start(&mut self, rank: u32, kernel: Kernel, args: &Args) {
+        let common = match args {
+            Args::Dispatch(args) => args.common,
+            Args::Combine(args) => args.common,
+        };
+        let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
+        for number in 0..self.options.warps {
+            let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
+            let idle_at = Rc::new(Cell::new(None));
+            let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), *args);
+            let warps = self.options.warps;
+            let stack = self
+                .stacks
+                .pop()
+                .or_else(|| DefaultStack::new(STACK_BYTES).ok())
+                .expect("memory for a fibre's stack");
+            let fibre = Coroutine::with_stack(stack, move |yielder, ()| {
+                let (shared, buffer, idle_at, args) = state;
+                let stopped_at = common.workspace + Counter::Stopped.bytes();
+                let warp = Warp {
+                    shared,
+                    buffer,
+                    idle_at,
+                    yielder,
+                    common,
+                    args,
+                    number,
+                    warps,
+                    deadline,
+                    stopped_at,
+                };
+                run(&warp, kernel);
+            });
+            self.running.push(Running {
+                rank,
+                fibre,
+                buffer,
+                idle_at,
+                stalled_until: 0,
+                deadline,
+            });
+        }
+    }
+
+    /// Whether every rank has something running, or never will.
+    fn everyone_runs(&self) -> bool {
+        (0..self.options.ranks)
+            .all(|rank| self.lost[rank as usize] || self.running.iter().any(|w| w.rank == rank))
+    }
+
+    /// Lets time pass until the next deadline, and wakes everybody.
+    fn pass_deadline(&mut self) {
+        if let Some(deadline) = self.running.iter().map(|warp| warp.deadline).min() {
+            let clock = &self.shared.clock;
+            clock.set(clock.get().max(deadline));
+            self.shared.bump();
+        }
+    }
+
+    fn lose_rank(&mut self) {
+        let Some(lost) = self.options.lost else {
+            return;
+        };
+        if self.steps < lost.after_steps || self.lost[lost.rank as usize] {
+            return;
+        }
+        self.lost[lost.rank as usize] = true;
+        self.running.retain(|warp| warp.rank != lost.rank);
+        self.queues[lost.rank as usize].clear();
+        self.shared.network.borrow_mut().lose(lost.rank);
+        self.shared.bump();
+    }
+}

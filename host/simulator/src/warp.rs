@@ -1,0 +1,479 @@
+//! A warp: the protocol's machine, on the CPU.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use corosensei::Yielder;
+use ferry_layout::{
+    ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table, bf16_bits,
+    f32_of_bf16_bits,
+};
+use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals};
+use rand::Rng;
+
+use crate::memory::{Memory, Outside, rank_of};
+use crate::network::Sent;
+use crate::scheduler::Shared;
+use crate::{Args, SimulatorError};
+
+/// Largest piece of a row that becomes visible at once, in bytes.
+const PIECE: usize = 1024;
+/// Writes that a store buffer holds before it must drain.
+const BUFFERED: usize = 48;
+
+/// A write that is not yet visible.
+struct Write {
+    address: u64,
+    bytes: Vec<u8>,
+    /// Whether somebody may poll it.
+    is_signal: bool,
+}
+
+/// What a warp wrote and others do not see yet.
+pub struct StoreBuffer {
+    rank: u32,
+    writes: Vec<Write>,
+}
+
+impl StoreBuffer {
+    pub fn new(rank: u32) -> Self {
+        Self {
+            rank,
+            writes: Vec::new(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    fn push(&mut self, write: Write, shared: &Shared) {
+        if let Err(outside) = shared
+            .memory
+            .borrow()
+            .check_write(write.address, write.bytes.len() as u64)
+        {
+            return shared.report(outside, &format!("rank {}", self.rank));
+        }
+        self.writes.push(write);
+        if self.writes.len() > BUFFERED {
+            self.drain_one(shared);
+        }
+    }
+
+    /// Makes any one write visible; writes to the same place stay in order.
+    pub fn drain_one(&mut self, shared: &Shared) {
+        let chosen = shared.rng.borrow_mut().random_range(0..self.writes.len());
+        let first = (0..chosen)
+            .find(|&earlier| overlap(&self.writes[earlier], &self.writes[chosen]))
+            .unwrap_or(chosen);
+        let write = self.writes.remove(first);
+        self.commit(&write, shared);
+    }
+
+    pub fn drain_all(&mut self, shared: &Shared) {
+        self.drain_if(shared, |_| true);
+    }
+
+    /// Makes visible what concerns the own rank's memory: all that a device-scope release does.
+    fn drain_own(&mut self, shared: &Shared) {
+        let own = Some(self.rank as usize);
+        self.drain_if(shared, |write| rank_of(write.address) == own);
+    }
+
+    /// A warp sees its own writes.
+    fn drain_under(&mut self, address: u64, bytes: u64, shared: &Shared) {
+        let read = address..address + bytes;
+        self.drain_if(shared, |write| {
+            write.address < read.end && read.start < write.address + write.bytes.len() as u64
+        });
+    }
+
+    fn drain_if(&mut self, shared: &Shared, chosen: impl Fn(&Write) -> bool) {
+        if !self.writes.iter().any(&chosen) {
+            return;
+        }
+        let (out, rest) = std::mem::take(&mut self.writes)
+            .into_iter()
+            .partition(chosen);
+        self.writes = rest;
+        let out: Vec<Write> = out;
+        for write in &out {
+            self.commit(write, shared);
+        }
+    }
+
+    fn commit(&self, write: &Write, shared: &Shared) {
+        if let Err(outside) = shared
+            .memory
+            .borrow_mut()
+            .write(write.address, &write.bytes)
+        {
+            shared.report(outside, &format!("rank {}", self.rank));
+        }
+        if write.is_signal {
+            shared.bump();
+        }
+    }
+}
+
+fn overlap(a: &Write, b: &Write) -> bool {
+    a.address < b.address + b.bytes.len() as u64 && b.address < a.address + a.bytes.len() as u64
+}
+
+/// A warp of a launch.
+pub struct Warp<'y> {
+    pub shared: Rc<Shared>,
+    pub buffer: Rc<RefCell<StoreBuffer>>,
+    pub idle_at: Rc<Cell<Option<u64>>>,
+    pub yielder: &'y Yielder<(), ()>,
+    pub common: Common,
+    pub args: Args,
+    pub number: u32,
+    pub warps: u32,
+    pub deadline: u64,
+    pub stopped_at: u64,
+}
+
+/// Runs a kernel on a warp. What stops it stands in the fault page.
+pub fn run(warp: &Warp<'_>, kernel: Kernel) {
+    let result = match (&warp.args, kernel) {
+        (Args::Dispatch(args), Kernel::DispatchAsync) => ferry_protocol::dispatch_async(warp, args),
+        (Args::Dispatch(args), Kernel::DispatchWait) => ferry_protocol::dispatch_wait(warp, args),
+        (Args::Dispatch(args), _) => ferry_protocol::dispatch(warp, args),
+        (Args::Combine(args), Kernel::CombineAsync) => ferry_protocol::combine_async(warp, args),
+        (Args::Combine(args), Kernel::CombineWait) => ferry_protocol::combine_wait(warp, args),
+        (Args::Combine(args), _) => ferry_protocol::combine(warp, args),
+    };
+    // The page is read by the host; a stopped warp simply returns, as on a GPU.
+    drop(result);
+}
+
+impl Warp<'_> {
+    /// Lets others run.
+    fn pause(&self) {
+        self.yielder.suspend(());
+    }
+
+    fn name(&self) -> String {
+        format!("warp {} of rank {}", self.number, self.common.rank)
+    }
+
+    /// The value of an access, or the end of this simulation: the scheduler sees the report and
+    /// never comes back here.
+    fn checked<T>(&self, result: Result<T, Outside>) -> T {
+        match result {
+            Ok(value) => value,
+            Err(outside) => {
+                self.shared.report(outside, &self.name());
+                self.give_up()
+            }
+        }
+    }
+
+    fn give_up(&self) -> ! {
+        loop {
+            self.pause();
+        }
+    }
+
+    fn with_memory<T>(&self, access: impl FnOnce(&Memory) -> Result<T, Outside>) -> T {
+        let result = access(&self.shared.memory.borrow());
+        self.checked(result)
+    }
+
+    fn load_bytes(&self, address: u64, bytes: u64) -> Vec<u8> {
+        self.buffer
+            .borrow_mut()
+            .drain_under(address, bytes, &self.shared);
+        self.with_memory(|memory| memory.read(address, bytes).map(<[u8]>::to_vec))
+    }
+
+    fn load_word(&self, address: u64) -> u32 {
+        self.buffer
+            .borrow_mut()
+            .drain_under(address, 4, &self.shared);
+        self.with_memory(|memory| memory.read_u32(address))
+    }
+
+    fn store_bytes(&self, address: u64, bytes: &[u8], is_signal: bool) {
+        let mut buffer = self.buffer.borrow_mut();
+        for (index, piece) in bytes.chunks(PIECE).enumerate() {
+            let address = address + (index * PIECE) as u64;
+            buffer.push(
+                Write {
+                    address,
+                    bytes: piece.to_vec(),
+                    is_signal,
+                },
+                &self.shared,
+            );
+        }
+    }
+
+    /// The start of a rank's window as this rank addresses it.
+    fn window(&self, rank: Rank) -> u64 {
+        self.with_memory(|memory| memory.read_u64(self.common.peers + 8 * u64::from(rank.0)))
+    }
+
+    /// The window of a rank that must be on this node.
+    fn mapped_window(&self, rank: Rank) -> u64 {
+        let (seed, me) = (self.shared.seed, self.common.rank());
+        if !self.common.shape.same_node(me, rank) {
+            let error = SimulatorError::NotMapped {
+                seed,
+                rank: me.0,
+                peer: rank.0,
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+            self.give_up();
+        }
+        self.window(rank)
+    }
+
+    /// The same place in the window of a rank of another node. NVSHMEM finds it from the
+    /// symmetric address; here the peer's own table has it.
+    fn far_address(&self, rank: Rank, offset: u64) -> u64 {
+        // All ranks allocate alike, so a window's place in its rank's memory is the same.
+        let own = self.window(self.common.rank());
+        let stride = 1 << 40;
+        own - stride * u64::from(self.common.rank) + stride * u64::from(rank.0) + offset
+    }
+
+    fn row(&self, row: Row) -> u64 {
+        let bytes = u64::from(self.common.shape.payload_bytes());
+        let (tensor, index) = match (row, &self.args) {
+            (Row::Window(rank, at), _) => return self.mapped_window(rank) + at.bytes(),
+            (Row::Input(index), Args::Dispatch(args)) => (args.x, index),
+            (Row::Output(index), Args::Dispatch(args)) => (args.output_tokens, index),
+            (Row::Expert(index), Args::Combine(args)) => (args.expert_rows, index),
+            (Row::Combined(index), Args::Combine(args)) => (args.combined, index),
+            _ => (0, 0),
+        };
+        tensor + u64::from(index) * bytes
+    }
+
+    fn table(&self, table: Table) -> u64 {
+        let tables = &self.common.tables;
+        let workspace = self.common.workspace;
+        match (table, &self.args) {
+            (Table::TopkIds, Args::Dispatch(args)) => args.topk_ids,
+            (Table::TopkWeights, Args::Dispatch(args)) => args.topk_weights,
+            (Table::TopkWeights, Args::Combine(args)) => args.topk_weights,
+            (Table::RowOffsets, Args::Dispatch(args)) => args.row_offsets,
+            (Table::ExpertIds, Args::Dispatch(args)) => args.expert_ids,
+            (Table::SrcInfo, Args::Dispatch(args)) => args.src_info,
+            (Table::Ordinals, _) => workspace + tables.ordinals,
+            (Table::Routes, _) => workspace + tables.routes,
+            (Table::Bases, _) => workspace + tables.bases,
+            (Table::RowMap, _) => workspace + tables.row_map,
+            _ => 0,
+        }
+    }
+
+    fn counter(&self, counter: Counter) -> u64 {
+        self.common.workspace + counter.bytes()
+    }
+}
+
+impl Signals for Warp<'_> {
+    fn release(&self) {
+        self.buffer.borrow_mut().drain_all(&self.shared);
+        self.pause();
+    }
+
+    fn signal(&self, to: Rank, at: Signal, value: u64) {
+        if self.common.shape.same_node(self.common.rank(), to) {
+            self.store_bytes(self.window(to) + at.bytes(), &value.to_le_bytes(), true);
+        } else {
+            let signal = self.far_address(to, at.bytes());
+            let sender = self.common.rank;
+            let sent = Sent {
+                sender,
+                from: 0,
+                to: 0,
+                bytes: 0,
+                signal,
+                value,
+            };
+            self.shared.network.borrow_mut().send(&sent);
+        }
+    }
+
+    fn load_signal(&self, at: Signal) -> u64 {
+        let address = self.window(self.common.rank()) + at.bytes();
+        self.with_memory(|memory| memory.read_u64(address))
+    }
+}
+
+impl Counters for Warp<'_> {
+    fn add(&self, counter: Counter, amount: u64) -> u64 {
+        self.pause();
+        let before = self.load(counter);
+        self.store_now(counter, before + amount);
+        before
+    }
+
+    fn load(&self, counter: Counter) -> u64 {
+        self.with_memory(|memory| memory.read_u64(self.counter(counter)))
+    }
+
+    fn store(&self, counter: Counter, value: u64) {
+        self.pause();
+        self.store_now(counter, value);
+    }
+}
+
+impl Warp<'_> {
+    /// Stores a counter and what was written before it on this rank.
+    fn store_now(&self, counter: Counter, value: u64) {
+        self.buffer.borrow_mut().drain_own(&self.shared);
+        let written = self
+            .shared
+            .memory
+            .borrow_mut()
+            .write(self.counter(counter), &value.to_le_bytes());
+        self.checked(written);
+        self.shared.bump();
+    }
+}
+
+impl Machine for Warp<'_> {
+    type Lanes<T: Copy> = [T; LANES as usize];
+
+    fn rank(&self) -> Rank {
+        self.common.rank()
+    }
+
+    fn warp(&self) -> u32 {
+        self.number
+    }
+
+    fn warps(&self) -> u32 {
+        self.warps
+    }
+
+    fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> Self::Lanes<T> {
+        std::array::from_fn(|lane| each(lane as u32))
+    }
+
+    fn own<T: Copy>(&self, values: Self::Lanes<T>, lane: u32) -> T {
+        values[lane as usize]
+    }
+
+    fn ballot(&self, values: Self::Lanes<bool>) -> u32 {
+        values
+            .iter()
+            .rev()
+            .fold(0, |bits, &value| bits << 1 | u32::from(value))
+    }
+
+    fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32 {
+        values[lane as usize]
+    }
+
+    fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32) {
+        let mut sum = 0;
+        let before = values.map(|value| {
+            sum += value;
+            sum - value
+        });
+        (before, sum)
+    }
+
+    fn union(&self, values: Self::Lanes<u64>) -> u64 {
+        values.iter().fold(0, |bits, value| bits | value)
+    }
+
+    fn converge(&self) {}
+
+    fn read(&self, table: Table, index: u64) -> u32 {
+        let address = self.table(table) + 4 * index;
+        match table {
+            // Nobody writes these during a launch.
+            Table::TopkIds | Table::TopkWeights => {
+                self.with_memory(|memory| memory.read_u32(address))
+            }
+            _ => self.load_word(address),
+        }
+    }
+
+    fn write(&self, table: Table, index: u64, value: u32) {
+        self.store_bytes(self.table(table) + 4 * index, &value.to_le_bytes(), false);
+    }
+
+    fn read_window(&self, at: ByteOffset) -> u32 {
+        self.load_word(self.window(self.common.rank()) + at.bytes())
+    }
+
+    fn write_window(&self, to: Rank, at: ByteOffset, value: u32) {
+        let address = self.mapped_window(to) + at.bytes();
+        self.store_bytes(address, &value.to_le_bytes(), false);
+    }
+
+    fn copy_row(&self, bytes: u32, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
+        if targets == 0 {
+            return;
+        }
+        let data = self.load_bytes(self.row(from), u64::from(bytes));
+        for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
+            self.store_bytes(self.row(to(target)), &data, false);
+            self.pause();
+        }
+    }
+
+    fn sum_rows(&self, elements: u32, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+        let mut sums = vec![0f32; elements as usize];
+        for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
+            let (row, weight) = from(source);
+            let data = self.load_bytes(self.row(row), 2 * u64::from(elements));
+            for (sum, bits) in sums.iter_mut().zip(data.chunks_exact(2)) {
+                *sum += weight * f32_of_bf16_bits(u16::from_le_bytes([bits[0], bits[1]]));
+            }
+            self.pause();
+        }
+        let bytes: Vec<u8> = sums
+            .iter()
+            .flat_map(|&sum| bf16_bits(sum).to_le_bytes())
+            .collect();
+        self.store_bytes(self.row(to), &bytes, false);
+    }
+
+    fn put(&self, put: Put) {
+        let own = self.window(self.common.rank());
+        let (from, bytes) = (own + put.from.bytes(), u64::from(put.bytes));
+        self.buffer
+            .borrow_mut()
+            .drain_under(from, bytes, &self.shared);
+        let sent = Sent {
+            sender: self.common.rank,
+            from,
+            to: self.far_address(put.peer, put.to.bytes()),
+            bytes,
+            signal: self.far_address(put.peer, put.signal.bytes()),
+            value: put.value,
+        };
+        self.shared.network.borrow_mut().send(&sent);
+        self.pause();
+    }
+
+    fn expired(&self) -> bool {
+        self.idle_at.set(Some(self.shared.version.get()));
+        self.pause();
+        let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
+        stopped || self.shared.clock.get() >= self.deadline
+    }
+
+    fn record(&self, fault: &Fault) {
+        let page = self.common.fault_page;
+        if self.with_memory(|memory| memory.read_u64(page)) == FaultPage::EMPTY {
+            let record = FaultPage::of(fault);
+            let written = self
+                .shared
+                .memory
+                .borrow_mut()
+                .write(page, bytemuck::bytes_of(&record));
+            self.checked(written);
+        }
+    }
+}
