@@ -4,6 +4,7 @@
 //! `nvshmemx_cumodule_init`. Names and parameters are NVSHMEM's own.
 
 #[allow(
+    dead_code,
     missing_docs,
     non_camel_case_types,
     non_upper_case_globals,

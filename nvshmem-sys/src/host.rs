@@ -1,6 +1,7 @@
 //! The host library, loaded at run time.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::mem::ManuallyDrop;
 use std::format;
 use std::path::Path;
 use std::string::String;
@@ -9,6 +10,7 @@ use crate::LINKED_VERSION;
 use crate::error::{CallError, LoadError};
 
 #[allow(
+    dead_code,
     missing_docs,
     non_camel_case_types,
     non_snake_case,
@@ -105,7 +107,7 @@ const fn struct_version<T>() -> c_int {
 ///
 /// It is never unloaded before the process ends: NVSHMEM keeps threads and exit handlers.
 pub struct HostLibrary {
-    functions: HostFunctions,
+    functions: ManuallyDrop<HostFunctions>,
 }
 
 impl HostLibrary {
@@ -129,7 +131,9 @@ impl HostLibrary {
         }
         // SAFETY: the version says that the signatures are those which bindgen read.
         let functions = unsafe { HostFunctions::from_library(library) }.map_err(failed)?;
-        Ok(HostLibrary { functions })
+        Ok(HostLibrary {
+            functions: ManuallyDrop::new(functions),
+        })
     }
 
     /// All functions as NVSHMEM declares them.

@@ -1,2 +1,151 @@
-//! Skeleton.
-fn main() {}
+//! The one front door: builds the kernels, tests, demonstrates, packs, and keeps the tree tidy.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use ferry_ptx_builder::Variant;
+
+#[cfg(feature = "bindgen")]
+mod bindgen;
+mod build_ptx;
+mod cuda_stub;
+mod demo;
+mod dist;
+mod gpu_tests;
+mod test;
+mod tidy;
+
+/// Tasks of the Ferry workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Compile the kernels to PTX, assemble them, and print what each needs
+    BuildPtx {
+        /// Only this architecture: sm_80, sm_90a or sm_100a (default: all)
+        #[arg(long)]
+        arch: Option<Variant>,
+        /// Fail if the code differs from the committed digest
+        #[arg(long, conflicts_with = "bless")]
+        check: bool,
+        /// Renew the committed digest
+        #[arg(long)]
+        bless: bool,
+    },
+    /// Generate nvshmem-sys/src/generated from NVSHMEM's headers
+    Bindgen {
+        /// Fail if the committed files are stale, and write nothing
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check the habits that no compiler checks
+    Tidy,
+    /// Run all tests that this machine can run
+    Test {
+        /// Run the tests on this many GPUs, in one process and under mpirun
+        #[arg(long, value_name = "N")]
+        gpus: Option<u32>,
+    },
+    /// Carry a text's tokens to their experts and back (`cargo xtask demo --help` lists all)
+    #[command(disable_help_flag = true)]
+    Demo {
+        /// Arguments of `ferry-tests demo`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
+    Dist,
+}
+
+/// Where things are.
+pub(crate) struct Places {
+    /// The workspace.
+    pub(crate) root: PathBuf,
+    /// Where cargo builds it.
+    pub(crate) target_dir: PathBuf,
+}
+
+impl Places {
+    fn find() -> Places {
+        let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = manifest_dir.parent().unwrap_or(manifest_dir).to_owned();
+        let target_dir = ferry_ptx_builder::target_dir(&root);
+        Places { root, target_dir }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task, &Places::find()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task, places: &Places) -> Result<()> {
+    match task {
+        Task::BuildPtx { arch, check, bless } => {
+            build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))
+        }
+        Task::Bindgen { check } => generate_bindings(places, check),
+        Task::Tidy => tidy::run(&places.root),
+        Task::Test { gpus: None } => test::run(places),
+        Task::Test { gpus: Some(count) } => gpu_tests::run(places, count),
+        Task::Demo { arguments } => demo::run(places, &arguments),
+        Task::Dist => dist::run(places),
+    }
+}
+
+#[cfg(feature = "bindgen")]
+fn generate_bindings(places: &Places, check: bool) -> Result<()> {
+    bindgen::run(&places.root, &places.target_dir, check)
+}
+
+/// bindgen takes a minute to compile, so only this command builds xtask with it.
+#[cfg(not(feature = "bindgen"))]
+fn generate_bindings(places: &Places, check: bool) -> Result<()> {
+    let shell = xshell::Shell::new()?;
+    shell.change_dir(&places.root);
+    let check = check.then_some("--check");
+    let with_bindgen = ["--package", "xtask", "--features", "bindgen"];
+    // A folder of its own, so that xtask with and without bindgen do not replace each other.
+    let folder = places.target_dir.join("bindgen");
+    xshell::cmd!(
+        shell,
+        "cargo run --quiet --target-dir {folder} {with_bindgen...} -- bindgen {check...}"
+    )
+    .quiet()
+    .env("CARGO_TARGET_DIR", &places.target_dir)
+    .run()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_demos_arguments_pass_through() {
+        let parsed =
+            Arguments::try_parse_from(["xtask", "demo", "--ranks", "4", "--help"]).unwrap();
+        let Task::Demo { arguments } = parsed.task else {
+            panic!("not the demo")
+        };
+        assert_eq!(arguments, ["--ranks", "4", "--help"]);
+    }
+}

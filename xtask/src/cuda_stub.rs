@@ -1,0 +1,120 @@
+//! Something to link to on machines without a driver: a `libcuda.so` of empty functions.
+//!
+//! Its name inside is `libcuda.so.1`, so a program linked with it loads the real driver where
+//! there is one, and does not start where there is none.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use xshell::{Shell, cmd};
+
+use crate::Places;
+
+/// The variable in which `cust` looks for the driver library.
+pub(crate) const VARIABLE: &str = "CUDA_LIBRARY_PATH";
+
+/// `CUDA_ERROR_STUB_LIBRARY`, which every function of the stub returns.
+const STUB_LIBRARY: u32 = 34;
+
+/// The crate that declares the driver's functions.
+const BINDINGS: &str = "cust_raw";
+
+/// The folder to name in [`VARIABLE`]; its `lib64/libcuda.so` is made unless it is there.
+pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
+    let folder = places.target_dir.join("cuda-stub");
+    let library = folder.join("lib64/libcuda.so");
+    if library.is_file() {
+        return Ok(folder);
+    }
+    let bindings = bindings_folder(&places.root)?;
+    let mut names = BTreeSet::new();
+    collect_names(&bindings, &mut names)?;
+    if names.is_empty() {
+        bail!("{} declares no driver function", bindings.display());
+    }
+    let shell = Shell::new()?;
+    let source = folder.join("stub.c");
+    shell.write_file(&source, c_source(&names))?;
+    shell.create_dir(folder.join("lib64"))?;
+    cmd!(
+        shell,
+        "cc -shared -fPIC -w -Wl,-soname,libcuda.so.1 -o {library} {source}"
+    )
+    .quiet()
+    .run()
+    .context("cannot compile the link stub; get a C compiler with `apt-get install gcc`")?;
+    Ok(folder)
+}
+
+/// Where cargo keeps the source of [`BINDINGS`].
+fn bindings_folder(root: &Path) -> Result<PathBuf> {
+    let shell = Shell::new()?;
+    shell.change_dir(root);
+    let metadata = cmd!(shell, "cargo metadata --format-version 1 --all-features")
+        .quiet()
+        .read()?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?;
+    packages
+        .iter()
+        .find(|package| package["name"] == BINDINGS)
+        .and_then(|package| Path::new(package["manifest_path"].as_str()?).parent())
+        .map(Path::to_owned)
+        .with_context(|| format!("the workspace does not depend on {BINDINGS}"))
+}
+
+fn collect_names(folder: &Path, names: &mut BTreeSet<String>) -> Result<()> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect_names(&path, names)?;
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            names.extend(declared_names(&fs::read_to_string(&path)?));
+        }
+    }
+    Ok(())
+}
+
+/// The names after `fn ` that are the driver's: `cu` and a capital letter.
+fn declared_names(source: &str) -> impl Iterator<Item = String> + '_ {
+    source.split("fn ").skip(1).filter_map(|rest| {
+        let end = rest.find(|character: char| !character.is_alphanumeric() && character != '_')?;
+        let name = &rest[..end];
+        let is_driver = name
+            .strip_prefix("cu")?
+            .starts_with(|first: char| first.is_uppercase());
+        is_driver.then(|| name.to_owned())
+    })
+}
+
+fn c_source(names: &BTreeSet<String>) -> String {
+    names
+        .iter()
+        .map(|name| format!("int {name}(void) {{ return {STUB_LIBRARY}; }}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn driver_functions_are_found_and_others_are_not() {
+        let source =
+            "pub fn cuInit(Flags: u32); fn custom(); pub fn cuMemcpy_v2(\n fn cudaMalloc()";
+        let names: Vec<_> = declared_names(source).collect();
+        assert_eq!(names, ["cuInit", "cuMemcpy_v2"]);
+    }
+
+    #[test]
+    fn the_stub_says_that_it_is_one() {
+        let names = BTreeSet::from(["cuInit".to_owned()]);
+        assert_eq!(c_source(&names), "int cuInit(void) { return 34; }\n");
+    }
+}

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Runs Ferry's GPU tests: run-gpu-tests.sh [N]   (default: every GPU of this machine)
+# Needs: the NVIDIA driver, Open MPI, and NVSHMEM 3.4.5 (in LD_LIBRARY_PATH or python3's packages).
+set -euo pipefail
+
+gpus="${1:-$(nvidia-smi --list-gpus | wc -l)}"
+if ! [[ "$gpus" =~ ^[1-9][0-9]*$ ]]; then
+    echo "usage: run-gpu-tests.sh [N], N being how many GPUs to use; got '$gpus'" >&2
+    exit 2
+fi
+cd "$(dirname "$0")"
+# ENVIRONMENT
+
+library=libnvshmem_host.so.3
+found=
+IFS=: read -ra folders <<< "${LD_LIBRARY_PATH:-}"
+for folder in "${folders[@]}"; do
+    if [[ -e "$folder/$library" ]]; then found=$folder; fi
+done
+if [[ -z "$found" ]]; then
+    found=$(python3 - "$library" <<'PYTHON' || true
+import os, sys
+folders = (os.path.join(path, "nvidia", "nvshmem", "lib") for path in sys.path)
+print(next((f for f in folders if os.path.exists(os.path.join(f, sys.argv[1]))), ""))
+PYTHON
+    )
+    if [[ -z "$found" ]]; then
+        echo "$library is missing; get it with: python3 -m pip install nvidia-nvshmem-cu13==3.4.5" >&2
+        exit 1
+    fi
+    export LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
+
+passed=0
+failed=0
+run() {
+    echo "+ $*"
+    if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+}
+run ./ferry-tests gpu --require-gpus "$gpus"
+run mpirun --allow-run-as-root -n "$gpus" ./ferry-tests gpu --group nvshmem --require-gpus "$gpus"
+echo "ferry: $passed passed, $failed failed"
+[[ "$failed" -eq 0 ]]

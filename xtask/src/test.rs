@@ -1,0 +1,127 @@
+//! `cargo xtask test` on a machine without GPUs: all tests, and the kernels' digest.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::Places;
+use crate::build_ptx::{self, Mode};
+
+/// How many tests ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Tally {
+    /// Adds what a `test result:` line says; other lines say nothing.
+    fn add_line(&mut self, line: &str) {
+        let Some((_, counts)) = line.split_once("test result: ") else {
+            return;
+        };
+        for part in counts.split([';', '.']) {
+            let mut words = part.split_whitespace();
+            let (Some(Ok(count)), Some(kind)) = (words.next().map(str::parse::<u64>), words.next())
+            else {
+                continue;
+            };
+            match kind {
+                "passed" => self.passed += count,
+                "failed" => self.failed += count,
+                "ignored" => self.skipped += count,
+                _ => {}
+            }
+        }
+    }
+
+    fn add_outcome<T>(&mut self, outcome: &Result<T>) {
+        match outcome {
+            Ok(_) => self.passed += 1,
+            Err(_) => self.failed += 1,
+        }
+    }
+
+    fn summary(&self) -> String {
+        format!(
+            "ferry: {} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
+}
+
+/// Runs everything and ends with one line that counts it.
+pub(crate) fn run(places: &Places) -> Result<()> {
+    let mut tally = Tally::default();
+    let tests = run_cargo_test(places, &mut tally);
+    let kernels = build_ptx::run(places, None, Mode::Check);
+    tally.add_outcome(&kernels);
+    for error in [&tests, &kernels]
+        .into_iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+    {
+        eprintln!("error: {error:#}");
+    }
+    println!("tests on GPUs were not run: `cargo xtask test --gpus N` runs them");
+    println!("{}", tally.summary());
+    if tests.is_err() || kernels.is_err() {
+        bail!("not everything passed");
+    }
+    Ok(())
+}
+
+/// Runs `cargo test`, shows what it prints, and counts.
+fn run_cargo_test(places: &Places, tally: &mut Tally) -> Result<()> {
+    let mut cargo = Command::new("cargo")
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .current_dir(&places.root)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo")?;
+    let printed = cargo
+        .stdout
+        .take()
+        .context("cargo has no standard output")?;
+    for line in BufReader::new(printed).lines() {
+        let line = line.context("cannot read what cargo prints")?;
+        println!("{line}");
+        tally.add_line(&line);
+    }
+    let status = cargo.wait().context("cannot wait for cargo")?;
+    if !status.success() {
+        bail!("`cargo test --workspace` failed");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_are_added_up() {
+        let mut tally = Tally::default();
+        tally
+            .add_line("test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 1 filtered out");
+        tally.add_line("test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured");
+        tally.add_line("running 7 tests");
+        assert_eq!(
+            tally,
+            Tally {
+                passed: 8,
+                failed: 1,
+                skipped: 2
+            }
+        );
+        assert_eq!(tally.summary(), "ferry: 8 passed, 1 failed, 2 skipped");
+    }
+
+    #[test]
+    fn a_failed_step_counts_as_a_failed_test() {
+        let mut tally = Tally::default();
+        tally.add_outcome::<()>(&Err(anyhow::anyhow!("differs")));
+        assert_eq!(tally.failed, 1);
+    }
+}
