@@ -60,6 +60,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Print a folder for CUDA_LIBRARY_PATH, to build with GPU support where there is no driver
+    CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
     Dist,
 }
@@ -101,6 +103,10 @@ fn run(task: Task, places: &Places) -> Result<()> {
         Task::Test { gpus: None } => test::run(places),
         Task::Test { gpus: Some(count) } => gpu_tests::run(places, count),
         Task::Demo { arguments } => demo::run(places, &arguments),
+        Task::CudaStub => {
+            println!("{}", cuda_stub::folder(places)?.display());
+            Ok(())
+        }
         Task::Dist => dist::run(places),
     }
 }
@@ -117,11 +123,17 @@ fn generate_bindings(places: &Places, check: bool) -> Result<()> {
     shell.change_dir(&places.root);
     let check = check.then_some("--check");
     let with_bindgen = ["--package", "xtask", "--features", "bindgen"];
+    let quick_build = [
+        "--config",
+        "profile.dev.opt-level=0",
+        "--config",
+        "profile.dev.debug=false",
+    ];
     // A folder of its own, so that xtask with and without bindgen do not replace each other.
     let folder = places.target_dir.join("bindgen");
     xshell::cmd!(
         shell,
-        "cargo run --quiet --target-dir {folder} {with_bindgen...} -- bindgen {check...}"
+        "cargo run --quiet --target-dir {folder} {with_bindgen...} {quick_build...} -- bindgen {check...}"
     )
     .quiet()
     .env("CARGO_TARGET_DIR", &places.target_dir)
