@@ -1,0 +1,180 @@
+//! What dispatch and combine take, and how it is checked.
+
+use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs};
+
+use crate::round::Received;
+use crate::{DevicePtr, Error, Plan, Tensor};
+
+/// Alignment of BF16 rows: kernels move 16 bytes at a time.
+const ROW_ALIGN: u64 = 16;
+/// Alignment of tensors of 32-bit words.
+const WORD_ALIGN: u64 = 4;
+
+/// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
+/// rank to rank and from round to round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatchInput {
+    /// BF16 `[tokens, hidden]`, 16-byte aligned.
+    pub x: Tensor<2>,
+    /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
+    /// `-1..experts` is not routed either, and reported as a fault.
+    pub topk_ids: Tensor<2>,
+    /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
+    /// are 1.
+    pub topk_weights: Option<Tensor<2>>,
+}
+
+/// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows;
+/// [`Plan::max_rows`] always suffice, and too few are reported as a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatchOutput {
+    /// BF16 `[capacity, hidden]`, 16-byte aligned: rows by expert, then source rank, then token.
+    /// Rows from `row_offsets[local_experts]` on are left as they are.
+    pub tokens: Tensor<2>,
+    /// u32 `[local_experts + 1]`: the first row of each local expert, and the number of rows.
+    pub row_offsets: Tensor<1>,
+    /// i32 `[local_experts]`: the number of each local expert in the whole group.
+    pub expert_ids: Tensor<1>,
+    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there.
+    pub src_info: Tensor<2>,
+}
+
+/// What a rank gives back in a combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CombineInput {
+    /// BF16 `[capacity, hidden]`, 16-byte aligned: the experts' outputs in the order of the
+    /// dispatch's `tokens`, with the same capacity. May be the same memory.
+    pub expert_rows: Tensor<2>,
+    /// f32 `[tokens, top_k]`, exact mode only: the weights of this rank's own tokens. `None`
+    /// keeps the rows of a token apart.
+    pub topk_weights: Option<Tensor<2>>,
+}
+
+/// Where a rank receives the result of a combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CombineOutput {
+    /// BF16, 16-byte aligned.
+    pub combined: CombineTensor,
+}
+
+/// A combine's result, whose shape depends on the mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CombineTensor {
+    /// `[tokens, hidden]`: the weighted sum of a token's rows. In reduced mode always; in exact
+    /// mode when the combine is given weights.
+    Summed(Tensor<2>),
+    /// `[tokens, top_k, hidden]`: each row by itself, zeros where nothing was routed. In exact
+    /// mode without weights.
+    Apart(Tensor<3>),
+}
+
+impl DispatchInput {
+    /// The kernels' arguments without outputs.
+    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> Result<DispatchArgs, Error> {
+        let config = plan.config();
+        let tokens = self.x.dims[0];
+        if tokens > config.max_tokens_per_rank {
+            return Err(Error::TooManyTokens { given: tokens, max: config.max_tokens_per_rank });
+        }
+        self.x.require("x", [tokens, config.hidden], ROW_ALIGN)?;
+        self.topk_ids.require("topk_ids", [tokens, config.top_k], WORD_ALIGN)?;
+        if let Some(weights) = &self.topk_weights {
+            weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
+        }
+        Ok(DispatchArgs {
+            common: *common,
+            x: self.x.at.0,
+            topk_ids: self.topk_ids.at.0,
+            topk_weights: address_or_none(self.topk_weights),
+            output_tokens: 0,
+            row_offsets: 0,
+            expert_ids: 0,
+            src_info: 0,
+            row_capacity: 0,
+            tokens: tokens as u32,
+            reserved: 0,
+        })
+    }
+}
+
+impl DispatchOutput {
+    /// `args`, with these outputs.
+    pub(crate) fn add_to(&self, args: DispatchArgs, plan: &Plan) -> Result<DispatchArgs, Error> {
+        let capacity = self.capacity();
+        self.tokens.require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
+        self.row_offsets.require("row_offsets", [plan.local_experts() + 1], WORD_ALIGN)?;
+        self.expert_ids.require("expert_ids", [plan.local_experts()], WORD_ALIGN)?;
+        self.src_info.require("src_info", [capacity, 2], WORD_ALIGN)?;
+        Ok(DispatchArgs {
+            output_tokens: self.tokens.at.0,
+            row_offsets: self.row_offsets.at.0,
+            expert_ids: self.expert_ids.at.0,
+            src_info: self.src_info.at.0,
+            row_capacity: capacity as u64,
+            ..args
+        })
+    }
+
+    /// Rows that the outputs hold.
+    pub(crate) const fn capacity(&self) -> usize {
+        self.tokens.dims[0]
+    }
+}
+
+impl CombineInput {
+    /// The kernels' arguments.
+    pub(crate) fn args(
+        &self,
+        output: &CombineOutput,
+        common: &Common,
+        plan: &Plan,
+        Received { tokens, capacity }: Received,
+    ) -> Result<CombineArgs, Error> {
+        let config = plan.config();
+        self.expert_rows.require("expert_rows", [capacity, config.hidden], ROW_ALIGN)?;
+        if let Some(weights) = &self.topk_weights {
+            if config.combine == CombineMode::Reduced {
+                return Err(Error::WeightsInReducedMode);
+            }
+            weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
+        }
+        Ok(CombineArgs {
+            common: *common,
+            expert_rows: self.expert_rows.at.0,
+            topk_weights: address_or_none(self.topk_weights),
+            combined: self.combined(output, plan, tokens)?.0,
+            row_capacity: capacity as u64,
+            tokens: tokens as u32,
+            reserved: 0,
+        })
+    }
+
+    /// Where the result goes, if its shape fits the mode.
+    fn combined(
+        &self,
+        output: &CombineOutput,
+        plan: &Plan,
+        tokens: usize,
+    ) -> Result<DevicePtr, Error> {
+        let config = plan.config();
+        let weights = self.topk_weights.is_some();
+        match (config.combine, weights, output.combined) {
+            (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
+            (CombineMode::Reduced, _, CombineTensor::Summed(combined))
+            | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
+                combined.require("combined", [tokens, config.hidden], ROW_ALIGN)?;
+                Ok(combined.at)
+            }
+            (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
+                let dims = [tokens, config.top_k, config.hidden];
+                combined.require("combined", dims, ROW_ALIGN)?;
+                Ok(combined.at)
+            }
+            (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
+        }
+    }
+}
+
+fn address_or_none(tensor: Option<Tensor<2>>) -> u64 {
+    tensor.map_or(0, |tensor| tensor.at.0)
+}

@@ -1,0 +1,135 @@
+//! How processes find each other before they have anything of Ferry's.
+
+mod tcp;
+
+use std::net::SocketAddr;
+
+pub use tcp::TcpBootstrap;
+
+/// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
+/// engine already has.
+///
+/// All ranks make the same calls in the same order. Every wait must end.
+pub trait Bootstrap: Send {
+    /// This process's rank.
+    fn rank(&self) -> u32;
+
+    /// Processes in the group.
+    fn ranks(&self) -> u32;
+
+    /// Every rank's `bytes`, by rank; the lengths may differ. Collective.
+    ///
+    /// # Errors
+    /// A rank that does not take part, or what the transport reports.
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>;
+
+    /// Returns once all ranks have called it. Collective.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    fn barrier(&mut self) -> Result<(), BootstrapError> {
+        self.all_gather(&[]).map(drop)
+    }
+}
+
+/// Why the processes did not find each other.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// A rank outside the group.
+    #[error("rank {rank} is not among {ranks} ranks (rendezvous at {address})")]
+    RankOutOfRange {
+        /// The rank.
+        rank: u32,
+        /// Size of the group.
+        ranks: u32,
+        /// Where they meet.
+        address: SocketAddr,
+    },
+    /// Two processes call themselves the same.
+    #[error("rank {rank} has joined at {address} already; another process was started with the same rank")]
+    DuplicateRank {
+        /// The rank.
+        rank: u32,
+        /// Where they meet.
+        address: SocketAddr,
+    },
+    /// Processes do not agree on the size of the group.
+    #[error("rank {rank} expects {ours} ranks, but rank {peer} expects {theirs} (rendezvous at {address})")]
+    WorldSize {
+        /// This rank.
+        rank: u32,
+        /// The size here.
+        ours: u32,
+        /// The other rank.
+        peer: u32,
+        /// The size there.
+        theirs: u32,
+        /// Where they meet.
+        address: SocketAddr,
+    },
+    /// Not everybody came.
+    #[error("ranks {missing:?} of {ranks} did not come to {address} within {seconds} s")]
+    MissingRanks {
+        /// Who did not come.
+        missing: Vec<u32>,
+        /// Size of the group.
+        ranks: u32,
+        /// Where they meet.
+        address: SocketAddr,
+        /// How long rank 0 waited.
+        seconds: f64,
+    },
+    /// Rank 0 ended the rendezvous; its own error says why.
+    #[error("rank 0 at {address} gave up the rendezvous; its own error says why")]
+    GivenUp {
+        /// Where they meet.
+        address: SocketAddr,
+    },
+    /// A rank stopped answering.
+    #[error("rank {peer} at {address} did not answer within {seconds} s ({doing})")]
+    Timeout {
+        /// Who was waited for.
+        peer: u32,
+        /// Where it is.
+        address: SocketAddr,
+        /// What was going on.
+        doing: &'static str,
+        /// How long.
+        seconds: f64,
+    },
+    /// A rank speaks another protocol, another version of it, or makes other calls.
+    #[error("rank {peer} at {address} sent something unexpected ({doing}): wanted {wanted:#x}, got {got:#x}")]
+    Unexpected {
+        /// Who.
+        peer: u32,
+        /// Where it is.
+        address: SocketAddr,
+        /// What was going on.
+        doing: &'static str,
+        /// What was wanted.
+        wanted: u64,
+        /// What came.
+        got: u64,
+    },
+    /// The connection to a rank failed.
+    #[error("connection to rank {peer} at {address} failed ({doing}): {source}")]
+    Io {
+        /// Who.
+        peer: u32,
+        /// Where it is.
+        address: SocketAddr,
+        /// What was going on.
+        doing: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another transport failed: MPI, or an engine's own.
+    #[error("{call} failed: {reason}")]
+    Other {
+        /// The call.
+        call: &'static str,
+        /// What it said.
+        reason: String,
+    },
+}

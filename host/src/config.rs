@@ -1,0 +1,35 @@
+//! What the user decides.
+
+use std::time::Duration;
+
+use ferry_layout::CombineMode;
+
+/// The sizes and the behaviour of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
+/// checks it.
+///
+/// All ranks of a group must agree on everything but `deadline`, `debug_checks` and `max_sms`;
+/// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank `r` holds experts
+    /// `r * experts / ranks` and up.
+    pub experts: usize,
+    /// Experts that a token names, 1 to 32.
+    pub top_k: usize,
+    /// Elements of a token, a multiple of 8.
+    pub hidden: usize,
+    /// Most tokens that one rank brings to a dispatch. Each rank may bring fewer, or none.
+    pub max_tokens_per_rank: usize,
+    /// Ranks of one node, which write each other's memory directly; divides the ranks. `None`:
+    /// all ranks are on one node. A number below the real one sends more through NVSHMEM.
+    pub p2p_world_size: Option<usize>,
+    /// How expert outputs come back.
+    pub combine: CombineMode,
+    /// Longest time that a kernel waits, from its start. After it the kernel returns, and
+    /// [`ExpertParallel::check`](crate::ExpertParallel::check) says what it waited for.
+    pub deadline: Duration,
+    /// Whether kernels look for experts that a token lists twice.
+    pub debug_checks: bool,
+    /// Most streaming multiprocessors that a kernel occupies; `None` for all.
+    pub max_sms: Option<u32>,
+}

@@ -1,0 +1,246 @@
+//! Everything that can go wrong, as types.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use ferry_layout::{Fault, FaultPage, Rank};
+
+use crate::{BootstrapError, PlanError, TensorError};
+
+/// What a call of this library can fail with. Nothing was launched by a call that fails, except
+/// where [`Fault`](Self::Fault) says what a kernel launched earlier met.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration does not work; every problem is listed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A group without ranks.
+    #[error("a group needs at least one rank")]
+    NoRanks,
+    /// A device that stands twice in a group.
+    #[error("device {device} is listed twice (positions {first} and {second})")]
+    DeviceListedTwice {
+        /// The device's number.
+        device: usize,
+        /// Where it stands first.
+        first: usize,
+        /// Where it stands again.
+        second: usize,
+    },
+    /// A device that this machine does not have.
+    #[error("there is no device {device}; this machine has {devices}")]
+    NoSuchDevice {
+        /// The device's number.
+        device: usize,
+        /// How many there are.
+        devices: usize,
+    },
+    /// Two devices that cannot write each other's memory.
+    #[error("device {from} cannot access the memory of device {to}; a local group needs peer access between every two of its devices")]
+    NoPeerAccess {
+        /// The device that would write.
+        from: usize,
+        /// The device it would write to.
+        to: usize,
+    },
+    /// A rank that this process does not drive.
+    #[error("rank {} is not driven by this process, which drives {local:?}", rank.0)]
+    NotLocal {
+        /// The rank.
+        rank: Rank,
+        /// Those that it drives.
+        local: Vec<u32>,
+    },
+    /// A plan that was made for a group of another size.
+    #[error("the plan was made for {plan} ranks, but the group has {group}")]
+    PlanForOtherGroup {
+        /// Ranks of the plan.
+        plan: u32,
+        /// Ranks of the group.
+        group: u32,
+    },
+    /// The processes did not find each other.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// Ranks were configured differently.
+    #[error(
+        "rank {} and rank {} were configured differently: shape fingerprints {ours:#018x} and \
+         {theirs:#018x}; compare their Config (and the number of ranks)",
+        rank.0, peer.0
+    )]
+    ShapeMismatch {
+        /// A rank of this process.
+        rank: Rank,
+        /// The first one that differs.
+        peer: Rank,
+        /// The fingerprint here.
+        ours: u64,
+        /// The fingerprint there.
+        theirs: u64,
+    },
+    /// Initialisation failed on another rank, whose own error says why.
+    #[error("initialisation failed on rank {}, in: {step}; its own error says why", rank.0)]
+    PeerFailed {
+        /// The first rank that failed.
+        rank: Rank,
+        /// What it was doing.
+        step: &'static str,
+    },
+    /// A tensor that does not fit.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// More tokens than the plan allows.
+    #[error("{given} tokens given, but the plan allows max_tokens_per_rank = {max}")]
+    TooManyTokens {
+        /// Rows of `x`.
+        given: usize,
+        /// `max_tokens_per_rank`.
+        max: usize,
+    },
+    /// Weights for a combine whose mode applied them at the experts already.
+    #[error(
+        "combine was given topk_weights, but in reduced mode the dispatch's weights count; give \
+         them to the dispatch, or configure the exact mode"
+    )]
+    WeightsInReducedMode,
+    /// Summed output without weights, or separate output with weights, in exact mode.
+    #[error(
+        "combine in exact mode {}; {}",
+        if *.weights { "was given topk_weights" } else { "was given no topk_weights" },
+        if *.weights {
+            "its output is then [tokens, hidden] (CombineTensor::Summed)"
+        } else {
+            "its output is then [tokens, top_k, hidden] (CombineTensor::Apart)"
+        }
+    )]
+    WrongCombineOutput {
+        /// Whether weights were given.
+        weights: bool,
+    },
+    /// Separate output in reduced mode.
+    #[error(
+        "combine in reduced mode gives sums, [tokens, hidden] (CombineTensor::Summed); rows are \
+         kept apart only in exact mode"
+    )]
+    ApartInReducedMode,
+    /// The previous dispatch has not been combined.
+    #[error(
+        "dispatch was called again before the combine of the dispatch before; \
+         ExpertParallel::unfinished gives it back"
+    )]
+    DispatchWithoutCombine,
+    /// The previous `dispatch_async` has not been waited for.
+    #[error(
+        "dispatch was called again before the wait of the dispatch_async before; \
+         ExpertParallel::unfinished gives it back"
+    )]
+    DispatchNotWaited,
+    /// The previous `combine_async` has not been waited for.
+    #[error(
+        "dispatch was called before the wait of the combine_async before; \
+         ExpertParallel::unfinished gives it back"
+    )]
+    CombineNotWaited,
+    /// A kernel met this. If it was the input's fault ([`is_input`](ferry_layout::FaultKind::is_input)),
+    /// the communicator stays usable, else it is poisoned.
+    #[error("{0}")]
+    Fault(Fault),
+    /// The communicator gave up earlier and must be built anew.
+    #[error("the communicator cannot be used any more and must be built anew: {0}")]
+    Poisoned(Fault),
+    /// A fault page that does not read as a fault.
+    #[error("rank {}'s fault page is damaged: {page:?}", rank.0)]
+    FaultPageDamaged {
+        /// Whose.
+        rank: Rank,
+        /// What it holds.
+        page: Box<FaultPage>,
+    },
+    /// The simulator refused.
+    #[error(transparent)]
+    Simulator(#[from] ferry_simulator::SimulatorError),
+    /// The CUDA driver refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// An NVSHMEM call failed.
+    #[error("{call} failed with status {status}")]
+    Nvshmem {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        status: i64,
+    },
+    /// A shared library that is not there.
+    #[error("{library} could not be loaded ({reason}); looked for {}", paths(.tried))]
+    LibraryMissing {
+        /// What it is: "the CUDA driver", "the NVSHMEM host library".
+        library: &'static str,
+        /// Where it was looked for.
+        tried: Vec<PathBuf>,
+        /// What the loader said.
+        reason: String,
+    },
+    /// The embedded PTX is newer than the driver.
+    #[error(
+        "the kernels' PTX ({ptx}) is too new for the driver, which supports CUDA {driver}; \
+         install a newer driver"
+    )]
+    PtxTooNew {
+        /// The PTX version and target.
+        ptx: String,
+        /// The driver's CUDA version.
+        driver: String,
+    },
+    /// No embedded PTX that the device can run.
+    #[error("no embedded kernels run on {device} (compute capability {capability}); there are {available}")]
+    NoKernelFor {
+        /// The device's name.
+        device: String,
+        /// "8.0".
+        capability: String,
+        /// "sm_80, sm_90a".
+        available: String,
+    },
+    /// An NVSHMEM host library that does not fit the device code linked into the kernels.
+    #[error("the NVSHMEM host library is version {found}, but the kernels were linked with {linked}; install {linked}")]
+    NvshmemVersion {
+        /// Of the device code in the PTX.
+        linked: String,
+        /// Of the host library.
+        found: String,
+    },
+    /// The operating system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was attempted.
+        doing: String,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+/// A CUDA driver call that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaError {
+    /// The function: "cuLaunchKernelEx".
+    pub call: &'static str,
+    /// What it returned.
+    pub code: u32,
+    /// The code's name: "CUDA_ERROR_INVALID_VALUE".
+    pub name: String,
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, code, name } = self;
+        write!(f, "{call} failed: {name} ({code})")
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+fn paths(tried: &[PathBuf]) -> String {
+    let tried: Vec<_> = tried.iter().map(|path| path.display().to_string()).collect();
+    tried.join(", ")
+}

@@ -1,0 +1,282 @@
+//! A rank of a communicator.
+
+use std::sync::{Arc, OnceLock};
+
+use ferry_layout::{Common, Fault, FaultPage, Kernel, Rank, Window, Workspace};
+
+use crate::device::{Args, Launch};
+use crate::memory::{Leave, Private, Windows, agree};
+use crate::round::{CombinePending, DispatchPending, Dispatched, Received, Round, Unfinished};
+use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
+
+/// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
+/// brings the experts' outputs back ([`Dispatched::combine`]).
+///
+/// The two alternate. Calls only enqueue kernels: none allocates, synchronises, compiles or
+/// reads device memory, so all can be captured in a CUDA graph and replayed. A round is
+/// collective: every rank of the group enqueues the same sequence of calls, with its own data,
+/// and split and fused calls may be mixed between ranks. The kernels of a round belong in one
+/// stream, or in streams that the caller orders.
+///
+/// What a kernel meets (an invalid expert id, a peer that does not come) is found by
+/// [`check`](Self::check), after the stream was synchronised.
+///
+/// A value can be moved to another thread; each local rank can have its own.
+pub struct ExpertParallel {
+    pub(crate) plan: Plan,
+    pub(crate) common: Common,
+    pub(crate) round: Round,
+    memory: Private,
+    windows: Arc<Windows>,
+    poison: OnceLock<Fault>,
+    closed: bool,
+}
+
+impl ExpertParallel {
+    /// Allocates windows and workspaces, lets the ranks find each other, and compares their
+    /// configurations. One value for each rank of this process, ascending. Collective.
+    /// Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::PlanForOtherGroup`], [`Error::ShapeMismatch`], [`Error::PeerFailed`], and what
+    /// the group's devices report.
+    pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
+        let (fabric, shape) = (group.fabric(), plan.shape());
+        if shape.ranks != group.ranks() {
+            return Err(Error::PlanForOtherGroup { plan: shape.ranks, group: group.ranks() });
+        }
+        compare_shapes(&**fabric, plan)?;
+        let ranks = fabric.local_ranks();
+        let memory: Result<Vec<_>, Error> =
+            ranks.iter().map(|&rank| Private::alloc(group.device(rank)?, plan)).collect();
+        let memory = agree(&**fabric, "allocating device memory", memory)??;
+        let at = fabric.alloc_windows(plan.window_bytes())?;
+        let signal_bytes = Window::of(shape).signal_bytes;
+        let set_up = ranks.iter().zip(&memory).zip(&at).try_for_each(|((&rank, memory), &own)| {
+            let peers = fabric.peer_windows(rank, &at, shape)?;
+            memory.set_up(plan, own, signal_bytes, &peers)
+        });
+        // Also the barrier: nobody signals before all signals are clear.
+        if let Err(error) = agree(&**fabric, "setting up device memory", set_up)? {
+            if let Err(error) = fabric.free_windows(&at) {
+                tracing::warn!(%error, "cannot free windows");
+            }
+            return Err(error);
+        }
+        let windows = Arc::new(Windows::new(fabric.clone(), at));
+        Ok(ranks
+            .into_iter()
+            .zip(memory)
+            .map(|(rank, memory)| Self::of_rank(rank, plan, memory, windows.clone()))
+            .collect())
+    }
+
+    fn of_rank(rank: Rank, plan: &Plan, memory: Private, windows: Arc<Windows>) -> Self {
+        let common = Common {
+            shape: *plan.shape(),
+            rank: rank.0,
+            debug_checks: u32::from(plan.config().debug_checks),
+            reserved: 0,
+            deadline_ns: plan.deadline_ns(),
+            peers: memory.peers.0,
+            workspace: memory.workspace.0,
+            fault_page: memory.page.as_ref().map_or(0, |page| page.address().0),
+            window: Window::of(plan.shape()),
+            tables: Workspace::of(plan.shape()),
+        };
+        let (round, poison) = (Round::Idle, OnceLock::new());
+        Self { plan: *plan, common, round, memory, windows, poison, closed: false }
+    }
+
+    /// This rank.
+    pub const fn rank(&self) -> Rank {
+        self.common.rank()
+    }
+
+    /// What it was made with.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Its device, for tensors and streams.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.memory.device()
+    }
+
+    /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
+    /// in one kernel. Enqueues only; `input` and `output` are in use until `stream` has passed
+    /// the kernel. Collective.
+    ///
+    /// # Errors
+    /// [`Error::TooManyTokens`], [`Error::Tensor`]; [`Error::DispatchWithoutCombine`],
+    /// [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`] where the round before has not
+    /// ended; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
+    pub fn dispatch(
+        &mut self,
+        stream: Stream,
+        input: &DispatchInput,
+        output: &DispatchOutput,
+    ) -> Result<Dispatched<'_>, Error> {
+        self.require_idle()?;
+        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
+        self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
+        Ok(Dispatched::of(self, Received::of(input, output)))
+    }
+
+    /// The first half of [`dispatch`](Self::dispatch): sends, and waits for no peer. Enqueues
+    /// only; `input` is in use until `stream` has passed the kernel. Collective.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn dispatch_async(
+        &mut self,
+        stream: Stream,
+        input: &DispatchInput,
+    ) -> Result<DispatchPending<'_>, Error> {
+        self.require_idle()?;
+        let args = input.args(&self.common, &self.plan)?;
+        self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
+        Ok(DispatchPending::of(self, *input))
+    }
+
+    /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
+    /// because its next call was refused. Not collective.
+    pub fn unfinished(&mut self) -> Unfinished<'_> {
+        match self.round {
+            Round::Idle => Unfinished::Nothing,
+            Round::Sent { input } => Unfinished::DispatchWait(DispatchPending::of(self, input)),
+            Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
+            Round::Returned { received, input, output } => {
+                Unfinished::CombineWait(CombinePending::of(self, received, (input, output)))
+            }
+        }
+    }
+
+    /// Whether a kernel has reported something so far. Reads host-visible memory; does not
+    /// synchronise, so kernels still running may report later. Not collective.
+    ///
+    /// # Errors
+    /// [`Error::Fault`]: the first fault, once. After one whose kind
+    /// [`is_input`](ferry_layout::FaultKind::is_input) the communicator stays usable; after any
+    /// other this and every later call gives [`Error::Poisoned`], and only
+    /// [`close`](Self::close) is left.
+    pub fn check(&self) -> Result<(), Error> {
+        self.require_alive()?;
+        let Some(fault) = self.fault()? else { return Ok(()) };
+        if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
+            page.clear();
+        } else {
+            self.poison(fault);
+        }
+        Err(Error::Fault(fault))
+    }
+
+    /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s. Not collective,
+    /// but waits for the peers that the kernels wait for, as long as the deadline allows.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), and what the device reports.
+    pub fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+        self.device().synchronize(stream)?;
+        self.check()
+    }
+
+    /// Frees this rank's memory, and with the last rank of this process the windows, after a
+    /// barrier with the other processes. Synchronise the streams in use first. Collective.
+    /// Synchronises.
+    ///
+    /// A communicator that gave up is closed without a barrier; if it spans processes, its
+    /// windows are leaked.
+    ///
+    /// # Errors
+    /// What the device or the group reports.
+    pub fn close(mut self) -> Result<(), Error> {
+        let gave_up = self.require_alive().is_err()
+            || self.fault().is_ok_and(|fault| fault.is_some_and(|fault| !fault.kind.is_input()));
+        self.closed = true;
+        let freed = self.memory.free();
+        let left = self.windows.leave(if gave_up { Leave::GaveUp } else { Leave::Closed });
+        freed.and(left)
+    }
+
+    /// Enqueues a kernel, if the communicator has not given up.
+    pub(crate) fn launch(&self, stream: Stream, kernel: Kernel, args: Args) -> Result<(), Error> {
+        self.require_alive()?;
+        if let Some(fault) = self.fault()?
+            && !fault.kind.is_input()
+        {
+            return Err(Error::Poisoned(self.poison(fault)));
+        }
+        let shmem = self.plan.shape().spans_nodes();
+        let max_sms = self.plan.config().max_sms;
+        self.device().launch(&Launch { kernel, args, shmem, max_sms, stream })
+    }
+
+    fn require_idle(&self) -> Result<(), Error> {
+        self.require_alive()?;
+        match self.round {
+            Round::Idle => Ok(()),
+            Round::Sent { .. } => Err(Error::DispatchNotWaited),
+            Round::Received(_) => Err(Error::DispatchWithoutCombine),
+            Round::Returned { .. } => Err(Error::CombineNotWaited),
+        }
+    }
+
+    fn require_alive(&self) -> Result<(), Error> {
+        self.poison.get().map_or(Ok(()), |fault| Err(Error::Poisoned(*fault)))
+    }
+
+    fn poison(&self, fault: Fault) -> Fault {
+        *self.poison.get_or_init(|| fault)
+    }
+
+    /// What stands on the fault page, whole.
+    fn fault(&self) -> Result<Option<Fault>, Error> {
+        let Some(shared) = &self.memory.page else { return Ok(None) };
+        let page = shared.read();
+        match page.fault() {
+            None if page.state == FaultPage::COMPLETE => {
+                Err(Error::FaultPageDamaged { rank: self.rank(), page: Box::new(page) })
+            }
+            fault => Ok(fault),
+        }
+    }
+}
+
+impl std::fmt::Debug for ExpertParallel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ExpertParallel")
+            .field("rank", &self.rank())
+            .field("plan", &self.plan)
+            .field("round", &self.round)
+            .field("poison", &self.poison.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ExpertParallel {
+    /// Frees nothing, waits for nobody: teardown is [`close`](Self::close).
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        self.memory.leak();
+        tracing::warn!(rank = self.rank().0, "dropped without close: its memory is leaked");
+        // A dropped holder makes this no more than a count.
+        let _ = self.windows.leave(Leave::Dropped);
+    }
+}
+
+/// Finds ranks that were configured differently. Collective.
+fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
+    let ours = plan.shape().fingerprint();
+    let all = fabric.all_gather(ours)?;
+    let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
+    match all.iter().position(|&theirs| theirs != ours) {
+        Some(peer) => {
+            let (peer, theirs) = (Rank(peer as u32), all[peer]);
+            Err(Error::ShapeMismatch { rank, peer, ours, theirs })
+        }
+        None => Ok(()),
+    }
+}

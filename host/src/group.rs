@@ -1,0 +1,154 @@
+//! Who takes part.
+
+use std::sync::Arc;
+
+use ferry_layout::Rank;
+use ferry_simulator::Options;
+
+use crate::simulated::SimulatedFabric;
+use crate::{Device, Error, Fabric};
+
+/// The ranks that exchange tokens, and how they reach each other. Cheap to clone; clones are the
+/// same group.
+///
+/// There are three kinds. [`simulated`](Self::simulated) is always there. `Group::local` (one
+/// process drives several GPUs) and `Group::nvshmem` (one process a GPU) need the crate's
+/// feature `cuda` and do not exist without it.
+#[derive(Clone)]
+pub struct Group {
+    fabric: Arc<dyn Fabric>,
+}
+
+/// How a rank of an NVSHMEM group finds its GPU and its library.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug, Default)]
+pub struct NvshmemOptions {
+    /// The number of this process's GPU.
+    pub device: usize,
+    /// The NVSHMEM host library; `None` to look in the loader's usual places.
+    pub library: Option<std::path::PathBuf>,
+}
+
+impl Group {
+    /// `ranks` simulated ranks in this process. `seed` decides every choice of the simulation.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`] for zero ranks.
+    pub fn simulated(ranks: u32, seed: u64) -> Result<Self, Error> {
+        Self::simulated_with(Options::new(ranks, seed))
+    }
+
+    /// As [`simulated`](Self::simulated), with more to choose: stalls, a rank that dies.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`] for zero ranks.
+    pub fn simulated_with(options: Options) -> Result<Self, Error> {
+        if options.ranks == 0 {
+            return Err(Error::NoRanks);
+        }
+        Self::with_fabric(Arc::new(SimulatedFabric::new(options)))
+    }
+
+    /// One rank a GPU, all driven by this process, over peer access. `devices` are CUDA device
+    /// numbers; rank `r` is `devices[r]`. Not collective. Synchronises the devices.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
+    /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
+    #[cfg(feature = "cuda")]
+    pub fn local(devices: &[usize]) -> Result<Self, Error> {
+        if devices.is_empty() {
+            return Err(Error::NoRanks);
+        }
+        for (second, &device) in devices.iter().enumerate() {
+            if let Some(first) = devices[..second].iter().position(|&other| other == device) {
+                return Err(Error::DeviceListedTwice { device, first, second });
+            }
+        }
+        Self::with_fabric(Arc::new(crate::cuda::LocalFabric::new(devices)?))
+    }
+
+    /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`],
+    /// [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
+    #[cfg(feature = "cuda")]
+    pub fn nvshmem(
+        bootstrap: Box<dyn crate::Bootstrap>,
+        options: NvshmemOptions,
+    ) -> Result<Self, Error> {
+        let NvshmemOptions { device, library } = options;
+        let fabric = crate::nvshmem::NvshmemFabric::new(bootstrap, device, library)?;
+        Self::with_fabric(Arc::new(fabric))
+    }
+
+    /// A group over a fabric of your own.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`] for zero ranks.
+    pub fn with_fabric(fabric: Arc<dyn Fabric>) -> Result<Self, Error> {
+        if fabric.ranks() == 0 || fabric.local_ranks().is_empty() {
+            return Err(Error::NoRanks);
+        }
+        Ok(Self { fabric })
+    }
+
+    /// Ranks of the whole group.
+    pub fn ranks(&self) -> u32 {
+        self.fabric.ranks()
+    }
+
+    /// The ranks that this process drives, ascending.
+    pub fn local_ranks(&self) -> Vec<Rank> {
+        self.fabric.local_ranks()
+    }
+
+    /// The device of a rank of this process.
+    ///
+    /// # Errors
+    /// [`Error::NotLocal`].
+    pub fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        let local = self.fabric.local_ranks();
+        if !local.contains(&rank) {
+            let local = local.iter().map(|rank| rank.0).collect();
+            return Err(Error::NotLocal { rank, local });
+        }
+        self.fabric.device(rank)
+    }
+
+    /// The kind: "local", "nvshmem", "simulated".
+    pub fn name(&self) -> &'static str {
+        self.fabric.name()
+    }
+
+    /// Whether ranks of other nodes can be reached at all, so that `p2p_world_size` may be below
+    /// the number of ranks.
+    pub fn reaches_other_nodes(&self) -> bool {
+        self.fabric.reaches_other_nodes()
+    }
+
+    pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {
+        &self.fabric
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_ranks_are_refused() {
+        assert!(matches!(Group::simulated(0, 1), Err(Error::NoRanks)));
+    }
+
+    #[test]
+    fn a_rank_of_another_process_has_no_device_here() {
+        let group = Group::simulated(2, 1).unwrap();
+        assert!(group.device(Rank(1)).is_ok());
+        let Err(Error::NotLocal { rank: Rank(2), local }) = group.device(Rank(2)) else {
+            panic!("rank 2 has a device");
+        };
+        assert_eq!(local, [0, 1]);
+    }
+}

@@ -1,0 +1,151 @@
+//! What a communicator owns on its devices, and when it is given back.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ferry_layout::Rank;
+
+use crate::device::SharedPage;
+use crate::{Device, DevicePtr, Error, Fabric, Plan};
+
+/// Memory of one rank that no other rank touches. Dropped, it is freed, which synchronises.
+pub(crate) struct Private {
+    device: Arc<dyn Device>,
+    /// `Workspace::of(shape)`.
+    pub(crate) workspace: DevicePtr,
+    /// `[u64; ranks]`: every rank's window as this one addresses it.
+    pub(crate) peers: DevicePtr,
+    /// Where kernels say why they gave up. `None` once freed or leaked.
+    pub(crate) page: Option<Box<dyn SharedPage>>,
+}
+
+impl Private {
+    /// Allocates; nothing is cleared but the fault page. Synchronises.
+    pub(crate) fn alloc(device: Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        let mut memory =
+            Self { device, workspace: DevicePtr::NULL, peers: DevicePtr::NULL, page: None };
+        memory.page = Some(memory.device.fault_page()?);
+        memory.workspace = memory.device.alloc(plan.workspace_bytes())?;
+        memory.peers = memory.device.alloc(8 * u64::from(plan.shape().ranks))?;
+        Ok(memory)
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Clears the workspace and the signals of `window`, and writes the peers' table.
+    /// Synchronises.
+    pub(crate) fn set_up(
+        &self,
+        plan: &Plan,
+        window: DevicePtr,
+        signal_bytes: u64,
+        peers: &[DevicePtr],
+    ) -> Result<(), Error> {
+        let peers: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
+        self.device.fill(self.workspace, 0, plan.workspace_bytes())?;
+        self.device.fill(window, 0, signal_bytes)?;
+        self.device.upload(self.peers, &peers)
+    }
+
+    /// Frees everything; the first error is returned. Synchronises.
+    pub(crate) fn free(&mut self) -> Result<(), Error> {
+        let mut result = Ok(());
+        for at in [&mut self.workspace, &mut self.peers] {
+            let at = std::mem::replace(at, DevicePtr::NULL);
+            if at != DevicePtr::NULL {
+                result = result.and(self.device.free(at));
+            }
+        }
+        self.page = None;
+        result
+    }
+
+    /// Gives it up without freeing: a kernel may still be at work, and freeing would wait.
+    pub(crate) fn leak(&mut self) {
+        self.workspace = DevicePtr::NULL;
+        self.peers = DevicePtr::NULL;
+        std::mem::forget(self.page.take());
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        if let Err(error) = self.free() {
+            tracing::warn!(%error, "cannot free a communicator's memory");
+        }
+    }
+}
+
+/// The windows of all ranks of this process, which they leave one by one.
+pub(crate) struct Windows {
+    fabric: Arc<dyn Fabric>,
+    at: Vec<DevicePtr>,
+    holders: Mutex<Holders>,
+}
+
+/// Who still holds the windows, and how those left who do not.
+#[derive(Debug)]
+struct Holders {
+    open: usize,
+    /// One was dropped: its kernels may still be at work.
+    dropped: bool,
+    /// One gave up: ranks of other processes may never come to a barrier.
+    gave_up: bool,
+}
+
+/// How a rank leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Closed, in order.
+    Closed,
+    /// Closed after it gave up.
+    GaveUp,
+    /// Dropped.
+    Dropped,
+}
+
+impl Windows {
+    pub(crate) fn new(fabric: Arc<dyn Fabric>, at: Vec<DevicePtr>) -> Self {
+        let holders = Holders { open: at.len(), dropped: false, gave_up: false };
+        Self { fabric, at, holders: Mutex::new(holders) }
+    }
+
+    /// Counts one holder out. The last one waits for the other processes and frees the windows,
+    /// unless that could wait for ever or pull memory from under a kernel: then they are leaked.
+    pub(crate) fn leave(&self, how: Leave) -> Result<(), Error> {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.open -= 1;
+        holders.dropped |= how == Leave::Dropped;
+        holders.gave_up |= how == Leave::GaveUp;
+        if holders.open > 0 {
+            return Ok(());
+        }
+        let single_process = self.at.len() == self.fabric.ranks() as usize;
+        if holders.dropped || (holders.gave_up && !single_process) {
+            tracing::warn!(
+                windows = self.at.len(),
+                "the windows of a communicator are leaked: a rank was dropped without close, or \
+                 gave up while other processes may still be waiting"
+            );
+            return Ok(());
+        }
+        self.fabric.barrier()?;
+        self.fabric.free_windows(&self.at)
+    }
+}
+
+/// Whether all ranks come out of a step well. The outer error is that of asking; then nobody
+/// knows. Collective.
+pub(crate) fn agree<T>(
+    fabric: &dyn Fabric,
+    step: &'static str,
+    result: Result<T, Error>,
+) -> Result<Result<T, Error>, Error> {
+    let well = fabric.all_gather(u64::from(result.is_ok()))?;
+    let failed = well.iter().position(|&well| well == 0);
+    Ok(result.and_then(|value| match failed {
+        Some(rank) => Err(Error::PeerFailed { rank: Rank(rank as u32), step }),
+        None => Ok(value),
+    }))
+}

@@ -1,0 +1,355 @@
+//! A configuration that was checked.
+
+use std::fmt;
+use std::time::Duration;
+
+use ferry_layout::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace};
+
+use crate::{Config, Error, Group};
+
+/// Most elements of a token: its bytes, and the header behind them, count in 32 bits.
+const MAX_HIDDEN: usize = 1 << 20;
+/// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are taken.
+const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
+/// Longest deadline: a day.
+const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Proof that a [`Config`] fits a [`Group`]: sizes were checked once, so nothing downstream
+/// checks them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    config: Config,
+    shape: Shape,
+}
+
+/// One field of a [`Config`] that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The field's name.
+    pub field: &'static str,
+    /// What it holds.
+    pub value: String,
+    /// What it must hold.
+    pub rule: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, value, rule } = self;
+        write!(f, "{field} is {value}, but {rule}")
+    }
+}
+
+/// Everything that is wrong with a [`Config`], one line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanError {
+    /// In the order of the fields; never empty.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the configuration does not work:")?;
+        self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+/// Collects problems.
+#[derive(Default)]
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn require(
+        &mut self,
+        holds: bool,
+        field: &'static str,
+        value: impl ToString,
+        rule: impl ToString,
+    ) {
+        if !holds {
+            self.0.push(Problem { field, value: value.to_string(), rule: rule.to_string() });
+        }
+    }
+}
+
+impl Plan {
+    /// Checks `config` for `group`. Not collective; does not synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] with every problem at once.
+    pub fn new(group: &Group, config: Config) -> Result<Self, Error> {
+        Ok(Self::check(group.ranks(), group.reaches_other_nodes(), config)?)
+    }
+
+    fn check(ranks: u32, reaches_other_nodes: bool, config: Config) -> Result<Self, PlanError> {
+        let mut problems = Problems::default();
+        check_routing(&mut problems, ranks, &config);
+        check_sizes(&mut problems, ranks, &config);
+        check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
+        check_behaviour(&mut problems, &config);
+        if !problems.0.is_empty() {
+            return Err(PlanError { problems: problems.0 });
+        }
+        // Every number was found to fit above.
+        let shape = Shape {
+            ranks,
+            p2p_world_size: config.p2p_world_size.map_or(ranks, |size| size as u32),
+            experts: config.experts as u32,
+            top_k: config.top_k as u32,
+            hidden: config.hidden as u32,
+            max_tokens_per_rank: config.max_tokens_per_rank as u32,
+            combine_mode: match config.combine {
+                CombineMode::Reduced => 0,
+                CombineMode::Exact => 1,
+            },
+        };
+        Ok(Self { config, shape })
+    }
+
+    /// What was checked.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The sizes as kernels see them.
+    pub const fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Experts that live on each rank.
+    pub const fn local_experts(&self) -> usize {
+        self.shape.local_experts() as usize
+    }
+
+    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k`. Output
+    /// tensors with this capacity are never too small.
+    pub const fn max_rows(&self) -> usize {
+        self.shape.max_rows() as usize
+    }
+
+    /// Bytes of each rank's receive window.
+    pub const fn window_bytes(&self) -> u64 {
+        Window::of(&self.shape).bytes
+    }
+
+    /// Bytes of each rank's private workspace.
+    pub const fn workspace_bytes(&self) -> u64 {
+        Workspace::of(&self.shape).bytes
+    }
+
+    /// The deadline as kernels see it.
+    pub(crate) fn deadline_ns(&self) -> u64 {
+        // At most a day: `check_behaviour`.
+        self.config.deadline.as_nanos() as u64
+    }
+}
+
+fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
+    let Config { experts, top_k, .. } = *config;
+    problems.require(
+        (1..=MAX_RANKS).contains(&ranks),
+        "ranks",
+        ranks,
+        format_args!("a group has 1 to {MAX_RANKS} ranks"),
+    );
+    problems.require(
+        (1..=MAX_EXPERTS as usize).contains(&experts),
+        "experts",
+        experts,
+        format_args!("it must be 1 to {MAX_EXPERTS}"),
+    );
+    problems.require(
+        ranks == 0 || experts.is_multiple_of(ranks as usize),
+        "experts",
+        experts,
+        format_args!("it must be divisible by the {ranks} ranks"),
+    );
+    problems.require(
+        (1..=MAX_TOP_K as usize).contains(&top_k),
+        "top_k",
+        top_k,
+        format_args!("it must be 1 to {MAX_TOP_K}"),
+    );
+    problems.require(
+        top_k <= experts,
+        "top_k",
+        top_k,
+        format_args!("a token cannot name more than the {experts} experts"),
+    );
+}
+
+fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
+    let Config { top_k, hidden, max_tokens_per_rank, .. } = *config;
+    problems.require(
+        hidden > 0 && hidden.is_multiple_of(8),
+        "hidden",
+        hidden,
+        "it must be a multiple of 8 above 0",
+    );
+    problems.require(
+        hidden <= MAX_HIDDEN,
+        "hidden",
+        hidden,
+        format_args!("it must be at most {MAX_HIDDEN}"),
+    );
+    problems.require(
+        max_tokens_per_rank > 0,
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        "it must be at least 1",
+    );
+    let rows = u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
+    problems.require(
+        rows <= MAX_ROWS,
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        format_args!("ranks * max_tokens_per_rank * top_k is {rows}, and at most {MAX_ROWS} rows can be counted"),
+    );
+}
+
+fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, config: &Config) {
+    let Some(size) = config.p2p_world_size else { return };
+    let divides = size > 0 && (ranks as usize).is_multiple_of(size);
+    problems.require(
+        divides,
+        "p2p_world_size",
+        size,
+        format_args!("it must divide the {ranks} ranks"),
+    );
+    problems.require(
+        !divides || size >= ranks as usize || reaches_other_nodes,
+        "p2p_world_size",
+        size,
+        format_args!("this group cannot reach ranks of other nodes, so it must be {ranks}"),
+    );
+}
+
+fn check_behaviour(problems: &mut Problems, config: &Config) {
+    let Config { deadline, max_sms, .. } = *config;
+    problems.require(
+        !deadline.is_zero() && deadline <= MAX_DEADLINE,
+        "deadline",
+        format_args!("{deadline:?}"),
+        "it must be above zero and at most a day",
+    );
+    problems.require(max_sms != Some(0), "max_sms", "0", "it must be at least 1, or None for all");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Config = Config {
+        experts: 256,
+        top_k: 8,
+        hidden: 7168,
+        max_tokens_per_rank: 128,
+        p2p_world_size: None,
+        combine: CombineMode::Reduced,
+        deadline: Duration::from_secs(1),
+        debug_checks: false,
+        max_sms: None,
+    };
+
+    fn problems(ranks: u32, config: Config) -> Vec<(&'static str, String)> {
+        match Plan::check(ranks, true, config) {
+            Ok(_) => Vec::new(),
+            Err(error) => error.problems.into_iter().map(|p| (p.field, p.value)).collect(),
+        }
+    }
+
+    fn one(field: &'static str, value: &str) -> Vec<(&'static str, String)> {
+        vec![(field, value.to_owned())]
+    }
+
+    #[test]
+    fn a_good_configuration_gives_its_sizes() {
+        let plan = Plan::check(4, false, GOOD).unwrap();
+        assert_eq!(plan.local_experts(), 64);
+        assert_eq!(plan.max_rows(), 4 * 128 * 8);
+        assert_eq!(plan.shape().p2p_world_size, 4);
+        assert_eq!(plan.config(), &GOOD);
+        assert!(plan.window_bytes() > 4 * 128 * 7168 * 2);
+        assert!(plan.workspace_bytes() > 0);
+        assert_eq!(plan.deadline_ns(), 1_000_000_000);
+    }
+
+    #[test]
+    fn every_rule_is_checked() {
+        assert_eq!(problems(4, Config { hidden: 12, ..GOOD }), one("hidden", "12"));
+        assert_eq!(problems(4, Config { hidden: 0, ..GOOD }), one("hidden", "0"));
+        let wide = MAX_HIDDEN + 8;
+        assert_eq!(problems(4, Config { hidden: wide, ..GOOD }), one("hidden", "1048584"));
+        assert_eq!(problems(4, Config { top_k: 0, ..GOOD }), one("top_k", "0"));
+        assert_eq!(problems(4, Config { top_k: 33, ..GOOD }), one("top_k", "33"));
+        assert_eq!(problems(4, Config { experts: 4, ..GOOD }), one("top_k", "8"));
+        assert_eq!(problems(4, Config { experts: 255, ..GOOD }), one("experts", "255"));
+        assert_eq!(problems(4, Config { experts: 65_536, ..GOOD }), one("experts", "65536"));
+        assert_eq!(problems(65, Config { experts: 650, ..GOOD }), one("ranks", "65"));
+        assert_eq!(problems(0, GOOD), one("ranks", "0"));
+        let none = Config { max_tokens_per_rank: 0, ..GOOD };
+        assert_eq!(problems(4, none), one("max_tokens_per_rank", "0"));
+        let many = Config { max_tokens_per_rank: 1 << 26, ..GOOD };
+        assert_eq!(problems(4, many), one("max_tokens_per_rank", "67108864"));
+        let all = Config { max_tokens_per_rank: usize::MAX, ..GOOD };
+        assert_eq!(problems(4, all).len(), 1);
+        for size in [0, 3, 8] {
+            let config = Config { p2p_world_size: Some(size), ..GOOD };
+            assert_eq!(problems(4, config), one("p2p_world_size", &size.to_string()));
+        }
+        assert_eq!(problems(4, Config { deadline: Duration::ZERO, ..GOOD }), one("deadline", "0ns"));
+        assert_eq!(problems(4, Config { deadline: Duration::MAX, ..GOOD }).len(), 1);
+        assert_eq!(problems(4, Config { max_sms: Some(0), ..GOOD }), one("max_sms", "0"));
+    }
+
+    #[test]
+    fn no_experts_are_reported_once_for_the_count_and_once_for_top_k() {
+        let fields: Vec<_> = problems(4, Config { experts: 0, ..GOOD });
+        assert_eq!(fields, [("experts", "0".to_owned()), ("top_k", "8".to_owned())]);
+    }
+
+    #[test]
+    fn other_nodes_need_a_fabric_that_reaches_them() {
+        let config = Config { p2p_world_size: Some(2), ..GOOD };
+        assert!(Plan::check(4, true, config).is_ok());
+        let error = Plan::check(4, false, config).unwrap_err();
+        assert_eq!(error.problems.len(), 1);
+        assert_eq!(error.problems[0].field, "p2p_world_size");
+        let whole = Config { p2p_world_size: Some(4), ..GOOD };
+        assert!(Plan::check(4, false, whole).is_ok());
+    }
+
+    #[test]
+    fn all_problems_come_together_with_one_line_each() {
+        let config = Config {
+            experts: 7,
+            top_k: 40,
+            hidden: 9,
+            max_tokens_per_rank: 0,
+            p2p_world_size: Some(3),
+            deadline: Duration::ZERO,
+            max_sms: Some(0),
+            ..GOOD
+        };
+        let error = Plan::check(4, true, config).unwrap_err();
+        let fields: Vec<_> = error.problems.iter().map(|p| p.field).collect();
+        assert_eq!(
+            fields,
+            [
+                "experts",
+                "top_k",
+                "top_k",
+                "hidden",
+                "max_tokens_per_rank",
+                "p2p_world_size",
+                "deadline",
+                "max_sms"
+            ]
+        );
+        let text = error.to_string();
+        assert_eq!(text.lines().count(), 1 + error.problems.len());
+        assert!(text.contains("hidden is 9, but it must be a multiple of 8 above 0"), "{text}");
+    }
+}

@@ -1,0 +1,189 @@
+//! A round under way: what may be called next, as types.
+
+use ferry_layout::Kernel;
+
+use crate::device::Args;
+use crate::{
+    CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream,
+};
+
+/// How far a rank's round is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Round {
+    /// None is open.
+    Idle,
+    /// `dispatch_async` was enqueued.
+    Sent { input: DispatchInput },
+    /// The dispatch was enqueued whole.
+    Received(Received),
+    /// `combine_async` was enqueued.
+    Returned { received: Received, input: CombineInput, output: CombineOutput },
+}
+
+/// What a combine must know of its dispatch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// Tokens that this rank brought.
+    pub(crate) tokens: usize,
+    /// Rows that its outputs hold.
+    pub(crate) capacity: usize,
+}
+
+impl Received {
+    pub(crate) const fn of(input: &DispatchInput, output: &DispatchOutput) -> Self {
+        Self { tokens: input.x.dims[0], capacity: output.capacity() }
+    }
+}
+
+/// What is left to do in an open round; see [`ExpertParallel::unfinished`].
+#[derive(Debug)]
+pub enum Unfinished<'a> {
+    /// No round is open.
+    Nothing,
+    /// The wait of a `dispatch_async`.
+    DispatchWait(DispatchPending<'a>),
+    /// The combine of a dispatch.
+    Combine(Dispatched<'a>),
+    /// The wait of a `combine_async`.
+    CombineWait(CombinePending<'a>),
+}
+
+/// A dispatch that was sent and not received; [`wait`](Self::wait) receives it. Until the round
+/// has ended, its [`ExpertParallel`] cannot be used for another.
+#[must_use = "a dispatch that is not waited for blocks its communicator"]
+#[derive(Debug)]
+pub struct DispatchPending<'a> {
+    rank: &'a mut ExpertParallel,
+    input: DispatchInput,
+}
+
+impl<'a> DispatchPending<'a> {
+    /// After the kernel was enqueued.
+    pub(crate) const fn of(rank: &'a mut ExpertParallel, input: DispatchInput) -> Self {
+        rank.round = Round::Sent { input };
+        Self { rank, input }
+    }
+
+    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
+    pub const fn expert_parallel(&self) -> &ExpertParallel {
+        self.rank
+    }
+
+    /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
+    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`.
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::Poisoned`], or what the launch reports. Nothing is enqueued
+    /// then, and [`ExpertParallel::unfinished`] gives the wait back.
+    pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
+        let Self { rank, input } = self;
+        let args = output.add_to(input.args(&rank.common, &rank.plan)?, &rank.plan)?;
+        rank.launch(stream, Kernel::DispatchWait, Args::Dispatch(args))?;
+        Ok(Dispatched::of(rank, Received::of(&input, output)))
+    }
+}
+
+/// A dispatch whose tokens are (or, in stream order, will be) in its outputs, and whose combine
+/// is due. Until the round has ended, its [`ExpertParallel`] cannot be used for another.
+#[must_use = "a dispatch that is not combined blocks its communicator"]
+#[derive(Debug)]
+pub struct Dispatched<'a> {
+    rank: &'a mut ExpertParallel,
+    received: Received,
+}
+
+impl<'a> Dispatched<'a> {
+    /// After the kernel was enqueued.
+    pub(crate) const fn of(rank: &'a mut ExpertParallel, received: Received) -> Self {
+        rank.round = Round::Received(received);
+        Self { rank, received }
+    }
+
+    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
+    pub const fn expert_parallel(&self) -> &ExpertParallel {
+        self.rank
+    }
+
+    /// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's
+    /// tokens, in one kernel; ends the round. Enqueues only; `input` and `output` are in use
+    /// until `stream` has passed the kernel. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`]; [`Error::WeightsInReducedMode`], [`Error::ApartInReducedMode`],
+    /// [`Error::WrongCombineOutput`] where weights, output and mode do not fit together;
+    /// [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then, and
+    /// [`ExpertParallel::unfinished`] gives the dispatch back.
+    pub fn combine(
+        self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<(), Error> {
+        let Self { rank, received } = self;
+        let args = input.args(output, &rank.common, &rank.plan, received)?;
+        rank.launch(stream, Kernel::Combine, Args::Combine(args))?;
+        rank.round = Round::Idle;
+        Ok(())
+    }
+
+    /// The first half of [`combine`](Self::combine): sends, and waits for no peer. Enqueues
+    /// only; `input` and `output` are in use until `stream` has passed the kernel of the wait.
+    /// Collective.
+    ///
+    /// # Errors
+    /// As [`combine`](Self::combine).
+    pub fn combine_async(
+        self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<CombinePending<'a>, Error> {
+        let Self { rank, received } = self;
+        let args = input.args(output, &rank.common, &rank.plan, received)?;
+        rank.launch(stream, Kernel::CombineAsync, Args::Combine(args))?;
+        Ok(CombinePending::of(rank, received, (*input, *output)))
+    }
+}
+
+/// A combine that was sent and not received; [`wait`](Self::wait) receives it.
+#[must_use = "a combine that is not waited for blocks its communicator"]
+#[derive(Debug)]
+pub struct CombinePending<'a> {
+    rank: &'a mut ExpertParallel,
+    received: Received,
+    input: CombineInput,
+    output: CombineOutput,
+}
+
+impl<'a> CombinePending<'a> {
+    /// After the kernel was enqueued.
+    pub(crate) const fn of(
+        rank: &'a mut ExpertParallel,
+        received: Received,
+        (input, output): (CombineInput, CombineOutput),
+    ) -> Self {
+        rank.round = Round::Returned { received, input, output };
+        Self { rank, received, input, output }
+    }
+
+    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
+    pub const fn expert_parallel(&self) -> &ExpertParallel {
+        self.rank
+    }
+
+    /// Receives and sums what comes back for this rank's tokens, into the output that was given
+    /// to `combine_async`; ends the round. Enqueues only; the kernel must come after that of the
+    /// `combine_async`. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`], or what the launch reports. Nothing is enqueued then, and
+    /// [`ExpertParallel::unfinished`] gives the wait back.
+    pub fn wait(self, stream: Stream) -> Result<(), Error> {
+        let Self { rank, received, input, output } = self;
+        let args = input.args(&output, &rank.common, &rank.plan, received)?;
+        rank.launch(stream, Kernel::CombineWait, Args::Combine(args))?;
+        rank.round = Round::Idle;
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! A group and devices that exist only in memory, for machines without GPUs.
+
+use std::sync::Arc;
+
+use bytemuck::{Zeroable, bytes_of, bytes_of_mut};
+use ferry_layout::{FaultPage, Rank, Shape};
+use ferry_simulator::{Options, Simulator};
+
+use crate::device::{Args, Launch, SharedPage};
+use crate::{Device, DevicePtr, Error, Fabric, Stream};
+
+/// Bytes that a fill writes at a time.
+const FILL_BYTES: u64 = 1 << 20;
+
+/// Simulated ranks, all driven by this process.
+pub(crate) struct SimulatedFabric {
+    simulator: Simulator,
+    ranks: u32,
+}
+
+impl SimulatedFabric {
+    pub(crate) fn new(options: Options) -> Self {
+        let ranks = options.ranks;
+        Self { simulator: Simulator::start(options), ranks }
+    }
+}
+
+impl Fabric for SimulatedFabric {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn local_ranks(&self) -> Vec<Rank> {
+        (0..self.ranks).map(Rank).collect()
+    }
+
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        Ok(Arc::new(SimulatedDevice { simulator: self.simulator.clone(), rank }))
+    }
+
+    fn reaches_other_nodes(&self) -> bool {
+        true
+    }
+
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        Ok(vec![value; self.ranks as usize])
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        (0..self.ranks).map(|rank| Ok(DevicePtr(self.simulator.alloc(rank, bytes)?))).collect()
+    }
+
+    fn peer_windows(
+        &self,
+        rank: Rank,
+        windows: &[DevicePtr],
+        shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        let own = windows[rank.0 as usize];
+        let as_seen = |peer| {
+            if shape.same_node(rank, Rank(peer)) { windows[peer as usize] } else { own }
+        };
+        Ok((0..self.ranks).map(as_seen).collect())
+    }
+
+    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        windows.iter().try_for_each(|window| Ok(self.simulator.free(window.0)?))
+    }
+}
+
+/// One simulated rank's memory and its only stream.
+struct SimulatedDevice {
+    simulator: Simulator,
+    rank: Rank,
+}
+
+impl Device for SimulatedDevice {
+    fn name(&self) -> String {
+        format!("simulated rank {}", self.rank.0)
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
+        Ok(DevicePtr(self.simulator.alloc(self.rank.0, bytes)?))
+    }
+
+    fn free(&self, at: DevicePtr) -> Result<(), Error> {
+        Ok(self.simulator.free(at.0)?)
+    }
+
+    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.simulator.write(to.0, bytes)?)
+    }
+
+    fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error> {
+        Ok(self.simulator.read(from.0, bytes)?)
+    }
+
+    fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error> {
+        let chunk = vec![value; bytes.min(FILL_BYTES) as usize];
+        for done in (0..bytes).step_by(FILL_BYTES as usize) {
+            let here = FILL_BYTES.min(bytes - done) as usize;
+            self.simulator.write(at.plus(done).0, &chunk[..here])?;
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<Stream, Error> {
+        Ok(Stream(0))
+    }
+
+    fn synchronize(&self, _stream: Stream) -> Result<(), Error> {
+        Ok(self.simulator.synchronize(self.rank.0)?)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let args = match launch.args {
+            Args::Dispatch(args) => ferry_simulator::Args::Dispatch(args),
+            Args::Combine(args) => ferry_simulator::Args::Combine(args),
+        };
+        Ok(self.simulator.launch(self.rank.0, launch.kernel, args)?)
+    }
+
+    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
+        let address = self.alloc(size_of::<FaultPage>() as u64)?;
+        self.upload(address, bytes_of(&FaultPage::zeroed()))?;
+        Ok(Box::new(SimulatedPage { simulator: self.simulator.clone(), address }))
+    }
+}
+
+/// A fault page in a simulated rank's memory.
+struct SimulatedPage {
+    simulator: Simulator,
+    address: DevicePtr,
+}
+
+impl SharedPage for SimulatedPage {
+    fn address(&self) -> DevicePtr {
+        self.address
+    }
+
+    fn read(&self) -> FaultPage {
+        let mut page = FaultPage::zeroed();
+        // Only a simulation that has ended cannot be read; whatever is asked of it next says so.
+        if let Err(error) = self.simulator.read(self.address.0, bytes_of_mut(&mut page)) {
+            tracing::warn!(%error, "cannot read a fault page");
+        }
+        page
+    }
+
+    fn clear(&self) {
+        if let Err(error) = self.simulator.write(self.address.0, bytes_of(&FaultPage::zeroed())) {
+            tracing::warn!(%error, "cannot clear a fault page");
+        }
+    }
+}
+
+impl Drop for SimulatedPage {
+    fn drop(&mut self) {
+        // Fails only if the simulation has ended, and its memory with it.
+        let _ = self.simulator.free(self.address.0);
+    }
+}
