@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Rank, Shape, Window, Workspace};
+use crate::{Rank, Shape, Table, Window, Workspace};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 #[repr(C)]
@@ -35,6 +35,96 @@ impl Common {
     /// This rank.
     pub const fn rank(&self) -> Rank {
         Rank(self.rank)
+    }
+}
+
+/// A tensor of the user's that is read or written row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensor {
+    /// Input tokens of dispatch; read only.
+    Input,
+    /// Output tokens of dispatch.
+    Output,
+    /// Expert outputs, input of combine; read only.
+    Expert,
+    /// Output of combine.
+    Combined,
+}
+
+/// Where the arguments of a kernel say its tensors and tables are. 0 where the kernel has none.
+pub trait Arguments: Copy {
+    /// What every kernel needs.
+    fn common(&self) -> &Common;
+    /// Device address of a tensor's first row.
+    fn tensor(&self, tensor: Tensor) -> u64;
+    /// Device address of a user's table.
+    fn user_table(&self, table: Table) -> u64;
+
+    /// Device address of a table.
+    #[inline(always)]
+    fn table(&self, table: Table) -> u64 {
+        let Common {
+            workspace, tables, ..
+        } = *self.common();
+        match table {
+            Table::Ordinals => workspace + tables.ordinals,
+            Table::Routes => workspace + tables.routes,
+            Table::Bases => workspace + tables.bases,
+            Table::RowMap => workspace + tables.row_map,
+            _ => self.user_table(table),
+        }
+    }
+}
+
+impl Arguments for DispatchArgs {
+    #[inline(always)]
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    #[inline(always)]
+    fn tensor(&self, tensor: Tensor) -> u64 {
+        match tensor {
+            Tensor::Input => self.x,
+            Tensor::Output => self.output_tokens,
+            Tensor::Expert | Tensor::Combined => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn user_table(&self, table: Table) -> u64 {
+        match table {
+            Table::TopkIds => self.topk_ids,
+            Table::TopkWeights => self.topk_weights,
+            Table::RowOffsets => self.row_offsets,
+            Table::ExpertIds => self.expert_ids,
+            Table::SrcInfo => self.src_info,
+            _ => 0,
+        }
+    }
+}
+
+impl Arguments for CombineArgs {
+    #[inline(always)]
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    #[inline(always)]
+    fn tensor(&self, tensor: Tensor) -> u64 {
+        match tensor {
+            Tensor::Expert => self.expert_rows,
+            Tensor::Combined => self.combined,
+            Tensor::Input | Tensor::Output => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn user_table(&self, table: Table) -> u64 {
+        match table {
+            Table::TopkWeights => self.topk_weights,
+            _ => 0,
+        }
     }
 }
 

@@ -102,7 +102,8 @@ pub struct Fault {
     pub kernel: Kernel,
     /// On which rank.
     pub rank: Rank,
-    /// The peer that was waited for; this rank itself where no peer is involved.
+    /// The peer that was waited for; this rank itself where no peer is involved; the top-k slot
+    /// where the input is at fault.
     pub peer: Rank,
     /// What was waited for or read.
     pub region: Region,
@@ -171,12 +172,11 @@ impl fmt::Display for Fault {
 /// A page that the host and the device share. The first fault wins; the host reads it without
 /// asking the device.
 ///
-/// `state` is 0 (none), 1 (being written), 2 (readable). The other words are a [`Fault`] in
-/// numbers.
+/// The words after `state` are a [`Fault`] in numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct FaultPage {
-    /// 0 none, 1 being written, 2 readable.
+    /// [`EMPTY`](Self::EMPTY), or [`COMPLETE`](Self::COMPLETE) once all other words stand.
     pub state: u64,
     /// Index into the kinds.
     pub kind: u64,
@@ -201,10 +201,8 @@ pub struct FaultPage {
 impl FaultPage {
     /// `state` of a page that nobody wrote.
     pub const EMPTY: u64 = 0;
-    /// `state` while a kernel writes.
-    pub const CLAIMED: u64 = 1;
     /// `state` once the record is complete.
-    pub const COMPLETE: u64 = 2;
+    pub const COMPLETE: u64 = 1;
 
     /// The record of `fault`, complete.
     pub const fn of(fault: &Fault) -> Self {

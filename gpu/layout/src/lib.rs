@@ -15,7 +15,7 @@ mod tag;
 mod window;
 mod workspace;
 
-pub use args::{CombineArgs, Common, DispatchArgs};
+pub use args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use header::Header;

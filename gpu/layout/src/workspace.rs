@@ -18,11 +18,13 @@ pub enum Counter {
     Exits,
     /// Not zero once a wait was given up: no kernel starts work any more.
     Stopped,
+    /// Held while a lane writes the fault page.
+    FaultLock,
 }
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 5;
+    pub const COUNT: u64 = 6;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;

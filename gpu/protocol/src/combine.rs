@@ -1,10 +1,10 @@
 //! Combine: expert outputs go back to their tokens and are summed.
 
 use ferry_layout::{
-    CombineArgs, CombineMode, Counter, Header, Kernel, NOT_ROUTED, Rank, Region, Table,
+    CombineArgs, CombineMode, Counter, Header, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
 };
 
-use crate::receive::{Batches, row_map_entry};
+use crate::receive::{Batch, row_map_entry};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
 use crate::send::entry;
 use crate::wait::{Awaited, Launch, Stopped};
@@ -51,7 +51,8 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
             handshake::say_consumed(*machine, rank, word, *epoch);
         });
     }
-    for batch in Batches::of(machine.warp(), machine.warps(), shape) {
+    let mut next = Batch::first(*machine, shape);
+    while let Some(batch) = next {
         // The dispatch has seen these words arrive: nothing to wait for.
         let mut here =
             machine.ballot(machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(false)));
@@ -60,6 +61,7 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
             send_row_back(launch, args, source, token);
             here &= here - 1;
         }
+        next = batch.next();
     }
 }
 
@@ -128,9 +130,12 @@ fn send_reduced<M: Machine>(
         here,
         |k| {
             let weight = f32::from_bits(machine.broadcast(weights, k));
-            (Row::Expert(machine.broadcast(positions, k)), weight)
+            (
+                Row::Tensor(Tensor::Expert, machine.broadcast(positions, k)),
+                weight,
+            )
         },
-        row,
+        Row::Window(rank, at),
     );
     let flag = window.combine_flag(token, slot_index);
     machine.release();
@@ -171,12 +176,14 @@ fn send_exact<M: Machine>(
     let bytes = common.shape.combine_row_bytes();
     for_each_bit(here as u64, |k| {
         let position = machine.broadcast(positions, k);
-        let row = if near {
-            Row::Window(source, window.combine_row(token, k))
+        let (rank, at) = if near {
+            (source, window.combine_row(token, k))
         } else {
-            Row::Window(me, window.exact_staging(position))
+            (me, window.exact_staging(position))
         };
-        machine.copy_row(bytes, Row::Expert(position), 1, |_| row);
+        machine.copy_row(bytes, Row::Tensor(Tensor::Expert, position), 1, |_| {
+            Row::Window(rank, at)
+        });
     });
     machine.release();
     if near {
@@ -268,7 +275,7 @@ fn gather_token<M: Machine>(
                 shape.hidden,
                 slots,
                 |slot| (at(slot), 1.0),
-                Row::Combined(token),
+                Row::Tensor(Tensor::Combined, token),
             );
         }
         CombineMode::Exact => {
@@ -286,7 +293,12 @@ fn gather_token<M: Machine>(
                     })
                 });
                 let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
-                machine.sum_rows(shape.hidden, slots, weighted, Row::Combined(token));
+                machine.sum_rows(
+                    shape.hidden,
+                    slots,
+                    weighted,
+                    Row::Tensor(Tensor::Combined, token),
+                );
             }
         }
     }
@@ -331,7 +343,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, token: u32, slots: u32) {
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     for k in 0..shape.top_k {
-        let to = Row::Combined(token * shape.top_k + k);
+        let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
             machine.copy_row(shape.combine_row_bytes(), from, 1, |_| to);
@@ -348,6 +360,7 @@ fn low_bits(count: u32) -> u32 {
 }
 
 /// The rank of the `slot`-th set bit.
+#[inline(always)]
 fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
     for _ in 0..slot {
         ranks &= ranks - 1;

@@ -1,6 +1,6 @@
 //! What a machine must offer to run the protocol.
 
-use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table, Tensor};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -37,14 +37,8 @@ pub trait Counters {
 /// A row of a tensor or of a window, whole.
 #[derive(Clone, Copy, Debug)]
 pub enum Row {
-    /// Of the user's input tokens.
-    Input(u32),
-    /// Of the user's dispatch output.
-    Output(u32),
-    /// Of the user's expert outputs.
-    Expert(u32),
-    /// Of the user's combine output.
-    Combined(u32),
+    /// Of a tensor of the user's.
+    Tensor(Tensor, u32),
     /// In the window of a rank of this node (or of this rank).
     Window(Rank, ByteOffset),
 }

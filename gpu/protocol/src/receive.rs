@@ -4,7 +4,8 @@
 //! wait for rows, each for its own, and copy them to their final places as they come.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table, Tagged,
+    Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table,
+    Tagged, Tensor,
 };
 
 use crate::route::lane_or_none;
@@ -28,7 +29,8 @@ pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<()
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
         machine.load(Counter::OffsetsReady) >= epoch.0
     })?;
-    for batch in Batches::of(machine.warp(), machine.warps(), shape) {
+    let mut next = Batch::first(*machine, shape);
+    while let Some(batch) = next {
         let present = launch.wait_lanes(
             |lane: u32| batch.presence(launch, lane).map(u32::from),
             |lane| batch.awaited(launch, lane),
@@ -40,19 +42,14 @@ pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<()
             receive_row(launch, args, source, token)?;
             coming &= coming - 1;
         }
+        next = batch.next();
     }
     Ok(())
 }
 
-/// Units of work `(source, token)`, dealt to the warps one by one, sources interleaved, and
-/// taken 32 at a time so that the lanes look at 32 presence bits at once.
-pub struct Batches {
-    next: u64,
-    units: u64,
-    warps: u32,
-}
-
-/// 32 units of a warp, one a lane.
+/// 32 units of work `(source, token)` of a warp, one a lane. Units are dealt to the warps one by
+/// one, sources interleaved, and taken 32 at a time so that the lanes look at 32 presence bits
+/// at once.
 #[derive(Clone, Copy)]
 pub struct Batch {
     first: u64,
@@ -60,37 +57,34 @@ pub struct Batch {
     warps: u32,
 }
 
-impl Batches {
+impl Batch {
+    /// The first batch of a warp, if it has any.
     #[inline(always)]
-    pub fn of(warp: u32, warps: u32, shape: &Shape) -> Self {
+    pub fn first<M: Machine>(machine: &M, shape: &Shape) -> Option<Self> {
         let units = shape.ranks as u64 * shape.max_tokens_per_rank as u64;
         Self {
-            next: warp as u64,
+            first: machine.warp() as u64,
             units,
-            warps,
+            warps: machine.warps(),
         }
+        .if_any()
     }
-}
 
-impl Iterator for Batches {
-    type Item = Batch;
+    /// The warp's next batch, if there is one.
+    #[inline(always)]
+    pub fn next(self) -> Option<Self> {
+        Self {
+            first: self.first + LANES as u64 * self.warps as u64,
+            ..self
+        }
+        .if_any()
+    }
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Batch> {
-        let first = self.next;
-        if first >= self.units {
-            return None;
-        }
-        self.next += LANES as u64 * self.warps as u64;
-        Some(Batch {
-            first,
-            units: self.units,
-            warps: self.warps,
-        })
+    fn if_any(self) -> Option<Self> {
+        (self.first < self.units).then_some(self)
     }
-}
 
-impl Batch {
     /// The source and token of a lane's unit. Each rank starts with itself, so that not all read
     /// from the same source at the same time.
     #[inline(always)]
@@ -128,6 +122,7 @@ impl Batch {
         Some(Tagged(word).value(*epoch)? >> (token % LANES) & 1 != 0)
     }
 
+    #[inline(always)]
     fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
         let Launch {
             machine, common, ..
@@ -324,7 +319,7 @@ fn receive_row<M: Machine>(
         shape.payload_bytes(),
         Row::Window(me, row),
         here as u64,
-        |k| Row::Output(machine.broadcast(positions, k)),
+        |k| Row::Tensor(Tensor::Output, machine.broadcast(positions, k)),
     );
     machine.lanes(|lane| {
         let position = machine.own(positions, lane);
@@ -344,7 +339,7 @@ fn receive_row<M: Machine>(
 }
 
 /// Reports a row position that lies outside the outputs.
-#[cold]
+#[inline(always)]
 fn refuse_row<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,

@@ -5,6 +5,7 @@
 
 use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table, Tagged,
+    Tensor,
 };
 
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, rank_bit, ranks_of};
@@ -154,11 +155,13 @@ fn send_token<M: Machine>(
     let row = window.dispatch_row(me, token);
     let staging = window.dispatch_staging(token);
     let payload = shape.payload_bytes();
-    machine.copy_row(payload, Row::Input(token), near, |rank| {
+    machine.copy_row(payload, Row::Tensor(Tensor::Input, token), near, |rank| {
         Row::Window(Rank(rank), row)
     });
     if far != 0 {
-        machine.copy_row(payload, Row::Input(token), 1, |_| Row::Window(me, staging));
+        machine.copy_row(payload, Row::Tensor(Tensor::Input, token), 1, |_| {
+            Row::Window(me, staging)
+        });
     }
 
     launch.wait_local(Counter::ScansDone, Region::Ordinals, || {
@@ -173,13 +176,11 @@ fn send_token<M: Machine>(
 
     let flag = window.dispatch_flag(me, token);
     machine.release();
-    for first in [0, LANES] {
-        machine.lanes(|lane| {
-            if near >> (first + lane) & 1 != 0 {
-                slot::publish(*machine, Rank(first + lane), flag, *epoch);
-            }
-        });
-    }
+    on_each_rank(*machine, shape.ranks, |rank| {
+        if near >> rank.0 & 1 != 0 {
+            slot::publish(*machine, rank, flag, *epoch);
+        }
+    });
     for_each_bit(far, |rank| {
         machine.put(Put {
             peer: Rank(rank),
@@ -232,7 +233,7 @@ fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
 }
 
 /// Reports an expert that a token lists twice.
-#[cold]
+#[inline(always)]
 fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
     let Launch {
         machine, common, ..

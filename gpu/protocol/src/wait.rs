@@ -90,7 +90,7 @@ impl<'a, M: Machine> Launch<'a, M> {
     }
 
     /// Records why lane `lane` waits in vain, and stops every warp of this rank.
-    #[cold]
+    #[inline(always)]
     fn give_up<T>(
         &self,
         kind: FaultKind,
@@ -126,13 +126,14 @@ impl<'a, M: Machine> Launch<'a, M> {
     }
 
     /// Stops every warp of this rank, in this launch and in later ones.
-    #[cold]
+    #[inline(always)]
     pub fn stop<T>(&self) -> Result<T, Stopped> {
         self.machine.store(Counter::Stopped, 1);
         Err(Stopped)
     }
 
     /// A fault of this launch, to be filled in.
+    #[inline(always)]
     pub fn fault(&self) -> Fault {
         Fault {
             kind: FaultKind::LocalTimeout,
@@ -148,7 +149,7 @@ impl<'a, M: Machine> Launch<'a, M> {
     }
 
     /// Records `fault` under `kind`. For one lane.
-    #[cold]
+    #[inline(always)]
     pub fn record(&self, kind: FaultKind, fault: Fault) {
         self.machine.record(&Fault { kind, ..fault });
     }

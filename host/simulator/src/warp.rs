@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table, bf16_bits,
+    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table, bf16_bits,
     f32_of_bf16_bits,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals};
@@ -241,33 +241,23 @@ impl Warp<'_> {
     }
 
     fn row(&self, row: Row) -> u64 {
-        let bytes = u64::from(self.common.shape.payload_bytes());
-        let (tensor, index) = match (row, &self.args) {
-            (Row::Window(rank, at), _) => return self.mapped_window(rank) + at.bytes(),
-            (Row::Input(index), Args::Dispatch(args)) => (args.x, index),
-            (Row::Output(index), Args::Dispatch(args)) => (args.output_tokens, index),
-            (Row::Expert(index), Args::Combine(args)) => (args.expert_rows, index),
-            (Row::Combined(index), Args::Combine(args)) => (args.combined, index),
-            _ => (0, 0),
-        };
-        tensor + u64::from(index) * bytes
+        match row {
+            Row::Window(rank, at) => self.mapped_window(rank) + at.bytes(),
+            Row::Tensor(tensor, index) => {
+                let bytes = u64::from(self.common.shape.payload_bytes());
+                let first = match &self.args {
+                    Args::Dispatch(args) => args.tensor(tensor),
+                    Args::Combine(args) => args.tensor(tensor),
+                };
+                first + u64::from(index) * bytes
+            }
+        }
     }
 
     fn table(&self, table: Table) -> u64 {
-        let tables = &self.common.tables;
-        let workspace = self.common.workspace;
-        match (table, &self.args) {
-            (Table::TopkIds, Args::Dispatch(args)) => args.topk_ids,
-            (Table::TopkWeights, Args::Dispatch(args)) => args.topk_weights,
-            (Table::TopkWeights, Args::Combine(args)) => args.topk_weights,
-            (Table::RowOffsets, Args::Dispatch(args)) => args.row_offsets,
-            (Table::ExpertIds, Args::Dispatch(args)) => args.expert_ids,
-            (Table::SrcInfo, Args::Dispatch(args)) => args.src_info,
-            (Table::Ordinals, _) => workspace + tables.ordinals,
-            (Table::Routes, _) => workspace + tables.routes,
-            (Table::Bases, _) => workspace + tables.bases,
-            (Table::RowMap, _) => workspace + tables.row_map,
-            _ => 0,
+        match &self.args {
+            Args::Dispatch(args) => args.table(table),
+            Args::Combine(args) => args.table(table),
         }
     }
 

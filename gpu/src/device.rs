@@ -1,0 +1,395 @@
+//! A warp of a GPU as the protocol's machine: each operation is an instruction or a tight loop.
+
+use core::cell::Cell;
+
+use bytemuck::cast;
+use ferry_layout::{
+    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tensor,
+};
+use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals};
+
+use crate::ptx::memory::{self, Vector};
+use crate::ptx::{number, thread};
+use crate::shmem;
+
+/// Bytes that the lanes of a warp move with one instruction.
+const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
+/// Vectors that a lane has in flight when it copies a row.
+const COPY_DEPTH: usize = 8;
+/// Vectors that a lane sums at a time.
+const SUM_DEPTH: usize = 4;
+/// Polls between two looks at the clock.
+const POLLS: u32 = 64;
+
+/// A warp. `SHMEM`: some ranks are on other nodes.
+pub struct Gpu<'a, A, const SHMEM: bool> {
+    args: &'a A,
+    lane: u32,
+    warp: u32,
+    warps: u32,
+    started_ns: u64,
+    polls: Cell<u32>,
+}
+
+impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
+    /// The warp that runs this. Neighbouring warp numbers are on different multiprocessors, so
+    /// that few tasks spread over all of them.
+    ///
+    /// # Safety
+    /// The host built `args` for this rank: its addresses are live allocations of the sizes
+    /// that the shape implies, and the peers' windows are mapped as it says.
+    #[inline(always)]
+    pub unsafe fn new(args: &'a A) -> Self {
+        let in_block = thread::thread() / LANES;
+        Self {
+            args,
+            lane: thread::lane(),
+            warp: in_block * thread::blocks() + thread::block(),
+            warps: thread::threads() / LANES * thread::blocks(),
+            started_ns: thread::global_timer_ns(),
+            polls: Cell::new(0),
+        }
+    }
+
+    #[inline(always)]
+    fn common(&self) -> &Common {
+        self.args.common()
+    }
+
+    #[inline(always)]
+    fn window(&self, rank: Rank) -> u64 {
+        // SAFETY: the table of peers has an entry for every rank and stays as it is.
+        unsafe { memory::load_constant_u64(self.common().peers + 8 * rank.0 as u64) }
+    }
+
+    #[inline(always)]
+    fn counter(&self, counter: Counter) -> u64 {
+        self.common().workspace + counter.bytes()
+    }
+
+    #[inline(always)]
+    fn row(&self, row: Row) -> u64 {
+        match row {
+            Row::Window(rank, at) => self.window(rank) + at.bytes(),
+            Row::Tensor(tensor, index) => {
+                let bytes = self.common().shape.payload_bytes() as u64;
+                self.args.tensor(tensor) + index as u64 * bytes
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_near(&self, rank: Rank) -> bool {
+        !SHMEM || self.common().shape.same_node(self.common().rank(), rank)
+    }
+}
+
+/// Whether nobody writes a row while kernels read it.
+#[inline(always)]
+fn is_constant(row: Row) -> bool {
+    matches!(row, Row::Tensor(Tensor::Input | Tensor::Expert, _))
+}
+
+/// This lane's vectors from byte `start` of a row, `DEPTH` of them, zeros beyond `bytes`.
+///
+/// # Safety
+/// `row` has `bytes` bytes.
+#[inline(always)]
+unsafe fn load_strip<const DEPTH: usize>(
+    row: u64,
+    start: u32,
+    bytes: u32,
+    constant: bool,
+) -> [Vector; DEPTH] {
+    core::array::from_fn(|index| {
+        let at = start + index as u32 * WARP_BYTES;
+        // SAFETY: active only inside the row.
+        unsafe {
+            if constant {
+                memory::load_constant_vector(row + at as u64, at < bytes)
+            } else {
+                memory::load_vector(row + at as u64, at < bytes)
+            }
+        }
+    })
+}
+
+/// Stores what [`load_strip`] loaded.
+///
+/// # Safety
+/// `row` has `bytes` bytes.
+#[inline(always)]
+unsafe fn store_strip<const DEPTH: usize>(
+    row: u64,
+    start: u32,
+    bytes: u32,
+    strip: &[Vector; DEPTH],
+) {
+    for index in 0..DEPTH {
+        let at = start + index as u32 * WARP_BYTES;
+        // SAFETY: active only inside the row.
+        unsafe { memory::store_vector(row + at as u64, strip[index], at < bytes) };
+    }
+}
+
+/// Eight sums plus weight times eight BF16.
+#[inline(always)]
+fn add_vector(sums: [f32; 8], vector: Vector, weight: f32) -> [f32; 8] {
+    core::array::from_fn(|index| {
+        let (low, high) = number::f32_pair(vector[index / 2]);
+        let value = if index % 2 == 0 { low } else { high };
+        number::add_product(sums[index], weight, value)
+    })
+}
+
+/// Eight sums as BF16.
+#[inline(always)]
+fn round_vector(sums: &[f32; 8]) -> Vector {
+    [
+        number::bf16_pair(sums[0], sums[1]),
+        number::bf16_pair(sums[2], sums[3]),
+        number::bf16_pair(sums[4], sums[5]),
+        number::bf16_pair(sums[6], sums[7]),
+    ]
+}
+
+impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn release(&self) {
+        thread::converge();
+        // Every lane fences, so that any of them may signal: a release pattern is a fence and
+        // then a store of the same thread.
+        memory::fence_acq_rel_sys();
+    }
+
+    #[inline(always)]
+    fn signal(&self, to: Rank, at: Signal, value: u64) {
+        // SAFETY: signals lie inside the windows, which hold 64-bit words there.
+        unsafe {
+            if self.is_near(to) {
+                memory::store_relaxed_sys(self.window(to) + at.bytes(), value);
+            } else {
+                shmem::signal(to.0, self.window(to) + at.bytes(), value);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_signal(&self, at: Signal) -> u64 {
+        // SAFETY: signals lie inside the own window.
+        unsafe { memory::load_acquire_sys(self.window(self.common().rank()) + at.bytes()) }
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn add(&self, counter: Counter, amount: u64) -> u64 {
+        thread::converge();
+        let mut before = 0;
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            before = unsafe { memory::add_acq_rel_gpu(self.counter(counter), amount) };
+        }
+        let halves: [u32; 2] = cast(before);
+        thread::converge();
+        cast(halves.map(|half| thread::broadcast(half, 0)))
+    }
+
+    #[inline(always)]
+    fn load(&self, counter: Counter) -> u64 {
+        // SAFETY: counters lie inside the workspace.
+        unsafe { memory::load_acquire_gpu(self.counter(counter)) }
+    }
+
+    #[inline(always)]
+    fn store(&self, counter: Counter, value: u64) {
+        thread::converge();
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            unsafe { memory::store_release_gpu(self.counter(counter), value) };
+        }
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
+    type Lanes<T: Copy> = T;
+
+    #[inline(always)]
+    fn rank(&self) -> Rank {
+        self.common().rank()
+    }
+
+    #[inline(always)]
+    fn warp(&self) -> u32 {
+        self.warp
+    }
+
+    #[inline(always)]
+    fn warps(&self) -> u32 {
+        self.warps
+    }
+
+    #[inline(always)]
+    fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> T {
+        each(self.lane)
+    }
+
+    #[inline(always)]
+    fn own<T: Copy>(&self, values: T, _lane: u32) -> T {
+        values
+    }
+
+    #[inline(always)]
+    fn ballot(&self, values: bool) -> u32 {
+        thread::ballot(values)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, values: u32, lane: u32) -> u32 {
+        thread::broadcast(values, lane)
+    }
+
+    #[inline(always)]
+    fn exclusive_sum(&self, values: u32) -> (u32, u32) {
+        let mut sum = values;
+        for step in 0..LANES.ilog2() {
+            let below = thread::from_below(sum, 1 << step);
+            if self.lane >= 1 << step {
+                sum += below;
+            }
+        }
+        (sum - values, thread::broadcast(sum, LANES - 1))
+    }
+
+    #[inline(always)]
+    fn union(&self, values: u64) -> u64 {
+        let halves: [u32; 2] = cast(values);
+        cast(halves.map(thread::union))
+    }
+
+    #[inline(always)]
+    fn converge(&self) {
+        thread::converge();
+    }
+
+    #[inline(always)]
+    fn read(&self, table: Table, index: u64) -> u32 {
+        let at = self.args.table(table) + 4 * index;
+        // SAFETY: the protocol stays inside the tables; the user's inputs stay as they are.
+        unsafe {
+            match table {
+                Table::TopkIds | Table::TopkWeights => memory::load_constant_u32(at),
+                _ => memory::load_u32(at),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, table: Table, index: u64, value: u32) {
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::store_u32(self.args.table(table) + 4 * index, value) };
+    }
+
+    #[inline(always)]
+    fn read_window(&self, at: ByteOffset) -> u32 {
+        // SAFETY: offsets lie inside the windows.
+        unsafe { memory::load_u32(self.window(self.common().rank()) + at.bytes()) }
+    }
+
+    #[inline(always)]
+    fn write_window(&self, to: Rank, at: ByteOffset, value: u32) {
+        // SAFETY: offsets lie inside the windows, and `to` is mapped.
+        unsafe { memory::store_u32(self.window(to) + at.bytes(), value) };
+    }
+
+    #[inline(always)]
+    fn copy_row(&self, bytes: u32, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
+        let source = self.row(from);
+        let mut start = self.lane * size_of::<Vector>() as u32;
+        while start < bytes.next_multiple_of(WARP_BYTES) {
+            // SAFETY: the protocol copies whole rows, `bytes` long on both sides.
+            let strip =
+                unsafe { load_strip::<COPY_DEPTH>(source, start, bytes, is_constant(from)) };
+            let mut left = targets;
+            while left != 0 {
+                let target = self.row(to(left.trailing_zeros()));
+                // SAFETY: as above.
+                unsafe { store_strip(target, start, bytes, &strip) };
+                left &= left - 1;
+            }
+            start += COPY_DEPTH as u32 * WARP_BYTES;
+        }
+    }
+
+    #[inline(always)]
+    fn sum_rows(&self, elements: u32, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+        let bytes = 2 * elements;
+        let target = self.row(to);
+        let mut start = self.lane * size_of::<Vector>() as u32;
+        while start < bytes.next_multiple_of(WARP_BYTES) {
+            let mut sums = [[0f32; 8]; SUM_DEPTH];
+            let mut left = sources;
+            while left != 0 {
+                let (row, weight) = from(left.trailing_zeros());
+                // SAFETY: the protocol sums whole rows, `bytes` long on both sides.
+                let strip = unsafe {
+                    load_strip::<SUM_DEPTH>(self.row(row), start, bytes, is_constant(row))
+                };
+                sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
+                left &= left - 1;
+            }
+            let strip = core::array::from_fn(|index| round_vector(&sums[index]));
+            // SAFETY: as above.
+            unsafe { store_strip::<SUM_DEPTH>(target, start, bytes, &strip) };
+            start += SUM_DEPTH as u32 * WARP_BYTES;
+        }
+    }
+
+    #[inline(always)]
+    fn put(&self, put: Put) {
+        if SHMEM {
+            thread::converge();
+            let own = self.window(self.common().rank());
+            let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
+            let signal = own + put.signal.bytes();
+            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later
+            // round, which starts when every peer has answered this one.
+            unsafe { shmem::put_signal(put.peer.0, to, from, put.bytes, signal, put.value) };
+        }
+    }
+
+    #[inline(always)]
+    fn expired(&self) -> bool {
+        self.polls.set(self.polls.get() + 1);
+        if self.polls.get() % POLLS != 0 {
+            return false;
+        }
+        let waited_ns = thread::global_timer_ns() - self.started_ns;
+        // SAFETY: counters lie inside the workspace.
+        let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Stopped)) };
+        thread::ballot(stopped != 0 || waited_ns > self.common().deadline_ns) != 0
+    }
+
+    #[inline(always)]
+    fn record(&self, fault: &Fault) {
+        let page = self.common().fault_page;
+        let lock = self.counter(Counter::FaultLock);
+        // SAFETY: the lock lies in the workspace; the page is mapped host memory of the size of
+        // a `FaultPage`.
+        unsafe {
+            if memory::exchange_acq_rel_gpu(lock, 1) != 0 {
+                // Another lane is writing the first fault.
+                return;
+            }
+            if memory::load_relaxed_sys(page) == FaultPage::EMPTY {
+                let words: [u64; size_of::<FaultPage>() / 8] = cast(FaultPage::of(fault));
+                for index in 1..words.len() {
+                    memory::store_relaxed_sys(page + 8 * index as u64, words[index]);
+                }
+                memory::fence_acq_rel_sys();
+                memory::store_relaxed_sys(page, FaultPage::COMPLETE);
+            }
+            memory::store_release_gpu(lock, 0);
+        }
+    }
+}

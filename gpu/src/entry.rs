@@ -1,0 +1,67 @@
+//! The kernels. Each reads its arguments, builds the machine and calls the protocol.
+//!
+//! Launch: any number of blocks of any multiple of 32 threads, all resident at once. What stops
+//! a kernel stands in the fault page, so the protocol's result is not needed here.
+
+use ferry_layout::{CombineArgs, DispatchArgs};
+use ferry_protocol as protocol;
+
+use crate::device::Gpu;
+
+/// Declares a kernel: its name, its arguments, the protocol's function, and whether ranks of
+/// other nodes are among the peers.
+macro_rules! kernel {
+    ($name:ident, $args:ty, $run:path, $shmem:literal) => {
+        /// See the protocol's function of the same name.
+        ///
+        /// # Safety
+        /// The host built `args` for this rank.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(args: $args) {
+            // SAFETY: the host built `args` for this rank.
+            let machine = unsafe { Gpu::<_, $shmem>::new(&args) };
+            let _ = $run(&machine, &args);
+        }
+    };
+}
+
+kernel!(
+    ferry_dispatch_async,
+    DispatchArgs,
+    protocol::dispatch_async,
+    false
+);
+kernel!(
+    ferry_dispatch_async_shmem,
+    DispatchArgs,
+    protocol::dispatch_async,
+    true
+);
+kernel!(
+    ferry_dispatch_wait,
+    DispatchArgs,
+    protocol::dispatch_wait,
+    false
+);
+kernel!(ferry_dispatch, DispatchArgs, protocol::dispatch, false);
+kernel!(ferry_dispatch_shmem, DispatchArgs, protocol::dispatch, true);
+kernel!(
+    ferry_combine_async,
+    CombineArgs,
+    protocol::combine_async,
+    false
+);
+kernel!(
+    ferry_combine_async_shmem,
+    CombineArgs,
+    protocol::combine_async,
+    true
+);
+kernel!(
+    ferry_combine_wait,
+    CombineArgs,
+    protocol::combine_wait,
+    false
+);
+kernel!(ferry_combine, CombineArgs, protocol::combine, false);
+kernel!(ferry_combine_shmem, CombineArgs, protocol::combine, true);

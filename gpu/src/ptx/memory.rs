@@ -1,0 +1,229 @@
+//! Loads, stores, atomics and fences in global memory.
+//!
+//! # Safety
+//!
+//! Every function takes a generic address that must lie in global memory (a device's, a mapped
+//! peer's, or mapped host memory), aligned to the access, inside a live allocation. What else
+//! may race with it is the protocol's business: see `ferry-protocol`.
+
+use core::arch::asm;
+
+/// Sixteen bytes: the widest access of one lane.
+pub type Vector = [u32; 4];
+
+/// `ld.global.nc`, one word: memory that nobody writes while the kernel runs.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_constant_u32(address: u64) -> u32 {
+    let value;
+    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    unsafe {
+        asm!("ld.global.nc.u32 {}, [{}];", out(reg32) value, in(reg64) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+/// `ld.global.nc`, a double word: memory that nobody writes while the kernel runs.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_constant_u64(address: u64) -> u64 {
+    let value;
+    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    unsafe {
+        asm!("ld.global.nc.u64 {}, [{}];", out(reg64) value, in(reg64) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+/// `ld.global`, one word, weak: ordered by an acquire before it.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_u32(address: u64) -> u32 {
+    let value;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.global.u32 {}, [{}];", out(reg32) value, in(reg64) address,
+            options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// `st.global`, one word, weak: ordered by a release after it.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_u32(address: u64, value: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.global.u32 [{}], {};", in(reg64) address, in(reg32) value,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// `ld.global.nc.L1::no_allocate.v4`, if `active`, else zeros: read once, written by nobody
+/// while the kernel runs.
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn load_constant_vector(address: u64, active: bool) -> Vector {
+    let [mut a, mut b, mut c, mut d] = [0u32; 4];
+    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p ld.global.nc.L1::no_allocate.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
+            in(reg32) active as u32, inout(reg32) a, inout(reg32) b, inout(reg32) c,
+            inout(reg32) d, in(reg64) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
+/// `ld.global.L1::no_allocate.v4`, if `active`, else zeros: weak, ordered by an acquire before it.
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn load_vector(address: u64, active: bool) -> Vector {
+    let [mut a, mut b, mut c, mut d] = [0u32; 4];
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p ld.global.L1::no_allocate.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
+            in(reg32) active as u32, inout(reg32) a, inout(reg32) b, inout(reg32) c,
+            inout(reg32) d, in(reg64) address,
+            options(nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
+/// `st.global.v4`, if `active`: weak, ordered by a release after it.
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn store_vector(address: u64, value: Vector, active: bool) {
+    let [a, b, c, d] = value;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p st.global.v4.u32 [{}], {{{}, {}, {}, {}}}; }}",
+            in(reg32) active as u32, in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c,
+            in(reg32) d, options(nostack, preserves_flags));
+    }
+}
+
+/// Declares a function for one load instruction.
+macro_rules! load_u64 {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// See the module.
+        #[inline(always)]
+        pub unsafe fn $name(address: u64) -> u64 {
+            let value;
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!(concat!($instruction, " {}, [{}];"), out(reg64) value, in(reg64) address,
+                    options(nostack, preserves_flags));
+            }
+            value
+        }
+    };
+}
+
+/// Declares a function for one store instruction.
+macro_rules! store_u64 {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// See the module.
+        #[inline(always)]
+        pub unsafe fn $name(address: u64, value: u64) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!(concat!($instruction, " [{}], {};"), in(reg64) address, in(reg64) value,
+                    options(nostack, preserves_flags));
+            }
+        }
+    };
+}
+
+load_u64!(
+    /// `ld.acquire.sys.global`.
+    load_acquire_sys,
+    "ld.acquire.sys.global.u64"
+);
+load_u64!(
+    /// `ld.relaxed.sys.global`.
+    load_relaxed_sys,
+    "ld.relaxed.sys.global.u64"
+);
+load_u64!(
+    /// `ld.acquire.gpu.global`.
+    load_acquire_gpu,
+    "ld.acquire.gpu.global.u64"
+);
+load_u64!(
+    /// `ld.relaxed.gpu.global`.
+    load_relaxed_gpu,
+    "ld.relaxed.gpu.global.u64"
+);
+store_u64!(
+    /// `st.relaxed.sys.global`.
+    store_relaxed_sys,
+    "st.relaxed.sys.global.u64"
+);
+store_u64!(
+    /// `st.release.gpu.global`.
+    store_release_gpu,
+    "st.release.gpu.global.u64"
+);
+
+/// `atom.acq_rel.gpu.global.add`: the value before.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn add_acq_rel_gpu(address: u64, amount: u64) -> u64 {
+    let before;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("atom.acq_rel.gpu.global.add.u64 {}, [{}], {};", out(reg64) before,
+            in(reg64) address, in(reg64) amount, options(nostack, preserves_flags));
+    }
+    before
+}
+
+/// `atom.acq_rel.gpu.global.exch`: the value before.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn exchange_acq_rel_gpu(address: u64, value: u64) -> u64 {
+    let before;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("atom.acq_rel.gpu.global.exch.b64 {}, [{}], {};", out(reg64) before,
+            in(reg64) address, in(reg64) value, options(nostack, preserves_flags));
+    }
+    before
+}
+
+/// `fence.acq_rel.sys`.
+#[inline(always)]
+pub fn fence_acq_rel_sys() {
+    // SAFETY: a fence touches no memory of its own.
+    unsafe { asm!("fence.acq_rel.sys;", options(nostack, preserves_flags)) }
+}

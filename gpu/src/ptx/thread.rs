@@ -1,0 +1,115 @@
+//! Who a thread is, what a warp does together, and time.
+
+use core::arch::asm;
+
+// The LLVM intrinsics behind the warp-wide instructions of the same names.
+#[allow(improper_ctypes)]
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    fn llvm_ballot(mask: u32, value: bool) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+    fn llvm_shuffle_index(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
+    fn llvm_shuffle_up(mask: u32, value: u32, distance: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.or"]
+    fn llvm_reduce_or(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn llvm_warp_barrier(mask: u32);
+}
+
+/// All lanes of a warp.
+const ALL: u32 = u32::MAX;
+
+/// Declares a function that reads a 32-bit special register that stays the same for a thread.
+macro_rules! register {
+    ($(#[$doc:meta])* $name:ident, $register:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            let value;
+            // SAFETY: reading a special register touches no memory.
+            unsafe {
+                asm!(concat!("mov.u32 {}, %", $register, ";"), out(reg32) value,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            value
+        }
+    };
+}
+
+register!(
+    /// `%tid.x`: the thread's number in its block.
+    thread,
+    "tid.x"
+);
+register!(
+    /// `%ntid.x`: threads of a block.
+    threads,
+    "ntid.x"
+);
+register!(
+    /// `%ctaid.x`: the block's number.
+    block,
+    "ctaid.x"
+);
+register!(
+    /// `%nctaid.x`: blocks of the launch.
+    blocks,
+    "nctaid.x"
+);
+register!(
+    /// `%laneid`: the thread's number in its warp.
+    lane,
+    "laneid"
+);
+
+/// `%globaltimer`: nanoseconds, the same clock on all multiprocessors of a GPU.
+#[inline(always)]
+pub fn global_timer_ns() -> u64 {
+    let now;
+    // SAFETY: reading a special register touches no memory.
+    unsafe { asm!("mov.u64 {}, %globaltimer;", out(reg64) now, options(nostack, preserves_flags)) }
+    now
+}
+
+/// `vote.sync.ballot`: bit `i` is lane `i`'s value. All lanes.
+#[inline(always)]
+pub fn ballot(value: bool) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_ballot(ALL, value) }
+}
+
+/// `shfl.sync.idx`: what `lane` holds. All lanes.
+#[inline(always)]
+pub fn broadcast(value: u32, lane: u32) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_shuffle_index(ALL, value, lane, 31) }
+}
+
+/// `shfl.sync.up`: what the lane `distance` below holds, or the own value. All lanes.
+#[inline(always)]
+pub fn from_below(value: u32, distance: u32) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_shuffle_up(ALL, value, distance, 0) }
+}
+
+/// `redux.sync.or`: the bits that any lane holds. All lanes.
+#[inline(always)]
+pub fn union(value: u32) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_reduce_or(value, ALL) }
+}
+
+/// `bar.warp.sync`: orders the memory accesses of the warp's lanes among each other. All lanes.
+#[inline(always)]
+pub fn converge() {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_warp_barrier(ALL) }
+}
+
+/// `trap`: ends the kernel with an error. No code of Ferry's panics; this is for what the
+/// compiler cannot prove.
+pub fn trap() -> ! {
+    // SAFETY: ends the program.
+    unsafe { asm!("trap;", "exit;", options(noreturn, nostack)) }
+}
