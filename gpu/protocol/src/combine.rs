@@ -120,11 +120,7 @@ fn send_reduced<M: Machine>(
 
     let to = window.combine_row(token, slot_index);
     let staging = window.reduced_staging(source, token);
-    let row = if near {
-        Row::Window(source, to)
-    } else {
-        Row::Window(me, staging)
-    };
+    let (rank, at) = if near { (source, to) } else { (me, staging) };
     machine.sum_rows(
         shape.hidden,
         here,
