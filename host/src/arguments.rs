@@ -74,10 +74,14 @@ impl DispatchInput {
         let config = plan.config();
         let tokens = self.x.dims[0];
         if tokens > config.max_tokens_per_rank {
-            return Err(Error::TooManyTokens { given: tokens, max: config.max_tokens_per_rank });
+            return Err(Error::TooManyTokens {
+                given: tokens,
+                max: config.max_tokens_per_rank,
+            });
         }
         self.x.require("x", [tokens, config.hidden], ROW_ALIGN)?;
-        self.topk_ids.require("topk_ids", [tokens, config.top_k], WORD_ALIGN)?;
+        self.topk_ids
+            .require("topk_ids", [tokens, config.top_k], WORD_ALIGN)?;
         if let Some(weights) = &self.topk_weights {
             weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
         }
@@ -101,10 +105,14 @@ impl DispatchOutput {
     /// `args`, with these outputs.
     pub(crate) fn add_to(&self, args: DispatchArgs, plan: &Plan) -> Result<DispatchArgs, Error> {
         let capacity = self.capacity();
-        self.tokens.require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
-        self.row_offsets.require("row_offsets", [plan.local_experts() + 1], WORD_ALIGN)?;
-        self.expert_ids.require("expert_ids", [plan.local_experts()], WORD_ALIGN)?;
-        self.src_info.require("src_info", [capacity, 2], WORD_ALIGN)?;
+        self.tokens
+            .require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
+        self.row_offsets
+            .require("row_offsets", [plan.local_experts() + 1], WORD_ALIGN)?;
+        self.expert_ids
+            .require("expert_ids", [plan.local_experts()], WORD_ALIGN)?;
+        self.src_info
+            .require("src_info", [capacity, 2], WORD_ALIGN)?;
         Ok(DispatchArgs {
             output_tokens: self.tokens.at.0,
             row_offsets: self.row_offsets.at.0,
@@ -131,7 +139,8 @@ impl CombineInput {
         Received { tokens, capacity }: Received,
     ) -> Result<CombineArgs, Error> {
         let config = plan.config();
-        self.expert_rows.require("expert_rows", [capacity, config.hidden], ROW_ALIGN)?;
+        self.expert_rows
+            .require("expert_rows", [capacity, config.hidden], ROW_ALIGN)?;
         if let Some(weights) = &self.topk_weights {
             if config.combine == CombineMode::Reduced {
                 return Err(Error::WeightsInReducedMode);

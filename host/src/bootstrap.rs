@@ -1,5 +1,6 @@
 //! How processes find each other before they have anything of Ferry's.
 
+mod peer;
 mod tcp;
 
 use std::net::SocketAddr;
@@ -47,7 +48,9 @@ pub enum BootstrapError {
         address: SocketAddr,
     },
     /// Two processes call themselves the same.
-    #[error("rank {rank} has joined at {address} already; another process was started with the same rank")]
+    #[error(
+        "rank {rank} has joined at {address} already; another process was started with the same rank"
+    )]
     DuplicateRank {
         /// The rank.
         rank: u32,
@@ -55,7 +58,9 @@ pub enum BootstrapError {
         address: SocketAddr,
     },
     /// Processes do not agree on the size of the group.
-    #[error("rank {rank} expects {ours} ranks, but rank {peer} expects {theirs} (rendezvous at {address})")]
+    #[error(
+        "rank {rank} expects {ours} ranks, but rank {peer} expects {theirs} (rendezvous at {address})"
+    )]
     WorldSize {
         /// This rank.
         rank: u32,
@@ -99,7 +104,9 @@ pub enum BootstrapError {
         seconds: f64,
     },
     /// A rank speaks another protocol, another version of it, or makes other calls.
-    #[error("rank {peer} at {address} sent something unexpected ({doing}): wanted {wanted:#x}, got {got:#x}")]
+    #[error(
+        "rank {peer} at {address} sent something unexpected ({doing}): wanted {wanted:#x}, got {got:#x}"
+    )]
     Unexpected {
         /// Who.
         peer: u32,

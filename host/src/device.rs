@@ -1,6 +1,6 @@
 //! What Ferry asks of a device and of the fabric between devices.
 //!
-//! Two implementations: [`cuda`](crate::cuda) (feature `cuda`) and the simulator. Addresses and
+//! Two implementations: CUDA (feature `cuda`) and the simulator. Addresses and
 //! streams are raw numbers, so that any engine's tensors and streams can be passed in.
 
 use std::sync::Arc;

@@ -37,7 +37,9 @@ pub enum Error {
         devices: usize,
     },
     /// Two devices that cannot write each other's memory.
-    #[error("device {from} cannot access the memory of device {to}; a local group needs peer access between every two of its devices")]
+    #[error(
+        "device {from} cannot access the memory of device {to}; a local group needs peer access between every two of its devices"
+    )]
     NoPeerAccess {
         /// The device that would write.
         from: usize,
@@ -193,7 +195,9 @@ pub enum Error {
         driver: String,
     },
     /// No embedded PTX that the device can run.
-    #[error("no embedded kernels run on {device} (compute capability {capability}); there are {available}")]
+    #[error(
+        "no embedded kernels run on {device} (compute capability {capability}); there are {available}"
+    )]
     NoKernelFor {
         /// The device's name.
         device: String,
@@ -203,7 +207,9 @@ pub enum Error {
         available: String,
     },
     /// An NVSHMEM host library that does not fit the device code linked into the kernels.
-    #[error("the NVSHMEM host library is version {found}, but the kernels were linked with {linked}; install {linked}")]
+    #[error(
+        "the NVSHMEM host library is version {found}, but the kernels were linked with {linked}; install {linked}"
+    )]
     NvshmemVersion {
         /// Of the device code in the PTX.
         linked: String,
@@ -241,6 +247,9 @@ impl fmt::Display for CudaError {
 impl std::error::Error for CudaError {}
 
 fn paths(tried: &[PathBuf]) -> String {
-    let tried: Vec<_> = tried.iter().map(|path| path.display().to_string()).collect();
+    let tried: Vec<_> = tried
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
     tried.join(", ")
 }

@@ -43,19 +43,28 @@ impl ExpertParallel {
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
         let (fabric, shape) = (group.fabric(), plan.shape());
         if shape.ranks != group.ranks() {
-            return Err(Error::PlanForOtherGroup { plan: shape.ranks, group: group.ranks() });
+            return Err(Error::PlanForOtherGroup {
+                plan: shape.ranks,
+                group: group.ranks(),
+            });
         }
         compare_shapes(&**fabric, plan)?;
         let ranks = fabric.local_ranks();
-        let memory: Result<Vec<_>, Error> =
-            ranks.iter().map(|&rank| Private::alloc(group.device(rank)?, plan)).collect();
+        let memory: Result<Vec<_>, Error> = ranks
+            .iter()
+            .map(|&rank| Private::alloc(group.device(rank)?, plan))
+            .collect();
         let memory = agree(&**fabric, "allocating device memory", memory)??;
         let at = fabric.alloc_windows(plan.window_bytes())?;
         let signal_bytes = Window::of(shape).signal_bytes;
-        let set_up = ranks.iter().zip(&memory).zip(&at).try_for_each(|((&rank, memory), &own)| {
-            let peers = fabric.peer_windows(rank, &at, shape)?;
-            memory.set_up(plan, own, signal_bytes, &peers)
-        });
+        let set_up = ranks
+            .iter()
+            .zip(&memory)
+            .zip(&at)
+            .try_for_each(|((&rank, memory), &own)| {
+                let peers = fabric.peer_windows(rank, &at, shape)?;
+                memory.set_up(plan, own, signal_bytes, &peers)
+            });
         // Also the barrier: nobody signals before all signals are clear.
         if let Err(error) = agree(&**fabric, "setting up device memory", set_up)? {
             if let Err(error) = fabric.free_windows(&at) {
@@ -85,7 +94,15 @@ impl ExpertParallel {
             tables: Workspace::of(plan.shape()),
         };
         let (round, poison) = (Round::Idle, OnceLock::new());
-        Self { plan: *plan, common, round, memory, windows, poison, closed: false }
+        Self {
+            plan: *plan,
+            common,
+            round,
+            memory,
+            windows,
+            poison,
+            closed: false,
+        }
     }
 
     /// This rank.
@@ -146,9 +163,11 @@ impl ExpertParallel {
             Round::Idle => Unfinished::Nothing,
             Round::Sent { input } => Unfinished::DispatchWait(DispatchPending::of(self, input)),
             Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
-            Round::Returned { received, input, output } => {
-                Unfinished::CombineWait(CombinePending::of(self, received, (input, output)))
-            }
+            Round::Returned {
+                received,
+                input,
+                output,
+            } => Unfinished::CombineWait(CombinePending::of(self, received, (input, output))),
         }
     }
 
@@ -162,7 +181,9 @@ impl ExpertParallel {
     /// [`close`](Self::close) is left.
     pub fn check(&self) -> Result<(), Error> {
         self.require_alive()?;
-        let Some(fault) = self.fault()? else { return Ok(()) };
+        let Some(fault) = self.fault()? else {
+            return Ok(());
+        };
         if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
             page.clear();
         } else {
@@ -192,10 +213,16 @@ impl ExpertParallel {
     /// What the device or the group reports.
     pub fn close(mut self) -> Result<(), Error> {
         let gave_up = self.require_alive().is_err()
-            || self.fault().is_ok_and(|fault| fault.is_some_and(|fault| !fault.kind.is_input()));
+            || self
+                .fault()
+                .is_ok_and(|fault| fault.is_some_and(|fault| !fault.kind.is_input()));
         self.closed = true;
         let freed = self.memory.free();
-        let left = self.windows.leave(if gave_up { Leave::GaveUp } else { Leave::Closed });
+        let left = self.windows.leave(if gave_up {
+            Leave::GaveUp
+        } else {
+            Leave::Closed
+        });
         freed.and(left)
     }
 
@@ -209,7 +236,13 @@ impl ExpertParallel {
         }
         let shmem = self.plan.shape().spans_nodes();
         let max_sms = self.plan.config().max_sms;
-        self.device().launch(&Launch { kernel, args, shmem, max_sms, stream })
+        self.device().launch(&Launch {
+            kernel,
+            args,
+            shmem,
+            max_sms,
+            stream,
+        })
     }
 
     fn require_idle(&self) -> Result<(), Error> {
@@ -223,7 +256,9 @@ impl ExpertParallel {
     }
 
     fn require_alive(&self) -> Result<(), Error> {
-        self.poison.get().map_or(Ok(()), |fault| Err(Error::Poisoned(*fault)))
+        self.poison
+            .get()
+            .map_or(Ok(()), |fault| Err(Error::Poisoned(*fault)))
     }
 
     fn poison(&self, fault: Fault) -> Fault {
@@ -232,12 +267,15 @@ impl ExpertParallel {
 
     /// What stands on the fault page, whole.
     fn fault(&self) -> Result<Option<Fault>, Error> {
-        let Some(shared) = &self.memory.page else { return Ok(None) };
+        let Some(shared) = &self.memory.page else {
+            return Ok(None);
+        };
         let page = shared.read();
         match page.fault() {
-            None if page.state == FaultPage::COMPLETE => {
-                Err(Error::FaultPageDamaged { rank: self.rank(), page: Box::new(page) })
-            }
+            None if page.state == FaultPage::COMPLETE => Err(Error::FaultPageDamaged {
+                rank: self.rank(),
+                page: Box::new(page),
+            }),
             fault => Ok(fault),
         }
     }
@@ -261,7 +299,10 @@ impl Drop for ExpertParallel {
             return;
         }
         self.memory.leak();
-        tracing::warn!(rank = self.rank().0, "dropped without close: its memory is leaked");
+        tracing::warn!(
+            rank = self.rank().0,
+            "dropped without close: its memory is leaked"
+        );
         // A dropped holder makes this no more than a count.
         let _ = self.windows.leave(Leave::Dropped);
     }
@@ -275,7 +316,12 @@ fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
     match all.iter().position(|&theirs| theirs != ours) {
         Some(peer) => {
             let (peer, theirs) = (Rank(peer as u32), all[peer]);
-            Err(Error::ShapeMismatch { rank, peer, ours, theirs })
+            Err(Error::ShapeMismatch {
+                rank,
+                peer,
+                ours,
+                theirs,
+            })
         }
         None => Ok(()),
     }

@@ -62,7 +62,11 @@ impl Group {
         }
         for (second, &device) in devices.iter().enumerate() {
             if let Some(first) = devices[..second].iter().position(|&other| other == device) {
-                return Err(Error::DeviceListedTwice { device, first, second });
+                return Err(Error::DeviceListedTwice {
+                    device,
+                    first,
+                    second,
+                });
             }
         }
         Self::with_fabric(Arc::new(crate::cuda::LocalFabric::new(devices)?))
@@ -146,7 +150,11 @@ mod tests {
     fn a_rank_of_another_process_has_no_device_here() {
         let group = Group::simulated(2, 1).unwrap();
         assert!(group.device(Rank(1)).is_ok());
-        let Err(Error::NotLocal { rank: Rank(2), local }) = group.device(Rank(2)) else {
+        let Err(Error::NotLocal {
+            rank: Rank(2),
+            local,
+        }) = group.device(Rank(2))
+        else {
             panic!("rank 2 has a device");
         };
         assert_eq!(local, [0, 1]);

@@ -21,8 +21,12 @@ pub(crate) struct Private {
 impl Private {
     /// Allocates; nothing is cleared but the fault page. Synchronises.
     pub(crate) fn alloc(device: Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
-        let mut memory =
-            Self { device, workspace: DevicePtr::NULL, peers: DevicePtr::NULL, page: None };
+        let mut memory = Self {
+            device,
+            workspace: DevicePtr::NULL,
+            peers: DevicePtr::NULL,
+            page: None,
+        };
         memory.page = Some(memory.device.fault_page()?);
         memory.workspace = memory.device.alloc(plan.workspace_bytes())?;
         memory.peers = memory.device.alloc(8 * u64::from(plan.shape().ranks))?;
@@ -43,7 +47,8 @@ impl Private {
         peers: &[DevicePtr],
     ) -> Result<(), Error> {
         let peers: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
-        self.device.fill(self.workspace, 0, plan.workspace_bytes())?;
+        self.device
+            .fill(self.workspace, 0, plan.workspace_bytes())?;
         self.device.fill(window, 0, signal_bytes)?;
         self.device.upload(self.peers, &peers)
     }
@@ -107,8 +112,16 @@ pub(crate) enum Leave {
 
 impl Windows {
     pub(crate) fn new(fabric: Arc<dyn Fabric>, at: Vec<DevicePtr>) -> Self {
-        let holders = Holders { open: at.len(), dropped: false, gave_up: false };
-        Self { fabric, at, holders: Mutex::new(holders) }
+        let holders = Holders {
+            open: at.len(),
+            dropped: false,
+            gave_up: false,
+        };
+        Self {
+            fabric,
+            at,
+            holders: Mutex::new(holders),
+        }
     }
 
     /// Counts one holder out. The last one waits for the other processes and frees the windows,
@@ -145,7 +158,10 @@ pub(crate) fn agree<T>(
     let well = fabric.all_gather(u64::from(result.is_ok()))?;
     let failed = well.iter().position(|&well| well == 0);
     Ok(result.and_then(|value| match failed {
-        Some(rank) => Err(Error::PeerFailed { rank: Rank(rank as u32), step }),
+        Some(rank) => Err(Error::PeerFailed {
+            rank: Rank(rank as u32),
+            step,
+        }),
         None => Ok(value),
     }))
 }

@@ -50,7 +50,9 @@ pub struct PlanError {
 impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the configuration does not work:")?;
-        self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+        self.problems
+            .iter()
+            .try_for_each(|problem| write!(f, "\n  {problem}"))
     }
 }
 
@@ -69,7 +71,11 @@ impl Problems {
         rule: impl ToString,
     ) {
         if !holds {
-            self.0.push(Problem { field, value: value.to_string(), rule: rule.to_string() });
+            self.0.push(Problem {
+                field,
+                value: value.to_string(),
+                rule: rule.to_string(),
+            });
         }
     }
 }
@@ -80,7 +86,11 @@ impl Plan {
     /// # Errors
     /// [`Error::Plan`] with every problem at once.
     pub fn new(group: &Group, config: Config) -> Result<Self, Error> {
-        Ok(Self::check(group.ranks(), group.reaches_other_nodes(), config)?)
+        Ok(Self::check(
+            group.ranks(),
+            group.reaches_other_nodes(),
+            config,
+        )?)
     }
 
     fn check(ranks: u32, reaches_other_nodes: bool, config: Config) -> Result<Self, PlanError> {
@@ -90,7 +100,9 @@ impl Plan {
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
-            return Err(PlanError { problems: problems.0 });
+            return Err(PlanError {
+                problems: problems.0,
+            });
         }
         // Every number was found to fit above.
         let shape = Shape {
@@ -181,7 +193,12 @@ fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
 }
 
 fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
-    let Config { top_k, hidden, max_tokens_per_rank, .. } = *config;
+    let Config {
+        top_k,
+        hidden,
+        max_tokens_per_rank,
+        ..
+    } = *config;
     problems.require(
         hidden > 0 && hidden.is_multiple_of(8),
         "hidden",
@@ -200,7 +217,8 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         max_tokens_per_rank,
         "it must be at least 1",
     );
-    let rows = u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
+    let rows =
+        u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
     problems.require(
         rows <= MAX_ROWS,
         "max_tokens_per_rank",
@@ -210,7 +228,9 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
 }
 
 fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, config: &Config) {
-    let Some(size) = config.p2p_world_size else { return };
+    let Some(size) = config.p2p_world_size else {
+        return;
+    };
     let divides = size > 0 && (ranks as usize).is_multiple_of(size);
     problems.require(
         divides,
@@ -227,14 +247,21 @@ fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, c
 }
 
 fn check_behaviour(problems: &mut Problems, config: &Config) {
-    let Config { deadline, max_sms, .. } = *config;
+    let Config {
+        deadline, max_sms, ..
+    } = *config;
     problems.require(
         !deadline.is_zero() && deadline <= MAX_DEADLINE,
         "deadline",
         format_args!("{deadline:?}"),
         "it must be above zero and at most a day",
     );
-    problems.require(max_sms != Some(0), "max_sms", "0", "it must be at least 1, or None for all");
+    problems.require(
+        max_sms != Some(0),
+        "max_sms",
+        "0",
+        "it must be at least 1, or None for all",
+    );
 }
 
 #[cfg(test)]
@@ -256,7 +283,11 @@ mod tests {
     fn problems(ranks: u32, config: Config) -> Vec<(&'static str, String)> {
         match Plan::check(ranks, true, config) {
             Ok(_) => Vec::new(),
-            Err(error) => error.problems.into_iter().map(|p| (p.field, p.value)).collect(),
+            Err(error) => error
+                .problems
+                .into_iter()
+                .map(|p| (p.field, p.value))
+                .collect(),
         }
     }
 
@@ -278,46 +309,146 @@ mod tests {
 
     #[test]
     fn every_rule_is_checked() {
-        assert_eq!(problems(4, Config { hidden: 12, ..GOOD }), one("hidden", "12"));
-        assert_eq!(problems(4, Config { hidden: 0, ..GOOD }), one("hidden", "0"));
+        assert_eq!(
+            problems(4, Config { hidden: 12, ..GOOD }),
+            one("hidden", "12")
+        );
+        assert_eq!(
+            problems(4, Config { hidden: 0, ..GOOD }),
+            one("hidden", "0")
+        );
         let wide = MAX_HIDDEN + 8;
-        assert_eq!(problems(4, Config { hidden: wide, ..GOOD }), one("hidden", "1048584"));
+        assert_eq!(
+            problems(
+                4,
+                Config {
+                    hidden: wide,
+                    ..GOOD
+                }
+            ),
+            one("hidden", "1048584")
+        );
         assert_eq!(problems(4, Config { top_k: 0, ..GOOD }), one("top_k", "0"));
-        assert_eq!(problems(4, Config { top_k: 33, ..GOOD }), one("top_k", "33"));
-        assert_eq!(problems(4, Config { experts: 4, ..GOOD }), one("top_k", "8"));
-        assert_eq!(problems(4, Config { experts: 255, ..GOOD }), one("experts", "255"));
-        assert_eq!(problems(4, Config { experts: 65_536, ..GOOD }), one("experts", "65536"));
-        assert_eq!(problems(65, Config { experts: 650, ..GOOD }), one("ranks", "65"));
+        assert_eq!(
+            problems(4, Config { top_k: 33, ..GOOD }),
+            one("top_k", "33")
+        );
+        assert_eq!(
+            problems(4, Config { experts: 4, ..GOOD }),
+            one("top_k", "8")
+        );
+        assert_eq!(
+            problems(
+                4,
+                Config {
+                    experts: 255,
+                    ..GOOD
+                }
+            ),
+            one("experts", "255")
+        );
+        assert_eq!(
+            problems(
+                4,
+                Config {
+                    experts: 65_536,
+                    ..GOOD
+                }
+            ),
+            one("experts", "65536")
+        );
+        assert_eq!(
+            problems(
+                65,
+                Config {
+                    experts: 650,
+                    ..GOOD
+                }
+            ),
+            one("ranks", "65")
+        );
         assert_eq!(problems(0, GOOD), one("ranks", "0"));
-        let none = Config { max_tokens_per_rank: 0, ..GOOD };
+        let none = Config {
+            max_tokens_per_rank: 0,
+            ..GOOD
+        };
         assert_eq!(problems(4, none), one("max_tokens_per_rank", "0"));
-        let many = Config { max_tokens_per_rank: 1 << 26, ..GOOD };
+        let many = Config {
+            max_tokens_per_rank: 1 << 26,
+            ..GOOD
+        };
         assert_eq!(problems(4, many), one("max_tokens_per_rank", "67108864"));
-        let all = Config { max_tokens_per_rank: usize::MAX, ..GOOD };
+        let all = Config {
+            max_tokens_per_rank: usize::MAX,
+            ..GOOD
+        };
         assert_eq!(problems(4, all).len(), 1);
         for size in [0, 3, 8] {
-            let config = Config { p2p_world_size: Some(size), ..GOOD };
-            assert_eq!(problems(4, config), one("p2p_world_size", &size.to_string()));
+            let config = Config {
+                p2p_world_size: Some(size),
+                ..GOOD
+            };
+            assert_eq!(
+                problems(4, config),
+                one("p2p_world_size", &size.to_string())
+            );
         }
-        assert_eq!(problems(4, Config { deadline: Duration::ZERO, ..GOOD }), one("deadline", "0ns"));
-        assert_eq!(problems(4, Config { deadline: Duration::MAX, ..GOOD }).len(), 1);
-        assert_eq!(problems(4, Config { max_sms: Some(0), ..GOOD }), one("max_sms", "0"));
+        assert_eq!(
+            problems(
+                4,
+                Config {
+                    deadline: Duration::ZERO,
+                    ..GOOD
+                }
+            ),
+            one("deadline", "0ns")
+        );
+        assert_eq!(
+            problems(
+                4,
+                Config {
+                    deadline: Duration::MAX,
+                    ..GOOD
+                }
+            )
+            .len(),
+            1
+        );
+        assert_eq!(
+            problems(
+                4,
+                Config {
+                    max_sms: Some(0),
+                    ..GOOD
+                }
+            ),
+            one("max_sms", "0")
+        );
     }
 
     #[test]
     fn no_experts_are_reported_once_for_the_count_and_once_for_top_k() {
         let fields: Vec<_> = problems(4, Config { experts: 0, ..GOOD });
-        assert_eq!(fields, [("experts", "0".to_owned()), ("top_k", "8".to_owned())]);
+        assert_eq!(
+            fields,
+            [("experts", "0".to_owned()), ("top_k", "8".to_owned())]
+        );
     }
 
     #[test]
     fn other_nodes_need_a_fabric_that_reaches_them() {
-        let config = Config { p2p_world_size: Some(2), ..GOOD };
+        let config = Config {
+            p2p_world_size: Some(2),
+            ..GOOD
+        };
         assert!(Plan::check(4, true, config).is_ok());
         let error = Plan::check(4, false, config).unwrap_err();
         assert_eq!(error.problems.len(), 1);
         assert_eq!(error.problems[0].field, "p2p_world_size");
-        let whole = Config { p2p_world_size: Some(4), ..GOOD };
+        let whole = Config {
+            p2p_world_size: Some(4),
+            ..GOOD
+        };
         assert!(Plan::check(4, false, whole).is_ok());
     }
 
@@ -350,6 +481,9 @@ mod tests {
         );
         let text = error.to_string();
         assert_eq!(text.lines().count(), 1 + error.problems.len());
-        assert!(text.contains("hidden is 9, but it must be a multiple of 8 above 0"), "{text}");
+        assert!(
+            text.contains("hidden is 9, but it must be a multiple of 8 above 0"),
+            "{text}"
+        );
     }
 }

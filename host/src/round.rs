@@ -17,7 +17,11 @@ pub(crate) enum Round {
     /// The dispatch was enqueued whole.
     Received(Received),
     /// `combine_async` was enqueued.
-    Returned { received: Received, input: CombineInput, output: CombineOutput },
+    Returned {
+        received: Received,
+        input: CombineInput,
+        output: CombineOutput,
+    },
 }
 
 /// What a combine must know of its dispatch.
@@ -31,7 +35,10 @@ pub(crate) struct Received {
 
 impl Received {
     pub(crate) const fn of(input: &DispatchInput, output: &DispatchOutput) -> Self {
-        Self { tokens: input.x.dims[0], capacity: output.capacity() }
+        Self {
+            tokens: input.x.dims[0],
+            capacity: output.capacity(),
+        }
     }
 }
 
@@ -163,8 +170,17 @@ impl<'a> CombinePending<'a> {
         received: Received,
         (input, output): (CombineInput, CombineOutput),
     ) -> Self {
-        rank.round = Round::Returned { received, input, output };
-        Self { rank, received, input, output }
+        rank.round = Round::Returned {
+            received,
+            input,
+            output,
+        };
+        Self {
+            rank,
+            received,
+            input,
+            output,
+        }
     }
 
     /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
@@ -180,7 +196,12 @@ impl<'a> CombinePending<'a> {
     /// [`Error::Poisoned`], or what the launch reports. Nothing is enqueued then, and
     /// [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream) -> Result<(), Error> {
-        let Self { rank, received, input, output } = self;
+        let Self {
+            rank,
+            received,
+            input,
+            output,
+        } = self;
         let args = input.args(&output, &rank.common, &rank.plan, received)?;
         rank.launch(stream, Kernel::CombineWait, Args::Combine(args))?;
         rank.round = Round::Idle;

@@ -21,7 +21,10 @@ pub(crate) struct SimulatedFabric {
 impl SimulatedFabric {
     pub(crate) fn new(options: Options) -> Self {
         let ranks = options.ranks;
-        Self { simulator: Simulator::start(options), ranks }
+        Self {
+            simulator: Simulator::start(options),
+            ranks,
+        }
     }
 }
 
@@ -39,7 +42,10 @@ impl Fabric for SimulatedFabric {
     }
 
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
-        Ok(Arc::new(SimulatedDevice { simulator: self.simulator.clone(), rank }))
+        Ok(Arc::new(SimulatedDevice {
+            simulator: self.simulator.clone(),
+            rank,
+        }))
     }
 
     fn reaches_other_nodes(&self) -> bool {
@@ -55,7 +61,9 @@ impl Fabric for SimulatedFabric {
     }
 
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
-        (0..self.ranks).map(|rank| Ok(DevicePtr(self.simulator.alloc(rank, bytes)?))).collect()
+        (0..self.ranks)
+            .map(|rank| Ok(DevicePtr(self.simulator.alloc(rank, bytes)?)))
+            .collect()
     }
 
     fn peer_windows(
@@ -66,13 +74,19 @@ impl Fabric for SimulatedFabric {
     ) -> Result<Vec<DevicePtr>, Error> {
         let own = windows[rank.0 as usize];
         let as_seen = |peer| {
-            if shape.same_node(rank, Rank(peer)) { windows[peer as usize] } else { own }
+            if shape.same_node(rank, Rank(peer)) {
+                windows[peer as usize]
+            } else {
+                own
+            }
         };
         Ok((0..self.ranks).map(as_seen).collect())
     }
 
     fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
-        windows.iter().try_for_each(|window| Ok(self.simulator.free(window.0)?))
+        windows
+            .iter()
+            .try_for_each(|window| Ok(self.simulator.free(window.0)?))
     }
 }
 
@@ -131,7 +145,10 @@ impl Device for SimulatedDevice {
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
         let address = self.alloc(size_of::<FaultPage>() as u64)?;
         self.upload(address, bytes_of(&FaultPage::zeroed()))?;
-        Ok(Box::new(SimulatedPage { simulator: self.simulator.clone(), address }))
+        Ok(Box::new(SimulatedPage {
+            simulator: self.simulator.clone(),
+            address,
+        }))
     }
 }
 
@@ -156,7 +173,10 @@ impl SharedPage for SimulatedPage {
     }
 
     fn clear(&self) {
-        if let Err(error) = self.simulator.write(self.address.0, bytes_of(&FaultPage::zeroed())) {
+        if let Err(error) = self
+            .simulator
+            .write(self.address.0, bytes_of(&FaultPage::zeroed()))
+        {
             tracing::warn!(%error, "cannot clear a fault page");
         }
     }

@@ -21,7 +21,11 @@ pub struct Tensor<const N: usize> {
 impl<const N: usize> Tensor<N> {
     /// A tensor without gaps.
     pub const fn contiguous(at: DevicePtr, dims: [usize; N]) -> Self {
-        Self { at, dims, strides: dense_strides(dims) }
+        Self {
+            at,
+            dims,
+            strides: dense_strides(dims),
+        }
     }
 
     /// Elements.
@@ -33,8 +37,7 @@ impl<const N: usize> Tensor<N> {
     /// matter, and none of an empty tensor.
     pub fn is_contiguous(&self) -> bool {
         let dense = dense_strides(self.dims);
-        self.elements() == 0
-            || (0..N).all(|i| self.dims[i] == 1 || self.strides[i] == dense[i])
+        self.elements() == 0 || (0..N).all(|i| self.dims[i] == 1 || self.strides[i] == dense[i])
     }
 
     /// Checks an argument named `tensor`: its sizes, no gaps, an address unless it is empty,
@@ -45,7 +48,13 @@ impl<const N: usize> Tensor<N> {
         dims: [usize; N],
         align_bytes: u64,
     ) -> Result<(), TensorError> {
-        let wrong = |wanted: String, given: String| Err(TensorError { tensor, wanted, given });
+        let wrong = |wanted: String, given: String| {
+            Err(TensorError {
+                tensor,
+                wanted,
+                given,
+            })
+        };
         if self.dims != dims {
             return wrong(format!("shape {dims:?}"), format!("{:?}", self.dims));
         }
@@ -59,7 +68,10 @@ impl<const N: usize> Tensor<N> {
         }
         if !self.at.0.is_multiple_of(align_bytes) {
             let given = format!("{:#x}", self.at.0);
-            return wrong(format!("an address that is a multiple of {align_bytes}"), given);
+            return wrong(
+                format!("an address that is a multiple of {align_bytes}"),
+                given,
+            );
         }
         Ok(())
     }
@@ -88,7 +100,11 @@ pub struct TensorError {
 
 impl fmt::Display for TensorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tensor, wanted, given } = self;
+        let Self {
+            tensor,
+            wanted,
+            given,
+        } = self;
         write!(f, "tensor {tensor}: wanted {wanted}, given {given}")
     }
 }
@@ -108,34 +124,70 @@ mod tests {
         let tensor = Tensor::contiguous(DevicePtr(32), [3, 8]);
         assert_eq!(tensor.strides, [8, 1]);
         assert_eq!(tensor.require("x", [3, 8], 16), Ok(()));
-        assert_eq!(Tensor::contiguous(DevicePtr(32), [2, 3, 8]).strides, [24, 8, 1]);
+        assert_eq!(
+            Tensor::contiguous(DevicePtr(32), [2, 3, 8]).strides,
+            [24, 8, 1]
+        );
     }
 
     #[test]
     fn each_misfit_is_named() {
         let tensor = Tensor::contiguous(DevicePtr(32), [3, 8]);
-        assert_eq!(refused(tensor, [3, 16]), "tensor x: wanted shape [3, 16], given [3, 8]");
         assert_eq!(
-            refused(Tensor { strides: [16, 1], ..tensor }, [3, 8]),
+            refused(tensor, [3, 16]),
+            "tensor x: wanted shape [3, 16], given [3, 8]"
+        );
+        assert_eq!(
+            refused(
+                Tensor {
+                    strides: [16, 1],
+                    ..tensor
+                },
+                [3, 8]
+            ),
             "tensor x: wanted strides [8, 1], in elements, given [16, 1] (shape [3, 8])"
         );
         assert_eq!(
-            refused(Tensor { at: DevicePtr::NULL, ..tensor }, [3, 8]),
+            refused(
+                Tensor {
+                    at: DevicePtr::NULL,
+                    ..tensor
+                },
+                [3, 8]
+            ),
             "tensor x: wanted an address (shape [3, 8]), given null"
         );
         assert_eq!(
-            refused(Tensor { at: DevicePtr(0x28), ..tensor }, [3, 8]),
+            refused(
+                Tensor {
+                    at: DevicePtr(0x28),
+                    ..tensor
+                },
+                [3, 8]
+            ),
             "tensor x: wanted an address that is a multiple of 16, given 0x28"
         );
     }
 
     #[test]
     fn strides_matter_only_where_there_is_a_next_element() {
-        let one_row = Tensor { at: DevicePtr(32), dims: [1, 8], strides: [100, 1] };
+        let one_row = Tensor {
+            at: DevicePtr(32),
+            dims: [1, 8],
+            strides: [100, 1],
+        };
         assert_eq!(one_row.require("x", [1, 8], 16), Ok(()));
-        let empty = Tensor { at: DevicePtr::NULL, dims: [0, 8], strides: [3, 3] };
+        let empty = Tensor {
+            at: DevicePtr::NULL,
+            dims: [0, 8],
+            strides: [3, 3],
+        };
         assert_eq!(empty.require("x", [0, 8], 16), Ok(()));
-        let columns = Tensor { at: DevicePtr(32), dims: [1, 8], strides: [1, 2] };
+        let columns = Tensor {
+            at: DevicePtr(32),
+            dims: [1, 8],
+            strides: [1, 2],
+        };
         assert!(columns.require("x", [1, 8], 16).is_err());
     }
 }
