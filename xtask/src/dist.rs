@@ -1,25 +1,22 @@
 //! `cargo xtask dist`: what a GPU machine without cargo needs, in one file.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, gpu_tests};
+use crate::{Places, cuda_stub};
 
-/// Runs the packed program; `ENVIRONMENT` stands where the variables go.
+/// The name of the script that runs the packed program.
+pub(crate) const SCRIPT_NAME: &str = "run-gpu-tests.sh";
+
 const SCRIPT: &str = include_str!("run-gpu-tests.sh");
 
-/// Builds the test program and packs it with the script that runs it.
+/// Packs the test program with the script that runs it.
 pub(crate) fn run(places: &Places) -> Result<()> {
-    let program = gpu_tests::build_program(places)?;
+    stage(places)?;
     let shell = Shell::new()?;
     let dist = places.target_dir.join("dist");
-    let folder = dist.join("ferry-tests");
-    shell.remove_path(&folder)?;
-    shell.create_dir(&folder)?;
-    shell.copy_file(&program, &folder)?;
-    let script_path = folder.join("run-gpu-tests.sh");
-    shell.write_file(&script_path, script())?;
-    cmd!(shell, "chmod +x {script_path}").quiet().run()?;
     let packed = dist.join("ferry-tests.tar.gz");
     cmd!(shell, "tar -C {dist} -czf {packed} ferry-tests")
         .quiet()
@@ -28,36 +25,46 @@ pub(crate) fn run(places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// The script, with the variables that the programs need.
-fn script() -> String {
-    let exports = gpu_tests::ENVIRONMENT.map(|(name, value)| format!("export {name}={value}"));
-    SCRIPT.replace("# ENVIRONMENT", &exports.join("\n"))
+/// Builds the test program with all that GPUs need, and gives the folder to pack.
+pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
+    let shell = Shell::new()?;
+    shell.change_dir(&places.root);
+    shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
+    println!("building ferry-tests for GPUs");
+    let package = ["--package", "ferry-tests", "--features", "cuda,mpi"];
+    cmd!(shell, "cargo build --quiet --release {package...}")
+        .quiet()
+        .run()?;
+    let folder = places.target_dir.join("dist/ferry-tests");
+    shell.remove_path(&folder)?;
+    shell.create_dir(&folder)?;
+    shell.copy_file(places.target_dir.join("release/ferry-tests"), &folder)?;
+    let script = folder.join(SCRIPT_NAME);
+    shell.write_file(&script, SCRIPT)?;
+    cmd!(shell, "chmod +x {script}").quiet().run()?;
+    Ok(folder)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::{Command, Output};
 
-    #[test]
-    fn the_script_turns_multicast_off_and_requires_the_gpus() {
-        let script = script();
-        assert!(script.contains("export NVSHMEM_DISABLE_NVLS=1\nexport NCCL_NVLS_ENABLE=0\n"));
-        assert_eq!(script.matches("--require-gpus \"$gpus\"").count(), 2);
+    fn run_script(arguments: &[&str]) -> Output {
+        let mut command = Command::new("bash");
+        command.arg("-c").arg(SCRIPT).arg(SCRIPT_NAME);
+        command.args(arguments).output().unwrap()
     }
 
     #[test]
-    fn the_script_is_valid_and_refuses_a_count_that_is_none() {
-        let run = |arguments: &[&str]| {
-            let mut command = std::process::Command::new("bash");
-            command
-                .arg("-c")
-                .arg(script())
-                .arg("run-gpu-tests.sh")
-                .args(arguments)
-                .output()
-                .unwrap()
-        };
-        let output = run(&["none"]);
+    fn the_script_turns_multicast_off_and_requires_the_gpus() {
+        assert!(SCRIPT.contains("export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0\n"));
+        assert_eq!(SCRIPT.matches("--require-gpus \"$gpus\"").count(), 2);
+    }
+
+    #[test]
+    fn the_script_refuses_a_count_that_is_none() {
+        let output = run_script(&["none"]);
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
     }

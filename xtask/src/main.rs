@@ -85,7 +85,7 @@ impl Places {
 
 fn main() -> ExitCode {
     match run(Arguments::parse().task, &Places::find()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -93,22 +93,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task, places: &Places) -> Result<()> {
+fn run(task: Task, places: &Places) -> Result<ExitCode> {
     match task {
+        // These two end with a line that counts, so they say themselves what failed.
+        Task::Test { gpus: None } => return test::run(places),
+        Task::Test { gpus: Some(count) } => return gpu_tests::run(places, count),
         Task::BuildPtx { arch, check, bless } => {
-            build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))
+            build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?
         }
-        Task::Bindgen { check } => generate_bindings(places, check),
-        Task::Tidy => tidy::run(&places.root),
-        Task::Test { gpus: None } => test::run(places),
-        Task::Test { gpus: Some(count) } => gpu_tests::run(places, count),
-        Task::Demo { arguments } => demo::run(places, &arguments),
+        Task::Bindgen { check } => generate_bindings(places, check)?,
+        Task::Tidy => tidy::run(&places.root)?,
+        Task::Demo { arguments } => demo::run(places, &arguments)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
-            Ok(())
         }
-        Task::Dist => dist::run(places),
+        Task::Dist => dist::run(places)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(feature = "bindgen")]

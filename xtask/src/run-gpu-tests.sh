@@ -9,7 +9,8 @@ if ! [[ "$gpus" =~ ^[1-9][0-9]*$ ]]; then
     exit 2
 fi
 cd "$(dirname "$0")"
-# ENVIRONMENT
+# NVLink multicast is off: not every machine that has it lets a process use it.
+export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0
 
 library=libnvshmem_host.so.3
 found=

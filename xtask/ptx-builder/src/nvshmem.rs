@@ -240,6 +240,13 @@ mod tests {
         externally_initialized global %struct.nvshmemi_version_t { i32 3, i32 4, i32 5 }, align 4";
 
     #[test]
+    fn the_bindings_the_bitcode_and_the_wheel_are_one_version() {
+        assert_eq!(NVSHMEM_VERSION, nvshmem_sys::LINKED_VERSION);
+        let (major, minor, patch) = NVSHMEM_VERSION;
+        assert_eq!(Wheel::NVSHMEM.version, format!("{major}.{minor}.{patch}"));
+    }
+
+    #[test]
     fn the_version_is_read_from_the_bitcode() {
         assert_eq!(linked_version(VERSION_LINE), Some((3, 4, 5)));
         assert!(check_version(Path::new("a.bc"), VERSION_LINE).is_ok());
