@@ -56,3 +56,12 @@ impl Kernel {
         }
     }
 }
+
+/// Threads of a block in every launch. The kernels take any multiple of 32; this is what the
+/// host launches.
+pub const THREADS_PER_BLOCK: u32 = 512;
+
+/// Registers that a thread may use, so that a block fits: a multiprocessor has 65,536 on every
+/// architecture from sm_80 on (CUDA C++ Programming Guide, "Technical Specifications per
+/// Compute Capability").
+pub const MAX_REGISTERS: u32 = 65_536 / THREADS_PER_BLOCK;

@@ -19,7 +19,7 @@ pub use args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use header::Header;
-pub use kernel::Kernel;
+pub use kernel::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
 pub use shape::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape};
 pub use tag::{Epoch, Tagged};
 pub use window::{ByteOffset, Signal, Window};

@@ -120,7 +120,8 @@ fn send_reduced<M: Machine>(
 
     let to = window.combine_row(token, slot_index);
     let staging = window.reduced_staging(source, token);
-    let (rank, at) = if near { (source, to) } else { (me, staging) };
+    let home = Rank(if near { source.0 } else { me.0 });
+    let at = if near { to } else { staging };
     machine.sum_rows(
         shape.hidden,
         here,
@@ -131,7 +132,7 @@ fn send_reduced<M: Machine>(
                 weight,
             )
         },
-        Row::Window(rank, at),
+        Row::Window(home, at),
     );
     let flag = window.combine_flag(token, slot_index);
     machine.release();
@@ -170,16 +171,16 @@ fn send_exact<M: Machine>(
     } = launch;
     let (window, me) = (&common.window, common.rank());
     let bytes = common.shape.combine_row_bytes();
+    let home = Rank(if near { source.0 } else { me.0 });
     for_each_bit(here as u64, |k| {
         let position = machine.broadcast(positions, k);
-        let (rank, at) = if near {
-            (source, window.combine_row(token, k))
+        let at = if near {
+            window.combine_row(token, k)
         } else {
-            (me, window.exact_staging(position))
+            window.exact_staging(position)
         };
-        machine.copy_row(bytes, Row::Tensor(Tensor::Expert, position), 1, |_| {
-            Row::Window(rank, at)
-        });
+        let row = Row::Tensor(Tensor::Expert, position);
+        machine.copy_row(bytes, row, 1, |_| Row::Window(home, at));
     });
     machine.release();
     if near {
