@@ -52,6 +52,9 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
         );
     }
     if mode == Mode::Check {
+        if !root.join(DIGEST_FILE).is_file() {
+            bail!("there is no {DIGEST_FILE}; write it with `cargo xtask build-ptx --bless`");
+        }
         let difference = digest
             .compare_with_committed(root)
             .context("cannot compare")?;
