@@ -374,22 +374,70 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn record(&self, fault: &Fault) {
         let page = self.common().fault_page;
         let lock = self.counter(Counter::FaultLock);
+        let Fault {
+            index,
+            wanted,
+            saw,
+            epoch,
+            ..
+        } = *fault;
         // SAFETY: the lock lies in the workspace; the page is mapped host memory of the size of
         // a `FaultPage`.
-        unsafe {
-            if memory::exchange_acq_rel_gpu(lock, 1) != 0 {
-                // Another lane is writing the first fault.
-                return;
-            }
-            if memory::load_relaxed_sys(page) == FaultPage::EMPTY {
-                let words: [u64; size_of::<FaultPage>() / 8] = cast(FaultPage::of(fault));
-                for index in 1..words.len() {
-                    memory::store_relaxed_sys(page + 8 * index as u64, words[index]);
-                }
-                memory::fence_acq_rel_sys();
-                memory::store_relaxed_sys(page, FaultPage::COMPLETE);
-            }
-            memory::store_release_gpu(lock, 0);
+        unsafe { write_fault(page, lock, pack(fault), index, wanted, saw, epoch) };
+    }
+}
+
+/// The small fields of a fault in one word: kind, kernel, region, rank, peer.
+#[inline(always)]
+fn pack(fault: &Fault) -> u64 {
+    fault.kind as u64
+        | (fault.kernel as u64) << 8
+        | (fault.region as u64) << 16
+        | (fault.rank.0 as u64) << 24
+        | (fault.peer.0 as u64) << 40
+}
+
+/// Writes the fault page unless it holds a fault. Not inlined: it is called from every wait, and
+/// hardly ever.
+///
+/// # Safety
+/// `page` is the fault page and `lock` the fault lock of this rank.
+#[inline(never)]
+unsafe fn write_fault(
+    page: u64,
+    lock: u64,
+    packed: u64,
+    index: u64,
+    wanted: u64,
+    saw: u64,
+    epoch: u64,
+) {
+    let record = FaultPage {
+        state: FaultPage::COMPLETE,
+        kind: packed & 0xff,
+        kernel: packed >> 8 & 0xff,
+        region: packed >> 16 & 0xff,
+        rank: packed >> 24 & 0xffff,
+        peer: packed >> 40 & 0xffff,
+        index,
+        wanted,
+        saw,
+        epoch,
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if memory::exchange_acq_rel_gpu(lock, 1) != 0 {
+            // Another lane is writing the first fault.
+            return;
         }
+        if memory::load_relaxed_sys(page) == FaultPage::EMPTY {
+            let words: [u64; size_of::<FaultPage>() / 8] = cast(record);
+            for index in 1..words.len() {
+                memory::store_relaxed_sys(page + 8 * index as u64, words[index]);
+            }
+            memory::fence_acq_rel_sys();
+            memory::store_relaxed_sys(page, FaultPage::COMPLETE);
+        }
+        memory::store_release_gpu(lock, 0);
     }
 }
