@@ -33,7 +33,8 @@ pub struct DispatchOutput {
     pub tokens: Tensor<2>,
     /// u32 `[local_experts + 1]`: the first row of each local expert, and the number of rows.
     pub row_offsets: Tensor<1>,
-    /// i32 `[local_experts]`: the number of each local expert in the whole group.
+    /// i32 `[local_experts]`: `0, 1, ..`, the local number of each group of rows, as grouped
+    /// matrix multiplications want it.
     pub expert_ids: Tensor<1>,
     /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there.
     pub src_info: Tensor<2>,

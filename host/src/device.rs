@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, Kernel, Rank, Shape};
+pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage};
+use ferry_layout::{Kernel, Rank, Shape};
 
 use crate::Error;
 

@@ -291,8 +291,11 @@ mod tests {
         }
     }
 
-    fn one(field: &'static str, value: &str) -> Vec<(&'static str, String)> {
-        vec![(field, value.to_owned())]
+    /// Asserts that on four ranks `change` breaks one rule.
+    fn refused(field: &'static str, value: &str, change: impl Fn(&mut Config)) {
+        let mut config = GOOD;
+        change(&mut config);
+        assert_eq!(problems(4, config), [(field, value.to_owned())]);
     }
 
     #[test]
@@ -308,122 +311,41 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_checked() {
-        assert_eq!(
-            problems(4, Config { hidden: 12, ..GOOD }),
-            one("hidden", "12")
-        );
-        assert_eq!(
-            problems(4, Config { hidden: 0, ..GOOD }),
-            one("hidden", "0")
-        );
-        let wide = MAX_HIDDEN + 8;
-        assert_eq!(
-            problems(
-                4,
-                Config {
-                    hidden: wide,
-                    ..GOOD
-                }
-            ),
-            one("hidden", "1048584")
-        );
-        assert_eq!(problems(4, Config { top_k: 0, ..GOOD }), one("top_k", "0"));
-        assert_eq!(
-            problems(4, Config { top_k: 33, ..GOOD }),
-            one("top_k", "33")
-        );
-        assert_eq!(
-            problems(4, Config { experts: 4, ..GOOD }),
-            one("top_k", "8")
-        );
-        assert_eq!(
-            problems(
-                4,
-                Config {
-                    experts: 255,
-                    ..GOOD
-                }
-            ),
-            one("experts", "255")
-        );
-        assert_eq!(
-            problems(
-                4,
-                Config {
-                    experts: 65_536,
-                    ..GOOD
-                }
-            ),
-            one("experts", "65536")
-        );
-        assert_eq!(
-            problems(
-                65,
-                Config {
-                    experts: 650,
-                    ..GOOD
-                }
-            ),
-            one("ranks", "65")
-        );
-        assert_eq!(problems(0, GOOD), one("ranks", "0"));
-        let none = Config {
-            max_tokens_per_rank: 0,
-            ..GOOD
-        };
-        assert_eq!(problems(4, none), one("max_tokens_per_rank", "0"));
-        let many = Config {
-            max_tokens_per_rank: 1 << 26,
-            ..GOOD
-        };
-        assert_eq!(problems(4, many), one("max_tokens_per_rank", "67108864"));
-        let all = Config {
-            max_tokens_per_rank: usize::MAX,
-            ..GOOD
-        };
-        assert_eq!(problems(4, all).len(), 1);
+    fn every_size_is_checked() {
+        refused("hidden", "12", |c| c.hidden = 12);
+        refused("hidden", "0", |c| c.hidden = 0);
+        refused("hidden", "1048584", |c| c.hidden = MAX_HIDDEN + 8);
+        refused("top_k", "0", |c| c.top_k = 0);
+        refused("top_k", "33", |c| c.top_k = 33);
+        refused("top_k", "8", |c| c.experts = 4);
+        refused("experts", "255", |c| c.experts = 255);
+        refused("experts", "65536", |c| c.experts = 65_536);
+        refused("max_tokens_per_rank", "0", |c| c.max_tokens_per_rank = 0);
+        let many = u32::MAX as usize / 2 / 32 + 1;
+        refused("max_tokens_per_rank", &many.to_string(), |c| {
+            c.max_tokens_per_rank = many;
+        });
+        let all = usize::MAX;
+        refused("max_tokens_per_rank", &all.to_string(), |c| {
+            c.max_tokens_per_rank = all;
+        });
+    }
+
+    #[test]
+    fn ranks_nodes_and_behaviour_are_checked() {
+        let experts = 650;
+        let many = Config { experts, ..GOOD };
+        assert_eq!(problems(65, many), [("ranks", "65".to_owned())]);
+        assert_eq!(problems(0, GOOD), [("ranks", "0".to_owned())]);
         for size in [0, 3, 8] {
-            let config = Config {
-                p2p_world_size: Some(size),
-                ..GOOD
-            };
-            assert_eq!(
-                problems(4, config),
-                one("p2p_world_size", &size.to_string())
-            );
+            refused("p2p_world_size", &size.to_string(), |c| {
+                c.p2p_world_size = Some(size);
+            });
         }
-        assert_eq!(
-            problems(
-                4,
-                Config {
-                    deadline: Duration::ZERO,
-                    ..GOOD
-                }
-            ),
-            one("deadline", "0ns")
-        );
-        assert_eq!(
-            problems(
-                4,
-                Config {
-                    deadline: Duration::MAX,
-                    ..GOOD
-                }
-            )
-            .len(),
-            1
-        );
-        assert_eq!(
-            problems(
-                4,
-                Config {
-                    max_sms: Some(0),
-                    ..GOOD
-                }
-            ),
-            one("max_sms", "0")
-        );
+        refused("deadline", "0ns", |c| c.deadline = Duration::ZERO);
+        let long = Duration::from_secs(100_000);
+        refused("deadline", "100000s", |c| c.deadline = long);
+        refused("max_sms", "0", |c| c.max_sms = Some(0));
     }
 
     #[test]

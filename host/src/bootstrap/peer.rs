@@ -220,8 +220,6 @@ fn again(error: &std::io::Error) -> bool {
 
 /// The `index`-th 32-bit word.
 pub fn word(bytes: &[u8], index: usize) -> Option<u32> {
-    bytes
-        .chunks_exact(4)
-        .nth(index)
-        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    let (words, _) = bytes.as_chunks();
+    words.get(index).copied().map(u32::from_le_bytes)
 }

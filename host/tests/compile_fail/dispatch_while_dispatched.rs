@@ -1,0 +1,9 @@
+use ferry::*;
+
+fn overlap(rank: &mut ExpertParallel, input: &DispatchInput, output: &DispatchOutput) {
+    let first = rank.dispatch(Stream(0), input, output);
+    let second = rank.dispatch(Stream(0), input, output);
+    drop((first, second));
+}
+
+fn main() {}

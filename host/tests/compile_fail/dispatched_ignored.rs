@@ -1,0 +1,10 @@
+#![deny(unused_must_use)]
+
+use ferry::*;
+
+fn ignored(pending: DispatchPending<'_>, output: &DispatchOutput) -> Result<(), Error> {
+    pending.wait(Stream(0), output)?;
+    Ok(())
+}
+
+fn main() {}

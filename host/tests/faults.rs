@@ -1,0 +1,114 @@
+//! What kernels meet, and how a communicator goes on or ends.
+
+mod support;
+
+use ferry::simulator::{Lost, Options};
+use ferry::*;
+use support::*;
+
+#[test]
+fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
+    let (mut ranks, mut tensors) = two_ranks(5, config());
+    let good = tensors[1].input;
+    let ids = upload(&ranks[1], &words(&[3, 4], i32::to_le_bytes));
+    tensors[1].input.topk_ids = Tensor::contiguous(ids, [1, TOP_K]);
+    let round = |ranks: &mut [ExpertParallel], tensors: &[Tensors]| {
+        for (rank, t) in ranks.iter_mut().zip(tensors) {
+            let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+            let output = t.combine_output(false);
+            dispatched
+                .combine(STREAM, &t.combine_input(None), &output)
+                .unwrap();
+        }
+    };
+    round(&mut ranks, &tensors);
+    ranks[0].synchronize(STREAM).unwrap();
+    let Err(Error::Fault(fault)) = ranks[1].synchronize(STREAM) else {
+        panic!("no fault")
+    };
+    assert_eq!(
+        (fault.kind, fault.rank, fault.index),
+        (FaultKind::InvalidExpert, Rank(1), 0)
+    );
+    assert_eq!((fault.wanted, fault.saw as i32), (4, 4));
+    ranks[1].check().unwrap();
+
+    tensors[1].input = good;
+    round(&mut ranks, &tensors);
+    ranks
+        .iter()
+        .for_each(|rank| rank.synchronize(STREAM).unwrap());
+    close(ranks);
+}
+
+#[test]
+fn outputs_that_are_too_small_poison() {
+    let (mut ranks, mut tensors) = two_ranks(6, config());
+    // Rank 0 receives three rows.
+    let output = &mut tensors[0].output;
+    output.tokens = Tensor::contiguous(output.tokens.at, [2, HIDDEN]);
+    output.src_info = Tensor::contiguous(output.src_info.at, [2, 2]);
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+        drop(dispatched);
+    }
+    ranks[1].synchronize(STREAM).unwrap();
+    let Err(Error::Fault(fault)) = ranks[0].synchronize(STREAM) else {
+        panic!("no fault")
+    };
+    assert_eq!(
+        (fault.kind, fault.saw, fault.wanted),
+        (FaultKind::OutputTooSmall, 3, 2)
+    );
+    assert!(matches!(ranks[0].check(), Err(Error::Poisoned(again)) if again == fault));
+    close(ranks);
+}
+
+#[test]
+fn a_lost_rank_is_named_by_the_others_which_then_refuse_and_close() {
+    for seed in 0..10 {
+        let lost = Some(Lost {
+            rank: 2,
+            after_steps: 20,
+        });
+        let group = Group::simulated_with(Options {
+            lost,
+            ..Options::new(3, seed)
+        })
+        .unwrap();
+        let plan = Plan::new(
+            &group,
+            Config {
+                experts: 6,
+                ..config()
+            },
+        )
+        .unwrap();
+        let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let token = (1.0, [1, 4], [1.0, 1.0]);
+        let tensors: Vec<_> = ranks
+            .iter()
+            .map(|rank| Tensors::new(rank, &[token]))
+            .collect();
+        let dispatched: Vec<_> = ranks
+            .iter_mut()
+            .zip(&tensors)
+            .map(|(rank, t)| rank.dispatch(STREAM, &t.input, &t.output).unwrap())
+            .collect();
+        drop(dispatched);
+        for (rank, t) in ranks.iter_mut().zip(&tensors).take(2) {
+            let Err(Error::Fault(fault)) = rank.synchronize(STREAM) else {
+                panic!("seed {seed}: rank {} did not notice", rank.rank().0)
+            };
+            assert_eq!(
+                (fault.kind, fault.peer),
+                (FaultKind::PeerTimeout, Rank(2)),
+                "seed {seed}"
+            );
+            assert!(fault.to_string().contains("rank 2 did not send"), "{fault}");
+            let refused = rank.dispatch(STREAM, &t.input, &t.output);
+            assert!(matches!(refused, Err(Error::Poisoned(again)) if again == fault));
+        }
+        close(ranks);
+    }
+}

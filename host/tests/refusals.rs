@@ -1,0 +1,233 @@
+//! Arguments and call orders that are refused before anything is launched.
+
+mod support;
+
+use ferry::*;
+use support::*;
+
+/// One rank, whose rounds nobody has to take part in.
+fn alone(config: Config) -> (ExpertParallel, Tensors) {
+    let group = Group::simulated(1, 1).unwrap();
+    let plan = Plan::new(
+        &group,
+        Config {
+            experts: 2,
+            ..config
+        },
+    )
+    .unwrap();
+    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let tensors = Tensors::new(&rank, &[(1.0, [0, 1], [1.0, 1.0])]);
+    (rank, tensors)
+}
+
+fn sentence<T>(result: Result<T, Error>) -> String {
+    result.err().expect("was not refused").to_string()
+}
+
+#[test]
+fn every_dispatch_tensor_is_checked_by_name() {
+    let (mut rank, t) = alone(config());
+    let mut refused = |input: DispatchInput, output: DispatchOutput| {
+        sentence(rank.dispatch(STREAM, &input, &output))
+    };
+    let wide = Tensor::contiguous(t.input.x.at, [1, 16]);
+    let x = DispatchInput { x: wide, ..t.input };
+    assert_eq!(
+        refused(x, t.output),
+        "tensor x: wanted shape [1, 8], given [1, 16]"
+    );
+    let ids = DispatchInput {
+        topk_ids: Tensor::contiguous(t.input.x.at, [2, 2]),
+        ..t.input
+    };
+    assert_eq!(
+        refused(ids, t.output),
+        "tensor topk_ids: wanted shape [1, 2], given [2, 2]"
+    );
+    let weights = Some(Tensor::contiguous(DevicePtr::NULL, [1, 2]));
+    let weights = DispatchInput {
+        topk_weights: weights,
+        ..t.input
+    };
+    assert!(refused(weights, t.output).starts_with("tensor topk_weights: wanted an address"));
+    let odd = Tensor {
+        at: t.output.tokens.at.plus(8),
+        ..t.output.tokens
+    };
+    let tokens = DispatchOutput {
+        tokens: odd,
+        ..t.output
+    };
+    assert!(
+        refused(t.input, tokens).contains("tokens: wanted an address that is a multiple of 16")
+    );
+    let short = Tensor::contiguous(t.output.row_offsets.at, [2]);
+    let offsets = DispatchOutput {
+        row_offsets: short,
+        ..t.output
+    };
+    assert_eq!(
+        refused(t.input, offsets),
+        "tensor row_offsets: wanted shape [3], given [2]"
+    );
+    let short = Tensor::contiguous(t.output.expert_ids.at, [1]);
+    let ids = DispatchOutput {
+        expert_ids: short,
+        ..t.output
+    };
+    assert_eq!(
+        refused(t.input, ids),
+        "tensor expert_ids: wanted shape [2], given [1]"
+    );
+    let short = Tensor::contiguous(t.output.src_info.at, [1, 2]);
+    let info = DispatchOutput {
+        src_info: short,
+        ..t.output
+    };
+    assert!(refused(t.input, info).starts_with("tensor src_info: wanted shape ["));
+    rank.close().unwrap();
+}
+
+#[test]
+fn too_many_tokens_are_named() {
+    let (mut rank, t) = alone(config());
+    let input = DispatchInput {
+        x: Tensor::contiguous(t.input.x.at, [4, HIDDEN]),
+        ..t.input
+    };
+    let refused = rank.dispatch(STREAM, &input, &t.output);
+    assert!(matches!(
+        refused,
+        Err(Error::TooManyTokens { given: 4, max: 3 })
+    ));
+    let refused = rank.dispatch_async(STREAM, &input);
+    assert!(matches!(
+        refused,
+        Err(Error::TooManyTokens { given: 4, max: 3 })
+    ));
+    rank.close().unwrap();
+}
+
+/// What a combine with these arguments says, after a fresh dispatch.
+fn combine(mode: CombineMode, weights: bool, apart: bool) -> Result<(), Error> {
+    let (mut rank, t) = alone(Config {
+        combine: mode,
+        ..config()
+    });
+    let input = t.combine_input(weights.then_some(t.weights));
+    let dispatched = rank.dispatch(STREAM, &t.input, &t.output)?;
+    let combined = dispatched.combine(STREAM, &input, &t.combine_output(apart));
+    rank.synchronize(STREAM)?;
+    rank.close()?;
+    combined
+}
+
+#[test]
+fn weights_output_and_mode_must_fit_together() {
+    use CombineMode::{Exact, Reduced};
+    assert!(combine(Reduced, false, false).is_ok());
+    assert!(matches!(
+        combine(Reduced, true, false),
+        Err(Error::WeightsInReducedMode)
+    ));
+    assert!(matches!(
+        combine(Reduced, false, true),
+        Err(Error::ApartInReducedMode)
+    ));
+    assert!(combine(Exact, true, false).is_ok());
+    assert!(combine(Exact, false, true).is_ok());
+    let wrong = combine(Exact, true, true);
+    assert!(matches!(
+        wrong,
+        Err(Error::WrongCombineOutput { weights: true })
+    ));
+    assert!(sentence(wrong).contains("was given topk_weights"));
+    let wrong = combine(Exact, false, false);
+    assert!(matches!(
+        wrong,
+        Err(Error::WrongCombineOutput { weights: false })
+    ));
+    assert!(sentence(wrong).contains("[tokens, top_k, hidden]"));
+}
+
+#[test]
+fn a_refused_combine_can_be_made_again() {
+    let (mut rank, t) = alone(config());
+    let rows = t.output.tokens;
+    let capacity = rows.dims[0];
+    let short = CombineInput {
+        expert_rows: Tensor::contiguous(rows.at, [capacity - 1, HIDDEN]),
+        topk_weights: None,
+    };
+    let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+    let refused = sentence(dispatched.combine(STREAM, &short, &t.combine_output(false)));
+    assert!(refused.starts_with("tensor expert_rows: wanted shape [6, 8], given [5, 8]"));
+    let Unfinished::Combine(dispatched) = rank.unfinished() else {
+        panic!("no open dispatch")
+    };
+    dispatched
+        .combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+        .unwrap();
+    assert!(matches!(rank.unfinished(), Unfinished::Nothing));
+    rank.synchronize(STREAM).unwrap();
+    rank.close().unwrap();
+}
+
+#[test]
+fn an_open_round_is_named_and_can_be_taken_up_again() {
+    let (mut rank, t) = alone(config());
+    drop(rank.dispatch_async(STREAM, &t.input).unwrap());
+    let refused = rank.dispatch(STREAM, &t.input, &t.output);
+    assert!(matches!(refused, Err(Error::DispatchNotWaited)));
+
+    let Unfinished::DispatchWait(sent) = rank.unfinished() else {
+        panic!("no open wait")
+    };
+    drop(sent.wait(STREAM, &t.output).unwrap());
+    let refused = rank.dispatch(STREAM, &t.input, &t.output);
+    assert!(matches!(refused, Err(Error::DispatchWithoutCombine)));
+
+    let Unfinished::Combine(dispatched) = rank.unfinished() else {
+        panic!("no open dispatch")
+    };
+    let (input, output) = (t.combine_input(None), t.combine_output(false));
+    drop(dispatched.combine_async(STREAM, &input, &output).unwrap());
+    let refused = rank.dispatch_async(STREAM, &t.input);
+    assert!(matches!(refused, Err(Error::CombineNotWaited)));
+
+    let Unfinished::CombineWait(returned) = rank.unfinished() else {
+        panic!("no open wait")
+    };
+    returned.wait(STREAM).unwrap();
+    assert!(rank.dispatch(STREAM, &t.input, &t.output).is_ok());
+    rank.synchronize(STREAM).unwrap();
+    rank.close().unwrap();
+}
+
+#[test]
+fn a_plan_for_another_group_is_refused() {
+    let plan = Plan::new(&Group::simulated(2, 1).unwrap(), config()).unwrap();
+    let refused = ExpertParallel::new(&Group::simulated(4, 1).unwrap(), &plan);
+    assert!(matches!(
+        refused,
+        Err(Error::PlanForOtherGroup { plan: 2, group: 4 })
+    ));
+}
+
+#[test]
+fn a_plan_lists_every_problem() {
+    let group = Group::simulated(3, 1).unwrap();
+    let refused = Plan::new(
+        &group,
+        Config {
+            hidden: 12,
+            ..config()
+        },
+    );
+    let Err(Error::Plan(error)) = refused else {
+        panic!("{refused:?}")
+    };
+    let fields: Vec<_> = error.problems.iter().map(|problem| problem.field).collect();
+    assert_eq!(fields, ["experts", "hidden"]);
+}

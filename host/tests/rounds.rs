@@ -1,0 +1,150 @@
+//! Whole rounds on simulated ranks, compared with numbers worked out by hand.
+
+mod support;
+
+use ferry::*;
+use support::*;
+
+/// Fused calls.
+fn fused(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart: bool) {
+    let dispatched: Vec<_> = ranks
+        .iter_mut()
+        .zip(tensors)
+        .map(|(rank, t)| rank.dispatch(STREAM, &t.input, &t.output).unwrap())
+        .collect();
+    for (dispatched, t) in dispatched.iter().zip(tensors) {
+        dispatched.expert_parallel().synchronize(STREAM).unwrap();
+        t.answer(dispatched.expert_parallel());
+    }
+    for (dispatched, t) in dispatched.into_iter().zip(tensors) {
+        let input = t.combine_input(weights.then_some(t.weights));
+        dispatched
+            .combine(STREAM, &input, &t.combine_output(apart))
+            .unwrap();
+    }
+    for (rank, t) in ranks.iter().zip(tensors) {
+        rank.synchronize(STREAM).unwrap();
+        t.compare(rank, apart);
+    }
+}
+
+/// Split calls: every rank sends before any waits.
+fn split(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart: bool) {
+    let sent: Vec<_> = ranks
+        .iter_mut()
+        .zip(tensors)
+        .map(|(rank, t)| rank.dispatch_async(STREAM, &t.input).unwrap())
+        .collect();
+    let received: Vec<_> = sent
+        .into_iter()
+        .zip(tensors)
+        .map(|(sent, t)| sent.wait(STREAM, &t.output).unwrap())
+        .collect();
+    for (received, t) in received.iter().zip(tensors) {
+        received.expert_parallel().synchronize(STREAM).unwrap();
+        t.answer(received.expert_parallel());
+    }
+    let returned: Vec<_> = received
+        .into_iter()
+        .zip(tensors)
+        .map(|(received, t)| {
+            let input = t.combine_input(weights.then_some(t.weights));
+            received
+                .combine_async(STREAM, &input, &t.combine_output(apart))
+                .unwrap()
+        })
+        .collect();
+    returned
+        .into_iter()
+        .for_each(|returned| returned.wait(STREAM).unwrap());
+    for (rank, t) in ranks.iter().zip(tensors) {
+        rank.synchronize(STREAM).unwrap();
+        t.compare(rank, apart);
+    }
+}
+
+/// Several rounds of both kinds, over many seeds, on one node and on two.
+fn all_kinds(combine: CombineMode, weights: bool, apart: bool) {
+    for seed in 0..20 {
+        for p2p_world_size in [None, Some(1)] {
+            let config = Config {
+                combine,
+                p2p_world_size,
+                ..config()
+            };
+            let (mut ranks, tensors) = two_ranks(seed, config);
+            for _ in 0..2 {
+                fused(&mut ranks, &tensors, weights, apart);
+                split(&mut ranks, &tensors, weights, apart);
+            }
+            close(ranks);
+        }
+    }
+}
+
+#[test]
+fn reduced() {
+    all_kinds(CombineMode::Reduced, false, false);
+}
+
+#[test]
+fn exact_with_weights() {
+    all_kinds(CombineMode::Exact, true, false);
+}
+
+#[test]
+fn exact_apart() {
+    all_kinds(CombineMode::Exact, false, true);
+}
+
+#[test]
+fn ranks_may_live_on_threads_of_their_own() {
+    let (ranks, tensors) = two_ranks(3, config());
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .zip(tensors)
+        .map(|(mut rank, t)| {
+            std::thread::spawn(move || {
+                let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+                dispatched.expert_parallel().synchronize(STREAM).unwrap();
+                t.answer(dispatched.expert_parallel());
+                let output = t.combine_output(false);
+                dispatched
+                    .combine(STREAM, &t.combine_input(None), &output)
+                    .unwrap();
+                rank.synchronize(STREAM).unwrap();
+                t.compare(&rank, false);
+                rank.close().unwrap();
+            })
+        })
+        .collect();
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_rank_may_have_no_tokens_and_null_tensors() {
+    let (mut ranks, mut tensors) = two_ranks(4, config());
+    for t in &mut tensors {
+        let none = |columns| Tensor::contiguous(DevicePtr::NULL, [0, columns]);
+        t.input = DispatchInput {
+            x: none(HIDDEN),
+            topk_ids: none(TOP_K),
+            topk_weights: None,
+        };
+        t.summed = none(HIDDEN);
+    }
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+        let output = t.combine_output(false);
+        dispatched
+            .combine(STREAM, &t.combine_input(None), &output)
+            .unwrap();
+    }
+    for (rank, t) in ranks.iter().zip(&tensors) {
+        rank.synchronize(STREAM).unwrap();
+        assert_eq!(download(rank, t.output.row_offsets.at, 12), [0; 12]);
+    }
+    close(ranks);
+}

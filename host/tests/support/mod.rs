@@ -1,0 +1,203 @@
+//! A small round whose every number was worked out by hand.
+
+#![allow(dead_code)] // Each test program uses a part.
+
+use std::time::Duration;
+
+use ferry::*;
+use half::bf16;
+
+pub const HIDDEN: usize = 8;
+pub const TOP_K: usize = 2;
+pub const STREAM: Stream = Stream(0);
+
+/// Two ranks, experts 0 and 1 on rank 0, 2 and 3 on rank 1.
+pub fn config() -> Config {
+    Config {
+        experts: 4,
+        top_k: TOP_K,
+        hidden: HIDDEN,
+        max_tokens_per_rank: 3,
+        p2p_world_size: None,
+        combine: CombineMode::Reduced,
+        deadline: Duration::from_secs(5),
+        debug_checks: false,
+        max_sms: None,
+    }
+}
+
+/// A token: its value, its experts, its weights.
+pub type Token = (f32, [i32; TOP_K], [f32; TOP_K]);
+
+/// What each rank brings.
+pub const TOKENS: [&[Token]; 2] = [
+    &[(1.0, [1, 2], [0.5, 2.0]), (2.0, [1, -1], [1.0, 9.0])],
+    &[(4.0, [3, 1], [1.0, 0.25])],
+];
+
+/// What each rank receives: values, row offsets, expert ids, (token, slot).
+pub struct Received {
+    pub values: &'static [f32],
+    pub row_offsets: &'static [u32],
+    pub expert_ids: &'static [i32],
+    pub src_info: &'static [i32],
+    /// The values after the experts: expert `e` multiplies by `e + 1`.
+    pub answers: &'static [f32],
+}
+
+pub const RECEIVED: [Received; 2] = [
+    Received {
+        values: &[1.0, 2.0, 4.0],
+        row_offsets: &[0, 0, 3],
+        expert_ids: &[0, 1],
+        src_info: &[0, 0, 1, 0, 0, 1],
+        answers: &[2.0, 4.0, 8.0],
+    },
+    Received {
+        values: &[1.0, 4.0],
+        row_offsets: &[0, 1, 2],
+        expert_ids: &[0, 1],
+        src_info: &[0, 1, 0, 0],
+        answers: &[3.0, 16.0],
+    },
+];
+
+/// 0.5 * 2 + 2 * 3 and 1 * 4; 1 * 16 + 0.25 * 8.
+pub const SUMMED: [&[f32]; 2] = [&[7.0, 4.0], &[18.0]];
+/// A row a slot.
+pub const APART: [&[f32]; 2] = [&[2.0, 3.0, 4.0, 0.0], &[16.0, 8.0]];
+
+/// The BF16 bytes of one row a value: `v, 2v, v, 2v, ..`.
+pub fn rows(values: &[f32]) -> Vec<u8> {
+    let row = |&value: &f32| (0..HIDDEN).map(move |i| value * (1 + i % 2) as f32);
+    values
+        .iter()
+        .flat_map(row)
+        .flat_map(|v| bf16::from_f32(v).to_le_bytes())
+        .collect()
+}
+
+pub fn words<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
+    values.iter().flat_map(|&value| bytes(value)).collect()
+}
+
+pub fn upload(rank: &ExpertParallel, bytes: &[u8]) -> DevicePtr {
+    let at = rank.device().alloc(bytes.len().max(16) as u64).unwrap();
+    rank.device().upload(at, bytes).unwrap();
+    at
+}
+
+pub fn download(rank: &ExpertParallel, at: DevicePtr, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    rank.device().download(at, &mut data).unwrap();
+    data
+}
+
+/// A rank's tensors.
+#[derive(Clone, Copy)]
+pub struct Tensors {
+    pub input: DispatchInput,
+    pub weights: Tensor<2>,
+    pub output: DispatchOutput,
+    pub summed: Tensor<2>,
+    pub apart: Tensor<3>,
+}
+
+impl Tensors {
+    pub fn new(rank: &ExpertParallel, tokens: &[Token]) -> Self {
+        let capacity = rank.plan().max_rows();
+        let count = tokens.len();
+        let values: Vec<f32> = tokens.iter().map(|token| token.0).collect();
+        let ids: Vec<i32> = tokens.iter().flat_map(|token| token.1).collect();
+        let weights: Vec<f32> = tokens.iter().flat_map(|token| token.2).collect();
+        let ids = upload(rank, &words(&ids, i32::to_le_bytes));
+        let weights = upload(rank, &words(&weights, f32::to_le_bytes));
+        let weights = Tensor::contiguous(weights, [count, TOP_K]);
+        let space = |bytes: usize| rank.device().alloc(bytes.max(16) as u64).unwrap();
+        Self {
+            input: DispatchInput {
+                x: Tensor::contiguous(upload(rank, &rows(&values)), [count, HIDDEN]),
+                topk_ids: Tensor::contiguous(ids, [count, TOP_K]),
+                topk_weights: Some(weights),
+            },
+            weights,
+            output: DispatchOutput {
+                tokens: Tensor::contiguous(space(capacity * HIDDEN * 2), [capacity, HIDDEN]),
+                row_offsets: Tensor::contiguous(space(3 * 4), [3]),
+                expert_ids: Tensor::contiguous(space(2 * 4), [2]),
+                src_info: Tensor::contiguous(space(capacity * 8), [capacity, 2]),
+            },
+            summed: Tensor::contiguous(space(count * HIDDEN * 2), [count, HIDDEN]),
+            apart: Tensor::contiguous(space(count * TOP_K * HIDDEN * 2), [count, TOP_K, HIDDEN]),
+        }
+    }
+
+    pub fn combine_input(&self, weights: Option<Tensor<2>>) -> CombineInput {
+        CombineInput {
+            expert_rows: self.output.tokens,
+            topk_weights: weights,
+        }
+    }
+
+    pub fn combine_output(&self, apart: bool) -> CombineOutput {
+        let combined = if apart {
+            CombineTensor::Apart(self.apart)
+        } else {
+            CombineTensor::Summed(self.summed)
+        };
+        CombineOutput { combined }
+    }
+
+    /// Compares what was dispatched, and lets the experts answer in place.
+    pub fn answer(&self, rank: &ExpertParallel) {
+        let wanted = &RECEIVED[rank.rank().0 as usize];
+        let count = wanted.values.len();
+        let DispatchOutput {
+            tokens,
+            row_offsets,
+            expert_ids,
+            src_info,
+        } = self.output;
+        assert_eq!(
+            download(rank, tokens.at, count * HIDDEN * 2),
+            rows(wanted.values)
+        );
+        let offsets = words(wanted.row_offsets, u32::to_le_bytes);
+        assert_eq!(download(rank, row_offsets.at, offsets.len()), offsets);
+        let ids = words(wanted.expert_ids, i32::to_le_bytes);
+        assert_eq!(download(rank, expert_ids.at, ids.len()), ids);
+        let info = words(wanted.src_info, i32::to_le_bytes);
+        assert_eq!(download(rank, src_info.at, info.len()), info);
+        rank.device()
+            .upload(tokens.at, &rows(wanted.answers))
+            .unwrap();
+    }
+
+    /// Compares what was combined.
+    pub fn compare(&self, rank: &ExpertParallel, apart: bool) {
+        let (wanted, at) = if apart {
+            (APART, self.apart.at)
+        } else {
+            (SUMMED, self.summed.at)
+        };
+        let wanted = rows(wanted[rank.rank().0 as usize]);
+        assert_eq!(download(rank, at, wanted.len()), wanted);
+    }
+}
+
+/// A communicator of two simulated ranks, with the tensors of [`TOKENS`].
+pub fn two_ranks(seed: u64, config: Config) -> (Vec<ExpertParallel>, Vec<Tensors>) {
+    let group = Group::simulated(2, seed).unwrap();
+    let plan = Plan::new(&group, config).unwrap();
+    let ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let tensors = ranks
+        .iter()
+        .zip(TOKENS)
+        .map(|(r, tokens)| Tensors::new(r, tokens))
+        .collect();
+    (ranks, tensors)
+}
+
+pub fn close(ranks: Vec<ExpertParallel>) {
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
