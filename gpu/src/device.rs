@@ -125,10 +125,10 @@ unsafe fn store_strip<const DEPTH: usize>(
     bytes: u32,
     strip: &[Vector; DEPTH],
 ) {
-    for index in 0..DEPTH {
+    for (index, &vector) in strip.iter().enumerate() {
         let at = start + index as u32 * WARP_BYTES;
         // SAFETY: active only inside the row.
-        unsafe { memory::store_vector(row + at as u64, strip[index], at < bytes) };
+        unsafe { memory::store_vector(row + at as u64, vector, at < bytes) };
     }
 }
 
@@ -361,7 +361,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn expired(&self) -> bool {
         self.polls.set(self.polls.get() + 1);
-        if self.polls.get() % POLLS != 0 {
+        if !self.polls.get().is_multiple_of(POLLS) {
             return false;
         }
         let waited_ns = thread::global_timer_ns() - self.started_ns;
@@ -432,8 +432,8 @@ unsafe fn write_fault(
         }
         if memory::load_relaxed_sys(page) == FaultPage::EMPTY {
             let words: [u64; size_of::<FaultPage>() / 8] = cast(record);
-            for index in 1..words.len() {
-                memory::store_relaxed_sys(page + 8 * index as u64, words[index]);
+            for (index, &word) in words.iter().enumerate().skip(1) {
+                memory::store_relaxed_sys(page + 8 * index as u64, word);
             }
             memory::fence_acq_rel_sys();
             memory::store_relaxed_sys(page, FaultPage::COMPLETE);

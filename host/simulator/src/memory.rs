@@ -44,7 +44,7 @@ impl Memory {
 
     pub fn alloc(&mut self, rank: u32, bytes: u64) -> u64 {
         let memory = &mut self.ranks[rank as usize];
-        let start = (u64::from(rank) + 1 << RANK_SHIFT) + memory.next;
+        let start = ((u64::from(rank) + 1) << RANK_SHIFT) + memory.next;
         memory.next += bytes.next_multiple_of(ALIGN) + ALIGN;
         memory.live.push(Allocation {
             start,

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table, bf16_bits,
-    f32_of_bf16_bits,
+    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table,
+    bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals};
 use rand::Rng;
@@ -137,7 +137,8 @@ pub struct Warp<'y> {
 
 /// Runs a kernel on a warp. What stops it stands in the fault page.
 pub fn run(warp: &Warp<'_>, kernel: Kernel) {
-    let result = match (&warp.args, kernel) {
+    // What stopped it is for the host to read; a stopped warp simply returns, as on a GPU.
+    let _ = match (&warp.args, kernel) {
         (Args::Dispatch(args), Kernel::DispatchAsync) => ferry_protocol::dispatch_async(warp, args),
         (Args::Dispatch(args), Kernel::DispatchWait) => ferry_protocol::dispatch_wait(warp, args),
         (Args::Dispatch(args), _) => ferry_protocol::dispatch(warp, args),
@@ -145,8 +146,6 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
         (Args::Combine(args), Kernel::CombineWait) => ferry_protocol::combine_wait(warp, args),
         (Args::Combine(args), _) => ferry_protocol::combine(warp, args),
     };
-    // The page is read by the host; a stopped warp simply returns, as on a GPU.
-    drop(result);
 }
 
 impl Warp<'_> {
@@ -417,8 +416,8 @@ impl Machine for Warp<'_> {
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let (row, weight) = from(source);
             let data = self.load_bytes(self.row(row), 2 * u64::from(elements));
-            for (sum, bits) in sums.iter_mut().zip(data.chunks_exact(2)) {
-                *sum += weight * f32_of_bf16_bits(u16::from_le_bytes([bits[0], bits[1]]));
+            for (sum, &bits) in sums.iter_mut().zip(data.as_chunks().0) {
+                *sum += weight * f32_of_bf16_bits(u16::from_le_bytes(bits));
             }
             self.pause();
         }

@@ -111,6 +111,7 @@ pub fn assemble(artifact: &Artifact, target_dir: &Path) -> Result<BTreeMap<Strin
     let mut command = Command::new(ptxas.program());
     command
         .args(["--verbose", "--gpu-name", artifact.variant.target_cpu()])
+        .args(["--maxrregcount", &ferry_layout::MAX_REGISTERS.to_string()])
         .arg(&artifact.ptx_path)
         .arg("--output-file")
         .arg(artifact.ptx_path.with_extension("cubin"));
