@@ -148,8 +148,9 @@ pub enum Error {
     /// the communicator stays usable, else it is poisoned.
     #[error("{0}")]
     Fault(Fault),
-    /// The communicator gave up earlier and must be built anew.
-    #[error("the communicator cannot be used any more and must be built anew: {0}")]
+    /// The communicator gave up earlier and must be built anew. The fault says why; if it is an
+    /// input fault, it came before the reason and took its place.
+    #[error("the communicator gave up and must be built anew{}: {}", in_its_place(.0), .0)]
     Poisoned(Fault),
     /// A fault page that does not read as a fault.
     #[error("rank {}'s fault page is damaged: {page:?}", rank.0)]
@@ -245,6 +246,21 @@ impl fmt::Display for CudaError {
 }
 
 impl std::error::Error for CudaError {}
+
+impl Error {
+    /// Whether a kernel refused an input, and the communicator stays usable.
+    pub fn is_input_fault(&self) -> bool {
+        matches!(self, Self::Fault(fault) if fault.kind.is_input())
+    }
+}
+
+fn in_its_place(fault: &Fault) -> &'static str {
+    if fault.kind.is_input() {
+        "; why was not recorded, because this came first"
+    } else {
+        ""
+    }
+}
 
 fn paths(tried: &[PathBuf]) -> String {
     let tried: Vec<_> = tried

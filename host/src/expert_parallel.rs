@@ -1,8 +1,8 @@
 //! A rank of a communicator.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Fault, FaultPage, Kernel, Rank, Window, Workspace};
+use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, Rank, Window, Workspace};
 
 use crate::device::{Args, Launch};
 use crate::memory::{Leave, Private, Windows, agree};
@@ -28,7 +28,10 @@ pub struct ExpertParallel {
     pub(crate) round: Round,
     memory: Private,
     windows: Arc<Windows>,
+    /// Why it gave up.
     poison: OnceLock<Fault>,
+    /// An input fault that was told, until it is known that nothing worse came behind it.
+    told: Mutex<Option<Fault>>,
     closed: bool,
 }
 
@@ -93,7 +96,7 @@ impl ExpertParallel {
             window: Window::of(plan.shape()),
             tables: Workspace::of(plan.shape()),
         };
-        let (round, poison) = (Round::Idle, OnceLock::new());
+        let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
         Self {
             plan: *plan,
             common,
@@ -101,6 +104,7 @@ impl ExpertParallel {
             memory,
             windows,
             poison,
+            told,
             closed: false,
         }
     }
@@ -186,20 +190,35 @@ impl ExpertParallel {
         };
         if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
             page.clear();
+            *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
         } else {
             self.poison(fault);
         }
         Err(Error::Fault(fault))
     }
 
-    /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s. Not collective,
+    /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s, and after an
+    /// input fault also finds a communicator that gave up later. Not collective,
     /// but waits for the peers that the kernels wait for, as long as the deadline allows.
     ///
     /// # Errors
     /// As [`check`](Self::check), and what the device reports.
     pub fn synchronize(&self, stream: Stream) -> Result<(), Error> {
         self.device().synchronize(stream)?;
-        self.check()
+        let checked = self.check();
+        if checked.as_ref().is_err_and(|error| !error.is_input_fault()) {
+            return checked;
+        }
+        // The page holds one fault: a timeout behind an input fault is not on it.
+        let told = self
+            .told
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match told {
+            Some(fault) if self.has_stopped()? => Err(Error::Poisoned(self.poison(fault))),
+            _ => checked,
+        }
     }
 
     /// Frees this rank's memory, and with the last rank of this process the windows, after a
@@ -263,6 +282,14 @@ impl ExpertParallel {
 
     fn poison(&self, fault: Fault) -> Fault {
         *self.poison.get_or_init(|| fault)
+    }
+
+    /// Whether a kernel of this rank gave up, fault or not. Synchronises.
+    fn has_stopped(&self) -> Result<bool, Error> {
+        let mut stopped = [0; 8];
+        let at = self.memory.workspace.plus(Counter::Stopped.bytes());
+        self.device().download(at, &mut stopped)?;
+        Ok(stopped != [0; 8])
     }
 
     /// What stands on the fault page, whole.

@@ -112,3 +112,30 @@ fn a_lost_rank_is_named_by_the_others_which_then_refuse_and_close() {
         close(ranks);
     }
 }
+
+#[test]
+fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
+    let lost = Some(Lost {
+        rank: 1,
+        after_steps: 0,
+    });
+    let options = Options {
+        lost,
+        ..Options::new(2, 8)
+    };
+    let group = Group::simulated_with(options).unwrap();
+    let plan = Plan::new(&group, config()).unwrap();
+    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let t = Tensors::new(&ranks[0], &[(1.0, [99, 3], [1.0, 1.0])]);
+    drop(ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap());
+    ranks[0].device().synchronize(STREAM).unwrap();
+    let told = ranks[0].check().unwrap_err();
+    assert!(told.is_input_fault(), "{told}");
+    let Err(Error::Poisoned(fault)) = ranks[0].synchronize(STREAM) else {
+        panic!("not poisoned")
+    };
+    assert_eq!(fault.kind, FaultKind::InvalidExpert);
+    let told = ranks[0].check().unwrap_err().to_string();
+    assert!(told.contains("why was not recorded"), "{told}");
+    close(ranks);
+}
