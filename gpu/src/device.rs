@@ -412,9 +412,10 @@ unsafe fn write_fault(
     saw: u64,
     epoch: u64,
 ) {
+    let kind = packed & 0xff;
     let record = FaultPage {
         state: FaultPage::COMPLETE,
-        kind: packed & 0xff,
+        kind,
         kernel: packed >> 8 & 0xff,
         region: packed >> 16 & 0xff,
         rank: packed >> 24 & 0xffff,
@@ -426,11 +427,16 @@ unsafe fn write_fault(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        if memory::exchange_acq_rel_gpu(lock, 1) != 0 {
-            // Another lane is writing the first fault.
-            return;
-        }
-        if memory::load_relaxed_sys(page) == FaultPage::EMPTY {
+        // A few instructions at most: the holder waits for nothing.
+        while memory::exchange_acq_rel_gpu(lock, 1) != 0 {}
+        let (state, held) = (
+            memory::load_relaxed_sys(page),
+            memory::load_relaxed_sys(page + 8),
+        );
+        if FaultPage::gives_way(state, held, kind) {
+            // The host reads a page only when its state says complete.
+            memory::store_relaxed_sys(page, FaultPage::EMPTY);
+            memory::fence_acq_rel_sys();
             let words: [u64; size_of::<FaultPage>() / 8] = cast(record);
             for (index, &word) in words.iter().enumerate().skip(1) {
                 memory::store_relaxed_sys(page + 8 * index as u64, word);

@@ -60,9 +60,16 @@ impl FaultKind {
     ];
 
     /// Whether the round went on all the same: the input was at fault, not the group.
+    #[inline(always)]
     pub const fn is_input(self) -> bool {
-        matches!(self, Self::InvalidExpert | Self::DuplicateExpert)
+        is_input(self as u64)
     }
+}
+
+/// [`FaultKind::is_input`] of a kind's number.
+#[inline(always)]
+const fn is_input(kind: u64) -> bool {
+    kind == FaultKind::InvalidExpert as u64 || kind == FaultKind::DuplicateExpert as u64
 }
 
 impl Region {
@@ -169,8 +176,8 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A page that the host and the device share. The first fault wins; the host reads it without
-/// asking the device.
+/// A page that the host and the device share. The first fault wins, but one that stops the group
+/// replaces one of the input. The host reads it without asking the device.
 ///
 /// The words after `state` are a [`Fault`] in numbers.
 #[repr(C)]
@@ -203,6 +210,13 @@ impl FaultPage {
     pub const EMPTY: u64 = 0;
     /// `state` once the record is complete.
     pub const COMPLETE: u64 = 1;
+
+    /// Whether a page with these first two words gives way to a fault of kind `new` (as a
+    /// number): an empty page does, and one with an input's fault to one that stops the group.
+    #[inline(always)]
+    pub const fn gives_way(state: u64, kind: u64, new: u64) -> bool {
+        state == Self::EMPTY || is_input(kind) && !is_input(new)
+    }
 
     /// The record of `fault`, complete.
     pub const fn of(fault: &Fault) -> Self {

@@ -164,6 +164,7 @@ impl World {
                 Some(command) => self.obey(command),
                 None => {
                     if self.turn() {
+                        self.answer_waiting();
                         continue;
                     }
                     // Nothing can happen but a launch from outside, or a deadline.

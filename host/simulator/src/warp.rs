@@ -455,7 +455,9 @@ impl Machine for Warp<'_> {
 
     fn record(&self, fault: &Fault) {
         let page = self.common.fault_page;
-        if self.with_memory(|memory| memory.read_u64(page)) == FaultPage::EMPTY {
+        let (state, kind) =
+            self.with_memory(|memory| Ok((memory.read_u64(page)?, memory.read_u64(page + 8)?)));
+        if FaultPage::gives_way(state, kind, fault.kind as u64) {
             let record = FaultPage::of(fault);
             let written = self
                 .shared
