@@ -16,6 +16,8 @@ pub enum Counter {
     OffsetsReady,
     /// Warps that left the running combine kernel.
     Exits,
+    /// Warps that have sent back all they had in the running combine kernel.
+    Returns,
     /// Not zero once a wait was given up: no kernel starts work any more.
     Stopped,
     /// Held while a lane writes the fault page.
@@ -24,7 +26,7 @@ pub enum Counter {
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 6;
+    pub const COUNT: u64 = 7;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;

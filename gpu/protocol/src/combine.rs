@@ -45,15 +45,9 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
         ..
     } = launch;
     let shape = &common.shape;
-    if machine.warp() == 0 {
-        let word = common.window.consumed(common.rank());
-        on_each_rank(*machine, shape.ranks, |rank| {
-            handshake::say_consumed(*machine, rank, word, *epoch);
-        });
-    }
     let mut next = Batch::first(*machine, shape);
     while let Some(batch) = next {
-        // The dispatch has seen these words arrive: nothing to wait for.
+        // The dispatch has seen these words arrive, and they stay until this rank says consumed.
         let mut here =
             machine.ballot(machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(false)));
         while here != 0 {
@@ -62,6 +56,13 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
             here &= here - 1;
         }
         next = batch.next();
+    }
+    // Not before every warp is through: until then it reads counts, presence and headers.
+    if gather::last_out(*machine, Counter::Returns, machine.warps()) {
+        let word = common.window.consumed(common.rank());
+        on_each_rank(*machine, shape.ranks, |rank| {
+            handshake::say_consumed(*machine, rank, word, *epoch);
+        });
     }
 }
 

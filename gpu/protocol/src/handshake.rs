@@ -1,10 +1,11 @@
 //! The handshake: no rank runs a whole round ahead of another.
 //!
-//! A rank that starts combine has read all its dispatch rows and counts, and says so to every
-//! rank ([`say_consumed`]). A rank ends combine only when it has heard that from every rank
-//! ([`has_consumed`]). So when a round's dispatch starts writing into a peer's window, the peer
-//! has finished reading the round before; and when its combine starts writing into the peer's
-//! combine rows, the peer has sent counts of this round, hence ended the combine before.
+//! A rank whose warps have all sent back their combine rows is done with its dispatch rows,
+//! counts and presence words, and says so to every rank ([`say_consumed`]). A rank ends combine
+//! only when it has heard that from every rank ([`has_consumed`]). So when a round's dispatch
+//! starts writing into a peer's window, the peer has finished reading the round before; and when
+//! its combine starts writing into the peer's combine rows, the peer has sent counts of this
+//! round, hence ended the combine before.
 //! Every rank takes part in every round, also with no tokens.
 
 use ferry_layout::{Epoch, Rank, Signal};
