@@ -6,7 +6,7 @@ use bytemuck::cast;
 use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tensor,
 };
-use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals};
+use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
@@ -14,8 +14,8 @@ use crate::shmem;
 
 /// Bytes that the lanes of a warp move with one instruction.
 const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
-/// Vectors that a lane has in flight when it copies a row.
-const COPY_DEPTH: usize = 8;
+/// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
+const COPY_DEPTH: usize = 7;
 /// Vectors that a lane sums at a time.
 const SUM_DEPTH: usize = 4;
 /// Polls between two looks at the clock.
@@ -90,15 +90,15 @@ fn is_constant(row: Row) -> bool {
     matches!(row, Row::Tensor(Tensor::Input | Tensor::Expert, _))
 }
 
-/// This lane's vectors from byte `start` of a row, `DEPTH` of them, zeros beyond `bytes`.
+/// This lane's vectors from byte `start` of a row, `DEPTH` of them, zeros from byte `end` on.
 ///
 /// # Safety
-/// `row` has `bytes` bytes.
+/// `row` has `end` bytes.
 #[inline(always)]
 unsafe fn load_strip<const DEPTH: usize>(
     row: u64,
     start: u32,
-    bytes: u32,
+    end: u32,
     constant: bool,
 ) -> [Vector; DEPTH] {
     core::array::from_fn(|index| {
@@ -106,9 +106,9 @@ unsafe fn load_strip<const DEPTH: usize>(
         // SAFETY: active only inside the row.
         unsafe {
             if constant {
-                memory::load_constant_vector(row + at as u64, at < bytes)
+                memory::load_constant_vector(row + at as u64, at < end)
             } else {
-                memory::load_vector(row + at as u64, at < bytes)
+                memory::load_vector(row + at as u64, at < end)
             }
         }
     })
@@ -117,18 +117,13 @@ unsafe fn load_strip<const DEPTH: usize>(
 /// Stores what [`load_strip`] loaded.
 ///
 /// # Safety
-/// `row` has `bytes` bytes.
+/// `row` has `end` bytes.
 #[inline(always)]
-unsafe fn store_strip<const DEPTH: usize>(
-    row: u64,
-    start: u32,
-    bytes: u32,
-    strip: &[Vector; DEPTH],
-) {
+unsafe fn store_strip<const DEPTH: usize>(row: u64, start: u32, end: u32, strip: &[Vector; DEPTH]) {
     for (index, &vector) in strip.iter().enumerate() {
         let at = start + index as u32 * WARP_BYTES;
         // SAFETY: active only inside the row.
-        unsafe { memory::store_vector(row + at as u64, vector, at < bytes) };
+        unsafe { memory::store_vector(row + at as u64, vector, at < end) };
     }
 }
 
@@ -262,6 +257,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn max(&self, values: u32) -> u32 {
+        thread::max(values)
+    }
+
+    #[inline(always)]
     fn union(&self, values: u64) -> u64 {
         let halves: [u32; 2] = cast(values);
         cast(halves.map(thread::union))
@@ -303,45 +303,48 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn copy_row(&self, bytes: u32, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
+    fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
         let source = self.row(from);
-        let mut start = self.lane * size_of::<Vector>() as u32;
-        while start < bytes.next_multiple_of(WARP_BYTES) {
-            // SAFETY: the protocol copies whole rows, `bytes` long on both sides.
+        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            let start = strip_start + lane_start;
+            // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
             let strip =
-                unsafe { load_strip::<COPY_DEPTH>(source, start, bytes, is_constant(from)) };
+                unsafe { load_strip::<COPY_DEPTH>(source, start, span.end, is_constant(from)) };
             let mut left = targets;
             while left != 0 {
                 let target = self.row(to(left.trailing_zeros()));
                 // SAFETY: as above.
-                unsafe { store_strip(target, start, bytes, &strip) };
+                unsafe { store_strip(target, start, span.end, &strip) };
                 left &= left - 1;
             }
-            start += COPY_DEPTH as u32 * WARP_BYTES;
+            strip_start += COPY_DEPTH as u32 * WARP_BYTES;
         }
     }
 
     #[inline(always)]
-    fn sum_rows(&self, elements: u32, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
-        let bytes = 2 * elements;
+    fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
         let target = self.row(to);
-        let mut start = self.lane * size_of::<Vector>() as u32;
-        while start < bytes.next_multiple_of(WARP_BYTES) {
+        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            let start = strip_start + lane_start;
             let mut sums = [[0f32; 8]; SUM_DEPTH];
             let mut left = sources;
             while left != 0 {
                 let (row, weight) = from(left.trailing_zeros());
-                // SAFETY: the protocol sums whole rows, `bytes` long on both sides.
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
                 let strip = unsafe {
-                    load_strip::<SUM_DEPTH>(self.row(row), start, bytes, is_constant(row))
+                    load_strip::<SUM_DEPTH>(self.row(row), start, span.end, is_constant(row))
                 };
                 sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
                 left &= left - 1;
             }
             let strip = core::array::from_fn(|index| round_vector(&sums[index]));
             // SAFETY: as above.
-            unsafe { store_strip::<SUM_DEPTH>(target, start, bytes, &strip) };
-            start += SUM_DEPTH as u32 * WARP_BYTES;
+            unsafe { store_strip::<SUM_DEPTH>(target, start, span.end, &strip) };
+            strip_start += SUM_DEPTH as u32 * WARP_BYTES;
         }
     }
 

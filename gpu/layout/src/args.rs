@@ -183,8 +183,8 @@ const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs
 const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
-    assert!(core::mem::offset_of!(Common, tables) == 72 + 17 * 8);
-    assert!(size_of::<Common>() == 248);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 248);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 248);
+    assert!(core::mem::offset_of!(Common, tables) == 72 + 18 * 8);
+    assert!(size_of::<Common>() == 256);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 256);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 256);
 };

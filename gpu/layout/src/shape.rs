@@ -13,6 +13,13 @@ pub const MAX_EXPERTS: u32 = 65_535;
 /// An expert id that stands for "not routed" (`-1` as the user writes it).
 pub const NOT_ROUTED: u32 = u32::MAX;
 
+/// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
+const STRIP_BYTES: u32 = 512;
+/// Most parts of a row.
+const MAX_PARTS: u32 = 8;
+/// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
+const PART_UNITS: u32 = 2048;
+
 /// A rank: one GPU of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
@@ -95,6 +102,46 @@ impl Shape {
     /// the bound is top-k rows a token.
     pub const fn max_rows(&self) -> u64 {
         self.ranks as u64 * self.max_tokens_per_rank as u64 * self.top_k as u64
+    }
+
+    /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own:
+    /// with few tokens, rows are cut so that all warps have work. Both ends know the source's
+    /// tokens, so they agree. Rows for other nodes stay whole.
+    pub const fn parts(&self, tokens: u32) -> u32 {
+        let strips = self.payload_bytes().div_ceil(STRIP_BYTES);
+        if self.spans_nodes() || tokens == 0 {
+            return 1;
+        }
+        let wanted = PART_UNITS / tokens.saturating_mul(self.ranks);
+        let most = if strips < MAX_PARTS {
+            strips
+        } else {
+            MAX_PARTS
+        };
+        match wanted {
+            0 => 1,
+            wanted if wanted > most => most,
+            wanted => wanted,
+        }
+    }
+
+    /// Bytes `start..end` of a row's payload that make part `part` of `parts`.
+    pub const fn part(&self, part: u32, parts: u32) -> (u32, u32) {
+        let bytes = self.payload_bytes();
+        let each = bytes.div_ceil(parts).next_multiple_of(STRIP_BYTES);
+        let start = part * each;
+        let end = start + each;
+        (
+            if start < bytes { start } else { bytes },
+            if end < bytes { end } else { bytes },
+        )
+    }
+
+    /// Most (token, part) pairs that a source can have, and so the flags kept for it.
+    pub const fn max_units(&self) -> u64 {
+        let cut = (PART_UNITS / self.ranks) as u64;
+        let whole = self.max_tokens_per_rank as u64;
+        if cut > whole { cut } else { whole }
     }
 
     /// Words of 32 tokens that say which tokens travel from one rank to another.

@@ -45,9 +45,9 @@ impl Signal {
 /// |---|---|---|---|
 /// | counts | [`Tagged`](crate::Tagged) entries for an expert; at index `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
 /// | presence | [`Tagged`](crate::Tagged) bits of 32 tokens: which come here | `[source, token / 32]` | every source, as far as its tokens go |
-/// | dispatch flags | epoch: the row is complete | `[source, token]` | the source |
+/// | dispatch flags | epoch: the part is complete | `[source, token × part]` | the source |
 /// | consumed | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
-/// | combine flags | epoch: the row is complete | `[token, slot]` | the experts' rank |
+/// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
 /// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
 /// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
 /// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
@@ -73,6 +73,7 @@ pub struct Window {
     counts_stride: u64,
     presence_stride: u64,
     max_tokens: u64,
+    max_units: u64,
     combine_slots: u64,
 }
 
@@ -92,6 +93,7 @@ impl Window {
     pub const fn of(shape: &Shape) -> Self {
         let ranks = shape.ranks as u64;
         let max_tokens = shape.max_tokens_per_rank as u64;
+        let max_units = shape.max_units();
         let slots = shape.combine_slots() as u64;
         let counts_stride = shape.local_experts() as u64 + 1;
         let presence_stride = shape.presence_words() as u64;
@@ -106,9 +108,9 @@ impl Window {
         let mut cursor = Cursor(0);
         let counts = cursor.take(ranks * counts_stride, 8);
         let presence = cursor.take(ranks * presence_stride, 8);
-        let dispatch_flags = cursor.take(ranks * max_tokens, 8);
+        let dispatch_flags = cursor.take(ranks * max_units, 8);
         let consumed = cursor.take(ranks, 8);
-        let combine_flags = cursor.take(max_tokens * slots, 8);
+        let combine_flags = cursor.take(max_units * slots, 8);
         let signal_bytes = cursor.0;
         let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
         let combine_rows = cursor.take(max_tokens * slots, combine_row_stride);
@@ -131,6 +133,7 @@ impl Window {
             counts_stride,
             presence_stride,
             max_tokens,
+            max_units,
             combine_slots: slots,
         }
     }
@@ -150,9 +153,10 @@ impl Window {
         Signal(self.presence + 8 * (source.0 as u64 * self.presence_stride + word as u64))
     }
 
-    /// The dispatch row of `source`'s `token` is complete.
-    pub const fn dispatch_flag(&self, source: Rank, token: u32) -> Signal {
-        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_tokens + token as u64))
+    /// A part of a dispatch row of `source` is complete. `unit` is `token * parts + part`; which
+    /// that is may differ from round to round, because a flag of a later round is larger.
+    pub const fn dispatch_flag(&self, source: Rank, unit: u32) -> Signal {
+        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_units + unit as u64))
     }
 
     /// `peer` has read the dispatch rows that the owner sent it.
@@ -160,9 +164,10 @@ impl Window {
         Signal(self.consumed + 8 * peer.0 as u64)
     }
 
-    /// The combine row in `slot` of the owner's `token` is complete.
-    pub const fn combine_flag(&self, token: u32, slot: u32) -> Signal {
-        Signal(self.combine_flags + 8 * (token as u64 * self.combine_slots + slot as u64))
+    /// A part of the combine row in `slot` of a token of the owner's is complete. `unit` is
+    /// `token * parts + part`.
+    pub const fn combine_flag(&self, unit: u32, slot: u32) -> Signal {
+        Signal(self.combine_flags + 8 * (unit as u64 * self.combine_slots + slot as u64))
     }
 
     /// The dispatch row of `source`'s `token`.

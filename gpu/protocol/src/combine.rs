@@ -4,11 +4,12 @@ use ferry_layout::{
     CombineArgs, CombineMode, Counter, Header, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
 };
 
-use crate::receive::{Batch, row_map_entry};
+use crate::receive::row_map_entry;
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
 use crate::send::entry;
+use crate::units::{Batch, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
-use crate::{LANES, Machine, Put, Row, gather, handshake, slot};
+use crate::{LANES, Machine, Put, Row, Span, gather, handshake, slot};
 
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
 /// dispatch, in stream order. Collective.
@@ -45,14 +46,15 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
         ..
     } = launch;
     let shape = &common.shape;
-    let mut next = Batch::first(*machine, shape);
+    let mut next = Batch::first(launch);
     while let Some(batch) = next {
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
-        let mut here =
-            machine.ballot(machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(false)));
+        let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
+        let mut here = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
         while here != 0 {
-            let (source, token) = batch.unit(here.trailing_zeros(), shape, common.rank());
-            send_row_back(launch, args, source, token);
+            let lane = here.trailing_zeros();
+            let parts = machine.broadcast(parts, lane);
+            send_unit_back(launch, args, batch.unit(lane, parts, shape, common.rank()));
             here &= here - 1;
         }
         next = batch.next();
@@ -66,16 +68,19 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
     }
 }
 
-/// The expert outputs of one token that came from `source`.
+/// A part of the expert outputs of one token.
 #[inline(always)]
-fn send_row_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, source: Rank, token: u32) {
+fn send_unit_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit) {
     let Launch {
         machine, common, ..
     } = launch;
     let shape = &common.shape;
     let positions = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
-            machine.read(Table::RowMap, row_map_entry(shape, source, token, lane))
+            machine.read(
+                Table::RowMap,
+                row_map_entry(shape, unit.source, unit.token, lane),
+            )
         })
     });
     // The dispatch checked the positions against its outputs; these may be smaller.
@@ -83,18 +88,18 @@ fn send_row_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, source: Ran
         let position = machine.own(positions, lane);
         position != NOT_ROUTED && (position as u64) < args.row_capacity
     }));
-    let near = node_of(shape, common.rank()) >> source.0 & 1 != 0;
+    let near = node_of(shape, common.rank()) >> unit.source.0 & 1 != 0;
     match shape.mode() {
-        CombineMode::Reduced => send_reduced(launch, (source, token), positions, here, near),
-        CombineMode::Exact => send_exact(launch, (source, token), positions, here, near),
+        CombineMode::Reduced => send_reduced(launch, unit, positions, here, near),
+        CombineMode::Exact => send_exact(launch, unit, positions, here, near),
     }
 }
 
-/// One row: the weighted sum of the token's expert outputs on this rank.
+/// Into one row: the weighted sum of the token's expert outputs on this rank.
 #[inline(always)]
 fn send_reduced<M: Machine>(
     launch: &Launch<M>,
-    (source, token): (Rank, u32),
+    unit: Unit,
     positions: M::Lanes<u32>,
     here: u32,
     near: bool,
@@ -106,6 +111,12 @@ fn send_reduced<M: Machine>(
         ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Unit {
+        source,
+        token,
+        part,
+        parts,
+    } = unit;
     let header = window
         .dispatch_row(source, token)
         .plus(shape.payload_bytes());
@@ -124,7 +135,7 @@ fn send_reduced<M: Machine>(
     let home = Rank(if near { source.0 } else { me.0 });
     let at = if near { to } else { staging };
     machine.sum_rows(
-        shape.hidden,
+        Span::part(shape, part, parts),
         here,
         |k| {
             let weight = f32::from_bits(machine.broadcast(weights, k));
@@ -135,7 +146,7 @@ fn send_reduced<M: Machine>(
         },
         Row::Window(home, at),
     );
-    let flag = window.combine_flag(token, slot_index);
+    let flag = window.combine_flag(unit.flag(), slot_index);
     machine.release();
     if near {
         machine.lanes(|lane| {
@@ -155,11 +166,11 @@ fn send_reduced<M: Machine>(
     }
 }
 
-/// One row a top-k slot, untouched.
+/// Into one row a top-k slot: each as it is.
 #[inline(always)]
 fn send_exact<M: Machine>(
     launch: &Launch<M>,
-    (source, token): (Rank, u32),
+    unit: Unit,
     positions: M::Lanes<u32>,
     here: u32,
     near: bool,
@@ -171,7 +182,13 @@ fn send_exact<M: Machine>(
         ..
     } = launch;
     let (window, me) = (&common.window, common.rank());
-    let bytes = common.shape.combine_row_bytes();
+    let Unit {
+        source,
+        token,
+        part,
+        parts,
+    } = unit;
+    let span = Span::part(&common.shape, part, parts);
     let home = Rank(if near { source.0 } else { me.0 });
     for_each_bit(here as u64, |k| {
         let position = machine.broadcast(positions, k);
@@ -181,13 +198,14 @@ fn send_exact<M: Machine>(
             window.exact_staging(position)
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(bytes, row, 1, |_| Row::Window(home, at));
+        machine.copy_row(span, row, 1, |_| Row::Window(home, at));
     });
     machine.release();
     if near {
         machine.lanes(|lane| {
             if here >> lane & 1 != 0 {
-                slot::publish(*machine, source, window.combine_flag(token, lane), *epoch);
+                let flag = window.combine_flag(unit.flag(), lane);
+                slot::publish(*machine, source, flag, *epoch);
             }
         });
     } else {
@@ -196,8 +214,8 @@ fn send_exact<M: Machine>(
                 peer: source,
                 from: window.exact_staging(machine.broadcast(positions, k)),
                 to: window.combine_row(token, k),
-                bytes,
-                signal: window.combine_flag(token, k),
+                bytes: common.shape.combine_row_bytes(),
+                signal: window.combine_flag(unit.flag(), k),
                 value: epoch.0,
             });
         });
@@ -208,8 +226,21 @@ fn send_exact<M: Machine>(
 #[inline(always)]
 fn gather_rows<M: Machine>(launch: &Launch<M>, args: &CombineArgs) -> Result<(), Stopped> {
     let Launch { machine, epoch, .. } = launch;
-    for token in (machine.warp()..args.tokens).step_by(machine.warps() as usize) {
-        gather_token(launch, args, token)?;
+    let parts = launch.common.shape.parts(args.tokens);
+    let mut index = machine.warp();
+    while index < args.tokens * parts {
+        let (token, part) = (index / parts, index % parts);
+        gather_unit(
+            launch,
+            args,
+            Unit {
+                source: launch.common.rank(),
+                token,
+                part,
+                parts,
+            },
+        )?;
+        index += machine.warps();
     }
     if machine.warp() == 0 {
         wait_for_peers(launch)?;
@@ -247,30 +278,34 @@ fn wait_for_peers<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
     Ok(())
 }
 
-/// Waits for one token's rows and writes its output.
+/// Waits for a part of one token's rows and writes that part of its output.
 #[inline(always)]
-fn gather_token<M: Machine>(
+fn gather_unit<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    token: u32,
+    unit: Unit,
 ) -> Result<(), Stopped> {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Unit {
+        token, part, parts, ..
+    } = unit;
     let experts = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
             machine.read(Table::Routes, entry(shape.top_k, token, lane))
         })
     });
+    let span = Span::part(shape, part, parts);
     let at = |slot| Row::Window(me, window.combine_row(token, slot));
     match shape.mode() {
         CombineMode::Reduced => {
             let ranks = ranks_of(*machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
-            wait_for_slots(launch, token, slots, |slot| nth_rank(ranks, slot))?;
+            wait_for_slots(launch, unit, slots, |slot| nth_rank(ranks, slot))?;
             machine.sum_rows(
-                shape.hidden,
+                span,
                 slots,
                 |slot| (at(slot), 1.0),
                 Row::Tensor(Tensor::Combined, token),
@@ -279,11 +314,11 @@ fn gather_token<M: Machine>(
         CombineMode::Exact => {
             let slots =
                 machine.ballot(machine.lanes(|lane| machine.own(experts, lane) != NOT_ROUTED));
-            wait_for_slots(launch, token, slots, |slot| {
+            wait_for_slots(launch, unit, slots, |slot| {
                 shape.rank_of(machine.read(Table::Routes, entry(shape.top_k, token, slot)))
             })?;
             if args.topk_weights == 0 {
-                keep_apart(launch, token, slots);
+                keep_apart(launch, unit, slots);
             } else {
                 let weights = machine.lanes(|lane| {
                     lane_or_none(lane, shape.top_k, || {
@@ -291,12 +326,7 @@ fn gather_token<M: Machine>(
                     })
                 });
                 let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
-                machine.sum_rows(
-                    shape.hidden,
-                    slots,
-                    weighted,
-                    Row::Tensor(Tensor::Combined, token),
-                );
+                machine.sum_rows(span, slots, weighted, Row::Tensor(Tensor::Combined, token));
             }
         }
     }
@@ -307,7 +337,7 @@ fn gather_token<M: Machine>(
 #[inline(always)]
 fn wait_for_slots<M: Machine>(
     launch: &Launch<M>,
-    token: u32,
+    unit: Unit,
     slots: u32,
     sender: impl Fn(u32) -> Rank,
 ) -> Result<(), Stopped> {
@@ -317,7 +347,7 @@ fn wait_for_slots<M: Machine>(
         epoch,
         ..
     } = launch;
-    let flag = |slot| common.window.combine_flag(token, slot);
+    let flag = |slot| common.window.combine_flag(unit.flag(), slot);
     launch.wait_lanes(
         |lane| {
             let full = slots >> lane & 1 == 0 || slot::is_full(*machine, flag(lane), *epoch);
@@ -326,7 +356,7 @@ fn wait_for_slots<M: Machine>(
         |lane| Awaited {
             peer: sender(lane),
             region: Region::CombineRow,
-            index: token as u64,
+            index: unit.token as u64,
             saw: machine.load_signal(flag(lane)),
         },
     )?;
@@ -335,18 +365,22 @@ fn wait_for_slots<M: Machine>(
 
 /// Every slot's row as it came, zeros where nothing was routed.
 #[inline(always)]
-fn keep_apart<M: Machine>(launch: &Launch<M>, token: u32, slots: u32) {
+fn keep_apart<M: Machine>(launch: &Launch<M>, unit: Unit, slots: u32) {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Unit {
+        token, part, parts, ..
+    } = unit;
+    let span = Span::part(shape, part, parts);
     for k in 0..shape.top_k {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row(shape.combine_row_bytes(), from, 1, |_| to);
+            machine.copy_row(span, from, 1, |_| to);
         } else {
-            machine.sum_rows(shape.hidden, 0, |_| (to, 0.0), to);
+            machine.sum_rows(span, 0, |_| (to, 0.0), to);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::{Machine, receive, send};
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync)?;
-    send::send(&launch, args)
+    send::send(&launch, args, false)
 }
 
 /// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
@@ -25,6 +25,6 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
 #[inline(always)]
 pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::Dispatch)?;
-    send::send(&launch, args)?;
+    send::send(&launch, args, true)?;
     receive::receive(&launch, args)
 }

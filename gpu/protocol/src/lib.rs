@@ -10,6 +10,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod announce;
 mod combine;
 mod dispatch;
 pub mod gather;
@@ -19,9 +20,10 @@ mod receive;
 mod route;
 mod send;
 pub mod slot;
+mod units;
 mod wait;
 
 pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
-pub use machine::{Counters, LANES, Machine, Put, Row, Signals};
+pub use machine::{Counters, LANES, Machine, Put, Row, Signals, Span};
 pub use wait::Stopped;

@@ -1,6 +1,6 @@
 //! What a machine must offer to run the protocol.
 
-use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table, Tensor};
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tensor};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -43,6 +43,22 @@ pub enum Row {
     Window(Rank, ByteOffset),
 }
 
+/// Bytes `start..end` of a row, both multiples of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub start: u32,
+    pub end: u32,
+}
+
+impl Span {
+    /// Part `part` of `parts` of a row's payload.
+    #[inline(always)]
+    pub fn part(shape: &Shape, part: u32, parts: u32) -> Self {
+        let (start, end) = shape.part(part, parts);
+        Self { start, end }
+    }
+}
+
 /// A warp of a GPU, or of something that behaves like one.
 ///
 /// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
@@ -67,6 +83,8 @@ pub trait Machine: Signals + Counters {
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
     /// The sum of all lower lanes, for each; and the sum of all.
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
+    /// The largest value.
+    fn max(&self, values: Self::Lanes<u32>) -> u32;
     /// The bits that any lane holds.
     fn union(&self, values: Self::Lanes<u64>) -> u64;
     /// Lets lanes read what other lanes of this warp wrote or acquired before.
@@ -81,13 +99,13 @@ pub trait Machine: Signals + Counters {
     /// Writes a 4-byte word in the window of a rank of this node. For one lane.
     fn write_window(&self, to: Rank, at: ByteOffset, value: u32);
 
-    /// Copies the first `bytes` (a multiple of 16) of a row to `to(i)` for every set bit `i` of
-    /// `targets`, reading them once.
-    fn copy_row(&self, bytes: u32, from: Row, targets: u64, to: impl Fn(u32) -> Row);
-    /// Writes BF16 elements `0..elements` (a multiple of 8) of `to`: the sum over the set bits
-    /// `i` of `sources`, lowest first, of weight times row. Starts at +0; every product and
-    /// every sum is rounded to f32, the end to BF16.
-    fn sum_rows(&self, elements: u32, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
+    /// Copies a span of a row to the same span of `to(i)` for every set bit `i` of `targets`,
+    /// reading it once.
+    fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row);
+    /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
+    /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
+    /// to f32, the end to BF16.
+    fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
 
     /// Sends `bytes` from place `from` of the own window to place `to` of the window of a rank
     /// of another node, and then stores `value` in its signal word: never the signal first.

@@ -9,8 +9,12 @@ use ferry_layout::{
 };
 
 use crate::route::lane_or_none;
+use crate::units::{Batch, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
-use crate::{LANES, Machine, Row, slot};
+use crate::{LANES, Machine, Row, Span, slot};
+
+/// Count words that a lane has in flight.
+const DEPTH: u32 = 8;
 
 #[inline(always)]
 pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
@@ -29,114 +33,24 @@ pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<()
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
         machine.load(Counter::OffsetsReady) >= epoch.0
     })?;
-    let mut next = Batch::first(*machine, shape);
+    let mut next = Batch::first(launch);
     while let Some(batch) = next {
         let present = launch.wait_lanes(
-            |lane: u32| batch.presence(launch, lane).map(u32::from),
+            |lane: u32| batch.presence(launch, lane),
             |lane| batch.awaited(launch, lane),
         )?;
-        let mut coming =
-            machine.ballot(machine.lanes(|lane| machine.own(present, lane) == Some(1)));
-        while coming != 0 {
-            let (source, token) = batch.unit(coming.trailing_zeros(), shape, common.rank());
-            receive_row(launch, args, source, token)?;
-            coming &= coming - 1;
+        let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
+        let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
+        let mut left = coming;
+        while left != 0 {
+            let lane = left.trailing_zeros();
+            let parts = machine.broadcast(parts, lane);
+            receive_unit(launch, args, batch.unit(lane, parts, shape, common.rank()))?;
+            left &= left - 1;
         }
         next = batch.next();
     }
     Ok(())
-}
-
-/// 32 units of work `(source, token)` of a warp, one a lane. Units are dealt to the warps one by
-/// one, sources interleaved, and taken 32 at a time so that the lanes look at 32 presence bits
-/// at once.
-#[derive(Clone, Copy)]
-pub struct Batch {
-    first: u64,
-    units: u64,
-    warps: u32,
-}
-
-impl Batch {
-    /// The first batch of a warp, if it has any.
-    #[inline(always)]
-    pub fn first<M: Machine>(machine: &M, shape: &Shape) -> Option<Self> {
-        let units = shape.ranks as u64 * shape.max_tokens_per_rank as u64;
-        Self {
-            first: machine.warp() as u64,
-            units,
-            warps: machine.warps(),
-        }
-        .if_any()
-    }
-
-    /// The warp's next batch, if there is one.
-    #[inline(always)]
-    pub fn next(self) -> Option<Self> {
-        Self {
-            first: self.first + LANES as u64 * self.warps as u64,
-            ..self
-        }
-        .if_any()
-    }
-
-    #[inline(always)]
-    fn if_any(self) -> Option<Self> {
-        (self.first < self.units).then_some(self)
-    }
-
-    /// The source and token of a lane's unit. Each rank starts with itself, so that not all read
-    /// from the same source at the same time.
-    #[inline(always)]
-    pub fn unit(&self, lane: u32, shape: &Shape, me: Rank) -> (Rank, u32) {
-        let unit = self.index(lane);
-        let token = (unit / shape.ranks as u64) as u32;
-        let source = (unit as u32 % shape.ranks + me.0) % shape.ranks;
-        (Rank(source), token)
-    }
-
-    #[inline(always)]
-    fn index(&self, lane: u32) -> u64 {
-        self.first + lane as u64 * self.warps as u64
-    }
-
-    /// Whether the lane's token comes here; `None` while that is not known.
-    #[inline(always)]
-    pub fn presence<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<bool> {
-        let Launch {
-            machine,
-            common,
-            epoch,
-            ..
-        } = launch;
-        if self.index(lane) >= self.units {
-            return Some(false);
-        }
-        let (source, token) = self.unit(lane, &common.shape, common.rank());
-        let tokens =
-            Tagged(machine.load_signal(common.window.token_count(source))).value(*epoch)?;
-        if token >= tokens {
-            return Some(false);
-        }
-        let word = machine.load_signal(common.window.presence(source, token / LANES));
-        Some(Tagged(word).value(*epoch)? >> (token % LANES) & 1 != 0)
-    }
-
-    #[inline(always)]
-    fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
-        let Launch {
-            machine, common, ..
-        } = launch;
-        let (peer, token) = self.unit(lane, &common.shape, common.rank());
-        let index = (token / LANES) as u64;
-        let saw = machine.load_signal(common.window.presence(peer, token / LANES)) >> 32;
-        Awaited {
-            peer,
-            region: Region::Presence,
-            index,
-            saw,
-        }
-    }
 }
 
 /// Waits until every source has said how many tokens it has, and refuses more than planned.
@@ -196,45 +110,60 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
     } = launch;
     let (shape, window) = (&common.shape, &common.window);
     let mut rows = 0u32;
+    let mut first = 0;
     // In the order of the output: by expert, then source.
-    for first in (0..shape.experts).step_by(LANES as usize) {
-        let pair = |lane: u32| {
-            let index = (first + lane).min(shape.experts - 1);
-            (index / shape.ranks, Rank(index % shape.ranks))
-        };
-        let word = |lane| {
-            let (expert, source) = pair(lane);
-            machine.load_signal(window.count(source, expert))
+    while first < shape.experts {
+        let index = |lane: u32, step: u32| first + lane * DEPTH + step;
+        let word = |lane: u32, step: u32| {
+            let index = index(lane, step).min(shape.experts - 1);
+            let source = Rank(index % shape.ranks);
+            Tagged(machine.load_signal(window.count(source, index / shape.ranks)))
         };
         let counts = launch.wait_lanes(
-            |lane| Tagged(word(lane)).value(*epoch),
             |lane| {
-                let (expert, peer) = pair(lane);
+                let words: [Tagged; DEPTH as usize] =
+                    core::array::from_fn(|step| word(lane, step as u32));
+                let missing = words.iter().any(|word| word.value(*epoch).is_none());
+                (!missing).then_some(words.map(|word| word.0 as u32))
+            },
+            |lane| {
+                let step = (0..DEPTH).find(|&step| word(lane, step).value(*epoch).is_none());
+                let step = step.unwrap_or(0);
+                let index = index(lane, step).min(shape.experts - 1);
                 Awaited {
-                    peer,
+                    peer: Rank(index % shape.ranks),
                     region: Region::Counts,
-                    index: expert as u64,
-                    saw: word(lane) >> 32,
+                    index: (index / shape.ranks) as u64,
+                    saw: word(lane, step).0 >> 32,
                 }
             },
         )?;
-        let counts = machine.lanes(|lane| match machine.own(counts, lane) {
-            Some(count) if first + lane < shape.experts => count,
-            _ => 0,
+        let counts = machine.lanes(|lane| {
+            let counts = machine.own(counts, lane).unwrap_or([0; DEPTH as usize]);
+            core::array::from_fn::<u32, { DEPTH as usize }, _>(|step| {
+                let exists = index(lane, step as u32) < shape.experts;
+                if exists { counts[step] } else { 0 }
+            })
         });
-        let (before, total) = machine.exclusive_sum(counts);
+        let (before, total) =
+            machine.exclusive_sum(machine.lanes(|lane| machine.own(counts, lane).iter().sum()));
         machine.lanes(|lane| {
-            if first + lane < shape.experts {
-                let (expert, source) = pair(lane);
-                let base = rows + machine.own(before, lane);
-                machine.write(Table::Bases, (first + lane) as u64, base);
-                if source == Rank(0) {
-                    machine.write(Table::RowOffsets, expert as u64, base);
-                    machine.write(Table::ExpertIds, expert as u64, expert);
+            let mut base = rows + machine.own(before, lane);
+            core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
+                let index = index(lane, step as u32);
+                if index < shape.experts {
+                    machine.write(Table::Bases, index as u64, base);
+                    if index.is_multiple_of(shape.ranks) {
+                        let expert = index / shape.ranks;
+                        machine.write(Table::RowOffsets, expert as u64, base);
+                        machine.write(Table::ExpertIds, expert as u64, expert);
+                    }
                 }
-            }
+                base += machine.own(counts, lane)[step];
+            });
         });
         rows += total;
+        first += DEPTH * LANES;
     }
     machine.lanes(|lane| {
         if lane == 0 {
@@ -258,13 +187,12 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
     Ok(())
 }
 
-/// Waits for one row and copies it to each of its places in the output.
+/// Waits for one part of a row and copies it to each of its places in the output.
 #[inline(always)]
-fn receive_row<M: Machine>(
+fn receive_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    source: Rank,
-    token: u32,
+    unit: Unit,
 ) -> Result<(), Stopped> {
     let Launch {
         machine,
@@ -273,7 +201,13 @@ fn receive_row<M: Machine>(
         ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let flag = window.dispatch_flag(source, token);
+    let Unit {
+        source,
+        token,
+        part,
+        parts,
+    } = unit;
+    let flag = window.dispatch_flag(source, unit.flag());
     launch.wait_lanes(
         |_| slot::is_full(*machine, flag, *epoch).then_some(()),
         |_| Awaited {
@@ -315,12 +249,13 @@ fn receive_row<M: Machine>(
             outside.trailing_zeros(),
         );
     }
-    machine.copy_row(
-        shape.payload_bytes(),
-        Row::Window(me, row),
-        here as u64,
-        |k| Row::Tensor(Tensor::Output, machine.broadcast(positions, k)),
-    );
+    let span = Span::part(shape, part, parts);
+    machine.copy_row(span, Row::Window(me, row), here as u64, |k| {
+        Row::Tensor(Tensor::Output, machine.broadcast(positions, k))
+    });
+    if part != 0 {
+        return Ok(());
+    }
     machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         if here >> lane & 1 != 0 {

@@ -1,144 +1,58 @@
 //! The sending half of dispatch.
 //!
-//! Some warps announce: entry counts, and which tokens go where. The others send rows, payload
-//! first; only the header waits for the ordinals that the announcing warps compute.
+//! Some warps announce. The others send rows, payload first; only the headers wait for the
+//! ordinals that the announcing warps compute. Several rows share one release.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table, Tagged,
+    ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table,
     Tensor,
 };
 
-use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, rank_bit, ranks_of};
+use crate::announce::{announce, tasks};
+use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::wait::{Launch, Stopped};
-use crate::{LANES, Machine, Put, Row, gather, slot};
+use crate::{Machine, Put, Row, Span, gather, slot};
 
-#[inline(always)]
-pub fn send<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
-    let (warp, warps) = (launch.machine.warp(), launch.machine.warps());
-    let groups = args.tokens.div_ceil(LANES);
-    let tasks = groups + launch.common.shape.experts;
-    let announcers = tasks.min(warps / 2).max(1);
-    if warp < announcers {
-        if warp == 0 {
-            announce_tokens(launch, args);
-        }
-        for task in (warp..tasks).step_by(announcers as usize) {
-            if task < groups {
-                announce_presence(launch, args, task);
-            } else {
-                announce_expert(launch, args, task - groups);
-            }
-        }
-    }
-    // A launch of a single warp announces first and sends then.
-    let senders = if warps == 1 { 1 } else { warps - announcers };
-    let Some(sender) = (warp + senders).checked_sub(warps) else {
-        return Ok(());
-    };
-    for token in (sender..args.tokens).step_by(senders as usize) {
-        send_token(launch, args, token)?;
-    }
-    Ok(())
-}
+/// Units that share a release.
+const CHUNK: u32 = 4;
+/// One in how many warps sends, where there are more units than warps and the launch receives
+/// as well: the wire is full all the same, and the others put rows in their places meanwhile.
+const SENDER_SHARE: u32 = 4;
 
-/// Tells every rank how many tokens this one has.
+/// Announces and sends. `receives`: the launch goes on to receive.
 #[inline(always)]
-fn announce_tokens<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
-    let word = common.window.token_count(common.rank());
-    let value = Tagged::new(*epoch, args.tokens).0;
-    on_each_rank(*machine, common.shape.ranks, |rank| {
-        machine.signal(rank, word, value)
-    });
-}
-
-/// Tells every rank which of 32 tokens come to it.
-#[inline(always)]
-fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group: u32) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
-    let shape = &common.shape;
-    let touched = machine.lanes(|lane| {
-        let token = group * LANES + lane;
-        let mut ranks = 0;
-        if token < args.tokens {
-            for k in 0..shape.top_k {
-                ranks |= rank_bit(
-                    shape,
-                    machine.read(Table::TopkIds, entry(shape.top_k, token, k)),
-                );
-            }
-        }
-        ranks
-    });
-    let word = common.window.presence(common.rank(), group);
-    for rank in 0..shape.ranks {
-        let bits =
-            machine.ballot(machine.lanes(|lane| machine.own(touched, lane) >> rank & 1 != 0));
-        let value = Tagged::new(*epoch, bits).0;
-        machine.lanes(|lane| {
-            if lane == 0 {
-                machine.signal(Rank(rank), word, value);
-            }
-        });
-    }
-}
-
-/// Numbers the entries for one expert in the order of tokens, and tells its rank how many there
-/// are.
-#[inline(always)]
-fn announce_expert<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, expert: u32) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
-    let shape = &common.shape;
-    let entries = args.tokens as u64 * shape.top_k as u64;
-    let mut count = 0;
-    let mut first = 0;
-    while first < entries {
-        let hit = machine.ballot(machine.lanes(|lane| {
-            let at = first + lane as u64;
-            at < entries && machine.read(Table::TopkIds, at) == expert
-        }));
-        machine.lanes(|lane| {
-            if hit >> lane & 1 != 0 {
-                let earlier = (hit & ((1 << lane) - 1)).count_ones();
-                machine.write(Table::Ordinals, first + lane as u64, count + earlier);
-            }
-        });
-        count += hit.count_ones();
-        first += LANES as u64;
-    }
-    let home = shape.rank_of(expert);
-    let word = common
-        .window
-        .count(common.rank(), expert % shape.local_experts());
-    machine.lanes(|lane| {
-        if lane == 0 {
-            machine.signal(home, word, Tagged::new(*epoch, count).0);
-        }
-    });
-    gather::part_done(*machine, Counter::ScansDone);
-}
-
-/// Sends one token to every rank that holds one of its experts.
-#[inline(always)]
-fn send_token<M: Machine>(
+pub fn send<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    token: u32,
+    receives: bool,
+) -> Result<(), Stopped> {
+    let (warp, warps) = (launch.machine.warp(), launch.machine.warps());
+    let shape = &launch.common.shape;
+    let announcers = tasks(shape.experts, args.tokens).min(warps / 2).max(1);
+    if warp < announcers {
+        announce(launch, args, warp, announcers);
+    }
+    // A launch of a single warp announces first and sends then.
+    let free = if warps == 1 { 1 } else { warps - announcers };
+    let units = args.tokens * shape.parts(args.tokens);
+    let senders = match receives && units > free {
+        true => (warps / SENDER_SHARE).clamp(1, free),
+        false => free,
+    };
+    match (warp + free).checked_sub(warps) {
+        Some(sender) if sender < senders => send_units(launch, args, sender, senders),
+        _ => Ok(()),
+    }
+}
+
+/// Sends units `sender`, `sender + senders`, ...: payloads as fast as they go, headers and flags
+/// once the ordinals are there.
+#[inline(always)]
+fn send_units<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    sender: u32,
+    senders: u32,
 ) -> Result<(), Stopped> {
     let Launch {
         machine,
@@ -146,52 +60,130 @@ fn send_token<M: Machine>(
         epoch,
         ..
     } = launch;
+    let shape = &common.shape;
+    let parts = shape.parts(args.tokens);
+    let units = args.tokens * parts;
+    let mut numbered = false;
+    let mut unflagged = sender;
+    let mut unit = sender;
+    while unit < units {
+        send_payload(launch, unit / parts, unit % parts, parts);
+        let next = unit + senders;
+        let is_last = next >= units;
+        let is_numbered = || gather::is_done(*machine, Counter::ScansDone, *epoch, shape.experts);
+        if is_last && !numbered {
+            launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
+            numbered = true;
+        }
+        numbered = numbered || is_numbered();
+        if is_last || numbered && (next - unflagged) / senders >= CHUNK {
+            publish_units(launch, args, (unflagged, next), senders, parts);
+            unflagged = next;
+        }
+        unit = next;
+    }
+    Ok(())
+}
+
+/// Copies a part of a token to every rank that holds one of its experts.
+#[inline(always)]
+fn send_payload<M: Machine>(launch: &Launch<M>, token: u32, part: u32, parts: u32) {
+    let Launch {
+        machine, common, ..
+    } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let experts = read_route(launch, token);
     let ranks = ranks_of(*machine, shape, experts);
     let near = ranks & node_of(shape, me);
-    let far = ranks & !near;
+    let span = Span::part(shape, part, parts);
+    let (from, row) = (
+        Row::Tensor(Tensor::Input, token),
+        window.dispatch_row(me, token),
+    );
+    machine.copy_row(span, from, near, |rank| Row::Window(Rank(rank), row));
+    if ranks != near {
+        machine.copy_row(span, from, 1, |_| {
+            Row::Window(me, window.dispatch_staging(token))
+        });
+    }
+}
 
-    let row = window.dispatch_row(me, token);
-    let staging = window.dispatch_staging(token);
+/// Writes the headers of units whose payload was sent, and then flags them.
+#[inline(always)]
+fn publish_units<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (first, end): (u32, u32),
+    senders: u32,
+    parts: u32,
+) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let payload = shape.payload_bytes();
-    machine.copy_row(payload, Row::Tensor(Tensor::Input, token), near, |rank| {
-        Row::Window(Rank(rank), row)
-    });
-    if far != 0 {
-        machine.copy_row(payload, Row::Tensor(Tensor::Input, token), 1, |_| {
-            Row::Window(me, staging)
+    let node = node_of(shape, me);
+    let mut unit = first;
+    while unit < end {
+        let token = unit / parts;
+        let ranks = routed_ranks(launch, token);
+        let header = window.dispatch_row(me, token).plus(payload);
+        // Every part brings the header: whoever sees the part's flag sees the header, too.
+        for_each_bit(ranks & node, |rank| {
+            write_header(launch, args, token, Rank(rank), header)
         });
-    }
-
-    launch.wait_local(Counter::ScansDone, Region::Ordinals, || {
-        gather::is_done(*machine, Counter::ScansDone, *epoch, shape.experts)
-    })?;
-    for_each_bit(near, |rank| {
-        write_header(launch, args, token, Rank(rank), row.plus(payload))
-    });
-    if far != 0 {
-        write_header(launch, args, token, me, staging.plus(payload));
-    }
-
-    let flag = window.dispatch_flag(me, token);
-    machine.release();
-    on_each_rank(*machine, shape.ranks, |rank| {
-        if near >> rank.0 & 1 != 0 {
-            slot::publish(*machine, rank, flag, *epoch);
+        if ranks & !node != 0 {
+            write_header(
+                launch,
+                args,
+                token,
+                me,
+                window.dispatch_staging(token).plus(payload),
+            );
         }
-    });
-    for_each_bit(far, |rank| {
-        machine.put(Put {
-            peer: Rank(rank),
-            from: staging,
-            to: row,
-            bytes: shape.dispatch_row_bytes(),
-            signal: flag,
-            value: epoch.0,
+        unit += senders;
+    }
+    machine.release();
+    let mut unit = first;
+    while unit < end {
+        let token = unit / parts;
+        let ranks = routed_ranks(launch, token);
+        let flag = window.dispatch_flag(me, unit);
+        on_each_rank(*machine, shape.ranks, |rank| {
+            if (ranks & node) >> rank.0 & 1 != 0 {
+                slot::publish(*machine, rank, flag, *epoch);
+            }
         });
+        for_each_bit(ranks & !node, |rank| {
+            machine.put(Put {
+                peer: Rank(rank),
+                from: window.dispatch_staging(token),
+                to: window.dispatch_row(me, token),
+                bytes: shape.dispatch_row_bytes(),
+                signal: flag,
+                value: epoch.0,
+            });
+        });
+        unit += senders;
+    }
+}
+
+/// The ranks that a token goes to, as bits, from what [`read_route`] kept.
+#[inline(always)]
+fn routed_ranks<M: Machine>(launch: &Launch<M>, token: u32) -> u64 {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let experts = machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            machine.read(Table::Routes, entry(shape.top_k, token, lane))
+        })
     });
-    Ok(())
+    ranks_of(*machine, shape, experts)
 }
 
 /// The experts of a token, with every id that does not exist reported and left out; kept for
@@ -266,7 +258,7 @@ fn write_header<M: Machine>(
     args: &DispatchArgs,
     token: u32,
     to: Rank,
-    header: ferry_layout::ByteOffset,
+    header: ByteOffset,
 ) {
     let Launch {
         machine, common, ..

@@ -11,6 +11,8 @@ unsafe extern "C" {
     fn llvm_shuffle_index(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
     fn llvm_shuffle_up(mask: u32, value: u32, distance: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.umax"]
+    fn llvm_reduce_max(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.or"]
     fn llvm_reduce_or(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
@@ -91,6 +93,13 @@ pub fn broadcast(value: u32, lane: u32) -> u32 {
 pub fn from_below(value: u32, distance: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_shuffle_up(ALL, value, distance, 0) }
+}
+
+/// `redux.sync.max`, unsigned: the largest value. All lanes.
+#[inline(always)]
+pub fn max(value: u32) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_reduce_max(value, ALL) }
 }
 
 /// `redux.sync.or`: the bits that any lane holds. All lanes.

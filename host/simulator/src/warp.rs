@@ -8,7 +8,7 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table,
     bf16_bits, f32_of_bf16_bits,
 };
-use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals};
+use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
 
 use crate::memory::{Memory, Outside, rank_of};
@@ -370,6 +370,10 @@ impl Machine for Warp<'_> {
         (before, sum)
     }
 
+    fn max(&self, values: Self::Lanes<u32>) -> u32 {
+        values.into_iter().fold(0, u32::max)
+    }
+
     fn union(&self, values: Self::Lanes<u64>) -> u64 {
         values.iter().fold(0, |bits, value| bits | value)
     }
@@ -400,22 +404,27 @@ impl Machine for Warp<'_> {
         self.store_bytes(address, &value.to_le_bytes(), false);
     }
 
-    fn copy_row(&self, bytes: u32, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
-        if targets == 0 {
+    fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
+        if targets == 0 || span.start == span.end {
             return;
         }
-        let data = self.load_bytes(self.row(from), u64::from(bytes));
+        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
+        let data = self.load_bytes(self.row(from) + start, bytes);
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
-            self.store_bytes(self.row(to(target)), &data, false);
+            self.store_bytes(self.row(to(target)) + start, &data, false);
             self.pause();
         }
     }
 
-    fn sum_rows(&self, elements: u32, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
-        let mut sums = vec![0f32; elements as usize];
+    fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+        if span.start == span.end {
+            return;
+        }
+        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
+        let mut sums = vec![0f32; bytes as usize / 2];
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let (row, weight) = from(source);
-            let data = self.load_bytes(self.row(row), 2 * u64::from(elements));
+            let data = self.load_bytes(self.row(row) + start, bytes);
             for (sum, &bits) in sums.iter_mut().zip(data.as_chunks().0) {
                 *sum += weight * f32_of_bf16_bits(u16::from_le_bytes(bits));
             }
@@ -425,7 +434,7 @@ impl Machine for Warp<'_> {
             .iter()
             .flat_map(|&sum| bf16_bits(sum).to_le_bytes())
             .collect();
-        self.store_bytes(self.row(to), &bytes, false);
+        self.store_bytes(self.row(to) + start, &bytes, false);
     }
 
     fn put(&self, put: Put) {

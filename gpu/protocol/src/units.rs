@@ -1,0 +1,144 @@
+//! What a rank receives, cut into units of work: a part of a source's token.
+//!
+//! Units are dealt to the warps one by one, sources interleaved, and taken 32 at a time so that
+//! the lanes look at 32 presence bits at once.
+
+use ferry_layout::{Rank, Region, Shape, Tagged};
+
+use crate::wait::{Awaited, Launch};
+use crate::{LANES, Machine};
+
+/// A part of a token of a source.
+#[derive(Clone, Copy)]
+pub struct Unit {
+    pub source: Rank,
+    pub token: u32,
+    pub part: u32,
+    /// Parts of this source's rows.
+    pub parts: u32,
+}
+
+impl Unit {
+    /// Its index among the source's flags.
+    #[inline(always)]
+    pub fn flag(self) -> u32 {
+        self.token * self.parts + self.part
+    }
+}
+
+/// 32 units of a warp, one a lane.
+#[derive(Clone, Copy)]
+pub struct Batch {
+    first: u32,
+    units: u32,
+    warps: u32,
+    parts: u32,
+}
+
+impl Batch {
+    /// The first batch of a warp, if it has any. After every source's token count has come.
+    #[inline(always)]
+    pub fn first<M: Machine>(launch: &Launch<M>) -> Option<Self> {
+        let Launch {
+            machine, common, ..
+        } = launch;
+        let shape = &common.shape;
+        let (mut longest, mut parts) = (0, 1);
+        for first in (0..shape.ranks).step_by(LANES as usize) {
+            let tokens = machine.lanes(|lane| {
+                let source = Rank((first + lane).min(shape.ranks - 1));
+                machine.load_signal(common.window.token_count(source)) as u32
+            });
+            longest = machine.max(tokens).max(longest);
+            parts = machine
+                .max(machine.lanes(|lane| shape.parts(machine.own(tokens, lane))))
+                .max(parts);
+        }
+        let units = longest * shape.ranks * parts;
+        let (first, warps) = (machine.warp(), machine.warps());
+        Self {
+            first,
+            units,
+            warps,
+            parts,
+        }
+        .if_any()
+    }
+
+    /// The warp's next batch, if there is one.
+    #[inline(always)]
+    pub fn next(self) -> Option<Self> {
+        Self {
+            first: self.first + LANES * self.warps,
+            ..self
+        }
+        .if_any()
+    }
+
+    #[inline(always)]
+    fn if_any(self) -> Option<Self> {
+        (self.first < self.units).then_some(self)
+    }
+
+    /// A lane's unit, where its source has `parts`. Each rank starts with itself, so that not
+    /// all read from the same source at the same time.
+    #[inline(always)]
+    pub fn unit(&self, lane: u32, parts: u32, shape: &Shape, me: Rank) -> Unit {
+        let index = self.first + lane * self.warps;
+        let (row, part) = (index / self.parts, index % self.parts);
+        let (token, turn) = (row / shape.ranks, row % shape.ranks);
+        Unit {
+            source: Rank((turn + me.0) % shape.ranks),
+            token,
+            part,
+            parts,
+        }
+    }
+
+    /// The parts that the source of the lane's unit has, if the unit comes here, else 0; `None`
+    /// while that is not known.
+    #[inline(always)]
+    pub fn presence<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<u32> {
+        let Launch {
+            machine,
+            common,
+            epoch,
+            ..
+        } = launch;
+        if self.first + lane * self.warps >= self.units {
+            return Some(0);
+        }
+        let Unit {
+            source,
+            token,
+            part,
+            ..
+        } = self.unit(lane, 1, &common.shape, common.rank());
+        let count = Tagged(machine.load_signal(common.window.token_count(source)));
+        let tokens = count.value(*epoch)?;
+        let parts = common.shape.parts(tokens);
+        if token >= tokens || part >= parts {
+            return Some(0);
+        }
+        let word = Tagged(machine.load_signal(common.window.presence(source, token / LANES)));
+        let present = word.value(*epoch)? >> (token % LANES) & 1 != 0;
+        Some(if present { parts } else { 0 })
+    }
+
+    /// What a lane waits for in [`presence`](Self::presence).
+    #[inline(always)]
+    pub fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
+        let Launch {
+            machine, common, ..
+        } = launch;
+        let Unit { source, token, .. } = self.unit(lane, 1, &common.shape, common.rank());
+        let word = token / LANES;
+        let saw = machine.load_signal(common.window.presence(source, word)) >> 32;
+        Awaited {
+            peer: source,
+            region: Region::Presence,
+            index: word as u64,
+            saw,
+        }
+    }
+}
