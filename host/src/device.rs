@@ -100,6 +100,11 @@ pub trait Fabric: Send + Sync {
     fn local_ranks(&self) -> Vec<Rank>;
     /// The device of a local rank.
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error>;
+    /// The CUDA device of a local rank, for what [`Device`] does not have: graphs and events.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, _rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
+        None
+    }
     /// Whether ranks of other nodes can be reached at all.
     fn reaches_other_nodes(&self) -> bool;
     /// Every rank's `value`, by rank. Local ranks of one process pass the same. Collective.
@@ -119,4 +124,9 @@ pub trait Fabric: Send + Sync {
     ) -> Result<Vec<DevicePtr>, Error>;
     /// Frees them. Collective.
     fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
+    /// Leaves the group, after all windows were freed; nothing else may be called then.
+    /// Collective.
+    fn close(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }

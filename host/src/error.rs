@@ -217,6 +217,46 @@ pub enum Error {
         /// Of the host library.
         found: String,
     },
+    /// NVSHMEM numbers the ranks in another way than the bootstrap.
+    #[error(
+        "NVSHMEM calls rank {} of {ranks} its PE {pe} of {pes}; a process can be in one job only",
+        rank.0
+    )]
+    NvshmemRanks {
+        /// This rank, by the bootstrap.
+        rank: Rank,
+        /// Ranks, by the bootstrap.
+        ranks: u32,
+        /// This rank, by NVSHMEM.
+        pe: i64,
+        /// Ranks, by NVSHMEM.
+        pes: i64,
+    },
+    /// NVSHMEM's symmetric heap is exhausted.
+    #[error(
+        "NVSHMEM has no {bytes} bytes left for a window; lower max_tokens_per_rank, or raise \
+         NVSHMEM_SYMMETRIC_SIZE (used with NVSHMEM_DISABLE_CUDA_VMM=1) or \
+         NVSHMEM_MAX_MEMORY_PER_GPU (used without)"
+    )]
+    NvshmemHeap {
+        /// What a window takes.
+        bytes: u64,
+    },
+    /// A rank of the same node whose memory cannot be addressed directly.
+    #[error(
+        "rank {} cannot address the window of rank {}, which p2p_world_size puts on its node; \
+         lower p2p_world_size, or start neighbouring ranks on one node with peer access",
+        rank.0, peer.0
+    )]
+    PeerNotMapped {
+        /// This rank.
+        rank: Rank,
+        /// The other one.
+        peer: Rank,
+    },
+    /// The group was closed.
+    #[error("the group was closed; make a new one")]
+    GroupClosed,
     /// The operating system refused.
     #[error("{doing}: {source}")]
     Io {
@@ -236,12 +276,24 @@ pub struct CudaError {
     pub code: u32,
     /// The code's name: "CUDA_ERROR_INVALID_VALUE".
     pub name: String,
+    /// What the call was about, or the compiler's log; may be empty.
+    pub detail: String,
 }
 
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { call, code, name } = self;
-        write!(f, "{call} failed: {name} ({code})")
+        let Self {
+            call,
+            code,
+            name,
+            detail,
+        } = self;
+        write!(f, "{call} failed: {name} ({code})")?;
+        if detail.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ": {detail}")
+        }
     }
 }
 

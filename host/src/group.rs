@@ -121,6 +121,23 @@ impl Group {
         self.fabric.device(rank)
     }
 
+    /// The CUDA device of a rank of this process, for graphs and events; `None` for the ranks of
+    /// other processes, and where devices are not CUDA's.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self, rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
+        self.fabric.cuda(rank)
+    }
+
+    /// Leaves the group, which its clones leave as well. Close its communicators first.
+    /// Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
+    /// process ends; for the others it makes no difference.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub fn close(self) -> Result<(), Error> {
+        self.fabric.close()
+    }
+
     /// The kind: "local", "nvshmem", "simulated".
     pub fn name(&self) -> &'static str {
         self.fabric.name()

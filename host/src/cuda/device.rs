@@ -1,0 +1,308 @@
+//! A GPU.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cust::device::DeviceAttribute;
+use ferry_layout::{Kernel, THREADS_PER_BLOCK};
+
+use super::context::{Current, PrimaryContext};
+use super::error::{check, check_about, error};
+use super::module::Module;
+use super::page::PinnedPage;
+use super::sys::{self, CUstream};
+use crate::device::{Args, Launch, SharedPage};
+use crate::{Device, DevicePtr, Error, Stream};
+
+/// A GPU with its kernels loaded, in the device's primary context.
+///
+/// Every method makes the context current for its own duration, so any thread may call any of
+/// them, and a thread's own context is left as it was. What the device owns (its streams and
+/// kernels) goes with the last of it, its events, graphs and fault pages; nothing enqueued may be
+/// unfinished then.
+pub struct CudaDevice {
+    core: Arc<Core>,
+}
+
+/// What a device owns.
+pub(super) struct Core {
+    ordinal: usize,
+    name: String,
+    multiprocessors: u32,
+    module: Module,
+    /// For copies and fills: the legacy default stream would wait for other streams, and so for
+    /// kernels that wait for other ranks.
+    copies: OwnedStream,
+    /// Those that were given out.
+    streams: Mutex<Vec<OwnedStream>>,
+    /// Last, because what is above needs it.
+    pub(super) context: PrimaryContext,
+}
+
+/// A stream's handle. [`Core`] destroys it.
+struct OwnedStream(CUstream);
+
+// SAFETY: the driver's stream handles may be used from any thread.
+unsafe impl Send for OwnedStream {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedStream {}
+
+impl OwnedStream {
+    /// Creates a stream without implicit order with the default stream. The context is current.
+    fn create() -> Result<Self, Error> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: `stream` is a live pointer to write to.
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut stream, sys::STREAM_NON_BLOCKING)
+        })?;
+        Ok(Self(stream))
+    }
+
+    /// Destroys the stream; what is enqueued still runs. The context is current.
+    fn destroy(&self) {
+        // SAFETY: the stream was created in the current context, and its owner, who is being
+        // dropped, destroys it once. It fails only where the context is broken already.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
+    }
+}
+
+/// The driver's handle of a stream.
+pub(super) const fn raw(stream: Stream) -> CUstream {
+    ptr::without_provenance_mut(stream.0 as usize)
+}
+
+impl Core {
+    fn open(ordinal: usize) -> Result<Self, Error> {
+        let context = PrimaryContext::retain(ordinal)?;
+        let current = context.enter()?;
+        let name = format!("{} (cuda:{ordinal})", context.device_name()?);
+        let multiprocessors = context
+            .attribute(DeviceAttribute::MultiprocessorCount)?
+            .max(1);
+        let copies = OwnedStream::create()?;
+        let module = Module::load(&context).inspect_err(|_| copies.destroy())?;
+        drop(current);
+        Ok(Self {
+            ordinal,
+            name,
+            multiprocessors,
+            module,
+            copies,
+            streams: Mutex::default(),
+            context,
+        })
+    }
+
+    /// Waits for `stream`. The context is current.
+    fn wait(&self, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: the stream is one of this device's, or what the caller of a public method
+        // says is one; the driver refuses handles that it does not know.
+        check_about(
+            "cuStreamSynchronize",
+            unsafe { sys::cuStreamSynchronize(stream) },
+            || self.name.clone(),
+        )
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let Ok(_current) = self.context.enter() else {
+            return;
+        };
+        let streams = self
+            .streams
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.iter().chain([&self.copies]) {
+            stream.destroy();
+        }
+        self.module.unload();
+    }
+}
+
+impl CudaDevice {
+    /// Opens device number `ordinal`: retains its primary context and compiles the kernels for
+    /// it, unless the driver has kept an earlier result. Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchDevice`], [`Error::NoKernelFor`], [`Error::PtxTooNew`],
+    /// [`Error::LibraryMissing`] where there is no driver, [`Error::Cuda`].
+    pub fn open(ordinal: usize) -> Result<Self, Error> {
+        let core = Arc::new(Core::open(ordinal)?);
+        tracing::debug!(device = core.name, sms = core.multiprocessors, "opened");
+        Ok(Self { core })
+    }
+
+    /// The device's number.
+    pub fn ordinal(&self) -> usize {
+        self.core.ordinal
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.core.multiprocessors
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(super) fn context(&self) -> &PrimaryContext {
+        &self.core.context
+    }
+
+    /// Makes the device's context current on this thread until the guard is dropped.
+    pub(crate) fn enter(&self) -> Result<Current, Error> {
+        self.core.context.enter()
+    }
+
+    /// The driver's handle of the kernels' module (`CUmodule`).
+    pub(crate) fn module(&self) -> *mut c_void {
+        self.core.module.raw().cast()
+    }
+
+    /// Runs `copy` on the stream for copies and waits for it.
+    fn copy(
+        &self,
+        call: &'static str,
+        about: impl FnOnce() -> String,
+        copy: impl FnOnce(CUstream) -> sys::Code,
+    ) -> Result<(), Error> {
+        let _current = self.enter()?;
+        let stream = self.core.copies.0;
+        check_about(call, copy(stream), about)?;
+        self.core.wait(stream)
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        self.core.name.clone()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
+        let _current = self.enter()?;
+        let mut at = 0;
+        // The driver refuses to allocate nothing, which the tensors of a rank without tokens are.
+        // SAFETY: `at` is a live integer.
+        let code = unsafe { sys::cuMemAlloc_v2(&mut at, bytes.max(1) as usize) };
+        check_about("cuMemAlloc", code, || {
+            format!("{bytes} bytes on {}", self.core.name)
+        })?;
+        Ok(DevicePtr(at))
+    }
+
+    fn free(&self, at: DevicePtr) -> Result<(), Error> {
+        let _current = self.enter()?;
+        // SAFETY: the driver refuses what it did not allocate.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(at.0) })
+    }
+
+    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let about = || format!("{} bytes to {}", bytes.len(), self.core.name);
+        self.copy("cuMemcpyHtoDAsync", about, |stream| {
+            // SAFETY: `bytes` outlives the copy, which `copy` waits for; the driver refuses a
+            // range that is not in an allocation.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, bytes.as_ptr().cast(), bytes.len(), stream) }
+        })
+    }
+
+    fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let count = bytes.len();
+        let about = || format!("{count} bytes from {}", self.core.name);
+        self.copy("cuMemcpyDtoHAsync", about, |stream| {
+            // SAFETY: `bytes` outlives the copy, which `copy` waits for, and is borrowed for
+            // writing; the driver refuses a range that is not in an allocation.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from.0, count, stream) }
+        })
+    }
+
+    fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let about = || format!("{bytes} bytes on {}", self.core.name);
+        self.copy("cuMemsetD8Async", about, |stream| {
+            // SAFETY: the driver refuses a range that is not in an allocation.
+            unsafe { sys::cuMemsetD8Async(at.0, value, bytes as usize, stream) }
+        })
+    }
+
+    fn stream(&self) -> Result<Stream, Error> {
+        let _current = self.enter()?;
+        let stream = OwnedStream::create()?;
+        let number = Stream(stream.0.addr() as u64);
+        let mut streams = self
+            .core
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        streams.push(stream);
+        Ok(number)
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+        let _current = self.enter()?;
+        self.core.wait(raw(stream))
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let parameter = parameter(launch)?;
+        let _current = self.enter()?;
+        let function = self.core.module.function(launch.kernel, launch.shmem);
+        let most = self.core.multiprocessors;
+        let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
+        // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
+        // the driver copies before it returns. A block fits on a multiprocessor (seen when the
+        // kernels were loaded), and the stream is the caller's word.
+        let code = unsafe {
+            sys::cuLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                THREADS_PER_BLOCK,
+                1,
+                1,
+                0,
+                raw(launch.stream),
+                [parameter.cast_mut()].as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check_about("cuLaunchKernel", code, || {
+            format!("{} on {}", launch.kernel.name(), self.core.name)
+        })
+    }
+
+    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
+        Ok(Box::new(PinnedPage::alloc(self.core.clone())?))
+    }
+}
+
+/// Where the kernel's only parameter lies, if it is the one that the kernel takes.
+fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
+    let dispatches = matches!(
+        launch.kernel,
+        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch
+    );
+    match &launch.args {
+        Args::Dispatch(args) if dispatches => Ok(ptr::from_ref(args).cast()),
+        Args::Combine(args) if !dispatches => Ok(ptr::from_ref(args).cast()),
+        _ => {
+            let detail = format!(
+                "{} was given another kernel's arguments",
+                launch.kernel.name()
+            );
+            Err(error("cuLaunchKernel", sys::INVALID_VALUE, detail))
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Driver results as errors.
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+use std::ptr;
+
+use super::sys::{self, Code};
+use crate::{CudaError, Error};
+
+/// Turns what a driver function returned into a result.
+pub(super) fn check(call: &'static str, code: Code) -> Result<(), Error> {
+    check_about(call, code, String::new)
+}
+
+/// As [`check`]; `detail` says what the call was about.
+pub(super) fn check_about(
+    call: &'static str,
+    code: Code,
+    detail: impl FnOnce() -> String,
+) -> Result<(), Error> {
+    if code == sys::SUCCESS {
+        Ok(())
+    } else {
+        Err(error(call, code, detail()))
+    }
+}
+
+/// The error of a call that did not return success.
+pub(super) fn error(call: &'static str, code: Code, detail: String) -> Error {
+    if code == sys::STUB_LIBRARY {
+        return stub_found();
+    }
+    let name = name(code);
+    Error::Cuda(CudaError {
+        call,
+        code,
+        name,
+        detail,
+    })
+}
+
+/// The error of a call made through `cust`, which has no code for what it does not know.
+pub(super) fn of_cust(call: &'static str, error: cust::error::CudaError) -> Error {
+    self::error(call, error as Code, String::new())
+}
+
+fn stub_found() -> Error {
+    Error::LibraryMissing {
+        library: "the CUDA driver",
+        tried: vec![PathBuf::from("libcuda.so.1")],
+        reason: "what the loader found is a library to link with, not a driver".to_owned(),
+    }
+}
+
+/// The code's name, as the driver knows it.
+fn name(code: Code) -> String {
+    let mut name = ptr::null();
+    // SAFETY: `name` is a live pointer to write to; the driver accepts any code.
+    let known = unsafe { sys::cuGetErrorName(code, &mut name) };
+    if known != sys::SUCCESS || name.is_null() {
+        return "an error that the driver has no name for".to_owned();
+    }
+    // SAFETY: the driver gives a static string that ends with a zero byte.
+    unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned()
+}

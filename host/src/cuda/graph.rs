@@ -1,0 +1,210 @@
+//! Graphs and timing, which the simulator has no counterpart of.
+
+use std::ptr;
+use std::sync::Arc;
+
+use super::CudaDevice;
+use super::device::{Core, raw};
+use super::error::check;
+use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
+use crate::{Error, Stream};
+
+/// A captured sequence of launches that can be replayed. Its kernels see what their tensors
+/// hold at the time of the replay.
+pub struct CudaGraph {
+    core: Arc<Core>,
+    executable: CUgraphExec,
+}
+
+// SAFETY: a driver's handle may be used from any thread.
+unsafe impl Send for CudaGraph {}
+// SAFETY: a launch is the only use through a shared reference. The driver asks that launches of
+// one graph are not made by two threads at once; `launch` says so, and takes `&mut self`.
+unsafe impl Sync for CudaGraph {}
+
+impl CudaGraph {
+    /// Enqueues the whole sequence on `stream`. A replay starts after the one before has ended,
+    /// also in another stream. Does not synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn launch(&mut self, stream: Stream) -> Result<(), Error> {
+        let _current = self.core.context.enter()?;
+        // SAFETY: the graph was instantiated in the current context.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(self.executable, raw(stream))
+        })
+    }
+}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.core.context.enter() {
+            // SAFETY: nobody else destroys it; the driver keeps it until a running replay ends.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
+        }
+    }
+}
+
+/// A capture in progress. Dropped, it is ended and what it has is thrown away.
+struct Capture(CUstream);
+
+impl Capture {
+    /// Starts it. The stream's context is current and stays so.
+    fn begin(stream: CUstream) -> Result<Self, Error> {
+        // Other threads go on as usual: only what this one does is captured or forbidden.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: takes no memory; the driver refuses streams that cannot be captured.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(stream, mode)
+        })?;
+        Ok(Self(stream))
+    }
+
+    fn end(self) -> Result<Template, Error> {
+        let stream = self.0;
+        std::mem::forget(self);
+        let mut graph = ptr::null_mut();
+        // SAFETY: this thread began the capture; `graph` is a live pointer to write to.
+        let code = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
+        let template = Template(graph);
+        check("cuStreamEndCapture", code)?;
+        Ok(template)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let mut graph = ptr::null_mut();
+        // SAFETY: as in `end`. A capture that went wrong gives an error, and is over, too.
+        let _ = unsafe { sys::cuStreamEndCapture(self.0, &mut graph) };
+        drop(Template(graph));
+    }
+}
+
+/// A captured graph that cannot be launched yet.
+struct Template(CUgraph);
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: the capture gave the graph to nobody else.
+            let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}
+
+/// A point in a stream, for measuring time.
+pub struct CudaEvent {
+    core: Arc<Core>,
+    raw: CUevent,
+}
+
+// SAFETY: the driver's event handles may be used from any thread.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl CudaEvent {
+    /// Enqueues the event: it happens when everything before it in `stream` has ended. Does not
+    /// synchronise. May be called again; the last one counts.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn record(&self, stream: Stream) -> Result<(), Error> {
+        let _current = self.core.context.enter()?;
+        // SAFETY: the event was created in the current context.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(self.raw, raw(stream))
+        })
+    }
+
+    /// Milliseconds on the device from `start` to this event, both recorded on this device, to
+    /// about half a microsecond. Synchronises: waits for this event.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; `CUDA_ERROR_INVALID_HANDLE` if one was never recorded.
+    pub fn elapsed_ms_since(&self, start: &Self) -> Result<f32, Error> {
+        let _current = self.core.context.enter()?;
+        // SAFETY: the event was created in the current context.
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.raw)
+        })?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events live; `milliseconds` is a live number.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime(&mut milliseconds, start.raw, self.raw)
+        })?;
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.core.context.enter() {
+            // SAFETY: nobody else destroys it; the driver keeps it until it has happened.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}
+
+impl CudaDevice {
+    /// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing
+    /// of it runs before the first [`CudaGraph::launch`]. Not collective, but a captured round is:
+    /// every rank replays it as often as the others. `stream` is not the default stream.
+    ///
+    /// # Errors
+    /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.
+    pub fn capture(
+        &self,
+        stream: Stream,
+        work: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<CudaGraph, Error> {
+        let _current = self.enter()?;
+        let capture = Capture::begin(raw(stream))?;
+        work()?;
+        let template = capture.end()?;
+        let mut executable = ptr::null_mut();
+        // SAFETY: the template is a whole graph; `executable` is a live pointer to write to.
+        check("cuGraphInstantiate", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut executable, template.0, 0)
+        })?;
+        Ok(CudaGraph {
+            core: self.core().clone(),
+            executable,
+        })
+    }
+
+    /// Creates an event that has not been recorded.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn event(&self) -> Result<CudaEvent, Error> {
+        let _current = self.enter()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is a live pointer to write to.
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut raw, sys::EVENT_DEFAULT)
+        })?;
+        Ok(CudaEvent {
+            core: self.core().clone(),
+            raw,
+        })
+    }
+
+    /// Milliseconds that what `work` enqueues on `stream` takes on the device. Synchronises.
+    ///
+    /// # Errors
+    /// What `work` returns; [`Error::Cuda`].
+    pub fn time_ms(
+        &self,
+        stream: Stream,
+        work: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<f32, Error> {
+        let (start, end) = (self.event()?, self.event()?);
+        start.record(stream)?;
+        work()?;
+        end.record(stream)?;
+        end.elapsed_ms_since(&start)
+    }
+}

@@ -1,0 +1,184 @@
+//! All ranks in one process, over peer access.
+
+use std::sync::Arc;
+
+use ferry_layout::{Rank, Shape};
+
+use super::CudaDevice;
+use super::context::PrimaryContext;
+use super::error::check_about;
+use super::sys;
+use crate::{Device, DevicePtr, Error, Fabric};
+
+/// GPUs of one machine, all driven by this process; rank `r` is the `r`-th device.
+pub struct LocalFabric {
+    devices: Vec<Arc<CudaDevice>>,
+}
+
+impl LocalFabric {
+    /// Opens the devices, by number, and lets each address the memory of all others.
+    /// Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoPeerAccess`] for the first
+    /// two that cannot, and those of [`CudaDevice::open`].
+    pub fn new(devices: &[usize]) -> Result<Self, Error> {
+        require_distinct(devices)?;
+        let devices = devices
+            .iter()
+            .map(|&device| CudaDevice::open(device).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?;
+        for from in &devices {
+            for to in &devices {
+                if from.ordinal() != to.ordinal() {
+                    enable_access(from, to)?;
+                }
+            }
+        }
+        Ok(Self { devices })
+    }
+
+    /// The device of `rank`, with what only CUDA has: graphs and events.
+    ///
+    /// # Errors
+    /// [`Error::NotLocal`].
+    pub fn cuda_device(&self, rank: Rank) -> Result<Arc<CudaDevice>, Error> {
+        let device = self.devices.get(rank.0 as usize);
+        device.cloned().ok_or_else(|| self.not_local(rank))
+    }
+
+    fn not_local(&self, rank: Rank) -> Error {
+        let local = (0..self.ranks()).collect();
+        Error::NotLocal { rank, local }
+    }
+}
+
+fn require_distinct(devices: &[usize]) -> Result<(), Error> {
+    if devices.is_empty() {
+        return Err(Error::NoRanks);
+    }
+    for (second, &device) in devices.iter().enumerate() {
+        let before = devices.iter().take(second);
+        if let Some(first) = before.clone().position(|&other| other == device) {
+            return Err(Error::DeviceListedTwice {
+                device,
+                first,
+                second,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn enable_access(from: &CudaDevice, to: &CudaDevice) -> Result<(), Error> {
+    let peer: &PrimaryContext = to.context();
+    if !from.context().can_access(peer)? {
+        return Err(Error::NoPeerAccess {
+            from: from.ordinal(),
+            to: to.ordinal(),
+        });
+    }
+    let _current = from.enter()?;
+    // SAFETY: both contexts are retained, and that of `from` is current.
+    let code = unsafe { sys::cuCtxEnablePeerAccess(peer.raw(), 0) };
+    if code == sys::PEER_ACCESS_ALREADY_ENABLED {
+        return Ok(());
+    }
+    check_about("cuCtxEnablePeerAccess", code, || {
+        format!("from {} to {}", from.name(), to.name())
+    })
+}
+
+impl Fabric for LocalFabric {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    fn ranks(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
+    fn local_ranks(&self) -> Vec<Rank> {
+        (0..self.ranks()).map(Rank).collect()
+    }
+
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        Ok(self.cuda_device(rank)?)
+    }
+
+    fn cuda(&self, rank: Rank) -> Option<Arc<CudaDevice>> {
+        self.cuda_device(rank).ok()
+    }
+
+    fn reaches_other_nodes(&self) -> bool {
+        false
+    }
+
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        Ok(vec![value; self.devices.len()])
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        let mut windows = Vec::new();
+        for device in &self.devices {
+            match device.alloc(bytes) {
+                Ok(window) => windows.push(window),
+                Err(error) => {
+                    // The first error says more than one of giving back.
+                    let _ = self.free_windows(&windows);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(windows)
+    }
+
+    /// Addresses are unified: a window has the same one on every device. `shape` has one node.
+    fn peer_windows(
+        &self,
+        rank: Rank,
+        windows: &[DevicePtr],
+        shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        let own = windows.get(rank.0 as usize);
+        let own = *own.ok_or_else(|| self.not_local(rank))?;
+        let as_seen = |(peer, &window)| {
+            if shape.same_node(rank, Rank(peer)) {
+                window
+            } else {
+                own
+            }
+        };
+        Ok((0..).zip(windows).map(as_seen).collect())
+    }
+
+    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        let mut result = Ok(());
+        for (device, &window) in self.devices.iter().zip(windows) {
+            result = result.and(device.free(window));
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_and_a_repeated_device_are_refused_before_the_driver_is_asked() {
+        assert!(matches!(LocalFabric::new(&[]), Err(Error::NoRanks)));
+        let Err(error) = LocalFabric::new(&[3, 1, 3]) else {
+            panic!("a repeated device is accepted");
+        };
+        let text = error.to_string();
+        assert!(
+            text.contains("device 3") && text.contains("0 and 2"),
+            "{text}"
+        );
+    }
+}

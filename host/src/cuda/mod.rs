@@ -1,0 +1,32 @@
+//! GPUs through the CUDA driver.
+//!
+//! [`LocalFabric`] drives several GPUs from one process; [`CudaDevice`] is one of them, with
+//! what only CUDA has: [graphs](CudaDevice::capture) and [events](CudaDevice::event). The crate
+//! `cust` gives types, devices and primary contexts; calls that it lacks, or whose errors it
+//! cannot tell, are declared here.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), ferry::Error> {
+//! # use ferry::*;
+//! # let device = cuda::CudaDevice::open(0)?;
+//! # let enqueue_a_round = || Ok(());
+//! let stream = device.stream()?;
+//! let mut graph = device.capture(stream, enqueue_a_round)?;
+//! let milliseconds = device.time_ms(stream, || graph.launch(stream))?;
+//! # let _ = milliseconds;
+//! # Ok(())
+//! # }
+//! ```
+
+mod context;
+mod device;
+mod error;
+mod graph;
+mod local;
+mod module;
+mod page;
+mod sys;
+
+pub use device::CudaDevice;
+pub use graph::{CudaEvent, CudaGraph};
+pub use local::LocalFabric;

@@ -1,0 +1,112 @@
+//! The fault page in pinned host memory.
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferry_layout::FaultPage;
+
+use super::device::Core;
+use super::error::check;
+use super::sys;
+use crate::device::SharedPage;
+use crate::{DevicePtr, Error};
+
+/// Words of a page. The first one is its state.
+const WORDS: usize = size_of::<FaultPage>() / size_of::<u64>();
+const _: () = assert!(std::mem::offset_of!(FaultPage, state) == 0);
+
+/// Pinned host memory that the device writes over the bus and the host reads directly.
+///
+/// The memory is freed when the value is dropped, which synchronises: no kernel that was given
+/// its address may run then.
+pub(super) struct PinnedPage {
+    core: Arc<Core>,
+    words: NonNull<[AtomicU64; WORDS]>,
+    address: DevicePtr,
+}
+
+// SAFETY: the words are atomic, and pinned memory belongs to no thread.
+unsafe impl Send for PinnedPage {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedPage {}
+
+impl PinnedPage {
+    /// Allocates an empty page. Synchronises.
+    pub(super) fn alloc(core: Arc<Core>) -> Result<Self, Error> {
+        let current = core.context.enter()?;
+        let mut memory = ptr::null_mut();
+        let flags = sys::MEMHOSTALLOC_PORTABLE | sys::MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: `memory` is a live pointer to write to, and a context is current.
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&mut memory, size_of::<FaultPage>(), flags)
+        })?;
+        let Some(words) = NonNull::new(memory.cast::<[AtomicU64; WORDS]>()) else {
+            let detail = "no memory was given".to_owned();
+            return Err(super::error::error(
+                "cuMemHostAlloc",
+                sys::INVALID_VALUE,
+                detail,
+            ));
+        };
+        // SAFETY: the driver gave as many bytes as a page has, aligned to a page of the system,
+        // and nobody else knows them yet. All zero is a valid value.
+        unsafe { words.write_bytes(0, 1) };
+        let mut page = Self {
+            core: core.clone(),
+            words,
+            address: DevicePtr::NULL,
+        };
+        // SAFETY: the memory was allocated for devices to address; `address` is live. The page
+        // frees the memory if this fails.
+        check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut page.address.0, memory, 0)
+        })?;
+        drop(current);
+        Ok(page)
+    }
+
+    fn words(&self) -> &[AtomicU64; WORDS] {
+        // SAFETY: the memory is there until `self` is dropped, and everybody, the device
+        // included, writes it in whole words.
+        unsafe { self.words.as_ref() }
+    }
+}
+
+impl SharedPage for PinnedPage {
+    fn address(&self) -> DevicePtr {
+        self.address
+    }
+
+    fn read(&self) -> FaultPage {
+        let [state, rest @ ..] = self.words();
+        let mut words = [0; WORDS];
+        // The device releases the state after everything else.
+        words[0] = state.load(Ordering::Acquire);
+        for (word, shared) in words[1..].iter_mut().zip(rest) {
+            *word = shared.load(Ordering::Relaxed);
+        }
+        bytemuck::cast(words)
+    }
+
+    fn clear(&self) {
+        let [state, rest @ ..] = self.words();
+        for word in rest {
+            word.store(0, Ordering::Relaxed);
+        }
+        state.store(FaultPage::EMPTY, Ordering::Release);
+    }
+}
+
+impl Drop for PinnedPage {
+    fn drop(&mut self) {
+        let Ok(_current) = self.core.context.enter() else {
+            return;
+        };
+        // SAFETY: `alloc` got the memory from the driver, and nobody frees it but this.
+        let freed = unsafe { sys::cuMemFreeHost(self.words.as_ptr().cast()) };
+        if let Err(error) = check("cuMemFreeHost", freed) {
+            tracing::warn!(%error, "cannot free a fault page");
+        }
+    }
+}
