@@ -1,0 +1,323 @@
+//! The smallest pieces of the protocol under a model checker: every interleaving, up to a few
+//! preemptions, and every value that the memory model lets a load return.
+//!
+//! Signals are system-scope words and counters device-scope words of a GPU; here both are C11
+//! atomics with the orderings that the kernels ask of theirs. Payload words are relaxed atomics:
+//! without a release and an acquire between them, the reader may see an old value. The mutants
+//! weaken one thing each and must be found out.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use ferry_layout::{Counter, Epoch, Rank, Shape, Signal, Window};
+use ferry_protocol::{Counters, Signals, gather, handshake, slot};
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::thread;
+
+/// What a reader finds that came before the writer was done.
+const NOT_WHOLE: &str = "a row was read before it was whole";
+/// What a reader finds that came too late.
+const OVERWRITTEN: &str = "a row was overwritten before it was read";
+
+const ROUNDS: u64 = 2;
+
+/// What is weaker than it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weak {
+    Nothing,
+    /// `release` does nothing.
+    Release,
+    /// `load_signal` acquires nothing.
+    Acquire,
+    /// A rank writes again without having heard `has_consumed`.
+    ReuseGuard,
+    /// `add` neither releases nor acquires.
+    Add,
+}
+
+/// The two signal words of a window that a model uses.
+struct Words {
+    flag: AtomicU64,
+    consumed: AtomicU64,
+}
+
+/// Two ranks that are each other's only peer, and the counters of the one GPU of a model.
+struct Memory {
+    weak: Weak,
+    window: Window,
+    words: [Words; 2],
+    /// The row in each rank's window.
+    rows: [AtomicU64; 2],
+    counters: Vec<AtomicU64>,
+}
+
+/// A warp of a rank.
+struct Warp<'a> {
+    memory: &'a Memory,
+    rank: usize,
+}
+
+impl Memory {
+    fn new(weak: Weak) -> Arc<Self> {
+        let shape = Shape {
+            ranks: 2,
+            p2p_world_size: 2,
+            experts: 2,
+            top_k: 1,
+            hidden: 8,
+            max_tokens_per_rank: 1,
+            combine_mode: 0,
+        };
+        let words = || Words {
+            flag: AtomicU64::new(0),
+            consumed: AtomicU64::new(0),
+        };
+        Arc::new(Self {
+            weak,
+            window: Window::of(&shape),
+            words: [words(), words()],
+            rows: [AtomicU64::new(0), AtomicU64::new(0)],
+            counters: (0..Counter::COUNT).map(|_| AtomicU64::new(0)).collect(),
+        })
+    }
+
+    /// The flag of the row that `source` writes.
+    fn flag(&self, source: usize) -> Signal {
+        self.window.dispatch_flag(Rank(source as u32), 0)
+    }
+
+    /// The word in which `peer` says that it has read its row.
+    fn consumed(&self, peer: usize) -> Signal {
+        self.window.consumed(Rank(peer as u32))
+    }
+
+    /// A signal word of a rank, which its peer stores.
+    fn word(&self, rank: usize, at: Signal) -> &AtomicU64 {
+        let peer = 1 - rank;
+        if at == self.flag(peer) {
+            &self.words[rank].flag
+        } else {
+            assert_eq!(at, self.consumed(peer), "a word that no model uses");
+            &self.words[rank].consumed
+        }
+    }
+
+    fn warp(&self, rank: usize) -> Warp<'_> {
+        Warp { memory: self, rank }
+    }
+}
+
+impl Signals for Warp<'_> {
+    fn release(&self) {
+        if self.memory.weak != Weak::Release {
+            fence(Ordering::AcqRel);
+        }
+    }
+
+    fn signal(&self, to: Rank, at: Signal, value: u64) {
+        let word = self.memory.word(to.0 as usize, at);
+        word.store(value, Ordering::Relaxed);
+    }
+
+    fn load_signal(&self, at: Signal) -> u64 {
+        let order = match self.memory.weak {
+            Weak::Acquire => Ordering::Relaxed,
+            _ => Ordering::Acquire,
+        };
+        self.memory.word(self.rank, at).load(order)
+    }
+}
+
+impl Counters for Warp<'_> {
+    fn add(&self, counter: Counter, amount: u64) -> u64 {
+        let order = match self.memory.weak {
+            Weak::Add => Ordering::Relaxed,
+            _ => Ordering::AcqRel,
+        };
+        self.memory.counters[counter as usize].fetch_add(amount, order)
+    }
+
+    fn load(&self, counter: Counter) -> u64 {
+        self.memory.counters[counter as usize].load(Ordering::Acquire)
+    }
+
+    fn store(&self, counter: Counter, value: u64) {
+        self.memory.counters[counter as usize].store(value, Ordering::Release);
+    }
+}
+
+fn wait(mut ready: impl FnMut() -> bool) {
+    while !ready() {
+        thread::yield_now();
+    }
+}
+
+/// Reads a payload word that must hold `wanted`; later rounds write larger values.
+fn read(row: &AtomicU64, wanted: u64) {
+    let found = row.load(Ordering::Relaxed);
+    assert!(found >= wanted, "{NOT_WHOLE}");
+    assert!(found <= wanted, "{OVERWRITTEN}");
+}
+
+/// Rank 0 sends a row a round into the same slot of rank 1, which says when it has read it.
+fn slot_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let sender = thread::spawn({
+        let memory = memory.clone();
+        move || {
+            let warp = memory.warp(0);
+            for epoch in (1..=ROUNDS).map(Epoch) {
+                memory.rows[1].store(epoch.0, Ordering::Relaxed);
+                warp.release();
+                slot::publish(&warp, Rank(1), memory.flag(0), epoch);
+                if weak != Weak::ReuseGuard {
+                    wait(|| handshake::has_consumed(&warp, memory.consumed(1), epoch));
+                }
+            }
+        }
+    });
+    let warp = memory.warp(1);
+    for epoch in (1..=ROUNDS).map(Epoch) {
+        wait(|| slot::is_full(&warp, memory.flag(0), epoch));
+        read(&memory.rows[1], epoch.0);
+        // What was read is read: the end of a kernel stands between.
+        warp.release();
+        handshake::say_consumed(&warp, Rank(0), memory.consumed(1), epoch);
+    }
+    sender.join().unwrap();
+}
+
+/// Both ranks send each other a row a round, and neither runs a round ahead.
+fn handshake_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let run = |rank: usize| {
+        let memory = memory.clone();
+        move || {
+            let (warp, peer) = (memory.warp(rank), 1 - rank);
+            let to = Rank(peer as u32);
+            for epoch in (1..=ROUNDS).map(Epoch) {
+                memory.rows[peer].store(epoch.0, Ordering::Relaxed);
+                warp.release();
+                slot::publish(&warp, to, memory.flag(rank), epoch);
+                wait(|| slot::is_full(&warp, memory.flag(peer), epoch));
+                read(&memory.rows[rank], epoch.0);
+                warp.release();
+                handshake::say_consumed(&warp, to, memory.consumed(rank), epoch);
+                if weak != Weak::ReuseGuard {
+                    wait(|| handshake::has_consumed(&warp, memory.consumed(peer), epoch));
+                }
+            }
+        }
+    };
+    let other = thread::spawn(run(0));
+    run(1)();
+    other.join().unwrap();
+}
+
+/// Two warps do a part each and a third waits for both; then comes the next launch.
+fn gather_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    for epoch in (1..=ROUNDS).map(Epoch) {
+        let workers = [0, 1].map(|part| {
+            let memory = memory.clone();
+            thread::spawn(move || {
+                memory.rows[part].store(epoch.0, Ordering::Relaxed);
+                gather::part_done(&memory.warp(0), Counter::ScansDone);
+            })
+        });
+        let warp = memory.warp(0);
+        wait(|| gather::is_done(&warp, Counter::ScansDone, epoch, 2));
+        memory.rows.iter().for_each(|row| read(row, epoch.0));
+        for worker in workers {
+            worker.join().unwrap();
+        }
+    }
+}
+
+/// Two warps leave a launch, twice. The last one out, and no other, ends it, having seen what
+/// both wrote.
+fn last_out_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let run = |part: usize| {
+        let memory = memory.clone();
+        move || {
+            let warp = memory.warp(0);
+            for epoch in (1..=ROUNDS).map(Epoch) {
+                wait(|| warp.load(Counter::Finished) + 1 == epoch.0);
+                memory.rows[part].store(epoch.0, Ordering::Relaxed);
+                if gather::last_out(&warp, Counter::Exits, 2) {
+                    memory.rows.iter().for_each(|row| read(row, epoch.0));
+                    assert_eq!(warp.load(Counter::Finished), epoch.0 - 1);
+                    warp.store(Counter::Finished, epoch.0);
+                }
+                // The next launch of a stream starts when this one has ended.
+                wait(|| warp.load(Counter::Finished) >= epoch.0);
+            }
+        }
+    };
+    let other = thread::spawn(run(0));
+    run(1)();
+    other.join().unwrap();
+    assert_eq!(memory.warp(0).load(Counter::Finished), ROUNDS);
+}
+
+fn check(model: fn(Weak), weak: Weak) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || model(weak));
+}
+
+/// The model must fail, with this message.
+fn finds(model: fn(Weak), weak: Weak, message: &str) {
+    let panic = catch_unwind(AssertUnwindSafe(|| check(model, weak)));
+    let panic = panic.expect_err("the mutant was not found");
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
+    assert_eq!(text, Some(message), "{weak:?}");
+}
+
+#[test]
+fn a_slot_is_read_whole_and_reused_only_when_read() {
+    check(slot_model, Weak::Nothing);
+}
+
+#[test]
+fn no_rank_runs_a_round_ahead() {
+    check(handshake_model, Weak::Nothing);
+}
+
+#[test]
+fn gathered_work_is_seen_by_those_who_wait() {
+    check(gather_model, Weak::Nothing);
+}
+
+#[test]
+fn the_last_one_out_sees_everything() {
+    check(last_out_model, Weak::Nothing);
+}
+
+#[test]
+fn a_missing_release_is_found() {
+    finds(slot_model, Weak::Release, NOT_WHOLE);
+    finds(handshake_model, Weak::Release, NOT_WHOLE);
+}
+
+#[test]
+fn a_missing_acquire_is_found() {
+    finds(slot_model, Weak::Acquire, NOT_WHOLE);
+    finds(handshake_model, Weak::Acquire, NOT_WHOLE);
+}
+
+#[test]
+fn a_missing_reuse_guard_is_found() {
+    finds(slot_model, Weak::ReuseGuard, OVERWRITTEN);
+    finds(handshake_model, Weak::ReuseGuard, OVERWRITTEN);
+}
+
+#[test]
+fn a_relaxed_add_is_found() {
+    finds(gather_model, Weak::Add, NOT_WHOLE);
+    finds(last_out_model, Weak::Add, NOT_WHOLE);
+}
