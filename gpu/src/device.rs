@@ -4,7 +4,7 @@ use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tensor,
+    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tensor, fp8,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 
@@ -72,7 +72,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
         match row {
             Row::Window(rank, at) => self.window(rank) + at.bytes(),
             Row::Tensor(tensor, index) => {
-                let bytes = self.common().shape.payload_bytes() as u64;
+                let bytes = self.args.row_bytes(tensor) as u64;
                 self.args.tensor(tensor) + index as u64 * bytes
             }
         }
@@ -125,6 +125,75 @@ unsafe fn store_strip<const DEPTH: usize>(row: u64, start: u32, end: u32, strip:
         // SAFETY: active only inside the row.
         unsafe { memory::store_vector(row + at as u64, vector, at < end) };
     }
+}
+
+/// This lane's 16 BF16 elements from element `start` of a token, zeros from element `end` on.
+///
+/// # Safety
+/// The token at `source` has `end` elements.
+#[inline(always)]
+unsafe fn load_halves(source: u64, start: u32, end: u32) -> [Vector; 2] {
+    let from = source + 2 * start as u64;
+    // SAFETY: active only inside the token.
+    unsafe {
+        [
+            memory::load_constant_vector(from, start < end),
+            memory::load_constant_vector(from + size_of::<Vector>() as u64, start < end),
+        ]
+    }
+}
+
+/// Stores a lane's 16 encoded elements at element `start` of a row, unless that is from `end` on.
+/// One lane of the eight that hold a group stores its scale.
+///
+/// # Safety
+/// `row` has `end` bytes of payload, and scales from byte `scales_start` on.
+#[inline(always)]
+unsafe fn store_group(
+    row: u64,
+    scales_start: u32,
+    start: u32,
+    end: u32,
+    (payload, scale): (Vector, f32),
+) {
+    // SAFETY: active only inside the row.
+    unsafe {
+        memory::store_vector(row + start as u64, payload, start < end);
+        if start < end && start.is_multiple_of(fp8::GROUP) {
+            let at = scales_start + start / fp8::GROUP * 4;
+            memory::store_u32(row + at as u64, scale.to_bits());
+        }
+    }
+}
+
+/// Sixteen BF16 of a lane as FP8, and the scale of the group that its eight lanes hold. All
+/// lanes.
+#[inline(always)]
+fn encode_group(halves: [Vector; 2]) -> (Vector, f32) {
+    let values: [f32; 16] = core::array::from_fn(|index| {
+        let (low, high) = number::f32_pair(halves[index / 8][index / 2 % 4]);
+        if index % 2 == 0 { low } else { high }
+    });
+    let mut amax = 0.0;
+    core::array::from_fn::<(), 16, _>(|index| amax = fp8::larger(amax, values[index]));
+    amax = fp8::larger(
+        amax,
+        f32::from_bits(thread::from_partner(amax.to_bits(), 1)),
+    );
+    amax = fp8::larger(
+        amax,
+        f32::from_bits(thread::from_partner(amax.to_bits(), 2)),
+    );
+    amax = fp8::larger(
+        amax,
+        f32::from_bits(thread::from_partner(amax.to_bits(), 4)),
+    );
+    let scale = fp8::scale(amax);
+    let encoded = core::array::from_fn(|quad| {
+        let value = |index: usize| values[4 * quad + index] / scale;
+        number::e4m3_quad(value(0), value(1), value(2), value(3))
+    });
+    (encoded, scale)
 }
 
 /// Eight sums plus weight times eight BF16.
@@ -208,6 +277,7 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 
 impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     type Lanes<T: Copy> = T;
+    const REACHES_FAR: bool = SHMEM;
 
     #[inline(always)]
     fn rank(&self) -> Rank {
@@ -300,6 +370,38 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn write_window(&self, to: Rank, at: ByteOffset, value: u32) {
         // SAFETY: offsets lie inside the windows, and `to` is mapped.
         unsafe { memory::store_u32(self.window(to) + at.bytes(), value) };
+    }
+
+    #[inline(always)]
+    fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+        let source = self.row(Row::Tensor(Tensor::Input, token));
+        let scales_start = self.common().shape.payload_bytes();
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            let start = strip_start + self.lane * size_of::<Vector>() as u32;
+            let next = start + WARP_BYTES;
+            // Two strips, spelled out: the compiler does not unroll a loop over this much. Loads
+            // come first, so that all are in flight.
+            // SAFETY: the protocol encodes whole tokens.
+            let (this, other) = unsafe {
+                (
+                    load_halves(source, start, span.end),
+                    load_halves(source, next, span.end),
+                )
+            };
+            let (this, other) = (encode_group(this), encode_group(other));
+            let mut left = targets;
+            while left != 0 {
+                let target = self.row(to(left.trailing_zeros()));
+                // SAFETY: rows hold payload and scales.
+                unsafe {
+                    store_group(target, scales_start, start, span.end, this);
+                    store_group(target, scales_start, next, span.end, other);
+                }
+                left &= left - 1;
+            }
+            strip_start += 2 * WARP_BYTES;
+        }
     }
 
     #[inline(always)]

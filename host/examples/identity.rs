@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ferry::{
     CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchInput,
-    DispatchOutput, Error, ExpertParallel, Group, Plan, Stream, Tensor,
+    DispatchOutput, Error, ExpertParallel, Group, Plan, Stream, Tensor, TokenFormat,
 };
 
 const TOP_K: usize = 8;
@@ -51,6 +51,7 @@ fn main() -> Result<(), Error> {
         hidden,
         max_tokens_per_rank: tokens,
         p2p_world_size: None,
+        format: TokenFormat::Bf16,
         combine: CombineMode::Exact,
         deadline: Duration::from_secs(2),
         debug_checks: true,
@@ -142,6 +143,7 @@ fn prepare(rank: &ExpertParallel, tokens: usize) -> Result<Tensors, Error> {
         },
         output: DispatchOutput {
             tokens: Tensor::contiguous(device.alloc((rows * hidden * 2) as u64)?, [rows, hidden]),
+            scales: None,
             row_offsets: Tensor::contiguous(
                 device.alloc(4 * (local_experts as u64 + 1))?,
                 [local_experts + 1],

@@ -28,10 +28,15 @@ pub struct DispatchInput {
 /// [`Plan::max_rows`] always suffice, and too few are reported as a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
-    /// BF16 `[capacity, hidden]`, 16-byte aligned: rows by expert, then source rank, then token.
-    /// Rows from `row_offsets[local_experts]` on are left as they are.
+    /// BF16 or e4m3 `[capacity, hidden]`, 16-byte aligned: rows by expert, then source rank, then
+    /// token. Rows from `row_offsets[local_experts]` on, and those that pad an expert, are left
+    /// as they are.
     pub tokens: Tensor<2>,
-    /// u32 `[local_experts + 1]`: the first row of each local expert, and the number of rows.
+    /// f32 `[hidden / 128, capacity]`, blockwise FP8 only: the scale of each 128 elements of each
+    /// row, transposed as grouped matrix multiplications want it.
+    pub scales: Option<Tensor<2>>,
+    /// u32 `[local_experts + 1]`: the first row of each local expert, and the end of the last.
+    /// Blockwise FP8 pads every expert to a multiple of 4 rows.
     pub row_offsets: Tensor<1>,
     /// i32 `[local_experts]`: `0, 1, ..`, the local number of each group of rows, as grouped
     /// matrix multiplications want it.
@@ -92,6 +97,7 @@ impl DispatchInput {
             topk_ids: self.topk_ids.at.0,
             topk_weights: address_or_none(self.topk_weights),
             output_tokens: 0,
+            output_scales: 0,
             row_offsets: 0,
             expert_ids: 0,
             src_info: 0,
@@ -108,6 +114,18 @@ impl DispatchOutput {
         let capacity = self.capacity();
         self.tokens
             .require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
+        let scales = plan.shape().scales() as usize;
+        match (&self.scales, scales) {
+            (Some(given), 1..) => given.require("scales", [scales, capacity], WORD_ALIGN)?,
+            (None, 0) => {}
+            (given, _) => {
+                let format = plan.config().format;
+                return Err(Error::WrongScales {
+                    given: given.is_some(),
+                    format,
+                });
+            }
+        }
         self.row_offsets
             .require("row_offsets", [plan.local_experts() + 1], WORD_ALIGN)?;
         self.expert_ids
@@ -116,6 +134,7 @@ impl DispatchOutput {
             .require("src_info", [capacity, 2], WORD_ALIGN)?;
         Ok(DispatchArgs {
             output_tokens: self.tokens.at.0,
+            output_scales: address_or_none(self.scales),
             row_offsets: self.row_offsets.at.0,
             expert_ids: self.expert_ids.at.0,
             src_info: self.src_info.at.0,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferry_layout::CombineMode;
+use ferry_layout::{CombineMode, TokenFormat};
 
 /// The sizes and the behaviour of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
 /// checks it.
@@ -23,6 +23,8 @@ pub struct Config {
     /// Ranks of one node, which write each other's memory directly; divides the ranks. `None`:
     /// all ranks are on one node. A number below the real one sends more through NVSHMEM.
     pub p2p_world_size: Option<usize>,
+    /// What dispatch makes of a token. Combine is BF16 in any case.
+    pub format: TokenFormat,
     /// How expert outputs come back.
     pub combine: CombineMode,
     /// Longest time that a kernel waits, from its start. After it the kernel returns, and

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use ferry_layout::{Fault, FaultPage, Rank};
+use ferry_layout::{Fault, FaultPage, Rank, TokenFormat};
 
 use crate::{BootstrapError, PlanError, TensorError};
 
@@ -12,6 +12,14 @@ use crate::{BootstrapError, PlanError, TensorError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The outputs of a dispatch have scales although the format has none, or the other way round.
+    #[error("the format is {format:?}, and the dispatch's outputs have {}scales", if *given { "" } else { "no " })]
+    WrongScales {
+        /// Whether there are scales.
+        given: bool,
+        /// The plan's format.
+        format: TokenFormat,
+    },
     /// The configuration does not work; every problem is listed.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -88,7 +88,6 @@ impl ExpertParallel {
             shape: *plan.shape(),
             rank: rank.0,
             debug_checks: u32::from(plan.config().debug_checks),
-            reserved: 0,
             deadline_ns: plan.deadline_ns(),
             peers: memory.peers.0,
             workspace: memory.workspace.0,

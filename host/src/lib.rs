@@ -20,6 +20,7 @@
 //!     hidden: 8,
 //!     max_tokens_per_rank: 3,
 //!     p2p_world_size: None,
+//!     format: TokenFormat::Bf16,
 //!     combine: CombineMode::Reduced,
 //!     deadline: Duration::from_secs(1),
 //!     debug_checks: true,
@@ -45,6 +46,7 @@
 //!     };
 //!     let output = DispatchOutput {
 //!         tokens: Tensor::contiguous(rank.device().alloc(rows as u64 * 16)?, [rows, 8]),
+//!         scales: None,
 //!         row_offsets: Tensor::contiguous(rank.device().alloc(3 * 4)?, [3]),
 //!         expert_ids: Tensor::contiguous(rank.device().alloc(2 * 4)?, [2]),
 //!         src_info: Tensor::contiguous(rank.device().alloc(rows as u64 * 8)?, [rows, 2]),
@@ -105,11 +107,11 @@ pub use config::Config;
 pub use device::{Device, DevicePtr, Fabric, Stream};
 pub use error::{CudaError, Error};
 pub use expert_parallel::ExpertParallel;
-pub use ferry_layout::{CombineMode, Fault, FaultKind, Kernel, Rank, Region, Shape};
+pub use ferry_layout::{CombineMode, Fault, FaultKind, Kernel, Rank, Region, Shape, TokenFormat};
 pub use ferry_simulator as simulator;
+pub use group::Group;
 #[cfg(feature = "cuda")]
 pub use group::NvshmemOptions;
-pub use group::Group;
 pub use plan::{Plan, PlanError, Problem};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use tensor::{Tensor, TensorError};

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use ferry_layout::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace};
+use ferry_layout::{
+    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, TokenFormat, Window, Workspace, fp8,
+};
 
 use crate::{Config, Error, Group};
 
@@ -116,6 +118,10 @@ impl Plan {
                 CombineMode::Reduced => 0,
                 CombineMode::Exact => 1,
             },
+            token_format: match config.format {
+                TokenFormat::Bf16 => 0,
+                TokenFormat::BlockwiseFp8 => 1,
+            },
         };
         Ok(Self { config, shape })
     }
@@ -205,6 +211,13 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         hidden,
         "it must be a multiple of 8 above 0",
     );
+    let group = fp8::GROUP as usize;
+    problems.require(
+        config.format == TokenFormat::Bf16 || hidden.is_multiple_of(group),
+        "hidden",
+        hidden,
+        format_args!("blockwise FP8 has a scale for every {group} elements, so it must be a multiple of {group}"),
+    );
     problems.require(
         hidden <= MAX_HIDDEN,
         "hidden",
@@ -274,6 +287,7 @@ mod tests {
         hidden: 7168,
         max_tokens_per_rank: 128,
         p2p_world_size: None,
+        format: TokenFormat::Bf16,
         combine: CombineMode::Reduced,
         deadline: Duration::from_secs(1),
         debug_checks: false,

@@ -162,6 +162,7 @@ fn config() -> Config {
         hidden: 8,
         max_tokens_per_rank: 4,
         p2p_world_size: None,
+        format: TokenFormat::Bf16,
         combine: CombineMode::Exact,
         deadline: Duration::from_millis(7),
         debug_checks: true,
@@ -189,6 +190,7 @@ fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     };
     let output = DispatchOutput {
         tokens: Tensor::contiguous(at, [6, 8]),
+        scales: None,
         row_offsets: Tensor::contiguous(at, [local + 1]),
         expert_ids: Tensor::contiguous(at, [local]),
         src_info: Tensor::contiguous(at, [6, 2]),

@@ -14,8 +14,6 @@ pub struct Common {
     pub rank: u32,
     /// Not zero: look for experts that a token lists twice.
     pub debug_checks: u32,
-    /// Padding, zero.
-    pub reserved: u32,
     /// Longest time a kernel waits, in nanoseconds from its start.
     pub deadline_ns: u64,
     /// `[u64; ranks]`: each rank's window as it is addressed from here. For an unmapped rank it
@@ -57,6 +55,16 @@ pub trait Arguments: Copy {
     fn common(&self) -> &Common;
     /// Device address of a tensor's first row.
     fn tensor(&self, tensor: Tensor) -> u64;
+
+    /// Bytes of a row of a tensor.
+    #[inline(always)]
+    fn row_bytes(&self, tensor: Tensor) -> u32 {
+        match tensor {
+            Tensor::Output => self.common().shape.payload_bytes(),
+            _ => self.common().shape.combine_row_bytes(),
+        }
+    }
+
     /// Device address of a user's table.
     fn user_table(&self, table: Table) -> u64;
 
@@ -99,6 +107,7 @@ impl Arguments for DispatchArgs {
             Table::RowOffsets => self.row_offsets,
             Table::ExpertIds => self.expert_ids,
             Table::SrcInfo => self.src_info,
+            Table::Scales => self.output_scales,
             _ => 0,
         }
     }
@@ -140,8 +149,10 @@ pub struct DispatchArgs {
     pub topk_ids: u64,
     /// f32 `[tokens, top_k]`, or 0: every weight is 1.
     pub topk_weights: u64,
-    /// BF16 `[row_capacity, hidden]`, written.
+    /// BF16 or FP8 `[row_capacity, hidden]`, written.
     pub output_tokens: u64,
+    /// f32 `[hidden / 128, row_capacity]`, written; 0 for BF16.
+    pub output_scales: u64,
     /// u32 `[local_experts + 1]`, written.
     pub row_offsets: u64,
     /// i32 `[local_experts]`, written.

@@ -8,6 +8,7 @@
 mod args;
 mod fault;
 mod float;
+pub mod fp8;
 mod header;
 mod kernel;
 mod shape;
@@ -20,7 +21,9 @@ pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use header::Header;
 pub use kernel::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
-pub use shape::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape};
+pub use shape::{
+    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape, TokenFormat,
+};
 pub use tag::{Epoch, Tagged};
 pub use window::{ByteOffset, Signal, Window};
 pub use workspace::{Counter, Table, Workspace};

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::Header;
+use crate::{Header, fp8};
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;
@@ -34,6 +34,15 @@ pub enum CombineMode {
     Exact,
 }
 
+/// What a token's row looks like between dispatch's input and output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenFormat {
+    /// BF16 as it came.
+    Bf16,
+    /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`](crate::fp8).
+    BlockwiseFp8,
+}
+
 /// Sizes that every rank of a group must agree on. Plain data; `Plan` checks it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
@@ -52,6 +61,8 @@ pub struct Shape {
     pub max_tokens_per_rank: u32,
     /// [`CombineMode`], as a number: 0 reduced, 1 exact.
     pub combine_mode: u32,
+    /// [`TokenFormat`], as a number: 0 BF16, 1 blockwise FP8.
+    pub token_format: u32,
 }
 
 impl Shape {
@@ -65,14 +76,48 @@ impl Shape {
         Rank(expert / self.local_experts())
     }
 
-    /// Bytes of a BF16 token: 2 an element.
-    pub const fn payload_bytes(&self) -> u32 {
-        self.hidden * 2
+    /// What dispatch makes of a token.
+    pub const fn format(&self) -> TokenFormat {
+        if self.token_format == 0 {
+            TokenFormat::Bf16
+        } else {
+            TokenFormat::BlockwiseFp8
+        }
     }
 
-    /// Bytes of a dispatch row on the wire: payload, then header.
+    /// Bytes of a token in dispatch's output and on the wire, without scales.
+    pub const fn payload_bytes(&self) -> u32 {
+        match self.format() {
+            TokenFormat::Bf16 => self.hidden * 2,
+            TokenFormat::BlockwiseFp8 => self.hidden,
+        }
+    }
+
+    /// Scales of a token.
+    pub const fn scales(&self) -> u32 {
+        match self.format() {
+            TokenFormat::Bf16 => 0,
+            TokenFormat::BlockwiseFp8 => self.hidden / fp8::GROUP,
+        }
+    }
+
+    /// Rows that an expert's rows are padded to a multiple of in dispatch's output: 16 bytes of
+    /// scales, where there are scales.
+    pub const fn row_alignment(&self) -> u32 {
+        match self.format() {
+            TokenFormat::Bf16 => 1,
+            TokenFormat::BlockwiseFp8 => 4,
+        }
+    }
+
+    /// Bytes from the start of a dispatch row to its header: payload, then scales.
+    pub const fn header_start(&self) -> u32 {
+        self.payload_bytes() + (4 * self.scales()).next_multiple_of(16)
+    }
+
+    /// Bytes of a dispatch row on the wire: payload, scales, header.
     pub const fn dispatch_row_bytes(&self) -> u32 {
-        self.payload_bytes() + Header::bytes(self.top_k)
+        self.header_start() + Header::bytes(self.top_k)
     }
 
     /// Bytes of a combine row on the wire: the BF16 payload alone.
@@ -99,9 +144,10 @@ impl Shape {
     }
 
     /// Most rows that one rank can receive in a dispatch. A token may list an expert twice, so
-    /// the bound is top-k rows a token.
+    /// the bound is top-k rows a token, and the padding of every expert.
     pub const fn max_rows(&self) -> u64 {
-        self.ranks as u64 * self.max_tokens_per_rank as u64 * self.top_k as u64
+        let padding = self.local_experts() as u64 * (self.row_alignment() as u64 - 1);
+        self.ranks as u64 * self.max_tokens_per_rank as u64 * self.top_k as u64 + padding
     }
 
     /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own:
@@ -125,9 +171,8 @@ impl Shape {
         }
     }
 
-    /// Bytes `start..end` of a row's payload that make part `part` of `parts`.
-    pub const fn part(&self, part: u32, parts: u32) -> (u32, u32) {
-        let bytes = self.payload_bytes();
+    /// Bytes `start..end` that make part `part` of `parts` of a row of `bytes`.
+    pub const fn part(bytes: u32, part: u32, parts: u32) -> (u32, u32) {
         let each = bytes.div_ceil(parts).next_multiple_of(STRIP_BYTES);
         let start = part * each;
         let end = start + each;
@@ -170,6 +215,7 @@ impl Shape {
             self.hidden,
             self.max_tokens_per_rank,
             self.combine_mode,
+            self.token_format,
         ];
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut i = 0;

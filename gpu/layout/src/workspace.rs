@@ -50,11 +50,14 @@ pub enum Table {
     ExpertIds,
     /// `[row, 2]` token and top-k slot, the user's.
     SrcInfo,
+    /// `[scale, row capacity]` f32 bits of the rows' scales, the user's.
+    Scales,
     /// `[token, K]` ordinal of each entry among those for its expert.
     Ordinals,
     /// `[token, K]` the expert ids of this round's tokens, kept for combine.
     Routes,
-    /// `[local expert, source]` first row of a source's entries for an expert.
+    /// `[local expert, source]` first row of a source's entries for an expert, counted from the
+    /// expert's first row.
     Bases,
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,

@@ -88,7 +88,7 @@ fn send_unit_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit
         let position = machine.own(positions, lane);
         position != NOT_ROUTED && (position as u64) < args.row_capacity
     }));
-    let near = node_of(shape, common.rank()) >> unit.source.0 & 1 != 0;
+    let near = !M::REACHES_FAR || node_of(shape, common.rank()) >> unit.source.0 & 1 != 0;
     match shape.mode() {
         CombineMode::Reduced => send_reduced(launch, unit, positions, here, near),
         CombineMode::Exact => send_exact(launch, unit, positions, here, near),
@@ -119,7 +119,7 @@ fn send_reduced<M: Machine>(
     } = unit;
     let header = window
         .dispatch_row(source, token)
-        .plus(shape.payload_bytes());
+        .plus(shape.header_start());
     let word = |word| machine.read_window(header.word(word));
     let experts =
         machine.lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::expert(lane))));
@@ -135,7 +135,7 @@ fn send_reduced<M: Machine>(
     let home = Rank(if near { source.0 } else { me.0 });
     let at = if near { to } else { staging };
     machine.sum_rows(
-        Span::part(shape, part, parts),
+        Span::part(shape.combine_row_bytes(), part, parts),
         here,
         |k| {
             let weight = f32::from_bits(machine.broadcast(weights, k));
@@ -188,7 +188,7 @@ fn send_exact<M: Machine>(
         part,
         parts,
     } = unit;
-    let span = Span::part(&common.shape, part, parts);
+    let span = Span::part(common.shape.combine_row_bytes(), part, parts);
     let home = Rank(if near { source.0 } else { me.0 });
     for_each_bit(here as u64, |k| {
         let position = machine.broadcast(positions, k);
@@ -297,7 +297,7 @@ fn gather_unit<M: Machine>(
             machine.read(Table::Routes, entry(shape.top_k, token, lane))
         })
     });
-    let span = Span::part(shape, part, parts);
+    let span = Span::part(shape.combine_row_bytes(), part, parts);
     let at = |slot| Row::Window(me, window.combine_row(token, slot));
     match shape.mode() {
         CombineMode::Reduced => {
@@ -373,7 +373,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, unit: Unit, slots: u32) {
     let Unit {
         token, part, parts, ..
     } = unit;
-    let span = Span::part(shape, part, parts);
+    let span = Span::part(shape.combine_row_bytes(), part, parts);
     for k in 0..shape.top_k {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {

@@ -51,10 +51,10 @@ pub struct Span {
 }
 
 impl Span {
-    /// Part `part` of `parts` of a row's payload.
+    /// Part `part` of `parts` of a row of `bytes`.
     #[inline(always)]
-    pub fn part(shape: &Shape, part: u32, parts: u32) -> Self {
-        let (start, end) = shape.part(part, parts);
+    pub fn part(bytes: u32, part: u32, parts: u32) -> Self {
+        let (start, end) = Shape::part(bytes, part, parts);
         Self { start, end }
     }
 }
@@ -65,6 +65,8 @@ impl Span {
 pub trait Machine: Signals + Counters {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
+    /// Whether it can reach ranks of other nodes; if not, there are none.
+    const REACHES_FAR: bool;
 
     /// This rank.
     fn rank(&self) -> Rank;
@@ -99,6 +101,10 @@ pub trait Machine: Signals + Counters {
     /// Writes a 4-byte word in the window of a rank of this node. For one lane.
     fn write_window(&self, to: Rank, at: ByteOffset, value: u32);
 
+    /// Encodes a token as blockwise FP8: writes the bytes in a span of the payload, and the scales
+    /// of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. The span's
+    /// ends are multiples of a group.
+    fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row);
     /// Copies a span of a row to the same span of `to(i)` for every set bit `i` of `targets`,
     /// reading it once.
     fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row);

@@ -4,11 +4,11 @@
 //! wait for rows, each for its own, and copy them to their final places as they come.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table,
-    Tagged, Tensor,
+    ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape,
+    Table, Tagged, Tensor, fp8,
 };
 
-use crate::route::lane_or_none;
+use crate::route::{for_each_bit, lane_or_none};
 use crate::units::{Batch, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Row, Span, slot};
@@ -99,7 +99,8 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
     Ok(())
 }
 
-/// Turns all counts into the first row of every (expert, source) and the user's `row_offsets`.
+/// Turns all counts into the first row of every expert, `row_offsets`, and of every source
+/// within it. A lane takes an expert.
 #[inline(always)]
 fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
     let Launch {
@@ -109,65 +110,67 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
         ..
     } = launch;
     let (shape, window) = (&common.shape, &common.window);
+    let (ranks, experts) = (shape.ranks, shape.local_experts());
     let mut rows = 0u32;
     let mut first = 0;
-    // In the order of the output: by expert, then source.
-    while first < shape.experts {
-        let index = |lane: u32, step: u32| first + lane * DEPTH + step;
-        let word = |lane: u32, step: u32| {
-            let index = index(lane, step).min(shape.experts - 1);
-            let source = Rank(index % shape.ranks);
-            Tagged(machine.load_signal(window.count(source, index / shape.ranks)))
+    while first < experts {
+        let word = |lane: u32, source: u32| {
+            let expert = (first + lane).min(experts - 1);
+            Tagged(machine.load_signal(window.count(Rank(source.min(ranks - 1)), expert)))
         };
-        let counts = launch.wait_lanes(
+        // A wait that is not over yet leaves wrong sums behind, which the next look replaces.
+        let totals = launch.wait_lanes(
             |lane| {
-                let words: [Tagged; DEPTH as usize] =
-                    core::array::from_fn(|step| word(lane, step as u32));
-                let missing = words.iter().any(|word| word.value(*epoch).is_none());
-                (!missing).then_some(words.map(|word| word.0 as u32))
+                let expert = (first + lane).min(experts - 1);
+                let (mut total, mut source, mut missing) = (0, 0, false);
+                while source < ranks {
+                    let words: [Tagged; DEPTH as usize] =
+                        core::array::from_fn(|step| word(lane, source + step as u32));
+                    // Written as an array so that it is unrolled, and the words stay in registers.
+                    core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
+                        let source = source + step as u32;
+                        if source < ranks {
+                            let base = expert as u64 * ranks as u64 + source as u64;
+                            machine.write(Table::Bases, base, total);
+                            let count = words[step].value(*epoch);
+                            missing |= count.is_none();
+                            total += count.unwrap_or(0);
+                        }
+                    });
+                    source += DEPTH;
+                }
+                (!missing).then_some(total)
             },
             |lane| {
-                let step = (0..DEPTH).find(|&step| word(lane, step).value(*epoch).is_none());
-                let step = step.unwrap_or(0);
-                let index = index(lane, step).min(shape.experts - 1);
+                let missing = |&source: &u32| word(lane, source).value(*epoch).is_none();
+                let source = (0..ranks).find(missing).unwrap_or(0);
                 Awaited {
-                    peer: Rank(index % shape.ranks),
+                    peer: Rank(source),
                     region: Region::Counts,
-                    index: (index / shape.ranks) as u64,
-                    saw: word(lane, step).0 >> 32,
+                    index: (first + lane).min(experts - 1) as u64,
+                    saw: word(lane, source).0 >> 32,
                 }
             },
         )?;
-        let counts = machine.lanes(|lane| {
-            let counts = machine.own(counts, lane).unwrap_or([0; DEPTH as usize]);
-            core::array::from_fn::<u32, { DEPTH as usize }, _>(|step| {
-                let exists = index(lane, step as u32) < shape.experts;
-                if exists { counts[step] } else { 0 }
-            })
+        let padded = machine.lanes(|lane| match machine.own(totals, lane) {
+            Some(total) if first + lane < experts => total.next_multiple_of(shape.row_alignment()),
+            _ => 0,
         });
-        let (before, total) =
-            machine.exclusive_sum(machine.lanes(|lane| machine.own(counts, lane).iter().sum()));
+        let (before, total) = machine.exclusive_sum(padded);
         machine.lanes(|lane| {
-            let mut base = rows + machine.own(before, lane);
-            core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
-                let index = index(lane, step as u32);
-                if index < shape.experts {
-                    machine.write(Table::Bases, index as u64, base);
-                    if index.is_multiple_of(shape.ranks) {
-                        let expert = index / shape.ranks;
-                        machine.write(Table::RowOffsets, expert as u64, base);
-                        machine.write(Table::ExpertIds, expert as u64, expert);
-                    }
-                }
-                base += machine.own(counts, lane)[step];
-            });
+            let expert = first + lane;
+            if expert < experts {
+                let start = rows + machine.own(before, lane);
+                machine.write(Table::RowOffsets, expert as u64, start);
+                machine.write(Table::ExpertIds, expert as u64, expert);
+            }
         });
         rows += total;
-        first += DEPTH * LANES;
+        first += LANES;
     }
     machine.lanes(|lane| {
         if lane == 0 {
-            machine.write(Table::RowOffsets, shape.local_experts() as u64, rows);
+            machine.write(Table::RowOffsets, experts as u64, rows);
         }
     });
     if rows as u64 > args.row_capacity {
@@ -219,7 +222,7 @@ fn receive_unit<M: Machine>(
     )?;
 
     let row = window.dispatch_row(source, token);
-    let header = row.plus(shape.payload_bytes());
+    let header = row.plus(shape.header_start());
     let (top_k, first_expert) = (shape.top_k, me.0 * shape.local_experts());
     let positions = machine.lanes(|lane| {
         lane_or_none(lane, top_k, || {
@@ -233,7 +236,8 @@ fn receive_unit<M: Machine>(
                 Table::Bases,
                 local as u64 * shape.ranks as u64 + source.0 as u64,
             );
-            base.wrapping_add(ordinal)
+            let start = machine.read(Table::RowOffsets, local as u64);
+            start.wrapping_add(base).wrapping_add(ordinal)
         })
     });
     let here = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
@@ -249,10 +253,13 @@ fn receive_unit<M: Machine>(
             outside.trailing_zeros(),
         );
     }
-    let span = Span::part(shape, part, parts);
+    let span = Span::part(shape.payload_bytes(), part, parts);
     machine.copy_row(span, Row::Window(me, row), here as u64, |k| {
         Row::Tensor(Tensor::Output, machine.broadcast(positions, k))
     });
+    if shape.scales() != 0 {
+        place_scales(launch, args, (row, span), positions, here);
+    }
     if part != 0 {
         return Ok(());
     }
@@ -271,6 +278,41 @@ fn receive_unit<M: Machine>(
         }
     });
     Ok(())
+}
+
+/// Puts the scales of a part of a row into their columns of the scale tensor.
+#[inline(always)]
+fn place_scales<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (row, span): (ByteOffset, Span),
+    positions: M::Lanes<u32>,
+    here: u32,
+) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let scales = row.plus(common.shape.payload_bytes());
+    let (mut first, end) = (span.start / fp8::GROUP, span.end / fp8::GROUP);
+    while first < end {
+        let words = machine.lanes(|lane| {
+            if first + lane < end {
+                machine.read_window(scales.word(first + lane))
+            } else {
+                0
+            }
+        });
+        for_each_bit(here as u64, |k| {
+            let position = machine.broadcast(positions, k) as u64;
+            machine.lanes(|lane| {
+                if first + lane < end {
+                    let index = (first + lane) as u64 * args.row_capacity + position;
+                    machine.write(Table::Scales, index, machine.own(words, lane));
+                }
+            });
+        });
+        first += LANES;
+    }
 }
 
 /// Reports a row position that lies outside the outputs.

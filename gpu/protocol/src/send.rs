@@ -5,7 +5,7 @@
 
 use ferry_layout::{
     ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table,
-    Tensor,
+    Tensor, TokenFormat,
 };
 
 use crate::announce::{announce, tasks};
@@ -95,16 +95,20 @@ fn send_payload<M: Machine>(launch: &Launch<M>, token: u32, part: u32, parts: u3
     let experts = read_route(launch, token);
     let ranks = ranks_of(*machine, shape, experts);
     let near = ranks & node_of(shape, me);
-    let span = Span::part(shape, part, parts);
-    let (from, row) = (
-        Row::Tensor(Tensor::Input, token),
-        window.dispatch_row(me, token),
-    );
-    machine.copy_row(span, from, near, |rank| Row::Window(Rank(rank), row));
-    if ranks != near {
-        machine.copy_row(span, from, 1, |_| {
-            Row::Window(me, window.dispatch_staging(token))
-        });
+    let span = Span::part(shape.payload_bytes(), part, parts);
+    let row = window.dispatch_row(me, token);
+    let to = |rank| Row::Window(Rank(rank), row);
+    let staged = |_| Row::Window(me, window.dispatch_staging(token));
+    let from = Row::Tensor(Tensor::Input, token);
+    match shape.format() {
+        TokenFormat::Bf16 => machine.copy_row(span, from, near, to),
+        TokenFormat::BlockwiseFp8 => machine.encode_fp8(span, token, near, to),
+    }
+    if M::REACHES_FAR && ranks != near {
+        match shape.format() {
+            TokenFormat::Bf16 => machine.copy_row(span, from, 1, staged),
+            TokenFormat::BlockwiseFp8 => machine.encode_fp8(span, token, 1, staged),
+        }
     }
 }
 
@@ -124,24 +128,24 @@ fn publish_units<M: Machine>(
         ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let payload = shape.payload_bytes();
+    let header_start = shape.header_start();
     let node = node_of(shape, me);
     let mut unit = first;
     while unit < end {
         let token = unit / parts;
         let ranks = routed_ranks(launch, token);
-        let header = window.dispatch_row(me, token).plus(payload);
+        let header = window.dispatch_row(me, token).plus(header_start);
         // Every part brings the header: whoever sees the part's flag sees the header, too.
         for_each_bit(ranks & node, |rank| {
             write_header(launch, args, token, Rank(rank), header)
         });
-        if ranks & !node != 0 {
+        if M::REACHES_FAR && ranks & !node != 0 {
             write_header(
                 launch,
                 args,
                 token,
                 me,
-                window.dispatch_staging(token).plus(payload),
+                window.dispatch_staging(token).plus(header_start),
             );
         }
         unit += senders;
@@ -157,7 +161,8 @@ fn publish_units<M: Machine>(
                 slot::publish(*machine, rank, flag, *epoch);
             }
         });
-        for_each_bit(ranks & !node, |rank| {
+        let far = if M::REACHES_FAR { ranks & !node } else { 0 };
+        for_each_bit(far, |rank| {
             machine.put(Put {
                 peer: Rank(rank),
                 from: window.dispatch_staging(token),

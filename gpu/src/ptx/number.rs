@@ -37,3 +37,27 @@ pub fn add_product(sum: f32, weight: f32, value: f32) -> f32 {
     }
     result
 }
+
+/// Four f32 as e4m3, `a` in the lowest byte: rounded to nearest even, saturating at ±448, NaN
+/// `0x7f`. The instruction is `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt"; sm_89 and later).
+#[cfg(target_feature = "sm_89")]
+#[inline(always)]
+pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
+    let quad;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {}, {};",
+            "cvt.rn.satfinite.e4m3x2.f32 h, {}, {}; mov.b32 {}, {{l, h}}; }}",
+            in(reg32) b, in(reg32) a, in(reg32) d, in(reg32) c, out(reg32) quad,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    quad
+}
+
+/// Four f32 as e4m3, `a` in the lowest byte, where there is no instruction for it.
+#[cfg(not(target_feature = "sm_89"))]
+#[inline(always)]
+pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
+    use ferry_layout::fp8::e4m3_bits;
+    u32::from_le_bytes([e4m3_bits(a), e4m3_bits(b), e4m3_bits(c), e4m3_bits(d)])
+}

@@ -11,6 +11,8 @@ unsafe extern "C" {
     fn llvm_shuffle_index(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
     fn llvm_shuffle_up(mask: u32, value: u32, distance: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+    fn llvm_shuffle_xor(mask: u32, value: u32, lanes: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.umax"]
     fn llvm_reduce_max(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.or"]
@@ -100,6 +102,13 @@ pub fn from_below(value: u32, distance: u32) -> u32 {
 pub fn max(value: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_reduce_max(value, ALL) }
+}
+
+/// `shfl.sync.bfly`: what the lane holds whose number differs in the bits of `lanes`. All lanes.
+#[inline(always)]
+pub fn from_partner(value: u32, lanes: u32) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_shuffle_xor(ALL, value, lanes, 31) }
 }
 
 /// `redux.sync.or`: the bits that any lane holds. All lanes.

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table,
-    bf16_bits, f32_of_bf16_bits,
+    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table, Tensor,
+    bf16_bits, f32_of_bf16_bits, fp8,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
@@ -243,12 +243,11 @@ impl Warp<'_> {
         match row {
             Row::Window(rank, at) => self.mapped_window(rank) + at.bytes(),
             Row::Tensor(tensor, index) => {
-                let bytes = u64::from(self.common.shape.payload_bytes());
-                let first = match &self.args {
-                    Args::Dispatch(args) => args.tensor(tensor),
-                    Args::Combine(args) => args.tensor(tensor),
+                let (first, bytes) = match &self.args {
+                    Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
+                    Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
                 };
-                first + u64::from(index) * bytes
+                first + u64::from(index) * u64::from(bytes)
             }
         }
     }
@@ -329,6 +328,7 @@ impl Warp<'_> {
 
 impl Machine for Warp<'_> {
     type Lanes<T: Copy> = [T; LANES as usize];
+    const REACHES_FAR: bool = true;
 
     fn rank(&self) -> Rank {
         self.common.rank()
@@ -402,6 +402,32 @@ impl Machine for Warp<'_> {
     fn write_window(&self, to: Rank, at: ByteOffset, value: u32) {
         let address = self.mapped_window(to) + at.bytes();
         self.store_bytes(address, &value.to_le_bytes(), false);
+    }
+
+    fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+        let source = self.row(Row::Tensor(Tensor::Input, token));
+        let (start, elements) = (u64::from(span.start), u64::from(span.end - span.start));
+        let data = self.load_bytes(source + 2 * start, 2 * elements);
+        let values: Vec<f32> = data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&bits| f32_of_bf16_bits(u16::from_le_bytes(bits)))
+            .collect();
+        let (mut payload, mut scales) = (Vec::new(), Vec::new());
+        for group in values.chunks(fp8::GROUP as usize) {
+            let scale = fp8::scale(group.iter().fold(0.0, |amax, &x| fp8::larger(amax, x)));
+            payload.extend(group.iter().map(|&x| fp8::e4m3_bits(x / scale)));
+            scales.extend(scale.to_bits().to_le_bytes());
+        }
+        let scales_start =
+            u64::from(self.common.shape.payload_bytes() + 4 * (span.start / fp8::GROUP));
+        for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
+            let row = self.row(to(target));
+            self.store_bytes(row + start, &payload, false);
+            self.store_bytes(row + scales_start, &scales, false);
+            self.pause();
+        }
     }
 
     fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row) {

@@ -19,6 +19,7 @@ pub fn config() -> Config {
         hidden: HIDDEN,
         max_tokens_per_rank: 3,
         p2p_world_size: None,
+        format: TokenFormat::Bf16,
         combine: CombineMode::Reduced,
         deadline: Duration::from_secs(5),
         debug_checks: false,
@@ -123,6 +124,7 @@ impl Tensors {
             weights,
             output: DispatchOutput {
                 tokens: Tensor::contiguous(space(capacity * HIDDEN * 2), [capacity, HIDDEN]),
+                scales: None,
                 row_offsets: Tensor::contiguous(space(3 * 4), [3]),
                 expert_ids: Tensor::contiguous(space(2 * 4), [2]),
                 src_info: Tensor::contiguous(space(capacity * 8), [capacity, 2]),
@@ -157,6 +159,7 @@ impl Tensors {
             row_offsets,
             expert_ids,
             src_info,
+            scales: _,
         } = self.output;
         assert_eq!(
             download(rank, tokens.at, count * HIDDEN * 2),
