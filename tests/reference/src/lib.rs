@@ -31,6 +31,7 @@
 mod combine;
 mod compare;
 mod dispatch;
+pub mod fp8;
 mod problem;
 mod random;
 pub mod text;

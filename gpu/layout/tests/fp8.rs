@@ -1,0 +1,56 @@
+//! The portable e4m3 conversion against a search over all codes.
+
+use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, scale};
+
+/// The nearest code by looking at all of them; ties to the even one.
+fn nearest(value: f32) -> u8 {
+    let distance = |code: u8| (f64::from(f32_of_e4m3_bits(code)) - f64::from(value.abs())).abs();
+    let nearer = |best: u8, code: u8| {
+        let (old, new) = (distance(best), distance(code));
+        if new < old || new == old && code.is_multiple_of(2) {
+            code
+        } else {
+            best
+        }
+    };
+    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+    sign | (0..0x7f).fold(0, nearer)
+}
+
+#[test]
+fn every_bf16_becomes_the_nearest_code() {
+    for bits in 0..=u16::MAX {
+        let value = f32::from_bits(u32::from(bits) << 16);
+        let wanted = match value {
+            value if value.is_nan() => 0x7f,
+            value if value.abs() >= 448.0 => nearest(448f32.copysign(value)),
+            value => nearest(value),
+        };
+        assert_eq!(e4m3_bits(value), wanted, "{value:e} ({bits:#06x})");
+    }
+}
+
+#[test]
+fn ties_and_their_neighbours_round_right() {
+    for code in 0..0x7e_u8 {
+        let tie = (f32_of_e4m3_bits(code) + f32_of_e4m3_bits(code + 1)) / 2.0;
+        for value in [tie.next_down(), tie, tie.next_up()] {
+            assert_eq!(e4m3_bits(value), nearest(value), "{value:e}");
+            assert_eq!(e4m3_bits(-value), nearest(-value), "{value:e}");
+        }
+    }
+}
+
+#[test]
+fn codes_come_back() {
+    for code in (0..=u8::MAX).filter(|code| code & 0x7f != 0x7f) {
+        assert_eq!(e4m3_bits(f32_of_e4m3_bits(code)), code);
+    }
+    assert!(f32_of_e4m3_bits(0x7f).is_nan() && f32_of_e4m3_bits(0xff).is_nan());
+}
+
+#[test]
+fn scales_have_a_floor() {
+    assert_eq!(scale(0.0), 1e-4 / 448.0);
+    assert_eq!(scale(448.0), 1.0);
+}
