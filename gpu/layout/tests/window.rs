@@ -105,10 +105,7 @@ fn signals<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
 
 /// Every kind of row in a window.
 fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
-    let (ranks, tokens) = (
-        u64::from(shape.ranks),
-        u64::from(shape.max_tokens_per_rank),
-    );
+    let (ranks, tokens) = (u64::from(shape.ranks), u64::from(shape.max_tokens_per_rank));
     let dispatch_bytes = u64::from(shape.dispatch_row_bytes());
     let combine_bytes = u64::from(shape.combine_row_bytes());
     let rank = |i| Rank(i as u32);
@@ -205,20 +202,29 @@ fn shape(
     eighths: std::ops::RangeInclusive<u32>,
     tokens: std::ops::RangeInclusive<u32>,
 ) -> impl Strategy<Value = Shape> {
-    (ranks, any::<u32>(), local_experts, top_k, eighths, tokens, 0..2_u32).prop_map(
-        |(ranks, node, local, top_k, eighths, max_tokens_per_rank, combine_mode)| {
-            let sizes: Vec<u32> = (1..=ranks).filter(|size| ranks % size == 0).collect();
-            Shape {
-                ranks,
-                p2p_world_size: sizes[node as usize % sizes.len()],
-                experts: local * ranks,
-                top_k,
-                hidden: 8 * eighths,
-                max_tokens_per_rank,
-                combine_mode,
-            }
-        },
+    (
+        ranks,
+        any::<u32>(),
+        local_experts,
+        top_k,
+        eighths,
+        tokens,
+        0..2_u32,
     )
+        .prop_map(
+            |(ranks, node, local, top_k, eighths, max_tokens_per_rank, combine_mode)| {
+                let sizes: Vec<u32> = (1..=ranks).filter(|size| ranks % size == 0).collect();
+                Shape {
+                    ranks,
+                    p2p_world_size: sizes[node as usize % sizes.len()],
+                    experts: local * ranks,
+                    top_k,
+                    hidden: 8 * eighths,
+                    max_tokens_per_rank,
+                    combine_mode,
+                }
+            },
+        )
 }
 
 proptest! {
@@ -413,6 +419,27 @@ const REGIONS: [Region; 9] = [
     Region::TopkIds,
     Region::Output,
 ];
+
+/// Which record stays when two come: the cause, then what only waited for it, then bad input.
+#[test]
+fn a_page_gives_way_to_what_says_more() {
+    let weight = |kind: FaultKind| match kind {
+        FaultKind::LocalTimeout => 1,
+        kind if kind.is_input() => 0,
+        _ => 2,
+    };
+    for held in KINDS {
+        for new in KINDS {
+            let (held_word, new_word) = (held as u64, new as u64);
+            assert!(FaultPage::gives_way(FaultPage::EMPTY, held_word, new_word));
+            assert_eq!(
+                FaultPage::gives_way(FaultPage::COMPLETE, held_word, new_word),
+                weight(new) > weight(held),
+                "{held:?}, then {new:?}"
+            );
+        }
+    }
+}
 
 #[test]
 fn a_tag_wraps() {

@@ -222,10 +222,7 @@ impl Tensors {
         };
         Self {
             input: DispatchInput {
-                x: Tensor::contiguous(
-                    upload(rank, &input.x, bf16::to_le_bytes),
-                    [tokens, hidden],
-                ),
+                x: Tensor::contiguous(upload(rank, &input.x, bf16::to_le_bytes), [tokens, hidden]),
                 topk_ids: Tensor::contiguous(
                     upload(rank, &input.topk_ids, i32::to_le_bytes),
                     [tokens, top_k],
@@ -251,12 +248,7 @@ impl Tensors {
 }
 
 /// One half call of a round, or nothing where a fused rank has done both halves.
-fn enqueue(
-    rank: &mut ExpertParallel,
-    phase: usize,
-    split: bool,
-    t: &Tensors,
-) -> Result<(), Error> {
+fn enqueue(rank: &mut ExpertParallel, phase: usize, split: bool, t: &Tensors) -> Result<(), Error> {
     match (phase, split) {
         (0, false) => drop(rank.dispatch(STREAM, &t.input, &t.output)?),
         (0, true) => drop(rank.dispatch_async(STREAM, &t.input)?),
@@ -365,12 +357,7 @@ impl Run {
             if self.outcomes[r] != Outcome::Finished || self.case.absent == Some(r) {
                 continue;
             }
-            match enqueue(
-                rank,
-                phase,
-                self.case.is_split(r),
-                &self.tensors[round][r],
-            ) {
+            match enqueue(rank, phase, self.case.is_split(r), &self.tensors[round][r]) {
                 Ok(()) => {}
                 Err(Error::Poisoned(fault)) => self.outcomes[r] = Outcome::Fault(fault),
                 Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
@@ -467,14 +454,17 @@ impl Run {
             "src_info: {}",
             place()
         );
-        let tokens = download(rank, output.tokens.at, capacity * hidden, bf16::from_le_bytes);
+        let tokens = download(
+            rank,
+            output.tokens.at,
+            capacity * hidden,
+            bf16::from_le_bytes,
+        );
         let (tokens, spare) = tokens.split_at(rows * hidden);
         if let Some(difference) = first_difference(&expected.tokens, tokens, hidden) {
             panic!("tokens: {difference} {}", place());
         }
-        let untouched = spare
-            .iter()
-            .all(|value| value.to_le_bytes() == [POISON; 2])
+        let untouched = spare.iter().all(|value| value.to_le_bytes() == [POISON; 2])
             && spare_info
                 .iter()
                 .all(|word| word.to_le_bytes() == [POISON; 4]);
