@@ -177,7 +177,8 @@ impl fmt::Display for Fault {
 }
 
 /// A page that the host and the device share. The first fault wins, but one that stops the group
-/// replaces one of the input. The host reads it without asking the device.
+/// replaces one of the input, and one that names a cause replaces that a rank waited for itself.
+/// The host reads it without asking the device.
 ///
 /// The words after `state` are a [`Fault`] in numbers.
 #[repr(C)]
@@ -212,10 +213,14 @@ impl FaultPage {
     pub const COMPLETE: u64 = 1;
 
     /// Whether a page with these first two words gives way to a fault of kind `new` (as a
-    /// number): an empty page does, and one with an input's fault to one that stops the group.
+    /// number): an empty page does, one with an input's fault to one that stops the group, and
+    /// one with a [`LocalTimeout`](FaultKind::LocalTimeout) to its cause.
     #[inline(always)]
     pub const fn gives_way(state: u64, kind: u64, new: u64) -> bool {
-        state == Self::EMPTY || is_input(kind) && !is_input(new)
+        const LOCAL: u64 = FaultKind::LocalTimeout as u64;
+        state == Self::EMPTY
+            || is_input(kind) && !is_input(new)
+            || kind == LOCAL && new != LOCAL && !is_input(new)
     }
 
     /// The record of `fault`, complete.

@@ -8,6 +8,12 @@ use crate::Machine;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
+/// [`Counter::Stopped`] of a rank that waited for itself in vain: the warp that it waited for may
+/// still say which peer it waits for.
+const STOPPED_BY_ITSELF: u64 = 1;
+/// [`Counter::Stopped`] of a rank whose fault record says why.
+const STOPPED: u64 = 2;
+
 /// One launch of a kernel on a warp: the machine, the arguments that all kernels have, and the
 /// round it works in.
 pub struct Launch<'a, M> {
@@ -98,7 +104,11 @@ impl<'a, M: Machine> Launch<'a, M> {
         awaited: impl Fn(u32) -> Awaited,
     ) -> Result<T, Stopped> {
         let machine = self.machine;
-        if machine.load(Counter::Stopped) == 0 {
+        let stopped = match kind {
+            FaultKind::LocalTimeout => STOPPED_BY_ITSELF,
+            _ => STOPPED,
+        };
+        if machine.load(Counter::Stopped) < stopped {
             machine.lanes(|own| {
                 if own == lane {
                     let Awaited {
@@ -122,13 +132,14 @@ impl<'a, M: Machine> Launch<'a, M> {
                 }
             });
         }
-        self.stop()
+        machine.store(Counter::Stopped, stopped);
+        Err(Stopped)
     }
 
     /// Stops every warp of this rank, in this launch and in later ones.
     #[inline(always)]
     pub fn stop<T>(&self) -> Result<T, Stopped> {
-        self.machine.store(Counter::Stopped, 1);
+        self.machine.store(Counter::Stopped, STOPPED);
         Err(Stopped)
     }
 

@@ -1,0 +1,502 @@
+//! Whatever the shape: no two places in a window or a workspace overlap, and words, pages and
+//! numbers read back as they were written.
+
+use std::ops::Range;
+
+use ferry_layout::{
+    ByteOffset, CombineMode, Counter, Epoch, Fault, FaultKind, FaultPage, Header, Kernel,
+    MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape, Signal, Tagged, Window, Workspace,
+    bf16_bits, f32_of_bf16_bits,
+};
+use half::bf16;
+use proptest::prelude::*;
+
+/// Bytes of a place, and what stands there.
+type Place = (Range<u64>, String);
+
+/// A cache line: rows must start at one.
+const LINE: u64 = 128;
+
+/// The places of one kind, from the first to the last along each index.
+struct Kind<'a> {
+    name: &'static str,
+    bytes: u64,
+    counts: [u64; 2],
+    at: Box<dyn Fn(u64, u64) -> u64 + 'a>,
+}
+
+impl Kind<'_> {
+    fn place(&self, i: u64, j: u64) -> Place {
+        let start = (self.at)(i, j);
+        let name = format!("{}[{i}, {j}]", self.name);
+        (start..start + self.bytes, name)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.counts.contains(&0)
+    }
+
+    /// From the first byte to the last.
+    fn extent(&self) -> Place {
+        let [i, j] = self.counts;
+        let (first, last) = (self.place(0, 0), self.place(i - 1, j - 1));
+        (first.0.start..last.0.end, format!("all of {}", self.name))
+    }
+
+    fn all(&self) -> impl Iterator<Item = Place> {
+        let [i, j] = self.counts;
+        (0..i).flat_map(move |i| (0..j).map(move |j| self.place(i, j)))
+    }
+}
+
+fn of_signal(signal: Signal) -> u64 {
+    assert!(signal.bytes().is_multiple_of(8));
+    signal.bytes()
+}
+
+fn of_row(row: ByteOffset) -> u64 {
+    assert!(row.bytes().is_multiple_of(LINE));
+    row.bytes()
+}
+
+/// Every kind of signal in a window.
+fn signals<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
+    let ranks = u64::from(shape.ranks);
+    let rank = |i| Rank(i as u32);
+    let kind = |name, counts, at| Kind {
+        name,
+        bytes: 8,
+        counts,
+        at,
+    };
+    vec![
+        kind(
+            "count",
+            [ranks, u64::from(shape.local_experts())],
+            Box::new(move |i, j| of_signal(window.count(rank(i), j as u32))),
+        ),
+        kind(
+            "token_count",
+            [ranks, 1],
+            Box::new(move |i, _| of_signal(window.token_count(rank(i)))),
+        ),
+        kind(
+            "presence",
+            [ranks, u64::from(shape.presence_words())],
+            Box::new(move |i, j| of_signal(window.presence(rank(i), j as u32))),
+        ),
+        kind(
+            "dispatch_flag",
+            [ranks, shape.max_units()],
+            Box::new(move |i, j| of_signal(window.dispatch_flag(rank(i), j as u32))),
+        ),
+        kind(
+            "consumed",
+            [ranks, 1],
+            Box::new(move |i, _| of_signal(window.consumed(rank(i)))),
+        ),
+        kind(
+            "combine_flag",
+            [shape.max_units(), u64::from(shape.combine_slots())],
+            Box::new(move |i, j| of_signal(window.combine_flag(i as u32, j as u32))),
+        ),
+    ]
+}
+
+/// Every kind of row in a window.
+fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
+    let (ranks, tokens) = (u64::from(shape.ranks), u64::from(shape.max_tokens_per_rank));
+    let dispatch_bytes = u64::from(shape.dispatch_row_bytes());
+    let combine_bytes = u64::from(shape.combine_row_bytes());
+    let rank = |i| Rank(i as u32);
+    let mut kinds = vec![
+        Kind {
+            name: "dispatch_row",
+            bytes: dispatch_bytes,
+            counts: [ranks, tokens],
+            at: Box::new(move |i, j| of_row(window.dispatch_row(rank(i), j as u32))),
+        },
+        Kind {
+            name: "combine_row",
+            bytes: combine_bytes,
+            counts: [tokens, u64::from(shape.combine_slots())],
+            at: Box::new(move |i, j| of_row(window.combine_row(i as u32, j as u32))),
+        },
+    ];
+    if shape.spans_nodes() {
+        kinds.push(Kind {
+            name: "dispatch_staging",
+            bytes: dispatch_bytes,
+            counts: [tokens, 1],
+            at: Box::new(move |i, _| of_row(window.dispatch_staging(i as u32))),
+        });
+        kinds.push(match shape.mode() {
+            CombineMode::Reduced => Kind {
+                name: "reduced_staging",
+                bytes: combine_bytes,
+                counts: [ranks, tokens],
+                at: Box::new(move |i, j| of_row(window.reduced_staging(rank(i), j as u32))),
+            },
+            CombineMode::Exact => Kind {
+                name: "exact_staging",
+                bytes: combine_bytes,
+                counts: [shape.max_rows(), 1],
+                at: Box::new(move |i, _| of_row(window.exact_staging(i as u32))),
+            },
+        });
+    }
+    kinds
+}
+
+/// Panics with the names of two places that overlap.
+fn assert_disjoint(mut places: Vec<Place>) {
+    places.sort_by_key(|(bytes, _)| bytes.start);
+    for pair in places.windows(2) {
+        let [(first, name), (second, other)] = pair else {
+            unreachable!()
+        };
+        assert!(
+            first.end <= second.start,
+            "{name} ({first:?}) overlaps {other} ({second:?})"
+        );
+    }
+}
+
+/// Extents of the kinds, where counts and token counts, which take turns, are one.
+fn extents(kinds: &[Kind<'_>]) -> Vec<Place> {
+    let wanted = kinds
+        .iter()
+        .filter(|kind| !kind.is_empty() && kind.name != "count");
+    wanted
+        .map(|kind| {
+            let (mut bytes, name) = kind.extent();
+            if kind.name == "token_count" {
+                bytes.start = kinds[0].extent().0.start;
+            }
+            (bytes, name)
+        })
+        .collect()
+}
+
+/// Any shape that a plan accepts, so few in everything that all places can be listed.
+fn small_shape() -> impl Strategy<Value = Shape> {
+    shape(1..=6, 1..=4, 1..=6, 1..=5, 0..=70)
+}
+
+/// Any shape that a plan accepts: at most 2^31 rows arrive at a rank, of 2^20 elements.
+fn any_shape() -> impl Strategy<Value = Shape> {
+    let shape = shape(1..=64, 1..=65_535, 1..=32, 1..=131_072, 0..=u32::MAX / 2);
+    shape.prop_map(|mut shape| {
+        shape.experts = (shape.experts / shape.ranks).clamp(1, MAX_EXPERTS / shape.ranks);
+        shape.experts *= shape.ranks;
+        let most = (u32::MAX / 2) / (shape.ranks * shape.top_k);
+        shape.max_tokens_per_rank = shape.max_tokens_per_rank.min(most);
+        shape
+    })
+}
+
+fn shape(
+    ranks: std::ops::RangeInclusive<u32>,
+    local_experts: std::ops::RangeInclusive<u32>,
+    top_k: std::ops::RangeInclusive<u32>,
+    eighths: std::ops::RangeInclusive<u32>,
+    tokens: std::ops::RangeInclusive<u32>,
+) -> impl Strategy<Value = Shape> {
+    (
+        ranks,
+        any::<u32>(),
+        local_experts,
+        top_k,
+        eighths,
+        tokens,
+        0..2_u32,
+    )
+        .prop_map(
+            |(ranks, node, local, top_k, eighths, max_tokens_per_rank, combine_mode)| {
+                let sizes: Vec<u32> = (1..=ranks).filter(|size| ranks % size == 0).collect();
+                Shape {
+                    ranks,
+                    p2p_world_size: sizes[node as usize % sizes.len()],
+                    experts: local * ranks,
+                    top_k,
+                    hidden: 8 * eighths,
+                    max_tokens_per_rank,
+                    combine_mode,
+                }
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_places_of_a_small_window_are_apart(shape in small_shape()) {
+        let window = Window::of(&shape);
+        let signals: Vec<_> = signals(&shape, &window).iter().flat_map(Kind::all).collect();
+        let rows: Vec<_> = rows(&shape, &window).iter().flat_map(Kind::all).collect();
+        for (bytes, name) in &signals {
+            prop_assert!(bytes.end <= window.signal_bytes, "{name} is not cleared at init");
+        }
+        for (bytes, name) in &rows {
+            prop_assert!(bytes.start >= window.signal_bytes, "{name} is among the signals");
+            prop_assert!(bytes.end <= window.bytes, "{name} is out of bounds");
+        }
+        assert_disjoint([signals, rows].concat());
+    }
+
+    #[test]
+    fn regions_of_any_window_are_apart(shape in any_shape()) {
+        let window = Window::of(&shape);
+        let signals = extents(&signals(&shape, &window));
+        let rows = extents(&rows(&shape, &window));
+        prop_assert!(signals.iter().all(|(bytes, _)| bytes.end <= window.signal_bytes));
+        prop_assert!(rows.iter().all(|(bytes, _)| window.signal_bytes <= bytes.start));
+        prop_assert!(rows.iter().all(|(bytes, _)| bytes.end <= window.bytes));
+        assert_disjoint([signals, rows].concat());
+    }
+
+    #[test]
+    fn rows_of_any_window_do_not_touch(shape in any_shape(), i in any::<u64>(), j in any::<u64>()) {
+        let window = Window::of(&shape);
+        for kind in signals(&shape, &window).iter().chain(&rows(&shape, &window)) {
+            if kind.is_empty() {
+                continue;
+            }
+            let (i, j) = (i % kind.counts[0], j % kind.counts[1]);
+            let here = kind.place(i, j);
+            if j + 1 < kind.counts[1] {
+                assert_disjoint(vec![here.clone(), kind.place(i, j + 1)]);
+            }
+            if i + 1 < kind.counts[0] {
+                assert_disjoint(vec![here, kind.place(i + 1, 0)]);
+            }
+        }
+    }
+
+    #[test]
+    fn tables_of_any_workspace_are_apart(shape in any_shape()) {
+        let workspace = Workspace::of(&shape);
+        let entries = u64::from(shape.max_tokens_per_rank) * u64::from(shape.top_k);
+        let table = |name: &str, start: u64, words: u64| (start..start + 4 * words, name.to_owned());
+        let tables = vec![
+            table("counters", 0, Counter::COUNT * Counter::STRIDE_BYTES / 4),
+            table("ordinals", workspace.ordinals, entries),
+            table("routes", workspace.routes, entries),
+            table("bases", workspace.bases, u64::from(shape.experts)),
+            table("row map", workspace.row_map, u64::from(shape.ranks) * entries),
+        ];
+        for (bytes, name) in &tables {
+            prop_assert!(bytes.start.is_multiple_of(LINE), "{name}");
+            prop_assert!(bytes.end <= workspace.bytes, "{name} is out of bounds");
+        }
+        assert_disjoint(tables);
+    }
+
+    #[test]
+    fn a_header_has_a_word_for_everything(top_k in 1..=MAX_TOP_K) {
+        let mut words = vec![Header::TOKEN];
+        for k in 0..top_k {
+            words.extend([Header::expert(k), Header::weight(top_k, k), Header::ordinal(top_k, k)]);
+        }
+        words.sort_unstable();
+        prop_assert_eq!(words, (0..Header::words(top_k)).collect::<Vec<_>>());
+        prop_assert!(Header::bytes(top_k) >= 4 * Header::words(top_k));
+        prop_assert!(Header::bytes(top_k).is_multiple_of(16));
+    }
+
+    #[test]
+    fn every_expert_has_one_rank(shape in any_shape(), expert in any::<u32>()) {
+        let expert = expert % shape.experts;
+        let Rank(rank) = shape.rank_of(expert);
+        prop_assert!(rank < shape.ranks);
+        let first = rank * shape.local_experts();
+        prop_assert!((first..first + shape.local_experts()).contains(&expert));
+    }
+
+    #[test]
+    fn a_node_is_a_block_of_ranks(shape in any_shape(), a in any::<u32>(), b in any::<u32>()) {
+        let (a, b) = (a % shape.ranks, b % shape.ranks);
+        let node = |rank| (0..shape.ranks).step_by(shape.p2p_world_size as usize)
+            .position(|first| (first..first + shape.p2p_world_size).contains(&rank));
+        prop_assert_eq!(shape.same_node(Rank(a), Rank(b)), node(a) == node(b));
+        prop_assert_eq!(shape.spans_nodes(), node(0) != node(shape.ranks - 1));
+    }
+
+    #[test]
+    fn parts_make_up_a_row(shape in any_shape(), tokens in any::<u32>(), few in 0..300_u32) {
+        for tokens in [tokens, few] {
+            let tokens = tokens.min(shape.max_tokens_per_rank);
+            let parts = shape.parts(tokens);
+            prop_assert!(parts >= 1);
+            prop_assert!(u64::from(tokens) * u64::from(parts) <= shape.max_units());
+            let mut end = 0;
+            for part in 0..parts {
+                let span = shape.part(part, parts);
+                prop_assert_eq!(span.0, end);
+                prop_assert!(span.0 <= span.1 && (span.1 - span.0).is_multiple_of(16));
+                end = span.1;
+            }
+            prop_assert_eq!(end, shape.payload_bytes());
+        }
+    }
+
+    #[test]
+    fn each_field_counts_in_the_fingerprint(shape in any_shape(), other in any_shape()) {
+        let with = [
+            Shape { ranks: other.ranks, ..shape },
+            Shape { p2p_world_size: other.p2p_world_size, ..shape },
+            Shape { experts: other.experts, ..shape },
+            Shape { top_k: other.top_k, ..shape },
+            Shape { hidden: other.hidden, ..shape },
+            Shape { max_tokens_per_rank: other.max_tokens_per_rank, ..shape },
+            Shape { combine_mode: other.combine_mode, ..shape },
+        ];
+        for changed in with {
+            prop_assert_eq!(changed == shape, changed.fingerprint() == shape.fingerprint());
+        }
+    }
+
+    #[test]
+    fn a_tagged_word_is_valid_from_its_epoch_on(epoch in 1..=u64::MAX / 2, value in any::<u32>(), ahead in 0..=1_u64) {
+        let word = Tagged::new(Epoch(epoch + ahead), value);
+        prop_assert_eq!(word.value(Epoch(epoch)), Some(value));
+        prop_assert_eq!(word.value(Epoch(epoch + ahead + 1)), None);
+    }
+
+    #[test]
+    fn a_fault_page_says_what_was_written(
+        kind in 0..KINDS.len(), kernel in 0..Kernel::ALL.len(), region in 0..REGIONS.len(),
+        rank in any::<u32>(), peer in any::<u32>(), words in any::<[u64; 4]>(),
+    ) {
+        let fault = Fault {
+            kind: KINDS[kind],
+            kernel: Kernel::ALL[kernel],
+            rank: Rank(rank),
+            peer: Rank(peer),
+            region: REGIONS[region],
+            index: words[0],
+            wanted: words[1],
+            saw: words[2],
+            epoch: words[3],
+        };
+        let page = FaultPage::of(&fault);
+        prop_assert_eq!(page.fault(), Some(fault));
+        prop_assert_eq!(FaultPage { state: FaultPage::EMPTY, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { kind: KINDS.len() as u64, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { kernel: Kernel::ALL.len() as u64, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { region: REGIONS.len() as u64, ..page }.fault(), None);
+        let name = format!("rank {rank}");
+        prop_assert!(fault.to_string().contains(&name));
+    }
+
+    #[test]
+    fn bf16_is_rounded_as_half_does(bits in any::<u32>()) {
+        let value = f32::from_bits(bits);
+        let expected = if value.is_nan() { 0x7fff } else { bf16::from_f32(value).to_bits() };
+        prop_assert_eq!(bf16_bits(value), expected);
+    }
+}
+
+const KINDS: [FaultKind; 7] = [
+    FaultKind::PeerTimeout,
+    FaultKind::LocalTimeout,
+    FaultKind::InvalidExpert,
+    FaultKind::DuplicateExpert,
+    FaultKind::RowOutOfBounds,
+    FaultKind::OutputTooSmall,
+    FaultKind::TooManyTokens,
+];
+
+const REGIONS: [Region; 9] = [
+    Region::Counts,
+    Region::Presence,
+    Region::DispatchRow,
+    Region::Consumed,
+    Region::CombineRow,
+    Region::Ordinals,
+    Region::Offsets,
+    Region::TopkIds,
+    Region::Output,
+];
+
+/// Which record stays when two come: the cause, then what only waited for it, then bad input.
+#[test]
+fn a_page_gives_way_to_what_says_more() {
+    let weight = |kind: FaultKind| match kind {
+        FaultKind::LocalTimeout => 1,
+        kind if kind.is_input() => 0,
+        _ => 2,
+    };
+    for held in KINDS {
+        for new in KINDS {
+            let (held_word, new_word) = (held as u64, new as u64);
+            assert!(FaultPage::gives_way(FaultPage::EMPTY, held_word, new_word));
+            assert_eq!(
+                FaultPage::gives_way(FaultPage::COMPLETE, held_word, new_word),
+                weight(new) > weight(held),
+                "{held:?}, then {new:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_tag_wraps() {
+    for last in [u64::from(u32::MAX), (1 << 33) - 1] {
+        let (before, after) = (Epoch(last), Epoch(last + 1));
+        assert_eq!(Tagged::new(before, 7).value(before), Some(7));
+        assert_eq!(Tagged::new(before, 7).value(after), None);
+        assert_eq!(Tagged::new(after, 8).value(after), Some(8));
+        assert_eq!(Tagged::new(after, 8).value(before), Some(8));
+    }
+    // A cleared word belongs to no round.
+    assert_eq!(Tagged(0).value(Epoch(1)), None);
+}
+
+#[test]
+fn the_largest_window_counts_in_64_bits() {
+    let shape = Shape {
+        ranks: MAX_RANKS,
+        p2p_world_size: 8,
+        experts: 65_472,
+        top_k: MAX_TOP_K,
+        hidden: 1 << 20,
+        max_tokens_per_rank: 1 << 20,
+        combine_mode: 1,
+    };
+    let window = Window::of(&shape);
+    let rows = u128::from(shape.ranks) * (1 << 20) * u128::from(shape.dispatch_row_bytes());
+    let staged = u128::from(shape.max_rows()) * u128::from(shape.combine_row_bytes());
+    assert!(u128::from(window.bytes) > rows + staged);
+}
+
+#[test]
+fn every_bf16_comes_back() {
+    for bits in 0..=u16::MAX {
+        let (ours, theirs) = (f32_of_bf16_bits(bits), bf16::from_bits(bits));
+        if theirs.is_nan() {
+            assert!(ours.is_nan());
+            assert_eq!(bf16_bits(ours), 0x7fff);
+        } else {
+            assert_eq!(ours.to_bits(), theirs.to_f32().to_bits());
+            assert_eq!(bf16_bits(ours), bits);
+        }
+    }
+}
+
+#[test]
+fn bf16_ties_go_to_even() {
+    // Half way between two neighbours, and just beside.
+    for (bits, expected) in [
+        (0x3f80_8000, 0x3f80),
+        (0x3f80_8001, 0x3f81),
+        (0x3f81_8000, 0x3f82),
+        (0x3f81_7fff, 0x3f81),
+        (0x7f7f_8000, 0x7f80),
+        (0xff80_0001, 0x7fff),
+        (0x0000_8001, 0x0001),
+    ] {
+        assert_eq!(bf16_bits(f32::from_bits(bits)), expected, "{bits:#x}");
+    }
+}

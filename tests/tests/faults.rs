@@ -1,0 +1,313 @@
+//! What simulated ranks make of a peer that does not come and of inputs that do not fit: a fault
+//! that says so, results that are right wherever there are any, and an end.
+
+mod support;
+
+use ferry::simulator::Lost;
+use ferry::*;
+use ferry_reference::workload::Routing;
+use support::*;
+
+/// A case with a rank that dies somewhere on the way.
+fn lost_case(seed: u64) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let rank = dice.below(case.ranks) as u32;
+    let steps = dice.pick(&[10, 100, 400, 1_500, 4_000]);
+    let after_steps = dice.below(steps) as u64;
+    Case {
+        lost: Some(Lost { rank, after_steps }),
+        ..case
+    }
+}
+
+/// Every rank but `missing` has finished, or names it, or names a rank that gave up itself.
+fn assert_explained(run: &Run, missing: usize) {
+    let mut named = false;
+    let mut gave_up = false;
+    for (r, outcome) in run.outcomes.iter().enumerate() {
+        let Outcome::Fault(fault) = outcome else {
+            assert!(
+                r == missing || *outcome == Outcome::Finished,
+                "{:?}",
+                run.case
+            );
+            continue;
+        };
+        let place = || format!("rank {r}: {fault}\n{:?}\n{:?}", run.outcomes, run.case);
+        assert_eq!(fault.kind, FaultKind::PeerTimeout, "{}", place());
+        assert_eq!(fault.rank.0 as usize, r, "{}", place());
+        let peer = fault.peer.0 as usize;
+        assert!(
+            peer == missing || matches!(run.outcomes[peer], Outcome::Fault(_)),
+            "{}",
+            place()
+        );
+        gave_up = true;
+        named |= peer == missing;
+    }
+    assert_eq!(gave_up, named, "{:?}\n{:?}", run.outcomes, run.case);
+}
+
+fn lose_ranks(seeds: std::ops::Range<u64>) {
+    let (mut runs_that_gave_up, count) = (0, seeds.end - seeds.start);
+    for seed in seeds {
+        let case = lost_case(seed);
+        let run = Run::of(&case);
+        let missing = case.lost.map_or(0, |lost| lost.rank as usize);
+        assert_explained(&run, missing);
+        run.compare();
+        runs_that_gave_up += u64::from(
+            run.outcomes
+                .iter()
+                .any(|outcome| matches!(outcome, Outcome::Fault(_))),
+        );
+        run.close();
+    }
+    assert!(runs_that_gave_up > count / 2, "{runs_that_gave_up}");
+}
+
+#[test]
+fn a_lost_rank_is_named_1() {
+    lose_ranks(10_000..10_200);
+}
+
+#[test]
+fn a_lost_rank_is_named_2() {
+    lose_ranks(10_200..10_400);
+}
+
+#[test]
+fn a_rank_that_never_launches_is_named_by_all() {
+    for seed in 11_000..11_100 {
+        let case = any_case(seed);
+        let absent = Dice::new(!seed).below(case.ranks);
+        let case = Case {
+            absent: Some(absent),
+            ..case
+        };
+        let run = Run::of(&case);
+        for (r, outcome) in run.outcomes.iter().enumerate() {
+            let Outcome::Fault(fault) = outcome else {
+                assert_eq!(r, absent, "{case:?}");
+                continue;
+            };
+            let wanted = (FaultKind::PeerTimeout, Rank(absent as u32), 1);
+            assert_eq!((fault.kind, fault.peer, fault.epoch), wanted, "{case:?}");
+        }
+        run.compare();
+        run.close();
+    }
+}
+
+/// Every word of every output, also of those that gave up.
+fn memory(run: &Run) -> Vec<Vec<u32>> {
+    let mut words = Vec::new();
+    for round in &run.tensors {
+        for (rank, tensors) in run.ranks.iter().zip(round) {
+            let output = &tensors.output;
+            let (combined, elements) = match tensors.combined.combined {
+                CombineTensor::Summed(tensor) => (tensor.at, tensor.elements()),
+                CombineTensor::Apart(tensor) => (tensor.at, tensor.elements()),
+            };
+            for (at, count) in [
+                (output.tokens.at, output.tokens.elements() / 2),
+                (output.row_offsets.at, output.row_offsets.elements()),
+                (output.src_info.at, output.src_info.elements()),
+                (combined, elements / 2),
+            ] {
+                words.push(download(rank, at, count, u32::from_le_bytes));
+            }
+        }
+    }
+    words
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 12_000..12_050 {
+        for case in [any_case(seed), lost_case(seed)] {
+            let (one, two) = (Run::of(&case), Run::of(&case));
+            assert_eq!(one.outcomes, two.outcomes, "{case:?}");
+            assert!(memory(&one) == memory(&two), "{case:?}");
+            one.close();
+            two.close();
+        }
+    }
+}
+
+/// A slot of a token that exists, if there is one: round, rank, index into the ids.
+fn any_slot(case: &Case, dice: &mut Dice) -> Option<(usize, usize, usize)> {
+    let round = dice.below(case.tokens.len());
+    let rank = dice.below(case.ranks);
+    let slots = case.tokens[round][rank] * case.top_k;
+    (slots > 0).then(|| (round, rank, dice.below(slots)))
+}
+
+/// The problems of a case, run with `id` in one slot where the oracle has -1.
+fn run_with_id(case: &Case, (round, rank, slot): (usize, usize, usize), id: i32) -> Run {
+    let mut problems = case.problems();
+    let ids = &mut problems[round].inputs[rank].topk_ids;
+    ids[slot] = id;
+    let given = ids.clone();
+    ids[slot] = -1;
+    Run::with(case, &problems, |tensors, ranks| {
+        let at = upload(&ranks[rank], &given, i32::to_le_bytes);
+        tensors[round][rank].input.topk_ids.at = at;
+    })
+}
+
+#[test]
+fn an_expert_that_does_not_exist_is_named_and_left_out() {
+    let mut found = 0;
+    for seed in 13_000..13_100 {
+        let case = any_case(seed);
+        let mut dice = Dice::new(!seed);
+        let Some((round, rank, slot)) = any_slot(&case, &mut dice) else {
+            continue;
+        };
+        let beyond = case.experts as i32;
+        let id = dice.pick(&[beyond, beyond + 1, i32::MAX, i32::MIN, -2]);
+        let run = run_with_id(&case, (round, rank, slot), id);
+        let [fault] = run.input_faults[..] else {
+            panic!("{:?}\n{case:?}", run.input_faults)
+        };
+        assert_eq!(fault.kind, FaultKind::InvalidExpert, "{case:?}");
+        assert_eq!(
+            (
+                fault.rank.0 as usize,
+                fault.index as usize,
+                fault.peer.0 as usize
+            ),
+            (rank, slot / case.top_k, slot % case.top_k),
+            "{fault}\n{case:?}"
+        );
+        assert_eq!(
+            (fault.saw as u32 as i32, fault.epoch as usize),
+            (id, round + 1),
+            "{fault}\n{case:?}"
+        );
+        let text = format!(
+            "rank {rank}, token {}, slot {}: expert id {id} is not in -1..{beyond}",
+            slot / case.top_k,
+            slot % case.top_k
+        );
+        assert!(fault.to_string().starts_with(&text), "{fault}");
+        assert!(run.outcomes.iter().all(|o| *o == Outcome::Finished));
+        run.compare();
+        run.close();
+        found += 1;
+    }
+    assert!(found > 50, "{found}");
+}
+
+/// The rank with the bad input also waits for the lost one: the second fault must not hide
+/// behind the first.
+#[test]
+fn a_lost_rank_is_found_behind_a_bad_input() {
+    let mut hidden = 0;
+    for seed in 14_000..14_200 {
+        let case = lost_case(seed);
+        let lost = case.lost.map_or(0, |lost| lost.rank as usize);
+        let Some((round, rank, slot)) = any_slot(&case, &mut Dice::new(!seed)) else {
+            continue;
+        };
+        if rank == lost {
+            continue;
+        }
+        let run = run_with_id(&case, (round, rank, slot), case.experts as i32);
+        assert_explained(&run, lost);
+        run.compare();
+        let gave_up = matches!(run.outcomes[rank], Outcome::Fault(_));
+        hidden += u32::from(gave_up && !run.case.synchronize);
+        run.close();
+    }
+    assert!(hidden > 20, "{hidden}");
+}
+
+#[test]
+fn an_expert_listed_twice_is_named_only_in_debug_checks() {
+    let mut found = 0;
+    for seed in 15_000..15_100 {
+        let case = Case {
+            routing: Routing::Duplicates,
+            debug_checks: true,
+            ..any_case(seed)
+        };
+        let run = Run::of(&case);
+        for fault in &run.input_faults {
+            assert_eq!(fault.kind, FaultKind::DuplicateExpert, "{fault}\n{case:?}");
+            let round = fault.epoch as usize - 1;
+            let ids = &run.case.problem(round).inputs[fault.rank.0 as usize].topk_ids;
+            let token = fault.index as usize * case.top_k;
+            let slot = fault.peer.0 as usize;
+            let ids = &ids[token..token + case.top_k];
+            assert_eq!(u64::from(ids[slot] as u32), fault.saw, "{fault}\n{case:?}");
+            assert!(ids[..slot].contains(&ids[slot]), "{fault}\n{case:?}");
+            found += 1;
+        }
+        run.compare();
+        run.close();
+        let unchecked = Case {
+            debug_checks: false,
+            ..case
+        };
+        Run::of(&unchecked).expect_success();
+    }
+    assert!(found > 100, "{found}");
+}
+
+#[test]
+fn outputs_that_are_too_small_are_left_alone() {
+    let mut found = 0;
+    for seed in 16_000..16_100 {
+        let case = Case {
+            spare_rows: 0,
+            ..any_case(seed)
+        };
+        let rank = Dice::new(!seed).below(case.ranks);
+        let problems = case.problems();
+        let rows = ferry_reference::dispatch(&problems[0])[rank].src_info.len();
+        let Some(capacity) = rows.checked_sub(1) else {
+            continue;
+        };
+        let run = Run::with(&case, &problems, |tensors, _| {
+            let Tensors {
+                output,
+                expert_rows,
+                ..
+            } = &mut tensors[0][rank];
+            output.tokens = Tensor::contiguous(output.tokens.at, [capacity, case.hidden]);
+            output.src_info = Tensor::contiguous(output.src_info.at, [capacity, 2]);
+            let answers = &mut expert_rows.expert_rows;
+            *answers = Tensor::contiguous(answers.at, [capacity, case.hidden]);
+        });
+        let Outcome::Fault(fault) = &run.outcomes[rank] else {
+            panic!("rank {rank} found nothing: {case:?}")
+        };
+        assert_eq!(fault.kind, FaultKind::OutputTooSmall, "{fault}\n{case:?}");
+        let numbers = (fault.saw as usize, fault.wanted as usize);
+        assert_eq!(numbers, (rows, capacity), "{fault}\n{case:?}");
+        let output = &run.tensors[0][rank].output;
+        for (at, bytes) in [
+            (output.tokens.at, rows * case.hidden * 2),
+            (output.src_info.at, rows * 8),
+        ] {
+            let bytes = download(&run.ranks[rank], at, bytes, |[byte]| byte);
+            assert!(bytes.iter().all(|&byte| byte == POISON), "{case:?}");
+        }
+        for (r, outcome) in run.outcomes.iter().enumerate() {
+            let is_explained = r == rank
+                || match outcome {
+                    Outcome::Finished => true,
+                    Outcome::Fault(fault) => fault.kind == FaultKind::PeerTimeout,
+                    Outcome::Lost => false,
+                };
+            assert!(is_explained, "rank {r}: {outcome:?}\n{case:?}");
+        }
+        run.compare();
+        run.close();
+        found += 1;
+    }
+    assert!(found > 50, "{found}");
+}

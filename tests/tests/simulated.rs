@@ -1,0 +1,123 @@
+//! Dispatch and combine on simulated ranks give what the oracle gives, bit for bit, whatever the
+//! order of events. A failure prints the whole case; its seed reproduces it.
+
+mod support;
+
+use std::ops::Range;
+
+use ferry_reference::workload::Routing;
+use support::*;
+
+/// Runs one case for each seed.
+fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
+    for seed in seeds {
+        Run::of(&case(seed)).expect_success();
+    }
+}
+
+#[test]
+fn any_case_1() {
+    all(0..350, any_case);
+}
+
+#[test]
+fn any_case_2() {
+    all(350..700, any_case);
+}
+
+#[test]
+fn any_case_3() {
+    all(700..1_050, any_case);
+}
+
+#[test]
+fn any_case_4() {
+    all(1_050..1_400, any_case);
+}
+
+/// Four ranks with these tokens, in two rounds; all else comes from the seed.
+fn four_ranks(seed: u64, tokens: [usize; 4]) -> Case {
+    let mut dice = Dice::new(seed);
+    let mut other = tokens;
+    other.rotate_right(dice.below(4));
+    Case {
+        ranks: 4,
+        p2p_world_size: dice.pick(&[1, 2, 4]),
+        experts: dice.pick(&[16, 32, 64]),
+        top_k: dice.pick(&[1, 8, 16]),
+        hidden: dice.pick(&[16, 32, 64]),
+        tokens: vec![tokens.to_vec(), other.to_vec()],
+        ..any_case(seed)
+    }
+}
+
+#[test]
+fn one_rank_has_all_tokens() {
+    all(2_000..2_100, |seed| four_ranks(seed, [128, 0, 0, 0]));
+}
+
+#[test]
+fn every_rank_has_half_as_many_tokens() {
+    all(2_100..2_200, |seed| four_ranks(seed, [64, 32, 16, 8]));
+}
+
+#[test]
+fn nobody_has_tokens() {
+    all(2_200..2_400, |seed| four_ranks(seed, [0, 0, 0, 0]));
+}
+
+#[test]
+fn all_tokens_go_to_one_expert() {
+    all(2_400..2_600, |seed| {
+        let case = any_case(seed);
+        let expert = Dice::new(!seed).below(case.experts);
+        Case {
+            routing: Routing::AllToOne { expert },
+            ..case
+        }
+    });
+}
+
+#[test]
+fn many_experts() {
+    all(2_600..2_616, |seed| {
+        let mut dice = Dice::new(seed);
+        let ranks = dice.pick(&[2, 4, 8]);
+        let tokens = (0..2)
+            .map(|_| (0..ranks).map(|_| dice.below(9)).collect())
+            .collect();
+        Case {
+            ranks,
+            p2p_world_size: dice.pick(&[1, 2, ranks]),
+            experts: 896,
+            top_k: dice.pick(&[1, 8, 16]),
+            tokens,
+            ..any_case(seed)
+        }
+    });
+}
+
+/// Few tokens, many rounds enqueued at once, and warps that often stall: who can run ahead, does.
+#[test]
+fn stragglers_are_not_overtaken() {
+    all(3_000..3_400, |seed| {
+        let case = any_case(seed);
+        let mut dice = Dice::new(!seed);
+        let ranks = dice.pick(&[2, 3, 4]);
+        let tokens = (0..5)
+            .map(|_| (0..ranks).map(|_| dice.below(4)).collect())
+            .collect();
+        Case {
+            ranks,
+            p2p_world_size: dice.pick(&[1, ranks]),
+            experts: 2 * ranks,
+            top_k: dice.pick(&[1, 2, 3]),
+            hidden: 8,
+            tokens,
+            warps: 4 + dice.below(5) as u32,
+            stall_one_in: dice.pick(&[4, 8]),
+            synchronize: false,
+            ..case
+        }
+    });
+}

@@ -1,0 +1,552 @@
+//! Rounds on simulated ranks: seeded cases, how they run, and what the oracle says of them.
+
+#![allow(dead_code)] // Each test program uses a part.
+
+use std::time::Duration;
+
+use ferry::simulator::{Lost, Options, SimulatorError};
+use ferry::*;
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference};
+
+pub const STREAM: Stream = Stream(0);
+/// What outputs hold before a round.
+pub const POISON: u8 = 0xcd;
+/// Half calls that a round is made of; a fused rank skips the second and the fourth.
+pub const PHASES: usize = 4;
+
+/// How the rows of a token come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Return {
+    /// Summed on the experts' ranks, then at the source.
+    Reduced,
+    /// Summed at the source.
+    Exact,
+    /// Not summed.
+    Apart,
+}
+
+impl Return {
+    pub const ALL: [Self; 3] = [Self::Reduced, Self::Exact, Self::Apart];
+
+    const fn mode(self) -> CombineMode {
+        match self {
+            Self::Reduced => CombineMode::Reduced,
+            Self::Exact | Self::Apart => CombineMode::Exact,
+        }
+    }
+
+    const fn reference(self) -> ferry_reference::CombineMode {
+        match self {
+            Self::Reduced => ferry_reference::CombineMode::Reduced,
+            Self::Exact => ferry_reference::CombineMode::Exact,
+            Self::Apart => ferry_reference::CombineMode::Unreduced,
+        }
+    }
+}
+
+/// Everything that decides a run. Its `Debug` text is what a failing test prints.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Of the scheduler and of the workloads.
+    pub seed: u64,
+    pub ranks: usize,
+    pub p2p_world_size: usize,
+    pub experts: usize,
+    pub top_k: usize,
+    pub hidden: usize,
+    /// `[round][rank]`.
+    pub tokens: Vec<Vec<usize>>,
+    pub routing: Routing,
+    pub how: Return,
+    /// Bit `r`: rank `r` makes the split calls.
+    pub split: u32,
+    pub warps: u32,
+    pub stall_one_in: u32,
+    /// Whether the host waits after every call; if not, all rounds are enqueued at once.
+    pub synchronize: bool,
+    /// Rows of the outputs that are not needed.
+    pub spare_rows: usize,
+    pub debug_checks: bool,
+    pub lost: Option<Lost>,
+    /// A rank that never launches anything.
+    pub absent: Option<usize>,
+}
+
+impl Case {
+    /// Two ranks of one node, a few tokens, one round.
+    pub fn small(seed: u64) -> Self {
+        Self {
+            seed,
+            ranks: 2,
+            p2p_world_size: 2,
+            experts: 4,
+            top_k: 2,
+            hidden: 16,
+            tokens: vec![vec![3, 2]],
+            routing: Routing::Uniform,
+            how: Return::Reduced,
+            split: 0,
+            warps: 4,
+            stall_one_in: 64,
+            synchronize: false,
+            spare_rows: 2,
+            debug_checks: false,
+            lost: None,
+            absent: None,
+        }
+    }
+
+    /// The inputs of a round.
+    pub fn problem(&self, round: usize) -> Problem {
+        generate(WorkloadSpec {
+            ranks: self.ranks,
+            experts: self.experts,
+            top_k: self.top_k,
+            hidden: self.hidden,
+            tokens: self.tokens[round].clone(),
+            routing: self.routing.clone(),
+            seed: self.seed.wrapping_mul(16).wrapping_add(round as u64),
+        })
+    }
+
+    /// The inputs of all rounds.
+    pub fn problems(&self) -> Vec<Problem> {
+        (0..self.tokens.len())
+            .map(|round| self.problem(round))
+            .collect()
+    }
+
+    fn config(&self) -> Config {
+        let most = self.tokens.iter().flatten().max().copied();
+        Config {
+            experts: self.experts,
+            top_k: self.top_k,
+            hidden: self.hidden,
+            max_tokens_per_rank: most.unwrap_or(0).max(1),
+            p2p_world_size: Some(self.p2p_world_size),
+            combine: self.how.mode(),
+            deadline: Duration::from_secs(3600),
+            debug_checks: self.debug_checks,
+            max_sms: None,
+        }
+    }
+
+    fn is_split(&self, rank: usize) -> bool {
+        self.split >> rank & 1 != 0
+    }
+}
+
+/// What a round must give, on every rank.
+struct Expected {
+    dispatched: Vec<ferry_reference::Dispatched>,
+    expert_rows: Vec<Vec<bf16>>,
+    combined: Vec<Vec<bf16>>,
+}
+
+impl Expected {
+    fn of(case: &Case, problem: &Problem, round: usize) -> Self {
+        let scale: Vec<f32> = (0..case.experts)
+            .map(|expert| 1.0 + (expert % 7) as f32 / 8.0 + round as f32)
+            .collect();
+        let dispatched = ferry_reference::dispatch(problem);
+        let expert_rows = apply_expert_scale(problem, &dispatched, &scale);
+        let combined = ferry_reference::combine(problem, &expert_rows, case.how.reference());
+        Self {
+            dispatched,
+            expert_rows,
+            combined,
+        }
+    }
+}
+
+/// A rank's tensors of one round.
+#[derive(Clone, Copy)]
+pub struct Tensors {
+    pub input: DispatchInput,
+    pub output: DispatchOutput,
+    pub expert_rows: CombineInput,
+    pub combined: CombineOutput,
+}
+
+pub fn upload<T: Copy, const B: usize>(
+    rank: &ExpertParallel,
+    values: &[T],
+    bytes: fn(T) -> [u8; B],
+) -> DevicePtr {
+    let data: Vec<u8> = values.iter().flat_map(|&value| bytes(value)).collect();
+    let at = rank.device().alloc(data.len().max(16) as u64).unwrap();
+    rank.device().upload(at, &data).unwrap();
+    at
+}
+
+fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
+    let bytes = bytes.max(16) as u64;
+    let at = rank.device().alloc(bytes).unwrap();
+    rank.device().fill(at, POISON, bytes).unwrap();
+    at
+}
+
+pub fn download<T, const B: usize>(
+    rank: &ExpertParallel,
+    at: DevicePtr,
+    count: usize,
+    value: fn([u8; B]) -> T,
+) -> Vec<T> {
+    let mut data = vec![0; count * B];
+    rank.device().download(at, &mut data).unwrap();
+    let (chunks, _) = data.as_chunks::<B>();
+    chunks.iter().map(|&chunk| value(chunk)).collect()
+}
+
+impl Tensors {
+    /// `rows` arrive; the experts' answers are there beforehand, so that nobody has to wait.
+    fn new(rank: &ExpertParallel, case: &Case, problem: &Problem, expected: &Expected) -> Self {
+        let r = rank.rank().0 as usize;
+        let (input, rows) = (&problem.inputs[r], expected.dispatched[r].src_info.len());
+        let (tokens, top_k, hidden) = (input.tokens, case.top_k, case.hidden);
+        let capacity = rows + case.spare_rows;
+        let local = case.experts / case.ranks;
+        let weights = upload(rank, &input.topk_weights, f32::to_le_bytes);
+        let weights = Tensor::contiguous(weights, [tokens, top_k]);
+        let mut answers = expected.expert_rows[r].clone();
+        answers.resize(capacity * hidden, bf16::NAN);
+        let answers = upload(rank, &answers, bf16::to_le_bytes);
+        let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
+        let combined = match case.how {
+            Return::Reduced | Return::Exact => CombineTensor::Summed(summed()),
+            Return::Apart => CombineTensor::Apart(Tensor::contiguous(
+                poisoned(rank, tokens * top_k * hidden * 2),
+                [tokens, top_k, hidden],
+            )),
+        };
+        Self {
+            input: DispatchInput {
+                x: Tensor::contiguous(upload(rank, &input.x, bf16::to_le_bytes), [tokens, hidden]),
+                topk_ids: Tensor::contiguous(
+                    upload(rank, &input.topk_ids, i32::to_le_bytes),
+                    [tokens, top_k],
+                ),
+                topk_weights: Some(weights),
+            },
+            output: DispatchOutput {
+                tokens: Tensor::contiguous(
+                    poisoned(rank, capacity * hidden * 2),
+                    [capacity, hidden],
+                ),
+                row_offsets: Tensor::contiguous(poisoned(rank, (local + 1) * 4), [local + 1]),
+                expert_ids: Tensor::contiguous(poisoned(rank, local * 4), [local]),
+                src_info: Tensor::contiguous(poisoned(rank, capacity * 8), [capacity, 2]),
+            },
+            expert_rows: CombineInput {
+                expert_rows: Tensor::contiguous(answers, [capacity, hidden]),
+                topk_weights: (case.how == Return::Exact).then_some(weights),
+            },
+            combined: CombineOutput { combined },
+        }
+    }
+}
+
+/// One half call of a round, or nothing where a fused rank has done both halves.
+fn enqueue(rank: &mut ExpertParallel, phase: usize, split: bool, t: &Tensors) -> Result<(), Error> {
+    match (phase, split) {
+        (0, false) => drop(rank.dispatch(STREAM, &t.input, &t.output)?),
+        (0, true) => drop(rank.dispatch_async(STREAM, &t.input)?),
+        (2, false) => {
+            let Unfinished::Combine(dispatched) = rank.unfinished() else {
+                panic!("no combine is due")
+            };
+            dispatched.combine(STREAM, &t.expert_rows, &t.combined)?;
+        }
+        (_, false) => {}
+        (_, true) => match rank.unfinished() {
+            Unfinished::DispatchWait(sent) => drop(sent.wait(STREAM, &t.output)?),
+            Unfinished::Combine(dispatched) => {
+                drop(dispatched.combine_async(STREAM, &t.expert_rows, &t.combined)?);
+            }
+            Unfinished::CombineWait(returned) => returned.wait(STREAM)?,
+            Unfinished::Nothing => panic!("no half call is due"),
+        },
+    }
+    Ok(())
+}
+
+/// How a rank came out of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Finished,
+    /// It gave up.
+    Fault(Fault),
+    /// It was lost.
+    Lost,
+}
+
+/// A run that is over; its outputs are still on the devices.
+pub struct Run {
+    pub case: Case,
+    pub ranks: Vec<ExpertParallel>,
+    /// `[round][rank]`.
+    pub tensors: Vec<Vec<Tensors>>,
+    pub outcomes: Vec<Outcome>,
+    /// Input faults, as they were found, with the rank whose check returned them.
+    pub input_faults: Vec<Fault>,
+    expected: Vec<Expected>,
+}
+
+impl Run {
+    /// Runs a case with the inputs of its workload.
+    pub fn of(case: &Case) -> Self {
+        Self::with(case, &case.problems(), |_, _| {})
+    }
+
+    /// Runs a case whose problems are `problems`, with tensors changed by `change` after they
+    /// were made: bad inputs, outputs that are too small.
+    pub fn with(
+        case: &Case,
+        problems: &[Problem],
+        change: impl Fn(&mut Vec<Vec<Tensors>>, &[ExpertParallel]),
+    ) -> Self {
+        let group = Group::simulated_with(Options {
+            warps: case.warps,
+            stall_one_in: case.stall_one_in,
+            lost: case.lost,
+            patience: Duration::ZERO,
+            ..Options::new(case.ranks as u32, case.seed)
+        })
+        .unwrap();
+        let plan = Plan::new(&group, case.config()).unwrap();
+        let ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let expected: Vec<_> = problems
+            .iter()
+            .enumerate()
+            .map(|(round, problem)| Expected::of(case, problem, round))
+            .collect();
+        let mut tensors: Vec<Vec<_>> = problems
+            .iter()
+            .zip(&expected)
+            .map(|(problem, expected)| {
+                ranks
+                    .iter()
+                    .map(|rank| Tensors::new(rank, case, problem, expected))
+                    .collect()
+            })
+            .collect();
+        change(&mut tensors, &ranks);
+        let mut run = Self {
+            case: case.clone(),
+            outcomes: vec![Outcome::Finished; ranks.len()],
+            ranks,
+            tensors,
+            input_faults: Vec::new(),
+            expected,
+        };
+        for round in 0..run.tensors.len() {
+            for phase in 0..PHASES {
+                run.enqueue(round, phase);
+                if case.synchronize {
+                    run.synchronize();
+                }
+            }
+        }
+        run.synchronize();
+        run
+    }
+
+    fn enqueue(&mut self, round: usize, phase: usize) {
+        for (r, rank) in self.ranks.iter_mut().enumerate() {
+            if self.outcomes[r] != Outcome::Finished || self.case.absent == Some(r) {
+                continue;
+            }
+            match enqueue(rank, phase, self.case.is_split(r), &self.tensors[round][r]) {
+                Ok(()) => {}
+                Err(Error::Poisoned(fault)) => self.outcomes[r] = Outcome::Fault(fault),
+                Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
+            }
+        }
+    }
+
+    fn synchronize(&mut self) {
+        for (r, rank) in self.ranks.iter().enumerate() {
+            if self.outcomes[r] != Outcome::Finished {
+                continue;
+            }
+            match rank.synchronize(STREAM) {
+                Ok(()) => {}
+                Err(Error::Fault(fault)) if fault.kind.is_input() => self.input_faults.push(fault),
+                Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
+                    self.outcomes[r] = Outcome::Fault(fault);
+                }
+                Err(Error::Simulator(SimulatorError::RankLost { .. })) => {
+                    self.outcomes[r] = Outcome::Lost;
+                }
+                Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
+            }
+        }
+    }
+
+    /// Rounds that a rank has dispatched, and rounds that it has combined, for certain.
+    fn progress(&self, rank: usize) -> (usize, usize) {
+        match &self.outcomes[rank] {
+            Outcome::Finished if self.case.absent == Some(rank) => (0, 0),
+            Outcome::Finished => (self.tensors.len(), self.tensors.len()),
+            Outcome::Lost => (0, 0),
+            Outcome::Fault(fault) => {
+                let round = fault.epoch as usize - 1;
+                let dispatched = match fault.kernel {
+                    Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait => round,
+                    Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait => round + 1,
+                };
+                (dispatched, round)
+            }
+        }
+    }
+
+    /// Compares all that is certain to be there with the oracle.
+    pub fn compare(&self) {
+        for r in 0..self.ranks.len() {
+            let (dispatched, combined) = self.progress(r);
+            for round in 0..dispatched {
+                self.compare_dispatch(round, r);
+            }
+            for round in 0..combined {
+                self.compare_combine(round, r);
+            }
+        }
+    }
+
+    /// As [`compare`](Self::compare), where nothing went wrong; and closes.
+    pub fn expect_success(self) {
+        for outcome in &self.outcomes {
+            assert_eq!(*outcome, Outcome::Finished, "{:?}", self.case);
+        }
+        assert_eq!(self.input_faults, [], "{:?}", self.case);
+        self.compare();
+        self.close();
+    }
+
+    /// Frees everything.
+    pub fn close(self) {
+        let Self { ranks, case, .. } = self;
+        for rank in ranks {
+            rank.close().unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        }
+    }
+
+    fn compare_dispatch(&self, round: usize, r: usize) {
+        let (case, rank) = (&self.case, &self.ranks[r]);
+        let expected = &self.expected[round].dispatched[r];
+        let output = &self.tensors[round][r].output;
+        let place = || format!("round {round}, rank {r} of {case:?}");
+        let (rows, hidden) = (expected.src_info.len(), case.hidden);
+        let count = expected.row_offsets.len();
+        let offsets = download(rank, output.row_offsets.at, count, u32::from_le_bytes);
+        assert_eq!(offsets, expected.row_offsets, "row_offsets: {}", place());
+        let count = expected.expert_ids.len();
+        let ids = download(rank, output.expert_ids.at, count, i32::from_le_bytes);
+        assert_eq!(ids, expected.expert_ids, "expert_ids: {}", place());
+
+        let capacity = output.src_info.dims[0];
+        let info = download(rank, output.src_info.at, 2 * capacity, i32::from_le_bytes);
+        let (info, spare_info) = info.split_at(2 * rows);
+        assert_eq!(
+            info,
+            expected.src_info.as_flattened(),
+            "src_info: {}",
+            place()
+        );
+        let tokens = download(
+            rank,
+            output.tokens.at,
+            capacity * hidden,
+            bf16::from_le_bytes,
+        );
+        let (tokens, spare) = tokens.split_at(rows * hidden);
+        if let Some(difference) = first_difference(&expected.tokens, tokens, hidden) {
+            panic!("tokens: {difference} {}", place());
+        }
+        let untouched = spare.iter().all(|value| value.to_le_bytes() == [POISON; 2])
+            && spare_info
+                .iter()
+                .all(|word| word.to_le_bytes() == [POISON; 4]);
+        assert!(untouched, "rows behind the last were written: {}", place());
+    }
+
+    fn compare_combine(&self, round: usize, r: usize) {
+        let (case, rank) = (&self.case, &self.ranks[r]);
+        let expected = &self.expected[round].combined[r];
+        let at = match self.tensors[round][r].combined.combined {
+            CombineTensor::Summed(tensor) => tensor.at,
+            CombineTensor::Apart(tensor) => tensor.at,
+        };
+        let combined = download(rank, at, expected.len(), bf16::from_le_bytes);
+        if let Some(difference) = first_difference(expected, &combined, case.hidden) {
+            panic!("combined: {difference} round {round}, rank {r} of {case:?}");
+        }
+    }
+}
+
+/// Draws the parameters of a case from its seed (splitmix64).
+pub struct Dice(u64);
+
+impl Dice {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub const fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len())]
+    }
+}
+
+/// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
+/// three rounds.
+pub fn any_case(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    let ranks = 2 + dice.below(7);
+    let nodes: Vec<usize> = [1, 2, ranks]
+        .into_iter()
+        .filter(|&size| ranks.is_multiple_of(size))
+        .collect();
+    let p2p_world_size = dice.pick(&nodes);
+    let experts = ranks * (1 + dice.below(4));
+    let top_k = (1 + dice.below(8)).min(experts);
+    let rounds = 2 + dice.below(2);
+    let most = 1 + dice.below(12);
+    let tokens = (0..rounds)
+        .map(|_| (0..ranks).map(|_| dice.below(most + 1)).collect())
+        .collect();
+    let routing = match dice.below(4) {
+        0 => Routing::Uniform,
+        1 => Routing::Zipf { exponent: 1.0 },
+        2 => Routing::Duplicates,
+        _ => Routing::Holes { probability: 0.4 },
+    };
+    Case {
+        seed,
+        ranks,
+        p2p_world_size,
+        experts,
+        top_k,
+        // Rows of more than 512 bytes travel in parts.
+        hidden: 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
+        tokens,
+        routing,
+        how: dice.pick(&Return::ALL),
+        split: dice.pick(&[0, u32::MAX, dice.0 as u32]),
+        warps: 1 + dice.below(8) as u32,
+        stall_one_in: dice.pick(&[0, 8, 64]),
+        synchronize: dice.below(4) == 0,
+        spare_rows: dice.below(3),
+        debug_checks: false,
+        lost: None,
+        absent: None,
+    }
+}
