@@ -112,7 +112,11 @@ impl StoreBuffer {
             shared.report(outside, &format!("rank {}", self.rank));
         }
         if write.is_signal {
-            shared.bump();
+            let value = write.bytes.iter().rev();
+            shared.signalled(
+                write.address,
+                value.fold(0, |value, &byte| value << 8 | u64::from(byte)),
+            );
         }
     }
 }
