@@ -171,6 +171,12 @@ impl Simulator {
         self.ask(|reply| Command::Alloc { rank, bytes, reply })
     }
 
+    /// Allocates `bytes` on every rank, at the same place in each rank's memory, as windows must
+    /// be. Each address can be freed by itself.
+    pub fn alloc_symmetric(&self, bytes: u64) -> Result<Vec<u64>, SimulatorError> {
+        self.ask(|reply| Command::AllocSymmetric { bytes, reply })
+    }
+
     /// Frees what [`alloc`](Self::alloc) gave.
     pub fn free(&self, address: u64) -> Result<(), SimulatorError> {
         self.ask(|reply| Command::Free { address, reply })

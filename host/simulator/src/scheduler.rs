@@ -32,6 +32,10 @@ pub enum Command {
         bytes: u64,
         reply: Reply<u64>,
     },
+    AllocSymmetric {
+        bytes: u64,
+        reply: Reply<Vec<u64>>,
+    },
     Free {
         address: u64,
         reply: Reply<()>,
@@ -231,6 +235,9 @@ impl World {
                     Err(SimulatorError::NoSuchRank { rank, ranks })
                 };
                 let _ = reply.send(answer);
+            }
+            Command::AllocSymmetric { bytes, reply } => {
+                let _ = reply.send(Ok(memory.borrow_mut().alloc_symmetric(bytes)));
             }
             Command::Free { address, reply } => {
                 let freed = memory.borrow_mut().free(address);
