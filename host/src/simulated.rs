@@ -61,9 +61,8 @@ impl Fabric for SimulatedFabric {
     }
 
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
-        (0..self.ranks)
-            .map(|rank| Ok(DevicePtr(self.simulator.alloc(rank, bytes)?)))
-            .collect()
+        let windows = self.simulator.alloc_symmetric(bytes)?;
+        Ok(windows.into_iter().map(DevicePtr).collect())
     }
 
     fn peer_windows(

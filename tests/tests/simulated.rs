@@ -97,27 +97,35 @@ fn many_experts() {
     });
 }
 
-/// Few tokens, many rounds enqueued at once, and warps that often stall: who can run ahead, does.
+/// Few warps, few tokens and many rounds enqueued at once: whoever can run ahead of a warp that
+/// stalls, does.
+fn stragglers(seed: u64) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let ranks = dice.pick(&[2, 3]);
+    let tokens = (0..8)
+        .map(|_| (0..ranks).map(|_| dice.pick(&[0, 1, 2, 40])).collect())
+        .collect();
+    Case {
+        ranks,
+        p2p_world_size: dice.pick(&[1, ranks]),
+        experts: ranks,
+        top_k: dice.pick(&[1, 2]),
+        tokens,
+        routing: Routing::Holes { probability: 0.5 },
+        warps: 2 + dice.below(3) as u32,
+        stall_one_in: dice.pick(&[4, 8, 16]),
+        synchronize: false,
+        ..case
+    }
+}
+
 #[test]
-fn stragglers_are_not_overtaken() {
-    all(3_000..3_400, |seed| {
-        let case = any_case(seed);
-        let mut dice = Dice::new(!seed);
-        let ranks = dice.pick(&[2, 3, 4]);
-        let tokens = (0..5)
-            .map(|_| (0..ranks).map(|_| dice.below(4)).collect())
-            .collect();
-        Case {
-            ranks,
-            p2p_world_size: dice.pick(&[1, ranks]),
-            experts: 2 * ranks,
-            top_k: dice.pick(&[1, 2, 3]),
-            hidden: 8,
-            tokens,
-            warps: 4 + dice.below(5) as u32,
-            stall_one_in: dice.pick(&[4, 8]),
-            synchronize: false,
-            ..case
-        }
-    });
+fn stragglers_are_not_overtaken_1() {
+    all(3_000..3_300, stragglers);
+}
+
+#[test]
+fn stragglers_are_not_overtaken_2() {
+    all(3_300..3_600, stragglers);
 }

@@ -11,8 +11,9 @@
 //! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
 //!
 //! Every access is checked against the live allocations, and writes into the window of a rank of
-//! another node are refused: a wild write is an error, not a corruption. Allocations start out
-//! filled with a pattern, not zeros.
+//! another node are refused: a wild write is an error, not a corruption. So is a signal that
+//! arrives when its round is over: it could pass for one of a later round, or undo it.
+//! Allocations start out filled with a pattern, not zeros.
 //!
 //! What it does not model: reads that see old values although their flag was acquired (the model
 //! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
@@ -111,6 +112,18 @@ pub enum SimulatorError {
         /// Whose window.
         peer: u32,
     },
+    /// A signal arrived at a rank that had finished its round without it.
+    #[error(
+        "simulator (seed {seed}): a signal of round {round} arrived at rank {rank}, which had finished it"
+    )]
+    LateSignal {
+        /// The run's seed.
+        seed: u64,
+        /// Where.
+        rank: u32,
+        /// Its round.
+        round: u64,
+    },
     /// The rank was lost.
     #[error("simulator (seed {seed}): rank {rank} was lost")]
     RankLost {
@@ -156,6 +169,12 @@ impl Simulator {
     /// Allocates `bytes` on `rank`, filled with a pattern.
     pub fn alloc(&self, rank: u32, bytes: u64) -> Result<u64, SimulatorError> {
         self.ask(|reply| Command::Alloc { rank, bytes, reply })
+    }
+
+    /// Allocates `bytes` on every rank, at the same place in each rank's memory, as windows must
+    /// be. Each address can be freed by itself.
+    pub fn alloc_symmetric(&self, bytes: u64) -> Result<Vec<u64>, SimulatorError> {
+        self.ask(|reply| Command::AllocSymmetric { bytes, reply })
     }
 
     /// Frees what [`alloc`](Self::alloc) gave.

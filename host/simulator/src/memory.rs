@@ -53,6 +53,17 @@ impl Memory {
         start
     }
 
+    /// Allocates `bytes` on every rank, at the same place in each rank's memory.
+    pub fn alloc_symmetric(&mut self, bytes: u64) -> Vec<u64> {
+        let next = self.ranks.iter().map(|memory| memory.next).max();
+        for memory in &mut self.ranks {
+            memory.next = next.unwrap_or(0);
+        }
+        (0..self.ranks.len() as u32)
+            .map(|rank| self.alloc(rank, bytes))
+            .collect()
+    }
+
     pub fn free(&mut self, address: u64) -> Result<(), Outside> {
         let outside = Outside {
             what: "free",

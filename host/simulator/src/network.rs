@@ -67,20 +67,24 @@ impl Network {
         self.flights.is_empty()
     }
 
-    /// Delivers something; true if it was a signal.
-    pub fn deliver(&mut self, memory: &mut Memory, rng: &mut ChaCha8Rng) -> Result<bool, Outside> {
+    /// Delivers something; if it was a signal, its address and value.
+    pub fn deliver(
+        &mut self,
+        memory: &mut Memory,
+        rng: &mut ChaCha8Rng,
+    ) -> Result<Option<(u64, u64)>, Outside> {
         let index = rng.random_range(0..self.flights.len());
         let flight = &mut self.flights[index];
         if flight.pieces.is_empty() {
             let Flight { signal, value, .. } = self.flights.swap_remove(index);
             memory.write(signal, &value.to_le_bytes())?;
-            return Ok(true);
+            return Ok(Some((signal, value)));
         }
         let piece = rng.random_range(0..flight.pieces.len());
         let Piece { from, to, bytes } = flight.pieces.swap_remove(piece);
         let data = memory.read(from, bytes)?.to_vec();
         memory.write(to, &data)?;
-        Ok(false)
+        Ok(None)
     }
 
     /// Forgets what a lost rank had under way.

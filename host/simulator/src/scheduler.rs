@@ -32,6 +32,10 @@ pub enum Command {
         bytes: u64,
         reply: Reply<u64>,
     },
+    AllocSymmetric {
+        bytes: u64,
+        reply: Reply<Vec<u64>>,
+    },
     Free {
         address: u64,
         reply: Reply<()>,
@@ -70,6 +74,17 @@ pub struct Shared {
     pub version: Cell<u64>,
     /// The first bad access, which ends the simulation.
     pub violation: RefCell<Option<SimulatorError>>,
+    /// The windows that launches have named so far.
+    pub windows: RefCell<Vec<KnownWindow>>,
+}
+
+/// A rank's window, and where it counts its rounds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KnownWindow {
+    rank: u32,
+    start: u64,
+    bytes: u64,
+    workspace: u64,
 }
 
 impl Shared {
@@ -92,6 +107,30 @@ impl Shared {
             },
         };
         self.violation.borrow_mut().get_or_insert(error);
+    }
+
+    /// A signal has arrived: its round must not be over there. Whoever waits for what a round
+    /// sends misses nothing, so nothing comes afterwards.
+    pub fn signalled(&self, address: u64, value: u64) {
+        self.bump();
+        let windows = self.windows.borrow();
+        let Some(window) = windows
+            .iter()
+            .find(|window| (window.start..window.start + window.bytes).contains(&address))
+        else {
+            return;
+        };
+        let finished = window.workspace + Counter::Finished.bytes();
+        let Ok(finished) = self.memory.borrow().read_u64(finished) else {
+            return;
+        };
+        // A word with a value carries its round in the upper half.
+        let round = if value >> 32 == 0 { value } else { value >> 32 };
+        if round <= finished {
+            let (seed, rank) = (self.seed, window.rank);
+            let error = SimulatorError::LateSignal { seed, rank, round };
+            self.violation.borrow_mut().get_or_insert(error);
+        }
     }
 
     pub fn bump(&self) {
@@ -136,6 +175,7 @@ impl World {
             clock: Cell::new(0),
             version: Cell::new(1),
             violation: RefCell::default(),
+            windows: RefCell::default(),
         };
         Self {
             shared: Rc::new(shared),
@@ -195,6 +235,9 @@ impl World {
                     Err(SimulatorError::NoSuchRank { rank, ranks })
                 };
                 let _ = reply.send(answer);
+            }
+            Command::AllocSymmetric { bytes, reply } => {
+                let _ = reply.send(Ok(memory.borrow_mut().alloc_symmetric(bytes)));
             }
             Command::Free { address, reply } => {
                 let freed = memory.borrow_mut().free(address);
@@ -346,8 +389,8 @@ impl World {
             &mut shared.rng.borrow_mut(),
         );
         match delivered {
-            Ok(true) => shared.bump(),
-            Ok(false) => {}
+            Ok(Some((address, value))) => shared.signalled(address, value),
+            Ok(None) => {}
             Err(outside) => shared.report(outside, "a put"),
         }
     }
@@ -390,6 +433,19 @@ impl World {
             Args::Combine(args) => args.common,
         };
         let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
+        let own = common.peers + 8 * u64::from(rank);
+        if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
+            let known = KnownWindow {
+                rank,
+                start,
+                bytes: common.window.bytes,
+                workspace: common.workspace,
+            };
+            // Memory that was freed may have become another window.
+            let mut windows = self.shared.windows.borrow_mut();
+            windows.retain(|window| window.start != start);
+            windows.push(known);
+        }
         for number in 0..self.options.warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
             let idle_at = Rc::new(Cell::new(None));

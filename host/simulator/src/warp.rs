@@ -112,7 +112,11 @@ impl StoreBuffer {
             shared.report(outside, &format!("rank {}", self.rank));
         }
         if write.is_signal {
-            shared.bump();
+            let value = write.bytes.iter().rev();
+            shared.signalled(
+                write.address,
+                value.fold(0, |value, &byte| value << 8 | u64::from(byte)),
+            );
         }
     }
 }
@@ -230,10 +234,10 @@ impl Warp<'_> {
         self.window(rank)
     }
 
-    /// The same place in the window of a rank of another node. NVSHMEM finds it from the
-    /// symmetric address; here the peer's own table has it.
+    /// The same place in the window of a rank of another node, found from the symmetric address
+    /// as NVSHMEM does.
     fn far_address(&self, rank: Rank, offset: u64) -> u64 {
-        // All ranks allocate alike, so a window's place in its rank's memory is the same.
+        // Windows are allocated symmetrically: at the same place in each rank's memory.
         let own = self.window(self.common.rank());
         let stride = 1 << 40;
         own - stride * u64::from(self.common.rank) + stride * u64::from(rank.0) + offset
