@@ -5,6 +5,7 @@ mod support;
 
 use std::ops::Range;
 
+use ferry::TokenFormat;
 use ferry_reference::workload::Routing;
 use support::*;
 
@@ -46,6 +47,7 @@ fn four_ranks(seed: u64, tokens: [usize; 4]) -> Case {
         experts: dice.pick(&[16, 32, 64]),
         top_k: dice.pick(&[1, 8, 16]),
         hidden: dice.pick(&[16, 32, 64]),
+        format: TokenFormat::Bf16,
         tokens: vec![tokens.to_vec(), other.to_vec()],
         ..any_case(seed)
     }

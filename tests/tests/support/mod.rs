@@ -7,7 +7,7 @@ use std::time::Duration;
 use ferry::simulator::{Lost, Options, SimulatorError};
 use ferry::*;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
-use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference};
+use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference, fp8};
 
 pub const STREAM: Stream = Stream(0);
 /// What outputs hold before a round.
@@ -58,6 +58,7 @@ pub struct Case {
     /// `[round][rank]`.
     pub tokens: Vec<Vec<usize>>,
     pub routing: Routing,
+    pub format: TokenFormat,
     pub how: Return,
     /// Bit `r`: rank `r` makes the split calls.
     pub split: u32,
@@ -85,6 +86,7 @@ impl Case {
             hidden: 16,
             tokens: vec![vec![3, 2]],
             routing: Routing::Uniform,
+            format: TokenFormat::Bf16,
             how: Return::Reduced,
             split: 0,
             warps: 4,
@@ -125,6 +127,7 @@ impl Case {
             hidden: self.hidden,
             max_tokens_per_rank: most.unwrap_or(0).max(1),
             p2p_world_size: Some(self.p2p_world_size),
+            format: self.format,
             combine: self.how.mode(),
             deadline: Duration::from_secs(3600),
             debug_checks: self.debug_checks,
@@ -139,7 +142,10 @@ impl Case {
 
 /// What a round must give, on every rank.
 struct Expected {
+    /// Rows without padding.
     dispatched: Vec<ferry_reference::Dispatched>,
+    /// First row of each expert in the outputs, with padding.
+    offsets: Vec<Vec<u32>>,
     expert_rows: Vec<Vec<bf16>>,
     combined: Vec<Vec<bf16>>,
 }
@@ -152,11 +158,34 @@ impl Expected {
         let dispatched = ferry_reference::dispatch(problem);
         let expert_rows = apply_expert_scale(problem, &dispatched, &scale);
         let combined = ferry_reference::combine(problem, &expert_rows, case.how.reference());
+        let alignment = match case.format {
+            TokenFormat::Bf16 => 1,
+            TokenFormat::BlockwiseFp8 => 4,
+        };
+        let offsets = dispatched
+            .iter()
+            .map(|rank| fp8::padded_offsets(&rank.row_offsets, alignment))
+            .collect();
         Self {
             dispatched,
+            offsets,
             expert_rows,
             combined,
         }
+    }
+}
+
+impl Expected {
+    /// Rows of a rank's outputs that are in use, padding included.
+    fn rows(&self, rank: usize) -> usize {
+        self.offsets[rank].last().copied().unwrap_or(0) as usize
+    }
+
+    /// The row of a rank's outputs in which its `row`-th received row stands.
+    fn position(&self, rank: usize, row: usize) -> usize {
+        let starts = &self.dispatched[rank].row_offsets;
+        let expert = starts.partition_point(|&start| start as usize <= row) - 1;
+        self.offsets[rank][expert] as usize + row - starts[expert] as usize
     }
 }
 
@@ -203,14 +232,17 @@ impl Tensors {
     /// `rows` arrive; the experts' answers are there beforehand, so that nobody has to wait.
     fn new(rank: &ExpertParallel, case: &Case, problem: &Problem, expected: &Expected) -> Self {
         let r = rank.rank().0 as usize;
-        let (input, rows) = (&problem.inputs[r], expected.dispatched[r].src_info.len());
+        let (input, rows) = (&problem.inputs[r], expected.rows(r));
         let (tokens, top_k, hidden) = (input.tokens, case.top_k, case.hidden);
         let capacity = rows + case.spare_rows;
         let local = case.experts / case.ranks;
         let weights = upload(rank, &input.topk_weights, f32::to_le_bytes);
         let weights = Tensor::contiguous(weights, [tokens, top_k]);
-        let mut answers = expected.expert_rows[r].clone();
-        answers.resize(capacity * hidden, bf16::NAN);
+        let mut answers = vec![bf16::NAN; capacity * hidden];
+        for (row, answer) in expected.expert_rows[r].chunks(hidden).enumerate() {
+            let start = expected.position(r, row) * hidden;
+            answers[start..start + hidden].copy_from_slice(answer);
+        }
         let answers = upload(rank, &answers, bf16::to_le_bytes);
         let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
         let combined = match case.how {
@@ -234,6 +266,10 @@ impl Tensors {
                     poisoned(rank, capacity * hidden * 2),
                     [capacity, hidden],
                 ),
+                scales: (case.format == TokenFormat::BlockwiseFp8).then(|| {
+                    let groups = hidden / fp8::GROUP;
+                    Tensor::contiguous(poisoned(rank, groups * capacity * 4), [groups, capacity])
+                }),
                 row_offsets: Tensor::contiguous(poisoned(rank, (local + 1) * 4), [local + 1]),
                 expert_ids: Tensor::contiguous(poisoned(rank, local * 4), [local]),
                 src_info: Tensor::contiguous(poisoned(rank, capacity * 8), [capacity, 2]),
@@ -439,41 +475,78 @@ impl Run {
 
     fn compare_dispatch(&self, round: usize, r: usize) {
         let (case, rank) = (&self.case, &self.ranks[r]);
-        let expected = &self.expected[round].dispatched[r];
+        let all = &self.expected[round];
+        let expected = &all.dispatched[r];
         let output = &self.tensors[round][r].output;
         let place = || format!("round {round}, rank {r} of {case:?}");
-        let (rows, hidden) = (expected.src_info.len(), case.hidden);
         let count = expected.row_offsets.len();
         let offsets = download(rank, output.row_offsets.at, count, u32::from_le_bytes);
-        assert_eq!(offsets, expected.row_offsets, "row_offsets: {}", place());
+        assert_eq!(offsets, all.offsets[r], "row_offsets: {}", place());
         let count = expected.expert_ids.len();
         let ids = download(rank, output.expert_ids.at, count, i32::from_le_bytes);
         assert_eq!(ids, expected.expert_ids, "expert_ids: {}", place());
 
         let capacity = output.src_info.dims[0];
         let info = download(rank, output.src_info.at, 2 * capacity, i32::from_le_bytes);
-        let (info, spare_info) = info.split_at(2 * rows);
-        assert_eq!(
-            info,
-            expected.src_info.as_flattened(),
-            "src_info: {}",
-            place()
-        );
+        let row_bytes = match case.format {
+            TokenFormat::Bf16 => 2 * case.hidden,
+            TokenFormat::BlockwiseFp8 => case.hidden,
+        };
         let tokens = download(
             rank,
             output.tokens.at,
-            capacity * hidden,
-            bf16::from_le_bytes,
+            capacity * row_bytes,
+            u8::from_le_bytes,
         );
-        let (tokens, spare) = tokens.split_at(rows * hidden);
-        if let Some(difference) = first_difference(&expected.tokens, tokens, hidden) {
-            panic!("tokens: {difference} {}", place());
+        let scales = output
+            .scales
+            .map(|scales| download(rank, scales.at, scales.elements(), f32::from_le_bytes));
+        let poison = i32::from_le_bytes([POISON; 4]);
+        let mut used = vec![false; capacity];
+        for (row, wanted) in expected.tokens.chunks(case.hidden).enumerate() {
+            let at = all.position(r, row);
+            used[at] = true;
+            assert_eq!(
+                info[2 * at..][..2],
+                expected.src_info[row],
+                "src_info {row}: {}",
+                place()
+            );
+            let given = &tokens[at * row_bytes..][..row_bytes];
+            let Some(scales) = &scales else {
+                let given: Vec<bf16> = given
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|&b| bf16::from_le_bytes(b))
+                    .collect();
+                if let Some(difference) = first_difference(wanted, &given, case.hidden) {
+                    panic!("tokens, row {row}: {difference} {}", place());
+                }
+                continue;
+            };
+            let (codes, wanted_scales) = fp8::blockwise(wanted);
+            assert_eq!(given, codes, "tokens, row {row}: {}", place());
+            let scales: Vec<f32> = scales.iter().skip(at).step_by(capacity).copied().collect();
+            assert_eq!(scales, wanted_scales, "scales of row {row}: {}", place());
         }
-        let untouched = spare.iter().all(|value| value.to_le_bytes() == [POISON; 2])
-            && spare_info
+        for at in (0..capacity).filter(|&at| !used[at]) {
+            let untouched = tokens[at * row_bytes..][..row_bytes]
                 .iter()
-                .all(|word| word.to_le_bytes() == [POISON; 4]);
-        assert!(untouched, "rows behind the last were written: {}", place());
+                .all(|&b| b == POISON)
+                && info[2 * at..][..2] == [poison; 2]
+                && scales
+                    .iter()
+                    .flatten()
+                    .skip(at)
+                    .step_by(capacity)
+                    .all(|scale| scale.to_bits() == poison as u32);
+            assert!(
+                untouched,
+                "row {at} holds no token and was written: {}",
+                place()
+            );
+        }
     }
 
     fn compare_combine(&self, round: usize, r: usize) {
@@ -534,6 +607,10 @@ pub fn any_case(seed: u64) -> Case {
         2 => Routing::Duplicates,
         _ => Routing::Holes { probability: 0.4 },
     };
+    let format = match dice.below(4) {
+        0 => TokenFormat::BlockwiseFp8,
+        _ => TokenFormat::Bf16,
+    };
     Case {
         seed,
         ranks,
@@ -541,7 +618,11 @@ pub fn any_case(seed: u64) -> Case {
         experts,
         top_k,
         // Rows of more than 512 bytes travel in parts.
-        hidden: 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
+        hidden: match format {
+            TokenFormat::Bf16 => 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
+            TokenFormat::BlockwiseFp8 => 128 * dice.pick(&[1, 2, 3, 5, 9]),
+        },
+        format,
         tokens,
         routing,
         how: dice.pick(&Return::ALL),
