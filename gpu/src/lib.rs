@@ -14,6 +14,8 @@ pub mod device;
 #[cfg(target_arch = "nvptx64")]
 pub mod entry;
 #[cfg(target_arch = "nvptx64")]
+pub mod probe;
+#[cfg(target_arch = "nvptx64")]
 pub mod ptx;
 #[cfg(target_arch = "nvptx64")]
 pub mod shmem;

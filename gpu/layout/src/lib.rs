@@ -11,6 +11,7 @@ mod float;
 pub mod fp8;
 mod header;
 mod kernel;
+mod probe;
 mod shape;
 mod tag;
 mod window;
@@ -21,6 +22,7 @@ pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use header::Header;
 pub use kernel::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
+pub use probe::ProbeArgs;
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape, TokenFormat,
 };

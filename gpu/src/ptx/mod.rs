@@ -6,6 +6,8 @@
 //! them as convergent and keeps them out of diverged code, which it does not promise for
 //! assembly.
 
+#[cfg(target_feature = "sm_90")]
+pub mod bulk;
 pub mod memory;
 pub mod number;
 pub mod thread;

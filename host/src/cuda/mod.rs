@@ -25,6 +25,7 @@ mod graph;
 mod local;
 mod module;
 mod page;
+pub mod probe;
 mod sys;
 
 pub use device::CudaDevice;

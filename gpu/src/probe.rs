@@ -1,0 +1,244 @@
+//! Kernels that measure the machine: what a copy over the wire, a signal and a launch cost
+//! without a protocol. The benchmark sets Ferry's times beside them.
+//!
+//! Every wait ends at a deadline, and says so in [`ProbeArgs::EXPIRED`].
+
+use ferry_layout::ProbeArgs;
+
+use crate::ptx::memory::{self, Vector};
+use crate::ptx::thread;
+
+/// Lanes of a warp.
+const LANES: u32 = 32;
+/// Bytes that a warp moves with one instruction.
+const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
+/// Vectors that a lane has in flight.
+const DEPTH: usize = 8;
+/// Polls between two looks at the clock.
+const POLLS: u32 = 64;
+
+/// A kernel's arguments and when it began.
+struct Probe<'a> {
+    args: &'a ProbeArgs,
+    started_ns: u64,
+}
+
+/// A piece of a row on its way.
+struct Piece {
+    from: u64,
+    to: u64,
+    bytes: u32,
+}
+
+impl<'a> Probe<'a> {
+    fn start(args: &'a ProbeArgs) -> Self {
+        Self {
+            args,
+            started_ns: thread::global_timer_ns(),
+        }
+    }
+
+    /// A rank's probe memory.
+    #[inline(always)]
+    fn memory(&self, rank: u32) -> u64 {
+        // SAFETY: the table has an entry for every rank and stays as it is.
+        unsafe { memory::load_constant_u64(self.args.peers + 8 * rank as u64) }
+    }
+
+    #[inline(always)]
+    fn own(&self) -> u64 {
+        self.memory(self.args.rank)
+    }
+
+    /// Polls `done` until it holds; `false` when the deadline has come first.
+    #[inline(always)]
+    fn wait(&self, done: impl Fn() -> bool) -> bool {
+        let mut polls = 0;
+        while !done() {
+            polls += 1;
+            if polls % POLLS == 0
+                && thread::global_timer_ns() - self.started_ns > self.args.deadline_ns
+            {
+                // SAFETY: the word lies in the own probe memory.
+                unsafe { memory::store_relaxed_sys(self.own() + ProbeArgs::EXPIRED, 1) };
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Waits until the word at `address` has come to `value`.
+    #[inline(always)]
+    fn wait_for(&self, address: u64, value: u64) -> bool {
+        // SAFETY: the callers name words of the own probe memory, or the gate.
+        self.wait(|| unsafe { memory::load_acquire_sys(address) } >= value)
+    }
+
+    /// Number of pieces to copy.
+    #[inline(always)]
+    fn pieces(&self) -> u32 {
+        self.args.rows * self.args.peer_count * self.args.parts
+    }
+
+    /// A piece: neighbours go to different peers.
+    #[inline(always)]
+    fn piece(&self, index: u32) -> Piece {
+        let args = self.args;
+        let (part, row) = (
+            index / args.peer_count % args.parts,
+            index / args.peer_count / args.parts,
+        );
+        let to = (args.rank + args.first_peer + index % args.peer_count) % args.ranks;
+        let start = (part * args.piece_bytes()).min(args.row_bytes);
+        let bytes = args.piece_bytes().min(args.row_bytes - start);
+        let place = (args.rank * args.rows + row) as u64;
+        let row_bytes = args.row_bytes as u64;
+        Piece {
+            from: args.source + row as u64 * row_bytes + start as u64,
+            to: self.memory(to) + args.offset + place * row_bytes + start as u64,
+            bytes,
+        }
+    }
+}
+
+/// Does nothing: what a launch costs.
+///
+/// # Safety
+/// None is needed.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_empty(_args: ProbeArgs) {}
+
+/// Waits for the gate, then for all ranks, so that what follows in every rank's stream starts at
+/// the same time. One warp.
+///
+/// # Safety
+/// The host built `args` for this rank, and launches it on every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_barrier(args: ProbeArgs) {
+    let probe = Probe::start(&args);
+    let (lane, own) = (thread::lane(), probe.own());
+    if args.gate != 0 {
+        probe.wait_for(args.gate, args.gate_value);
+    }
+    // SAFETY: the word lies in the own probe memory.
+    let epoch = unsafe { memory::load_relaxed_sys(own + ProbeArgs::COUNT) } + 1;
+    thread::converge();
+    if lane == 0 {
+        // SAFETY: as above; the next launch in the stream sees it.
+        unsafe { memory::store_relaxed_sys(own + ProbeArgs::COUNT, epoch) };
+    }
+    let mut peer = lane;
+    while peer < args.ranks {
+        let arrival = probe.memory(peer) + ProbeArgs::arrival(args.rank);
+        // SAFETY: the word lies in the peer's probe memory.
+        unsafe { memory::store_relaxed_sys(arrival, epoch) };
+        peer += LANES;
+    }
+    let mut peer = lane;
+    while peer < args.ranks {
+        probe.wait_for(own + ProbeArgs::arrival(peer), epoch);
+        peer += LANES;
+    }
+}
+
+/// Copies every row to every peer with stores. Any number of warps.
+///
+/// # Safety
+/// The host built `args` for this rank; source and targets hold the rows.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_copy(args: ProbeArgs) {
+    let probe = Probe::start(&args);
+    let warps = thread::threads() / LANES * thread::blocks();
+    let mut index = thread::thread() / LANES * thread::blocks() + thread::block();
+    while index < probe.pieces() {
+        let Piece { from, to, bytes } = probe.piece(index);
+        let mut start = thread::lane() * size_of::<Vector>() as u32;
+        while start < bytes {
+            let at = |i: usize| start + i as u32 * WARP_BYTES;
+            // SAFETY: active only inside the piece, which lies in its row; nobody writes it.
+            let strip: [Vector; DEPTH] = core::array::from_fn(|i| unsafe {
+                memory::load_constant_vector(from + at(i) as u64, at(i) < bytes)
+            });
+            for (i, &vector) in strip.iter().enumerate() {
+                // SAFETY: active only inside the piece; nobody else writes it.
+                unsafe { memory::store_vector(to + at(i) as u64, vector, at(i) < bytes) };
+            }
+            start += DEPTH as u32 * WARP_BYTES;
+        }
+        index += warps;
+    }
+}
+
+/// Copies every row to every peer with bulk copies. Any number of blocks; one thread works.
+///
+/// # Safety
+/// As [`ferry_probe_copy`]; a piece has at most [`ProbeArgs::BULK_BYTES`].
+#[cfg(target_feature = "sm_90")]
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_bulk_copy(args: ProbeArgs) {
+    use crate::ptx::bulk::{STAGES, Stages, wait_all_but_last_read, wait_all_stored};
+    const _: () = assert!(crate::ptx::bulk::STAGE_BYTES == ProbeArgs::BULK_BYTES);
+    if thread::thread() != 0 {
+        return;
+    }
+    let probe = Probe::start(&args);
+    let (pieces, step) = (probe.pieces(), thread::blocks());
+    let stages = Stages::set_up();
+    let load = |turn: u32| {
+        let index = thread::block() + turn * step;
+        if index < pieces {
+            let Piece { from, bytes, .. } = probe.piece(index);
+            // SAFETY: the piece lies in its row and fits; the stage's last store has read it.
+            unsafe { stages.load(turn % STAGES, from, bytes) };
+        }
+    };
+    (0..STAGES - 1).for_each(load);
+    let (mut turn, mut index) = (0, thread::block());
+    while index < pieces {
+        let stage = turn % STAGES;
+        if !probe.wait(|| stages.has_landed(stage, turn / STAGES)) {
+            return;
+        }
+        let Piece { to, bytes, .. } = probe.piece(index);
+        // SAFETY: it has landed; the target has the row, and nobody else writes it.
+        unsafe { stages.store(stage, to, bytes) };
+        wait_all_but_last_read();
+        load(turn + STAGES - 1);
+        turn += 1;
+        index += step;
+    }
+    wait_all_stored();
+}
+
+/// Ranks 0 and 1 send a word back and forth, `repeats` times: release, then acquire. One warp.
+///
+/// # Safety
+/// The host built `args` for this rank, and launches it on ranks 0 and 1.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_ping(args: ProbeArgs) {
+    if thread::thread() != 0 {
+        return;
+    }
+    let probe = Probe::start(&args);
+    let (own, peer) = (probe.own(), probe.memory(1 - args.rank));
+    // SAFETY: the word lies in the own probe memory.
+    let before = unsafe { memory::load_relaxed_sys(own + ProbeArgs::PINGS) };
+    let send = |value| {
+        memory::fence_acq_rel_sys();
+        // SAFETY: the word lies in the peer's probe memory.
+        unsafe { memory::store_relaxed_sys(peer + ProbeArgs::PING, value) };
+    };
+    for value in before + 1..=before + args.repeats as u64 {
+        if args.rank == 0 {
+            send(value);
+        }
+        if !probe.wait_for(own + ProbeArgs::PING, value) {
+            return;
+        }
+        if args.rank == 1 {
+            send(value);
+        }
+    }
+    // SAFETY: as above; the next launch in the stream sees it.
+    unsafe { memory::store_relaxed_sys(own + ProbeArgs::PINGS, before + args.repeats as u64) };
+}

@@ -1,0 +1,227 @@
+//! Kernels that measure the machine, for the benchmark: see [`Probes`].
+
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use ferry_layout::ProbeArgs;
+
+use super::CudaDevice;
+use super::device::{Core, raw};
+use super::error::{check, check_about, error};
+use super::sys::{self, CUfunction, CUmodule};
+use crate::{DevicePtr, Error, Stream};
+
+/// A kernel that measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Does nothing.
+    Empty,
+    /// Waits for the gate, then for all ranks. One block of 32 threads.
+    Barrier,
+    /// Copies rows to peers with stores.
+    Copy,
+    /// Copies rows to peers with bulk copies through shared memory. Blocks of 32 threads. Only
+    /// on devices of compute capability 9.0 and 10.0.
+    BulkCopy,
+    /// A word goes back and forth between ranks 0 and 1. One block of 32 threads.
+    Ping,
+}
+
+impl Probe {
+    const ALL: [Self; 5] = [
+        Self::Empty,
+        Self::Barrier,
+        Self::Copy,
+        Self::BulkCopy,
+        Self::Ping,
+    ];
+
+    /// Its entry in the PTX module.
+    const fn entry(self) -> &'static str {
+        match self {
+            Self::Empty => "ferry_probe_empty",
+            Self::Barrier => "ferry_probe_barrier",
+            Self::Copy => "ferry_probe_copy",
+            Self::BulkCopy => "ferry_probe_bulk_copy",
+            Self::Ping => "ferry_probe_ping",
+        }
+    }
+}
+
+/// The probes of a device.
+pub struct Probes {
+    core: Arc<Core>,
+    functions: [CUfunction; Probe::ALL.len()],
+}
+
+// SAFETY: the driver's function handles may be used from any thread.
+unsafe impl Send for Probes {}
+// SAFETY: as above; nothing here changes.
+unsafe impl Sync for Probes {}
+
+impl Probes {
+    /// Looks the probes up in the module of the device's kernels. Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn new(device: &CudaDevice) -> Result<Self, Error> {
+        let _current = device.enter()?;
+        let mut functions = [ptr::null_mut(); Probe::ALL.len()];
+        for probe in Probe::ALL {
+            match function(device.module().cast(), probe.entry()) {
+                Ok(function) => functions[probe as usize] = function,
+                Err(_) if probe == Probe::BulkCopy => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let core = device.core().clone();
+        Ok(Self { core, functions })
+    }
+
+    /// Whether the device has the probe.
+    pub const fn has(&self, probe: Probe) -> bool {
+        !self.functions[probe as usize].is_null()
+    }
+
+    /// Enqueues a probe with `blocks` blocks of `threads` threads. Does not synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], also for a probe that the device does not have.
+    ///
+    /// # Safety
+    /// The addresses in `args` are live allocations of the sizes that its fields imply, mapped
+    /// on this device, until `stream` has passed the kernel.
+    pub unsafe fn launch(
+        &self,
+        stream: Stream,
+        probe: Probe,
+        (blocks, threads): (u32, u32),
+        args: &ProbeArgs,
+    ) -> Result<(), Error> {
+        if !self.has(probe) {
+            let detail = format!("this device has no {}", probe.entry());
+            return Err(error("cuLaunchKernel", sys::INVALID_VALUE, detail));
+        }
+        let _current = self.core.context.enter()?;
+        let parameter: *const c_void = ptr::from_ref(args).cast();
+        // SAFETY: the kernel takes one `ProbeArgs`, which the driver copies before it returns;
+        // what it holds is the caller's promise.
+        let code = unsafe {
+            sys::cuLaunchKernel(
+                self.functions[probe as usize],
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                raw(stream),
+                [parameter.cast_mut()].as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check_about("cuLaunchKernel", code, || probe.entry().to_owned())
+    }
+
+    /// Enqueues writing `bytes` zeros at `at`: enough of them push everything else out of the
+    /// cache. Does not synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn clear(&self, stream: Stream, at: DevicePtr, bytes: u64) -> Result<(), Error> {
+        let _current = self.core.context.enter()?;
+        // SAFETY: the driver refuses a range that is not in an allocation.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(at.0, 0, bytes as usize, raw(stream))
+        })
+    }
+}
+
+/// Looks a probe up. Asking for its occupancy loads it, so that no launch has to while other
+/// kernels wait for it.
+fn function(module: CUmodule, entry: &'static str) -> Result<CUfunction, Error> {
+    let name = CString::new(entry).unwrap_or_default();
+    let mut function = ptr::null_mut();
+    // SAFETY: the module is loaded in the current context, and `name` ends with a zero byte.
+    let code = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
+    check_about("cuModuleGetFunction", code, || entry.to_owned())?;
+    let mut blocks: c_int = 0;
+    // SAFETY: the function was found in a module of the current context; `blocks` is live.
+    check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
+        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, 32, 0)
+    })?;
+    Ok(function)
+}
+
+/// A word in host memory that the kernels of all devices can wait for:
+/// [`ProbeArgs::gate`].
+pub struct Gate {
+    core: Arc<Core>,
+    word: NonNull<AtomicU64>,
+    address: DevicePtr,
+}
+
+// SAFETY: the word is atomic, and pinned memory belongs to no thread.
+unsafe impl Send for Gate {}
+// SAFETY: as above.
+unsafe impl Sync for Gate {}
+
+impl Gate {
+    /// Allocates it, at 0. Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn new(device: &CudaDevice) -> Result<Self, Error> {
+        let _current = device.enter()?;
+        let mut memory = ptr::null_mut();
+        let flags: c_uint = sys::MEMHOSTALLOC_PORTABLE | sys::MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: `memory` is a live pointer to write to, and a context is current.
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&mut memory, size_of::<AtomicU64>(), flags)
+        })?;
+        let word = NonNull::new(memory.cast::<AtomicU64>()).ok_or_else(|| {
+            let detail = "no memory was given".to_owned();
+            error("cuMemHostAlloc", sys::INVALID_VALUE, detail)
+        })?;
+        // SAFETY: the driver gave the memory, aligned to a page, and nobody else knows it yet.
+        unsafe { word.write(AtomicU64::new(0)) };
+        let mut gate = Self {
+            core: device.core().clone(),
+            word,
+            address: DevicePtr::NULL,
+        };
+        // SAFETY: the memory was allocated for devices to address; `address` is live.
+        check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut gate.address.0, memory, 0)
+        })?;
+        Ok(gate)
+    }
+
+    /// Where kernels find it.
+    pub const fn address(&self) -> DevicePtr {
+        self.address
+    }
+
+    /// Lets everybody on who waits for `value` or less.
+    pub fn open(&self, value: u64) {
+        // SAFETY: the memory is there until `self` is dropped, and is accessed as one word.
+        unsafe { self.word.as_ref() }.store(value, Ordering::Release);
+    }
+}
+
+impl Drop for Gate {
+    /// No kernel may wait for it any more.
+    fn drop(&mut self) {
+        let Ok(_current) = self.core.context.enter() else {
+            return;
+        };
+        // SAFETY: `new` got the memory from the driver, and nobody frees it but this.
+        let freed = unsafe { sys::cuMemFreeHost(self.word.as_ptr().cast()) };
+        if let Err(error) = check("cuMemFreeHost", freed) {
+            tracing::warn!(%error, "cannot free a gate");
+        }
+    }
+}
