@@ -9,6 +9,7 @@ use ferry_ptx_builder::Variant;
 
 #[cfg(feature = "bindgen")]
 mod bindgen;
+mod bench;
 mod build_ptx;
 mod cuda_stub;
 mod demo;
@@ -60,6 +61,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure dispatch and combine on this machine's GPUs (`cargo xtask bench --help` lists all)
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Arguments of `ferry-tests bench`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Print a folder for CUDA_LIBRARY_PATH, to build with GPU support where there is no driver
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
@@ -104,6 +112,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Bindgen { check } => generate_bindings(places, check)?,
         Task::Tidy => tidy::run(&places.root)?,
         Task::Demo { arguments } => demo::run(places, &arguments)?,
+        Task::Bench { arguments } => bench::run(places, &arguments)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
         }

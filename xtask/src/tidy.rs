@@ -60,11 +60,12 @@ const LIBRARIES: [&str; 4] = [
     "nvshmem-sys/src/",
 ];
 
-const TOP_LEVEL: [&str; 16] = [
+const TOP_LEVEL: [&str; 17] = [
     ".cargo",
     ".ci",
     ".gitignore",
     "ARCHITECTURE.md",
+    "BENCHMARKS.md",
     "CHANGELOG.md",
     "Cargo.lock",
     "Cargo.toml",

@@ -1,0 +1,180 @@
+//! What the machine can do, measured in the same run.
+
+use anyhow::Result;
+use ferry::cuda::probe::{Probe, ProbeArgs};
+
+use super::record::{CopyLimit, Limits};
+use super::rig::{Gpu, Repeats, Rig, Stage};
+use super::traffic::touch_probability;
+
+/// Threads of a block of the copy with stores; two blocks fit on a multiprocessor.
+const COPY_THREADS: u32 = 512;
+/// Most parts of a row.
+const MAX_PARTS: u32 = 8;
+/// Bytes of the copy in device memory: several times the L2 cache.
+const HBM_BYTES: u64 = 256 << 20;
+/// Round trips in a launch.
+const PINGS: u32 = 1000;
+/// Empty kernels in a row.
+const LAUNCHES: u32 = 100;
+const REPEATS: Repeats = Repeats {
+    warmup: 3,
+    iterations: 20,
+    flush: false,
+};
+
+/// The sizes to measure copies for.
+pub struct CopySizes<'a> {
+    /// Tokens a rank.
+    pub tokens: &'a [usize],
+    /// Bytes of rows.
+    pub row_bytes: &'a [u32],
+    /// Of the group.
+    pub experts: usize,
+    /// Of a token.
+    pub top_k: usize,
+    /// Most multiprocessors.
+    pub max_sms: Option<u32>,
+}
+
+impl CopySizes<'_> {
+    /// Rows that uniform routing sends from a rank to another.
+    fn rows(&self, ranks: usize, tokens: usize) -> u32 {
+        (tokens as f64 * touch_probability(ranks, self.experts, self.top_k))
+            .round()
+            .max(1.0) as u32
+    }
+
+    /// Bytes of probe memory that all copies need.
+    pub fn memory(&self, ranks: usize) -> u64 {
+        let tokens = self.tokens.iter().max().copied().unwrap_or(0);
+        let row_bytes = self.row_bytes.iter().max().copied().unwrap_or(0);
+        let rows = u64::from(self.rows(ranks, tokens));
+        (ranks as u64 * rows * u64::from(row_bytes)).max(HBM_BYTES)
+    }
+}
+
+/// Measures everything.
+pub fn measure(rig: &Rig, sizes: &CopySizes) -> Result<Limits> {
+    let mut limits = Limits {
+        launch_us: launches(rig)?,
+        hbm_gb_per_s: device_memory(rig)?,
+        ..Limits::default()
+    };
+    if rig.ranks() < 2 {
+        return Ok(limits);
+    }
+    limits.round_trip_us = round_trip(rig)?;
+    for &tokens in sizes.tokens {
+        for &row_bytes in sizes.row_bytes {
+            limits
+                .copies
+                .push(all_to_all(rig, sizes, tokens, row_bytes)?);
+        }
+    }
+    let speeds = limits
+        .copies
+        .iter()
+        .map(|copy| copy.bytes as f64 / copy.best_us() / 1e3);
+    limits.wire_gb_per_s = speeds.fold(0.0, f64::max);
+    Ok(limits)
+}
+
+/// Median GPU time of the slowest rank. `args` are a rank's, `None` where it has nothing to do.
+fn time(
+    rig: &Rig,
+    (probe, times): (Probe, u32),
+    grid: (u32, u32),
+    args: impl Fn(&Gpu) -> Option<ProbeArgs>,
+) -> Result<f64> {
+    let each = rig.gpus.iter().map(|gpu| {
+        let args = args(gpu);
+        move |_stage: usize, _iteration: u32| {
+            if let Some(args) = &args {
+                for _ in 0..times {
+                    // SAFETY: the rig's memory has room for what the callers below copy.
+                    unsafe { gpu.probes.launch(gpu.stream, probe, grid, args) }?;
+                }
+            }
+            Ok(())
+        }
+    });
+    Ok(rig.time(REPEATS, &[Stage::Aligned], each.collect())?[0]
+        .gpu_us
+        .median)
+}
+
+fn launches(rig: &Rig) -> Result<f64> {
+    let grid = (rig.gpus[0].device.multiprocessors(), COPY_THREADS);
+    let us = time(rig, (Probe::Empty, LAUNCHES), grid, |gpu| {
+        Some(rig.probe_args(gpu))
+    })?;
+    Ok(us / f64::from(LAUNCHES))
+}
+
+fn round_trip(rig: &Rig) -> Result<f64> {
+    let args = |gpu: &Gpu| ProbeArgs {
+        repeats: PINGS,
+        ..rig.probe_args(gpu)
+    };
+    let us = time(rig, (Probe::Ping, 1), (1, 32), |gpu| {
+        (gpu.rank < 2).then(|| args(gpu))
+    })?;
+    Ok(us / f64::from(PINGS))
+}
+
+fn device_memory(rig: &Rig) -> Result<f64> {
+    const ROW_BYTES: u32 = 16 << 10;
+    let grid = (2 * rig.gpus[0].device.multiprocessors(), COPY_THREADS);
+    let args = |gpu: &Gpu| ProbeArgs {
+        // A group of its own.
+        peers: rig.peers_from(gpu),
+        rank: 0,
+        ranks: 1,
+        first_peer: 0,
+        peer_count: 1,
+        row_bytes: ROW_BYTES,
+        rows: (HBM_BYTES / u64::from(ROW_BYTES)) as u32,
+        ..rig.probe_args(gpu)
+    };
+    let us = time(rig, (Probe::Copy, 1), grid, |gpu| Some(args(gpu)))?;
+    Ok(2.0 * HBM_BYTES as f64 / us / 1e3)
+}
+
+fn all_to_all(rig: &Rig, sizes: &CopySizes, tokens: usize, row_bytes: u32) -> Result<CopyLimit> {
+    let sms = rig.gpus[0].device.multiprocessors();
+    let sms = sizes.max_sms.map_or(sms, |most| most.clamp(1, sms));
+    let peers = rig.ranks() as u32 - 1;
+    let rows = sizes.rows(rig.ranks(), tokens);
+    let spread =
+        |workers: u32| (workers / (rows * peers)).clamp(1, MAX_PARTS.min(row_bytes / 512).max(1));
+    let args = |gpu: &Gpu, parts| ProbeArgs {
+        row_bytes,
+        rows,
+        parts,
+        ..rig.probe_args(gpu)
+    };
+
+    let blocks = 2 * sms;
+    let parts = spread(blocks * COPY_THREADS / 32);
+    let stores_us = time(rig, (Probe::Copy, 1), (blocks, COPY_THREADS), |gpu| {
+        Some(args(gpu, parts))
+    })?;
+    let mut bulk_us = 0.0;
+    if rig.gpus.iter().all(|gpu| gpu.probes.has(Probe::BulkCopy)) {
+        // Four blocks fill a multiprocessor's shared memory.
+        let blocks = 4 * sms;
+        let parts = spread(blocks).max(row_bytes.div_ceil(ProbeArgs::BULK_BYTES - 16));
+        bulk_us = time(rig, (Probe::BulkCopy, 1), (blocks, 32), |gpu| {
+            Some(args(gpu, parts))
+        })?;
+    }
+    let bytes = u64::from(rows * peers) * u64::from(row_bytes);
+    Ok(CopyLimit {
+        tokens,
+        row_bytes,
+        bytes,
+        stores_us,
+        bulk_us,
+    })
+}

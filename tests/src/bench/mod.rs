@@ -1,0 +1,48 @@
+//! The benchmark: what dispatch and combine cost on GPUs, beside what the machine can do.
+//!
+//! Per number of tokens it measures GPU time of each call ([`round`]), the period of pairs in a
+//! CUDA graph, and host time of each call; then checks the results ([`verify`]). In the same run
+//! it measures copies over the wire, signals and launches ([`limits`]) and NCCL ([`nccl`]).
+
+pub mod meeting;
+pub mod options;
+pub mod plot;
+pub mod predict;
+pub mod record;
+pub mod statistics;
+pub mod traffic;
+
+#[cfg(feature = "cuda")]
+mod inputs;
+#[cfg(feature = "cuda")]
+mod limits;
+#[cfg(feature = "cuda")]
+mod nccl;
+#[cfg(feature = "cuda")]
+mod rig;
+#[cfg(feature = "cuda")]
+mod round;
+#[cfg(feature = "cuda")]
+mod run;
+#[cfg(feature = "cuda")]
+mod verify;
+
+pub use options::BenchArgs;
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// No GPUs, a wrong result, or what the library reports.
+#[cfg(feature = "cuda")]
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    run::run(&args.clone().resolved())
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Always: there is no GPU.
+#[cfg(not(feature = "cuda"))]
+pub fn run(_args: &BenchArgs) -> anyhow::Result<()> {
+    anyhow::bail!("the benchmark needs GPUs, and this program was built without the feature `cuda`")
+}

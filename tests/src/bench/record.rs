@@ -1,0 +1,191 @@
+//! What was measured: JSON lines and tables.
+
+use serde::Serialize;
+
+use super::statistics::Summary;
+
+/// What the machine can do.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Limits {
+    /// Most bytes a second of an all-to-all copy, a GPU and direction, in GB/s.
+    pub wire_gb_per_s: f64,
+    /// Device memory, read and write counted, in GB/s.
+    pub hbm_gb_per_s: f64,
+    /// A signal there and back.
+    pub round_trip_us: f64,
+    /// Period of empty kernels.
+    pub launch_us: f64,
+    /// Copies of as many rows as dispatch and combine send.
+    pub copies: Vec<CopyLimit>,
+}
+
+/// An all-to-all copy.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CopyLimit {
+    /// As many rows as uniform routing sends for these tokens.
+    pub tokens: usize,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Bytes that a GPU sends.
+    pub bytes: u64,
+    /// With stores.
+    pub stores_us: f64,
+    /// With bulk copies; 0 where there are none.
+    pub bulk_us: f64,
+}
+
+impl CopyLimit {
+    /// The faster one.
+    pub fn best_us(&self) -> f64 {
+        if self.bulk_us > 0.0 {
+            self.bulk_us.min(self.stores_us)
+        } else {
+            self.stores_us
+        }
+    }
+}
+
+impl Limits {
+    /// The copy of rows of `row_bytes` for `tokens`.
+    pub fn copy(&self, tokens: usize, row_bytes: u32) -> Option<&CopyLimit> {
+        self.copies
+            .iter()
+            .find(|copy| copy.tokens == tokens && copy.row_bytes == row_bytes)
+    }
+}
+
+/// Dispatch or combine. Times in microseconds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Phase {
+    /// GPU time, slowest rank.
+    pub gpu_us: Summary,
+    /// Host time of the call.
+    pub host_us: Summary,
+    /// GPU time of the halves: sending, waiting.
+    pub halves_us: Option<[f64; 2]>,
+    /// Payload that the busiest rank sends or receives.
+    pub payload_bytes: u64,
+    /// The same with headers and scales.
+    pub wire_bytes: u64,
+    /// `wire_bytes` over the median.
+    pub gb_per_s: f64,
+    /// `wire_bytes` at the wire's limit.
+    pub floor_us: Option<f64>,
+    /// A copy of as many rows.
+    pub copy_us: Option<f64>,
+    /// NCCL's all-gather or reduce-scatter of the same tokens.
+    pub nccl_us: Option<f64>,
+}
+
+impl Phase {
+    /// How many times the floor.
+    pub fn times_floor(&self) -> Option<f64> {
+        self.floor_us
+            .filter(|&floor| floor > 0.0)
+            .map(|floor| self.gpu_us.median / floor)
+    }
+
+    /// How many times NCCL's time.
+    pub fn times_nccl(&self) -> Option<f64> {
+        self.nccl_us
+            .filter(|&nccl| nccl > 0.0)
+            .map(|nccl| self.gpu_us.median / nccl)
+    }
+}
+
+/// A line of the results.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Record {
+    /// Ranks.
+    pub ranks: usize,
+    /// Tokens a rank.
+    pub tokens: usize,
+    /// Elements of a token.
+    pub hidden: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Experts of all ranks.
+    pub experts: usize,
+    /// "uniform" or "zipf".
+    pub routing: &'static str,
+    /// "bf16" or "fp8".
+    pub format: &'static str,
+    /// "reduced" or "exact".
+    pub mode: &'static str,
+    /// Whether the L2 cache was flushed before each call.
+    pub l2_flushed: bool,
+    /// Most multiprocessors.
+    pub max_sms: Option<u32>,
+    /// Dispatch.
+    pub dispatch: Phase,
+    /// Combine.
+    pub combine: Phase,
+    /// Period of pairs in a graph; the cache is not flushed there.
+    pub pair_us: Option<f64>,
+    /// How the results were compared with the oracle.
+    pub verified: &'static str,
+}
+
+/// The head of a table.
+pub const HEAD: &str = "\
+         |  dispatch, µs                                        |  combine, µs                                         |  pair | host, µs
+tokens L2 | median    p99   GB/s  floor (x)     copy   NCCL (x)  | median    p99   GB/s  floor (x)     copy   NCCL (x)  |    µs | disp comb";
+
+impl Record {
+    /// A line of the table.
+    pub fn row(&self) -> String {
+        let l2 = if self.l2_flushed { "cold" } else { "warm" };
+        format!(
+            "{:>5} {l2} | {} | {} | {:>5} | {:>4.1} {:>4.1}",
+            self.tokens,
+            cells(&self.dispatch),
+            cells(&self.combine),
+            number(self.pair_us),
+            self.dispatch.host_us.median,
+            self.combine.host_us.median,
+        )
+    }
+
+    /// The title of its table.
+    pub fn title(&self) -> String {
+        let sms = self
+            .max_sms
+            .map_or("all SMs".to_owned(), |sms| format!("{sms} SMs"));
+        let Self {
+            format,
+            mode,
+            ranks,
+            hidden,
+            top_k,
+            experts,
+            routing,
+            ..
+        } = self;
+        format!(
+            "{format} dispatch, {mode} combine: {ranks} GPUs, hidden {hidden}, top-{top_k} of \
+             {experts}, {routing} routing, {sms}"
+        )
+    }
+}
+
+fn cells(phase: &Phase) -> String {
+    format!(
+        "{:>6.1} {:>6.1} {:>6.1} {:>6} {:<6} {:>6} {:>6} {:<6}",
+        phase.gpu_us.median,
+        phase.gpu_us.p99,
+        phase.gb_per_s,
+        number(phase.floor_us),
+        ratio(phase.times_floor()),
+        number(phase.copy_us),
+        number(phase.nccl_us),
+        ratio(phase.times_nccl()),
+    )
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.1}"))
+}
+
+fn ratio(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| format!("({value:.2})"))
+}

@@ -1,0 +1,335 @@
+//! The GPUs under measurement, and timed calls on all of them at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use ferry::cuda::probe::{Gate, Probe, ProbeArgs, Probes};
+use ferry::cuda::{CudaDevice, CudaEvent};
+use ferry::{Device, DevicePtr, Group, Rank, Stream};
+
+use super::meeting::Meeting;
+use super::statistics::Summary;
+
+/// What is written to push everything else out of the L2 cache: several times its size.
+const FLUSH_BYTES: u64 = 256 << 20;
+/// Longest wait of a probe.
+const DEADLINE_NS: u64 = 2_000_000_000;
+
+/// A GPU with what it is measured with.
+pub struct Gpu {
+    /// Its rank.
+    pub rank: usize,
+    /// The device.
+    pub device: Arc<CudaDevice>,
+    /// Its probes.
+    pub probes: Probes,
+    /// Where everything timed is enqueued.
+    pub stream: Stream,
+    /// Probe memory: words, then room for rows.
+    pub memory: DevicePtr,
+    /// Every rank's probe memory.
+    peers: DevicePtr,
+    /// Written to flush.
+    flushed: DevicePtr,
+    /// What copies read: random bytes, since zeros can be faster than data.
+    source: DevicePtr,
+}
+
+/// All GPUs of a run.
+pub struct Rig {
+    /// They as a group.
+    pub group: Group,
+    /// By rank.
+    pub gpus: Vec<Gpu>,
+    gate: Gate,
+    /// Timed iterations so far.
+    serial: AtomicU64,
+}
+
+/// How often to call, and what to do before.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeats {
+    /// Calls that do not count.
+    pub warmup: u32,
+    /// Calls that do.
+    pub iterations: u32,
+    /// Whether the L2 cache is flushed before each aligned stage.
+    pub flush: bool,
+}
+
+/// One stage of an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// All ranks start together.
+    Aligned,
+    /// Follows the one before it at once.
+    Following,
+}
+
+/// What a stage took, in microseconds.
+#[derive(Clone, Debug, Default)]
+pub struct Timed {
+    /// GPU time between events, the slowest rank of each iteration.
+    pub gpu_us: Summary,
+    /// Host time of the call, of any rank.
+    pub host_us: Summary,
+}
+
+/// A rank's samples: by stage, then iteration.
+type Samples = Vec<Vec<(f64, f64)>>;
+
+impl Rig {
+    /// Opens `ranks` GPUs, with room for copies of `copy_bytes` on each.
+    pub fn new(ranks: usize, copy_bytes: u64) -> Result<Self> {
+        let group = Group::local(&(0..ranks).collect::<Vec<_>>())?;
+        let mut gpus = Vec::new();
+        for rank in 0..ranks {
+            let device = group.cuda(Rank(rank as u32)).context("not a CUDA device")?;
+            let memory = device.alloc(ProbeArgs::WORDS_BYTES + copy_bytes)?;
+            device.fill(memory, 0, ProbeArgs::WORDS_BYTES)?;
+            gpus.push(Gpu {
+                rank,
+                probes: Probes::new(&device)?,
+                stream: device.stream()?,
+                memory,
+                peers: device.alloc(8 * ranks as u64)?,
+                flushed: device.alloc(FLUSH_BYTES)?,
+                source: random_bytes(&device, copy_bytes)?,
+                device,
+            });
+        }
+        let peers: Vec<u8> = gpus
+            .iter()
+            .flat_map(|gpu| gpu.memory.0.to_le_bytes())
+            .collect();
+        for gpu in &gpus {
+            gpu.device.upload(gpu.peers, &peers)?;
+            // The first call loads a kernel, which must not happen while others wait.
+            gpu.probes.clear(gpu.stream, gpu.flushed, FLUSH_BYTES)?;
+            gpu.device.synchronize(gpu.stream)?;
+        }
+        let gate = Gate::new(&gpus[0].device)?;
+        Ok(Self {
+            group,
+            gpus,
+            gate,
+            serial: AtomicU64::new(0),
+        })
+    }
+
+    /// Every rank's probe memory, as the ranks address it, from this rank's entry on.
+    pub const fn peers_from(&self, gpu: &Gpu) -> u64 {
+        gpu.peers.0 + 8 * gpu.rank as u64
+    }
+
+    /// For people: "4 GPUs: NVIDIA H200 (cuda:0), ..".
+    pub fn title(&self) -> String {
+        let names: Vec<String> = self.gpus.iter().map(|gpu| gpu.device.name()).collect();
+        format!("{} GPUs: {}", names.len(), names.join(", "))
+    }
+
+    /// Ranks.
+    pub const fn ranks(&self) -> usize {
+        self.gpus.len()
+    }
+
+    /// A rank's probe arguments: it sends no rows.
+    pub fn probe_args(&self, gpu: &Gpu) -> ProbeArgs {
+        ProbeArgs {
+            peers: gpu.peers.0,
+            source: gpu.source.0,
+            offset: ProbeArgs::WORDS_BYTES,
+            gate: 0,
+            gate_value: 0,
+            deadline_ns: DEADLINE_NS,
+            row_bytes: 16,
+            rows: 0,
+            parts: 1,
+            rank: gpu.rank as u32,
+            ranks: self.ranks() as u32,
+            first_peer: 1,
+            peer_count: (self.ranks() - 1).max(1) as u32,
+            repeats: 0,
+        }
+    }
+
+    /// Calls every rank's function for every stage of every iteration, each rank on a thread of
+    /// its own. `call(stage, iteration)` enqueues on the rank's stream. Everything of an
+    /// iteration is enqueued on all ranks before any of it starts.
+    pub fn time<C>(&self, repeats: Repeats, stages: &[Stage], calls: Vec<C>) -> Result<Vec<Timed>>
+    where
+        C: FnMut(usize, u32) -> Result<()> + Send,
+    {
+        let meeting = Meeting::new(calls.len());
+        let base = self.serial.load(Ordering::Relaxed);
+        let results: Vec<Result<Samples>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .gpus
+                .iter()
+                .zip(calls)
+                .map(|(gpu, call)| {
+                    let timer = Timer {
+                        rig: self,
+                        gpu,
+                        meeting: &meeting,
+                        repeats,
+                        stages,
+                        base,
+                    };
+                    scope.spawn(move || timer.run(call).inspect_err(|_| timer.meeting.fail()))
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic while timing"))
+                .collect()
+        });
+        let all = u64::from(repeats.warmup + repeats.iterations);
+        self.serial.fetch_add(all, Ordering::Relaxed);
+        self.gate.open(base + all);
+        let samples = first_cause(results)?;
+        self.require_aligned()?;
+        Ok((0..stages.len())
+            .map(|stage| summary(&samples, stage))
+            .collect())
+    }
+
+    /// Fails if a probe gave up waiting.
+    fn require_aligned(&self) -> Result<()> {
+        for gpu in &self.gpus {
+            gpu.device.synchronize(gpu.stream)?;
+            let mut word = [0; 8];
+            gpu.device
+                .download(gpu.memory.plus(ProbeArgs::EXPIRED), &mut word)?;
+            if word != [0; 8] {
+                bail!(
+                    "a probe of rank {} gave up waiting: the ranks did not start together",
+                    gpu.rank
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// New device memory with random bytes.
+fn random_bytes(device: &CudaDevice, bytes: u64) -> Result<DevicePtr> {
+    const BLOCK: u64 = 16 << 20;
+    let at = device.alloc(bytes)?;
+    // Xorshift, 64 bits (Marsaglia 2003).
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    });
+    let block: Vec<u64> = words.take(BLOCK as usize / 8).collect();
+    let block: &[u8] = bytemuck::cast_slice(&block);
+    for start in (0..bytes).step_by(BLOCK as usize) {
+        let count = BLOCK.min(bytes - start) as usize;
+        device.upload(at.plus(start), &block[..count])?;
+    }
+    Ok(at)
+}
+
+/// The results, or the error that is not a mere consequence of another.
+fn first_cause(results: Vec<Result<Samples>>) -> Result<Vec<Samples>> {
+    let (good, mut bad): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    bad.sort_by_key(|error| {
+        error
+            .as_ref()
+            .is_err_and(|error| error.to_string() == "another rank failed")
+    });
+    match bad.into_iter().next() {
+        Some(error) => error.map(|_| Vec::new()),
+        None => good.into_iter().collect(),
+    }
+}
+
+fn summary(samples: &[Samples], stage: usize) -> Timed {
+    let iterations = samples[0][stage].len();
+    let slowest = |iteration: usize| {
+        samples
+            .iter()
+            .map(|rank| rank[stage][iteration].0)
+            .fold(0.0, f64::max)
+    };
+    let host = samples
+        .iter()
+        .flat_map(|rank| rank[stage].iter().map(|&(_, host)| host));
+    Timed {
+        gpu_us: Summary::of((0..iterations).map(slowest).collect()),
+        host_us: Summary::of(host.collect()),
+    }
+}
+
+/// A rank's side of [`Rig::time`].
+#[derive(Clone, Copy)]
+struct Timer<'a> {
+    rig: &'a Rig,
+    gpu: &'a Gpu,
+    meeting: &'a Meeting,
+    repeats: Repeats,
+    stages: &'a [Stage],
+    base: u64,
+}
+
+impl Timer<'_> {
+    fn run(&self, mut call: impl FnMut(usize, u32) -> Result<()>) -> Result<Samples> {
+        let device = &self.gpu.device;
+        let event = || device.event();
+        let events = self.stages.iter().map(|_| Ok((event()?, event()?)));
+        let events: Vec<(CudaEvent, CudaEvent)> = events.collect::<Result<_>>()?;
+        let mut samples = vec![Vec::new(); self.stages.len()];
+        for iteration in 0..self.repeats.warmup + self.repeats.iterations {
+            let serial = self.base + u64::from(iteration) + 1;
+            let mut host = Vec::new();
+            for (stage, (start, end)) in events.iter().enumerate() {
+                self.prepare(self.stages[stage], serial)?;
+                start.record(self.gpu.stream)?;
+                let before = Instant::now();
+                call(stage, iteration)?;
+                host.push(before.elapsed().as_secs_f64() * 1e6);
+                end.record(self.gpu.stream)?;
+            }
+            self.meeting.wait()?;
+            if self.gpu.rank == 0 {
+                self.rig.gate.open(serial);
+            }
+            for (stage, (start, end)) in events.iter().enumerate() {
+                let gpu = f64::from(end.elapsed_ms_since(start)?) * 1e3;
+                if iteration >= self.repeats.warmup {
+                    samples[stage].push((gpu, host[stage]));
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Flushes, and lets the ranks wait for each other; the first one waits for the gate.
+    fn prepare(&self, stage: Stage, serial: u64) -> Result<()> {
+        if stage == Stage::Following {
+            return Ok(());
+        }
+        let Gpu {
+            probes,
+            stream,
+            flushed,
+            rank,
+            ..
+        } = self.gpu;
+        if self.repeats.flush {
+            probes.clear(*stream, *flushed, FLUSH_BYTES)?;
+        }
+        let mut args = self.rig.probe_args(self.gpu);
+        if *rank == 0 {
+            (args.gate, args.gate_value) = (self.rig.gate.address().0, serial);
+        }
+        // SAFETY: the rig owns the memory that the arguments name, on devices that map each other.
+        unsafe { probes.launch(*stream, Probe::Barrier, (1, 32), &args) }?;
+        Ok(())
+    }
+}

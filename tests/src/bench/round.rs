@@ -1,0 +1,225 @@
+//! Times dispatch and combine.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use ferry::cuda::CudaGraph;
+use ferry::{Config, Error, ExpertParallel, Plan, Stream, Unfinished};
+
+use super::inputs::{Inputs, Outputs, SETS};
+use super::rig::{Repeats, Rig, Stage, Timed};
+use super::traffic::Traffic;
+
+/// Pairs of dispatch and combine in a graph.
+const PAIRS: usize = 20;
+/// Replays of a graph that count.
+const REPLAYS: u32 = 10;
+/// Longest wait of a kernel.
+pub const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Communicators of all ranks for one number of tokens, with their tensors.
+pub struct Bench<'a> {
+    rig: &'a Rig,
+    inputs: &'a Inputs,
+    /// What was measured.
+    pub plan: Plan,
+    ranks: Vec<RankBench<'a>>,
+}
+
+/// A rank's end.
+struct RankBench<'a> {
+    ep: ExpertParallel,
+    inputs: &'a Inputs,
+    outputs: Outputs,
+    stream: Stream,
+    tokens: usize,
+}
+
+/// A call, or a half of one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Dispatch,
+    Combine,
+    DispatchAsync,
+    CombineAsync,
+    Wait,
+}
+
+impl RankBench<'_> {
+    /// Enqueues a call with a set of inputs.
+    fn enqueue(&mut self, call: Call, set: usize) -> Result<(), Error> {
+        let (stream, mode) = (self.stream, self.ep.plan().config().combine);
+        let input = self
+            .inputs
+            .dispatch(set, self.ep.rank().0 as usize, self.tokens);
+        let output = &self.outputs.dispatch;
+        if call == Call::Dispatch {
+            return self.ep.dispatch(stream, &input, output).map(drop);
+        }
+        if call == Call::DispatchAsync {
+            return self.ep.dispatch_async(stream, &input).map(drop);
+        }
+        let (rows, combined) = self.outputs.combine(&input, mode);
+        match self.ep.unfinished() {
+            Unfinished::DispatchWait(sent) => sent.wait(stream, output).map(drop),
+            Unfinished::CombineWait(returned) => returned.wait(stream),
+            Unfinished::Combine(dispatched) if call == Call::Combine => {
+                dispatched.combine(stream, &rows, &combined)
+            }
+            Unfinished::Combine(dispatched) => {
+                dispatched.combine_async(stream, &rows, &combined).map(drop)
+            }
+            Unfinished::Nothing => Err(Error::DispatchNotWaited),
+        }
+    }
+
+    /// A graph of pairs, each with other inputs than the one before; the last has the first set.
+    fn capture(&mut self, rig: &Rig) -> Result<CudaGraph> {
+        let device = rig.gpus[self.ep.rank().0 as usize].device.clone();
+        let graph = device.capture(self.stream, || {
+            (0..PAIRS).rev().try_for_each(|pair| {
+                self.enqueue(Call::Dispatch, pair % SETS)?;
+                self.enqueue(Call::Combine, pair % SETS)
+            })
+        });
+        Ok(graph?)
+    }
+}
+
+impl<'a> Bench<'a> {
+    /// Makes communicators and outputs.
+    pub fn new(rig: &'a Rig, inputs: &'a Inputs, config: Config) -> Result<Self> {
+        let (format, tokens) = (config.format, config.max_tokens_per_rank);
+        let plan = Plan::new(&rig.group, config)?;
+        let capacity = inputs.capacity(tokens, format);
+        let mut ranks = Vec::new();
+        for (ep, gpu) in ExpertParallel::new(&rig.group, &plan)?
+            .into_iter()
+            .zip(&rig.gpus)
+        {
+            let outputs = Outputs::new(&gpu.device, &plan, tokens, capacity)?;
+            outputs.poison(0)?;
+            ranks.push(RankBench {
+                ep,
+                inputs,
+                outputs,
+                stream: gpu.stream,
+                tokens,
+            });
+        }
+        Ok(Self {
+            rig,
+            inputs,
+            plan,
+            ranks,
+        })
+    }
+
+    /// What crosses the wire, of the first set.
+    pub fn traffic(&self) -> Traffic {
+        let tokens = self.ranks[0].tokens;
+        Traffic::of(&self.inputs.problems[0], self.plan.shape(), tokens)
+    }
+
+    /// Each rank's outputs.
+    pub fn outputs(&self) -> impl Iterator<Item = &Outputs> {
+        self.ranks.iter().map(|rank| &rank.outputs)
+    }
+
+    fn time(&mut self, repeats: Repeats, calls: &[Call]) -> Result<Vec<Timed>> {
+        let stages: Vec<Stage> = calls
+            .iter()
+            .map(|&call| {
+                if call == Call::Wait {
+                    Stage::Following
+                } else {
+                    Stage::Aligned
+                }
+            })
+            .collect();
+        let each = self.ranks.iter_mut().map(|rank| {
+            move |stage: usize, iteration: u32| {
+                Ok(rank.enqueue(calls[stage], iteration as usize % SETS)?)
+            }
+        });
+        let each: Vec<_> = each.collect();
+        let timed = self.rig.time(repeats, &stages, each)?;
+        self.check()?;
+        Ok(timed)
+    }
+
+    /// Dispatch and combine.
+    pub fn fused(&mut self, repeats: Repeats) -> Result<[Timed; 2]> {
+        let mut timed = self
+            .time(repeats, &[Call::Dispatch, Call::Combine])?
+            .into_iter();
+        Ok([(); 2].map(|()| timed.next().unwrap_or_default()))
+    }
+
+    /// Their halves: sending and waiting of dispatch, then of combine.
+    pub fn halves(&mut self, repeats: Repeats) -> Result<[Timed; 4]> {
+        let calls = [
+            Call::DispatchAsync,
+            Call::Wait,
+            Call::CombineAsync,
+            Call::Wait,
+        ];
+        let mut timed = self.time(repeats, &calls)?.into_iter();
+        Ok([(); 4].map(|()| timed.next().unwrap_or_default()))
+    }
+
+    /// The period of pairs, in microseconds, replayed as a graph back to back.
+    pub fn pair_us(&mut self) -> Result<f64> {
+        let graphs = self
+            .ranks
+            .iter_mut()
+            .map(|rank| Ok((rank.capture(self.rig)?, rank.stream)));
+        let mut graphs: Vec<(CudaGraph, Stream)> = graphs.collect::<Result<_>>()?;
+        // The first launch of a graph does more than the later ones.
+        for (graph, stream) in &mut graphs {
+            graph.launch(*stream)?;
+        }
+        self.check()?;
+        let each = graphs.iter_mut().map(|(graph, stream)| {
+            move |_stage: usize, _iteration: u32| Ok(graph.launch(*stream)?)
+        });
+        let repeats = Repeats {
+            warmup: 2,
+            iterations: REPLAYS,
+            flush: false,
+        };
+        let timed = self.rig.time(repeats, &[Stage::Aligned], each.collect())?;
+        self.check()?;
+        Ok(timed[0].gpu_us.median / PAIRS as f64)
+    }
+
+    /// One round of the first set, untimed, on outputs full of `poison`.
+    pub fn once(&mut self, poison: u8) -> Result<()> {
+        for rank in &self.ranks {
+            rank.outputs.poison(poison)?;
+        }
+        for call in [Call::Dispatch, Call::Combine] {
+            self.ranks
+                .iter_mut()
+                .try_for_each(|rank| rank.enqueue(call, 0))?;
+        }
+        self.check()
+    }
+
+    /// Waits for all ranks and asks them for faults.
+    fn check(&self) -> Result<()> {
+        for rank in &self.ranks {
+            rank.ep.synchronize(rank.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Frees everything.
+    pub fn close(self) -> Result<()> {
+        for rank in self.ranks {
+            rank.outputs.free()?;
+            rank.ep.close()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+//! The whole run.
+
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+use ferry::{CombineMode, Config, Plan, TokenFormat};
+use serde_json::json;
+
+use super::inputs::Inputs;
+use super::limits::{self, CopySizes};
+use super::nccl::{self, Nccl};
+use super::options::{BenchArgs, Part, format_name, mode_name};
+use super::record::{HEAD, Limits, Phase, Record};
+use super::rig::{Repeats, Rig, Timed};
+use super::round::Bench;
+use super::statistics::Summary;
+use super::verify::{Oracle, POISON};
+use super::{plot, predict};
+
+/// What the rounds are set beside.
+#[derive(Default)]
+struct Yardsticks {
+    limits: Option<Limits>,
+    /// By number of tokens, as in the arguments: all-gather and reduce-scatter.
+    nccl: Vec<[Summary; 2]>,
+}
+
+/// Where records go.
+struct Sink {
+    file: Option<File>,
+}
+
+impl Sink {
+    fn new(args: &BenchArgs) -> Result<Self> {
+        let create = |path: &std::path::PathBuf| {
+            File::create(path).with_context(|| format!("cannot create {}", path.display()))
+        };
+        Ok(Self {
+            file: args.json.as_ref().map(create).transpose()?,
+        })
+    }
+
+    fn line(&mut self, kind: &str, value: impl serde::Serialize) -> Result<()> {
+        if let Some(file) = &mut self.file {
+            writeln!(file, "{}", json!({ kind: value }))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs all that `args` ask for.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
+    let gpus = ferry::cuda::device_count()?;
+    let ranks = args.ranks.unwrap_or(gpus);
+    if ranks == 0 || ranks > gpus {
+        bail!("{ranks} ranks asked for, and this machine has {gpus} GPUs");
+    }
+    let row_bytes = row_sizes(args, ranks);
+    let sizes = CopySizes {
+        tokens: &args.tokens,
+        row_bytes: &row_bytes,
+        experts: args.experts,
+        top_k: args.top_k,
+        max_sms: args.max_sms,
+    };
+    let mut sink = Sink::new(args)?;
+    let rig = Rig::new(ranks, sizes.memory(ranks))?;
+    println!("{}", rig.title());
+    let mut yardsticks = Yardsticks::default();
+    if args.wants(Part::Limits) {
+        let limits = limits::measure(&rig, &sizes)?;
+        print_limits(&limits);
+        sink.line("limits", &limits)?;
+        yardsticks.limits = Some(limits);
+    }
+    if args.wants(Part::Nccl) {
+        yardsticks.nccl = run_nccl(&rig, args)?;
+    }
+    let records = if args.wants_rounds() {
+        rounds(&rig, args, &yardsticks, &mut sink)?
+    } else {
+        Vec::new()
+    };
+    if let Some(folder) = &args.svg {
+        plot::plot(folder, &records, yardsticks.limits.as_ref())?;
+    }
+    if let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits) {
+        predict::predict(&records, limits, ranks);
+    }
+    Ok(())
+}
+
+/// Bytes of rows to copy for comparison: dispatch's in each format, and combine's.
+fn row_sizes(args: &BenchArgs, ranks: usize) -> Vec<u32> {
+    let mut sizes = Vec::new();
+    for (format, combine) in args.kinds() {
+        if let Ok(shape) = shape(args, ranks, format, combine) {
+            sizes.extend([shape.dispatch_row_bytes(), shape.combine_row_bytes()]);
+        }
+    }
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn shape(
+    args: &BenchArgs,
+    ranks: usize,
+    format: TokenFormat,
+    combine: CombineMode,
+) -> Result<ferry::Shape> {
+    // A group of simulated ranks costs nothing, and checks the sizes.
+    let group = ferry::Group::simulated(ranks as u32, 0)?;
+    Ok(*Plan::new(&group, config(args, (format, combine), 1))?.shape())
+}
+
+/// The configuration of a kind.
+pub fn config(
+    args: &BenchArgs,
+    (format, combine): (TokenFormat, CombineMode),
+    tokens: usize,
+) -> Config {
+    Config {
+        experts: args.experts,
+        top_k: args.top_k,
+        hidden: args.hidden,
+        max_tokens_per_rank: tokens,
+        p2p_world_size: None,
+        format,
+        combine,
+        deadline: super::round::DEADLINE,
+        debug_checks: false,
+        max_sms: args.max_sms,
+    }
+}
+
+fn print_limits(limits: &Limits) {
+    println!(
+        "limits: wire {:.0} GB/s a GPU and direction, device memory {:.0} GB/s, signal there and \
+         back {:.2} µs, empty kernel {:.2} µs",
+        limits.wire_gb_per_s, limits.hbm_gb_per_s, limits.round_trip_us, limits.launch_us
+    );
+    println!("all-to-all copy: tokens, bytes of a row: µs with stores, with bulk copies (GB/s)");
+    for copy in &limits.copies {
+        println!(
+            "{:>5} {:>6}: {:>7.1} {:>7.1} ({:.0})",
+            copy.tokens,
+            copy.row_bytes,
+            copy.stores_us,
+            copy.bulk_us,
+            copy.bytes as f64 / copy.best_us() / 1e3
+        );
+    }
+}
+
+/// NCCL's times, or a word why there are none.
+fn run_nccl(rig: &Rig, args: &BenchArgs) -> Result<Vec<[Summary; 2]>> {
+    let library = match nccl::load(args.nccl.as_deref()) {
+        Ok(library) => library,
+        Err(error) => {
+            println!("NCCL: skipped, there is none ({error})");
+            return Ok(Vec::new());
+        }
+    };
+    let most = args.tokens.last().copied().unwrap_or(1);
+    let nccl = Nccl::new(rig, library, most, args.hidden)?;
+    println!(
+        "NCCL {}: tokens: all-gather, reduce-scatter in BF16, µs",
+        nccl.version()?
+    );
+    let repeats = Repeats {
+        warmup: args.warmup,
+        iterations: args.iterations,
+        flush: false,
+    };
+    let mut times = Vec::new();
+    for &tokens in &args.tokens {
+        let [gather, scatter] = nccl.time(repeats, tokens)?.map(|timed| timed.gpu_us);
+        println!(
+            "{tokens:>5}: {:>7.1} {:>7.1}",
+            gather.median, scatter.median
+        );
+        times.push([gather, scatter]);
+    }
+    nccl.close()?;
+    Ok(times)
+}
+
+fn rounds(
+    rig: &Rig,
+    args: &BenchArgs,
+    yardsticks: &Yardsticks,
+    sink: &mut Sink,
+) -> Result<Vec<Record>> {
+    let inputs = Inputs::new(rig, args)?;
+    let mut all = Vec::new();
+    for kind in args.kinds() {
+        for (index, &tokens) in args.tokens.iter().enumerate() {
+            let mut records = measure(rig, &inputs, args, kind, tokens)?;
+            if index == 0 {
+                println!("\n{}\n{HEAD}", records[0].title());
+            }
+            for record in &mut records {
+                compare(
+                    record,
+                    yardsticks,
+                    index,
+                    shape(args, rig.ranks(), kind.0, kind.1)?,
+                );
+                println!("{}", record.row());
+                sink.line("round", &*record)?;
+            }
+            all.extend(records);
+        }
+    }
+    Ok(all)
+}
+
+/// Measures one number of tokens, cold and warm, then checks the results.
+fn measure(
+    rig: &Rig,
+    inputs: &Inputs,
+    args: &BenchArgs,
+    kind: (TokenFormat, CombineMode),
+    tokens: usize,
+) -> Result<Vec<Record>> {
+    let mut bench = Bench::new(rig, inputs, config(args, kind, tokens))?;
+    let oracle = (!args.no_verify).then(|| Oracle::new(inputs, kind.0, tokens));
+    if let Some(oracle) = &oracle {
+        oracle.fill_expert_rows(rig, &bench)?;
+    }
+    let mut records = Vec::new();
+    for &flush in args.flushes() {
+        let repeats = Repeats {
+            warmup: args.warmup,
+            iterations: args.iterations,
+            flush,
+        };
+        records.push(fused(&mut bench, args, repeats, kind)?);
+    }
+    if args.wants(Part::Pair) {
+        let pair = bench.pair_us()?;
+        records
+            .iter_mut()
+            .for_each(|record| record.pair_us = Some(pair));
+    }
+    let mut verified = "no";
+    if let Some(oracle) = &oracle {
+        bench.once(POISON)?;
+        let what = || {
+            format!(
+                "{} {} with {tokens} tokens",
+                format_name(kind.0),
+                mode_name(kind.1)
+            )
+        };
+        oracle.verify(rig, &bench).with_context(what)?;
+        verified = oracle.extent();
+    }
+    records
+        .iter_mut()
+        .for_each(|record| record.verified = verified);
+    bench.close()?;
+    Ok(records)
+}
+
+/// Dispatch and combine, with their halves if asked for.
+fn fused(
+    bench: &mut Bench,
+    args: &BenchArgs,
+    repeats: Repeats,
+    (format, mode): (TokenFormat, CombineMode),
+) -> Result<Record> {
+    let [dispatch, combine] = bench.fused(repeats)?;
+    let traffic = bench.traffic();
+    let mut record = Record {
+        ranks: bench.plan.shape().ranks as usize,
+        tokens: bench.plan.config().max_tokens_per_rank,
+        hidden: args.hidden,
+        top_k: args.top_k,
+        experts: args.experts,
+        routing: args.routing.name(),
+        format: format_name(format),
+        mode: mode_name(mode),
+        l2_flushed: repeats.flush,
+        max_sms: args.max_sms,
+        dispatch: phase(&dispatch, traffic.dispatch_payload, traffic.dispatch_wire),
+        combine: phase(&combine, traffic.combine_wire, traffic.combine_wire),
+        pair_us: None,
+        verified: "no",
+    };
+    if args.split {
+        let halves = bench.halves(repeats)?.map(|timed| timed.gpu_us.median);
+        record.dispatch.halves_us = Some([halves[0], halves[1]]);
+        record.combine.halves_us = Some([halves[2], halves[3]]);
+    }
+    Ok(record)
+}
+
+fn phase(timed: &Timed, payload_bytes: u64, wire_bytes: u64) -> Phase {
+    Phase {
+        gpu_us: timed.gpu_us,
+        host_us: timed.host_us,
+        payload_bytes,
+        wire_bytes,
+        gb_per_s: wire_bytes as f64 / timed.gpu_us.median / 1e3,
+        ..Phase::default()
+    }
+}
+
+/// Sets the yardsticks beside a record; `index` is that of its tokens.
+fn compare(record: &mut Record, yardsticks: &Yardsticks, index: usize, shape: ferry::Shape) {
+    let rows = [shape.dispatch_row_bytes(), shape.combine_row_bytes()];
+    for (half, phase) in [&mut record.dispatch, &mut record.combine]
+        .into_iter()
+        .enumerate()
+    {
+        if let Some(limits) = &yardsticks.limits {
+            let floor = phase.wire_bytes as f64 / limits.wire_gb_per_s / 1e3;
+            phase.floor_us = (limits.wire_gb_per_s > 0.0).then_some(floor);
+            let copy = limits.copy(record.tokens, rows[half]);
+            phase.copy_us = copy.map(super::record::CopyLimit::best_us);
+        }
+        phase.nccl_us = yardsticks.nccl.get(index).map(|times| times[half].median);
+    }
+}

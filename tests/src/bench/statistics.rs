@@ -1,0 +1,49 @@
+//! Medians and tails.
+
+use serde::Serialize;
+
+/// What many samples come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// The middle one.
+    pub median: f64,
+    /// 99 of 100 are at most this.
+    pub p99: f64,
+    /// The least.
+    pub min: f64,
+}
+
+impl Summary {
+    /// Of at least one sample; zeros of none.
+    pub fn of(mut samples: Vec<f64>) -> Self {
+        if samples.is_empty() {
+            return Self::default();
+        }
+        samples.sort_unstable_by(f64::total_cmp);
+        let count = samples.len();
+        let median = f64::midpoint(samples[(count - 1) / 2], samples[count / 2]);
+        let p99 = samples[(count * 99).div_ceil(100) - 1];
+        Self {
+            median,
+            p99,
+            min: samples[0],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_and_the_tail() {
+        assert_eq!(Summary::of(vec![]), Summary::default());
+        let one = Summary::of(vec![3.0]);
+        assert_eq!((one.median, one.p99, one.min), (3.0, 3.0, 3.0));
+        let hundred = Summary::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!(
+            (hundred.median, hundred.p99, hundred.min),
+            (50.5, 99.0, 1.0)
+        );
+    }
+}

@@ -1,0 +1,21 @@
+//! `cargo xtask bench`: runs `ferry-tests bench`, in release, with GPU support.
+
+use anyhow::Result;
+use xshell::{Shell, cmd};
+
+use crate::{Places, cuda_stub};
+
+/// Builds and runs the benchmark with these arguments.
+pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
+    let shell = Shell::new()?;
+    shell.change_dir(&places.root);
+    shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
+    let package = ["--package", "ferry-tests", "--features", "cuda"];
+    cmd!(
+        shell,
+        "cargo run --quiet --release {package...} -- bench {arguments...}"
+    )
+    .quiet()
+    .run()?;
+    Ok(())
+}
