@@ -225,7 +225,8 @@ impl ExpertParallel {
     /// Synchronises.
     ///
     /// A communicator that gave up is closed without a barrier; if it spans processes, its
-    /// windows are leaked.
+    /// windows are leaked. If another process's gave up and this one's did not, do not close it:
+    /// the barrier would wait in vain. Drop it, which leaks the windows, too.
     ///
     /// # Errors
     /// What the device or the group reports.

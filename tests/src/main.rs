@@ -1,2 +1,42 @@
-//! Skeleton.
-fn main() {}
+//! The test program: GPU tests, the demo, and replays of given tensors.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ferry_tests::{bench, demo, gpu, replay};
+
+/// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Carry a text's words to their experts and back, and show what happens
+    Demo(demo::DemoArgs),
+    /// Run given tensors through dispatch, a stand-in for the experts, and combine
+    Replay(replay::ReplayArgs),
+    /// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
+    Gpu(gpu::GpuArgs),
+    /// Measure dispatch and combine on GPUs, beside what the machine can do
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Gpu(args) => gpu::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -14,7 +14,7 @@ use crate::Error;
 ///
 /// # Errors
 /// [`Error::LibraryMissing`] where only a library to link with was found, [`Error::Cuda`].
-pub(super) fn device_count() -> Result<usize, Error> {
+pub fn device_count() -> Result<usize, Error> {
     // SAFETY: takes no pointer; may be called any number of times, from any thread.
     match unsafe { sys::cuInit(0) } {
         sys::NO_DEVICE => return Ok(0),

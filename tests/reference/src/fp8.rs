@@ -25,17 +25,22 @@ pub fn nearest_code(value: f64) -> u8 {
         return 0x7f;
     }
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    let mut best = 0;
-    for code in 0..0x7f_u8 {
-        let (distance, least) = (
-            (value_of_code(code) - value.abs()).abs(),
-            (value_of_code(best) - value.abs()).abs(),
-        );
-        if distance < least || distance == least && code % 2 == 0 {
-            best = code;
+    // Codes ascend with their values: the first that is not smaller, or the one before it.
+    let (mut above, mut step) = (0_u8, 64_u8);
+    while step > 0 {
+        if above + step <= 0x7e && value_of_code(above + step - 1) < value.abs() {
+            above += step;
         }
+        step /= 2;
     }
-    sign | best
+    if above == 0 {
+        return sign;
+    }
+    let (low, high) = (above - 1, above);
+    let to_low = value.abs() - value_of_code(low);
+    let to_high = (value_of_code(high) - value.abs()).abs();
+    let take_low = to_low < to_high || to_low == to_high && low.is_multiple_of(2);
+    sign | if take_low { low } else { high }
 }
 
 /// A BF16 row as e4m3 codes, and the f32 scale of each [`GROUP`] of its elements:
@@ -102,6 +107,16 @@ mod tests {
         assert_eq!(nearest_code(1e9), 0x7e);
         assert_eq!(nearest_code(2f64.powi(-10)), 0x00);
         assert_eq!(nearest_code(f64::NAN), 0x7f);
+    }
+
+    #[test]
+    fn the_search_finds_the_nearest() {
+        for step in 0..500_000 {
+            let value = f64::from(step) * 0.001;
+            let distance = |code: u8| (value_of_code(code) - value).abs();
+            let found = nearest_code(value);
+            assert!((0..0x7f).all(|code| distance(found) <= distance(code)), "{value}: {found:#x}");
+        }
     }
 
     #[test]

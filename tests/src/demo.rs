@@ -1,0 +1,241 @@
+//! The demo: a text's words go to their experts and back.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use ferry::{CombineMode, Config, Group, TokenFormat};
+use ferry_reference::Problem;
+use ferry_reference::text::{self, TextSpec};
+
+use crate::group::{GroupKind, GroupOptions, gpus, open};
+use crate::session::{RankOutputs, Session, Settings};
+use crate::verify::{Oracle, capacity_for};
+
+/// What is carried where no text is given.
+const README: &str = include_str!("../../README.md");
+/// Width of the longest bar of the chart.
+const BAR: usize = 40;
+/// Lines of the chart at most.
+const LINES: usize = 32;
+
+/// Options of `ferry-tests demo`.
+#[derive(clap::Args, Debug)]
+pub struct DemoArgs {
+    /// The text [default: Ferry's README]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Ranks [default: all GPUs, or 4 in the simulator]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Tokens of each rank
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    tokens: usize,
+    /// Elements of a token, a multiple of 8
+    #[arg(long, value_name = "H", default_value_t = 256)]
+    hidden: usize,
+    /// Experts a token goes to
+    #[arg(long, value_name = "K", default_value_t = 4)]
+    top_k: usize,
+    /// Experts of all ranks together
+    #[arg(long, value_name = "E", default_value_t = 32)]
+    experts: usize,
+    /// auto, none, or how many GPUs to use
+    #[arg(long, value_name = "auto|none|N", default_value = "auto")]
+    gpus: String,
+    /// Of the embedding, the router and the simulator
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Runs the demo. An error if the oracle disagrees.
+pub fn run(args: &DemoArgs) -> Result<()> {
+    let (kind, ranks) = choose_group(args)?;
+    let options = GroupOptions {
+        kind,
+        ranks,
+        seed: args.seed,
+        rendezvous: None,
+        rank: None,
+    };
+    let group = open(&options)?.group;
+    introduce(&group, kind)?;
+    let text = match &args.text {
+        Some(path) => std::fs::read_to_string(path)
+            .with_context(|| format!("--text {}: cannot be read as text", path.display()))?,
+        None => README.to_owned(),
+    };
+    let settings = settings(args);
+    // Checks every number before the text is turned into tokens.
+    ferry::Plan::new(&group, settings.config)?;
+    let problem = text::problem(
+        &text,
+        TextSpec {
+            ranks,
+            experts: args.experts,
+            top_k: args.top_k,
+            hidden: args.hidden,
+            tokens_per_rank: args.tokens,
+            seed: args.seed,
+        },
+    )?;
+    // Each expert does something else, so that a token at the wrong one is found out.
+    let scale: Vec<f32> = (0..args.experts)
+        .map(|expert| 0.5 + expert as f32 / 16.0)
+        .collect();
+    let settings = Settings {
+        capacity: capacity_for(&problem, TokenFormat::Bf16),
+        ..settings
+    };
+    let mut session = Session::new(&group, &settings)?;
+    // The first round loads code; the second is the one to look at.
+    session.round(&problem, &scale, true)?;
+    let outputs = session.round(&problem, &scale, true)?;
+    let phases = session.phases();
+    session.close()?;
+
+    show_experts(&problem, &outputs);
+    show_wire(&problem);
+    println!(
+        "time      dispatch {:?}, combine {:?}{}",
+        phases.dispatch,
+        phases.combine,
+        match kind {
+            GroupKind::Simulated => " (of the simulator, not of a GPU)",
+            _ => " (host wall time, launches included)",
+        }
+    );
+    let oracle = Oracle::new(&problem, &scale, TokenFormat::Bf16);
+    let verdict = oracle.verify(&problem, &settings, true, &outputs);
+    let wanted = oracle.combined(&problem, CombineMode::Reduced, true);
+    let error = largest_error(&wanted, &outputs);
+    match verdict {
+        Ok(()) => println!("oracle    every bit agrees; largest error {error}"),
+        Err(mismatch) => bail!("the oracle disagrees: {mismatch}; largest error {error}"),
+    }
+    Ok(group.close()?)
+}
+
+fn choose_group(args: &DemoArgs) -> Result<(GroupKind, usize)> {
+    let found = gpus();
+    let wanted = match args.gpus.as_str() {
+        "none" => 0,
+        "auto" => args
+            .ranks
+            .map_or(found, |ranks| if ranks <= found { ranks } else { 0 }),
+        number => number
+            .parse()
+            .with_context(|| format!("--gpus {number}: neither auto, none nor a number"))?,
+    };
+    if wanted > found {
+        bail!("--gpus {wanted}: this program sees {found} GPUs");
+    }
+    Ok(match wanted {
+        0 => (GroupKind::Simulated, args.ranks.unwrap_or(4)),
+        wanted => (GroupKind::Local, args.ranks.unwrap_or(wanted)),
+    })
+}
+
+fn introduce(group: &Group, kind: GroupKind) -> Result<()> {
+    match kind {
+        GroupKind::Simulated => println!(
+            "group     {} ranks in the simulator: no GPU is used, the kernels' logic runs on the CPU",
+            group.ranks()
+        ),
+        _ => println!("group     {} ranks, {}", group.ranks(), group.name()),
+    }
+    for rank in group.local_ranks() {
+        if kind != GroupKind::Simulated {
+            println!("          rank {}: {}", rank.0, group.device(rank)?.name());
+        }
+    }
+    Ok(())
+}
+
+fn settings(args: &DemoArgs) -> Settings {
+    let config = Config {
+        experts: args.experts,
+        top_k: args.top_k,
+        hidden: args.hidden,
+        max_tokens_per_rank: args.tokens,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Reduced,
+        deadline: Duration::from_secs(10),
+        debug_checks: true,
+        max_sms: None,
+    };
+    Settings {
+        config,
+        capacity: 0,
+        split: false,
+    }
+}
+
+/// Rows that each expert received, as bars.
+fn show_experts(problem: &Problem, outputs: &[RankOutputs]) {
+    let rows: Vec<u32> = outputs
+        .iter()
+        .flat_map(|rank| rank.row_offsets.windows(2).map(|pair| pair[1] - pair[0]))
+        .collect();
+    let tokens: usize = problem.inputs.iter().map(|input| input.tokens).sum();
+    let total: u32 = rows.iter().sum();
+    println!(
+        "tokens    {tokens} of {} elements, each to {} of {} experts: {total} rows",
+        problem.hidden, problem.top_k, problem.experts
+    );
+    let each = rows.len().div_ceil(LINES);
+    let bars: Vec<u32> = rows.chunks(each).map(|chunk| chunk.iter().sum()).collect();
+    let longest = bars.iter().copied().max().unwrap_or(0).max(1);
+    println!(
+        "rows per expert{}",
+        if each > 1 {
+            format!(", {each} experts a line")
+        } else {
+            String::new()
+        }
+    );
+    for (index, &rows) in bars.iter().enumerate() {
+        let width = (rows as usize * BAR).div_ceil(longest as usize);
+        println!("  {:>5} {:<BAR$} {rows}", index * each, "█".repeat(width));
+    }
+    let mean = f64::from(total) / rows.len() as f64;
+    let most = rows.iter().copied().max().unwrap_or(0);
+    println!(
+        "imbalance {:.2} (busiest expert {most} rows, mean {mean:.1})",
+        f64::from(most) / mean.max(1e-9)
+    );
+}
+
+/// Rows that leave their rank, sent once a rank and once an expert.
+fn show_wire(problem: &Problem) {
+    let local = problem.local_experts();
+    let (mut by_rank, mut by_expert) = (0u64, 0u64);
+    for (rank, input) in problem.inputs.iter().enumerate() {
+        for token in 0..input.tokens {
+            let far = (0..problem.top_k)
+                .filter_map(|slot| problem.expert(rank, token, slot))
+                .map(|expert| expert / local)
+                .filter(|&home| home != rank);
+            let homes: std::collections::BTreeSet<_> = far.clone().collect();
+            by_rank += homes.len() as u64;
+            by_expert += far.count() as u64;
+        }
+    }
+    let row = 2 * problem.hidden as u64;
+    println!(
+        "wire      {} bytes of payload each way, once a rank; {} once an expert ({:.2} times as many)",
+        by_rank * row,
+        by_expert * row,
+        by_expert as f64 / by_rank.max(1) as f64
+    );
+}
+
+fn largest_error(wanted: &[Vec<ferry_reference::bf16>], outputs: &[RankOutputs]) -> f32 {
+    let pairs = outputs
+        .iter()
+        .flat_map(|output| wanted[output.rank].iter().zip(&output.combined));
+    pairs
+        .map(|(wanted, given)| (wanted.to_f32() - given.to_f32()).abs())
+        .fold(0.0, f32::max)
+}

@@ -1,0 +1,346 @@
+//! Shapes, routings, formats and modes, split and fused.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use ferry::{CombineMode, Config, Group, TokenFormat};
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+use super::{Outcome, Suite};
+use crate::group::GroupKind;
+use crate::session::{Session, Settings};
+use crate::verify::{Oracle, capacity_for};
+
+/// Longest wait of a kernel in tests where nobody is missing.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// One problem.
+struct Case {
+    name: &'static str,
+    tokens: Vec<usize>,
+    hidden: usize,
+    experts: usize,
+    top_k: usize,
+    routing: Routing,
+    format: TokenFormat,
+}
+
+fn cases(ranks: usize) -> Vec<Case> {
+    use TokenFormat::{Bf16, BlockwiseFp8};
+    let even = |tokens| vec![tokens; ranks];
+    // The first ranks' tokens; the others have none.
+    let uneven = |tokens: [usize; 4]| {
+        (0..ranks)
+            .map(|rank| tokens.get(rank).copied().unwrap_or(0))
+            .collect()
+    };
+    let case = |name, tokens, hidden, experts, top_k, routing, format| Case {
+        name,
+        tokens,
+        hidden,
+        experts,
+        top_k,
+        routing,
+        format,
+    };
+    let uniform = || Routing::Uniform;
+    vec![
+        case(
+            "64 tokens, 64 experts",
+            even(64),
+            3584,
+            64,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case(
+            "128 tokens, 256 experts",
+            even(128),
+            7168,
+            256,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case(
+            "128 tokens, 128 experts",
+            even(128),
+            6144,
+            128,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case(
+            "64 tokens, 896 experts",
+            even(64),
+            3576,
+            896,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case("1 token", even(1), 7168, 256, 8, uniform(), Bf16),
+        case(
+            "1024 tokens, skewed",
+            even(1024),
+            3584,
+            256,
+            8,
+            Routing::Zipf { exponent: 1.0 },
+            Bf16,
+        ),
+        case("4096 tokens", even(4096), 7168, 256, 8, uniform(), Bf16),
+        case(
+            "one rank has all tokens",
+            uneven([128, 0, 0, 0]),
+            7168,
+            64,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case(
+            "tokens halve from rank to rank",
+            uneven([64, 32, 16, 8]),
+            3584,
+            64,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case(
+            "no tokens",
+            uneven([0, 0, 0, 0]),
+            3584,
+            64,
+            8,
+            uniform(),
+            Bf16,
+        ),
+        case(
+            "all tokens to one expert",
+            even(128),
+            3584,
+            64,
+            8,
+            Routing::AllToOne { expert: 3 },
+            Bf16,
+        ),
+        case(
+            "entries that are not routed",
+            even(128),
+            3584,
+            64,
+            8,
+            Routing::Holes { probability: 0.4 },
+            Bf16,
+        ),
+        case(
+            "experts listed twice",
+            even(64),
+            3584,
+            64,
+            8,
+            Routing::Duplicates,
+            Bf16,
+        ),
+        case("top-1", even(128), 3584, 64, 1, uniform(), Bf16),
+        case("top-16", even(64), 3584, 256, 16, uniform(), Bf16),
+        case(
+            "FP8, 64 tokens",
+            even(64),
+            3584,
+            64,
+            8,
+            uniform(),
+            BlockwiseFp8,
+        ),
+        case(
+            "FP8, 128 tokens",
+            even(128),
+            7168,
+            256,
+            8,
+            uniform(),
+            BlockwiseFp8,
+        ),
+        case(
+            "FP8, 1 token",
+            even(1),
+            7168,
+            256,
+            8,
+            uniform(),
+            BlockwiseFp8,
+        ),
+        case(
+            "FP8, tokens halve",
+            uneven([64, 32, 16, 8]),
+            7168,
+            896,
+            8,
+            Routing::Zipf { exponent: 1.0 },
+            BlockwiseFp8,
+        ),
+        case(
+            "FP8, 4096 tokens",
+            even(4096),
+            7168,
+            256,
+            8,
+            uniform(),
+            BlockwiseFp8,
+        ),
+    ]
+}
+
+/// The same with fewer and shorter tokens, for the simulator.
+fn shrink(mut case: Case) -> Case {
+    case.tokens
+        .iter_mut()
+        .for_each(|tokens| *tokens = tokens.div_ceil(32));
+    case.hidden = match case.format {
+        TokenFormat::Bf16 => (case.hidden / 64).next_multiple_of(8),
+        TokenFormat::BlockwiseFp8 => 256,
+    };
+    case
+}
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    let ranks = suite.ranks();
+    run_on(suite, None, ranks)?;
+    if suite.args.group == GroupKind::Local && ranks > 2 {
+        let two = Group::local_of_two();
+        if let Some(two) = two {
+            run_on(suite, Some(two?), 2)?;
+        }
+    }
+    Ok(())
+}
+
+/// A second group of two GPUs, where there is such a thing.
+trait OfTwo: Sized {
+    fn local_of_two() -> Option<Result<Self, ferry::Error>>;
+}
+
+impl OfTwo for Group {
+    #[cfg(feature = "cuda")]
+    fn local_of_two() -> Option<Result<Self, ferry::Error>> {
+        Some(Group::local(&[0, 1]))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn local_of_two() -> Option<Result<Self, ferry::Error>> {
+        None
+    }
+}
+
+fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<()> {
+    let group = other.unwrap_or_else(|| suite.group().clone());
+    let nodes: Vec<usize> = match group.reaches_other_nodes() {
+        true => [ranks, 2, 1]
+            .into_iter()
+            .filter(|&size| ranks.is_multiple_of(size))
+            .collect(),
+        false => vec![ranks],
+    };
+    for (index, &p2p_world_size) in nodes
+        .iter()
+        .enumerate()
+        .filter(|&(i, size)| i == 0 || *size < ranks)
+    {
+        for case in cases(ranks) {
+            if !case.experts.is_multiple_of(ranks) {
+                continue;
+            }
+            let case = if suite.args.quick { shrink(case) } else { case };
+            // Across nodes, what matters is the way a row travels, not every shape.
+            let far = index > 0;
+            let name = format!(
+                "{}, hidden {}, {ranks} ranks, {p2p_world_size} a node",
+                case.name, case.hidden
+            );
+            let group = group.clone();
+            suite.check(&name, |suite| {
+                run_case(suite, &group, &case, p2p_world_size, far)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn run_case(
+    suite: &Suite<'_>,
+    group: &Group,
+    case: &Case,
+    p2p_world_size: usize,
+    far: bool,
+) -> Result<Outcome> {
+    let most = case.tokens.iter().copied().max().unwrap_or(0).max(1);
+    let spec = |round| WorkloadSpec {
+        ranks: case.tokens.len(),
+        experts: case.experts,
+        top_k: case.top_k,
+        hidden: case.hidden,
+        tokens: case.tokens.clone(),
+        routing: case.routing.clone(),
+        seed: suite.args.seed * 100 + round,
+    };
+    // Large problems keep the oracle busy: fewer ways, one round.
+    let large = most > 512;
+    let rounds = if large { 1 } else { 2 };
+    let problems: Vec<_> = (0..rounds).map(|round| generate(spec(round))).collect();
+    let scale: Vec<f32> = (0..case.experts)
+        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
+        .collect();
+    let oracles: Vec<_> = problems
+        .iter()
+        .map(|problem| Oracle::new(problem, &scale, case.format))
+        .collect();
+    let capacity = problems
+        .iter()
+        .map(|p| capacity_for(p, case.format))
+        .max()
+        .unwrap_or(0)
+        + 3;
+    let all = [
+        (CombineMode::Reduced, true, false),
+        (CombineMode::Exact, true, true),
+        (CombineMode::Exact, false, false),
+        (CombineMode::Reduced, true, true),
+        (CombineMode::Exact, true, false),
+        (CombineMode::Exact, false, true),
+    ];
+    let ways = if large || far { &all[..2] } else { &all[..] };
+    for &(combine, weights, split) in ways {
+        let config = Config {
+            experts: case.experts,
+            top_k: case.top_k,
+            hidden: case.hidden,
+            max_tokens_per_rank: most,
+            p2p_world_size: Some(p2p_world_size),
+            format: case.format,
+            combine,
+            deadline: DEADLINE,
+            debug_checks: false,
+            max_sms: None,
+        };
+        let settings = Settings {
+            config,
+            capacity,
+            split,
+        };
+        let mut session = Session::new(group, &settings)?;
+        for (problem, oracle) in problems.iter().zip(&oracles) {
+            let outputs = session.round(problem, &scale, weights)?;
+            let way = format!("{combine:?}, weights {weights}, split {split}");
+            oracle
+                .verify(problem, &settings, weights, &outputs)
+                .map_err(|mismatch| anyhow::anyhow!("{way}: {mismatch}"))?;
+        }
+        session.close()?;
+    }
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,187 @@
+//! Bad input and lost peers.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use ferry::{CombineMode, Config, Error, FaultKind, Rank, TokenFormat};
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::{Problem, bf16};
+
+use super::cases::DEADLINE;
+use super::{Outcome, Suite};
+use crate::session::{Session, Settings};
+use crate::verify::{Oracle, capacity_for, compare_rows};
+
+/// Longest wait where somebody is missing.
+const SHORT_DEADLINE: Duration = Duration::from_millis(500);
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    suite.check("an expert that does not exist", invalid_expert)?;
+    suite.check("outputs that are too small", small_output)?;
+    suite.check("a peer that never arrives", lost_peer)?;
+    suite.check("the devices work afterwards", works_again)
+}
+
+fn problem(suite: &Suite<'_>, seed: u64) -> Problem {
+    generate(WorkloadSpec {
+        ranks: suite.ranks(),
+        experts: 64,
+        top_k: 8,
+        hidden: 1024,
+        tokens: vec![16; suite.ranks()],
+        routing: Routing::Uniform,
+        seed: suite.args.seed * 77 + seed,
+    })
+}
+
+fn settings(capacity: usize, deadline: Duration) -> Settings {
+    let config = Config {
+        experts: 64,
+        top_k: 8,
+        hidden: 1024,
+        max_tokens_per_rank: 16,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Reduced,
+        deadline,
+        debug_checks: true,
+        max_sms: None,
+    };
+    Settings {
+        config,
+        capacity,
+        split: false,
+    }
+}
+
+fn compare(session: &Session, wanted: &[Vec<bf16>]) -> Result<()> {
+    for (rank, given) in session.combined(0)? {
+        compare_rows(rank, "combined", &wanted[rank], &given, 1024)?;
+    }
+    Ok(())
+}
+
+/// The rank with the bad id is told which; the entry counts as not routed; the next round works.
+fn invalid_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let good = problem(suite, 1);
+    let (mut bad, mut as_routed) = (good.clone(), good.clone());
+    let entry = 5 * 8 + 2;
+    bad.inputs[0].topk_ids[entry] = 64;
+    as_routed.inputs[0].topk_ids[entry] = -1;
+    let capacity = capacity_for(&good, TokenFormat::Bf16);
+    let mut session = Session::new(suite.group(), &settings(capacity, DEADLINE))?;
+    let order: Vec<usize> = (0..session.local_ranks().len()).collect();
+    session.upload(0, &bad)?;
+    session.launch_identity(0, &order, |_| ())?;
+    for (rank, outcome) in session.outcomes() {
+        match outcome {
+            Err(Error::Fault(fault)) if rank == 0 => {
+                ensure!(fault.kind == FaultKind::InvalidExpert, "{fault}");
+                ensure!(
+                    (fault.rank, fault.index, fault.saw) == (Rank(0), 5, 64),
+                    "{fault}"
+                );
+                ensure!(
+                    fault
+                        .to_string()
+                        .contains("rank 0, token 5, slot 2: expert id 64"),
+                    "{fault}"
+                );
+            }
+            Ok(()) if rank != 0 => {}
+            other => bail!("rank {rank}: {other:?}"),
+        }
+    }
+    compare(
+        &session,
+        &Oracle::new(&as_routed, &[1.0; 64], TokenFormat::Bf16).combined(
+            &as_routed,
+            CombineMode::Reduced,
+            true,
+        ),
+    )?;
+    session.upload(0, &good)?;
+    session.launch_identity(0, &order, |_| ())?;
+    session.synchronize()?;
+    compare(
+        &session,
+        &Oracle::new(&good, &[1.0; 64], TokenFormat::Bf16).combined(
+            &good,
+            CombineMode::Reduced,
+            true,
+        ),
+    )?;
+    session.close()?;
+    Ok(Outcome::Passed)
+}
+
+/// Every rank whose outputs are too small says so; nobody hangs.
+fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let problem = problem(suite, 2);
+    let mut session = Session::new(suite.group(), &settings(7, SHORT_DEADLINE))?;
+    let order: Vec<usize> = (0..session.local_ranks().len()).collect();
+    session.upload(0, &problem)?;
+    session.launch_identity(0, &order, |_| ())?;
+    for (rank, outcome) in session.outcomes() {
+        match outcome {
+            Err(Error::Fault(fault)) => {
+                ensure!(
+                    fault.kind == FaultKind::OutputTooSmall && fault.wanted == 7,
+                    "rank {rank}: {fault}"
+                );
+            }
+            other => bail!("rank {rank}: {other:?}"),
+        }
+    }
+    session.close()?;
+    Ok(Outcome::Passed)
+}
+
+/// The last rank does not launch: all others name it, within their deadline.
+fn lost_peer(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let lost = suite.ranks() - 1;
+    if lost == 0 {
+        return Ok(Outcome::Skipped("needs two ranks".into()));
+    }
+    let problem = problem(suite, 3);
+    let capacity = capacity_for(&problem, TokenFormat::Bf16);
+    let mut session = Session::new(suite.group(), &settings(capacity, SHORT_DEADLINE))?;
+    let locals = session.local_ranks();
+    let order: Vec<usize> = (0..locals.len())
+        .filter(|&index| locals[index] != lost)
+        .collect();
+    session.upload(0, &problem)?;
+    let start = Instant::now();
+    session.launch_identity(0, &order, |_| ())?;
+    for (rank, outcome) in session.outcomes() {
+        match outcome {
+            Ok(()) if rank == lost => {}
+            Err(Error::Fault(fault)) if rank != lost => {
+                ensure!(fault.kind == FaultKind::PeerTimeout, "rank {rank}: {fault}");
+                ensure!(fault.peer == Rank(lost as u32), "rank {rank}: {fault}");
+            }
+            other => bail!("rank {rank}: {other:?}"),
+        }
+    }
+    let waited = start.elapsed();
+    ensure!(
+        waited < 4 * SHORT_DEADLINE,
+        "the faults came after {waited:?}"
+    );
+    // Not closed: that is collective, and only some of the processes gave up. The windows stay.
+    drop(session);
+    Ok(Outcome::Passed)
+}
+
+/// A new communicator on the same group, in the same contexts.
+fn works_again(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let problem = problem(suite, 4);
+    let capacity = capacity_for(&problem, TokenFormat::Bf16);
+    let settings = settings(capacity, DEADLINE);
+    let mut session = Session::new(suite.group(), &settings)?;
+    let outputs = session.round(&problem, &[1.5; 64], true)?;
+    Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16)
+        .verify(&problem, &settings, true, &outputs)?;
+    session.close()?;
+    Ok(Outcome::Passed)
+}

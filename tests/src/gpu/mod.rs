@@ -1,0 +1,197 @@
+//! The acceptance tests: many shapes and ways on a real group, bit for bit against the oracle.
+
+mod cases;
+mod faults;
+mod rounds;
+#[cfg(feature = "cuda")]
+mod timing;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use ferry::Group;
+
+use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
+
+/// Options of `ferry-tests gpu`.
+#[derive(clap::Args, Debug)]
+pub struct GpuArgs {
+    /// Where the ranks are
+    #[arg(long, value_enum, default_value = "local")]
+    group: GroupKind,
+    /// Ranks of a local or simulated group [default: all GPUs; 4 in the simulator]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Fail if this machine has fewer GPUs
+    #[arg(long, value_name = "N")]
+    require_gpus: Option<usize>,
+    /// Smaller shapes and fewer rounds
+    #[arg(long)]
+    quick: bool,
+    /// Only tests whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Rounds back to back without a reset
+    #[arg(long, default_value_t = 1000)]
+    rounds: usize,
+    /// Of inputs, delays and the simulator
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write a JSON line for every test
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where processes meet without MPI
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Option<SocketAddr>,
+    /// This process's rank, with --rendezvous
+    #[arg(long)]
+    rank: Option<u32>,
+}
+
+/// How a test came out where it did not fail.
+enum Outcome {
+    Passed,
+    /// With the reason.
+    Skipped(String),
+    /// With what was measured.
+    Measured(String),
+}
+
+/// Runs tests one after another, on all processes of a group together.
+struct Suite<'a> {
+    args: &'a GpuArgs,
+    open: OpenGroup,
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    lines: Vec<serde_json::Value>,
+}
+
+/// Runs the tests. An error if any failed.
+pub fn run(args: &GpuArgs) -> Result<()> {
+    let found = gpus();
+    if let Some(wanted) = args.require_gpus.filter(|&wanted| found < wanted) {
+        bail!("--require-gpus {wanted}: this machine has {found}");
+    }
+    let simulated = args.group == GroupKind::Simulated;
+    let ranks = args.ranks.unwrap_or(if simulated {
+        4
+    } else {
+        args.require_gpus.unwrap_or(found)
+    });
+    if args.group == GroupKind::Local && ranks == 0 {
+        println!("skip everything: no GPU was found");
+        println!("0 passed, 0 failed, 1 skipped");
+        return Ok(());
+    }
+    let open = open(&GroupOptions {
+        kind: args.group,
+        ranks,
+        seed: args.seed,
+        rendezvous: args.rendezvous,
+        rank: args.rank,
+    })?;
+    let mut suite = Suite {
+        args,
+        open,
+        passed: 0,
+        failed: 0,
+        skipped: 0,
+        lines: Vec::new(),
+    };
+    suite.introduce()?;
+    cases::run(&mut suite)?;
+    rounds::run(&mut suite)?;
+    #[cfg(feature = "cuda")]
+    timing::run(&mut suite)?;
+    // Last: they leave communicators behind that gave up.
+    faults::run(&mut suite)?;
+    suite.finish()
+}
+
+impl Suite<'_> {
+    fn introduce(&self) -> Result<()> {
+        if !self.open.is_first() {
+            return Ok(());
+        }
+        let group = &self.open.group;
+        println!("{} group of {} ranks", group.name(), group.ranks());
+        for rank in group.local_ranks() {
+            println!("  rank {}: {}", rank.0, group.device(rank)?.name());
+        }
+        Ok(())
+    }
+
+    fn group(&self) -> &Group {
+        &self.open.group
+    }
+
+    fn ranks(&self) -> usize {
+        self.group().ranks() as usize
+    }
+
+    /// Runs a test on every process; it failed if it failed on any.
+    fn check(&mut self, name: &str, test: impl FnOnce(&mut Self) -> Result<Outcome>) -> Result<()> {
+        if self
+            .args
+            .filter
+            .as_ref()
+            .is_some_and(|text| !name.contains(text.as_str()))
+        {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let outcome = test(self);
+        let ms = start.elapsed().as_millis();
+        let failure = outcome
+            .as_ref()
+            .err()
+            .map(|error| format!("{error:#}"))
+            .unwrap_or_default();
+        let failures = (self.open.gather)(failure.as_bytes())?;
+        let failure = failures.into_iter().find(|text| !text.is_empty());
+        let failure = failure.map(|text| String::from_utf8_lossy(&text).into_owned());
+        let (word, detail) = match (failure, outcome) {
+            (Some(failure), _) => ("FAIL", failure),
+            (None, Ok(Outcome::Skipped(why))) => ("skip", why),
+            (None, Ok(Outcome::Measured(figures))) => ("ok", figures),
+            (None, _) => ("ok", String::new()),
+        };
+        match word {
+            "FAIL" => self.failed += 1,
+            "skip" => self.skipped += 1,
+            _ => self.passed += 1,
+        }
+        if self.open.is_first() {
+            let gap = if detail.is_empty() { "" } else { ": " };
+            println!("{word:4} {name} ({ms} ms){gap}{detail}");
+        }
+        self.lines.push(serde_json::json!({
+            "test": name, "outcome": word, "detail": detail, "ms": ms as u64,
+            "group": self.group().name(), "ranks": self.ranks(),
+        }));
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        let Self {
+            passed,
+            failed,
+            skipped,
+            ..
+        } = self;
+        if self.open.is_first() {
+            println!("{passed} passed, {failed} failed, {skipped} skipped");
+            if let Some(path) = &self.args.json {
+                let lines: String = self.lines.iter().map(|line| format!("{line}\n")).collect();
+                std::fs::write(path, lines)?;
+            }
+        }
+        if failed > 0 {
+            bail!("{failed} tests failed");
+        }
+        Ok(self.open.group.close()?)
+    }
+}

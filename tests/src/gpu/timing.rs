@@ -1,0 +1,97 @@
+//! First figures: GPU time of dispatch and combine, in rounds that follow each other.
+
+use anyhow::Result;
+use ferry::cuda::CudaEvent;
+use ferry::{CombineMode, Config, Rank, TokenFormat};
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+use super::cases::DEADLINE;
+use super::{Outcome, Suite};
+use crate::session::{Session, Settings};
+use crate::verify::capacity_for;
+
+const WARM_UP: usize = 10;
+const ROUNDS: usize = 50;
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    for tokens in [1, 128, 1024, 4096] {
+        suite.check(&format!("time of {tokens} tokens, BF16"), |suite| {
+            time(suite, tokens)
+        })?;
+    }
+    Ok(())
+}
+
+/// Every rank enqueues all rounds; a round's halves are timed between events of its stream. The
+/// ranks keep step because each round waits for all.
+fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
+    let problem = generate(WorkloadSpec {
+        ranks: suite.ranks(),
+        experts: 256,
+        top_k: 8,
+        hidden: 7168,
+        tokens: vec![tokens; suite.ranks()],
+        routing: Routing::Uniform,
+        seed: suite.args.seed,
+    });
+    let config = Config {
+        experts: 256,
+        top_k: 8,
+        hidden: 7168,
+        max_tokens_per_rank: tokens,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Reduced,
+        deadline: DEADLINE,
+        debug_checks: false,
+        max_sms: None,
+    };
+    let capacity = capacity_for(&problem, TokenFormat::Bf16);
+    let mut session = Session::new(
+        suite.group(),
+        &Settings {
+            config,
+            capacity,
+            split: false,
+        },
+    )?;
+    session.upload(0, &problem)?;
+    let locals = session.local_ranks();
+    let mut events: Vec<Vec<[CudaEvent; 3]>> = Vec::new();
+    for &rank in &locals {
+        let Some(device) = suite.group().cuda(Rank(rank as u32)) else {
+            return Ok(Outcome::Skipped("not on GPUs".into()));
+        };
+        let three = || Ok::<_, ferry::Error>([device.event()?, device.event()?, device.event()?]);
+        events.push((0..ROUNDS).map(|_| three()).collect::<Result<_, _>>()?);
+    }
+    for round in 0..WARM_UP + ROUNDS {
+        for (index, events) in events.iter().enumerate() {
+            let events = round.checked_sub(WARM_UP).map(|round| &events[round]);
+            session.launch_timed(index, events)?;
+        }
+    }
+    session.synchronize()?;
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for (half, times) in times.iter_mut().enumerate() {
+            let of = |events: &Vec<[CudaEvent; 3]>| {
+                events[round][half + 1].elapsed_ms_since(&events[round][half])
+            };
+            let all: Vec<f32> = events.iter().map(of).collect::<Result<_, _>>()?;
+            times.push(1000.0 * all.into_iter().fold(0.0, f32::max));
+        }
+    }
+    let median = |times: &mut Vec<f32>| {
+        times.sort_by(f32::total_cmp);
+        times[times.len() / 2]
+    };
+    let [dispatch, combine] = &mut times;
+    let figures = format!(
+        "dispatch {:.1} us, combine {:.1} us (median of {ROUNDS}, slowest local rank)",
+        median(dispatch),
+        median(combine)
+    );
+    session.close()?;
+    Ok(Outcome::Measured(figures))
+}

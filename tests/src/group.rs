@@ -1,0 +1,177 @@
+//! Opens a group from the command line: GPUs of this process, a process a GPU, or the simulator.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use ferry::{Bootstrap, Group};
+
+/// Longest wait for the other processes.
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where the ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum GroupKind {
+    /// GPUs of this process
+    Local,
+    /// A process a GPU; under mpirun, or with --rendezvous
+    Nvshmem,
+    /// No GPU: the simulator
+    Simulated,
+}
+
+/// How to open a group.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// Where the ranks are.
+    pub kind: GroupKind,
+    /// How many there are.
+    pub ranks: usize,
+    /// Of the simulator.
+    pub seed: u64,
+    /// Where processes meet, without MPI.
+    pub rendezvous: Option<SocketAddr>,
+    /// This process's rank, with `rendezvous`.
+    pub rank: Option<u32>,
+}
+
+/// Exchanges bytes between the processes of a group: every process's, by rank. Collective.
+pub type Gather = Box<dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>>;
+
+/// A group, and a way to talk between its processes beside it.
+pub struct OpenGroup {
+    /// The group.
+    pub group: Group,
+    /// In one process, its own bytes come back.
+    pub gather: Gather,
+}
+
+impl OpenGroup {
+    /// Whether this process speaks for the group: prints and writes.
+    pub fn is_first(&self) -> bool {
+        self.group
+            .local_ranks()
+            .first()
+            .is_some_and(|rank| rank.0 == 0)
+    }
+}
+
+/// GPUs of this machine; 0 without the feature `cuda` or a driver.
+pub fn gpus() -> usize {
+    #[cfg(feature = "cuda")]
+    return ferry::cuda::device_count().unwrap_or(0);
+    #[cfg(not(feature = "cuda"))]
+    0
+}
+
+/// Opens a group. Collective.
+pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
+    let alone: Gather = Box::new(|bytes| Ok(vec![bytes.to_vec()]));
+    Ok(match options.kind {
+        GroupKind::Simulated => OpenGroup {
+            group: Group::simulated(options.ranks as u32, options.seed)?,
+            gather: alone,
+        },
+        GroupKind::Local => OpenGroup {
+            group: local(options.ranks)?,
+            gather: alone,
+        },
+        GroupKind::Nvshmem => nvshmem(options)?,
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn local(ranks: usize) -> Result<Group> {
+    Ok(Group::local(&(0..ranks).collect::<Vec<_>>())?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn local(_ranks: usize) -> Result<Group> {
+    bail!(
+        "this program was built without the feature `cuda`, so it has no GPUs; use --group simulated"
+    )
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nvshmem(_options: &GroupOptions) -> Result<OpenGroup> {
+    bail!(
+        "this program was built without the feature `cuda`, so it has no NVSHMEM; use --group simulated"
+    )
+}
+
+#[cfg(feature = "cuda")]
+fn nvshmem(options: &GroupOptions) -> Result<OpenGroup> {
+    use std::sync::{Arc, Mutex};
+
+    let bootstrap = Arc::new(Mutex::new(bootstrap(options)?));
+    let (rank, device) = {
+        let bootstrap = bootstrap
+            .lock()
+            .expect("no panic while holding the bootstrap");
+        (bootstrap.rank(), bootstrap.rank() as usize % gpus().max(1))
+    };
+    // One GPU a process: on a node, ranks are numbered in a row.
+    let device = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK")
+        .ok()
+        .and_then(|local| local.parse().ok())
+        .unwrap_or(device);
+    let shared = Shared(bootstrap.clone());
+    let options = ferry::NvshmemOptions {
+        device,
+        library: None,
+    };
+    let group = Group::nvshmem(Box::new(shared), options)?;
+    debug_assert_eq!(group.local_ranks()[0].0, rank);
+    let gather: Gather = Box::new(move |bytes| {
+        let mut bootstrap = bootstrap
+            .lock()
+            .expect("no panic while holding the bootstrap");
+        Ok(bootstrap.all_gather(bytes)?)
+    });
+    Ok(OpenGroup { group, gather })
+}
+
+/// A bootstrap that the group and this program share.
+#[cfg(feature = "cuda")]
+struct Shared(std::sync::Arc<std::sync::Mutex<Box<dyn Bootstrap>>>);
+
+#[cfg(feature = "cuda")]
+impl Shared {
+    fn inner(&self) -> std::sync::MutexGuard<'_, Box<dyn Bootstrap>> {
+        self.0.lock().expect("no panic while holding the bootstrap")
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Bootstrap for Shared {
+    fn rank(&self) -> u32 {
+        self.inner().rank()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.inner().ranks()
+    }
+
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ferry::BootstrapError> {
+        self.inner().all_gather(bytes)
+    }
+}
+
+/// MPI if this program has it, else TCP.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
+    if let Some(address) = options.rendezvous {
+        let Some(rank) = options.rank else {
+            bail!("--rendezvous needs --rank")
+        };
+        let ranks = options.ranks as u32;
+        let bootstrap = ferry::TcpBootstrap::connect(rank, ranks, address, RENDEZVOUS_TIMEOUT)?;
+        return Ok(Box::new(bootstrap));
+    }
+    #[cfg(feature = "mpi")]
+    return Ok(Box::new(crate::mpi_bootstrap::MpiBootstrap::new()?));
+    #[cfg(not(feature = "mpi"))]
+    bail!(
+        "this program was built without the feature `mpi`; give --rendezvous HOST:PORT, --rank and --ranks"
+    )
+}

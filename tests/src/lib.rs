@@ -1,0 +1,12 @@
+//! Runs Ferry on any group and compares it with the oracle. The program `ferry-tests` and the
+//! integration tests are built on it.
+
+pub mod bench;
+pub mod demo;
+pub mod gpu;
+pub mod group;
+#[cfg(feature = "mpi")]
+mod mpi_bootstrap;
+pub mod replay;
+pub mod session;
+pub mod verify;
