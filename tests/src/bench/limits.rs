@@ -17,6 +17,8 @@ const HBM_BYTES: u64 = 256 << 20;
 const PINGS: u32 = 1000;
 /// Empty kernels in a row.
 const LAUNCHES: u32 = 100;
+/// The wire's limit is taken from at least as many tokens' copies.
+const WIRE_TOKENS: usize = 4096;
 const REPEATS: Repeats = Repeats {
     warmup: 3,
     iterations: 20,
@@ -47,7 +49,13 @@ impl CopySizes<'_> {
 
     /// Bytes of probe memory that all copies need.
     pub fn memory(&self, ranks: usize) -> u64 {
-        let tokens = self.tokens.iter().max().copied().unwrap_or(0);
+        let tokens = self
+            .tokens
+            .iter()
+            .chain([&WIRE_TOKENS])
+            .max()
+            .copied()
+            .unwrap_or(0);
         let row_bytes = self.row_bytes.iter().max().copied().unwrap_or(0);
         let rows = u64::from(self.rows(ranks, tokens));
         (ranks as u64 * rows * u64::from(row_bytes)).max(HBM_BYTES)
@@ -65,11 +73,12 @@ pub fn measure(rig: &Rig, sizes: &CopySizes) -> Result<Limits> {
         return Ok(limits);
     }
     limits.round_trip_us = round_trip(rig)?;
-    for &tokens in sizes.tokens {
+    let most = sizes.tokens.iter().max().copied().unwrap_or(0);
+    let large = (most < WIRE_TOKENS).then_some(WIRE_TOKENS);
+    for tokens in sizes.tokens.iter().copied().chain(large) {
         for &row_bytes in sizes.row_bytes {
-            limits
-                .copies
-                .push(all_to_all(rig, sizes, tokens, row_bytes)?);
+            let copy = all_to_all(rig, sizes, tokens, row_bytes)?;
+            limits.copies.push(copy);
         }
     }
     let speeds = limits

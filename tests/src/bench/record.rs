@@ -146,6 +146,15 @@ impl Record {
         )
     }
 
+    /// A line about the halves of the calls, if they were timed.
+    pub fn halves(&self) -> Option<String> {
+        let [send, receive] = self.dispatch.halves_us?;
+        let [back, sum] = self.combine.halves_us?;
+        Some(format!(
+            "           split: dispatch sends {send:.1}, waits {receive:.1}; combine sends {back:.1}, waits {sum:.1}"
+        ))
+    }
+
     /// The title of its table.
     pub fn title(&self) -> String {
         let sms = self

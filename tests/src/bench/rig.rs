@@ -196,6 +196,17 @@ impl Rig {
             .collect())
     }
 
+    /// Makes the ranks' barriers agree again, after one has failed. Waits for all streams.
+    pub fn reset(&self) -> Result<()> {
+        for gpu in &self.gpus {
+            gpu.device.synchronize(gpu.stream)?;
+        }
+        for gpu in &self.gpus {
+            gpu.device.fill(gpu.memory, 0, ProbeArgs::WORDS_BYTES)?;
+        }
+        Ok(())
+    }
+
     /// Fails if a probe gave up waiting.
     fn require_aligned(&self) -> Result<()> {
         for gpu in &self.gpus {

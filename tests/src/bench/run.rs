@@ -77,7 +77,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         yardsticks.limits = Some(limits);
     }
     if args.wants(Part::Nccl) {
-        yardsticks.nccl = run_nccl(&rig, args)?;
+        yardsticks.nccl = run_nccl(&rig, args).or_else(|error| {
+            println!("NCCL: failed, left out ({error:#})");
+            rig.reset().map(|()| Vec::new())
+        })?;
     }
     let records = if args.wants_rounds() {
         rounds(&rig, args, &yardsticks, &mut sink)?
@@ -211,6 +214,9 @@ fn rounds(
                     shape(args, rig.ranks(), kind.0, kind.1)?,
                 );
                 println!("{}", record.row());
+                if let Some(halves) = record.halves() {
+                    println!("{halves}");
+                }
                 sink.line("round", &*record)?;
             }
             all.extend(records);

@@ -124,6 +124,14 @@ impl<'a> Oracle<'a> {
         if offsets != places.offsets {
             bail!("rank {rank}: row_offsets differ from the oracle's");
         }
+        let experts: Vec<i32> =
+            download(device, output.expert_ids.at, output.expert_ids.elements())?;
+        if !experts
+            .into_iter()
+            .eq(0..self.problem.local_experts() as i32)
+        {
+            bail!("rank {rank}: expert_ids differ from the oracle's");
+        }
         let hidden = self.problem.hidden;
         let row_bytes = if self.encoded.is_none() {
             2 * hidden
