@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use ferry_ptx_builder::Variant;
 
+mod bench;
 #[cfg(feature = "bindgen")]
 mod bindgen;
-mod bench;
 mod build_ptx;
 mod cuda_stub;
 mod demo;

@@ -209,19 +209,25 @@ fn shape(
         top_k,
         eighths,
         tokens,
-        0..2_u32,
+        0..4_u32,
     )
         .prop_map(
-            |(ranks, node, local, top_k, eighths, max_tokens_per_rank, combine_mode)| {
+            |(ranks, node, local, top_k, eighths, max_tokens_per_rank, modes)| {
                 let sizes: Vec<u32> = (1..=ranks).filter(|size| ranks % size == 0).collect();
                 Shape {
                     ranks,
                     p2p_world_size: sizes[node as usize % sizes.len()],
                     experts: local * ranks,
                     top_k,
-                    hidden: 8 * eighths,
+                    // FP8 has whole groups only.
+                    hidden: if modes < 2 {
+                        8 * eighths
+                    } else {
+                        128 * eighths.div_ceil(16)
+                    },
                     max_tokens_per_rank,
-                    combine_mode,
+                    combine_mode: modes % 2,
+                    token_format: modes / 2,
                 }
             },
         )
@@ -330,14 +336,16 @@ proptest! {
             let parts = shape.parts(tokens);
             prop_assert!(parts >= 1);
             prop_assert!(u64::from(tokens) * u64::from(parts) <= shape.max_units());
-            let mut end = 0;
-            for part in 0..parts {
-                let span = shape.part(part, parts);
-                prop_assert_eq!(span.0, end);
-                prop_assert!(span.0 <= span.1 && (span.1 - span.0).is_multiple_of(16));
-                end = span.1;
+            for bytes in [shape.payload_bytes(), shape.combine_row_bytes()] {
+                let mut end = 0;
+                for part in 0..parts {
+                    let span = Shape::part(bytes, part, parts);
+                    prop_assert_eq!(span.0, end);
+                    prop_assert!(span.0 <= span.1 && (span.1 - span.0).is_multiple_of(16));
+                    end = span.1;
+                }
+                prop_assert_eq!(end, bytes);
             }
-            prop_assert_eq!(end, shape.payload_bytes());
         }
     }
 
@@ -351,6 +359,7 @@ proptest! {
             Shape { hidden: other.hidden, ..shape },
             Shape { max_tokens_per_rank: other.max_tokens_per_rank, ..shape },
             Shape { combine_mode: other.combine_mode, ..shape },
+            Shape { token_format: other.token_format, ..shape },
         ];
         for changed in with {
             prop_assert_eq!(changed == shape, changed.fingerprint() == shape.fingerprint());
@@ -464,6 +473,7 @@ fn the_largest_window_counts_in_64_bits() {
         hidden: 1 << 20,
         max_tokens_per_rank: 1 << 20,
         combine_mode: 1,
+        token_format: 0,
     };
     let window = Window::of(&shape);
     let rows = u128::from(shape.ranks) * (1 << 20) * u128::from(shape.dispatch_row_bytes());

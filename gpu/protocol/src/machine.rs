@@ -46,7 +46,9 @@ pub enum Row {
 /// Bytes `start..end` of a row, both multiples of 16.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
+    /// First byte.
     pub start: u32,
+    /// The byte after the last.
     pub end: u32,
 }
 

@@ -67,6 +67,7 @@ impl Memory {
             hidden: 8,
             max_tokens_per_rank: 1,
             combine_mode: 0,
+            token_format: 0,
         };
         let words = || Words {
             flag: AtomicU64::new(0),

@@ -1,3 +1,5 @@
+//! Ranks that meet, and ranks that do not.
+
 use std::thread;
 use std::time::Instant;
 

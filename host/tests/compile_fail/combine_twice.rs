@@ -1,3 +1,5 @@
+//! A round ends once.
+
 use ferry::*;
 
 fn twice(dispatched: Dispatched<'_>, input: &CombineInput, output: &CombineOutput) {

@@ -1,3 +1,5 @@
+//! A round starts after the one before has ended.
+
 use ferry::*;
 
 fn overlap(rank: &mut ExpertParallel, input: &DispatchInput, output: &DispatchOutput) {

@@ -1,3 +1,5 @@
+//! What is dispatched must be combined.
+
 #![deny(unused_must_use)]
 
 use ferry::*;

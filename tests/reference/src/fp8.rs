@@ -115,7 +115,10 @@ mod tests {
             let value = f64::from(step) * 0.001;
             let distance = |code: u8| (value_of_code(code) - value).abs();
             let found = nearest_code(value);
-            assert!((0..0x7f).all(|code| distance(found) <= distance(code)), "{value}: {found:#x}");
+            assert!(
+                (0..0x7f).all(|code| distance(found) <= distance(code)),
+                "{value}: {found:#x}"
+            );
         }
     }
 

@@ -25,175 +25,65 @@ struct Case {
     format: TokenFormat,
 }
 
-fn cases(ranks: usize) -> Vec<Case> {
-    use TokenFormat::{Bf16, BlockwiseFp8};
-    let even = |tokens| vec![tokens; ranks];
-    // The first ranks' tokens; the others have none.
-    let uneven = |tokens: [usize; 4]| {
-        (0..ranks)
-            .map(|rank| tokens.get(rank).copied().unwrap_or(0))
-            .collect()
-    };
-    let case = |name, tokens, hidden, experts, top_k, routing, format| Case {
-        name,
-        tokens,
-        hidden,
-        experts,
-        top_k,
-        routing,
-        format,
-    };
-    let uniform = || Routing::Uniform;
-    vec![
-        case(
-            "64 tokens, 64 experts",
-            even(64),
-            3584,
-            64,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case(
-            "128 tokens, 256 experts",
-            even(128),
-            7168,
-            256,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case(
-            "128 tokens, 128 experts",
-            even(128),
-            6144,
-            128,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case(
-            "64 tokens, 896 experts",
-            even(64),
-            3576,
-            896,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case("1 token", even(1), 7168, 256, 8, uniform(), Bf16),
-        case(
-            "1024 tokens, skewed",
-            even(1024),
-            3584,
-            256,
-            8,
-            Routing::Zipf { exponent: 1.0 },
-            Bf16,
-        ),
-        case("4096 tokens", even(4096), 7168, 256, 8, uniform(), Bf16),
-        case(
-            "one rank has all tokens",
-            uneven([128, 0, 0, 0]),
-            7168,
-            64,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case(
-            "tokens halve from rank to rank",
-            uneven([64, 32, 16, 8]),
-            3584,
-            64,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case(
-            "no tokens",
-            uneven([0, 0, 0, 0]),
-            3584,
-            64,
-            8,
-            uniform(),
-            Bf16,
-        ),
-        case(
-            "all tokens to one expert",
-            even(128),
-            3584,
-            64,
-            8,
-            Routing::AllToOne { expert: 3 },
-            Bf16,
-        ),
-        case(
-            "entries that are not routed",
-            even(128),
-            3584,
-            64,
-            8,
-            Routing::Holes { probability: 0.4 },
-            Bf16,
-        ),
-        case(
-            "experts listed twice",
-            even(64),
-            3584,
-            64,
-            8,
-            Routing::Duplicates,
-            Bf16,
-        ),
-        case("top-1", even(128), 3584, 64, 1, uniform(), Bf16),
-        case("top-16", even(64), 3584, 256, 16, uniform(), Bf16),
-        case(
-            "FP8, 64 tokens",
-            even(64),
-            3584,
-            64,
-            8,
-            uniform(),
-            BlockwiseFp8,
-        ),
-        case(
-            "FP8, 128 tokens",
-            even(128),
-            7168,
-            256,
-            8,
-            uniform(),
-            BlockwiseFp8,
-        ),
-        case(
-            "FP8, 1 token",
-            even(1),
-            7168,
-            256,
-            8,
-            uniform(),
-            BlockwiseFp8,
-        ),
-        case(
-            "FP8, tokens halve",
-            uneven([64, 32, 16, 8]),
-            7168,
-            896,
-            8,
-            Routing::Zipf { exponent: 1.0 },
-            BlockwiseFp8,
-        ),
-        case(
-            "FP8, 4096 tokens",
-            even(4096),
-            7168,
-            256,
-            8,
-            uniform(),
-            BlockwiseFp8,
-        ),
-    ]
+/// Tokens of the ranks.
+enum Tokens {
+    /// The same on each.
+    Each(usize),
+    /// The first ranks' tokens; the others have none.
+    First([usize; 4]),
+}
+
+use Routing::{AllToOne, Duplicates, Holes, Uniform, Zipf};
+use TokenFormat::{Bf16, BlockwiseFp8};
+use Tokens::{Each, First};
+
+/// Name, tokens, `[hidden, experts, top_k]`, routing, format.
+type Row = (&'static str, Tokens, [usize; 3], Routing, TokenFormat);
+
+const SKEW: Routing = Zipf { exponent: 1.0 };
+const HOLES: Routing = Holes { probability: 0.4 };
+
+#[rustfmt::skip]
+const CASES: [Row; 20] = [
+    ("64 tokens, 64 experts", Each(64), [3584, 64, 8], Uniform, Bf16),
+    ("128 tokens, 256 experts", Each(128), [7168, 256, 8], Uniform, Bf16),
+    ("128 tokens, 128 experts", Each(128), [6144, 128, 8], Uniform, Bf16),
+    ("64 tokens, 896 experts", Each(64), [3576, 896, 8], Uniform, Bf16),
+    ("1 token", Each(1), [7168, 256, 8], Uniform, Bf16),
+    ("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16),
+    ("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16),
+    ("one rank has all tokens", First([128, 0, 0, 0]), [7168, 64, 8], Uniform, Bf16),
+    ("tokens halve from rank to rank", First([64, 32, 16, 8]), [3584, 64, 8], Uniform, Bf16),
+    ("no tokens", Each(0), [3584, 64, 8], Uniform, Bf16),
+    ("all tokens to one expert", Each(128), [3584, 64, 8], AllToOne { expert: 3 }, Bf16),
+    ("entries that are not routed", Each(128), [3584, 64, 8], HOLES, Bf16),
+    ("experts listed twice", Each(64), [3584, 64, 8], Duplicates, Bf16),
+    ("top-1", Each(128), [3584, 64, 1], Uniform, Bf16),
+    ("top-16", Each(64), [3584, 256, 16], Uniform, Bf16),
+    ("FP8, 64 tokens", Each(64), [3584, 64, 8], Uniform, BlockwiseFp8),
+    ("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8),
+    ("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
+    ("FP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, BlockwiseFp8),
+    ("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8),
+];
+
+fn cases(ranks: usize) -> impl Iterator<Item = Case> {
+    CASES.into_iter().map(
+        move |(name, tokens, [hidden, experts, top_k], routing, format)| Case {
+            name,
+            tokens: match tokens {
+                Each(tokens) => vec![tokens; ranks],
+                First(tokens) => (0..ranks)
+                    .map(|rank| tokens.get(rank).copied().unwrap_or(0))
+                    .collect(),
+            },
+            hidden,
+            experts,
+            top_k,
+            routing,
+            format,
+        },
+    )
 }
 
 /// The same with fewer and shorter tokens, for the simulator.

@@ -2,143 +2,21 @@
 
 #![allow(dead_code)] // Each test program uses a part.
 
+mod case;
+
 use std::time::Duration;
 
-use ferry::simulator::{Lost, Options, SimulatorError};
+use ferry::simulator::{Options, SimulatorError};
 use ferry::*;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference, fp8};
+
+pub use case::*;
 
 pub const STREAM: Stream = Stream(0);
 /// What outputs hold before a round.
 pub const POISON: u8 = 0xcd;
 /// Half calls that a round is made of; a fused rank skips the second and the fourth.
 pub const PHASES: usize = 4;
-
-/// How the rows of a token come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Return {
-    /// Summed on the experts' ranks, then at the source.
-    Reduced,
-    /// Summed at the source.
-    Exact,
-    /// Not summed.
-    Apart,
-}
-
-impl Return {
-    pub const ALL: [Self; 3] = [Self::Reduced, Self::Exact, Self::Apart];
-
-    const fn mode(self) -> CombineMode {
-        match self {
-            Self::Reduced => CombineMode::Reduced,
-            Self::Exact | Self::Apart => CombineMode::Exact,
-        }
-    }
-
-    const fn reference(self) -> ferry_reference::CombineMode {
-        match self {
-            Self::Reduced => ferry_reference::CombineMode::Reduced,
-            Self::Exact => ferry_reference::CombineMode::Exact,
-            Self::Apart => ferry_reference::CombineMode::Unreduced,
-        }
-    }
-}
-
-/// Everything that decides a run. Its `Debug` text is what a failing test prints.
-#[derive(Clone, Debug)]
-pub struct Case {
-    /// Of the scheduler and of the workloads.
-    pub seed: u64,
-    pub ranks: usize,
-    pub p2p_world_size: usize,
-    pub experts: usize,
-    pub top_k: usize,
-    pub hidden: usize,
-    /// `[round][rank]`.
-    pub tokens: Vec<Vec<usize>>,
-    pub routing: Routing,
-    pub format: TokenFormat,
-    pub how: Return,
-    /// Bit `r`: rank `r` makes the split calls.
-    pub split: u32,
-    pub warps: u32,
-    pub stall_one_in: u32,
-    /// Whether the host waits after every call; if not, all rounds are enqueued at once.
-    pub synchronize: bool,
-    /// Rows of the outputs that are not needed.
-    pub spare_rows: usize,
-    pub debug_checks: bool,
-    pub lost: Option<Lost>,
-    /// A rank that never launches anything.
-    pub absent: Option<usize>,
-}
-
-impl Case {
-    /// Two ranks of one node, a few tokens, one round.
-    pub fn small(seed: u64) -> Self {
-        Self {
-            seed,
-            ranks: 2,
-            p2p_world_size: 2,
-            experts: 4,
-            top_k: 2,
-            hidden: 16,
-            tokens: vec![vec![3, 2]],
-            routing: Routing::Uniform,
-            format: TokenFormat::Bf16,
-            how: Return::Reduced,
-            split: 0,
-            warps: 4,
-            stall_one_in: 64,
-            synchronize: false,
-            spare_rows: 2,
-            debug_checks: false,
-            lost: None,
-            absent: None,
-        }
-    }
-
-    /// The inputs of a round.
-    pub fn problem(&self, round: usize) -> Problem {
-        generate(WorkloadSpec {
-            ranks: self.ranks,
-            experts: self.experts,
-            top_k: self.top_k,
-            hidden: self.hidden,
-            tokens: self.tokens[round].clone(),
-            routing: self.routing.clone(),
-            seed: self.seed.wrapping_mul(16).wrapping_add(round as u64),
-        })
-    }
-
-    /// The inputs of all rounds.
-    pub fn problems(&self) -> Vec<Problem> {
-        (0..self.tokens.len())
-            .map(|round| self.problem(round))
-            .collect()
-    }
-
-    fn config(&self) -> Config {
-        let most = self.tokens.iter().flatten().max().copied();
-        Config {
-            experts: self.experts,
-            top_k: self.top_k,
-            hidden: self.hidden,
-            max_tokens_per_rank: most.unwrap_or(0).max(1),
-            p2p_world_size: Some(self.p2p_world_size),
-            format: self.format,
-            combine: self.how.mode(),
-            deadline: Duration::from_secs(3600),
-            debug_checks: self.debug_checks,
-            max_sms: None,
-        }
-    }
-
-    fn is_split(&self, rank: usize) -> bool {
-        self.split >> rank & 1 != 0
-    }
-}
 
 /// What a round must give, on every rank.
 struct Expected {
@@ -560,79 +438,5 @@ impl Run {
         if let Some(difference) = first_difference(expected, &combined, case.hidden) {
             panic!("combined: {difference} round {round}, rank {r} of {case:?}");
         }
-    }
-}
-
-/// Draws the parameters of a case from its seed (splitmix64).
-pub struct Dice(u64);
-
-impl Dice {
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub const fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
-
-    pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.below(values.len())]
-    }
-}
-
-/// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
-/// three rounds.
-pub fn any_case(seed: u64) -> Case {
-    let mut dice = Dice::new(seed);
-    let ranks = 2 + dice.below(7);
-    let nodes: Vec<usize> = [1, 2, ranks]
-        .into_iter()
-        .filter(|&size| ranks.is_multiple_of(size))
-        .collect();
-    let p2p_world_size = dice.pick(&nodes);
-    let experts = ranks * (1 + dice.below(4));
-    let top_k = (1 + dice.below(8)).min(experts);
-    let rounds = 2 + dice.below(2);
-    let most = 1 + dice.below(12);
-    let tokens = (0..rounds)
-        .map(|_| (0..ranks).map(|_| dice.below(most + 1)).collect())
-        .collect();
-    let routing = match dice.below(4) {
-        0 => Routing::Uniform,
-        1 => Routing::Zipf { exponent: 1.0 },
-        2 => Routing::Duplicates,
-        _ => Routing::Holes { probability: 0.4 },
-    };
-    let format = match dice.below(4) {
-        0 => TokenFormat::BlockwiseFp8,
-        _ => TokenFormat::Bf16,
-    };
-    Case {
-        seed,
-        ranks,
-        p2p_world_size,
-        experts,
-        top_k,
-        // Rows of more than 512 bytes travel in parts.
-        hidden: match format {
-            TokenFormat::Bf16 => 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
-            TokenFormat::BlockwiseFp8 => 128 * dice.pick(&[1, 2, 3, 5, 9]),
-        },
-        format,
-        tokens,
-        routing,
-        how: dice.pick(&Return::ALL),
-        split: dice.pick(&[0, u32::MAX, dice.0 as u32]),
-        warps: 1 + dice.below(8) as u32,
-        stall_one_in: dice.pick(&[0, 8, 64]),
-        synchronize: dice.below(4) == 0,
-        spare_rows: dice.below(3),
-        debug_checks: false,
-        lost: None,
-        absent: None,
     }
 }
