@@ -17,11 +17,11 @@ use crate::verify::capacity_for;
 
 /// Options of `ferry-tests replay`.
 ///
-/// IN holds, for each rank r: `x.r` bf16 [tokens, hidden], `topk_ids.r` i32 [tokens, top_k],
-/// `topk_weights.r` f32 [tokens, top_k] (on all ranks or on none), and `expert_scale` f32
-/// [experts]: the stand-in for an expert multiplies each row by it and rounds to bf16.
+/// IN holds, for each rank r: `x.r` bf16 `[tokens, hidden]`, `topk_ids.r` i32 `[tokens, top_k]`,
+/// `topk_weights.r` f32 `[tokens, top_k]` (on all ranks or on none), and `expert_scale` f32
+/// `[experts]`: the stand-in for an expert multiplies each row by it and rounds to bf16.
 /// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
-/// without weights, `combined.r` is [tokens, top_k, hidden]; in reduced mode without weights, every
+/// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every
 /// weight is 1.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {

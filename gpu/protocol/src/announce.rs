@@ -112,20 +112,28 @@ fn announce_expert<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, expert: 
                 machine.read(Table::TopkIds, at.min(entries - 1) as u64)
             })
         });
-        for step in 0..DEPTH {
-            let start = first + step as u32 * LANES;
-            let hit = machine
-                .ballot(machine.lanes(|lane| {
-                    start + lane < entries && machine.own(ids, lane)[step] == expert
-                }));
+        // Written as arrays so that they are unrolled. Most strips hold no entry for one expert of
+        // many, and are passed over.
+        let hits: [u32; DEPTH] = core::array::from_fn(|step| {
+            machine.ballot(machine.lanes(|lane| {
+                let at = first + step as u32 * LANES + lane;
+                at < entries && machine.own(ids, lane)[step] == expert
+            }))
+        });
+        core::array::from_fn::<(), DEPTH, _>(|step| {
+            let hit = hits[step];
+            if hit == 0 {
+                return;
+            }
             machine.lanes(|lane| {
                 if hit >> lane & 1 != 0 {
                     let earlier = (hit & ((1 << lane) - 1)).count_ones();
-                    machine.write(Table::Ordinals, (start + lane) as u64, count + earlier);
+                    let at = first + step as u32 * LANES + lane;
+                    machine.write(Table::Ordinals, at as u64, count + earlier);
                 }
             });
             count += hit.count_ones();
-        }
+        });
         first += DEPTH as u32 * LANES;
     }
     let home = shape.rank_of(expert);

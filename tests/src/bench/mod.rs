@@ -1,8 +1,8 @@
 //! The benchmark: what dispatch and combine cost on GPUs, beside what the machine can do.
 //!
-//! Per number of tokens it measures GPU time of each call ([`round`]), the period of pairs in a
-//! CUDA graph, and host time of each call; then checks the results ([`verify`]). In the same run
-//! it measures copies over the wire, signals and launches ([`limits`]) and NCCL ([`nccl`]).
+//! Per number of tokens it measures GPU time of each call (`round`), the period of pairs in a
+//! CUDA graph, and host time of each call; then checks the results (`verify`). In the same run
+//! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`).
 
 pub mod meeting;
 pub mod options;
