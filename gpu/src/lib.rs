@@ -1,7 +1,7 @@
 //! Ferry's kernels: the protocol on a GPU, compiled to PTX.
 //!
-//! Empty for every other target. [`entry`] holds the kernels, [`device`] the machine they run
-//! on, [`ptx`] one function per instruction, [`shmem`] the way to ranks of other nodes.
+//! Empty for every other target. `entry` holds the kernels, `device` the machine they run
+//! on, `ptx` one function per instruction, `shmem` the way to ranks of other nodes.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",

@@ -19,7 +19,7 @@ pub enum FaultKind {
     DuplicateExpert,
     /// A row position that came over the wire lies outside the outputs; nothing was written.
     RowOutOfBounds,
-    /// More rows arrive than the outputs hold; nothing was written.
+    /// More rows arrive than the outputs hold; only `row_offsets` and `expert_ids` were written.
     OutputTooSmall,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,
