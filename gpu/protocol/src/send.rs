@@ -1,7 +1,7 @@
 //! The sending half of dispatch.
 //!
 //! Some warps announce. The others send rows, payload first; only the headers wait for the
-//! ordinals that the announcing warps compute. Several rows share one release.
+//! ordinals that the announcing warps compute. Rows that were sent before then share one release.
 
 use ferry_layout::{
     ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table,
@@ -13,11 +13,16 @@ use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::wait::{Launch, Stopped};
 use crate::{Machine, Put, Row, Span, gather, slot};
 
-/// Units that share a release.
-const CHUNK: u32 = 4;
 /// One in how many warps sends, where there are more units than warps and the launch receives
 /// as well: the wire is full all the same, and the others put rows in their places meanwhile.
-const SENDER_SHARE: u32 = 4;
+/// Encoding takes more warps than copying. Found by measuring (BENCHMARKS.md).
+#[inline(always)]
+const fn sender_share(format: TokenFormat) -> u32 {
+    match format {
+        TokenFormat::Bf16 => 8,
+        TokenFormat::BlockwiseFp8 => 3,
+    }
+}
 
 /// Announces and sends. `receives`: the launch goes on to receive.
 #[inline(always)]
@@ -36,7 +41,7 @@ pub fn send<M: Machine>(
     let free = if warps == 1 { 1 } else { warps - announcers };
     let units = args.tokens * shape.parts(args.tokens);
     let senders = match receives && units > free {
-        true => (warps / SENDER_SHARE).clamp(1, free),
+        true => (warps / sender_share(shape.format())).clamp(1, free),
         false => free,
     };
     match (warp + free).checked_sub(warps) {
@@ -76,7 +81,7 @@ fn send_units<M: Machine>(
             numbered = true;
         }
         numbered = numbered || is_numbered();
-        if is_last || numbered && (next - unflagged) / senders >= CHUNK {
+        if numbered {
             publish_units(launch, args, (unflagged, next), senders, parts);
             unflagged = next;
         }
