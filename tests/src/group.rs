@@ -54,6 +54,17 @@ impl OpenGroup {
             .first()
             .is_some_and(|rank| rank.0 == 0)
     }
+
+    /// What this process got, if no process failed; else the first failure, on all of them. So
+    /// that none goes on to a collective call that the others never make. Collective.
+    pub fn agree<T>(&mut self, result: Result<T>) -> Result<T> {
+        let own = result.as_ref().err().map(|error| format!("{error:#}"));
+        let all = (self.gather)(own.unwrap_or_default().as_bytes())?;
+        match all.iter().find(|text| !text.is_empty()) {
+            Some(text) => bail!("{}", String::from_utf8_lossy(text)),
+            None => result,
+        }
+    }
 }
 
 /// GPUs of this machine; 0 without the feature `cuda` or a driver.

@@ -11,23 +11,33 @@ use crate::session::{POISON, RankOutputs, Settings, row_bytes};
 /// Where Ferry and the oracle differ.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Mismatch {
-    /// In a tensor that is compared as a whole.
-    #[error("rank {rank}: {tensor} differs from the oracle's")]
-    Tensor {
+    /// In its length.
+    #[error("rank {rank}: {tensor} has {given} elements, the oracle's {wanted}")]
+    Length {
         /// On which rank.
         rank: usize,
         /// Its name.
         tensor: &'static str,
+        /// Elements in the oracle's.
+        wanted: usize,
+        /// Elements found.
+        given: usize,
     },
-    /// In a row.
-    #[error("rank {rank}: row {row} of {tensor} differs from the oracle's")]
-    Row {
+    /// In a number.
+    #[error("rank {rank}: {tensor}, row {row}, column {column}: expected {wanted}, found {given}")]
+    Number {
         /// On which rank.
         rank: usize,
         /// Its name.
         tensor: &'static str,
         /// Which row.
         row: usize,
+        /// Which column.
+        column: usize,
+        /// The oracle's.
+        wanted: String,
+        /// What stands there.
+        given: String,
     },
     /// In an element.
     #[error("rank {rank}: {tensor}: {difference}")]
@@ -39,14 +49,47 @@ pub enum Mismatch {
         /// Where, and what stands there.
         difference: Difference,
     },
-    /// A row that holds no token was written.
-    #[error("rank {rank}: row {row} of the dispatch's outputs holds no token, but was written")]
+    /// A row that holds nothing was written.
+    #[error("rank {rank}: row {row} of {tensor} holds nothing, but was written")]
     Stray {
         /// On which rank.
         rank: usize,
+        /// Its name.
+        tensor: &'static str,
         /// Which row.
         row: usize,
     },
+}
+
+/// Compares rows of numbers, those of `given` starting at row `first`.
+fn compare_numbers<T: PartialEq + std::fmt::Display>(
+    (rank, tensor): (usize, &'static str),
+    first: usize,
+    wanted: &[T],
+    given: &[T],
+    columns: usize,
+) -> Result<(), Mismatch> {
+    if wanted.len() != given.len() {
+        let (wanted, given) = (wanted.len(), given.len());
+        return Err(Mismatch::Length {
+            rank,
+            tensor,
+            wanted,
+            given,
+        });
+    }
+    let mut pairs = wanted.iter().zip(given);
+    match pairs.position(|(wanted, given)| wanted != given) {
+        Some(index) => Err(Mismatch::Number {
+            rank,
+            tensor,
+            row: first + index / columns,
+            column: index % columns,
+            wanted: wanted[index].to_string(),
+            given: given[index].to_string(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// What the oracle says of a problem: made once, compared with many rounds.
@@ -140,7 +183,15 @@ impl Oracle {
                 &combined[rank],
                 &output.combined,
                 problem.hidden,
-            )
+            )?;
+            match output.beyond.iter().all(|&byte| byte == POISON) {
+                true => Ok(()),
+                false => Err(Mismatch::Stray {
+                    rank,
+                    tensor: "combined",
+                    row: output.combined.len() / problem.hidden,
+                }),
+            }
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = outputs
@@ -173,7 +224,13 @@ pub fn compare_rows(
     hidden: usize,
 ) -> Result<(), Mismatch> {
     if wanted.len() != given.len() {
-        return Err(Mismatch::Tensor { rank, tensor });
+        let (wanted, given) = (wanted.len(), given.len());
+        return Err(Mismatch::Length {
+            rank,
+            tensor,
+            wanted,
+            given,
+        });
     }
     match first_difference(wanted, given, hidden) {
         Some(difference) => Err(Mismatch::Element {
@@ -193,31 +250,17 @@ impl Oracle {
         } = *settings;
         let rank = given.rank;
         let offsets = fp8::padded_offsets(&wanted.row_offsets, alignment(config.format));
-        if given.row_offsets != offsets {
-            return Err(Mismatch::Tensor {
-                rank,
-                tensor: "row_offsets",
-            });
-        }
-        if given.expert_ids != wanted.expert_ids {
-            return Err(Mismatch::Tensor {
-                rank,
-                tensor: "expert_ids",
-            });
-        }
-        let bytes = row_bytes(&config);
+        let at = &given.row_offsets;
+        compare_numbers((rank, "row_offsets"), 0, &offsets, at, 1)?;
+        let ids = (&wanted.expert_ids, &given.expert_ids);
+        compare_numbers((rank, "expert_ids"), 0, ids.0, ids.1, 1)?;
         let mut used = vec![false; capacity];
         for (expert, pair) in wanted.row_offsets.windows(2).enumerate() {
             for (row, at) in (pair[0]..pair[1]).zip(offsets[expert]..) {
                 let (row, at) = (row as usize, at as usize);
                 used[at] = true;
-                if given.src_info[at] != wanted.src_info[row] {
-                    return Err(Mismatch::Row {
-                        rank,
-                        tensor: "src_info",
-                        row: at,
-                    });
-                }
+                let info = (&wanted.src_info[row], &given.src_info[at]);
+                compare_numbers((rank, "src_info"), at, info.0, info.1, 2)?;
                 let token = &wanted.tokens[row * config.hidden..][..config.hidden];
                 let source = (wanted.src_rank[row], wanted.src_info[row][0] as usize);
                 let encoded = self
@@ -227,17 +270,29 @@ impl Oracle {
                 verify_row(token, encoded, at, settings, given)?;
             }
         }
-        let stray = |&at: &usize| {
-            !used[at]
-                && given.tokens[at * bytes..][..bytes]
-                    .iter()
-                    .any(|&byte| byte != POISON)
-                || !used[at] && given.src_info[at] != [i32::from_le_bytes([POISON; 4]); 2]
-        };
-        match (0..capacity).find(stray) {
-            Some(row) => Err(Mismatch::Stray { rank, row }),
-            None => Ok(()),
+        for row in (0..capacity).filter(|&at| !used[at]) {
+            if let Some(tensor) = written(row, settings, given) {
+                return Err(Mismatch::Stray { rank, tensor, row });
+            }
         }
+        Ok(())
+    }
+}
+
+/// The tensor whose row `at` does not hold the poison.
+fn written(at: usize, settings: &Settings, given: &RankOutputs) -> Option<&'static str> {
+    let (bytes, capacity) = (row_bytes(&settings.config), settings.capacity);
+    let poison = [POISON; 4];
+    let row = &given.tokens[at * bytes..][..bytes];
+    let mut scales = given.scales.iter().flatten().skip(at).step_by(capacity);
+    if row.iter().any(|&byte| byte != POISON) {
+        Some("tokens")
+    } else if given.src_info[at] != [i32::from_le_bytes(poison); 2] {
+        Some("src_info")
+    } else if scales.any(|scale| scale.to_le_bytes() != poison) {
+        Some("scales")
+    } else {
+        None
     }
 }
 
@@ -248,48 +303,152 @@ fn verify_row(
     settings: &Settings,
     given: &RankOutputs,
 ) -> Result<(), Mismatch> {
-    let Settings {
-        config, capacity, ..
-    } = *settings;
-    let (rank, bytes) = (given.rank, row_bytes(&config));
+    let (rank, bytes) = (given.rank, row_bytes(&settings.config));
     let row = &given.tokens[at * bytes..][..bytes];
     let (Some(scales), Some((codes, wanted))) = (&given.scales, encoded) else {
-        let same = row
+        let row: Vec<bf16> = row
             .as_chunks()
             .0
             .iter()
-            .zip(token)
-            .all(|(&bits, x)| bits == x.to_le_bytes());
-        return if same {
-            Ok(())
-        } else {
-            Err(Mismatch::Row {
+            .map(|&bits| bf16::from_le_bytes(bits))
+            .collect();
+        return match first_difference(token, &row, token.len()) {
+            Some(difference) => Err(Mismatch::Element {
                 rank,
                 tensor: "tokens",
-                row: at,
-            })
+                difference: Difference {
+                    row: at,
+                    ..difference
+                },
+            }),
+            None => Ok(()),
         };
     };
-    if row != codes {
-        return Err(Mismatch::Row {
-            rank,
-            tensor: "tokens",
-            row: at,
+    compare_numbers((rank, "tokens"), at, codes, row, bytes)?;
+    let column = scales.iter().skip(at).step_by(settings.capacity);
+    let bits: Vec<u32> = column.map(|scale| scale.to_bits()).collect();
+    let wanted: Vec<u32> = wanted.iter().map(|scale| scale.to_bits()).collect();
+    compare_numbers((rank, "scales (bits)"), at, &wanted, &bits, wanted.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ferry::{Config, Group};
+    use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+    use super::*;
+    use crate::session::Session;
+
+    const SCALE: [f32; 4] = [0.5, 1.5, 2.0, 3.0];
+
+    /// A good round of rank 0's, and what is wrong with it after a change.
+    fn told(format: TokenFormat, change: impl FnOnce(&mut RankOutputs)) -> String {
+        let problem = generate(WorkloadSpec {
+            ranks: 2,
+            experts: 4,
+            top_k: 2,
+            hidden: 128,
+            tokens: vec![3, 2],
+            routing: Routing::Uniform,
+            seed: 5,
         });
+        let config = Config {
+            experts: 4,
+            top_k: 2,
+            hidden: 128,
+            max_tokens_per_rank: 4,
+            p2p_world_size: None,
+            format,
+            combine: CombineMode::Reduced,
+            deadline: Duration::from_secs(5),
+            debug_checks: true,
+            max_sms: None,
+        };
+        let settings = Settings {
+            config,
+            capacity: capacity_for(&problem, format) + 2,
+            split: false,
+        };
+        let mut session = Session::new(&Group::simulated(2, 7).unwrap(), &settings).unwrap();
+        let mut outputs = session.round(&problem, &SCALE, true).unwrap();
+        session.close().unwrap();
+        change(&mut outputs[0]);
+        let result = verify(&problem, &SCALE, &settings, true, &outputs);
+        result.err().map(|e| e.to_string()).unwrap_or_default()
     }
-    let same = scales
-        .iter()
-        .skip(at)
-        .step_by(capacity)
-        .zip(wanted)
-        .all(|(a, b)| a.to_bits() == b.to_bits());
-    if same {
-        Ok(())
-    } else {
-        Err(Mismatch::Row {
-            rank,
-            tensor: "scales",
-            row: at,
-        })
+
+    #[test]
+    fn a_good_round_passes() {
+        for format in [TokenFormat::Bf16, TokenFormat::BlockwiseFp8] {
+            assert_eq!(told(format, |_| ()), "");
+        }
+    }
+
+    #[test]
+    fn one_bit_of_any_output_is_found_and_named() {
+        let told = |change: fn(&mut RankOutputs)| told(TokenFormat::Bf16, change);
+        let text = told(|rank| rank.tokens[256 + 2 * 9] ^= 1);
+        assert!(
+            text.contains("rank 0: tokens: One value differs, at row 1, column 9"),
+            "{text}"
+        );
+        let text = told(|rank| rank.row_offsets[1] += 1);
+        assert!(
+            text.starts_with("rank 0: row_offsets, row 1, column 0: expected"),
+            "{text}"
+        );
+        let text = told(|rank| rank.expert_ids[1] = 7);
+        assert!(
+            text.starts_with("rank 0: expert_ids, row 1, column 0: expected"),
+            "{text}"
+        );
+        let text = told(|rank| rank.src_info[0][1] ^= 1);
+        assert!(
+            text.starts_with("rank 0: src_info, row 0, column 1: expected"),
+            "{text}"
+        );
+        let text = told(|rank| {
+            let x = &mut rank.combined[128 + 5];
+            *x = bf16::from_bits(x.to_bits() ^ 1);
+        });
+        assert!(
+            text.contains("rank 0: combined: One value differs, at row 1, column 5"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_stray_write_is_found_and_named() {
+        let told = |change: fn(&mut RankOutputs)| told(TokenFormat::BlockwiseFp8, change);
+        let stray = |text: String, tensor: &str| {
+            assert!(
+                text.contains(&format!(" of {tensor} holds nothing")),
+                "{text}"
+            );
+        };
+        stray(told(|rank| *rank.tokens.last_mut().unwrap() ^= 1), "tokens");
+        stray(
+            told(|rank| rank.src_info.last_mut().unwrap()[0] ^= 1),
+            "src_info",
+        );
+        stray(
+            told(|rank| *rank.scales.as_mut().unwrap().last_mut().unwrap() = 1.0),
+            "scales",
+        );
+        stray(told(|rank| rank.beyond[3] = 0), "combined");
+    }
+
+    #[test]
+    fn a_wrong_scale_is_found_and_named() {
+        let text = told(TokenFormat::BlockwiseFp8, |rank| {
+            let scale = &mut rank.scales.as_mut().unwrap()[0];
+            *scale = f32::from_bits(scale.to_bits() ^ 1);
+        });
+        assert!(
+            text.starts_with("rank 0: scales (bits), row 0, column 0"),
+            "{text}"
+        );
     }
 }

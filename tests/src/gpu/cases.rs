@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ferry::{CombineMode, Config, Group, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
@@ -10,6 +10,7 @@ use super::{Outcome, Suite};
 use crate::group::GroupKind;
 use crate::session::{Session, Settings};
 use crate::verify::{Oracle, capacity_for};
+use ferry_reference::Problem;
 
 /// Longest wait of a kernel in tests where nobody is missing.
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -162,7 +163,7 @@ fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<(
 }
 
 fn run_case(
-    suite: &Suite<'_>,
+    suite: &mut Suite<'_>,
     group: &Group,
     case: &Case,
     p2p_world_size: usize,
@@ -222,15 +223,24 @@ fn run_case(
             capacity,
             split,
         };
-        let mut session = Session::new(group, &settings)?;
-        for (problem, oracle) in problems.iter().zip(&oracles) {
-            let outputs = session.round(problem, &scale, weights)?;
-            let way = format!("{combine:?}, weights {weights}, split {split}");
-            oracle
-                .verify(problem, &settings, weights, &outputs)
-                .map_err(|mismatch| anyhow::anyhow!("{way}: {mismatch}"))?;
-        }
-        session.close()?;
+        let mut session = suite.session(group, &settings, 1)?;
+        let result = problems
+            .iter()
+            .zip(&oracles)
+            .try_for_each(|of| verify_round(&mut session, &settings, of, &scale, weights))
+            .with_context(|| format!("{combine:?}, weights {weights}, split {split}"));
+        suite.conclude(session, result)?;
     }
     Ok(Outcome::Passed)
+}
+
+fn verify_round(
+    session: &mut Session,
+    settings: &Settings,
+    (problem, oracle): (&Problem, &Oracle),
+    scale: &[f32],
+    weights: bool,
+) -> Result<()> {
+    let outputs = session.round(problem, scale, weights)?;
+    Ok(oracle.verify(problem, settings, weights, &outputs)?)
 }

@@ -9,7 +9,7 @@ use ferry_reference::{Problem, bf16};
 
 use super::cases::DEADLINE;
 use super::{Outcome, Suite};
-use crate::session::{Session, Settings};
+use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for, compare_rows};
 
 /// Longest wait where somebody is missing.
@@ -55,7 +55,7 @@ fn settings(capacity: usize, deadline: Duration) -> Settings {
 }
 
 fn compare(session: &Session, wanted: &[Vec<bf16>]) -> Result<()> {
-    for (rank, given) in session.combined(0)? {
+    for (rank, given) in session.combined(Turn::FIRST)? {
         compare_rows(rank, "combined", &wanted[rank], &given, 1024)?;
     }
     Ok(())
@@ -68,11 +68,37 @@ fn invalid_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
     let entry = 5 * 8 + 2;
     bad.inputs[0].topk_ids[entry] = 64;
     as_routed.inputs[0].topk_ids[entry] = -1;
-    let capacity = capacity_for(&good, TokenFormat::Bf16);
-    let mut session = Session::new(suite.group(), &settings(capacity, DEADLINE))?;
+    let settings = settings(capacity_for(&good, TokenFormat::Bf16), DEADLINE);
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings, 1)?;
+    let result = round_of(&mut session, &bad)
+        .and_then(|()| told_of_the_expert(&session))
+        .and_then(|()| compare(&session, &identity(&as_routed)))
+        .and_then(|()| round_of(&mut session, &good))
+        .and_then(|()| Ok(session.synchronize()?))
+        .and_then(|()| compare(&session, &identity(&good)));
+    suite.conclude(session, result)?;
+    Ok(Outcome::Passed)
+}
+
+/// Enqueues a round on every local rank, into outputs that hold nothing of an earlier one.
+fn round_of(session: &mut Session, problem: &Problem) -> Result<()> {
     let order: Vec<usize> = (0..session.local_ranks().len()).collect();
-    session.upload(0, &bad)?;
-    session.launch_identity(0, &order, |_| ())?;
+    session.upload(0, problem)?;
+    session.poison()?;
+    Ok(session.launch_identity(Turn::FIRST, &order, |_| ())?)
+}
+
+/// What combine gives where experts return what they get.
+fn identity(problem: &Problem) -> Vec<Vec<bf16>> {
+    Oracle::new(problem, &[1.0; 64], TokenFormat::Bf16).combined(
+        problem,
+        CombineMode::Reduced,
+        true,
+    )
+}
+
+fn told_of_the_expert(session: &Session) -> Result<()> {
     for (rank, outcome) in session.outcomes() {
         match outcome {
             Err(Error::Fault(fault)) if rank == 0 => {
@@ -92,49 +118,30 @@ fn invalid_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
             other => bail!("rank {rank}: {other:?}"),
         }
     }
-    compare(
-        &session,
-        &Oracle::new(&as_routed, &[1.0; 64], TokenFormat::Bf16).combined(
-            &as_routed,
-            CombineMode::Reduced,
-            true,
-        ),
-    )?;
-    session.upload(0, &good)?;
-    session.launch_identity(0, &order, |_| ())?;
-    session.synchronize()?;
-    compare(
-        &session,
-        &Oracle::new(&good, &[1.0; 64], TokenFormat::Bf16).combined(
-            &good,
-            CombineMode::Reduced,
-            true,
-        ),
-    )?;
-    session.close()?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 /// Every rank whose outputs are too small says so; nobody hangs.
 fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 2);
-    let mut session = Session::new(suite.group(), &settings(7, SHORT_DEADLINE))?;
-    let order: Vec<usize> = (0..session.local_ranks().len()).collect();
-    session.upload(0, &problem)?;
-    session.launch_identity(0, &order, |_| ())?;
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings(7, SHORT_DEADLINE), 1)?;
+    let result = round_of(&mut session, &problem).and_then(|()| told_of_the_size(&session));
+    suite.conclude(session, result)?;
+    Ok(Outcome::Passed)
+}
+
+fn told_of_the_size(session: &Session) -> Result<()> {
     for (rank, outcome) in session.outcomes() {
         match outcome {
-            Err(Error::Fault(fault)) => {
-                ensure!(
-                    fault.kind == FaultKind::OutputTooSmall && fault.wanted == 7,
-                    "rank {rank}: {fault}"
-                );
-            }
+            Err(Error::Fault(fault)) => ensure!(
+                fault.kind == FaultKind::OutputTooSmall && fault.wanted == 7,
+                "rank {rank}: {fault}"
+            ),
             other => bail!("rank {rank}: {other:?}"),
         }
     }
-    session.close()?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 /// The last rank does not launch: all others name it, within their deadline.
@@ -145,14 +152,23 @@ fn lost_peer(suite: &mut Suite<'_>) -> Result<Outcome> {
     }
     let problem = problem(suite, 3);
     let capacity = capacity_for(&problem, TokenFormat::Bf16);
-    let mut session = Session::new(suite.group(), &settings(capacity, SHORT_DEADLINE))?;
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings(capacity, SHORT_DEADLINE), 1)?;
+    let result = leave_out(&mut session, lost, &problem);
+    // Not closed: that is collective, and only some of the processes gave up. The windows stay.
+    drop(session);
+    suite.open.agree(result)?;
+    Ok(Outcome::Passed)
+}
+
+fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()> {
     let locals = session.local_ranks();
     let order: Vec<usize> = (0..locals.len())
         .filter(|&index| locals[index] != lost)
         .collect();
-    session.upload(0, &problem)?;
+    session.upload(0, problem)?;
     let start = Instant::now();
-    session.launch_identity(0, &order, |_| ())?;
+    session.launch_identity(Turn::FIRST, &order, |_| ())?;
     for (rank, outcome) in session.outcomes() {
         match outcome {
             Ok(()) if rank == lost => {}
@@ -168,20 +184,20 @@ fn lost_peer(suite: &mut Suite<'_>) -> Result<Outcome> {
         waited < 4 * SHORT_DEADLINE,
         "the faults came after {waited:?}"
     );
-    // Not closed: that is collective, and only some of the processes gave up. The windows stay.
-    drop(session);
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 /// A new communicator on the same group, in the same contexts.
 fn works_again(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 4);
-    let capacity = capacity_for(&problem, TokenFormat::Bf16);
-    let settings = settings(capacity, DEADLINE);
-    let mut session = Session::new(suite.group(), &settings)?;
-    let outputs = session.round(&problem, &[1.5; 64], true)?;
-    Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16)
-        .verify(&problem, &settings, true, &outputs)?;
-    session.close()?;
+    let settings = settings(capacity_for(&problem, TokenFormat::Bf16), DEADLINE);
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings, 1)?;
+    let oracle = Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16);
+    let outputs = session.round(&problem, &[1.5; 64], true);
+    let result = outputs
+        .map_err(anyhow::Error::from)
+        .and_then(|outputs| Ok(oracle.verify(&problem, &settings, true, &outputs)?));
+    suite.conclude(session, result)?;
     Ok(Outcome::Passed)
 }

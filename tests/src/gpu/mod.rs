@@ -6,14 +6,17 @@ mod rounds;
 #[cfg(feature = "cuda")]
 mod timing;
 
+use std::fs::File;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use ferry::Group;
 
 use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
+use crate::session::{Session, Settings};
 
 /// Options of `ferry-tests gpu`.
 #[derive(clap::Args, Debug)]
@@ -66,7 +69,8 @@ struct Suite<'a> {
     passed: usize,
     failed: usize,
     skipped: usize,
-    lines: Vec<serde_json::Value>,
+    /// Where a line for every test goes, in the process that speaks for the group.
+    json: Option<File>,
 }
 
 /// Runs the tests. An error if any failed.
@@ -86,20 +90,24 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         println!("0 passed, 0 failed, 1 skipped");
         return Ok(());
     }
-    let open = open(&GroupOptions {
+    let mut open = open(&GroupOptions {
         kind: args.group,
         ranks,
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
     })?;
+    let json = args.json.as_ref().filter(|_| open.is_first());
+    let create =
+        |path: &PathBuf| File::create(path).with_context(|| format!("--json {}", path.display()));
+    let json = json.map(create).transpose();
     let mut suite = Suite {
         args,
+        json: open.agree(json)?,
         open,
         passed: 0,
         failed: 0,
         skipped: 0,
-        lines: Vec::new(),
     };
     suite.introduce()?;
     cases::run(&mut suite)?;
@@ -130,6 +138,19 @@ impl Suite<'_> {
 
     fn ranks(&self) -> usize {
         self.group().ranks() as usize
+    }
+
+    /// Makes communicators and tensors on every process, or on none. Collective.
+    fn session(&mut self, group: &Group, settings: &Settings, slots: usize) -> Result<Session> {
+        let session = Session::with_slots(group, settings, slots);
+        self.open.agree(session.map_err(Into::into))
+    }
+
+    /// Closes a session that served its test on every process. If it did not on one, it is
+    /// dropped on all, because closing waits for everyone. Collective.
+    fn conclude(&mut self, session: Session, result: Result<()>) -> Result<()> {
+        self.open.agree(result)?;
+        Ok(session.close()?)
     }
 
     /// Runs a test on every process; it failed if it failed on any.
@@ -168,10 +189,13 @@ impl Suite<'_> {
             let gap = if detail.is_empty() { "" } else { ": " };
             println!("{word:4} {name} ({ms} ms){gap}{detail}");
         }
-        self.lines.push(serde_json::json!({
+        let line = serde_json::json!({
             "test": name, "outcome": word, "detail": detail, "ms": ms as u64,
             "group": self.group().name(), "ranks": self.ranks(),
-        }));
+        });
+        if let Some(file) = &mut self.json {
+            writeln!(file, "{line}")?;
+        }
         Ok(())
     }
 
@@ -184,13 +208,12 @@ impl Suite<'_> {
         } = self;
         if self.open.is_first() {
             println!("{passed} passed, {failed} failed, {skipped} skipped");
-            if let Some(path) = &self.args.json {
-                let lines: String = self.lines.iter().map(|line| format!("{line}\n")).collect();
-                std::fs::write(path, lines)?;
-            }
         }
         if failed > 0 {
             bail!("{failed} tests failed");
+        }
+        if let (0, Some(text)) = (passed + skipped, &self.args.filter) {
+            bail!("--filter {text}: no test has that in its name");
         }
         Ok(self.open.group.close()?)
     }

@@ -2,18 +2,29 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ferry::{CombineMode, Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::cases::DEADLINE;
 use super::{Outcome, Suite};
-use crate::session::{Session, Settings};
+use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for, compare_rows};
 
 /// Problems that rounds take turns with.
 const SLOTS: usize = 8;
+/// Places that results take turns with: one fewer, so that a place never gets the same result
+/// twice in a row, and a round that did not run, or did not write, is found out.
+const PLACES: usize = SLOTS - 1;
+
+/// The turn of a round.
+const fn turn(round: usize) -> Turn {
+    Turn {
+        slot: round % SLOTS,
+        into: round % PLACES,
+    }
+}
 
 /// A session with a problem in each slot, and what each must give with experts that return what
 /// they get.
@@ -24,7 +35,7 @@ struct Turns {
 }
 
 impl Turns {
-    fn new(suite: &Suite<'_>, p2p_world_size: usize) -> Result<Self> {
+    fn new(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Self> {
         let (tokens, hidden) = if suite.args.quick {
             (6, 128)
         } else {
@@ -68,10 +79,13 @@ impl Turns {
             capacity,
             split: false,
         };
-        let mut session = Session::with_slots(suite.group(), &settings, SLOTS)?;
-        for (slot, problem) in problems.iter().enumerate() {
-            session.upload(slot, problem)?;
-        }
+        let group = suite.group().clone();
+        let mut session = suite.session(&group, &settings, SLOTS)?;
+        let mut slots = problems.iter().enumerate();
+        let ready = slots
+            .try_for_each(|(slot, problem)| session.upload(slot, problem))
+            .and_then(|()| session.poison());
+        suite.open.agree(ready.map_err(Into::into))?;
         let wanted = problems
             .iter()
             .map(|problem| {
@@ -89,10 +103,12 @@ impl Turns {
         })
     }
 
-    fn verify(&self, slot: usize) -> Result<()> {
-        let hidden = self.problems[slot].hidden;
-        for (rank, given) in self.session.combined(slot)? {
-            compare_rows(rank, "combined", &self.wanted[slot][rank], &given, hidden)?;
+    fn verify(&self, round: usize) -> Result<()> {
+        let turn = turn(round);
+        let (hidden, wanted) = (self.problems[turn.slot].hidden, &self.wanted[turn.slot]);
+        for (rank, given) in self.session.combined(turn)? {
+            compare_rows(rank, "combined", &wanted[rank], &given, hidden)
+                .with_context(|| format!("round {round}"))?;
         }
         Ok(())
     }
@@ -122,34 +138,48 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("a graph replayed 100 times with fresh data", replayed_graph)
 }
 
-fn back_to_back(suite: &Suite<'_>, p2p_world_size: usize, rounds: usize) -> Result<Outcome> {
+fn back_to_back(suite: &mut Suite<'_>, p2p_world_size: usize, rounds: usize) -> Result<Outcome> {
     let mut turns = Turns::new(suite, p2p_world_size)?;
+    let result = enqueue_rounds(&mut turns, rounds);
+    let us = result.as_ref().copied().unwrap_or_default().as_secs_f64() * 1e6 / rounds as f64;
+    suite.conclude(turns.session, result.map(drop))?;
+    Ok(Outcome::Measured(format!(
+        "{us:.0} us a round, host wall time"
+    )))
+}
+
+/// Time of all rounds, verification left out.
+fn enqueue_rounds(turns: &mut Turns, rounds: usize) -> Result<Duration> {
     let order: Vec<usize> = (0..turns.session.local_ranks().len()).collect();
     let mut busy = Duration::ZERO;
     let mut start = Instant::now();
     for round in 0..rounds {
         turns
             .session
-            .launch_identity(round % SLOTS, &order, |_| ())?;
+            .launch_identity(turn(round), &order, |_| ())
+            .with_context(|| format!("round {round}"))?;
         if (round + 1) % (4 * SLOTS) == 0 || round + 1 == rounds {
             turns.session.synchronize()?;
             busy += start.elapsed();
-            (0..SLOTS.min(round + 1)).try_for_each(|slot| turns.verify(slot))?;
+            // The last result of every place.
+            ((round + 1).saturating_sub(PLACES)..=round).try_for_each(|last| turns.verify(last))?;
             start = Instant::now();
         }
     }
-    turns.session.close()?;
-    let us = busy.as_secs_f64() * 1e6 / rounds as f64;
-    Ok(Outcome::Measured(format!(
-        "{us:.0} us a round, host wall time"
-    )))
+    Ok(busy)
 }
 
 /// Ranks start in random order, each up to 3 ms after the one before.
-fn late_ranks(suite: &Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
+fn late_ranks(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
     let mut turns = Turns::new(suite, p2p_world_size)?;
+    let result = start_late(&mut turns, suite.args.seed);
+    suite.conclude(turns.session, result)?;
+    Ok(Outcome::Passed)
+}
+
+fn start_late(turns: &mut Turns, seed: u64) -> Result<()> {
     let locals = turns.session.local_ranks();
-    let mut state = suite.args.seed + locals[0] as u64;
+    let mut state = seed + locals[0] as u64;
     let mut random = move |below: u64| {
         // Knuth's MMIX generator.
         state = state
@@ -162,14 +192,13 @@ fn late_ranks(suite: &Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
         for index in (1..order.len()).rev() {
             order.swap(index, random(index as u64 + 1) as usize);
         }
-        turns.session.launch_identity(round % SLOTS, &order, |_| {
+        turns.session.launch_identity(turn(round), &order, |_| {
             std::thread::sleep(Duration::from_micros(random(3000)));
         })?;
         turns.session.synchronize()?;
-        turns.verify(round % SLOTS)?;
+        turns.verify(round)?;
     }
-    turns.session.close()?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -182,28 +211,45 @@ fn replayed_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     use ferry::Rank;
     let mut turns = Turns::new(suite, suite.ranks())?;
     let locals = turns.session.local_ranks();
+    let devices: Option<Vec<_>> = locals
+        .iter()
+        .map(|&rank| suite.group().cuda(Rank(rank as u32)))
+        .collect();
+    let Some(devices) = devices else {
+        turns.session.close()?;
+        return Ok(Outcome::Skipped("only CUDA has graphs".into()));
+    };
+    let result = replay_graphs(&mut turns, &devices, suite.args.seed);
+    suite.conclude(turns.session, result)?;
+    Ok(Outcome::Passed)
+}
+
+#[cfg(feature = "cuda")]
+fn replay_graphs(
+    turns: &mut Turns,
+    devices: &[std::sync::Arc<ferry::cuda::CudaDevice>],
+    seed: u64,
+) -> Result<()> {
     let mut graphs = Vec::new();
-    for (index, &rank) in locals.iter().enumerate() {
-        let Some(device) = suite.group().cuda(Rank(rank as u32)) else {
-            return Ok(Outcome::Skipped("only CUDA has graphs".into()));
-        };
+    for (index, device) in devices.iter().enumerate() {
         let (_, stream) = turns.session.local(index);
-        let graph = device.capture(stream, || turns.session.launch_identity_on(index, 0))?;
+        let session = &mut turns.session;
+        let graph = device.capture(stream, || session.launch_identity_on(index, Turn::FIRST))?;
         graphs.push((graph, stream));
     }
     for replay in 0..100 {
         // New contents in the captured tensors; the number of tokens is captured, too.
         let mut fresh = turns.problems[0].clone();
-        let other = generate(WorkloadSpec {
-            ranks: suite.ranks(),
-            experts: 64,
-            top_k: 8,
+        fresh.inputs = generate(WorkloadSpec {
+            ranks: fresh.ranks,
+            experts: fresh.experts,
+            top_k: fresh.top_k,
             hidden: fresh.hidden,
             tokens: fresh.inputs.iter().map(|input| input.tokens).collect(),
             routing: Routing::Uniform,
-            seed: suite.args.seed * 10_000 + replay,
-        });
-        fresh.inputs = other.inputs;
+            seed: seed * 10_000 + replay,
+        })
+        .inputs;
         turns.session.upload(0, &fresh)?;
         for (graph, stream) in &mut graphs {
             graph.launch(*stream)?;
@@ -214,11 +260,10 @@ fn replayed_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
             CombineMode::Reduced,
             true,
         );
-        for (rank, given) in turns.session.combined(0)? {
-            compare_rows(rank, "combined", &wanted[rank], &given, fresh.hidden)?;
+        for (rank, given) in turns.session.combined(Turn::FIRST)? {
+            compare_rows(rank, "combined", &wanted[rank], &given, fresh.hidden)
+                .with_context(|| format!("replay {replay}"))?;
         }
     }
-    drop(graphs);
-    turns.session.close()?;
-    Ok(Outcome::Passed)
+    Ok(())
 }

@@ -1,8 +1,11 @@
 //! First figures: GPU time of dispatch and combine, in rounds that follow each other.
 
+use std::sync::Arc;
+
 use anyhow::Result;
-use ferry::cuda::CudaEvent;
-use ferry::{CombineMode, Config, Rank, TokenFormat};
+use ferry::cuda::{CudaDevice, CudaEvent};
+use ferry::{CombineMode, Config, TokenFormat};
+use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::cases::DEADLINE;
@@ -47,21 +50,35 @@ fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
         max_sms: None,
     };
     let capacity = capacity_for(&problem, TokenFormat::Bf16);
-    let mut session = Session::new(
-        suite.group(),
-        &Settings {
-            config,
-            capacity,
-            split: false,
-        },
-    )?;
-    session.upload(0, &problem)?;
-    let locals = session.local_ranks();
+    let settings = Settings {
+        config,
+        capacity,
+        split: false,
+    };
+    let locals = suite.group().local_ranks();
+    let devices: Option<Vec<_>> = locals
+        .iter()
+        .map(|&rank| suite.group().cuda(rank))
+        .collect();
+    let Some(devices) = devices else {
+        return Ok(Outcome::Skipped("not on GPUs".into()));
+    };
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings, 1)?;
+    let result = measure(&mut session, &devices, &problem);
+    let figures = result.as_ref().cloned().unwrap_or_default();
+    suite.conclude(session, result.map(drop))?;
+    Ok(Outcome::Measured(figures))
+}
+
+fn measure(
+    session: &mut Session,
+    devices: &[Arc<CudaDevice>],
+    problem: &Problem,
+) -> Result<String> {
+    session.upload(0, problem)?;
     let mut events: Vec<Vec<[CudaEvent; 3]>> = Vec::new();
-    for &rank in &locals {
-        let Some(device) = suite.group().cuda(Rank(rank as u32)) else {
-            return Ok(Outcome::Skipped("not on GPUs".into()));
-        };
+    for device in devices {
         let three = || Ok::<_, ferry::Error>([device.event()?, device.event()?, device.event()?]);
         events.push((0..ROUNDS).map(|_| three()).collect::<Result<_, _>>()?);
     }
@@ -87,11 +104,9 @@ fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
         times[times.len() / 2]
     };
     let [dispatch, combine] = &mut times;
-    let figures = format!(
+    Ok(format!(
         "dispatch {:.1} us, combine {:.1} us (median of {ROUNDS}, slowest local rank)",
         median(dispatch),
         median(combine)
-    );
-    session.close()?;
-    Ok(Outcome::Measured(figures))
+    ))
 }

@@ -1,0 +1,357 @@
+//! One rank of a session: its communicator, its stream, its tensors.
+
+use ferry::{
+    CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchInput,
+    DispatchOutput, Error, ExpertParallel, Stream, Tensor, TokenFormat, Unfinished,
+};
+use ferry_reference::{Problem, apply_expert_scale, bf16};
+
+use super::{POISON, RankOutputs, Settings, Turn, row_bytes};
+
+/// The inputs of one problem on a rank.
+#[derive(Clone, Copy)]
+struct Slot {
+    x: DevicePtr,
+    topk_ids: DevicePtr,
+    topk_weights: DevicePtr,
+    tokens: usize,
+}
+
+/// A rank that this process drives.
+pub(super) struct LocalRank {
+    pub(super) ep: ExpertParallel,
+    pub(super) stream: Stream,
+    slots: Vec<Slot>,
+    /// Places for results, as many as slots.
+    combined: Vec<DevicePtr>,
+    pub(super) output: DispatchOutput,
+    expert_rows: DevicePtr,
+}
+
+/// Rows that a token's result has.
+fn rows_of_a_token(config: &Config, weights: bool) -> usize {
+    match config.combine {
+        CombineMode::Exact if !weights => config.top_k,
+        _ => 1,
+    }
+}
+
+/// Bytes of a place for a result: the largest there can be, and a row that nothing may write.
+fn place_bytes(config: &Config) -> usize {
+    (config.max_tokens_per_rank * rows_of_a_token(config, false) + 1) * 2 * config.hidden
+}
+
+impl LocalRank {
+    pub(super) fn new(
+        ep: ExpertParallel,
+        settings: &Settings,
+        slots: usize,
+    ) -> Result<Self, Error> {
+        let Settings {
+            config, capacity, ..
+        } = *settings;
+        let (device, local) = (ep.device().clone(), ep.plan().local_experts());
+        // One row more than asked for: a tensor without rows has an address, too.
+        let alloc = |bytes: usize| device.alloc(bytes.max(16) as u64);
+        let Config {
+            top_k,
+            hidden,
+            max_tokens_per_rank: most,
+            ..
+        } = config;
+        let slot = || -> Result<Slot, Error> {
+            Ok(Slot {
+                x: alloc(most * hidden * 2)?,
+                topk_ids: alloc(most * top_k * 4)?,
+                topk_weights: alloc(most * top_k * 4)?,
+                tokens: 0,
+            })
+        };
+        let groups = hidden / 128;
+        let output = DispatchOutput {
+            tokens: Tensor::contiguous(alloc(capacity * row_bytes(&config))?, [capacity, hidden]),
+            scales: match config.format {
+                TokenFormat::Bf16 => None,
+                TokenFormat::BlockwiseFp8 => Some(Tensor::contiguous(
+                    alloc(groups * capacity * 4)?,
+                    [groups, capacity],
+                )),
+            },
+            row_offsets: Tensor::contiguous(alloc((local + 1) * 4)?, [local + 1]),
+            expert_ids: Tensor::contiguous(alloc(local * 4)?, [local]),
+            src_info: Tensor::contiguous(alloc(capacity * 8)?, [capacity, 2]),
+        };
+        Ok(Self {
+            stream: device.stream()?,
+            slots: (0..slots).map(|_| slot()).collect::<Result<_, _>>()?,
+            combined: (0..slots)
+                .map(|_| alloc(place_bytes(&config)))
+                .collect::<Result<_, _>>()?,
+            output,
+            expert_rows: alloc(capacity * hidden * 2)?,
+            ep,
+        })
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.ep.rank().0 as usize
+    }
+
+    pub(super) fn upload(&mut self, slot: usize, problem: &Problem) -> Result<(), Error> {
+        let input = &problem.inputs[self.rank()];
+        let slot = &mut self.slots[slot];
+        slot.tokens = input.tokens;
+        let device = self.ep.device();
+        device.upload(slot.x, &bytes_of(&input.x, bf16::to_le_bytes))?;
+        device.upload(slot.topk_ids, &bytes_of(&input.topk_ids, i32::to_le_bytes))?;
+        device.upload(
+            slot.topk_weights,
+            &bytes_of(&input.topk_weights, f32::to_le_bytes),
+        )
+    }
+
+    /// Makes every output byte the poison.
+    pub(super) fn poison(&self, settings: &Settings) -> Result<(), Error> {
+        let Settings {
+            config, capacity, ..
+        } = settings;
+        let output = &self.output;
+        let scales = output
+            .scales
+            .map(|scales| (scales.at, 4 * scales.elements()));
+        let dispatched = [
+            (output.tokens.at, capacity * row_bytes(config)),
+            (output.row_offsets.at, 4 * output.row_offsets.elements()),
+            (output.expert_ids.at, 4 * output.expert_ids.elements()),
+            (output.src_info.at, 8 * capacity),
+        ];
+        let combined = self.combined.iter().map(|&at| (at, place_bytes(config)));
+        let mut all = dispatched.into_iter().chain(scales).chain(combined);
+        all.try_for_each(|(at, bytes)| self.ep.device().fill(at, POISON, bytes as u64))
+    }
+
+    pub(super) fn input(&self, slot: usize) -> DispatchInput {
+        let Config { top_k, hidden, .. } = *self.ep.plan().config();
+        let Slot {
+            x,
+            topk_ids,
+            topk_weights,
+            tokens,
+        } = self.slots[slot];
+        DispatchInput {
+            x: Tensor::contiguous(x, [tokens, hidden]),
+            topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),
+            topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
+        }
+    }
+
+    /// What combine takes and gives; `expert_rows` is where the rows lie.
+    pub(super) fn combine_tensors(
+        &self,
+        turn: Turn,
+        expert_rows: DevicePtr,
+        weights: bool,
+    ) -> (CombineInput, CombineOutput) {
+        let Config {
+            top_k,
+            hidden,
+            combine,
+            ..
+        } = *self.ep.plan().config();
+        let Slot {
+            topk_weights,
+            tokens,
+            ..
+        } = self.slots[turn.slot];
+        let combined = self.combined[turn.into];
+        let exact = combine == CombineMode::Exact;
+        let capacity = self.output.tokens.dims[0];
+        let input = CombineInput {
+            expert_rows: Tensor::contiguous(expert_rows, [capacity, hidden]),
+            topk_weights: (exact && weights)
+                .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
+        };
+        let combined = if exact && !weights {
+            CombineTensor::Apart(Tensor::contiguous(combined, [tokens, top_k, hidden]))
+        } else {
+            CombineTensor::Summed(Tensor::contiguous(combined, [tokens, hidden]))
+        };
+        (input, CombineOutput { combined })
+    }
+
+    pub(super) fn start_dispatch(&mut self, split: bool) -> Result<(), Error> {
+        let (input, output, stream) = (self.input(0), self.output, self.stream);
+        if split {
+            drop(self.ep.dispatch_async(stream, &input)?);
+        } else {
+            drop(self.ep.dispatch(stream, &input, &output)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn start_combine(&mut self, split: bool, weights: bool) -> Result<(), Error> {
+        let stream = self.stream;
+        let (input, output) = self.combine_tensors(Turn::FIRST, self.expert_rows, weights);
+        let Unfinished::Combine(dispatched) = self.ep.unfinished() else {
+            return Err(Error::DispatchNotWaited);
+        };
+        if split {
+            drop(dispatched.combine_async(stream, &input, &output)?);
+            return Ok(());
+        }
+        dispatched.combine(stream, &input, &output).map(drop)
+    }
+
+    /// The waiting half of what was split.
+    pub(super) fn finish_half(&mut self) -> Result<(), Error> {
+        let (output, stream) = (self.output, self.stream);
+        match self.ep.unfinished() {
+            Unfinished::DispatchWait(sent) => sent.wait(stream, &output).map(drop),
+            Unfinished::CombineWait(returned) => returned.wait(stream).map(drop),
+            Unfinished::Nothing | Unfinished::Combine(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn launch_identity(&mut self, turn: Turn) -> Result<(), Error> {
+        let (input, output, stream) = (self.input(turn.slot), self.output, self.stream);
+        let (rows, combined) = self.combine_tensors(turn, output.tokens.at, true);
+        let dispatched = self.ep.dispatch(stream, &input, &output)?;
+        dispatched.combine(stream, &rows, &combined).map(drop)
+    }
+
+    /// The stand-in for the experts, on the rows as they arrived; in FP8 on the oracle's, since
+    /// experts get BF16 only after a matrix multiplication.
+    pub(super) fn run_experts(
+        &self,
+        problem: &Problem,
+        scale: &[f32],
+        settings: &Settings,
+    ) -> Result<(), Error> {
+        let Settings {
+            config, capacity, ..
+        } = *settings;
+        let local = self.ep.plan().local_experts();
+        let offsets = self.words(self.output.row_offsets.at, local + 1, u32::from_le_bytes)?;
+        let mut rows = vec![bf16::NAN; capacity * config.hidden];
+        if config.format == TokenFormat::Bf16 {
+            rows = self.words(
+                self.output.tokens.at,
+                capacity * config.hidden,
+                bf16::from_le_bytes,
+            )?;
+            for (expert, pair) in offsets.windows(2).enumerate() {
+                let factor = scale[self.rank() * local + expert];
+                let rows = rows
+                    .get_mut(pair[0] as usize * config.hidden..pair[1] as usize * config.hidden);
+                for x in rows.into_iter().flatten() {
+                    *x = ferry_reference::round_to_bf16(x.to_f32() * factor);
+                }
+            }
+        } else {
+            let dispatched = ferry_reference::dispatch(problem);
+            let answers = apply_expert_scale(problem, &dispatched, scale).swap_remove(self.rank());
+            let starts = &dispatched[self.rank()].row_offsets;
+            for (pair, &start) in starts.windows(2).zip(&offsets) {
+                let (from, to) = (
+                    pair[0] as usize * config.hidden,
+                    pair[1] as usize * config.hidden,
+                );
+                let start = start as usize * config.hidden;
+                if let Some(rows) = rows.get_mut(start..start + to - from) {
+                    rows.copy_from_slice(&answers[from..to]);
+                }
+            }
+        }
+        self.ep
+            .device()
+            .upload(self.expert_rows, &bytes_of(&rows, bf16::to_le_bytes))
+    }
+
+    pub(super) fn outputs(&self, settings: &Settings, weights: bool) -> Result<RankOutputs, Error> {
+        let Settings {
+            config, capacity, ..
+        } = settings;
+        let output = &self.output;
+        let info = self.words(output.src_info.at, 2 * capacity, i32::from_le_bytes)?;
+        let scales = output
+            .scales
+            .map(|scales| self.words(scales.at, scales.elements(), f32::from_le_bytes));
+        Ok(RankOutputs {
+            rank: self.rank(),
+            tokens: self.words(
+                output.tokens.at,
+                capacity * row_bytes(config),
+                u8::from_le_bytes,
+            )?,
+            scales: scales.transpose()?,
+            row_offsets: self.words(
+                output.row_offsets.at,
+                output.row_offsets.elements(),
+                u32::from_le_bytes,
+            )?,
+            expert_ids: self.words(
+                output.expert_ids.at,
+                output.expert_ids.elements(),
+                i32::from_le_bytes,
+            )?,
+            src_info: info.as_chunks().0.to_vec(),
+            combined: self.combined(Turn::FIRST, weights)?,
+            beyond: self.beyond(weights)?,
+        })
+    }
+
+    /// What a turn's combine gave.
+    pub(super) fn combined(&self, turn: Turn, weights: bool) -> Result<Vec<bf16>, Error> {
+        let config = self.ep.plan().config();
+        let rows = self.slots[turn.slot].tokens * rows_of_a_token(config, weights);
+        let at = self.combined[turn.into];
+        self.words(at, rows * config.hidden, bf16::from_le_bytes)
+    }
+
+    /// The row behind the last one of the first turn's result.
+    fn beyond(&self, weights: bool) -> Result<Vec<u8>, Error> {
+        let config = self.ep.plan().config();
+        let rows = self.slots[Turn::FIRST.slot].tokens * rows_of_a_token(config, weights);
+        let bytes = 2 * config.hidden;
+        let at = self.combined[Turn::FIRST.into].plus((rows * bytes) as u64);
+        self.words(at, bytes, u8::from_le_bytes)
+    }
+
+    fn words<T, const B: usize>(
+        &self,
+        at: DevicePtr,
+        count: usize,
+        value: fn([u8; B]) -> T,
+    ) -> Result<Vec<T>, Error> {
+        let mut bytes = vec![0; count * B];
+        self.ep.device().download(at, &mut bytes)?;
+        Ok(bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&word| value(word))
+            .collect())
+    }
+
+    pub(super) fn free(&self) -> Result<(), Error> {
+        let output = &self.output;
+        let slots = self
+            .slots
+            .iter()
+            .flat_map(|s| [s.x, s.topk_ids, s.topk_weights])
+            .chain(self.combined.iter().copied());
+        let outputs = [
+            output.tokens.at,
+            output.row_offsets.at,
+            output.expert_ids.at,
+            output.src_info.at,
+        ];
+        let scales = output.scales.map(|scales| scales.at);
+        let mut all = slots.chain(outputs).chain(scales).chain([self.expert_rows]);
+        all.try_for_each(|at| self.ep.device().free(at))
+    }
+}
+
+fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
+    values.iter().flat_map(|&value| bytes(value)).collect()
+}
