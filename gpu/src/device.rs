@@ -3,11 +3,14 @@
 use core::cell::Cell;
 
 use bytemuck::cast;
+use ferry_layout::fp8::Divisor;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tensor, fp8,
+    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tagged, Tensor,
+    fp8,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 
+use crate::ptx::block::Gates;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
 use crate::shmem;
@@ -29,6 +32,7 @@ pub struct Gpu<'a, A, const SHMEM: bool> {
     warps: u32,
     started_ns: u64,
     polls: Cell<u32>,
+    gates: Gates,
 }
 
 impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
@@ -48,6 +52,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
             warps: thread::threads() / LANES * thread::blocks(),
             started_ns: thread::global_timer_ns(),
             polls: Cell::new(0),
+            gates: Gates::set_up(),
         }
     }
 
@@ -189,8 +194,9 @@ fn encode_group(halves: [Vector; 2]) -> (Vector, f32) {
         f32::from_bits(thread::from_partner(amax.to_bits(), 4)),
     );
     let scale = fp8::scale(amax);
+    let divisor = Divisor::new(scale);
     let encoded = core::array::from_fn(|quad| {
-        let value = |index: usize| values[4 * quad + index] / scale;
+        let value = |index: usize| divisor.divide(values[4 * quad + index], number::multiply_add);
         number::e4m3_quad(value(0), value(1), value(2), value(3))
     });
     (encoded, scale)
@@ -243,6 +249,12 @@ impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
         // SAFETY: signals lie inside the own window.
         unsafe { memory::load_acquire_sys(self.window(self.common().rank()) + at.bytes()) }
     }
+
+    #[inline(always)]
+    fn load_tagged(&self, at: Signal) -> Tagged {
+        // SAFETY: signals lie inside the own window.
+        Tagged(unsafe { memory::load_relaxed_sys(self.window(self.common().rank()) + at.bytes()) })
+    }
 }
 
 impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
@@ -292,6 +304,22 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn warps(&self) -> u32 {
         self.warps
+    }
+
+    #[inline(always)]
+    fn blocks(&self) -> u32 {
+        thread::blocks()
+    }
+
+    #[inline(always)]
+    fn last_of_block(&self, counter: Counter, callers: u32) -> bool {
+        thread::converge();
+        let mut before = 0;
+        if self.lane == 0 {
+            before = self.gates.pass(counter as u32);
+        }
+        thread::converge();
+        thread::broadcast(before, 0) + 1 == callers
     }
 
     #[inline(always)]
@@ -405,15 +433,20 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
+    fn copy_row<To: Fn(u32) -> Row>(
+        &self,
+        span: Span,
+        from: Row,
+        places: impl FnOnce() -> (u64, To),
+    ) {
         let source = self.row(from);
-        let lane_start = self.lane * size_of::<Vector>() as u32;
-        let mut strip_start = span.start;
-        while strip_start < span.end {
-            let start = strip_start + lane_start;
-            // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-            let strip =
-                unsafe { load_strip::<COPY_DEPTH>(source, start, span.end, is_constant(from)) };
+        let constant = is_constant(from);
+        let mut start = span.start + self.lane * size_of::<Vector>() as u32;
+        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
+        let mut strip = unsafe { load_strip::<COPY_DEPTH>(source, start, span.end, constant) };
+        let (targets, to) = places();
+        let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
+        loop {
             let mut left = targets;
             while left != 0 {
                 let target = self.row(to(left.trailing_zeros()));
@@ -421,7 +454,13 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                 unsafe { store_strip(target, start, span.end, &strip) };
                 left &= left - 1;
             }
-            strip_start += COPY_DEPTH as u32 * WARP_BYTES;
+            start += COPY_DEPTH as u32 * WARP_BYTES;
+            // The same for all lanes.
+            if start >= lane_end {
+                return;
+            }
+            // SAFETY: as above.
+            strip = unsafe { load_strip::<COPY_DEPTH>(source, start, span.end, constant) };
         }
     }
 

@@ -76,6 +76,7 @@ pub trait Arguments: Copy {
         } = *self.common();
         match table {
             Table::Ordinals => workspace + tables.ordinals,
+            Table::ChunkCounts => workspace + tables.chunk_counts,
             Table::Routes => workspace + tables.routes,
             Table::Bases => workspace + tables.bases,
             Table::RowMap => workspace + tables.row_map,
@@ -195,7 +196,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
     assert!(core::mem::offset_of!(Common, tables) == 72 + 18 * 8);
-    assert!(size_of::<Common>() == 256);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 256);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 256);
+    assert!(size_of::<Common>() == 264);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 264);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 264);
 };

@@ -23,6 +23,37 @@ pub fn scale(amax: f32) -> f32 {
     amax / MAX
 }
 
+/// Divides by a scale with three instructions an element, to the same e4m3 as a division.
+///
+/// One step of Newton's on a quotient whose remainder is exact (Markstein, "Computation of
+/// elementary functions on the IBM RISC System/6000", IBM J. Res. Dev. 34, 1990). A test compares
+/// it with the division for every BF16 and every mantissa of `amax`.
+#[derive(Clone, Copy, Debug)]
+pub struct Divisor {
+    inverse: f32,
+    /// The scale; 0 where it is infinite, so that the remainder is the element itself.
+    scale: f32,
+}
+
+impl Divisor {
+    /// For dividing by `scale`, which is positive.
+    #[inline(always)]
+    pub fn new(scale: f32) -> Self {
+        Self {
+            inverse: 1.0 / scale,
+            scale: if scale < f32::INFINITY { scale } else { 0.0 },
+        }
+    }
+
+    /// `value / scale`. `multiply_add(a, b, c)` is `a * b + c`, rounded once.
+    #[inline(always)]
+    pub fn divide(self, value: f32, multiply_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
+        let quotient = value * self.inverse;
+        let remainder = multiply_add(-quotient, self.scale, value);
+        multiply_add(remainder, self.inverse, quotient)
+    }
+}
+
 /// The larger magnitude of `amax` and `value`; a NaN does not count.
 #[inline(always)]
 pub fn larger(amax: f32, value: f32) -> f32 {

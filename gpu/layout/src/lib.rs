@@ -20,7 +20,7 @@ mod workspace;
 pub use args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
-pub use header::Header;
+pub use header::{Field, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
 pub use probe::ProbeArgs;
 pub use shape::{
@@ -28,4 +28,4 @@ pub use shape::{
 };
 pub use tag::{Epoch, Tagged};
 pub use window::{ByteOffset, Signal, Window};
-pub use workspace::{Counter, Table, Workspace};
+pub use workspace::{CHUNK_ENTRIES, Counter, Table, Workspace};

@@ -7,8 +7,9 @@ pub struct Epoch(pub u64);
 /// A signal word that carries a 32-bit value and the low 32 bits of its epoch, so that it needs
 /// no second word and no fence: whoever sees the tag sees the value.
 ///
-/// The protocol lets no rank run a whole round ahead of another, so the tag is compared as a
-/// serial number (RFC 1982): right for ever, although 32 bits wrap.
+/// A word of `epoch` stays until its reader has finished `epoch`, so the tag is compared for
+/// equality. A word that is not written in every round keeps an old tag, which could be taken
+/// for a new one only if it was last written exactly 2^32 rounds ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tagged(pub u64);
 
@@ -18,10 +19,9 @@ impl Tagged {
         Self((epoch.0 & 0xffff_ffff) << 32 | value as u64)
     }
 
-    /// The value, if the word was written in `epoch` or later.
+    /// The value, if the word was written in `epoch`.
     pub const fn value(self, epoch: Epoch) -> Option<u32> {
-        let ahead = ((self.0 >> 32) as u32).wrapping_sub(epoch.0 as u32) as i32;
-        if ahead >= 0 {
+        if (self.0 >> 32) as u32 == epoch.0 as u32 {
             Some(self.0 as u32)
         } else {
             None

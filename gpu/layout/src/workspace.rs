@@ -10,13 +10,15 @@ use crate::Shape;
 pub enum Counter {
     /// Rounds finished. The kernels of a round work in epoch `Finished + 1`.
     Finished,
-    /// Expert scans done, over all rounds: `experts` a round.
+    /// Chunks of entries numbered in this round.
+    ChunksDone,
+    /// Groups of 32 experts whose entries are counted, over all rounds.
     ScansDone,
     /// The epoch whose row offsets stand in the workspace.
     OffsetsReady,
-    /// Warps that left the running combine kernel.
+    /// Blocks that left the running combine kernel.
     Exits,
-    /// Warps that have sent back all they had in the running combine kernel.
+    /// Blocks that have sent back all they had in the running combine kernel.
     Returns,
     /// Not zero once a wait was given up: no kernel starts work any more.
     Stopped,
@@ -26,7 +28,7 @@ pub enum Counter {
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 7;
+    pub const COUNT: u64 = 8;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;
@@ -52,8 +54,11 @@ pub enum Table {
     SrcInfo,
     /// `[scale, row capacity]` f32 bits of the rows' scales, the user's.
     Scales,
-    /// `[token, K]` ordinal of each entry among those for its expert.
+    /// `[token, K]` ordinal of each entry among those of its chunk for its expert.
     Ordinals,
+    /// `[chunk, expert]` entries of earlier chunks for the expert; before they are summed, those of
+    /// the chunk.
+    ChunkCounts,
     /// `[token, K]` the expert ids of this round's tokens, kept for combine.
     Routes,
     /// `[local expert, source]` first row of a source's entries for an expert, counted from the
@@ -63,12 +68,17 @@ pub enum Table {
     RowMap,
 }
 
+/// Entries that a warp numbers at a time.
+pub const CHUNK_ENTRIES: u32 = 256;
+
 /// Where everything is in a workspace, in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Workspace {
     /// Start of [`Table::Ordinals`].
     pub ordinals: u64,
+    /// Start of [`Table::ChunkCounts`].
+    pub chunk_counts: u64,
     /// Start of [`Table::Routes`].
     pub routes: u64,
     /// Start of [`Table::Bases`].
@@ -84,12 +94,15 @@ impl Workspace {
     pub const fn of(shape: &Shape) -> Self {
         let entries = shape.max_tokens_per_rank as u64 * shape.top_k as u64;
         let ordinals = Counter::COUNT * Counter::STRIDE_BYTES;
-        let routes = next(ordinals, entries);
+        let chunk_counts = next(ordinals, entries);
+        let chunks = entries.div_ceil(CHUNK_ENTRIES as u64);
+        let routes = next(chunk_counts, chunks * shape.experts as u64);
         let bases = next(routes, entries);
         let row_map = next(bases, shape.experts as u64);
         let bytes = next(row_map, shape.ranks as u64 * entries);
         Self {
             ordinals,
+            chunk_counts,
             routes,
             bases,
             row_map,

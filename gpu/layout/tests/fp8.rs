@@ -1,6 +1,6 @@
 //! The portable e4m3 conversion against a search over all codes.
 
-use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, scale};
+use ferry_layout::fp8::{Divisor, e4m3_bits, f32_of_e4m3_bits, scale};
 
 /// The nearest code by looking at all of them; ties to the even one.
 fn nearest(value: f32) -> u8 {
@@ -53,4 +53,34 @@ fn codes_come_back() {
 fn scales_have_a_floor() {
     assert_eq!(scale(0.0), 1e-4 / 448.0);
     assert_eq!(scale(448.0), 1.0);
+}
+
+/// Every BF16 divided by the scale of every mantissa of `amax`, at exponents from the smallest to
+/// the largest.
+#[test]
+fn a_divisor_divides_as_a_division_does() {
+    let exponents = [0, 1, 60, 100, 113, 114, 127, 128, 200, 254];
+    for exponent in exponents {
+        for mantissa in 0..128_u32 {
+            let amax = f32::from_bits(exponent << 23 | mantissa << 16);
+            compare_division(amax);
+        }
+    }
+    compare_division(f32::INFINITY);
+}
+
+fn compare_division(amax: f32) {
+    let scale = scale(amax);
+    let divisor = Divisor::new(scale);
+    // The magnitudes are the same for both signs; below, all become 0.
+    let lowest = (amax * 1e-7).to_bits() >> 16;
+    for bits in lowest..=amax.to_bits() >> 16 {
+        let value = f32::from_bits(bits << 16);
+        let (wanted, found) = (value / scale, divisor.divide(value, f32::mul_add));
+        assert_eq!(
+            e4m3_bits(found),
+            e4m3_bits(wanted),
+            "{value:e} / {scale:e}: {found:e}, not {wanted:e}"
+        );
+    }
 }

@@ -7,6 +7,7 @@ use ferry_layout::{
 use crate::receive::row_map_entry;
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
 use crate::send::entry;
+use crate::share::Share;
 use crate::units::{Batch, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Put, Row, Span, gather, handshake, slot};
@@ -16,7 +17,7 @@ use crate::{LANES, Machine, Put, Row, Span, gather, handshake, slot};
 #[inline(always)]
 pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync)?;
-    send_back(&launch, args);
+    send_back(&launch, args, Crews::apart(machine));
     Ok(())
 }
 
@@ -25,20 +26,81 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
 #[inline(always)]
 pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineWait)?;
-    gather_rows(&launch, args)
+    gather_rows(&launch, args, Crews::apart(machine))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
 #[inline(always)]
 pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::Combine)?;
-    send_back(&launch, args);
-    gather_rows(&launch, args)
+    let crews = Crews::of(&launch, args);
+    send_back(&launch, args, crews);
+    gather_rows(&launch, args, crews)
+}
+
+/// One in how many warps of a block gathers and does nothing else, where there are more units than
+/// warps: rows are summed while others are still sent. Found by measuring (BENCHMARKS.md).
+const GATHERER_SHARE: u32 = 4;
+
+/// Which warps send back and which gather: all both, or some the one and some the other. As many
+/// in every block.
+#[derive(Clone, Copy)]
+struct Crews {
+    sender: Option<Share>,
+    gatherer: Option<Share>,
+    /// Warps of each block that send.
+    senders_in_block: u32,
+}
+
+impl Crews {
+    /// All warps do both, one after the other.
+    #[inline(always)]
+    fn apart<M: Machine>(machine: &M) -> Self {
+        let all = Share {
+            index: machine.warp(),
+            of: machine.warps(),
+        };
+        Self {
+            sender: Some(all),
+            gatherer: Some(all),
+            senders_in_block: machine.warps() / machine.blocks(),
+        }
+    }
+
+    /// Those of a launch that sends and gathers.
+    #[inline(always)]
+    fn of<M: Machine>(launch: &Launch<M>, args: &CombineArgs) -> Self {
+        let machine = launch.machine;
+        let (warp, warps, blocks) = (machine.warp(), machine.warps(), machine.blocks());
+        let in_block = warps / blocks;
+        let units = args.tokens * launch.common.shape.parts(args.tokens);
+        if units <= warps || in_block == 1 {
+            return Self::apart(machine);
+        }
+        let gatherers_in_block = (in_block / GATHERER_SHARE).max(1);
+        let gatherers = gatherers_in_block * blocks;
+        let gathers = warp < gatherers;
+        let share = match gathers {
+            true => Share {
+                index: warp,
+                of: gatherers,
+            },
+            false => Share {
+                index: warp - gatherers,
+                of: warps - gatherers,
+            },
+        };
+        Self {
+            sender: (!gathers).then_some(share),
+            gatherer: gathers.then_some(share),
+            senders_in_block: in_block - gatherers_in_block,
+        }
+    }
 }
 
 /// Every row that this rank received, back to where it came from.
 #[inline(always)]
-fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
+fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crews) {
     let Launch {
         machine,
         common,
@@ -46,7 +108,8 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
         ..
     } = launch;
     let shape = &common.shape;
-    let mut next = Batch::first(launch);
+    let Some(share) = crews.sender else { return };
+    let mut next = Batch::first(launch, share);
     while let Some(batch) = next {
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
         let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
@@ -60,7 +123,9 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
         next = batch.next();
     }
     // Not before every warp is through: until then it reads counts, presence and headers.
-    if gather::last_out(*machine, Counter::Returns, machine.warps()) {
+    if machine.last_of_block(Counter::Returns, crews.senders_in_block)
+        && gather::last_out(*machine, Counter::Returns, machine.blocks())
+    {
         let word = common.window.consumed(common.rank());
         on_each_rank(*machine, shape.ranks, |rank| {
             handshake::say_consumed(*machine, rank, word, *epoch);
@@ -71,39 +136,42 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs) {
 /// A part of the expert outputs of one token.
 #[inline(always)]
 fn send_unit_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit) {
+    let shape = &launch.common.shape;
+    let near = !M::REACHES_FAR || node_of(shape, launch.common.rank()) >> unit.source.0 & 1 != 0;
+    match shape.mode() {
+        CombineMode::Reduced => send_reduced(launch, args, unit, near),
+        CombineMode::Exact => send_exact(launch, args, unit, near),
+    }
+}
+
+/// The output rows of a unit's token, one a top-k slot.
+#[inline(always)]
+fn read_positions<M: Machine>(launch: &Launch<M>, unit: Unit) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let positions = machine.lanes(|lane| {
+    machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
-            machine.read(
-                Table::RowMap,
-                row_map_entry(shape, unit.source, unit.token, lane),
-            )
+            let entry = row_map_entry(shape, unit.source, unit.token, lane);
+            machine.read(Table::RowMap, entry)
         })
-    });
-    // The dispatch checked the positions against its outputs; these may be smaller.
-    let here = machine.ballot(machine.lanes(|lane| {
+    })
+}
+
+/// The slots whose rows are here. The dispatch checked the positions against its outputs; these
+/// may be smaller.
+#[inline(always)]
+fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
+    machine.ballot(machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         position != NOT_ROUTED && (position as u64) < args.row_capacity
-    }));
-    let near = !M::REACHES_FAR || node_of(shape, common.rank()) >> unit.source.0 & 1 != 0;
-    match shape.mode() {
-        CombineMode::Reduced => send_reduced(launch, unit, positions, here, near),
-        CombineMode::Exact => send_exact(launch, unit, positions, here, near),
-    }
+    }))
 }
 
 /// Into one row: the weighted sum of the token's expert outputs on this rank.
 #[inline(always)]
-fn send_reduced<M: Machine>(
-    launch: &Launch<M>,
-    unit: Unit,
-    positions: M::Lanes<u32>,
-    here: u32,
-    near: bool,
-) {
+fn send_reduced<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) {
     let Launch {
         machine,
         common,
@@ -121,6 +189,8 @@ fn send_reduced<M: Machine>(
         .dispatch_row(source, token)
         .plus(shape.header_start());
     let word = |word| machine.read_window(header.word(word));
+    // Everything is read before anything is waited for.
+    let positions = read_positions(launch, unit);
     let experts =
         machine.lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::expert(lane))));
     let weights = machine.lanes(|lane| {
@@ -128,6 +198,7 @@ fn send_reduced<M: Machine>(
             word(Header::weight(shape.top_k, lane))
         })
     });
+    let here = slots_here(*machine, args, positions);
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
 
     let to = window.combine_row(token, slot_index);
@@ -168,13 +239,7 @@ fn send_reduced<M: Machine>(
 
 /// Into one row a top-k slot: each as it is.
 #[inline(always)]
-fn send_exact<M: Machine>(
-    launch: &Launch<M>,
-    unit: Unit,
-    positions: M::Lanes<u32>,
-    here: u32,
-    near: bool,
-) {
+fn send_exact<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) {
     let Launch {
         machine,
         common,
@@ -188,6 +253,8 @@ fn send_exact<M: Machine>(
         part,
         parts,
     } = unit;
+    let positions = read_positions(launch, unit);
+    let here = slots_here(*machine, args, positions);
     let span = Span::part(common.shape.combine_row_bytes(), part, parts);
     let home = Rank(if near { source.0 } else { me.0 });
     for_each_bit(here as u64, |k| {
@@ -198,7 +265,7 @@ fn send_exact<M: Machine>(
             window.exact_staging(position)
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(span, row, 1, |_| Row::Window(home, at));
+        machine.copy_row(span, row, || (1, |_| Row::Window(home, at)));
     });
     machine.release();
     if near {
@@ -224,28 +291,37 @@ fn send_exact<M: Machine>(
 
 /// Sums what comes back for every token of this rank, and ends the round.
 #[inline(always)]
-fn gather_rows<M: Machine>(launch: &Launch<M>, args: &CombineArgs) -> Result<(), Stopped> {
+fn gather_rows<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    crews: Crews,
+) -> Result<(), Stopped> {
     let Launch { machine, epoch, .. } = launch;
     let parts = launch.common.shape.parts(args.tokens);
-    let mut index = machine.warp();
-    while index < args.tokens * parts {
-        let (token, part) = (index / parts, index % parts);
-        gather_unit(
-            launch,
-            args,
-            Unit {
+    if let Some(Share {
+        index: mut unit,
+        of,
+    }) = crews.gatherer
+    {
+        while unit < args.tokens * parts {
+            let (token, part) = (unit / parts, unit % parts);
+            let unit_of = Unit {
                 source: launch.common.rank(),
                 token,
                 part,
                 parts,
-            },
-        )?;
-        index += machine.warps();
+            };
+            gather_unit(launch, args, unit_of)?;
+            unit += of;
+        }
     }
     if machine.warp() == 0 {
         wait_for_peers(launch)?;
     }
-    if gather::last_out(*machine, Counter::Exits, machine.warps()) {
+    let (warps, blocks) = (machine.warps(), machine.blocks());
+    if machine.last_of_block(Counter::Exits, warps / blocks)
+        && gather::last_out(*machine, Counter::Exits, blocks)
+    {
         machine.store(Counter::Finished, epoch.0);
     }
     Ok(())
@@ -378,7 +454,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, unit: Unit, slots: u32) {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row(span, from, 1, |_| to);
+            machine.copy_row(span, from, || (1, |_| to));
         } else {
             machine.sum_rows(span, 0, |_| (to, 0.0), to);
         }

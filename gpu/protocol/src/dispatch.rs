@@ -1,15 +1,30 @@
-//! Dispatch: the entries, and who does what.
+//! Dispatch: the entries, and which warp does what.
 
-use ferry_layout::{DispatchArgs, Kernel};
+use ferry_layout::{DispatchArgs, Kernel, TokenFormat};
 
+use crate::Machine;
+use crate::announce::{announce, tasks};
+use crate::receive::receive;
+use crate::send::send_units;
+use crate::share::Share;
 use crate::wait::{Launch, Stopped};
-use crate::{Machine, receive, send};
+
+/// One in how many warps sends and does nothing else, where there are more units than warps: the
+/// wire is full all the same, and the others put rows in their places meanwhile. Encoding takes
+/// more warps than copying. Found by measuring (BENCHMARKS.md).
+#[inline(always)]
+const fn sender_share(format: TokenFormat) -> u32 {
+    match format {
+        TokenFormat::Bf16 => 8,
+        TokenFormat::BlockwiseFp8 => 3,
+    }
+}
 
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync)?;
-    send::send(&launch, args, false)
+    Roles::of(&launch, args, false).send(&launch, args)
 }
 
 /// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
@@ -17,7 +32,11 @@ pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<()
 #[inline(always)]
 pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchWait)?;
-    receive::receive(&launch, args)
+    let share = Share {
+        index: machine.warp(),
+        of: machine.warps(),
+    };
+    receive(&launch, args, share)
 }
 
 /// Both in one launch. Collective. All warps must be resident at once: they wait for peers,
@@ -25,6 +44,68 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
 #[inline(always)]
 pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::Dispatch)?;
-    send::send(&launch, args, true)?;
-    receive::receive(&launch, args)
+    let roles = Roles::of(&launch, args, true);
+    roles.send(&launch, args)?;
+    match roles.receiver {
+        Some(share) => receive(&launch, args, share),
+        None => Ok(()),
+    }
+}
+
+/// What a warp does in a launch that sends: the first ones announce, the next ones send, and all
+/// receive but those that send much.
+struct Roles {
+    announcer: Option<Share>,
+    sender: Option<Share>,
+    receiver: Option<Share>,
+}
+
+impl Roles {
+    /// `receives`: the launch goes on to receive.
+    #[inline(always)]
+    fn of<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, receives: bool) -> Self {
+        let (warp, warps) = (launch.machine.warp(), launch.machine.warps());
+        let shape = &launch.common.shape;
+        let tasks = tasks(shape.experts, shape.top_k, args.tokens);
+        let announcers = tasks.min(warps / 2).max(1);
+        // A launch of a single warp announces first and sends then.
+        let others = if warps == 1 { 1 } else { warps - announcers };
+        let units = args.tokens * shape.parts(args.tokens);
+        let is_crowded = receives && units > others && others > 1;
+        let senders = match is_crowded {
+            true => (warps / sender_share(shape.format())).clamp(1, others - 1),
+            false => others,
+        };
+        let first_sender = warps - others;
+        let share = |first: u32, of: u32| {
+            let index = warp.wrapping_sub(first);
+            (index < of).then_some(Share { index, of })
+        };
+        let sender = share(first_sender, senders);
+        let receiver = match (is_crowded, sender) {
+            (true, Some(_)) => None,
+            (true, None) => {
+                let before = if warp < first_sender { 0 } else { senders };
+                share(before, warps - senders)
+            }
+            (false, _) => share(0, warps),
+        };
+        Self {
+            announcer: share(0, announcers),
+            sender,
+            receiver,
+        }
+    }
+
+    /// Announces and sends.
+    #[inline(always)]
+    fn send<M: Machine>(&self, launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
+        if let Some(share) = self.announcer {
+            announce(launch, args, share)?;
+        }
+        match self.sender {
+            Some(share) => send_units(launch, args, share),
+            None => Ok(()),
+        }
+    }
 }

@@ -8,10 +8,10 @@ use ferry_layout::{Counter, Epoch};
 use crate::Counters;
 
 /// Tells that one part is done: what this warp wrote for it can be read by those who see
-/// [`is_done`].
+/// [`is_done`]. True for the last of the round's `parts`, which sees what all wrote.
 #[inline(always)]
-pub fn part_done<C: Counters>(counters: &C, counter: Counter) {
-    counters.add(counter, 1);
+pub fn part_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {
+    counters.add(counter, 1) + 1 == epoch.0 * parts as u64
 }
 
 /// Whether all `parts` of this round are done.
@@ -20,11 +20,11 @@ pub fn is_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts:
     counters.load(counter) >= epoch.0 * parts as u64
 }
 
-/// Leaves a launch of `warps` warps; the last one out, which alone gets `true`, sees what all
+/// Leaves a launch that `parties` leave; the last one out, which alone gets `true`, sees what all
 /// others wrote. It sets the counter back, for the next launch of this stream.
 #[inline(always)]
-pub fn last_out<C: Counters>(counters: &C, counter: Counter, warps: u32) -> bool {
-    let last = counters.add(counter, 1) + 1 == warps as u64;
+pub fn last_out<C: Counters>(counters: &C, counter: Counter, parties: u32) -> bool {
+    let last = counters.add(counter, 1) + 1 == parties as u64;
     if last {
         counters.store(counter, 0);
     }

@@ -19,6 +19,7 @@ mod machine;
 mod receive;
 mod route;
 mod send;
+mod share;
 pub mod slot;
 mod units;
 mod wait;

@@ -1,6 +1,6 @@
 //! What a machine must offer to run the protocol.
 
-use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tensor};
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -19,6 +19,12 @@ pub trait Signals {
     /// Reads a signal word of the own window; what was released before it was stored can be
     /// read afterwards. For one lane.
     fn load_signal(&self, at: Signal) -> u64;
+
+    /// Reads a signal word that carries its value with it: nothing else can be read by having
+    /// seen it. For one lane.
+    fn load_tagged(&self, at: Signal) -> Tagged {
+        Tagged(self.load_signal(at))
+    }
 }
 
 /// Words that the warps of one GPU share: device scope.
@@ -77,6 +83,13 @@ pub trait Machine: Signals + Counters {
     /// Warps of the launch on this rank.
     fn warps(&self) -> u32;
 
+    /// Blocks of the launch on this rank: warp `w` is in block `w % blocks`, and all blocks have
+    /// as many warps.
+    fn blocks(&self) -> u32;
+    /// Leaves this block's gate for `counter`, which `callers` of its warps pass in a launch. True
+    /// for the last, which sees what the others of its block wrote, and after all they read.
+    fn last_of_block(&self, counter: Counter, callers: u32) -> bool;
+
     /// Calls `each` once for every lane, with the lane's number.
     fn lanes<T: Copy>(&self, each: impl FnMut(u32) -> T) -> Self::Lanes<T>;
     /// The value of `lane`; inside [`lanes`](Self::lanes), and only for the lane that asks.
@@ -107,9 +120,14 @@ pub trait Machine: Signals + Counters {
     /// of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. The span's
     /// ends are multiples of a group.
     fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row);
-    /// Copies a span of a row to the same span of `to(i)` for every set bit `i` of `targets`,
-    /// reading it once.
-    fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row);
+    /// Copies a span of a row to the same span of others, reading it once. `places` says which: a
+    /// set of bits, and the row for each. It is asked once, while reading is under way.
+    fn copy_row<To: Fn(u32) -> Row>(
+        &self,
+        span: Span,
+        from: Row,
+        places: impl FnOnce() -> (u64, To),
+    );
     /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
     /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
     /// to f32, the end to BF16.

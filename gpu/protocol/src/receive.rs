@@ -9,6 +9,7 @@ use ferry_layout::{
 };
 
 use crate::route::{for_each_bit, lane_or_none};
+use crate::share::Share;
 use crate::units::{Batch, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Row, Span, slot};
@@ -17,7 +18,11 @@ use crate::{LANES, Machine, Row, Span, slot};
 const DEPTH: u32 = 8;
 
 #[inline(always)]
-pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
+pub fn receive<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    share: Share,
+) -> Result<(), Stopped> {
     let Launch {
         machine,
         common,
@@ -25,15 +30,15 @@ pub fn receive<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<()
         ..
     } = launch;
     let shape = &common.shape;
-    // The last warp: in a fused launch the first ones are busy counting.
-    if machine.warp() + 1 == machine.warps() {
+    // The last one: in a fused launch the first ones are busy counting.
+    if share.index + 1 == share.of {
         compute_offsets(launch, args)?;
     }
     wait_for_token_counts(launch)?;
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
         machine.load(Counter::OffsetsReady) >= epoch.0
     })?;
-    let mut next = Batch::first(launch);
+    let mut next = Batch::first(launch, share);
     while let Some(batch) = next {
         let present = launch.wait_lanes(
             |lane: u32| batch.presence(launch, lane),
@@ -65,14 +70,14 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
     let (shape, window) = (&common.shape, &common.window);
     for first in (0..shape.ranks).step_by(LANES as usize) {
         let source = |lane: u32| Rank((first + lane).min(shape.ranks - 1));
-        let word = |lane| machine.load_signal(window.token_count(source(lane)));
+        let word = |lane| machine.load_tagged(window.token_count(source(lane)));
         let counts = launch.wait_lanes(
-            |lane| Tagged(word(lane)).value(*epoch),
+            |lane| word(lane).value(*epoch),
             |lane| Awaited {
                 peer: source(lane),
                 region: Region::Counts,
                 index: shape.local_experts() as u64,
-                saw: word(lane) >> 32,
+                saw: word(lane).0 >> 32,
             },
         )?;
         let too_many = machine.ballot(machine.lanes(|lane| {
@@ -87,7 +92,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
                         peer: source(lane),
                         region: Region::Counts,
                         wanted: shape.max_tokens_per_rank as u64,
-                        saw: word(lane) & 0xffff_ffff,
+                        saw: word(lane).0 & 0xffff_ffff,
                         ..launch.fault()
                     };
                     launch.record(FaultKind::TooManyTokens, fault);
@@ -116,7 +121,7 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
     while first < experts {
         let word = |lane: u32, source: u32| {
             let expert = (first + lane).min(experts - 1);
-            Tagged(machine.load_signal(window.count(Rank(source.min(ranks - 1)), expert)))
+            machine.load_tagged(window.count(Rank(source.min(ranks - 1)), expert))
         };
         // A wait that is not over yet leaves wrong sums behind, which the next look replaces.
         let totals = launch.wait_lanes(
@@ -204,6 +209,7 @@ fn receive_unit<M: Machine>(
         ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let top_k = shape.top_k;
     let Unit {
         source,
         token,
@@ -222,41 +228,27 @@ fn receive_unit<M: Machine>(
     )?;
 
     let row = window.dispatch_row(source, token);
-    let header = row.plus(shape.header_start());
-    let (top_k, first_expert) = (shape.top_k, me.0 * shape.local_experts());
-    let positions = machine.lanes(|lane| {
-        lane_or_none(lane, top_k, || {
-            let expert = machine.read_window(header.word(Header::expert(lane)));
-            let local = expert.wrapping_sub(first_expert);
-            if local >= shape.local_experts() {
-                return NOT_ROUTED;
-            }
-            let ordinal = machine.read_window(header.word(Header::ordinal(top_k, lane)));
-            let base = machine.read(
-                Table::Bases,
-                local as u64 * shape.ranks as u64 + source.0 as u64,
-            );
-            let start = machine.read(Table::RowOffsets, local as u64);
-            start.wrapping_add(base).wrapping_add(ordinal)
-        })
-    });
-    let here = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
-    let outside = machine.ballot(machine.lanes(|lane| {
-        here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
-    }));
-    if outside != 0 {
-        return refuse_row(
-            launch,
-            args,
-            (source, token),
-            positions,
-            outside.trailing_zeros(),
-        );
-    }
     let span = Span::part(shape.payload_bytes(), part, parts);
-    machine.copy_row(span, Row::Window(me, row), here as u64, |k| {
-        Row::Tensor(Tensor::Output, machine.broadcast(positions, k))
+    let mut found = None;
+    machine.copy_row(span, Row::Window(me, row), || {
+        let places = find_places(launch, args, (source, row));
+        found = Some(places);
+        let targets = if places.outside == 0 { places.here } else { 0 };
+        let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
+        (targets as u64, to)
     });
+    let Some(Places {
+        positions,
+        here,
+        outside,
+    }) = found
+    else {
+        return Ok(());
+    };
+    if outside != 0 {
+        let first = outside.trailing_zeros();
+        return refuse_row(launch, args, (source, token), positions, first);
+    }
     if shape.scales() != 0 {
         place_scales(launch, args, (row, span), positions, here);
     }
@@ -278,6 +270,58 @@ fn receive_unit<M: Machine>(
         }
     });
     Ok(())
+}
+
+/// Where a row goes in the outputs.
+#[derive(Clone, Copy)]
+struct Places<L: Copy> {
+    /// For each top-k slot its output row, or `NOT_ROUTED`.
+    positions: L,
+    /// The slots whose experts live here.
+    here: u32,
+    /// Those of them whose rows lie outside the outputs.
+    outside: u32,
+}
+
+/// Reads a row's header and works out its places. After the offsets.
+#[inline(always)]
+fn find_places<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (source, row): (Rank, ByteOffset),
+) -> Places<M::Lanes<u32>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let header = row.plus(shape.header_start());
+    let (top_k, experts) = (shape.top_k, shape.local_experts());
+    let first_expert = common.rank * experts;
+    let positions = machine.lanes(|lane| {
+        lane_or_none(lane, top_k, || {
+            let expert = machine.read_window(header.word(Header::expert(lane)));
+            let ordinal = machine.read_window(header.word(Header::ordinal(top_k, lane)));
+            let local = expert.wrapping_sub(first_expert);
+            // Read of some expert rather than branch.
+            let some = local.min(experts - 1) as u64;
+            let base = machine.read(Table::Bases, some * shape.ranks as u64 + source.0 as u64);
+            let start = machine.read(Table::RowOffsets, some);
+            if local < experts {
+                start.wrapping_add(base).wrapping_add(ordinal)
+            } else {
+                NOT_ROUTED
+            }
+        })
+    });
+    let here = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
+    let outside = machine.ballot(machine.lanes(|lane| {
+        here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
+    }));
+    Places {
+        positions,
+        here,
+        outside,
+    }
 }
 
 /// Puts the scales of a part of a row into their columns of the scale tensor.

@@ -1,63 +1,25 @@
 //! The sending half of dispatch.
 //!
-//! Some warps announce. The others send rows, payload first; only the headers wait for the
-//! ordinals that the announcing warps compute. Rows that were sent before then share one release.
+//! A row goes out payload first; its header needs the ordinals that the announcing warps work out
+//! meanwhile. Every part of a row is released and flagged by itself.
 
 use ferry_layout::{
-    ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table,
-    Tensor, TokenFormat,
+    ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Fault, FaultKind, Field, Header, NOT_ROUTED,
+    Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::{announce, tasks};
+use crate::announce::scans;
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
+use crate::share::Share;
 use crate::wait::{Launch, Stopped};
-use crate::{Machine, Put, Row, Span, gather, slot};
+use crate::{LANES, Machine, Put, Row, Span, gather, slot};
 
-/// One in how many warps sends, where there are more units than warps and the launch receives
-/// as well: the wire is full all the same, and the others put rows in their places meanwhile.
-/// Encoding takes more warps than copying. Found by measuring (BENCHMARKS.md).
+/// Sends this warp's share of the units (parts of tokens).
 #[inline(always)]
-const fn sender_share(format: TokenFormat) -> u32 {
-    match format {
-        TokenFormat::Bf16 => 8,
-        TokenFormat::BlockwiseFp8 => 3,
-    }
-}
-
-/// Announces and sends. `receives`: the launch goes on to receive.
-#[inline(always)]
-pub fn send<M: Machine>(
+pub fn send_units<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    receives: bool,
-) -> Result<(), Stopped> {
-    let (warp, warps) = (launch.machine.warp(), launch.machine.warps());
-    let shape = &launch.common.shape;
-    let announcers = tasks(shape.experts, args.tokens).min(warps / 2).max(1);
-    if warp < announcers {
-        announce(launch, args, warp, announcers);
-    }
-    // A launch of a single warp announces first and sends then.
-    let free = if warps == 1 { 1 } else { warps - announcers };
-    let units = args.tokens * shape.parts(args.tokens);
-    let senders = match receives && units > free {
-        true => (warps / sender_share(shape.format())).clamp(1, free),
-        false => free,
-    };
-    match (warp + free).checked_sub(warps) {
-        Some(sender) if sender < senders => send_units(launch, args, sender, senders),
-        _ => Ok(()),
-    }
-}
-
-/// Sends units `sender`, `sender + senders`, ...: payloads as fast as they go, headers and flags
-/// once the ordinals are there.
-#[inline(always)]
-fn send_units<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    sender: u32,
-    senders: u32,
+    share: Share,
 ) -> Result<(), Stopped> {
     let Launch {
         machine,
@@ -67,38 +29,40 @@ fn send_units<M: Machine>(
     } = launch;
     let shape = &common.shape;
     let parts = shape.parts(args.tokens);
-    let units = args.tokens * parts;
-    let mut numbered = false;
-    let mut unflagged = sender;
-    let mut unit = sender;
-    while unit < units {
-        send_payload(launch, unit / parts, unit % parts, parts);
-        let next = unit + senders;
-        let is_last = next >= units;
-        let is_numbered = || gather::is_done(*machine, Counter::ScansDone, *epoch, shape.experts);
-        if is_last && !numbered {
+    let is_numbered = || {
+        let scans = scans(shape.experts);
+        gather::is_done(*machine, Counter::ScansDone, *epoch, scans)
+    };
+    let mut unit = share.index;
+    while unit < args.tokens * parts {
+        let token = unit / parts;
+        let route = read_route(launch, token);
+        send_payload(launch, route, (unit % parts, parts));
+        if unit == share.index {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
-            numbered = true;
         }
-        numbered = numbered || is_numbered();
-        if numbered {
-            publish_units(launch, args, (unflagged, next), senders, parts);
-            unflagged = next;
-        }
-        unit = next;
+        publish(launch, args, route, unit);
+        unit += share.of;
     }
     Ok(())
 }
 
+/// Where a token goes.
+#[derive(Clone, Copy)]
+struct Route {
+    token: u32,
+    /// The ranks of its experts, as bits.
+    ranks: u64,
+}
+
 /// Copies a part of a token to every rank that holds one of its experts.
 #[inline(always)]
-fn send_payload<M: Machine>(launch: &Launch<M>, token: u32, part: u32, parts: u32) {
+fn send_payload<M: Machine>(launch: &Launch<M>, route: Route, (part, parts): (u32, u32)) {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let experts = read_route(launch, token);
-    let ranks = ranks_of(*machine, shape, experts);
+    let Route { token, ranks, .. } = route;
     let near = ranks & node_of(shape, me);
     let span = Span::part(shape.payload_bytes(), part, parts);
     let row = window.dispatch_row(me, token);
@@ -106,26 +70,20 @@ fn send_payload<M: Machine>(launch: &Launch<M>, token: u32, part: u32, parts: u3
     let staged = |_| Row::Window(me, window.dispatch_staging(token));
     let from = Row::Tensor(Tensor::Input, token);
     match shape.format() {
-        TokenFormat::Bf16 => machine.copy_row(span, from, near, to),
+        TokenFormat::Bf16 => machine.copy_row(span, from, || (near, to)),
         TokenFormat::BlockwiseFp8 => machine.encode_fp8(span, token, near, to),
     }
     if M::REACHES_FAR && ranks != near {
         match shape.format() {
-            TokenFormat::Bf16 => machine.copy_row(span, from, 1, staged),
+            TokenFormat::Bf16 => machine.copy_row(span, from, || (1, staged)),
             TokenFormat::BlockwiseFp8 => machine.encode_fp8(span, token, 1, staged),
         }
     }
 }
 
-/// Writes the headers of units whose payload was sent, and then flags them.
+/// Writes a unit's header, and then flags the unit.
 #[inline(always)]
-fn publish_units<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    (first, end): (u32, u32),
-    senders: u32,
-    parts: u32,
-) {
+fn publish<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Route, unit: u32) {
     let Launch {
         machine,
         common,
@@ -133,73 +91,34 @@ fn publish_units<M: Machine>(
         ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let header_start = shape.header_start();
-    let node = node_of(shape, me);
-    let mut unit = first;
-    while unit < end {
-        let token = unit / parts;
-        let ranks = routed_ranks(launch, token);
-        let header = window.dispatch_row(me, token).plus(header_start);
-        // Every part brings the header: whoever sees the part's flag sees the header, too.
-        for_each_bit(ranks & node, |rank| {
-            write_header(launch, args, token, Rank(rank), header)
-        });
-        if M::REACHES_FAR && ranks & !node != 0 {
-            write_header(
-                launch,
-                args,
-                token,
-                me,
-                window.dispatch_staging(token).plus(header_start),
-            );
-        }
-        unit += senders;
-    }
+    let Route { token, ranks, .. } = route;
+    let near = ranks & node_of(shape, me);
+    let far = if M::REACHES_FAR { ranks & !near } else { 0 };
+    // Every part brings the header: whoever sees the part's flag sees the header, too.
+    write_header(launch, args, route, (near, far != 0));
     machine.release();
-    let mut unit = first;
-    while unit < end {
-        let token = unit / parts;
-        let ranks = routed_ranks(launch, token);
-        let flag = window.dispatch_flag(me, unit);
-        on_each_rank(*machine, shape.ranks, |rank| {
-            if (ranks & node) >> rank.0 & 1 != 0 {
-                slot::publish(*machine, rank, flag, *epoch);
-            }
-        });
-        let far = if M::REACHES_FAR { ranks & !node } else { 0 };
-        for_each_bit(far, |rank| {
-            machine.put(Put {
-                peer: Rank(rank),
-                from: window.dispatch_staging(token),
-                to: window.dispatch_row(me, token),
-                bytes: shape.dispatch_row_bytes(),
-                signal: flag,
-                value: epoch.0,
-            });
-        });
-        unit += senders;
-    }
-}
-
-/// The ranks that a token goes to, as bits, from what [`read_route`] kept.
-#[inline(always)]
-fn routed_ranks<M: Machine>(launch: &Launch<M>, token: u32) -> u64 {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let shape = &common.shape;
-    let experts = machine.lanes(|lane| {
-        lane_or_none(lane, shape.top_k, || {
-            machine.read(Table::Routes, entry(shape.top_k, token, lane))
-        })
+    let flag = window.dispatch_flag(me, unit);
+    on_each_rank(*machine, shape.ranks, |rank| {
+        if near >> rank.0 & 1 != 0 {
+            slot::publish(*machine, rank, flag, *epoch);
+        }
     });
-    ranks_of(*machine, shape, experts)
+    for_each_bit(far, |rank| {
+        machine.put(Put {
+            peer: Rank(rank),
+            from: window.dispatch_staging(token),
+            to: window.dispatch_row(me, token),
+            bytes: shape.dispatch_row_bytes(),
+            signal: flag,
+            value: epoch.0,
+        });
+    });
 }
 
 /// The experts of a token, with every id that does not exist reported and left out; kept for
 /// combine.
 #[inline(always)]
-fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
+fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> Route {
     let Launch {
         machine, common, ..
     } = launch;
@@ -212,7 +131,7 @@ fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
     }
-    machine.lanes(|lane| {
+    let experts = machine.lanes(|lane| {
         let id = machine.own(given, lane);
         let valid = id < shape.experts;
         if !valid && id != NOT_ROUTED {
@@ -231,7 +150,11 @@ fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
             machine.write(Table::Routes, entry(shape.top_k, token, lane), id);
         }
         id
-    })
+    });
+    Route {
+        token,
+        ranks: ranks_of(*machine, shape, experts),
+    }
 }
 
 /// Reports an expert that a token lists twice.
@@ -261,36 +184,71 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
     }
 }
 
-/// Writes a token's header behind its payload, a word a lane.
+/// Writes a token's header behind its payload, a word a lane: to the ranks of this node that
+/// `near` names, and into the staging if the row also goes `far`.
 #[inline(always)]
 fn write_header<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    token: u32,
-    to: Rank,
-    header: ByteOffset,
+    route: Route,
+    (near, far): (u64, bool),
 ) {
     let Launch {
         machine, common, ..
     } = launch;
-    let top_k = common.shape.top_k;
-    machine.lanes(|lane| {
-        if lane == 0 {
-            machine.write_window(to, header.word(Header::TOKEN), token);
-        }
-        if lane < top_k {
-            let at = entry(top_k, token, lane);
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let (top_k, token) = (shape.top_k, route.token);
+    let row = window.dispatch_row(me, token).plus(shape.header_start());
+    let staging = window.dispatch_staging(token).plus(shape.header_start());
+    for first in (0..Header::words(top_k)).step_by(LANES as usize) {
+        let words = machine.lanes(|lane| {
+            let field = Header::field(top_k, first + lane);
+            // Read whatever the word holds, so that lanes do not wait for each other.
+            let at = entry(top_k, token, field.k());
             let weight = match args.topk_weights {
                 0 => 1f32.to_bits(),
                 _ => machine.read(Table::TopkWeights, at),
             };
-            let expert = machine.read(Table::Routes, at);
-            let ordinal = machine.read(Table::Ordinals, at);
-            machine.write_window(to, header.word(Header::expert(lane)), expert);
-            machine.write_window(to, header.word(Header::weight(top_k, lane)), weight);
-            machine.write_window(to, header.word(Header::ordinal(top_k, lane)), ordinal);
+            let (expert, ordinal) = number(launch, at);
+            match field {
+                Field::Token => token,
+                Field::Expert(_) => expert,
+                Field::Weight(_) => weight,
+                Field::Ordinal(_) => ordinal,
+            }
+        });
+        let write = |to, header: ByteOffset| {
+            machine.lanes(|lane| {
+                if first + lane < Header::words(top_k) {
+                    let word = machine.own(words, lane);
+                    machine.write_window(to, header.word(first + lane), word);
+                }
+            });
+        };
+        for_each_bit(near, |rank| write(Rank(rank), row));
+        if far {
+            write(me, staging);
         }
-    });
+    }
+}
+
+/// An entry's expert, or `NOT_ROUTED`, and its ordinal among those for it. For one lane; after
+/// the scans.
+#[inline(always)]
+fn number<M: Machine>(launch: &Launch<M>, entry: u64) -> (u32, u32) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let experts = common.shape.experts;
+    let in_chunk = machine.read(Table::Ordinals, entry);
+    let id = machine.read(Table::TopkIds, entry);
+    let counts = entry / CHUNK_ENTRIES as u64 * experts as u64;
+    let earlier = machine.read(Table::ChunkCounts, counts + id.min(experts - 1) as u64);
+    if id < experts {
+        (id, earlier + in_chunk)
+    } else {
+        (NOT_ROUTED, 0)
+    }
 }
 
 /// Index of entry `k` of a token in a `[token, K]` table.

@@ -3,8 +3,9 @@
 //! Units are dealt to the warps one by one, sources interleaved, and taken 32 at a time so that
 //! the lanes look at 32 presence bits at once.
 
-use ferry_layout::{Rank, Region, Shape, Tagged};
+use ferry_layout::{Rank, Region, Shape};
 
+use crate::share::Share;
 use crate::wait::{Awaited, Launch};
 use crate::{LANES, Machine};
 
@@ -36,9 +37,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The first batch of a warp, if it has any. After every source's token count has come.
+    /// The first batch of a warp's share, if it has any. After every source's token count has come.
     #[inline(always)]
-    pub fn first<M: Machine>(launch: &Launch<M>) -> Option<Self> {
+    pub fn first<M: Machine>(launch: &Launch<M>, share: Share) -> Option<Self> {
         let Launch {
             machine, common, ..
         } = launch;
@@ -47,7 +48,7 @@ impl Batch {
         for first in (0..shape.ranks).step_by(LANES as usize) {
             let tokens = machine.lanes(|lane| {
                 let source = Rank((first + lane).min(shape.ranks - 1));
-                machine.load_signal(common.window.token_count(source)) as u32
+                machine.load_tagged(common.window.token_count(source)).0 as u32
             });
             longest = machine.max(tokens).max(longest);
             parts = machine
@@ -55,7 +56,10 @@ impl Batch {
                 .max(parts);
         }
         let units = longest * shape.ranks * parts;
-        let (first, warps) = (machine.warp(), machine.warps());
+        let Share {
+            index: first,
+            of: warps,
+        } = share;
         Self {
             first,
             units,
@@ -114,13 +118,13 @@ impl Batch {
             part,
             ..
         } = self.unit(lane, 1, &common.shape, common.rank());
-        let count = Tagged(machine.load_signal(common.window.token_count(source)));
+        let count = machine.load_tagged(common.window.token_count(source));
         let tokens = count.value(*epoch)?;
         let parts = common.shape.parts(tokens);
         if token >= tokens || part >= parts {
             return Some(0);
         }
-        let word = Tagged(machine.load_signal(common.window.presence(source, token / LANES)));
+        let word = machine.load_tagged(common.window.presence(source, token / LANES));
         let present = word.value(*epoch)? >> (token % LANES) & 1 != 0;
         Some(if present { parts } else { 0 })
     }
@@ -133,7 +137,7 @@ impl Batch {
         } = launch;
         let Unit { source, token, .. } = self.unit(lane, 1, &common.shape, common.rank());
         let word = token / LANES;
-        let saw = machine.load_signal(common.window.presence(source, word)) >> 32;
+        let saw = machine.load_tagged(common.window.presence(source, word)).0 >> 32;
         Awaited {
             peer: source,
             region: Region::Presence,

@@ -223,7 +223,7 @@ fn gather_model(weak: Weak) {
             let memory = memory.clone();
             thread::spawn(move || {
                 memory.rows[part].store(epoch.0, Ordering::Relaxed);
-                gather::part_done(&memory.warp(0), Counter::ScansDone);
+                gather::part_done(&memory.warp(0), Counter::ScansDone, epoch, 2);
             })
         });
         let warp = memory.warp(0);

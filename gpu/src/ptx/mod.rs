@@ -6,6 +6,7 @@
 //! them as convergent and keeps them out of diverged code, which it does not promise for
 //! assembly.
 
+pub mod block;
 #[cfg(target_feature = "sm_90")]
 pub mod bulk;
 pub mod memory;

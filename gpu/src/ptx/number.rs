@@ -38,6 +38,18 @@ pub fn add_product(sum: f32, weight: f32, value: f32) -> f32 {
     result
 }
 
+/// `fma.rn.f32`: `a * b + c`, rounded once, to nearest even.
+#[inline(always)]
+pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    let result;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("fma.rn.f32 {}, {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b,
+            in(reg32) c, options(pure, nomem, nostack, preserves_flags));
+    }
+    result
+}
+
 /// Four f32 as e4m3, `a` in the lowest byte: rounded to nearest even, saturating at ±448, NaN
 /// `0x7f`. The instruction is `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt"; sm_89 and later).
 #[cfg(target_feature = "sm_89")]

@@ -19,6 +19,8 @@ unsafe extern "C" {
     fn llvm_reduce_or(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn llvm_warp_barrier(mask: u32);
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
+    fn llvm_block_barrier(barrier: u32);
 }
 
 /// All lanes of a warp.
@@ -123,6 +125,13 @@ pub fn union(value: u32) -> u32 {
 pub fn converge() {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_warp_barrier(ALL) }
+}
+
+/// `barrier.sync 0`: waits for all threads of the block that have not ended. All threads.
+#[inline(always)]
+pub fn block_barrier() {
+    // SAFETY: all threads of the block execute it together.
+    unsafe { llvm_block_barrier(0) }
 }
 
 /// `trap`: ends the kernel with an error. No code of Ferry's panics; this is for what the

@@ -446,11 +446,19 @@ impl World {
             windows.retain(|window| window.start != start);
             windows.push(known);
         }
-        for number in 0..self.options.warps {
+        // Blocks of two warps, if that comes out even.
+        let warps = self.options.warps;
+        let blocks = if warps.is_multiple_of(2) {
+            warps / 2
+        } else {
+            warps
+        };
+        let gates: Vec<_> = (0..blocks).map(|_| Rc::default()).collect();
+        for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
             let idle_at = Rc::new(Cell::new(None));
             let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), *args);
-            let warps = self.options.warps;
+            let gates = Rc::clone(&gates[(number % blocks) as usize]);
             let stack = self
                 .stacks
                 .pop()
@@ -468,6 +476,8 @@ impl World {
                     args,
                     number,
                     warps,
+                    blocks,
+                    gates,
                     deadline,
                     stopped_at,
                 };

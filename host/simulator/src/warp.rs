@@ -135,6 +135,9 @@ pub struct Warp<'y> {
     pub args: Args,
     pub number: u32,
     pub warps: u32,
+    pub blocks: u32,
+    /// How many warps of this one's block have passed each counter's gate.
+    pub gates: Rc<[Cell<u32>; Counter::COUNT as usize]>,
     pub deadline: u64,
     pub stopped_at: u64,
 }
@@ -346,6 +349,18 @@ impl Machine for Warp<'_> {
         self.warps
     }
 
+    fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    fn last_of_block(&self, counter: Counter, callers: u32) -> bool {
+        self.buffer.borrow_mut().drain_own(&self.shared);
+        self.pause();
+        let gate = &self.gates[counter as usize];
+        gate.set(gate.get() + 1);
+        gate.get() == callers
+    }
+
     fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> Self::Lanes<T> {
         std::array::from_fn(|lane| each(lane as u32))
     }
@@ -434,12 +449,21 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn copy_row(&self, span: Span, from: Row, targets: u64, to: impl Fn(u32) -> Row) {
-        if targets == 0 || span.start == span.end {
+    fn copy_row<To: Fn(u32) -> Row>(
+        &self,
+        span: Span,
+        from: Row,
+        places: impl FnOnce() -> (u64, To),
+    ) {
+        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
+        let data = match bytes {
+            0 => Vec::new(),
+            _ => self.load_bytes(self.row(from) + start, bytes),
+        };
+        let (targets, to) = places();
+        if bytes == 0 {
             return;
         }
-        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
-        let data = self.load_bytes(self.row(from) + start, bytes);
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
             self.store_bytes(self.row(to(target)) + start, &data, false);
             self.pause();
