@@ -5,8 +5,8 @@ use core::cell::Cell;
 use bytemuck::cast;
 use ferry_layout::fp8::Divisor;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Rank, Signal, Table, Tagged, Tensor,
-    fp8,
+    Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Rank, Signal, Table, Tagged,
+    Tensor, fp8,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 
@@ -355,6 +355,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn matching(&self, values: u32) -> u32 {
+        thread::matching(values)
+    }
+
+    #[inline(always)]
     fn max(&self, values: u32) -> u32 {
         thread::max(values)
     }
@@ -395,9 +400,17 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn write_window(&self, to: Rank, at: ByteOffset, value: u32) {
+    fn read_entry(&self, at: ByteOffset) -> Entry {
+        // SAFETY: offsets lie inside the windows.
+        let words =
+            unsafe { memory::load_vector(self.window(self.common().rank()) + at.bytes(), true) };
+        Entry::of_words(words)
+    }
+
+    #[inline(always)]
+    fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry) {
         // SAFETY: offsets lie inside the windows, and `to` is mapped.
-        unsafe { memory::store_u32(self.window(to) + at.bytes(), value) };
+        unsafe { memory::store_vector(self.window(to) + at.bytes(), entry.words(), true) };
     }
 
     #[inline(always)]
@@ -417,17 +430,17 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                     load_halves(source, next, span.end),
                 )
             };
-            let (this, other) = (encode_group(this), encode_group(other));
-            let mut left = targets;
-            while left != 0 {
-                let target = self.row(to(left.trailing_zeros()));
-                // SAFETY: rows hold payload and scales.
-                unsafe {
-                    store_group(target, scales_start, start, span.end, this);
-                    store_group(target, scales_start, next, span.end, other);
+            let store = |start, group| {
+                let mut left = targets;
+                while left != 0 {
+                    let target = self.row(to(left.trailing_zeros()));
+                    // SAFETY: rows hold payload and scales.
+                    unsafe { store_group(target, scales_start, start, span.end, group) };
+                    left &= left - 1;
                 }
-                left &= left - 1;
-            }
+            };
+            store(start, encode_group(this));
+            store(next, encode_group(other));
             strip_start += 2 * WARP_BYTES;
         }
     }

@@ -50,7 +50,9 @@ impl Divisor {
     pub fn divide(self, value: f32, multiply_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
         let quotient = value * self.inverse;
         let remainder = multiply_add(-quotient, self.scale, value);
-        multiply_add(remainder, self.inverse, quotient)
+        let result = multiply_add(remainder, self.inverse, quotient);
+        // The sum of two zeros of different signs has lost its sign.
+        f32::from_bits(result.to_bits() | value.to_bits() & 1 << 31)
     }
 }
 

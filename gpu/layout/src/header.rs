@@ -1,78 +1,53 @@
 //! The header of a dispatch row: what the receiver must know of a token beside its payload.
 
-/// What a word of a header holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
-    /// The source's token index.
-    Token,
-    /// The expert id of entry `k`.
-    Expert(u32),
-    /// The router weight of entry `k`.
-    Weight(u32),
-    /// The ordinal of entry `k`.
-    Ordinal(u32),
-}
-
-impl Field {
-    /// The entry that it is about; 0 for the token index.
-    #[inline(always)]
-    pub const fn k(self) -> u32 {
-        match self {
-            Self::Token => 0,
-            Self::Expert(k) | Self::Weight(k) | Self::Ordinal(k) => k,
-        }
-    }
-}
-
-/// Word positions (4 bytes each) inside a row header of a given top-k.
-///
-/// `[token, expert × K, weight × K, ordinal × K]`: the source's token index; the global expert
-/// ids ([`NOT_ROUTED`](crate::NOT_ROUTED) for none); the router weights as f32 bits; and for
-/// every entry its ordinal among the entries that this source sends to that expert.
+/// A row's header: 16 bytes for each of its entries, so that a lane reads or writes an entry at
+/// once.
 pub struct Header;
 
-impl Header {
-    /// Word of the token index.
-    pub const TOKEN: u32 = 0;
+/// An entry of a header: a token and one of the experts that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The global expert id, [`NOT_ROUTED`](crate::NOT_ROUTED) for none.
+    pub expert: u32,
+    /// The router's weight, as f32 bits.
+    pub weight: u32,
+    /// The entry's number among those that this source sends to that expert.
+    pub ordinal: u32,
+    /// The source's token index.
+    pub token: u32,
+}
 
-    /// Word of entry `k`'s expert id.
-    pub const fn expert(k: u32) -> u32 {
-        1 + k
-    }
+impl Entry {
+    /// Bytes.
+    pub const BYTES: u32 = 16;
 
-    /// Word of entry `k`'s router weight.
-    pub const fn weight(top_k: u32, k: u32) -> u32 {
-        1 + top_k + k
-    }
-
-    /// Word of entry `k`'s ordinal.
-    pub const fn ordinal(top_k: u32, k: u32) -> u32 {
-        1 + 2 * top_k + k
-    }
-
-    /// What stands in `word`. Words behind the last are said to hold an ordinal of the last entry.
+    /// As it travels.
     #[inline(always)]
-    pub const fn field(top_k: u32, word: u32) -> Field {
-        let last = top_k - 1;
-        if word == Self::TOKEN {
-            Field::Token
-        } else if word < Self::weight(top_k, 0) {
-            Field::Expert(word - Self::expert(0))
-        } else if word < Self::ordinal(top_k, 0) {
-            Field::Weight(word - Self::weight(top_k, 0))
-        } else {
-            let k = word - Self::ordinal(top_k, 0);
-            Field::Ordinal(if k < last { k } else { last })
+    pub const fn words(self) -> [u32; 4] {
+        [self.expert, self.weight, self.ordinal, self.token]
+    }
+
+    /// What arrived.
+    #[inline(always)]
+    pub const fn of_words(words: [u32; 4]) -> Self {
+        let [expert, weight, ordinal, token] = words;
+        Self {
+            expert,
+            weight,
+            ordinal,
+            token,
         }
     }
+}
 
-    /// Words in use.
-    pub const fn words(top_k: u32) -> u32 {
-        1 + 3 * top_k
+impl Header {
+    /// Bytes from a header's start to entry `k`.
+    pub const fn entry(k: u32) -> u32 {
+        k * Entry::BYTES
     }
 
-    /// Bytes, rounded up to 16 so that a row is copied in 16-byte pieces.
+    /// Bytes.
     pub const fn bytes(top_k: u32) -> u32 {
-        (Self::words(top_k) * 4).next_multiple_of(16)
+        top_k * Entry::BYTES
     }
 }

@@ -20,7 +20,7 @@ mod workspace;
 pub use args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
-pub use header::{Field, Header};
+pub use header::{Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
 pub use probe::ProbeArgs;
 pub use shape::{

@@ -72,10 +72,11 @@ fn a_divisor_divides_as_a_division_does() {
 fn compare_division(amax: f32) {
     let scale = scale(amax);
     let divisor = Divisor::new(scale);
-    // The magnitudes are the same for both signs; below, all become 0.
+    // What is smaller becomes 0.
     let lowest = (amax * 1e-7).to_bits() >> 16;
-    for bits in lowest..=amax.to_bits() >> 16 {
-        let value = f32::from_bits(bits << 16);
+    let magnitudes = (lowest..=amax.to_bits() >> 16).chain([0, 1, 0x7fc0]);
+    let values = magnitudes.flat_map(|bits| [bits << 16, bits << 16 | 1 << 31]);
+    for value in values.map(f32::from_bits) {
         let (wanted, found) = (value / scale, divisor.divide(value, f32::mul_add));
         assert_eq!(
             e4m3_bits(found),

@@ -2,11 +2,10 @@
 //! each expert gets. Small words that carry their epoch; no row waits for them at the source.
 //!
 //! Entries are numbered in two steps: within a chunk by one warp each, then the chunks of every
-//! expert are summed, 32 experts a warp.
+//! expert are summed, 32 experts a warp. Where they fit into one chunk, whoever needs a number
+//! counts for himself, and nobody waits.
 
-use core::cmp::Ordering::{self, Greater, Less};
-
-use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, NOT_ROUTED, Rank, Region, Table, Tagged};
+use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Table, Tagged};
 
 use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;
@@ -16,12 +15,17 @@ use crate::{LANES, Machine, gather};
 
 /// Words that a lane has in flight.
 const DEPTH: usize = 8;
-const _: () = assert!(CHUNK_ENTRIES == DEPTH as u32 * LANES);
 
 /// Chunks that a source's entries are numbered in.
 #[inline(always)]
 fn chunks(top_k: u32, tokens: u32) -> u32 {
     (tokens * top_k).div_ceil(CHUNK_ENTRIES)
+}
+
+/// Whether there are so few entries that everybody counts them for himself.
+#[inline(always)]
+pub fn is_one_chunk(top_k: u32, tokens: u32) -> bool {
+    chunks(top_k, tokens) <= 1
 }
 
 /// Groups of experts, a lane each.
@@ -33,8 +37,11 @@ pub fn scans(experts: u32) -> u32 {
 /// Warps that announcing keeps busy.
 #[inline(always)]
 pub fn tasks(experts: u32, top_k: u32, tokens: u32) -> u32 {
-    let first = tokens.div_ceil(LANES) + chunks(top_k, tokens);
-    first.max(scans(experts))
+    let presence = tokens.div_ceil(LANES);
+    match is_one_chunk(top_k, tokens) {
+        true => presence + scans(experts),
+        false => scans(experts).max(presence + chunks(top_k, tokens)),
+    }
 }
 
 /// Announces this warp's share.
@@ -52,19 +59,23 @@ pub fn announce<M: Machine>(
     if share.index == 0 {
         announce_tokens(launch, args);
     }
-    for task in share.tasks(chunks + args.tokens.div_ceil(LANES)) {
-        if task < chunks {
-            number_chunk(launch, args, task);
+    let is_one = is_one_chunk(shape.top_k, args.tokens);
+    let numbering = if is_one { scans(shape.experts) } else { chunks };
+    for task in share.tasks(numbering + args.tokens.div_ceil(LANES)) {
+        if task >= numbering {
+            announce_presence(launch, args, task - numbering);
+        } else if is_one {
+            announce_experts(launch, task, count_entries(launch, args, task));
         } else {
-            announce_presence(launch, args, task - chunks);
+            number_chunk(launch, args, task);
         }
     }
-    if share.index < scans(shape.experts) {
+    if !is_one && share.index < scans(shape.experts) {
         launch.wait_local(Counter::ChunksDone, Region::Ordinals, || {
             machine.load(Counter::ChunksDone) >= chunks as u64
         })?;
         for task in share.tasks(scans(shape.experts)) {
-            announce_experts(launch, chunks, task);
+            announce_experts(launch, task, sum_chunks(launch, chunks, task));
         }
     }
     Ok(())
@@ -137,138 +148,108 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
     let Launch {
         machine, common, ..
     } = launch;
-    let shape = &common.shape;
-    let (first, entries) = (chunk * CHUNK_ENTRIES, args.tokens * shape.top_k);
-    let at = |lane: u32, step: usize| first + step as u32 * LANES + lane;
-    let ids = machine.lanes(|lane| {
-        core::array::from_fn::<u32, DEPTH, _>(|step| {
-            let at = at(lane, step);
-            let id = machine.read(Table::TopkIds, at.min(entries - 1) as u64);
-            if at < entries && id < shape.experts {
-                id
-            } else {
-                NOT_ROUTED
-            }
-        })
-    });
-    let counts = chunk as u64 * shape.experts as u64;
-    for expert in (0..shape.experts).step_by(LANES as usize) {
+    let (experts, entries) = (common.shape.experts, args.tokens * common.shape.top_k);
+    let counts = chunk as u64 * experts as u64;
+    for expert in (0..experts).step_by(LANES as usize) {
         machine.lanes(|lane| {
-            if expert + lane < shape.experts {
+            if expert + lane < experts {
                 machine.write(Table::ChunkCounts, counts + (expert + lane) as u64, 0);
             }
         });
     }
-    let numbers = number_entries(*machine, ids);
-    // Spelled out, like all that follows: the compiler does not unroll so much by itself, and
-    // arrays that are indexed at run time leave the registers.
-    write_step::<M, 0>(launch, (first, entries), ids, numbers);
-    write_step::<M, 1>(launch, (first, entries), ids, numbers);
-    write_step::<M, 2>(launch, (first, entries), ids, numbers);
-    write_step::<M, 3>(launch, (first, entries), ids, numbers);
-    write_step::<M, 4>(launch, (first, entries), ids, numbers);
-    write_step::<M, 5>(launch, (first, entries), ids, numbers);
-    write_step::<M, 6>(launch, (first, entries), ids, numbers);
-    write_step::<M, 7>(launch, (first, entries), ids, numbers);
+    let end = entries.min((chunk + 1) * CHUNK_ENTRIES);
+    for first in (chunk * CHUNK_ENTRIES..end).step_by(LANES as usize) {
+        let ids = machine.lanes(|lane| {
+            let at = (first + lane).min(end - 1);
+            machine.read(Table::TopkIds, at as u64)
+        });
+        let alike = machine.matching(ids);
+        // What the lanes before wrote can be read.
+        machine.converge();
+        machine.lanes(|lane| {
+            let (at, id) = (first + lane, machine.own(ids, lane));
+            if at >= end || id >= experts {
+                return;
+            }
+            let alike = machine.own(alike, lane) & valid_lanes(end - first);
+            let count = counts + id as u64;
+            let so_far = machine.read(Table::ChunkCounts, count);
+            let before = (alike & ((1 << lane) - 1)).count_ones();
+            machine.write(Table::Ordinals, at as u64, so_far + before);
+            if alike >> lane == 1 {
+                machine.write(Table::ChunkCounts, count, so_far + before + 1);
+            }
+        });
+    }
     machine.add(Counter::ChunksDone, 1);
 }
 
-/// Writes the ordinals of a step of the chunk that begins with entry `first` of `entries`, and
-/// what it adds to the counts: later steps overwrite what earlier ones counted.
+/// The lanes that have an entry, where `left` are left.
 #[inline(always)]
-fn write_step<M: Machine, const STEP: usize>(
-    launch: &Launch<M>,
-    (first, entries): (u32, u32),
-    ids: M::Lanes<[u32; DEPTH]>,
-    numbers: M::Lanes<Numbers>,
-) {
+fn valid_lanes(left: u32) -> u32 {
+    if left < LANES {
+        (1 << left) - 1
+    } else {
+        u32::MAX
+    }
+}
+
+/// How many entries each of 32 experts gets, where they are few.
+#[inline(always)]
+fn count_entries<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, task: u32) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
-    let counts = (first / CHUNK_ENTRIES) as u64 * common.shape.experts as u64;
-    machine.converge();
+    let entries = args.tokens * common.shape.top_k;
+    let mut totals = machine.lanes(|_| 0);
+    for first in (0..entries).step_by(LANES as usize) {
+        let ids = machine.lanes(|lane| {
+            let at = (first + lane).min(entries - 1);
+            machine.read(Table::TopkIds, at as u64)
+        });
+        for other in 0..LANES.min(entries - first) {
+            let id = machine.broadcast(ids, other);
+            totals = machine
+                .lanes(|lane| machine.own(totals, lane) + (id == task * LANES + lane) as u32);
+        }
+    }
+    totals
+}
+
+/// Turns the counts of the chunks of 32 experts into those of all chunks before: how many entries
+/// each expert gets.
+#[inline(always)]
+fn sum_chunks<M: Machine>(launch: &Launch<M>, chunks: u32, task: u32) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let experts = common.shape.experts;
     machine.lanes(|lane| {
-        let (id, numbers) = (machine.own(ids, lane)[STEP], machine.own(numbers, lane));
-        let (at, earlier) = (first + STEP as u32 * LANES + lane, numbers.earlier[STEP]);
-        if at < entries {
-            machine.write(Table::Ordinals, at as u64, earlier);
+        let expert = task * LANES + lane;
+        let at = |chunk: u32| chunk as u64 * experts as u64 + expert.min(experts - 1) as u64;
+        let (mut total, mut first) = (0, 0);
+        while first < chunks {
+            // Read again rather than branch.
+            let counts = core::array::from_fn::<u32, DEPTH, _>(|step| {
+                let chunk = (first + step as u32).min(chunks - 1);
+                machine.read(Table::ChunkCounts, at(chunk))
+            });
+            core::array::from_fn::<(), DEPTH, _>(|step| {
+                let chunk = first + step as u32;
+                if chunk < chunks && expert < experts {
+                    machine.write(Table::ChunkCounts, at(chunk), total);
+                    total += counts[step];
+                }
+            });
+            first += DEPTH as u32;
         }
-        if id != NOT_ROUTED && numbers.followed >> STEP & 1 == 0 {
-            machine.write(Table::ChunkCounts, counts + id as u64, earlier + 1);
-        }
-    });
+        total
+    })
 }
 
-/// What is known of the entries that a lane holds of a chunk, one a step.
-#[derive(Clone, Copy)]
-struct Numbers {
-    /// Earlier entries of the chunk for the same expert.
-    earlier: [u32; DEPTH],
-    /// Bit `step`: another lane has a later entry for it in that step.
-    followed: u32,
-}
-
-/// Numbers the entries of a chunk: step by step, within a step lane by lane.
+/// Tells the ranks of 32 experts how many entries they get.
 #[inline(always)]
-fn number_entries<M: Machine>(machine: &M, ids: M::Lanes<[u32; DEPTH]>) -> M::Lanes<Numbers> {
-    let mut numbers = machine.lanes(|_| Numbers {
-        earlier: [0; DEPTH],
-        followed: 0,
-    });
-    for other in 0..LANES {
-        // What the other lane holds, step by step.
-        let theirs: [u32; DEPTH] = core::array::from_fn(|step| {
-            let of_step = machine.lanes(|lane| machine.own(ids, lane)[step]);
-            machine.broadcast(of_step, other)
-        });
-        numbers = machine.lanes(|lane| {
-            let (own, so_far) = (machine.own(ids, lane), machine.own(numbers, lane));
-            so_far.after(&own, &theirs, other.cmp(&lane))
-        });
-    }
-    numbers
-}
-
-impl Numbers {
-    /// With the entries `theirs` of another lane taken into account, which compares as `other`.
-    #[inline(always)]
-    fn after(self, own: &[u32; DEPTH], theirs: &[u32; DEPTH], other: Ordering) -> Self {
-        let same = |step: usize| (own[step] == theirs[step]) as u32;
-        let (before, behind) = ((other == Less) as u32, (other == Greater) as u32);
-        let earlier = [
-            earlier::<0>(own, theirs),
-            earlier::<1>(own, theirs),
-            earlier::<2>(own, theirs),
-            earlier::<3>(own, theirs),
-            earlier::<4>(own, theirs),
-            earlier::<5>(own, theirs),
-            earlier::<6>(own, theirs),
-            earlier::<7>(own, theirs),
-        ];
-        let mut followed = self.followed;
-        core::array::from_fn::<(), DEPTH, _>(|step| followed |= (same(step) & behind) << step);
-        Self {
-            earlier: core::array::from_fn(|step| {
-                self.earlier[step] + earlier[step] + (same(step) & before)
-            }),
-            followed,
-        }
-    }
-}
-
-/// How many of another lane's entries in the steps before `STEP` are for the expert of this one's.
-#[inline(always)]
-fn earlier<const STEP: usize>(own: &[u32; DEPTH], theirs: &[u32; DEPTH]) -> u32 {
-    let mut count = 0;
-    core::array::from_fn::<(), DEPTH, _>(|step| {
-        count += (step < STEP && theirs[step] == own[STEP]) as u32;
-    });
-    count
-}
-
-/// Sums the chunks of 32 experts, and tells each one's rank how many entries it gets.
-#[inline(always)]
-fn announce_experts<M: Machine>(launch: &Launch<M>, chunks: u32, task: u32) {
+fn announce_experts<M: Machine>(launch: &Launch<M>, task: u32, totals: M::Lanes<u32>) {
     let Launch {
         machine,
         common,
@@ -276,36 +257,11 @@ fn announce_experts<M: Machine>(launch: &Launch<M>, chunks: u32, task: u32) {
         ..
     } = launch;
     let shape = &common.shape;
-    let expert = |lane: u32| task * LANES + lane;
-    let at = |lane: u32, chunk: u32| {
-        let expert = expert(lane).min(shape.experts - 1);
-        chunk as u64 * shape.experts as u64 + expert as u64
-    };
-    let totals = machine.lanes(|lane| {
-        let (mut total, mut first) = (0, 0);
-        while first < chunks {
-            // Read again rather than branch.
-            let counts = core::array::from_fn::<u32, DEPTH, _>(|step| {
-                let chunk = (first + step as u32).min(chunks - 1);
-                machine.read(Table::ChunkCounts, at(lane, chunk))
-            });
-            core::array::from_fn::<(), DEPTH, _>(|step| {
-                let chunk = first + step as u32;
-                if chunk < chunks && expert(lane) < shape.experts {
-                    machine.write(Table::ChunkCounts, at(lane, chunk), total);
-                    total += counts[step];
-                }
-            });
-            first += DEPTH as u32;
-        }
-        total
-    });
     machine.lanes(|lane| {
-        let expert = expert(lane);
+        let expert = task * LANES + lane;
         if expert < shape.experts {
-            let word = common
-                .window
-                .count(common.rank(), expert % shape.local_experts());
+            let local = expert % shape.local_experts();
+            let word = common.window.count(common.rank(), local);
             let value = Tagged::new(*epoch, machine.own(totals, lane)).0;
             machine.signal(shape.rank_of(expert), word, value);
         }

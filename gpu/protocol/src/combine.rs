@@ -188,16 +188,16 @@ fn send_reduced<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, 
     let header = window
         .dispatch_row(source, token)
         .plus(shape.header_start());
-    let word = |word| machine.read_window(header.word(word));
     // Everything is read before anything is waited for.
     let positions = read_positions(launch, unit);
-    let experts =
-        machine.lanes(|lane| lane_or_none(lane, shape.top_k, || word(Header::expert(lane))));
-    let weights = machine.lanes(|lane| {
-        lane_or_none(lane, shape.top_k, || {
-            word(Header::weight(shape.top_k, lane))
-        })
+    let entries = machine.lanes(|lane| {
+        // The last lanes read an entry again rather than branch.
+        let k = lane.min(shape.top_k - 1);
+        machine.read_entry(header.plus(Header::entry(k)))
     });
+    let experts =
+        machine.lanes(|lane| lane_or_none(lane, shape.top_k, || machine.own(entries, lane).expert));
+    let weights = machine.lanes(|lane| machine.own(entries, lane).weight);
     let here = slots_here(*machine, args, positions);
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
 

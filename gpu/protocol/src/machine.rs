@@ -1,6 +1,6 @@
 //! What a machine must offer to run the protocol.
 
-use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
+use ferry_layout::{ByteOffset, Counter, Entry, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -100,6 +100,8 @@ pub trait Machine: Signals + Counters {
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
     /// The sum of all lower lanes, for each; and the sum of all.
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
+    /// For each lane, the lanes that hold the same value, as bits.
+    fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
     /// The largest value.
     fn max(&self, values: Self::Lanes<u32>) -> u32;
     /// The bits that any lane holds.
@@ -113,8 +115,10 @@ pub trait Machine: Signals + Counters {
     fn write(&self, table: Table, index: u64, value: u32);
     /// Reads a 4-byte word of the own window. For one lane.
     fn read_window(&self, at: ByteOffset) -> u32;
-    /// Writes a 4-byte word in the window of a rank of this node. For one lane.
-    fn write_window(&self, to: Rank, at: ByteOffset, value: u32);
+    /// Reads an entry of a header in the own window. For one lane.
+    fn read_entry(&self, at: ByteOffset) -> Entry;
+    /// Writes an entry of a header in the window of a rank of this node. For one lane.
+    fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry);
 
     /// Encodes a token as blockwise FP8: writes the bytes in a span of the payload, and the scales
     /// of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. The span's

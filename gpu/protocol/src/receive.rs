@@ -4,8 +4,8 @@
 //! wait for rows, each for its own, and copy them to their final places as they come.
 
 use ferry_layout::{
-    ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape,
-    Table, Tagged, Tensor, fp8,
+    ByteOffset, Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region,
+    Shape, Table, Tagged, Tensor, fp8,
 };
 
 use crate::route::{for_each_bit, lane_or_none};
@@ -299,8 +299,9 @@ fn find_places<M: Machine>(
     let first_expert = common.rank * experts;
     let positions = machine.lanes(|lane| {
         lane_or_none(lane, top_k, || {
-            let expert = machine.read_window(header.word(Header::expert(lane)));
-            let ordinal = machine.read_window(header.word(Header::ordinal(top_k, lane)));
+            let Entry {
+                expert, ordinal, ..
+            } = machine.read_entry(header.plus(Header::entry(lane)));
             let local = expert.wrapping_sub(first_expert);
             // Read of some expert rather than branch.
             let some = local.min(experts - 1) as u64;

@@ -4,11 +4,11 @@
 //! meanwhile. Every part of a row is released and flagged by itself.
 
 use ferry_layout::{
-    ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Fault, FaultKind, Field, Header, NOT_ROUTED,
+    ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED,
     Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::scans;
+use crate::announce::{is_one_chunk, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::share::Share;
 use crate::wait::{Launch, Stopped};
@@ -36,9 +36,9 @@ pub fn send_units<M: Machine>(
     let mut unit = share.index;
     while unit < args.tokens * parts {
         let token = unit / parts;
-        let route = read_route(launch, token);
+        let route = read_route(launch, args, token);
         send_payload(launch, route, (unit % parts, parts));
-        if unit == share.index {
+        if unit == share.index && !is_one_chunk(shape.top_k, args.tokens) {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
         publish(launch, args, route, unit);
@@ -49,15 +49,23 @@ pub fn send_units<M: Machine>(
 
 /// Where a token goes.
 #[derive(Clone, Copy)]
-struct Route {
+struct Route<L> {
     token: u32,
+    /// Its experts, one a lane.
+    experts: L,
+    /// The router's weights for them, as f32 bits.
+    weights: L,
     /// The ranks of its experts, as bits.
     ranks: u64,
 }
 
 /// Copies a part of a token to every rank that holds one of its experts.
 #[inline(always)]
-fn send_payload<M: Machine>(launch: &Launch<M>, route: Route, (part, parts): (u32, u32)) {
+fn send_payload<M: Machine>(
+    launch: &Launch<M>,
+    route: Route<M::Lanes<u32>>,
+    (part, parts): (u32, u32),
+) {
     let Launch {
         machine, common, ..
     } = launch;
@@ -83,7 +91,12 @@ fn send_payload<M: Machine>(launch: &Launch<M>, route: Route, (part, parts): (u3
 
 /// Writes a unit's header, and then flags the unit.
 #[inline(always)]
-fn publish<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Route, unit: u32) {
+fn publish<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    route: Route<M::Lanes<u32>>,
+    unit: u32,
+) {
     let Launch {
         machine,
         common,
@@ -118,7 +131,11 @@ fn publish<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Route, un
 /// The experts of a token, with every id that does not exist reported and left out; kept for
 /// combine.
 #[inline(always)]
-fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> Route {
+fn read_route<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    token: u32,
+) -> Route<M::Lanes<u32>> {
     let Launch {
         machine, common, ..
     } = launch;
@@ -127,6 +144,12 @@ fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> Route {
         lane_or_none(lane, shape.top_k, || {
             machine.read(Table::TopkIds, entry(shape.top_k, token, lane))
         })
+    });
+    let weights = machine.lanes(|lane| {
+        if lane >= shape.top_k || args.topk_weights == 0 {
+            return 1f32.to_bits();
+        }
+        machine.read(Table::TopkWeights, entry(shape.top_k, token, lane))
     });
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
@@ -153,6 +176,8 @@ fn read_route<M: Machine>(launch: &Launch<M>, token: u32) -> Route {
     });
     Route {
         token,
+        experts,
+        weights,
         ranks: ranks_of(*machine, shape, experts),
     }
 }
@@ -184,71 +209,94 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
     }
 }
 
-/// Writes a token's header behind its payload, a word a lane: to the ranks of this node that
+/// Writes a token's header behind its payload, an entry a lane: to the ranks of this node that
 /// `near` names, and into the staging if the row also goes `far`.
 #[inline(always)]
 fn write_header<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    route: Route,
+    route: Route<M::Lanes<u32>>,
     (near, far): (u64, bool),
 ) {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let (top_k, token) = (shape.top_k, route.token);
+    let Route { token, .. } = route;
+    let ordinals = ordinals(launch, args, route);
     let row = window.dispatch_row(me, token).plus(shape.header_start());
     let staging = window.dispatch_staging(token).plus(shape.header_start());
-    for first in (0..Header::words(top_k)).step_by(LANES as usize) {
-        let words = machine.lanes(|lane| {
-            let field = Header::field(top_k, first + lane);
-            // Read whatever the word holds, so that lanes do not wait for each other.
-            let at = entry(top_k, token, field.k());
-            let weight = match args.topk_weights {
-                0 => 1f32.to_bits(),
-                _ => machine.read(Table::TopkWeights, at),
-            };
-            let (expert, ordinal) = number(launch, at);
-            match field {
-                Field::Token => token,
-                Field::Expert(_) => expert,
-                Field::Weight(_) => weight,
-                Field::Ordinal(_) => ordinal,
+    let write = |to, header: ByteOffset| {
+        machine.lanes(|lane| {
+            if lane < shape.top_k {
+                let entry = Entry {
+                    expert: machine.own(route.experts, lane),
+                    weight: machine.own(route.weights, lane),
+                    ordinal: machine.own(ordinals, lane),
+                    token,
+                };
+                machine.write_entry(to, header.plus(Header::entry(lane)), entry);
             }
         });
-        let write = |to, header: ByteOffset| {
-            machine.lanes(|lane| {
-                if first + lane < Header::words(top_k) {
-                    let word = machine.own(words, lane);
-                    machine.write_window(to, header.word(first + lane), word);
-                }
-            });
-        };
-        for_each_bit(near, |rank| write(Rank(rank), row));
-        if far {
-            write(me, staging);
-        }
+    };
+    for_each_bit(near, |rank| write(Rank(rank), row));
+    if far {
+        write(me, staging);
     }
 }
 
-/// An entry's expert, or `NOT_ROUTED`, and its ordinal among those for it. For one lane; after
-/// the scans.
+/// The ordinal of each of a token's entries among those for its expert. Of few tokens the warp
+/// counts the entries before; else it is after the scans.
 #[inline(always)]
-fn number<M: Machine>(launch: &Launch<M>, entry: u64) -> (u32, u32) {
+fn ordinals<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    route: Route<M::Lanes<u32>>,
+) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
-    let experts = common.shape.experts;
-    let in_chunk = machine.read(Table::Ordinals, entry);
-    let id = machine.read(Table::TopkIds, entry);
-    let counts = entry / CHUNK_ENTRIES as u64 * experts as u64;
-    let earlier = machine.read(Table::ChunkCounts, counts + id.min(experts - 1) as u64);
-    if id < experts {
-        (id, earlier + in_chunk)
-    } else {
-        (NOT_ROUTED, 0)
+    let (experts, top_k) = (common.shape.experts, common.shape.top_k);
+    let before = entry(top_k, route.token, 0);
+    if is_one_chunk(top_k, args.tokens) {
+        return count_before(launch, route, before as u32);
     }
+    machine.lanes(|lane| {
+        let at = before + lane.min(top_k - 1) as u64;
+        let expert = machine.own(route.experts, lane).min(experts - 1);
+        let counts = at / CHUNK_ENTRIES as u64 * experts as u64;
+        let earlier = machine.read(Table::ChunkCounts, counts + expert as u64);
+        earlier + machine.read(Table::Ordinals, at)
+    })
+}
+
+/// How many entries before each of a token's are for its expert; `before` stand before the first.
+#[inline(always)]
+fn count_before<M: Machine>(
+    launch: &Launch<M>,
+    route: Route<M::Lanes<u32>>,
+    before: u32,
+) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let top_k = common.shape.top_k;
+    let mut counts = machine.lanes(|_| 0);
+    for first in (0..before + top_k).step_by(LANES as usize) {
+        let ids = machine.lanes(|lane| {
+            let at = (first + lane).min(before + top_k - 1);
+            machine.read(Table::TopkIds, at as u64)
+        });
+        for k in 0..top_k {
+            let expert = machine.broadcast(route.experts, k);
+            let same =
+                machine.lanes(|lane| first + lane < before + k && machine.own(ids, lane) == expert);
+            let same = machine.ballot(same).count_ones();
+            counts =
+                machine.lanes(|lane| machine.own(counts, lane) + if lane == k { same } else { 0 });
+        }
+    }
+    counts
 }
 
 /// Index of entry `k` of a token in a `[token, K]` table.

@@ -13,6 +13,8 @@ unsafe extern "C" {
     fn llvm_shuffle_up(mask: u32, value: u32, distance: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
     fn llvm_shuffle_xor(mask: u32, value: u32, lanes: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.match.any.sync.i32"]
+    fn llvm_match_any(mask: u32, value: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.umax"]
     fn llvm_reduce_max(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.or"]
@@ -97,6 +99,13 @@ pub fn broadcast(value: u32, lane: u32) -> u32 {
 pub fn from_below(value: u32, distance: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_shuffle_up(ALL, value, distance, 0) }
+}
+
+/// `match.any.sync`: the lanes that hold the same value, as bits. All lanes.
+#[inline(always)]
+pub fn matching(value: u32) -> u32 {
+    // SAFETY: all lanes of the warp execute it together.
+    unsafe { llvm_match_any(ALL, value) }
 }
 
 /// `redux.sync.max`, unsigned: the largest value. All lanes.

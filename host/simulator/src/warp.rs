@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, Rank, Signal, Table, Tensor,
-    bf16_bits, f32_of_bf16_bits, fp8,
+    Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
+    Tensor, bf16_bits, f32_of_bf16_bits, fp8,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
@@ -389,6 +389,10 @@ impl Machine for Warp<'_> {
         (before, sum)
     }
 
+    fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32> {
+        values.map(|value| self.ballot(values.map(|other| other == value)))
+    }
+
     fn max(&self, values: Self::Lanes<u32>) -> u32 {
         values.into_iter().fold(0, u32::max)
     }
@@ -418,9 +422,18 @@ impl Machine for Warp<'_> {
         self.load_word(self.window(self.common.rank()) + at.bytes())
     }
 
-    fn write_window(&self, to: Rank, at: ByteOffset, value: u32) {
+    fn read_entry(&self, at: ByteOffset) -> Entry {
+        let own = self.window(self.common.rank());
+        let word = |index: u64| self.load_word(own + at.bytes() + 4 * index);
+        Entry::of_words([word(0), word(1), word(2), word(3)])
+    }
+
+    fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry) {
         let address = self.mapped_window(to) + at.bytes();
-        self.store_bytes(address, &value.to_le_bytes(), false);
+        // An access of 16 bytes is not one to the memory model: each word for itself.
+        for (index, word) in (0..).zip(entry.words()) {
+            self.store_bytes(address + 4 * index, &word.to_le_bytes(), false);
+        }
     }
 
     fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
