@@ -41,7 +41,8 @@ pub fn scale_bits(amax: f32, global: f32) -> u8 {
 }
 
 /// What elements are multiplied with before [`e2m1::e2m1_bits`], from the group's scale and
-/// `1.0 / global`, which is one division a row. 0 for a scale of 0, and wherever the
+/// `1.0 / global`, which is one division a row and, because of its rounding, not always the inverse
+/// that `global` was made of. 0 for a scale of 0, and wherever the
 /// reciprocal would be infinite or NaN.
 #[inline(always)]
 pub fn multiplier(scale: u8, inverse_global: f32) -> f32 {

@@ -150,6 +150,30 @@ def random_rows(random):
         yield row.astype(bfloat16)
 
 
+# Global scale, largest element, another one (f32 and BF16 bits), found by trying many: which of
+# NVFP4's operations comes first, and that each is rounded, can be seen in the result.
+ASSOCIATIONS = [
+    # global · (amax · 1/6) is not (global · amax) · 1/6, nor with a division by 6.
+    (0x3E172E5D, 0x3FFE, 0),
+    (0x4040E49C, 0x3F57, 0),
+    (0x43B0DF6A, 0x3D25, 0),
+    (0x434AAAAA, 0x3F10, 0),
+    # 1 / (scale · (1 / global)) is not global / scale.
+    (0x3C421F8D, 0x45FD, 0x44D3),
+    (0x423162C6, 0x403E, 0x3DFE),
+    (0x414C2BFA, 0x3DC4, 0x3CA3),
+    # 1 / global is not the row's BF16 inverse, although global is the inverse's reciprocal.
+    (0x40124925, 0x4493, 0x4244),
+]
+
+
+def association_rows():
+    for gs, amax, other in ASSOCIATIONS:
+        row = np.zeros(HIDDEN, np.uint16)
+        row[[3, 8]] = amax, other
+        yield np.uint32(gs).view(F32), row.view(bfloat16)
+
+
 def hexed(array):
     array = np.atleast_1d(array)
     unsigned = array.view(f"u{array.itemsize}")
@@ -177,11 +201,13 @@ def cast_lines():
 def row_lines():
     random = np.random.Generator(np.random.PCG64(SEED))
     others = [0.037, 300.0, 2.0**-126, 2.0**126, 1 / 3]
-    for index, row in enumerate([*adversarial_rows(), *random_rows(random)]):
+    rows = [*adversarial_rows(), *random_rows(random)]
+    cases = [(F32(others[index % len(others)]), row) for index, row in enumerate(rows)]
+    for other, row in [*cases, *association_rows()]:
         yield f"row {hexed(row)}"
         yield " ".join(["mxfp8", *map(hexed, mxfp8(row))])
         yield " ".join(["mxfp4", *map(hexed, mxfp4(row))])
-        for gs in map(F32, [1.0, others[index % len(others)]]):
+        for gs in [F32(1), other]:
             yield " ".join(["nvfp4", hexed(gs), *map(hexed, nvfp4(row, gs))])
         inverse = inverse_global(row)
         gs = F32(1) / F32(inverse)
