@@ -3,7 +3,7 @@
 //! `scale = e8m0_up(amax · f32(1/448))`, `code = e4m3(x · 1/scale)`, each product rounded to f32.
 //! Format and group size are OCP Microscaling Formats (MX) Specification 1.0, section 5.2; rounding
 //! the scale up, where the specification's example rounds down, is what keeps `amax` from
-//! saturating ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027, section 3).
+//! saturating ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027).
 //!
 //! | group | scale | codes | decodes to |
 //! |---|---|---|---|
