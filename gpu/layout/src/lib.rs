@@ -6,12 +6,18 @@
 #![forbid(unsafe_code)]
 
 mod args;
+pub mod e2m1;
+pub mod e8m0;
 mod fault;
 mod float;
 pub mod fp8;
 mod header;
 mod kernel;
+pub mod mxfp4;
+pub mod mxfp8;
+pub mod nvfp4;
 mod probe;
+pub mod scale_layout;
 mod shape;
 mod tag;
 mod window;

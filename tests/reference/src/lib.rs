@@ -31,9 +31,14 @@
 mod combine;
 mod compare;
 mod dispatch;
+pub mod e2m1;
 pub mod fp8;
+pub mod mxfp4;
+pub mod mxfp8;
+pub mod nvfp4;
 mod problem;
 mod random;
+pub mod scale_layout;
 pub mod text;
 pub mod workload;
 

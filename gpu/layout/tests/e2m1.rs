@@ -1,0 +1,97 @@
+//! The portable e2m1 conversion against a search over all codes.
+
+use ferry_layout::e2m1::{e2m1_bits, e2m1x2_bits, e2m1x8_bits, f32_of_e2m1_bits};
+use proptest::prelude::*;
+
+/// The values of codes 0 to 7 (OCP MX 1.0, section 5.3.3).
+const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The nearest code by looking at all of them; ties to the even one.
+fn nearest(value: f32) -> u8 {
+    if value.is_nan() {
+        return 7;
+    }
+    let magnitude = f64::from(value.abs().min(6.0));
+    let distance = |code: u8| (f64::from(VALUES[usize::from(code)]) - magnitude).abs();
+    let nearer = |best: u8, code: u8| {
+        let (old, new) = (distance(best), distance(code));
+        if new < old || new == old && code.is_multiple_of(2) {
+            code
+        } else {
+            best
+        }
+    };
+    let sign = if value.is_sign_negative() { 8 } else { 0 };
+    sign | (0..8).fold(0, nearer)
+}
+
+#[test]
+fn every_bf16_becomes_the_nearest_code() {
+    for bits in 0..=u16::MAX {
+        let value = f32::from_bits(u32::from(bits) << 16);
+        assert_eq!(e2m1_bits(value), nearest(value), "{value:e} ({bits:#06x})");
+    }
+}
+
+#[test]
+fn ties_by_hand_and_their_neighbours() {
+    let ties = [
+        (0.25, 0.0),
+        (0.75, 1.0),
+        (1.25, 1.0),
+        (1.75, 2.0),
+        (2.5, 2.0),
+        (3.5, 4.0),
+        (5.0, 4.0),
+    ];
+    for (tie, wanted) in ties {
+        assert_eq!(f32_of_e2m1_bits(e2m1_bits(tie)), wanted, "{tie}");
+        for value in [f32::next_down(tie), tie, f32::next_up(tie)] {
+            assert_eq!(e2m1_bits(value), nearest(value), "{value:e}");
+            assert_eq!(e2m1_bits(-value), nearest(-value), "{value:e}");
+        }
+    }
+}
+
+#[test]
+fn codes_come_back() {
+    for code in 0..16 {
+        let value = f32_of_e2m1_bits(code);
+        assert_eq!(value.abs(), VALUES[usize::from(code & 7)]);
+        assert_eq!(value.is_sign_negative(), code >= 8);
+        assert_eq!(e2m1_bits(value), code);
+        assert_eq!(f32_of_e2m1_bits(code | 0xa0).to_bits(), value.to_bits());
+    }
+}
+
+#[test]
+fn what_is_no_number_saturates() {
+    assert_eq!(e2m1_bits(f32::INFINITY), 7);
+    assert_eq!(e2m1_bits(f32::NEG_INFINITY), 0xf);
+    assert_eq!(e2m1_bits(f32::MAX), 7);
+    for bits in [0x7f80_0001, 0x7fc0_0000, 0xff80_0001, 0xffff_ffff] {
+        assert_eq!(e2m1_bits(f32::from_bits(bits)), 7, "{bits:#x}");
+    }
+}
+
+#[test]
+fn the_first_element_is_lowest() {
+    assert_eq!(e2m1x2_bits(0.5, -6.0), 0xf1);
+    let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, -6.0];
+    assert_eq!(e2m1x8_bits(values), 0xf654_3210);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_f32_becomes_the_nearest_code(bits: u32) {
+        let value = f32::from_bits(bits);
+        prop_assert_eq!(e2m1_bits(value), nearest(value));
+    }
+
+    #[test]
+    fn any_f32_in_range_becomes_the_nearest_code(value in -7f32..7.0) {
+        prop_assert_eq!(e2m1_bits(value), nearest(value));
+    }
+}

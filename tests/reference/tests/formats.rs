@@ -1,0 +1,304 @@
+//! The block-scaled formats, three times: the oracle, the arithmetic that the kernels run, and
+//! vectors that ml_dtypes made (`vectors/make.py` says how), bit for bit.
+
+use ferry_layout::e2m1::{e2m1_bits, e2m1x2_bits, f32_of_e2m1_bits};
+use ferry_layout::e8m0::{e8m0_up, f32_of_e8m0_bits};
+use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, larger};
+use ferry_reference::{bf16, e2m1, fp8, mxfp4, mxfp8, nvfp4, scale_layout};
+use proptest::prelude::*;
+
+const VECTORS: &str = include_str!("../vectors/block-scaled.txt");
+
+/// Payload and scales.
+type Encoded = (Vec<u8>, Vec<u8>);
+
+/// What the kernels' arithmetic makes of a row.
+mod portable {
+    use super::*;
+    use ferry_layout::{mxfp4, mxfp8, nvfp4};
+
+    pub fn amax(group: &[bf16]) -> f32 {
+        group.iter().map(|x| x.to_f32()).fold(0.0, larger)
+    }
+
+    fn packed(group: &[bf16], multiplier: f32) -> impl Iterator<Item = u8> {
+        group.chunks(2).map(move |pair| {
+            let [even, odd] = [pair[0], pair[1]].map(|x| x.to_f32() * multiplier);
+            e2m1x2_bits(even, odd)
+        })
+    }
+
+    pub fn mxfp8(row: &[bf16]) -> Encoded {
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
+        for group in row.chunks(mxfp8::GROUP as usize) {
+            let scale = mxfp8::scale_bits(amax(group));
+            let multiplier = mxfp8::multiplier(amax(group), scale);
+            scales.push(scale);
+            codes.extend(group.iter().map(|x| e4m3_bits(x.to_f32() * multiplier)));
+        }
+        (codes, scales)
+    }
+
+    pub fn mxfp4(row: &[bf16]) -> Encoded {
+        let (mut payload, mut scales) = (Vec::new(), Vec::new());
+        for group in row.chunks(mxfp4::GROUP as usize) {
+            let scale = mxfp4::scale_bits(amax(group));
+            scales.push(scale);
+            payload.extend(packed(group, mxfp4::multiplier(scale)));
+        }
+        (payload, scales)
+    }
+
+    pub fn nvfp4(row: &[bf16], global: f32) -> Encoded {
+        let (mut payload, mut scales) = (Vec::new(), Vec::new());
+        for group in row.chunks(nvfp4::GROUP as usize) {
+            let scale = nvfp4::scale_bits(amax(group), global);
+            scales.push(scale);
+            payload.extend(packed(group, nvfp4::multiplier(scale, 1.0 / global)));
+        }
+        (payload, scales)
+    }
+}
+
+fn byte(hex: &str) -> u8 {
+    u8::from_str_radix(hex, 16).expect("two hex digits")
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2)
+        .map(|at| byte(&hex[2 * at..2 * at + 2]))
+        .collect()
+}
+
+fn bf16s(hex: &str) -> Vec<bf16> {
+    let pairs = bytes(hex);
+    let numbers = pairs.chunks(2).map(|pair| [pair[0], pair[1]]);
+    numbers
+        .map(|pair| bf16::from_bits(u16::from_be_bytes(pair)))
+        .collect()
+}
+
+fn f32_of(hex: &str) -> f32 {
+    f32::from_bits(u32::from_str_radix(hex, 16).expect("eight hex digits"))
+}
+
+/// The vectors' lines that begin with `kind`, as words.
+fn lines(kind: &str) -> impl Iterator<Item = Vec<&str>> {
+    let lines = VECTORS
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>());
+    lines.filter(move |words| words[0] == kind)
+}
+
+#[test]
+fn codes_have_the_vectors_values() {
+    let (mut formats, same) = (0, |a: f32, b: f32| a == b || a.is_nan() && b.is_nan());
+    for words in lines("values") {
+        for (code, word) in (0_u8..=255).zip(&words[2..]) {
+            let wanted = if *word == "nan" {
+                f32::NAN
+            } else {
+                f32_of(word)
+            };
+            let (oracle, portable) = match words[1] {
+                "e2m1" => (e2m1::value_of_code(code), f32_of_e2m1_bits(code)),
+                "e4m3" => (fp8::value_of_code(code), f32_of_e4m3_bits(code)),
+                "e8m0" => (mxfp8::value_of_scale(code), f32_of_e8m0_bits(code)),
+                format => panic!("{format}"),
+            };
+            assert!(same(portable, wanted), "{} {code:#x}", words[1]);
+            assert!(same(oracle as f32, wanted), "{} {code:#x}", words[1]);
+        }
+        assert_eq!(words.len() - 2, if words[1] == "e2m1" { 16 } else { 256 });
+        formats += 1;
+    }
+    assert_eq!(formats, 3);
+}
+
+#[test]
+fn every_bf16_becomes_the_vectors_code() {
+    let mut formats = 0;
+    for words in lines("cast") {
+        let changes: Vec<(u16, u8)> = words[2..]
+            .iter()
+            .filter_map(|word| word.split_once(':'))
+            .map(|(bits, code)| (u16::from_str_radix(bits, 16).expect("hex"), byte(code)))
+            .collect();
+        for bits in 0..=u16::MAX {
+            let value = bf16::from_bits(bits);
+            let next = changes.partition_point(|(start, _)| *start <= bits);
+            let wanted = changes[next - 1].1;
+            let portable = match words[1] {
+                "e2m1" => e2m1_bits(value.to_f32()),
+                "e4m3" => e4m3_bits(value.to_f32()),
+                "e8m0" => e8m0_up(value.to_f32()),
+                format => panic!("{format}"),
+            };
+            assert_eq!(portable, wanted, "{} of {bits:#06x}", words[1]);
+            let oracle = match words[1] {
+                "e2m1" => e2m1::nearest_code(value.to_f64()),
+                "e4m3" => fp8::nearest_code(value.to_f64()),
+                // The oracle has no e8m0 cast apart from scales.
+                _ => continue,
+            };
+            assert_eq!(oracle, wanted, "{} of {bits:#06x}", words[1]);
+        }
+        formats += 1;
+    }
+    assert_eq!(formats, 3);
+}
+
+#[test]
+fn rows_become_the_vectors_bytes() {
+    let (mut row, mut encodings) = (Vec::new(), 0);
+    for words in VECTORS.lines().map(|line| line.split(' ').collect()) {
+        let words: Vec<&str> = words;
+        if words[0] == "row" {
+            row = bf16s(words[1]);
+        }
+        let (oracle, portable) = match words[0] {
+            "mxfp8" => (mxfp8::encode(&row), portable::mxfp8(&row)),
+            "mxfp4" => (mxfp4::encode(&row), portable::mxfp4(&row)),
+            "nvfp4" => {
+                let global = f32_of(words[1]);
+                (nvfp4::encode(&row, global), portable::nvfp4(&row, global))
+            }
+            "nvfp4-by-row" => {
+                let inverse = ferry_layout::nvfp4::inverse_global_bits(portable::amax(&row));
+                let (payload, scales, of_oracle) = nvfp4::encode_by_row(&row);
+                assert_eq!(format!("{inverse:04x}"), words[1], "{row:?}");
+                assert_eq!(of_oracle.to_bits(), inverse, "{row:?}");
+                let global = ferry_layout::nvfp4::global_of_inverse(inverse);
+                ((payload, scales), portable::nvfp4(&row, global))
+            }
+            _ => continue,
+        };
+        let [.., payload, scales] = words[..] else {
+            panic!("a short line")
+        };
+        let wanted = (bytes(payload), bytes(scales));
+        assert_eq!(portable, wanted, "kernels, {}: {row:?}", words[0]);
+        assert_eq!(oracle, wanted, "oracle, {}: {row:?}", words[0]);
+        encodings += 1;
+    }
+    assert!(encodings >= 5 * 60, "{encodings}");
+}
+
+/// Equal, as f32s of which the second is the first rounded once; NaN is one.
+fn rounds_to(exact: f64, value: f32) -> bool {
+    exact as f32 == value || exact.is_nan() && value.is_nan()
+}
+
+/// Rows of two MX groups, from any bits and from near numbers.
+fn rows() -> impl Strategy<Value = Vec<bf16>> {
+    let anything = any::<u16>().prop_map(bf16::from_bits);
+    let below_2 = any::<u16>().prop_map(|bits| bf16::from_bits(bits & 0xbfff));
+    let near = (-8f32..8.0).prop_map(bf16::from_f32);
+    prop_oneof![
+        prop::collection::vec(anything, 64),
+        prop::collection::vec(below_2, 64),
+        prop::collection::vec(near, 64),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mx_of_any_row(row in rows()) {
+        let (codes, scales) = mxfp8::encode(&row);
+        prop_assert_eq!(portable::mxfp8(&row), (codes.clone(), scales.clone()));
+        for (at, exact) in mxfp8::decode(&codes, &scales).into_iter().enumerate() {
+            let value = ferry_layout::mxfp8::dequantised(codes[at], scales[at / 32]);
+            prop_assert!(rounds_to(exact, value), "{exact} {value}");
+        }
+        let (payload, scales) = mxfp4::encode(&row);
+        prop_assert_eq!(portable::mxfp4(&row), (payload.clone(), scales.clone()));
+        for (at, exact) in mxfp4::decode(&payload, &scales).into_iter().enumerate() {
+            let code = payload[at / 2] >> (4 * (at % 2));
+            let value = ferry_layout::mxfp4::dequantised(code, scales[at / 32]);
+            prop_assert!(rounds_to(exact, value), "{exact} {value}");
+        }
+    }
+
+    #[test]
+    fn nvfp4_of_any_row(row in rows(), exponent in -126i32..=125, mantissa in 1f32..2.0) {
+        let global = mantissa * 2f32.powi(exponent);
+        let (payload, scales) = nvfp4::encode(&row, global);
+        prop_assert_eq!(portable::nvfp4(&row, global), (payload.clone(), scales.clone()));
+        for (at, exact) in nvfp4::decode(&payload, &scales, global).into_iter().enumerate() {
+            let code = payload[at / 2] >> (4 * (at % 2));
+            let value = ferry_layout::nvfp4::dequantised(code, scales[at / 16], global);
+            prop_assert!(rounds_to(exact, value), "{exact} {value}");
+        }
+    }
+
+    #[test]
+    fn nvfp4_of_any_row_by_itself(row in rows()) {
+        let (payload, scales, inverse) = nvfp4::encode_by_row(&row);
+        let bits = ferry_layout::nvfp4::inverse_global_bits(portable::amax(&row));
+        prop_assert_eq!(bits, inverse.to_bits());
+        let global = ferry_layout::nvfp4::global_of_inverse(bits);
+        prop_assert_eq!(portable::nvfp4(&row, global), (payload.clone(), scales.clone()));
+        let values = nvfp4::decode_by_row(&payload, &scales, inverse);
+        for (at, exact) in values.into_iter().enumerate() {
+            let code = payload[at / 2] >> (4 * (at % 2));
+            let value = ferry_layout::nvfp4::dequantised_by_row(code, scales[at / 16], bits);
+            prop_assert!(rounds_to(exact, value), "{exact} {value}");
+        }
+    }
+
+    #[test]
+    fn scales_stand_where_the_oracle_puts_them(
+        counts in prop::collection::vec(0usize..300, 1..5),
+        groups in 1usize..14,
+    ) {
+        let scale = |expert: usize, row: usize, group: usize| {
+            (expert * 89 + row * 31 + group * 7) as u8 | 1
+        };
+        let experts: Vec<Vec<Vec<u8>>> = (0..counts.len())
+            .map(|expert| (0..counts[expert])
+                .map(|row| (0..groups).map(|group| scale(expert, row, group)).collect())
+                .collect())
+            .collect();
+        let (tensor, offsets) = scale_layout::place(&experts, groups);
+        let mut row_offsets = vec![0];
+        for count in &counts {
+            row_offsets.push(row_offsets[row_offsets.len() - 1] + *count as u32);
+        }
+        prop_assert_eq!(tensor.len() as u64, portable_tensor(&row_offsets, &offsets, &experts, &tensor)?);
+        let filled = tensor.iter().filter(|byte| **byte != 0).count();
+        prop_assert_eq!(filled, counts.iter().sum::<usize>() * groups);
+    }
+}
+
+/// Checks each scale's place and `scales_offsets`; the bytes of the tensor.
+fn portable_tensor(
+    row_offsets: &[u32],
+    offsets: &[u32],
+    experts: &[Vec<Vec<u8>>],
+    tensor: &[u8],
+) -> Result<u64, TestCaseError> {
+    use ferry_layout::scale_layout::{bytes, first_block, first_blocks, offset, scales_offset};
+    let blocks: Vec<u32> = first_blocks(row_offsets).collect();
+    let groups = tensor_groups(experts);
+    for (expert, rows) in experts.iter().enumerate() {
+        let scales_offset = scales_offset(blocks[expert], row_offsets[expert]);
+        prop_assert_eq!(scales_offset, offsets[expert]);
+        let first = first_block(row_offsets[expert], scales_offset);
+        prop_assert_eq!(first, blocks[expert]);
+        for (row, scales) in rows.iter().enumerate() {
+            for (group, scale) in scales.iter().enumerate() {
+                let at = offset(first, row as u32, group as u32, groups);
+                prop_assert_eq!(tensor[at as usize], *scale);
+            }
+        }
+    }
+    Ok(bytes(u64::from(blocks[experts.len()]), groups))
+}
+
+/// Scales of a row; 1 where there are no rows.
+fn tensor_groups(experts: &[Vec<Vec<u8>>]) -> u32 {
+    let rows = experts.iter().flatten();
+    rows.map(|scales| scales.len() as u32).next().unwrap_or(1)
+}
