@@ -127,12 +127,16 @@ fn choose_group(args: &DemoArgs) -> Result<(GroupKind, usize)> {
             .parse()
             .with_context(|| format!("--gpus {number}: neither auto, none nor a number"))?,
     };
+    // Neither number may be dropped for the other. No GPUs leave any number of simulated ranks.
+    if let Some(ranks) = args.ranks.filter(|&ranks| wanted > 0 && ranks != wanted) {
+        bail!("--gpus {wanted}, but --ranks {ranks}: there is one rank a GPU");
+    }
     if wanted > found {
         bail!("--gpus {wanted}: this program sees {found} GPUs");
     }
     Ok(match wanted {
         0 => (GroupKind::Simulated, args.ranks.unwrap_or(4)),
-        wanted => (GroupKind::Local, args.ranks.unwrap_or(wanted)),
+        wanted => (GroupKind::Local, wanted),
     })
 }
 

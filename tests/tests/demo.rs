@@ -37,6 +37,12 @@ fn no_ranks_are_refused_by_name() {
 }
 
 #[test]
+fn as_many_gpus_as_ranks() {
+    let options = ["--gpus", "2", "--ranks", "4"];
+    refused(&options, &["--gpus 2", "--ranks 4"]);
+}
+
+#[test]
 fn ranks_without_gpus_are_simulated() {
     let text = demo(&["--gpus", "none", "--ranks", "2", "--tokens", "8"]).unwrap();
     assert!(text.contains("2 ranks in the simulator"), "{text}");
