@@ -110,6 +110,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let wanted = oracle.combined(&problem, CombineMode::Reduced, true);
     let error = largest_error(&wanted, &outputs);
     match verdict {
+        Ok(()) if error.is_nan() => bail!("the results are no numbers: largest error {error}"),
         Ok(()) => println!("oracle    every bit agrees; largest error {error}"),
         Err(mismatch) => bail!("the oracle disagrees: {mismatch}; largest error {error}"),
     }
@@ -252,11 +253,50 @@ fn far_rows(problem: &Problem, rank: usize) -> [u64; 2] {
     [by_rank, by_expert]
 }
 
+/// NaN if any difference is: `f32::max` would pass over it.
 fn largest_error(wanted: &[Vec<ferry_reference::bf16>], outputs: &[RankOutputs]) -> f32 {
     let pairs = outputs
         .iter()
         .flat_map(|output| wanted[output.rank].iter().zip(&output.combined));
     pairs
         .map(|(wanted, given)| (wanted.to_f32() - given.to_f32()).abs())
-        .fold(0.0, f32::max)
+        .fold(0.0, |most, error| {
+            // Once NaN, it stays: nothing is greater.
+            if error.is_nan() || error > most {
+                error
+            } else {
+                most
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use ferry_reference::bf16;
+
+    use super::*;
+
+    fn error_of(wanted: [f32; 3], given: [f32; 3]) -> f32 {
+        let output = RankOutputs {
+            rank: 0,
+            tokens: Vec::new(),
+            scales: None,
+            row_offsets: Vec::new(),
+            expert_ids: Vec::new(),
+            src_info: Vec::new(),
+            combined: given.map(bf16::from_f32).to_vec(),
+            beyond: Vec::new(),
+        };
+        largest_error(&[wanted.map(bf16::from_f32).to_vec()], &[output])
+    }
+
+    #[test]
+    fn the_largest_error_does_not_hide_what_is_no_number() {
+        assert_eq!(error_of([1.0, 2.0, 3.0], [1.0, 4.0, 2.0]), 2.0);
+        for place in 0..3 {
+            let mut given = [1.0, 4.0, 3.0];
+            given[place] = f32::NAN;
+            assert!(error_of([1.0, 2.0, 3.0], given).is_nan(), "at {place}");
+        }
+    }
 }
