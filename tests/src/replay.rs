@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use ferry::{CombineMode, Config, TokenFormat};
+use anyhow::{Context, Result, ensure};
+use ferry::{CombineMode, Config, Plan, TokenFormat};
 
-use crate::group::{GroupKind, GroupOptions, open};
+use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::session::{Session, Settings};
 use crate::verify::capacity_for;
 use file::{Given, Tensors, read, serialize, tensors, write};
@@ -64,39 +64,75 @@ enum Mode {
 
 /// Runs a replay. Under mpirun, every process reads and rank 0 writes.
 pub fn run(args: &ReplayArgs) -> Result<()> {
-    let given = read(&args.input)?;
-    let mut open = open(&GroupOptions {
+    let given = read(&args.input);
+    // Over MPI, who cannot read the file can still join and tell the others. Over TCP, only the
+    // file says how many ranks meet; the others wait no longer than the rendezvous lets them.
+    let over_mpi = args.group == GroupKind::Nvshmem && args.rendezvous.is_none();
+    let ranks = match &given {
+        Ok(given) => given.problem.ranks,
+        Err(_) if over_mpi => 0,
+        Err(_) => return given.map(drop),
+    };
+    let open = open(&GroupOptions {
         kind: args.group,
-        ranks: given.problem.ranks,
+        ranks,
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
     })?;
+    replay(open, args, given)
+}
+
+/// Replays on a group. After each step that can fail on one process alone, all agree: what comes
+/// next waits for everyone.
+fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Result<()> {
+    let prepared = given.and_then(|given| prepare(&open, args, given));
+    let (given, settings) = open.agree(prepared)?;
+    let session = Session::new(&open.group, &settings);
+    let mut session = open.agree(session.map_err(Into::into))?;
+    let own = round(&mut session, &given, &settings);
+    let own = open.agree(own)?;
+    open.agree(session.close().map_err(Into::into))?;
+    let all = (open.gather)(&own)?;
+    let written = if open.is_first() {
+        write(&args.output, &all)
+    } else {
+        Ok(())
+    };
+    open.agree(written)?;
+    if open.is_first() {
+        println!(
+            "wrote {}: {} ranks, {:?} mode, {} group",
+            args.output.display(),
+            open.group.ranks(),
+            settings.config.combine,
+            open.group.name()
+        );
+    }
+    Ok(open.group.close()?)
+}
+
+/// Checks all that can be checked without the other processes.
+fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, Settings)> {
     let (ranks, wanted) = (open.group.ranks() as usize, given.problem.ranks);
     ensure!(
         ranks == wanted,
         "the file has tensors of {wanted} ranks, the group has {ranks}"
     );
     let settings = settings(args, &given);
-    let mut session = Session::new(&open.group, &settings)?;
+    Plan::new(&open.group, settings.config).with_context(|| args.input.display().to_string())?;
+    Ok((given, settings))
+}
+
+/// What a round left on this process's ranks, as a file.
+fn round(session: &mut Session, given: &Given, settings: &Settings) -> Result<Vec<u8>> {
     let outputs = session.round(&given.problem, &given.scale, given.weights)?;
-    session.close()?;
     let apart = settings.config.combine == CombineMode::Exact && !given.weights;
     let own: Tensors = outputs
         .iter()
-        .flat_map(|o| tensors(o, &given.problem, apart))
+        .flat_map(|output| tensors(output, &given.problem, apart))
         .collect();
-    let all = (open.gather)(&serialize(&own)?)?;
-    if open.is_first() {
-        write(&args.output, &all)?;
-        println!(
-            "wrote {}: {ranks} ranks, {:?} mode, {} group",
-            args.output.display(),
-            settings.config.combine,
-            open.group.name()
-        );
-    }
-    Ok(open.group.close()?)
+    serialize(&own)
 }
 
 fn settings(args: &ReplayArgs, given: &Given) -> Settings {
@@ -126,5 +162,101 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         config,
         capacity: capacity_for(problem, TokenFormat::Bf16),
         split: args.split,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+    use ferry::{Bootstrap, Group, TcpBootstrap};
+    use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+    use super::*;
+
+    fn given() -> Given {
+        let problem = generate(WorkloadSpec {
+            ranks: 2,
+            experts: 4,
+            top_k: 2,
+            hidden: 16,
+            tokens: vec![3, 2],
+            routing: Routing::Uniform,
+            seed: 3,
+        });
+        Given {
+            problem,
+            scale: vec![1.0; 4],
+            weights: true,
+        }
+    }
+
+    fn args(output: PathBuf) -> ReplayArgs {
+        ReplayArgs {
+            input: "in".into(),
+            output,
+            group: GroupKind::Simulated,
+            mode: Mode::Reduced,
+            p2p_world_size: None,
+            split: false,
+            seed: 1,
+            rendezvous: None,
+            rank: None,
+        }
+    }
+
+    /// Two processes, each with a simulated group of its own, talk to each other beside it. The
+    /// first fails as `spoil` says; what both say.
+    fn told(spoil: fn(&mut ReplayArgs, &mut Result<Given>)) -> [String; 2] {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let process = move |rank: u32| {
+            let wait = Duration::from_secs(5);
+            let mut tcp = TcpBootstrap::connect(rank, 2, address, wait).unwrap();
+            let open = OpenGroup {
+                group: Group::simulated(2, 1).unwrap(),
+                gather: Box::new(move |bytes| {
+                    let mut all = tcp.all_gather(bytes)?;
+                    // Each simulated group has all ranks, so one process's tensors are all.
+                    if safetensors::SafeTensors::deserialize(bytes).is_ok() {
+                        all.truncate(1);
+                    }
+                    Ok(all)
+                }),
+            };
+            let name = format!("ferry-replay-{}-{}", std::process::id(), address.port());
+            let path = std::env::temp_dir().join(name);
+            let (mut args, mut given) = (args(path.clone()), Ok(given()));
+            if rank == 0 {
+                spoil(&mut args, &mut given);
+            }
+            let result = replay(open, &args, given);
+            // The second may have written before it heard of the first.
+            let _ = std::fs::remove_file(path);
+            format!("{:#}", result.unwrap_err())
+        };
+        let threads = [0, 1].map(|rank| std::thread::spawn(move || process(rank)));
+        threads.map(|thread| thread.join().unwrap())
+    }
+
+    #[test]
+    fn where_one_process_fails_all_say_why() {
+        let both = |words: &str, spoil| {
+            for text in told(spoil) {
+                assert!(text.contains(words), "{text}; wanted: {words}");
+            }
+        };
+        both("no file", |_, given| {
+            *given = (|| bail!("no file"))();
+        });
+        both("tensors of 3 ranks", |_, given| {
+            given.as_mut().unwrap().problem.ranks = 3;
+        });
+        both("p2p_world_size is 3", |args, _| {
+            args.p2p_world_size = Some(3)
+        });
+        both("no such folder", |args, _| {
+            args.output = std::env::temp_dir().join("no such folder").join("out");
+        });
     }
 }
