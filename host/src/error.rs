@@ -24,8 +24,16 @@ pub enum Error {
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// A group without ranks.
-    #[error("a group needs at least one rank")]
+    #[error("ranks is 0, but a group has at least 1")]
     NoRanks,
+    /// A fabric that has ranks, but none in this process.
+    #[error(
+        "local_ranks is [], but each of the group's processes drives at least 1 of its {ranks} ranks"
+    )]
+    NoLocalRanks {
+        /// Ranks of the group.
+        ranks: u32,
+    },
     /// A device that stands twice in a group.
     #[error("device {device} is listed twice (positions {first} and {second})")]
     DeviceListedTwice {

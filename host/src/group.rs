@@ -90,10 +90,14 @@ impl Group {
     /// A group over a fabric of your own.
     ///
     /// # Errors
-    /// [`Error::NoRanks`] for zero ranks.
+    /// [`Error::NoRanks`] for zero ranks, [`Error::NoLocalRanks`] if none is in this process.
     pub fn with_fabric(fabric: Arc<dyn Fabric>) -> Result<Self, Error> {
-        if fabric.ranks() == 0 || fabric.local_ranks().is_empty() {
+        let ranks = fabric.ranks();
+        if ranks == 0 {
             return Err(Error::NoRanks);
+        }
+        if fabric.local_ranks().is_empty() {
+            return Err(Error::NoLocalRanks { ranks });
         }
         Ok(Self { fabric })
     }
@@ -157,10 +161,58 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{DevicePtr, Shape};
 
     #[test]
     fn zero_ranks_are_refused() {
         assert!(matches!(Group::simulated(0, 1), Err(Error::NoRanks)));
+    }
+
+    /// Has ranks, all of them elsewhere.
+    struct Elsewhere;
+
+    impl Fabric for Elsewhere {
+        fn name(&self) -> &'static str {
+            "elsewhere"
+        }
+        fn ranks(&self) -> u32 {
+            3
+        }
+        fn local_ranks(&self) -> Vec<Rank> {
+            Vec::new()
+        }
+        fn device(&self, _: Rank) -> Result<Arc<dyn Device>, Error> {
+            unreachable!()
+        }
+        fn reaches_other_nodes(&self) -> bool {
+            unreachable!()
+        }
+        fn all_gather(&self, _: u64) -> Result<Vec<u64>, Error> {
+            unreachable!()
+        }
+        fn barrier(&self) -> Result<(), Error> {
+            unreachable!()
+        }
+        fn alloc_windows(&self, _: u64) -> Result<Vec<DevicePtr>, Error> {
+            unreachable!()
+        }
+        fn peer_windows(
+            &self,
+            _: Rank,
+            _: &[DevicePtr],
+            _: &Shape,
+        ) -> Result<Vec<DevicePtr>, Error> {
+            unreachable!()
+        }
+        fn free_windows(&self, _: &[DevicePtr]) -> Result<(), Error> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn a_process_without_ranks_is_refused() {
+        let error = Group::with_fabric(Arc::new(Elsewhere)).err().unwrap();
+        assert!(matches!(error, Error::NoLocalRanks { ranks: 3 }), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use ferry::{CombineMode, Config, Group, TokenFormat};
+use ferry::{CombineMode, Config, Group, Plan, Shape, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::text::{self, TextSpec};
 
@@ -67,7 +67,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     };
     let settings = settings(args);
     // Checks every number before the text is turned into tokens.
-    ferry::Plan::new(&group, settings.config)?;
+    let plan = Plan::new(&group, settings.config)?;
     let problem = text::problem(
         &text,
         TextSpec {
@@ -95,7 +95,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     session.close()?;
 
     show_experts(&problem, &outputs);
-    show_wire(&problem);
+    show_wire(&problem, plan.shape());
     println!(
         "time      dispatch {:?}, combine {:?}{}",
         phases.dispatch,
@@ -110,6 +110,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let wanted = oracle.combined(&problem, CombineMode::Reduced, true);
     let error = largest_error(&wanted, &outputs);
     match verdict {
+        Ok(()) if error.is_nan() => bail!("the results are no numbers: largest error {error}"),
         Ok(()) => println!("oracle    every bit agrees; largest error {error}"),
         Err(mismatch) => bail!("the oracle disagrees: {mismatch}; largest error {error}"),
     }
@@ -127,12 +128,16 @@ fn choose_group(args: &DemoArgs) -> Result<(GroupKind, usize)> {
             .parse()
             .with_context(|| format!("--gpus {number}: neither auto, none nor a number"))?,
     };
+    // Neither number may be dropped for the other. No GPUs leave any number of simulated ranks.
+    if let Some(ranks) = args.ranks.filter(|&ranks| wanted > 0 && ranks != wanted) {
+        bail!("--gpus {wanted}, but --ranks {ranks}: there is one rank a GPU");
+    }
     if wanted > found {
         bail!("--gpus {wanted}: this program sees {found} GPUs");
     }
     Ok(match wanted {
         0 => (GroupKind::Simulated, args.ranks.unwrap_or(4)),
-        wanted => (GroupKind::Local, args.ranks.unwrap_or(wanted)),
+        wanted => (GroupKind::Local, wanted),
     })
 }
 
@@ -207,35 +212,91 @@ fn show_experts(problem: &Problem, outputs: &[RankOutputs]) {
     );
 }
 
-/// Rows that leave their rank, sent once a rank and once an expert.
-fn show_wire(problem: &Problem) {
-    let local = problem.local_experts();
-    let (mut by_rank, mut by_expert) = (0u64, 0u64);
+/// Rows that leave their rank, as bytes, sent once a rank and once an expert.
+fn show_wire(problem: &Problem, shape: &Shape) {
+    let (mut dispatch, mut combine) = ([0u64; 2], [0u64; 2]);
     for (rank, input) in problem.inputs.iter().enumerate() {
-        for token in 0..input.tokens {
-            let far = (0..problem.top_k)
-                .filter_map(|slot| problem.expert(rank, token, slot))
-                .map(|expert| expert / local)
-                .filter(|&home| home != rank);
-            let homes: std::collections::BTreeSet<_> = far.clone().collect();
-            by_rank += homes.len() as u64;
-            by_expert += far.count() as u64;
+        // Every part of a row that is cut brings the header.
+        let header = shape.dispatch_row_bytes() - shape.header_start();
+        let again = (shape.parts(input.tokens as u32) - 1) * header;
+        let rows = far_rows(problem, rank);
+        for way in 0..2 {
+            dispatch[way] += rows[way] * u64::from(shape.dispatch_row_bytes() + again);
+            combine[way] += rows[way] * u64::from(shape.combine_row_bytes());
         }
     }
-    let row = 2 * problem.hidden as u64;
     println!(
-        "wire      {} bytes of payload each way, once a rank; {} once an expert ({:.2} times as many)",
-        by_rank * row,
-        by_expert * row,
-        by_expert as f64 / by_rank.max(1) as f64
+        "wire      dispatch {} bytes of rows and headers, combine {} bytes of rows, once a rank",
+        dispatch[0], combine[0]
+    );
+    println!(
+        "          once an expert {} and {} ({:.2} times as many); flags and counts not included",
+        dispatch[1],
+        combine[1],
+        (dispatch[1] + combine[1]) as f64 / (dispatch[0] + combine[0]).max(1) as f64
     );
 }
 
+/// Rows that a rank sends to others: one a rank that a token goes to, and one an expert.
+fn far_rows(problem: &Problem, rank: usize) -> [u64; 2] {
+    let local = problem.local_experts();
+    let (mut by_rank, mut by_expert) = (0, 0);
+    for token in 0..problem.inputs[rank].tokens {
+        let far = (0..problem.top_k)
+            .filter_map(|slot| problem.expert(rank, token, slot))
+            .map(|expert| expert / local)
+            .filter(|&home| home != rank);
+        let homes: std::collections::BTreeSet<_> = far.clone().collect();
+        by_rank += homes.len() as u64;
+        by_expert += far.count() as u64;
+    }
+    [by_rank, by_expert]
+}
+
+/// NaN if any difference is: `f32::max` would pass over it.
 fn largest_error(wanted: &[Vec<ferry_reference::bf16>], outputs: &[RankOutputs]) -> f32 {
     let pairs = outputs
         .iter()
         .flat_map(|output| wanted[output.rank].iter().zip(&output.combined));
     pairs
         .map(|(wanted, given)| (wanted.to_f32() - given.to_f32()).abs())
-        .fold(0.0, f32::max)
+        .fold(0.0, |most, error| {
+            // Once NaN, it stays: nothing is greater.
+            if error.is_nan() || error > most {
+                error
+            } else {
+                most
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use ferry_reference::bf16;
+
+    use super::*;
+
+    fn error_of(wanted: [f32; 3], given: [f32; 3]) -> f32 {
+        let output = RankOutputs {
+            rank: 0,
+            tokens: Vec::new(),
+            scales: None,
+            row_offsets: Vec::new(),
+            expert_ids: Vec::new(),
+            src_info: Vec::new(),
+            combined: given.map(bf16::from_f32).to_vec(),
+            beyond: Vec::new(),
+        };
+        largest_error(&[wanted.map(bf16::from_f32).to_vec()], &[output])
+    }
+
+    #[test]
+    fn the_largest_error_does_not_hide_what_is_no_number() {
+        assert_eq!(error_of([1.0, 2.0, 3.0], [1.0, 4.0, 2.0]), 2.0);
+        for place in 0..3 {
+            let mut given = [1.0, 4.0, 3.0];
+            given[place] = f32::NAN;
+            assert!(error_of([1.0, 2.0, 3.0], given).is_nan(), "at {place}");
+        }
+    }
 }

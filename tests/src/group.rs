@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use ferry::{Bootstrap, Group};
 
 /// Longest wait for the other processes.
@@ -33,6 +33,15 @@ pub struct GroupOptions {
     pub rendezvous: Option<SocketAddr>,
     /// This process's rank, with `rendezvous`.
     pub rank: Option<u32>,
+}
+
+impl GroupOptions {
+    /// The number of ranks as Ferry takes it.
+    fn ranks(&self) -> Result<u32> {
+        let most = u32::MAX;
+        u32::try_from(self.ranks)
+            .with_context(|| format!("--ranks {}: it must be at most {most}", self.ranks))
+    }
 }
 
 /// Exchanges bytes between the processes of a group: every process's, by rank. Collective.
@@ -77,10 +86,11 @@ pub fn gpus() -> usize {
 
 /// Opens a group. Collective.
 pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
+    let ranks = options.ranks()?;
     let alone: Gather = Box::new(|bytes| Ok(vec![bytes.to_vec()]));
     Ok(match options.kind {
         GroupKind::Simulated => OpenGroup {
-            group: Group::simulated(options.ranks as u32, options.seed)?,
+            group: Group::simulated(ranks, options.seed)?,
             gather: alone,
         },
         GroupKind::Local => OpenGroup {
@@ -175,7 +185,7 @@ fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
         let Some(rank) = options.rank else {
             bail!("--rendezvous needs --rank")
         };
-        let ranks = options.ranks as u32;
+        let ranks = options.ranks()?;
         let bootstrap = ferry::TcpBootstrap::connect(rank, ranks, address, RENDEZVOUS_TIMEOUT)?;
         return Ok(Box::new(bootstrap));
     }
