@@ -10,7 +10,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use super::cases::DEADLINE;
 use super::{Outcome, Suite};
 use crate::session::{Session, Settings, Turn};
-use crate::verify::{Oracle, capacity_for, compare_rows};
+use crate::verify::{Oracle, compare_rows};
 
 /// Problems that rounds take turns with.
 const SLOTS: usize = 8;
@@ -57,11 +57,8 @@ impl Turns {
                 })
             })
             .collect();
-        let capacity = problems
-            .iter()
-            .map(|p| capacity_for(p, TokenFormat::Bf16))
-            .max()
-            .unwrap_or(0);
+        // All tokens to one rank: the graph is replayed with data that nobody has counted.
+        let capacity = 8 * tokens * suite.ranks();
         let config = Config {
             experts: 64,
             top_k: 8,
