@@ -12,6 +12,8 @@
 #[cfg(target_arch = "nvptx64")]
 pub mod device;
 #[cfg(target_arch = "nvptx64")]
+pub mod encode;
+#[cfg(target_arch = "nvptx64")]
 pub mod entry;
 #[cfg(target_arch = "nvptx64")]
 pub mod probe;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use ferry_layout::{
-    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, TokenFormat, Window, Workspace, fp8,
+    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, TokenFormat, Window, Workspace,
 };
 
 use crate::{Config, Error, Group};
@@ -118,10 +118,7 @@ impl Plan {
                 CombineMode::Reduced => 0,
                 CombineMode::Exact => 1,
             },
-            token_format: match config.format {
-                TokenFormat::Bf16 => 0,
-                TokenFormat::BlockwiseFp8 => 1,
-            },
+            token_format: config.format.number(),
         };
         Ok(Self { config, shape })
     }
@@ -211,12 +208,15 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         hidden,
         "it must be a multiple of 8 above 0",
     );
-    let group = fp8::GROUP as usize;
+    let (name, word) = (
+        config.format.name(),
+        config.format.sizes().elements_of_word(),
+    );
     problems.require(
-        config.format == TokenFormat::Bf16 || hidden.is_multiple_of(group),
+        word == 0 || hidden.is_multiple_of(word as usize),
         "hidden",
         hidden,
-        format_args!("blockwise FP8 has a scale for every {group} elements, so it must be a multiple of {group}"),
+        format_args!("the scales of {name} are moved as words, of {word} elements each, so it must be a multiple of {word}"),
     );
     problems.require(
         hidden <= MAX_HIDDEN,

@@ -109,6 +109,9 @@ impl Arguments for DispatchArgs {
             Table::ExpertIds => self.expert_ids,
             Table::SrcInfo => self.src_info,
             Table::Scales => self.output_scales,
+            Table::ScalesOffsets => self.scales_offsets,
+            Table::RowScales => self.row_scales,
+            Table::InputScale => self.input_scale,
             _ => 0,
         }
     }
@@ -150,10 +153,19 @@ pub struct DispatchArgs {
     pub topk_ids: u64,
     /// f32 `[tokens, top_k]`, or 0: every weight is 1.
     pub topk_weights: u64,
-    /// BF16 or FP8 `[row_capacity, hidden]`, written.
+    /// `[row_capacity, hidden]` in the token format, written.
     pub output_tokens: u64,
-    /// f32 `[hidden / 128, row_capacity]`, written; 0 for BF16.
+    /// Scales of the output rows in the format's layout, written; 0 where it has none.
     pub output_scales: u64,
+    /// u32 `[local_experts]`, written: see `scale_layout`; 0 unless scales are tiled.
+    pub scales_offsets: u64,
+    /// BF16 `[row_capacity]`, written: inverse of each row's own global scale; 0 where the format
+    /// has none.
+    pub row_scales: u64,
+    /// f32 `[1]`, the global input scale of NVFP4; 0: it is 1.
+    pub input_scale: u64,
+    /// Blocks of 128 rows that tiled scales hold.
+    pub block_capacity: u64,
     /// u32 `[local_experts + 1]`, written.
     pub row_offsets: u64,
     /// i32 `[local_experts]`, written.

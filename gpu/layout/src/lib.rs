@@ -10,6 +10,7 @@ pub mod e2m1;
 pub mod e8m0;
 mod fault;
 mod float;
+mod format;
 pub mod fp8;
 mod header;
 mod kernel;
@@ -26,12 +27,11 @@ mod workspace;
 pub use args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
+pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
 pub use probe::ProbeArgs;
-pub use shape::{
-    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape, TokenFormat,
-};
+pub use shape::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape};
 pub use tag::{Epoch, Tagged};
 pub use window::{ByteOffset, Signal, Window};
 pub use workspace::{CHUNK_ENTRIES, Counter, Table, Workspace};

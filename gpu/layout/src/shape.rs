@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Header, fp8};
+use crate::{Header, Sizes, TokenFormat};
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;
@@ -34,15 +34,6 @@ pub enum CombineMode {
     Exact,
 }
 
-/// What a token's row looks like between dispatch's input and output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TokenFormat {
-    /// BF16 as it came.
-    Bf16,
-    /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`](crate::fp8).
-    BlockwiseFp8,
-}
-
 /// Sizes that every rank of a group must agree on. Plain data; `Plan` checks it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
@@ -61,7 +52,7 @@ pub struct Shape {
     pub max_tokens_per_rank: u32,
     /// [`CombineMode`], as a number: 0 reduced, 1 exact.
     pub combine_mode: u32,
-    /// [`TokenFormat`], as a number: 0 BF16, 1 blockwise FP8.
+    /// [`TokenFormat::number`].
     pub token_format: u32,
 }
 
@@ -77,45 +68,48 @@ impl Shape {
     }
 
     /// What dispatch makes of a token.
+    #[inline(always)]
     pub const fn format(&self) -> TokenFormat {
-        if self.token_format == 0 {
-            TokenFormat::Bf16
-        } else {
-            TokenFormat::BlockwiseFp8
-        }
+        TokenFormat::of_number(self.token_format)
+    }
+
+    /// What the format does to a row.
+    #[inline(always)]
+    pub const fn sizes(&self) -> Sizes {
+        self.format().sizes()
     }
 
     /// Bytes of a token in dispatch's output and on the wire, without scales.
+    #[inline(always)]
     pub const fn payload_bytes(&self) -> u32 {
-        match self.format() {
-            TokenFormat::Bf16 => self.hidden * 2,
-            TokenFormat::BlockwiseFp8 => self.hidden,
-        }
+        self.sizes().payload_bytes(self.hidden)
     }
 
-    /// Scales of a token.
-    pub const fn scales(&self) -> u32 {
-        match self.format() {
-            TokenFormat::Bf16 => 0,
-            TokenFormat::BlockwiseFp8 => self.hidden / fp8::GROUP,
-        }
+    /// 32-bit words that a token's scales fill.
+    #[inline(always)]
+    pub const fn scale_words(&self) -> u32 {
+        self.sizes().scale_words(self.hidden)
     }
 
-    /// Rows that an expert's rows are padded to a multiple of in dispatch's output: 16 bytes of
-    /// scales, where there are scales.
+    /// Rows that an expert's rows are padded to a multiple of in dispatch's output.
+    #[inline(always)]
     pub const fn row_alignment(&self) -> u32 {
-        match self.format() {
-            TokenFormat::Bf16 => 1,
-            TokenFormat::BlockwiseFp8 => 4,
-        }
+        self.sizes().row_alignment
     }
 
-    /// Bytes from the start of a dispatch row to its header: payload, then scales.
+    /// Bytes from the start of a dispatch row to the row's own scale, if it has one.
+    #[inline(always)]
+    pub const fn row_scale_start(&self) -> u32 {
+        self.payload_bytes() + (4 * self.scale_words()).next_multiple_of(16)
+    }
+
+    /// Bytes from the start of a dispatch row to its header: payload, scales, the row's own scale.
+    #[inline(always)]
     pub const fn header_start(&self) -> u32 {
-        self.payload_bytes() + (4 * self.scales()).next_multiple_of(16)
+        self.row_scale_start() + if self.sizes().has_row_scale { 16 } else { 0 }
     }
 
-    /// Bytes of a dispatch row on the wire: payload, scales, header.
+    /// Bytes of a dispatch row on the wire: payload, scales, the row's own scale, header.
     pub const fn dispatch_row_bytes(&self) -> u32 {
         self.header_start() + Header::bytes(self.top_k)
     }

@@ -52,8 +52,14 @@ pub enum Table {
     ExpertIds,
     /// `[row, 2]` token and top-k slot, the user's.
     SrcInfo,
-    /// `[scale, row capacity]` f32 bits of the rows' scales, the user's.
+    /// The rows' scales in the format's layout, the user's.
     Scales,
+    /// `[local experts]` first block of tiled scales, the user's.
+    ScalesOffsets,
+    /// `[row capacity]` BF16 bits, half a word each: the user's.
+    RowScales,
+    /// `[1]` f32 bits, the user's; read only.
+    InputScale,
     /// `[token, K]` ordinal of each entry among those of its chunk for its expert.
     Ordinals,
     /// `[chunk, expert]` entries of earlier chunks for the expert; before they are summed, those of

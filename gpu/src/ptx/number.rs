@@ -73,3 +73,29 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
     use ferry_layout::fp8::e4m3_bits;
     u32::from_le_bytes([e4m3_bits(a), e4m3_bits(b), e4m3_bits(c), e4m3_bits(d)])
 }
+
+/// Eight f32 as e2m1, the first in the lowest four bits: rounded to nearest even, saturating at ±6,
+/// NaN 6. The instruction is `cvt.rn.satfinite.e2m1x2.f32` (PTX ISA, "cvt"; sm_100a).
+#[cfg(target_feature = "sm_100a")]
+#[inline(always)]
+pub fn e2m1_eight(values: [f32; 8]) -> u32 {
+    let [a, b, c, d, e, f, g, h] = values;
+    let eight;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{{ .reg .b8 p, q, r, s; cvt.rn.satfinite.e2m1x2.f32 p, {}, {};",
+            "cvt.rn.satfinite.e2m1x2.f32 q, {}, {}; cvt.rn.satfinite.e2m1x2.f32 r, {}, {};",
+            "cvt.rn.satfinite.e2m1x2.f32 s, {}, {}; mov.b32 {}, {{p, q, r, s}}; }}",
+            in(reg32) b, in(reg32) a, in(reg32) d, in(reg32) c, in(reg32) f, in(reg32) e,
+            in(reg32) h, in(reg32) g, out(reg32) eight,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    eight
+}
+
+/// Eight f32 as e2m1, the first in the lowest four bits, where there is no instruction for it.
+#[cfg(not(target_feature = "sm_100a"))]
+#[inline(always)]
+pub fn e2m1_eight(values: [f32; 8]) -> u32 {
+    ferry_layout::e2m1::e2m1x8_bits(values)
+}
