@@ -3,13 +3,14 @@
 use core::cell::Cell;
 
 use bytemuck::cast;
-use ferry_layout::fp8::Divisor;
 use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Rank, Signal, Table, Tagged,
-    Tensor, fp8,
+    Tensor, TokenFormat, nvfp4,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 
+use crate::encode;
+use crate::encode::EncodedRow;
 use crate::ptx::block::Gates;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
@@ -130,76 +131,6 @@ unsafe fn store_strip<const DEPTH: usize>(row: u64, start: u32, end: u32, strip:
         // SAFETY: active only inside the row.
         unsafe { memory::store_vector(row + at as u64, vector, at < end) };
     }
-}
-
-/// This lane's 16 BF16 elements from element `start` of a token, zeros from element `end` on.
-///
-/// # Safety
-/// The token at `source` has `end` elements.
-#[inline(always)]
-unsafe fn load_halves(source: u64, start: u32, end: u32) -> [Vector; 2] {
-    let from = source + 2 * start as u64;
-    // SAFETY: active only inside the token.
-    unsafe {
-        [
-            memory::load_constant_vector(from, start < end),
-            memory::load_constant_vector(from + size_of::<Vector>() as u64, start < end),
-        ]
-    }
-}
-
-/// Stores a lane's 16 encoded elements at element `start` of a row, unless that is from `end` on.
-/// One lane of the eight that hold a group stores its scale.
-///
-/// # Safety
-/// `row` has `end` bytes of payload, and scales from byte `scales_start` on.
-#[inline(always)]
-unsafe fn store_group(
-    row: u64,
-    scales_start: u32,
-    start: u32,
-    end: u32,
-    (payload, scale): (Vector, f32),
-) {
-    // SAFETY: active only inside the row.
-    unsafe {
-        memory::store_vector(row + start as u64, payload, start < end);
-        if start < end && start.is_multiple_of(fp8::GROUP) {
-            let at = scales_start + start / fp8::GROUP * 4;
-            memory::store_u32(row + at as u64, scale.to_bits());
-        }
-    }
-}
-
-/// Sixteen BF16 of a lane as FP8, and the scale of the group that its eight lanes hold. All
-/// lanes.
-#[inline(always)]
-fn encode_group(halves: [Vector; 2]) -> (Vector, f32) {
-    let values: [f32; 16] = core::array::from_fn(|index| {
-        let (low, high) = number::f32_pair(halves[index / 8][index / 2 % 4]);
-        if index % 2 == 0 { low } else { high }
-    });
-    let mut amax = 0.0;
-    core::array::from_fn::<(), 16, _>(|index| amax = fp8::larger(amax, values[index]));
-    amax = fp8::larger(
-        amax,
-        f32::from_bits(thread::from_partner(amax.to_bits(), 1)),
-    );
-    amax = fp8::larger(
-        amax,
-        f32::from_bits(thread::from_partner(amax.to_bits(), 2)),
-    );
-    amax = fp8::larger(
-        amax,
-        f32::from_bits(thread::from_partner(amax.to_bits(), 4)),
-    );
-    let scale = fp8::scale(amax);
-    let divisor = Divisor::new(scale);
-    let encoded = core::array::from_fn(|quad| {
-        let value = |index: usize| divisor.divide(values[4 * quad + index], number::multiply_add);
-        number::e4m3_quad(value(0), value(1), value(2), value(3))
-    });
-    (encoded, scale)
 }
 
 /// Eight sums plus weight times eight BF16.
@@ -394,6 +325,12 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn write_half(&self, table: Table, index: u64, value: u16) {
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::store_u16(self.args.table(table) + 2 * index, value) };
+    }
+
+    #[inline(always)]
     fn read_window(&self, at: ByteOffset) -> u32 {
         // SAFETY: offsets lie inside the windows.
         unsafe { memory::load_u32(self.window(self.common().rank()) + at.bytes()) }
@@ -414,34 +351,39 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
-        let source = self.row(Row::Tensor(Tensor::Input, token));
-        let scales_start = self.common().shape.payload_bytes();
-        let mut strip_start = span.start;
-        while strip_start < span.end {
-            let start = strip_start + self.lane * size_of::<Vector>() as u32;
-            let next = start + WARP_BYTES;
-            // Two strips, spelled out: the compiler does not unroll a loop over this much. Loads
-            // come first, so that all are in flight.
-            // SAFETY: the protocol encodes whole tokens.
-            let (this, other) = unsafe {
-                (
-                    load_halves(source, start, span.end),
-                    load_halves(source, next, span.end),
-                )
-            };
-            let store = |start, group| {
-                let mut left = targets;
-                while left != 0 {
-                    let target = self.row(to(left.trailing_zeros()));
-                    // SAFETY: rows hold payload and scales.
-                    unsafe { store_group(target, scales_start, start, span.end, group) };
-                    left &= left - 1;
+    fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+        let shape = &self.common().shape;
+        let row = EncodedRow {
+            source: self.row(Row::Tensor(Tensor::Input, token)),
+            elements: shape.hidden,
+            scales_start: shape.payload_bytes(),
+            lane: self.lane,
+            targets,
+            to: |index| self.row(to(index)),
+        };
+        // SAFETY: the protocol encodes whole tokens into rows that hold payload and scales.
+        unsafe {
+            match shape.format() {
+                TokenFormat::Bf16 => {}
+                TokenFormat::BlockwiseFp8 => row.encode(&encode::BlockwiseFp8, span),
+                TokenFormat::Mxfp8(_) => row.encode(&encode::Mxfp8, span),
+                TokenFormat::Mxfp4(_) => row.encode(&encode::Mxfp4, span),
+                TokenFormat::Nvfp4(_) => {
+                    let global = match self.args.table(Table::InputScale) {
+                        0 => 1.0,
+                        at => f32::from_bits(memory::load_constant_u32(at)),
+                    };
+                    row.encode(&encode::Nvfp4::new(global), span);
                 }
-            };
-            store(start, encode_group(this));
-            store(next, encode_group(other));
-            strip_start += 2 * WARP_BYTES;
+                TokenFormat::Nvfp4RowScaled(_) => {
+                    let inverse = nvfp4::inverse_global_bits(row.largest());
+                    if span.start == 0 {
+                        row.store_row_scale(shape.row_scale_start(), inverse);
+                    }
+                    let global = nvfp4::global_of_inverse(inverse);
+                    row.encode(&encode::Nvfp4::new(global), span);
+                }
+            }
         }
     }
 

@@ -4,11 +4,15 @@
 use ferry_layout::fp8::{self, Divisor};
 use ferry_layout::{mxfp4, mxfp8, nvfp4};
 
-use crate::ptx::memory::Vector;
+use ferry_protocol::{LANES, Span};
+
+use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
 
 /// Elements that a lane encodes at a time.
 pub const LANE_ELEMENTS: u32 = 16;
+/// Elements that a warp encodes at a time.
+pub const STRIP_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
 
 /// What a lane's elements became.
 pub struct Encoded {
@@ -157,5 +161,185 @@ impl Encoder for Nvfp4 {
             payload: e2m1(values, nvfp4::multiplier(scale, self.inverse)),
             scales: gather_codes(scale, 1),
         }
+    }
+}
+
+/// A token on its way from the input into rows.
+pub struct EncodedRow<To> {
+    /// The token: BF16.
+    pub source: u64,
+    /// Its elements.
+    pub elements: u32,
+    /// Bytes from the start of a row to its scales.
+    pub scales_start: u32,
+    /// This lane.
+    pub lane: u32,
+    /// The rows that it goes to, as bits.
+    pub targets: u64,
+    /// Where each of them is.
+    pub to: To,
+}
+
+impl<To: Fn(u32) -> u64> EncodedRow<To> {
+    /// Calls `each` for every row.
+    #[inline(always)]
+    fn each_target(&self, each: impl Fn(u64)) {
+        let mut left = self.targets;
+        while left != 0 {
+            each((self.to)(left.trailing_zeros()));
+            left &= left - 1;
+        }
+    }
+
+    /// This lane's elements of the strip that begins at `strip`, zeros from element `end` on.
+    ///
+    /// # Safety
+    /// The token has `end` elements.
+    #[inline(always)]
+    unsafe fn load(&self, strip: u32, end: u32) -> [Vector; 2] {
+        let start = strip + self.lane * LANE_ELEMENTS;
+        let from = self.source + 2 * start as u64;
+        // SAFETY: active only inside the token.
+        unsafe {
+            [
+                memory::load_constant_vector(from, start < end),
+                memory::load_constant_vector(from + size_of::<Vector>() as u64, start < end),
+            ]
+        }
+    }
+
+    /// Encodes what makes a span of the payload, and the scales of its groups. All lanes.
+    ///
+    /// # Safety
+    /// The token has its elements, and each row payload and scales for them.
+    #[inline(always)]
+    pub unsafe fn encode<E: Encoder>(&self, encoder: &E, span: Span) {
+        let element = |byte: u32| byte / E::PAYLOAD_BYTES * LANE_ELEMENTS;
+        let (mut strip, end) = (element(span.start), element(span.end));
+        let mut scales = Scales::<E>::new(strip, end);
+        // SAFETY: the caller's promise.
+        let mut loaded = unsafe { self.load(strip, end) };
+        while strip < end {
+            // The next elements are on their way while these are encoded.
+            // SAFETY: the caller's promise.
+            let next = unsafe { self.load(strip + STRIP_ELEMENTS, end) };
+            let encoded = encoder.encode(&values(loaded));
+            let start = strip + self.lane * LANE_ELEMENTS;
+            self.each_target(|row| {
+                let at = row + (start / LANE_ELEMENTS * E::PAYLOAD_BYTES) as u64;
+                // SAFETY: active only inside the row.
+                unsafe {
+                    match E::PAYLOAD_BYTES {
+                        16 => memory::store_vector(at, encoded.payload, start < end),
+                        _ => memory::store_pair(at, encoded.payload, start < end),
+                    }
+                }
+            });
+            strip += STRIP_ELEMENTS;
+            if scales.take(encoded.scales, self.lane) || strip >= end {
+                let first = self.scales_start + 4 * (scales.first + self.lane);
+                if scales.first + self.lane < scales.end {
+                    // SAFETY: inside the row's scales.
+                    self.each_target(|row| unsafe {
+                        memory::store_u32(row + first as u64, scales.words);
+                    });
+                }
+                scales.begin_next();
+            }
+            loaded = next;
+        }
+    }
+
+    /// The largest magnitude of the token's elements; a NaN does not count. All lanes.
+    ///
+    /// # Safety
+    /// The token has its elements.
+    #[inline(always)]
+    pub unsafe fn largest(&self) -> f32 {
+        let (mut strip, mut amax) = (0, 0.0);
+        while strip < self.elements {
+            // SAFETY: the caller's promise.
+            let (this, next) = unsafe {
+                (
+                    self.load(strip, self.elements),
+                    self.load(strip + STRIP_ELEMENTS, self.elements),
+                )
+            };
+            amax = fp8::larger(amax, largest(&values(this)));
+            amax = fp8::larger(amax, largest(&values(next)));
+            strip += 2 * STRIP_ELEMENTS;
+        }
+        for step in 0..LANES.ilog2() {
+            amax = larger_of_partner(amax, 1 << step);
+        }
+        amax
+    }
+
+    /// Stores the row's own scale, `start` bytes from the start of each row.
+    ///
+    /// # Safety
+    /// The rows have a word there.
+    #[inline(always)]
+    pub unsafe fn store_row_scale(&self, start: u32, scale: u16) {
+        if self.lane == 0 {
+            // SAFETY: the caller's promise.
+            self.each_target(|row| unsafe { memory::store_u32(row + start as u64, scale as u32) });
+        }
+    }
+}
+
+/// Sixteen BF16 as f32.
+#[inline(always)]
+fn values(halves: [Vector; 2]) -> [f32; 16] {
+    core::array::from_fn(|index| {
+        let (low, high) = number::f32_pair(halves[index / 8][index / 2 % 4]);
+        if index % 2 == 0 { low } else { high }
+    })
+}
+
+/// Words of scales, collected until every lane has one: small stores are dear on the wire.
+struct Scales<E> {
+    /// This lane's.
+    words: u32,
+    /// The row's word that lane 0 holds.
+    first: u32,
+    /// The row's word after the last.
+    end: u32,
+    /// Words that lanes hold.
+    held: u32,
+    format: core::marker::PhantomData<E>,
+}
+
+impl<E: Encoder> Scales<E> {
+    /// Words of a strip.
+    const STRIP_WORDS: u32 = LANES / E::WORD_LANES;
+
+    /// For elements `start..end`.
+    #[inline(always)]
+    fn new(start: u32, end: u32) -> Self {
+        Self {
+            words: 0,
+            first: start / (LANE_ELEMENTS * E::WORD_LANES),
+            end: end / (LANE_ELEMENTS * E::WORD_LANES),
+            held: 0,
+            format: core::marker::PhantomData,
+        }
+    }
+
+    /// Takes a strip's words; true if every lane now has one. All lanes.
+    #[inline(always)]
+    fn take(&mut self, scales: u32, lane: u32) -> bool {
+        let word = thread::broadcast(scales, lane % Self::STRIP_WORDS * E::WORD_LANES);
+        if lane / Self::STRIP_WORDS == self.held / Self::STRIP_WORDS {
+            self.words = word;
+        }
+        self.held += Self::STRIP_WORDS;
+        self.held == LANES
+    }
+
+    #[inline(always)]
+    fn begin_next(&mut self) {
+        self.first += self.held;
+        self.held = 0;
     }
 }

@@ -1,6 +1,6 @@
 //! What dispatch and combine take, and how it is checked.
 
-use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs};
+use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, ScaleLayout, TokenFormat};
 
 use crate::round::Received;
 use crate::{DevicePtr, Error, Plan, Tensor};
@@ -22,19 +22,47 @@ pub struct DispatchInput {
     /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
     /// are 1.
     pub topk_weights: Option<Tensor<2>>,
+    /// f32 `[1]`, [`TokenFormat::Nvfp4`](crate::TokenFormat) only: the global scale that the block
+    /// scales are multiplied with, usually `448 * 6 / amax` of a calibration. `None`: it is 1.
+    pub input_scale: Option<Tensor<1>>,
+}
+
+/// The scales of dispatch's output rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleTensor {
+    /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
+    /// want it. The columns of padding rows are left as they are.
+    Transposed(Tensor<2>),
+    /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
+    Tiled {
+        /// One byte a scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
+        /// of (an expert's row `r`, group `g`) at `[b, g / 4, r % 32, r % 128 / 32, g % 4]` with
+        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. Scales of rows that an
+        /// expert's last block has and the expert has not are zero; other blocks are left as they
+        /// are. [`Plan::max_scale_blocks`] always suffice.
+        scales: Tensor<5>,
+        /// u32 `[local_experts]`, written.
+        offsets: Tensor<1>,
+    },
+    /// One byte a scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
+    /// [`ScaleLayout::RowMajor`](crate::ScaleLayout).
+    RowMajor(Tensor<2>),
 }
 
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows;
 /// [`Plan::max_rows`] always suffice, and too few are reported as a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
-    /// BF16 or e4m3 `[capacity, hidden]`, 16-byte aligned: rows by expert, then source rank, then
+    /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
+    /// half), 16-byte aligned: rows by expert, then source rank, then
     /// token. Rows from `row_offsets[local_experts]` on, and those that pad an expert, are left
     /// as they are.
     pub tokens: Tensor<2>,
-    /// f32 `[hidden / 128, capacity]`, blockwise FP8 only: the scale of each 128 elements of each
-    /// row, transposed as grouped matrix multiplications want it.
-    pub scales: Option<Tensor<2>>,
+    /// The rows' scales, in the layout of the plan's format; `None` for BF16.
+    pub scales: Option<ScaleTensor>,
+    /// BF16 `[capacity]`, [`TokenFormat::Nvfp4RowScaled`](crate::TokenFormat) only: the inverse of
+    /// each row's own global scale. An element is code times scale times this.
+    pub row_scales: Option<Tensor<1>>,
     /// u32 `[local_experts + 1]`: the first row of each local expert, and the end of the last.
     /// Blockwise FP8 pads every expert to a multiple of 4 rows.
     pub row_offsets: Tensor<1>,
@@ -91,6 +119,16 @@ impl DispatchInput {
         if let Some(weights) = &self.topk_weights {
             weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
         }
+        let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
+        match &self.input_scale {
+            Some(scale) if takes_scale => scale.require("input_scale", [1], WORD_ALIGN)?,
+            Some(_) => {
+                return Err(Error::UnusedInputScale {
+                    format: config.format,
+                });
+            }
+            None => {}
+        }
         Ok(DispatchArgs {
             common: *common,
             x: self.x.at.0,
@@ -98,6 +136,10 @@ impl DispatchInput {
             topk_weights: address_or_none(self.topk_weights),
             output_tokens: 0,
             output_scales: 0,
+            scales_offsets: 0,
+            row_scales: 0,
+            input_scale: address_or_none(self.input_scale),
+            block_capacity: 0,
             row_offsets: 0,
             expert_ids: 0,
             src_info: 0,
@@ -114,15 +156,18 @@ impl DispatchOutput {
         let capacity = self.capacity();
         self.tokens
             .require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
-        let scales = plan.shape().scales() as usize;
-        match (&self.scales, scales) {
-            (Some(given), 1..) => given.require("scales", [scales, capacity], WORD_ALIGN)?,
-            (None, 0) => {}
+        let Scales {
+            at: output_scales,
+            offsets,
+            blocks,
+        } = self.scales(plan)?;
+        match (&self.row_scales, plan.shape().sizes().has_row_scale) {
+            (Some(given), true) => given.require("row_scales", [capacity], 2)?,
+            (None, false) => {}
             (given, _) => {
-                let format = plan.config().format;
-                return Err(Error::WrongScales {
+                return Err(Error::WrongRowScales {
                     given: given.is_some(),
-                    format,
+                    format: plan.config().format,
                 });
             }
         }
@@ -134,13 +179,60 @@ impl DispatchOutput {
             .require("src_info", [capacity, 2], WORD_ALIGN)?;
         Ok(DispatchArgs {
             output_tokens: self.tokens.at.0,
-            output_scales: address_or_none(self.scales),
+            output_scales,
+            scales_offsets: offsets,
+            row_scales: address_or_none(self.row_scales),
+            block_capacity: blocks,
             row_offsets: self.row_offsets.at.0,
             expert_ids: self.expert_ids.at.0,
             src_info: self.src_info.at.0,
             row_capacity: capacity as u64,
             ..args
         })
+    }
+
+    /// The scales, if they fit the format.
+    fn scales(&self, plan: &Plan) -> Result<Scales, Error> {
+        let (config, sizes) = (plan.config(), plan.shape().sizes());
+        let capacity = self.capacity();
+        let groups = config.hidden.checked_div(sizes.group as usize).unwrap_or(0);
+        let wrong = || Error::WrongScales {
+            given: match self.scales {
+                None => "no scales",
+                Some(ScaleTensor::Transposed(_)) => "transposed scales",
+                Some(ScaleTensor::Tiled { .. }) => "tiled scales",
+                Some(ScaleTensor::RowMajor(_)) => "row-major scales",
+            },
+            format: config.format,
+        };
+        match (&self.scales, config.format.scale_layout()) {
+            (None, None) if groups == 0 => Ok(Scales::default()),
+            (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
+                scales.require("scales", [groups, capacity], WORD_ALIGN)?;
+                Ok(Scales {
+                    at: scales.at.0,
+                    ..Scales::default()
+                })
+            }
+            (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
+                scales.require("scales", [capacity, groups], WORD_ALIGN)?;
+                Ok(Scales {
+                    at: scales.at.0,
+                    ..Scales::default()
+                })
+            }
+            (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
+                let blocks = scales.dims[0];
+                scales.require("scales", [blocks, groups / 4, 32, 4, 4], ROW_ALIGN)?;
+                offsets.require("offsets", [plan.local_experts()], WORD_ALIGN)?;
+                Ok(Scales {
+                    at: scales.at.0,
+                    offsets: offsets.at.0,
+                    blocks: blocks as u64,
+                })
+            }
+            _ => Err(wrong()),
+        }
     }
 
     /// Rows that the outputs hold.
@@ -204,6 +296,14 @@ impl CombineInput {
     }
 }
 
-fn address_or_none(tensor: Option<Tensor<2>>) -> u64 {
+/// Where scales go: 0 for what the format has not.
+#[derive(Clone, Copy, Default)]
+struct Scales {
+    at: u64,
+    offsets: u64,
+    blocks: u64,
+}
+
+fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
     tensor.map_or(0, |tensor| tensor.at.0)
 }

@@ -12,11 +12,27 @@ use crate::{BootstrapError, PlanError, TensorError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The outputs of a dispatch have scales although the format has none, or the other way round.
-    #[error("the format is {format:?}, and the dispatch's outputs have {}scales", if *given { "" } else { "no " })]
+    /// The outputs of a dispatch have scales although the format has none, or the other way round,
+    /// or in another layout than the format's.
+    #[error("the format is {format:?}, and the dispatch's outputs have {given}")]
     WrongScales {
-        /// Whether there are scales.
+        /// What there is.
+        given: &'static str,
+        /// The plan's format.
+        format: TokenFormat,
+    },
+    /// The outputs of a dispatch have scales of rows although the format has none, or the other way
+    /// round.
+    #[error("the format is {format:?}, and the dispatch's outputs have {}row_scales", if *given { "" } else { "no " })]
+    WrongRowScales {
+        /// Whether there are scales of rows.
         given: bool,
+        /// The plan's format.
+        format: TokenFormat,
+    },
+    /// A dispatch was given a global scale that its format does not use.
+    #[error("the format is {format:?}, which takes no input_scale")]
+    UnusedInputScale {
         /// The plan's format.
         format: TokenFormat,
     },

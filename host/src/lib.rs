@@ -101,13 +101,17 @@ mod round;
 mod simulated;
 mod tensor;
 
-pub use arguments::{CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput};
+pub use arguments::{
+    CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput, ScaleTensor,
+};
 pub use bootstrap::{Bootstrap, BootstrapError, TcpBootstrap};
 pub use config::Config;
 pub use device::{Device, DevicePtr, Fabric, Stream};
 pub use error::{CudaError, Error};
 pub use expert_parallel::ExpertParallel;
-pub use ferry_layout::{CombineMode, Fault, FaultKind, Kernel, Rank, Region, Shape, TokenFormat};
+pub use ferry_layout::{
+    CombineMode, Fault, FaultKind, Kernel, Rank, Region, ScaleLayout, Shape, TokenFormat,
+};
 pub use ferry_simulator as simulator;
 pub use group::Group;
 #[cfg(feature = "cuda")]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use ferry_layout::{
-    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, TokenFormat, Window, Workspace,
+    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace, scale_layout,
 };
 
 use crate::{Config, Error, Group};
@@ -144,6 +144,11 @@ impl Plan {
         self.shape.max_rows() as usize
     }
 
+    /// Most blocks of 128 rows that tiled scales can take on one rank.
+    pub const fn max_scale_blocks(&self) -> usize {
+        scale_layout::max_blocks(self.shape.max_rows(), self.shape.local_experts()) as usize
+    }
+
     /// Bytes of each rank's receive window.
     pub const fn window_bytes(&self) -> u64 {
         Window::of(&self.shape).bytes
@@ -279,6 +284,8 @@ fn check_behaviour(problems: &mut Problems, config: &Config) {
 
 #[cfg(test)]
 mod tests {
+    use crate::TokenFormat;
+
     use super::*;
 
     const GOOD: Config = Config {

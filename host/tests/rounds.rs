@@ -129,6 +129,7 @@ fn a_rank_may_have_no_tokens_and_null_tensors() {
     for t in &mut tensors {
         let none = |columns| Tensor::contiguous(DevicePtr::NULL, [0, columns]);
         t.input = DispatchInput {
+            input_scale: None,
             x: none(HIDDEN),
             topk_ids: none(TOP_K),
             topk_weights: None,

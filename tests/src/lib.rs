@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod formats;
 pub mod gpu;
 pub mod group;
 #[cfg(feature = "mpi")]

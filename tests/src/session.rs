@@ -4,9 +4,10 @@ mod local_rank;
 
 use std::time::{Duration, Instant};
 
-use ferry::{Config, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
+use ferry::{Config, Error, ExpertParallel, Group, Plan, Stream};
 use ferry_reference::{Problem, bf16};
 
+use crate::formats::Capacity;
 use local_rank::LocalRank;
 
 /// What outputs hold before a round, in every byte.
@@ -17,8 +18,8 @@ pub const POISON: u8 = 0xa5;
 pub struct Settings {
     /// Of the plan.
     pub config: Config,
-    /// Rows of the dispatch's outputs.
-    pub capacity: usize,
+    /// What the dispatch's outputs hold.
+    pub capacity: Capacity,
     /// Whether to make the split calls.
     pub split: bool,
 }
@@ -29,8 +30,12 @@ pub struct RankOutputs {
     pub rank: usize,
     /// `[capacity, row bytes]`, as they are.
     pub tokens: Vec<u8>,
-    /// `[hidden / 128, capacity]`, if the format has scales.
-    pub scales: Option<Vec<f32>>,
+    /// Scales in the format's layout, as bytes.
+    pub scales: Vec<u8>,
+    /// First blocks of tiled scales.
+    pub scales_offsets: Vec<u32>,
+    /// BF16 bits, if rows have scales of their own.
+    pub row_scales: Vec<u16>,
     /// `[local experts + 1]`.
     pub row_offsets: Vec<u32>,
     /// `[local experts]`.
@@ -233,13 +238,5 @@ impl Session {
         mut run: impl FnMut(&mut LocalRank) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.ranks.iter_mut().try_for_each(&mut run)
-    }
-}
-
-/// Bytes of a row of dispatch's output.
-pub fn row_bytes(config: &Config) -> usize {
-    match config.format {
-        TokenFormat::Bf16 => 2 * config.hidden,
-        TokenFormat::BlockwiseFp8 => config.hidden,
     }
 }

@@ -16,7 +16,7 @@ use crate::wait::{Launch, Stopped};
 const fn sender_share(format: TokenFormat) -> u32 {
     match format {
         TokenFormat::Bf16 => 8,
-        TokenFormat::BlockwiseFp8 => 2,
+        _ => 2,
     }
 }
 

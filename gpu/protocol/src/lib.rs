@@ -18,6 +18,7 @@ pub mod handshake;
 mod machine;
 mod receive;
 mod route;
+mod scales;
 mod send;
 mod share;
 pub mod slot;

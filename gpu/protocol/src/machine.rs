@@ -113,6 +113,8 @@ pub trait Machine: Signals + Counters {
     fn read(&self, table: Table, index: u64) -> u32;
     /// Writes a word of a table. For one lane.
     fn write(&self, table: Table, index: u64, value: u32);
+    /// Writes a half word of a table: `index` counts half words. For one lane.
+    fn write_half(&self, table: Table, index: u64, value: u16);
     /// Reads a 4-byte word of the own window. For one lane.
     fn read_window(&self, at: ByteOffset) -> u32;
     /// Reads an entry of a header in the own window. For one lane.
@@ -120,10 +122,10 @@ pub trait Machine: Signals + Counters {
     /// Writes an entry of a header in the window of a rank of this node. For one lane.
     fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry);
 
-    /// Encodes a token as blockwise FP8: writes the bytes in a span of the payload, and the scales
-    /// of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. The span's
-    /// ends are multiples of a group.
-    fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row);
+    /// Encodes a token in the shape's format: writes the bytes in a span of the payload, and the
+    /// scales of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. With the
+    /// first span of a row goes the row's own scale, if the format has one.
+    fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row);
     /// Copies a span of a row to the same span of others, reading it once. `places` says which: a
     /// set of bits, and the row for each. It is asked once, while reading is under way.
     fn copy_row<To: Fn(u32) -> Row>(

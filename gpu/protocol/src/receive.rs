@@ -5,10 +5,10 @@
 
 use ferry_layout::{
     ByteOffset, Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region,
-    Shape, Table, Tagged, Tensor, fp8,
+    Shape, Table, Tagged, Tensor, scale_layout,
 };
 
-use crate::route::{for_each_bit, lane_or_none};
+use crate::scales::{self, is_tiled};
 use crate::share::Share;
 use crate::units::{Batch, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
@@ -38,6 +38,9 @@ pub fn receive<M: Machine>(
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
         machine.load(Counter::OffsetsReady) >= epoch.0
     })?;
+    if is_tiled(&common.shape) {
+        scales::clear_unused(launch, share);
+    }
     let mut next = Batch::first(launch, share);
     while let Some(batch) = next {
         let present = launch.wait_lanes(
@@ -116,7 +119,7 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
     } = launch;
     let (shape, window) = (&common.shape, &common.window);
     let (ranks, experts) = (shape.ranks, shape.local_experts());
-    let mut rows = 0u32;
+    let (mut rows, mut blocks) = (0, 0);
     let mut first = 0;
     while first < experts {
         let word = |lane: u32, source: u32| {
@@ -161,15 +164,30 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
             Some(total) if first + lane < experts => total.next_multiple_of(shape.row_alignment()),
             _ => 0,
         });
-        let (before, total) = machine.exclusive_sum(padded);
+        let (starts, total) = machine.exclusive_sum(padded);
         machine.lanes(|lane| {
             let expert = first + lane;
             if expert < experts {
-                let start = rows + machine.own(before, lane);
+                let start = rows + machine.own(starts, lane);
                 machine.write(Table::RowOffsets, expert as u64, start);
                 machine.write(Table::ExpertIds, expert as u64, expert);
             }
         });
+        if is_tiled(shape) {
+            let padded = |lane| machine.own(padded, lane);
+            let needed = machine.lanes(|lane| scale_layout::blocks(padded(lane)));
+            let (before, more) = machine.exclusive_sum(needed);
+            machine.lanes(|lane| {
+                let expert = first + lane;
+                if expert < experts {
+                    let start = rows + machine.own(starts, lane);
+                    let block = blocks + machine.own(before, lane);
+                    let offset = scale_layout::scales_offset(block, start);
+                    machine.write(Table::ScalesOffsets, expert as u64, offset);
+                }
+            });
+            blocks += more;
+        }
         rows += total;
         first += LANES;
     }
@@ -178,21 +196,35 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
             machine.write(Table::RowOffsets, experts as u64, rows);
         }
     });
-    if rows as u64 > args.row_capacity {
-        machine.lanes(|lane| {
-            if lane == 0 {
-                let fault = Fault {
-                    wanted: args.row_capacity,
-                    saw: rows as u64,
-                    ..launch.fault()
-                };
-                launch.record(FaultKind::OutputTooSmall, fault);
-            }
-        });
-        return launch.stop();
+    check_capacity(launch, rows as u64, args.row_capacity)?;
+    if is_tiled(shape) {
+        check_capacity(launch, blocks as u64, args.block_capacity)?;
     }
     machine.store(Counter::OffsetsReady, epoch.0);
     Ok(())
+}
+
+/// Stops if the outputs hold fewer rows (or blocks of them) than `needed`.
+#[inline(always)]
+fn check_capacity<M: Machine>(
+    launch: &Launch<M>,
+    needed: u64,
+    capacity: u64,
+) -> Result<(), Stopped> {
+    if needed <= capacity {
+        return Ok(());
+    }
+    launch.machine.lanes(|lane| {
+        if lane == 0 {
+            let fault = Fault {
+                wanted: capacity,
+                saw: needed,
+                ..launch.fault()
+            };
+            launch.record(FaultKind::OutputTooSmall, fault);
+        }
+    });
+    launch.stop()
 }
 
 /// Waits for one part of a row and copies it to each of its places in the output.
@@ -237,21 +269,18 @@ fn receive_unit<M: Machine>(
         let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
         (targets as u64, to)
     });
-    let Some(Places {
+    let Some(places) = found else { return Ok(()) };
+    let Places {
         positions,
         here,
         outside,
-    }) = found
-    else {
-        return Ok(());
-    };
+        ..
+    } = places;
     if outside != 0 {
         let first = outside.trailing_zeros();
         return refuse_row(launch, args, (source, token), positions, first);
     }
-    if shape.scales() != 0 {
-        place_scales(launch, args, (row, span), positions, here);
-    }
+    scales::place(launch, args, (row, span, part == 0), places);
     if part != 0 {
         return Ok(());
     }
@@ -274,13 +303,15 @@ fn receive_unit<M: Machine>(
 
 /// Where a row goes in the outputs.
 #[derive(Clone, Copy)]
-struct Places<L: Copy> {
+pub struct Places<L: Copy> {
     /// For each top-k slot its output row, or `NOT_ROUTED`.
-    positions: L,
+    pub positions: L,
+    /// For each, where the first word of its scales goes.
+    pub scales: L,
     /// The slots whose experts live here.
-    here: u32,
+    pub here: u32,
     /// Those of them whose rows lie outside the outputs.
-    outside: u32,
+    pub outside: u32,
 }
 
 /// Reads a row's header and works out its places. After the offsets.
@@ -297,66 +328,36 @@ fn find_places<M: Machine>(
     let header = row.plus(shape.header_start());
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank * experts;
-    let positions = machine.lanes(|lane| {
-        lane_or_none(lane, top_k, || {
-            let Entry {
-                expert, ordinal, ..
-            } = machine.read_entry(header.plus(Header::entry(lane)));
-            let local = expert.wrapping_sub(first_expert);
-            // Read of some expert rather than branch.
-            let some = local.min(experts - 1) as u64;
-            let base = machine.read(Table::Bases, some * shape.ranks as u64 + source.0 as u64);
-            let start = machine.read(Table::RowOffsets, some);
-            if local < experts {
-                start.wrapping_add(base).wrapping_add(ordinal)
-            } else {
-                NOT_ROUTED
-            }
-        })
+    let places = machine.lanes(|lane| {
+        // The last lanes read of some entry, and those of foreign experts of some expert, rather
+        // than branch.
+        let k = lane.min(top_k - 1);
+        let Entry {
+            expert, ordinal, ..
+        } = machine.read_entry(header.plus(Header::entry(k)));
+        let local = expert.wrapping_sub(first_expert);
+        let some = local.min(experts - 1);
+        let base = machine.read(
+            Table::Bases,
+            some as u64 * shape.ranks as u64 + source.0 as u64,
+        );
+        let start = machine.read(Table::RowOffsets, some as u64);
+        let scale = scales::first_word(launch, (some, start), base.wrapping_add(ordinal));
+        match lane < top_k && local < experts {
+            true => (start.wrapping_add(base).wrapping_add(ordinal), scale),
+            false => (NOT_ROUTED, 0),
+        }
     });
+    let positions = machine.lanes(|lane| machine.own(places, lane).0);
     let here = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
     let outside = machine.ballot(machine.lanes(|lane| {
         here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
     }));
     Places {
         positions,
+        scales: machine.lanes(|lane| machine.own(places, lane).1),
         here,
         outside,
-    }
-}
-
-/// Puts the scales of a part of a row into their columns of the scale tensor.
-#[inline(always)]
-fn place_scales<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    (row, span): (ByteOffset, Span),
-    positions: M::Lanes<u32>,
-    here: u32,
-) {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let scales = row.plus(common.shape.payload_bytes());
-    let (mut first, end) = (span.start / fp8::GROUP, span.end / fp8::GROUP);
-    while first < end {
-        let words = machine.lanes(|lane| {
-            if first + lane < end {
-                machine.read_window(scales.word(first + lane))
-            } else {
-                0
-            }
-        });
-        for_each_bit(here as u64, |k| {
-            let position = machine.broadcast(positions, k) as u64;
-            machine.lanes(|lane| {
-                if first + lane < end {
-                    let index = (first + lane) as u64 * args.row_capacity + position;
-                    machine.write(Table::Scales, index, machine.own(words, lane));
-                }
-            });
-        });
-        first += LANES;
     }
 }
 

@@ -79,12 +79,12 @@ fn send_payload<M: Machine>(
     let from = Row::Tensor(Tensor::Input, token);
     match shape.format() {
         TokenFormat::Bf16 => machine.copy_row(span, from, || (near, to)),
-        TokenFormat::BlockwiseFp8 => machine.encode_fp8(span, token, near, to),
+        _ => machine.encode_row(span, token, near, to),
     }
     if M::REACHES_FAR && ranks != near {
         match shape.format() {
             TokenFormat::Bf16 => machine.copy_row(span, from, || (1, staged)),
-            TokenFormat::BlockwiseFp8 => machine.encode_fp8(span, token, 1, staged),
+            _ => machine.encode_row(span, token, 1, staged),
         }
     }
 }

@@ -122,6 +122,34 @@ pub unsafe fn store_vector(address: u64, value: Vector, active: bool) {
     }
 }
 
+/// `st.global.v2`, the first half of `value`, if `active`: weak, ordered by a release after it.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_pair(address: u64, value: Vector, active: bool) {
+    let [a, b, ..] = value;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;", "@p st.global.v2.u32 [{}], {{{}, {}}}; }}",
+            in(reg32) active as u32, in(reg64) address, in(reg32) a, in(reg32) b,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// `st.global`, a half word, weak: ordered by a release after it.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_u16(address: u64, value: u16) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.global.u16 [{}], {};", in(reg64) address, in(reg16) value,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Declares a function for one load instruction.
 macro_rules! load_u64 {
     ($(#[$doc:meta])* $name:ident, $instruction:literal) => {

@@ -20,6 +20,7 @@
 //! else can happen.
 #![forbid(unsafe_code)]
 
+mod encode;
 mod memory;
 mod network;
 mod scheduler;

@@ -6,11 +6,12 @@ use std::rc::Rc;
 use corosensei::Yielder;
 use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
-    Tensor, bf16_bits, f32_of_bf16_bits, fp8,
+    Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
 use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
 
+use crate::encode::{encode, largest};
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Sent;
 use crate::scheduler::Shared;
@@ -418,6 +419,10 @@ impl Machine for Warp<'_> {
         self.store_bytes(self.table(table) + 4 * index, &value.to_le_bytes(), false);
     }
 
+    fn write_half(&self, table: Table, index: u64, value: u16) {
+        self.store_bytes(self.table(table) + 2 * index, &value.to_le_bytes(), false);
+    }
+
     fn read_window(&self, at: ByteOffset) -> u32 {
         self.load_word(self.window(self.common.rank()) + at.bytes())
     }
@@ -436,28 +441,38 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn encode_fp8(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+    fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+        let (shape, sizes) = (&self.common.shape, self.common.shape.sizes());
         let source = self.row(Row::Tensor(Tensor::Input, token));
-        let (start, elements) = (u64::from(span.start), u64::from(span.end - span.start));
-        let data = self.load_bytes(source + 2 * start, 2 * elements);
+        let data = self.load_bytes(source, 2 * u64::from(shape.hidden));
         let values: Vec<f32> = data
             .as_chunks()
             .0
             .iter()
             .map(|&bits| f32_of_bf16_bits(u16::from_le_bytes(bits)))
             .collect();
-        let (mut payload, mut scales) = (Vec::new(), Vec::new());
-        for group in values.chunks(fp8::GROUP as usize) {
-            let scale = fp8::scale(group.iter().fold(0.0, |amax, &x| fp8::larger(amax, x)));
-            payload.extend(group.iter().map(|&x| fp8::e4m3_bits(x / scale)));
-            scales.extend(scale.to_bits().to_le_bytes());
-        }
-        let scales_start =
-            u64::from(self.common.shape.payload_bytes() + 4 * (span.start / fp8::GROUP));
+        let inverse = nvfp4::inverse_global_bits(largest(&values));
+        let global = match (sizes.has_row_scale, self.table(Table::InputScale)) {
+            (true, _) => nvfp4::global_of_inverse(inverse),
+            (false, 0) => 1.0,
+            (false, at) => f32::from_bits(self.with_memory(|memory| memory.read_u32(at))),
+        };
+        let element = |byte: u32| byte * 8 / sizes.element_bits;
+        let (first, end) = (element(span.start), element(span.end));
+        let encoded = encode(
+            shape.format(),
+            &values[first as usize..end as usize],
+            global,
+        );
+        let scales_start = shape.payload_bytes() + 4 * sizes.scale_words(first);
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
             let row = self.row(to(target));
-            self.store_bytes(row + start, &payload, false);
-            self.store_bytes(row + scales_start, &scales, false);
+            self.store_bytes(row + u64::from(span.start), &encoded.payload, false);
+            self.store_bytes(row + u64::from(scales_start), &encoded.scales, false);
+            if sizes.has_row_scale && span.start == 0 {
+                let at = row + u64::from(shape.row_scale_start());
+                self.store_bytes(at, &u32::from(inverse).to_le_bytes(), false);
+            }
             self.pause();
         }
     }

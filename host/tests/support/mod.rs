@@ -117,12 +117,14 @@ impl Tensors {
         let space = |bytes: usize| rank.device().alloc(bytes.max(16) as u64).unwrap();
         Self {
             input: DispatchInput {
+                input_scale: None,
                 x: Tensor::contiguous(upload(rank, &rows(&values)), [count, HIDDEN]),
                 topk_ids: Tensor::contiguous(ids, [count, TOP_K]),
                 topk_weights: Some(weights),
             },
             weights,
             output: DispatchOutput {
+                row_scales: None,
                 tokens: Tensor::contiguous(space(capacity * HIDDEN * 2), [capacity, HIDDEN]),
                 scales: None,
                 row_offsets: Tensor::contiguous(space(3 * 4), [3]),
@@ -160,6 +162,7 @@ impl Tensors {
             expert_ids,
             src_info,
             scales: _,
+            row_scales: _,
         } = self.output;
         assert_eq!(
             download(rank, tokens.at, count * HIDDEN * 2),

@@ -2,11 +2,12 @@
 
 use ferry::{
     CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchInput,
-    DispatchOutput, Error, ExpertParallel, Stream, Tensor, TokenFormat, Unfinished,
+    DispatchOutput, Error, ExpertParallel, ScaleTensor, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::{Problem, apply_expert_scale, bf16};
 
-use super::{POISON, RankOutputs, Settings, Turn, row_bytes};
+use super::{POISON, RankOutputs, Settings, Turn};
+use crate::formats::{self, INPUT_SCALE};
 
 /// The inputs of one problem on a rank.
 #[derive(Clone, Copy)]
@@ -25,6 +26,10 @@ pub(super) struct LocalRank {
     /// Places for results, as many as slots.
     combined: Vec<DevicePtr>,
     pub(super) output: DispatchOutput,
+    /// f32 `[1]`.
+    input_scale: DevicePtr,
+    /// All of dispatch's outputs, and their bytes.
+    written: Vec<(DevicePtr, usize)>,
     expert_rows: DevicePtr,
 }
 
@@ -48,8 +53,11 @@ impl LocalRank {
         slots: usize,
     ) -> Result<Self, Error> {
         let Settings {
-            config, capacity, ..
+            config,
+            capacity: space,
+            ..
         } = *settings;
+        let capacity = space.rows;
         let (device, local) = (ep.device().clone(), ep.plan().local_experts());
         // One row more than asked for: a tensor without rows has an address, too.
         let alloc = |bytes: usize| device.alloc(bytes.max(16) as u64);
@@ -67,20 +75,28 @@ impl LocalRank {
                 tokens: 0,
             })
         };
-        let groups = hidden / 128;
-        let output = DispatchOutput {
-            tokens: Tensor::contiguous(alloc(capacity * row_bytes(&config))?, [capacity, hidden]),
-            scales: match config.format {
-                TokenFormat::Bf16 => None,
-                TokenFormat::BlockwiseFp8 => Some(Tensor::contiguous(
-                    alloc(groups * capacity * 4)?,
-                    [groups, capacity],
-                )),
-            },
-            row_offsets: Tensor::contiguous(alloc((local + 1) * 4)?, [local + 1]),
-            expert_ids: Tensor::contiguous(alloc(local * 4)?, [local]),
-            src_info: Tensor::contiguous(alloc(capacity * 8)?, [capacity, 2]),
+        let mut written = Vec::new();
+        let mut put = |bytes: usize| -> Result<DevicePtr, Error> {
+            let at = alloc(bytes)?;
+            written.push((at, bytes));
+            Ok(at)
         };
+        let format = config.format;
+        let tokens = put(capacity * formats::row_bytes(format, hidden))?;
+        let scales = put(formats::scales_bytes(format, hidden, space))?;
+        let offsets = put(4 * local)?;
+        let row_scales = put(2 * capacity)?;
+        let output = DispatchOutput {
+            tokens: Tensor::contiguous(tokens, [capacity, hidden]),
+            scales: formats::scale_tensor(format, hidden, space, (scales, offsets, local)),
+            row_scales: (format.sizes().has_row_scale)
+                .then(|| Tensor::contiguous(row_scales, [capacity])),
+            row_offsets: Tensor::contiguous(put((local + 1) * 4)?, [local + 1]),
+            expert_ids: Tensor::contiguous(put(local * 4)?, [local]),
+            src_info: Tensor::contiguous(put(capacity * 8)?, [capacity, 2]),
+        };
+        let input_scale = alloc(4)?;
+        device.upload(input_scale, &INPUT_SCALE.to_le_bytes())?;
         Ok(Self {
             stream: device.stream()?,
             slots: (0..slots).map(|_| slot()).collect::<Result<_, _>>()?,
@@ -88,6 +104,8 @@ impl LocalRank {
                 .map(|_| alloc(place_bytes(&config)))
                 .collect::<Result<_, _>>()?,
             output,
+            input_scale,
+            written,
             expert_rows: alloc(capacity * hidden * 2)?,
             ep,
         })
@@ -112,21 +130,10 @@ impl LocalRank {
 
     /// Makes every output byte the poison.
     pub(super) fn poison(&self, settings: &Settings) -> Result<(), Error> {
-        let Settings {
-            config, capacity, ..
-        } = settings;
-        let output = &self.output;
-        let scales = output
-            .scales
-            .map(|scales| (scales.at, 4 * scales.elements()));
-        let dispatched = [
-            (output.tokens.at, capacity * row_bytes(config)),
-            (output.row_offsets.at, 4 * output.row_offsets.elements()),
-            (output.expert_ids.at, 4 * output.expert_ids.elements()),
-            (output.src_info.at, 8 * capacity),
-        ];
+        let config = &settings.config;
+        let dispatched = self.written.iter().copied();
         let combined = self.combined.iter().map(|&at| (at, place_bytes(config)));
-        let mut all = dispatched.into_iter().chain(scales).chain(combined);
+        let mut all = dispatched.chain(combined);
         all.try_for_each(|(at, bytes)| self.ep.device().fill(at, POISON, bytes as u64))
     }
 
@@ -142,6 +149,8 @@ impl LocalRank {
             x: Tensor::contiguous(x, [tokens, hidden]),
             topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),
             topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
+            input_scale: matches!(self.ep.plan().config().format, TokenFormat::Nvfp4(_))
+                .then(|| Tensor::contiguous(self.input_scale, [1])),
         }
     }
 
@@ -227,9 +236,7 @@ impl LocalRank {
         scale: &[f32],
         settings: &Settings,
     ) -> Result<(), Error> {
-        let Settings {
-            config, capacity, ..
-        } = *settings;
+        let (config, capacity) = (settings.config, settings.capacity.rows);
         let local = self.ep.plan().local_experts();
         let offsets = self.words(self.output.row_offsets.at, local + 1, u32::from_le_bytes)?;
         let mut rows = vec![bf16::NAN; capacity * config.hidden];
@@ -268,22 +275,35 @@ impl LocalRank {
     }
 
     pub(super) fn outputs(&self, settings: &Settings, weights: bool) -> Result<RankOutputs, Error> {
-        let Settings {
-            config, capacity, ..
-        } = settings;
+        let (config, space) = (&settings.config, settings.capacity);
+        let (format, hidden, capacity) = (config.format, config.hidden, space.rows);
         let output = &self.output;
         let info = self.words(output.src_info.at, 2 * capacity, i32::from_le_bytes)?;
-        let scales = output
-            .scales
-            .map(|scales| self.words(scales.at, scales.elements(), f32::from_le_bytes));
+        let (scales, offsets) = match output.scales {
+            None => (Vec::new(), Vec::new()),
+            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
+                let bytes = formats::scales_bytes(format, hidden, space);
+                (self.words(scales.at, bytes, u8::from_le_bytes)?, Vec::new())
+            }
+            Some(ScaleTensor::Tiled { scales, offsets }) => (
+                self.words(scales.at, scales.elements(), u8::from_le_bytes)?,
+                self.words(offsets.at, offsets.elements(), u32::from_le_bytes)?,
+            ),
+        };
+        let row_scales = output.row_scales.map(|scales| {
+            let count = scales.elements();
+            self.words(scales.at, count, u16::from_le_bytes)
+        });
         Ok(RankOutputs {
             rank: self.rank(),
             tokens: self.words(
                 output.tokens.at,
-                capacity * row_bytes(config),
+                capacity * formats::row_bytes(format, hidden),
                 u8::from_le_bytes,
             )?,
-            scales: scales.transpose()?,
+            scales,
+            scales_offsets: offsets,
+            row_scales: row_scales.transpose()?.unwrap_or_default(),
             row_offsets: self.words(
                 output.row_offsets.at,
                 output.row_offsets.elements(),
@@ -334,20 +354,15 @@ impl LocalRank {
     }
 
     pub(super) fn free(&self) -> Result<(), Error> {
-        let output = &self.output;
         let slots = self
             .slots
             .iter()
             .flat_map(|s| [s.x, s.topk_ids, s.topk_weights])
             .chain(self.combined.iter().copied());
-        let outputs = [
-            output.tokens.at,
-            output.row_offsets.at,
-            output.expert_ids.at,
-            output.src_info.at,
-        ];
-        let scales = output.scales.map(|scales| scales.at);
-        let mut all = slots.chain(outputs).chain(scales).chain([self.expert_rows]);
+        let outputs = self.written.iter().map(|&(at, _)| at);
+        let mut all = slots
+            .chain(outputs)
+            .chain([self.expert_rows, self.input_scale]);
         all.try_for_each(|at| self.ep.device().free(at))
     }
 }

@@ -176,9 +176,9 @@ pub fn any_case(seed: u64) -> Case {
         2 => Routing::Duplicates,
         _ => Routing::Holes { probability: 0.4 },
     };
-    let format = match dice.below(4) {
-        0 => TokenFormat::BlockwiseFp8,
-        _ => TokenFormat::Bf16,
+    let format = match dice.below(3) {
+        0 => TokenFormat::Bf16,
+        _ => dice.pick(&TokenFormat::ALL),
     };
     Case {
         seed,
@@ -189,7 +189,10 @@ pub fn any_case(seed: u64) -> Case {
         // Rows of more than 512 bytes travel in parts.
         hidden: match format {
             TokenFormat::Bf16 => 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
-            TokenFormat::BlockwiseFp8 => 128 * dice.pick(&[1, 2, 3, 5, 9]),
+            TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => {
+                64 * dice.pick(&[1, 2, 3, 9, 33])
+            }
+            _ => 128 * dice.pick(&[1, 2, 3, 5, 9, 17]),
         },
         format,
         tokens,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ferry::simulator::{Options, SimulatorError};
 use ferry::*;
 use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference, fp8};
+use ferry_tests::formats::{self, Capacity, Images, Place};
 
 pub use case::*;
 
@@ -36,10 +37,7 @@ impl Expected {
         let dispatched = ferry_reference::dispatch(problem);
         let expert_rows = apply_expert_scale(problem, &dispatched, &scale);
         let combined = ferry_reference::combine(problem, &expert_rows, case.how.reference());
-        let alignment = match case.format {
-            TokenFormat::Bf16 => 1,
-            TokenFormat::BlockwiseFp8 => 4,
-        };
+        let alignment = case.format.sizes().row_alignment;
         let offsets = dispatched
             .iter()
             .map(|rank| fp8::padded_offsets(&rank.row_offsets, alignment))
@@ -54,6 +52,15 @@ impl Expected {
 }
 
 impl Expected {
+    /// What a rank's outputs can hold.
+    fn capacity(&self, rank: usize, case: &Case) -> Capacity {
+        let blocks = formats::first_blocks(&self.offsets[rank]);
+        Capacity {
+            rows: self.rows(rank) + case.spare_rows,
+            blocks: blocks[blocks.len() - 1] + case.spare_rows,
+        }
+    }
+
     /// Rows of a rank's outputs that are in use, padding included.
     fn rows(&self, rank: usize) -> usize {
         self.offsets[rank].last().copied().unwrap_or(0) as usize
@@ -61,9 +68,36 @@ impl Expected {
 
     /// The row of a rank's outputs in which its `row`-th received row stands.
     fn position(&self, rank: usize, row: usize) -> usize {
+        let place = self.place(rank, row);
+        place.start + place.row
+    }
+
+    /// The place of a rank's `row`-th received row.
+    fn place(&self, rank: usize, row: usize) -> Place {
         let starts = &self.dispatched[rank].row_offsets;
         let expert = starts.partition_point(|&start| start as usize <= row) - 1;
-        self.offsets[rank][expert] as usize + row - starts[expert] as usize
+        Place {
+            start: self.offsets[rank][expert] as usize,
+            block: formats::first_blocks(&self.offsets[rank])[expert],
+            row: row - starts[expert] as usize,
+        }
+    }
+}
+
+/// Panics with the first place where two tensors differ.
+fn assert_same<T: PartialEq + std::fmt::Debug>(
+    given: &[T],
+    wanted: &[T],
+    tensor: &str,
+    place: &dyn Fn() -> String,
+) {
+    assert_eq!(given.len(), wanted.len(), "{tensor}: {}", place());
+    if let Some(at) = given.iter().zip(wanted).position(|(a, b)| a != b) {
+        let (given, wanted) = (&given[at], &wanted[at]);
+        panic!(
+            "{tensor}: at {at} wanted {wanted:x?}, found {given:x?}: {}",
+            place()
+        );
     }
 }
 
@@ -110,9 +144,10 @@ impl Tensors {
     /// `rows` arrive; the experts' answers are there beforehand, so that nobody has to wait.
     fn new(rank: &ExpertParallel, case: &Case, problem: &Problem, expected: &Expected) -> Self {
         let r = rank.rank().0 as usize;
-        let (input, rows) = (&problem.inputs[r], expected.rows(r));
+        let input = &problem.inputs[r];
         let (tokens, top_k, hidden) = (input.tokens, case.top_k, case.hidden);
-        let capacity = rows + case.spare_rows;
+        let space = expected.capacity(r, case);
+        let capacity = space.rows;
         let local = case.experts / case.ranks;
         let weights = upload(rank, &input.topk_weights, f32::to_le_bytes);
         let weights = Tensor::contiguous(weights, [tokens, top_k]);
@@ -138,16 +173,25 @@ impl Tensors {
                     [tokens, top_k],
                 ),
                 topk_weights: Some(weights),
+                input_scale: matches!(case.format, TokenFormat::Nvfp4(_)).then(|| {
+                    let at = upload(rank, &[formats::INPUT_SCALE], f32::to_le_bytes);
+                    Tensor::contiguous(at, [1])
+                }),
             },
             output: DispatchOutput {
                 tokens: Tensor::contiguous(
-                    poisoned(rank, capacity * hidden * 2),
+                    poisoned(rank, capacity * formats::row_bytes(case.format, hidden)),
                     [capacity, hidden],
                 ),
-                scales: (case.format == TokenFormat::BlockwiseFp8).then(|| {
-                    let groups = hidden / fp8::GROUP;
-                    Tensor::contiguous(poisoned(rank, groups * capacity * 4), [groups, capacity])
+                scales: formats::scale_tensor(case.format, hidden, space, {
+                    let bytes = formats::scales_bytes(case.format, hidden, space);
+                    (poisoned(rank, bytes), poisoned(rank, 4 * local), local)
                 }),
+                row_scales: case
+                    .format
+                    .sizes()
+                    .has_row_scale
+                    .then(|| Tensor::contiguous(poisoned(rank, 2 * capacity), [capacity])),
                 row_offsets: Tensor::contiguous(poisoned(rank, (local + 1) * 4), [local + 1]),
                 expert_ids: Tensor::contiguous(poisoned(rank, local * 4), [local]),
                 src_info: Tensor::contiguous(poisoned(rank, capacity * 8), [capacity, 2]),
@@ -364,67 +408,43 @@ impl Run {
         let ids = download(rank, output.expert_ids.at, count, i32::from_le_bytes);
         assert_eq!(ids, expected.expert_ids, "expert_ids: {}", place());
 
+        let (format, hidden) = (case.format, case.hidden);
+        let space = all.capacity(r, case);
         let capacity = output.src_info.dims[0];
-        let info = download(rank, output.src_info.at, 2 * capacity, i32::from_le_bytes);
-        let row_bytes = match case.format {
-            TokenFormat::Bf16 => 2 * case.hidden,
-            TokenFormat::BlockwiseFp8 => case.hidden,
+        assert_eq!(capacity, space.rows, "{}", place());
+        let mut wanted = Images::poisoned(format, hidden, space, POISON);
+        wanted.clear_unused(format, hidden, space, &all.offsets[r]);
+        let mut info = vec![[i32::from_le_bytes([POISON; 4]); 2]; capacity];
+        for (row, token) in expected.tokens.chunks(hidden).enumerate() {
+            let at = all.place(r, row);
+            info[at.start + at.row] = expected.src_info[row];
+            let encoded = formats::encode(format, token);
+            wanted.put(format, hidden, space, (at, &encoded));
+        }
+        let info = info.as_flattened();
+        let given = download(rank, output.src_info.at, info.len(), i32::from_le_bytes);
+        assert_same(&given, info, "src_info", &place);
+        let count = wanted.tokens.len();
+        let given = download(rank, output.tokens.at, count, u8::from_le_bytes);
+        assert_same(&given, &wanted.tokens, "tokens", &place);
+        let count = wanted.row_scales.len();
+        if let Some(scales) = output.row_scales {
+            let given = download(rank, scales.at, count, u16::from_le_bytes);
+            assert_same(&given, &wanted.row_scales, "row_scales", &place);
+        }
+        let at = match output.scales {
+            None => return,
+            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => scales.at,
+            Some(ScaleTensor::Tiled { scales, offsets }) => {
+                let count = offsets.elements();
+                let given = download(rank, offsets.at, count, u32::from_le_bytes);
+                let wanted = formats::scales_offsets(&all.offsets[r]);
+                assert_same(&given, &wanted, "scales_offsets", &place);
+                scales.at
+            }
         };
-        let tokens = download(
-            rank,
-            output.tokens.at,
-            capacity * row_bytes,
-            u8::from_le_bytes,
-        );
-        let scales = output
-            .scales
-            .map(|scales| download(rank, scales.at, scales.elements(), f32::from_le_bytes));
-        let poison = i32::from_le_bytes([POISON; 4]);
-        let mut used = vec![false; capacity];
-        for (row, wanted) in expected.tokens.chunks(case.hidden).enumerate() {
-            let at = all.position(r, row);
-            used[at] = true;
-            assert_eq!(
-                info[2 * at..][..2],
-                expected.src_info[row],
-                "src_info {row}: {}",
-                place()
-            );
-            let given = &tokens[at * row_bytes..][..row_bytes];
-            let Some(scales) = &scales else {
-                let given: Vec<bf16> = given
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|&b| bf16::from_le_bytes(b))
-                    .collect();
-                if let Some(difference) = first_difference(wanted, &given, case.hidden) {
-                    panic!("tokens, row {row}: {difference} {}", place());
-                }
-                continue;
-            };
-            let (codes, wanted_scales) = fp8::blockwise(wanted);
-            assert_eq!(given, codes, "tokens, row {row}: {}", place());
-            let scales: Vec<f32> = scales.iter().skip(at).step_by(capacity).copied().collect();
-            assert_eq!(scales, wanted_scales, "scales of row {row}: {}", place());
-        }
-        for at in (0..capacity).filter(|&at| !used[at]) {
-            let untouched = tokens[at * row_bytes..][..row_bytes]
-                .iter()
-                .all(|&b| b == POISON)
-                && info[2 * at..][..2] == [poison; 2]
-                && scales
-                    .iter()
-                    .flatten()
-                    .skip(at)
-                    .step_by(capacity)
-                    .all(|scale| scale.to_bits() == poison as u32);
-            assert!(
-                untouched,
-                "row {at} holds no token and was written: {}",
-                place()
-            );
-        }
+        let given = download(rank, at, wanted.scales.len(), u8::from_le_bytes);
+        assert_same(&given, &wanted.scales, "scales", &place);
     }
 
     fn compare_combine(&self, round: usize, r: usize) {

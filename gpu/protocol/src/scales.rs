@@ -1,0 +1,129 @@
+//! Where the scales of received rows go. They travel as 32-bit words behind the payload; each
+//! layout is a first word for a row, and a stride.
+
+use ferry_layout::{ByteOffset, DispatchArgs, ScaleLayout, Shape, Table, scale_layout};
+
+use crate::receive::Places;
+use crate::route::for_each_bit;
+use crate::share::Share;
+use crate::wait::Launch;
+use crate::{LANES, Machine, Span};
+
+/// Words of a tile: one a row.
+const TILE_WORDS: u32 = scale_layout::TILE_BYTES / 4;
+
+/// Whether scales go into tiles.
+#[inline(always)]
+pub fn is_tiled(shape: &Shape) -> bool {
+    shape.format().scale_layout() == Some(ScaleLayout::Tiled)
+}
+
+/// The first word of the scales of row `row` of a local expert that starts at output row `start`.
+/// For one lane.
+#[inline(always)]
+pub fn first_word<M: Machine>(launch: &Launch<M>, (expert, start): (u32, u32), row: u32) -> u32 {
+    let shape = &launch.common.shape;
+    match shape.format().scale_layout() {
+        None => start.wrapping_add(row),
+        Some(ScaleLayout::RowMajor) => start.wrapping_add(row).wrapping_mul(shape.scale_words()),
+        Some(ScaleLayout::Tiled) => {
+            let offset = launch.machine.read(Table::ScalesOffsets, expert as u64);
+            let block = scale_layout::first_block(start, offset)
+                .wrapping_add(row / scale_layout::BLOCK_ROWS);
+            first_word_of_block(shape, block) + scale_layout::offset_in_block(row, 0) / 4
+        }
+    }
+}
+
+#[inline(always)]
+fn first_word_of_block(shape: &Shape, block: u32) -> u32 {
+    block.wrapping_mul(shape.scale_words() * TILE_WORDS)
+}
+
+/// Words from one of a row's words to the next.
+#[inline(always)]
+fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
+    match shape.format().scale_layout() {
+        None => args.row_capacity,
+        Some(ScaleLayout::RowMajor) => 1,
+        Some(ScaleLayout::Tiled) => TILE_WORDS as u64,
+    }
+}
+
+/// Puts the scales of a part of a row into their places; with the first part, the row's own scale.
+#[inline(always)]
+pub fn place<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (row, span, is_first): (ByteOffset, Span, bool),
+    places: Places<M::Lanes<u32>>,
+) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (shape, sizes) = (&common.shape, common.shape.sizes());
+    if sizes.group == 0 {
+        return;
+    }
+    let from = row.plus(shape.payload_bytes());
+    let word_at = |byte: u32| sizes.scale_words(byte * 8 / sizes.element_bits);
+    let (mut first, end) = (word_at(span.start), word_at(span.end));
+    let stride = stride(shape, args);
+    while first < end {
+        let words = machine.lanes(|lane| match first + lane < end {
+            true => machine.read_window(from.word(first + lane)),
+            false => 0,
+        });
+        for_each_bit(places.here as u64, |k| {
+            let start = machine.broadcast(places.scales, k) as u64;
+            machine.lanes(|lane| {
+                if first + lane < end {
+                    let index = start + (first + lane) as u64 * stride;
+                    machine.write(Table::Scales, index, machine.own(words, lane));
+                }
+            });
+        });
+        first += LANES;
+    }
+    if sizes.has_row_scale && is_first {
+        machine.lanes(|lane| {
+            if places.here >> lane & 1 != 0 {
+                let scale = machine.read_window(row.plus(shape.row_scale_start()));
+                let position = machine.own(places.positions, lane) as u64;
+                machine.write_half(Table::RowScales, position, scale as u16);
+            }
+        });
+    }
+}
+
+/// Zeros for the scales of the rows that an expert's last block has and the expert has not: a
+/// matrix multiplication reads whole blocks. After the offsets.
+#[inline(always)]
+pub fn clear_unused<M: Machine>(launch: &Launch<M>, share: Share) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let words = shape.scale_words();
+    for task in share.tasks(shape.local_experts() * words) {
+        let (expert, word) = ((task / words) as u64, task % words);
+        let start = machine.read(Table::RowOffsets, expert);
+        let rows = machine.read(Table::RowOffsets, expert + 1) - start;
+        let used = rows % scale_layout::BLOCK_ROWS;
+        if used == 0 {
+            continue;
+        }
+        let offset = machine.read(Table::ScalesOffsets, expert);
+        let block = scale_layout::first_block(start, offset) + rows / scale_layout::BLOCK_ROWS;
+        let tile = first_word_of_block(shape, block) + word * TILE_WORDS;
+        for first in (0..scale_layout::BLOCK_ROWS).step_by(LANES as usize) {
+            machine.lanes(|lane| {
+                let row = first + lane;
+                if row >= used {
+                    let at = tile + scale_layout::offset_in_block(row, 0) / 4;
+                    machine.write(Table::Scales, at as u64, 0);
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What rows of every token format look like in dispatch's outputs, by the oracle.
+
+use ferry::{ScaleLayout, ScaleTensor, Tensor, TokenFormat};
+use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
+
+/// A token as the oracle encodes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// Its elements.
+    pub payload: Vec<u8>,
+    /// Its scales, in the order of groups.
+    pub scales: Vec<u8>,
+    /// BF16 bits of the inverse of its own global scale.
+    pub row_scale: Option<u16>,
+}
+
+/// The global scale that tests give to NVFP4.
+pub const INPUT_SCALE: f32 = 0.75;
+
+/// Encodes a token.
+pub fn encode(format: TokenFormat, row: &[bf16]) -> Encoded {
+    let (payload, scales, row_scale) = match format {
+        TokenFormat::Bf16 => {
+            let bytes = row.iter().flat_map(|x| x.to_le_bytes());
+            (bytes.collect(), Vec::new(), None)
+        }
+        TokenFormat::BlockwiseFp8 => {
+            let (codes, scales) = fp8::blockwise(row);
+            let bytes = scales.iter().flat_map(|scale| scale.to_le_bytes());
+            (codes, bytes.collect(), None)
+        }
+        TokenFormat::Mxfp8(_) => with_row_scale(mxfp8::encode(row), None),
+        TokenFormat::Mxfp4(_) => with_row_scale(mxfp4::encode(row), None),
+        TokenFormat::Nvfp4(_) => with_row_scale(nvfp4::encode(row, INPUT_SCALE), None),
+        TokenFormat::Nvfp4RowScaled(_) => {
+            let (payload, scales, inverse) = nvfp4::encode_by_row(row);
+            (payload, scales, Some(inverse.to_bits()))
+        }
+    };
+    Encoded {
+        payload,
+        scales,
+        row_scale,
+    }
+}
+
+fn with_row_scale(
+    (payload, scales): (Vec<u8>, Vec<u8>),
+    row_scale: Option<u16>,
+) -> (Vec<u8>, Vec<u8>, Option<u16>) {
+    (payload, scales, row_scale)
+}
+
+/// Bytes of a row of dispatch's output.
+pub fn row_bytes(format: TokenFormat, hidden: usize) -> usize {
+    format.sizes().payload_bytes(hidden as u32) as usize
+}
+
+/// Scales of a row.
+pub fn groups(format: TokenFormat, hidden: usize) -> usize {
+    hidden
+        .checked_div(format.sizes().group as usize)
+        .unwrap_or(0)
+}
+
+/// The outputs' sizes: rows, and blocks of 128 of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// Rows.
+    pub rows: usize,
+    /// Blocks of scales.
+    pub blocks: usize,
+}
+
+/// A row's place: the expert's first row and block, and the row within the expert.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// First output row of the expert.
+    pub start: usize,
+    /// First block of scales of the expert.
+    pub block: usize,
+    /// Row within the expert.
+    pub row: usize,
+}
+
+/// Bytes of the tensor of scales.
+pub fn scales_bytes(format: TokenFormat, hidden: usize, capacity: Capacity) -> usize {
+    let groups = groups(format, hidden);
+    match format.scale_layout() {
+        None => 4 * groups * capacity.rows,
+        Some(ScaleLayout::RowMajor) => groups * capacity.rows,
+        Some(ScaleLayout::Tiled) => groups * 128 * capacity.blocks,
+    }
+}
+
+/// The scales' tensor at `at`, and the offsets' at `offsets`; `None` for BF16.
+pub fn scale_tensor(
+    format: TokenFormat,
+    hidden: usize,
+    capacity: Capacity,
+    (at, offsets, experts): (ferry::DevicePtr, ferry::DevicePtr, usize),
+) -> Option<ScaleTensor> {
+    let groups = groups(format, hidden);
+    if groups == 0 {
+        return None;
+    }
+    Some(match format.scale_layout() {
+        None => ScaleTensor::Transposed(Tensor::contiguous(at, [groups, capacity.rows])),
+        Some(ScaleLayout::RowMajor) => {
+            ScaleTensor::RowMajor(Tensor::contiguous(at, [capacity.rows, groups]))
+        }
+        Some(ScaleLayout::Tiled) => ScaleTensor::Tiled {
+            scales: Tensor::contiguous(at, [capacity.blocks, groups / 4, 32, 4, 4]),
+            offsets: Tensor::contiguous(offsets, [experts]),
+        },
+    })
+}
+
+/// The first byte of a scale in the tensor of scales.
+pub fn scale_at(
+    format: TokenFormat,
+    hidden: usize,
+    capacity: Capacity,
+    (place, group): (Place, usize),
+) -> usize {
+    let groups = groups(format, hidden);
+    let Place { start, block, row } = place;
+    match format.scale_layout() {
+        None => 4 * (group * capacity.rows + start + row),
+        Some(ScaleLayout::RowMajor) => (start + row) * groups + group,
+        Some(ScaleLayout::Tiled) => {
+            // [block, group / 4, row % 32, row % 128 / 32, group % 4]
+            let tile = (block + row / 128) * (groups / 4) + group / 4;
+            ((tile * 32 + row % 32) * 4 + row % 128 / 32) * 4 + group % 4
+        }
+    }
+}
+
+/// First block of scales of each expert, and the end: every expert begins a block.
+pub fn first_blocks(row_offsets: &[u32]) -> Vec<usize> {
+    let mut blocks = vec![0];
+    for pair in row_offsets.windows(2) {
+        let rows = (pair[1] - pair[0]) as usize;
+        blocks.push(blocks[blocks.len() - 1] + rows.div_ceil(128));
+    }
+    blocks
+}
+
+/// What `scales_offsets` must hold.
+pub fn scales_offsets(row_offsets: &[u32]) -> Vec<u32> {
+    let starts = row_offsets.iter().map(|&row| row as usize / 128);
+    first_blocks(row_offsets)
+        .iter()
+        .zip(starts)
+        .take(row_offsets.len() - 1)
+        .map(|(&block, start)| (block - start) as u32)
+        .collect()
+}
+
+/// The bytes that dispatch must leave in its outputs where they were full of `poison`.
+pub struct Images {
+    /// Rows.
+    pub tokens: Vec<u8>,
+    /// Scales.
+    pub scales: Vec<u8>,
+    /// BF16 bits.
+    pub row_scales: Vec<u16>,
+}
+
+impl Images {
+    /// Outputs that nobody has written.
+    pub fn poisoned(format: TokenFormat, hidden: usize, capacity: Capacity, poison: u8) -> Self {
+        let row_scales = if format.sizes().has_row_scale {
+            capacity.rows
+        } else {
+            0
+        };
+        Self {
+            tokens: vec![poison; capacity.rows * row_bytes(format, hidden)],
+            scales: vec![poison; scales_bytes(format, hidden, capacity)],
+            row_scales: vec![u16::from_le_bytes([poison; 2]); row_scales],
+        }
+    }
+
+    /// Puts a row into its place.
+    pub fn put(
+        &mut self,
+        format: TokenFormat,
+        hidden: usize,
+        capacity: Capacity,
+        (place, row): (Place, &Encoded),
+    ) {
+        let (at, bytes) = (place.start + place.row, row.payload.len());
+        self.tokens[at * bytes..][..bytes].copy_from_slice(&row.payload);
+        let width = format.sizes().scale_bytes as usize;
+        for (group, scale) in row.scales.chunks(width.max(1)).enumerate() {
+            let at = scale_at(format, hidden, capacity, (place, group));
+            self.scales[at..at + width].copy_from_slice(scale);
+        }
+        if let Some(scale) = row.row_scale {
+            self.row_scales[at] = scale;
+        }
+    }
+
+    /// Zeros for the scales of the rows that the experts' last blocks have and the experts have not.
+    pub fn clear_unused(
+        &mut self,
+        format: TokenFormat,
+        hidden: usize,
+        capacity: Capacity,
+        row_offsets: &[u32],
+    ) {
+        if format.scale_layout() != Some(ScaleLayout::Tiled) {
+            return;
+        }
+        let blocks = first_blocks(row_offsets);
+        for (pair, &block) in row_offsets.windows(2).zip(&blocks) {
+            let (start, rows) = (pair[0] as usize, (pair[1] - pair[0]) as usize);
+            for row in rows..rows.next_multiple_of(128) {
+                for group in 0..groups(format, hidden) {
+                    let place = Place { start, block, row };
+                    self.scales[scale_at(format, hidden, capacity, (place, group))] = 0;
+                }
+            }
+        }
+    }
+}
