@@ -140,10 +140,12 @@ fn prepare(rank: &ExpertParallel, tokens: usize) -> Result<Tensors, Error> {
             x: Tensor::contiguous(upload(&x)?, [tokens, hidden]),
             topk_ids: Tensor::contiguous(upload(&ids)?, [tokens, TOP_K]),
             topk_weights: Some(weights),
+            input_scale: None,
         },
         output: DispatchOutput {
             tokens: Tensor::contiguous(device.alloc((rows * hidden * 2) as u64)?, [rows, hidden]),
             scales: None,
+            row_scales: None,
             row_offsets: Tensor::contiguous(
                 device.alloc(4 * (local_experts as u64 + 1))?,
                 [local_experts + 1],

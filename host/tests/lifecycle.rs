@@ -184,11 +184,13 @@ fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     let at = DevicePtr(4096);
     let local = rank.plan().local_experts();
     let input = DispatchInput {
+        input_scale: None,
         x: Tensor::contiguous(at, [2, 8]),
         topk_ids: Tensor::contiguous(at, [2, 1]),
         topk_weights: None,
     };
     let output = DispatchOutput {
+        row_scales: None,
         tokens: Tensor::contiguous(at, [6, 8]),
         scales: None,
         row_offsets: Tensor::contiguous(at, [local + 1]),

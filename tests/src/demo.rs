@@ -8,6 +8,7 @@ use ferry::{CombineMode, Config, Group, Plan, Shape, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::text::{self, TextSpec};
 
+use crate::formats::Capacity;
 use crate::group::{GroupKind, GroupOptions, gpus, open};
 use crate::session::{RankOutputs, Session, Settings};
 use crate::verify::{Oracle, capacity_for};
@@ -172,7 +173,7 @@ fn settings(args: &DemoArgs) -> Settings {
     };
     Settings {
         config,
-        capacity: 0,
+        capacity: Capacity::default(),
         split: false,
     }
 }
@@ -280,7 +281,9 @@ mod tests {
         let output = RankOutputs {
             rank: 0,
             tokens: Vec::new(),
-            scales: None,
+            scales: Vec::new(),
+            scales_offsets: Vec::new(),
+            row_scales: Vec::new(),
             row_offsets: Vec::new(),
             expert_ids: Vec::new(),
             src_info: Vec::new(),

@@ -17,8 +17,13 @@ pub struct Encoded {
 /// The global scale that tests give to NVFP4.
 pub const INPUT_SCALE: f32 = 0.75;
 
-/// Encodes a token.
+/// Encodes a token; NVFP4 under [`INPUT_SCALE`].
 pub fn encode(format: TokenFormat, row: &[bf16]) -> Encoded {
+    encode_with(format, row, INPUT_SCALE)
+}
+
+/// Encodes a token.
+pub fn encode_with(format: TokenFormat, row: &[bf16], input_scale: f32) -> Encoded {
     let (payload, scales, row_scale) = match format {
         TokenFormat::Bf16 => {
             let bytes = row.iter().flat_map(|x| x.to_le_bytes());
@@ -31,7 +36,7 @@ pub fn encode(format: TokenFormat, row: &[bf16]) -> Encoded {
         }
         TokenFormat::Mxfp8(_) => with_row_scale(mxfp8::encode(row), None),
         TokenFormat::Mxfp4(_) => with_row_scale(mxfp4::encode(row), None),
-        TokenFormat::Nvfp4(_) => with_row_scale(nvfp4::encode(row, INPUT_SCALE), None),
+        TokenFormat::Nvfp4(_) => with_row_scale(nvfp4::encode(row, input_scale), None),
         TokenFormat::Nvfp4RowScaled(_) => {
             let (payload, scales, inverse) = nvfp4::encode_by_row(row);
             (payload, scales, Some(inverse.to_bits()))
@@ -64,12 +69,23 @@ pub fn groups(format: TokenFormat, hidden: usize) -> usize {
 }
 
 /// The outputs' sizes: rows, and blocks of 128 of them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// Rows.
     pub rows: usize,
     /// Blocks of scales.
     pub blocks: usize,
+}
+
+impl Capacity {
+    /// Enough for both.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            rows: self.rows.max(other.rows),
+            blocks: self.blocks.max(other.blocks),
+        }
+    }
 }
 
 /// A row's place: the expert's first row and block, and the row within the expert.

@@ -1,12 +1,13 @@
 //! Compares a round with the oracle, bit for bit.
 
-use ferry::{CombineMode, TokenFormat};
+use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
 use ferry_reference::{
     Difference, Dispatched, Problem, apply_expert_scale, bf16, combine, dispatch, first_difference,
     fp8,
 };
 
-use crate::session::{POISON, RankOutputs, Settings, row_bytes};
+use crate::formats::{self, Capacity, Encoded, Images, Place};
+use crate::session::{POISON, RankOutputs, Settings};
 
 /// Where Ferry and the oracle differ.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -96,21 +97,18 @@ fn compare_numbers<T: PartialEq + std::fmt::Display>(
 pub struct Oracle {
     dispatched: Vec<Dispatched>,
     expert_rows: Vec<Vec<bf16>>,
-    /// Codes and scales of every token of every rank, in FP8.
-    encoded: Option<Vec<Vec<Encoded>>>,
+    /// Every token of every rank as the format has it.
+    encoded: Vec<Vec<Encoded>>,
 }
 
-/// Codes and scales of a token.
-type Encoded = (Vec<u8>, Vec<f32>);
-
-/// Every token in the format, if that has to be worked out; a thread a rank.
-fn encode(problem: &Problem, format: TokenFormat) -> Option<Vec<Vec<Encoded>>> {
-    if format == TokenFormat::Bf16 {
-        return None;
-    }
+/// Every token in the format; a thread a rank.
+fn encode(problem: &Problem, format: TokenFormat) -> Vec<Vec<Encoded>> {
     let hidden = problem.hidden;
-    Some(std::thread::scope(|scope| {
-        let encode = |x: &[bf16]| x.chunks(hidden).map(fp8::blockwise).collect();
+    std::thread::scope(|scope| {
+        let encode = move |x: &[bf16]| -> Vec<Encoded> {
+            let rows = x.chunks(hidden);
+            rows.map(|row| formats::encode(format, row)).collect()
+        };
         let inputs = problem.inputs.iter();
         let threads: Vec<_> = inputs
             .map(|input| scope.spawn(move || encode(&input.x)))
@@ -119,26 +117,20 @@ fn encode(problem: &Problem, format: TokenFormat) -> Option<Vec<Vec<Encoded>>> {
             .into_iter()
             .map(|thread| thread.join().expect("no panic while encoding"))
             .collect()
-    }))
+    })
 }
 
-/// Rows that an expert's are padded to a multiple of.
-const fn alignment(format: TokenFormat) -> u32 {
-    match format {
-        TokenFormat::Bf16 => 1,
-        TokenFormat::BlockwiseFp8 => 4,
-    }
-}
-
-/// Most rows that any rank receives, padding included.
-pub fn capacity_for(problem: &Problem, format: TokenFormat) -> usize {
-    let last = |rank: &Dispatched| {
-        fp8::padded_offsets(&rank.row_offsets, alignment(format))
-            .last()
-            .copied()
-            .unwrap_or(0) as usize
+/// What outputs must hold for the busiest rank, padding included.
+pub fn capacity_for(problem: &Problem, format: TokenFormat) -> Capacity {
+    let alignment = format.sizes().row_alignment;
+    let offsets = dispatch(problem)
+        .into_iter()
+        .map(|rank| fp8::padded_offsets(&rank.row_offsets, alignment));
+    let of = |offsets: Vec<u32>| Capacity {
+        rows: offsets.last().copied().unwrap_or(0) as usize,
+        blocks: formats::first_blocks(&offsets).last().copied().unwrap_or(0),
     };
-    dispatch(problem).iter().map(last).max().unwrap_or(0)
+    offsets.map(of).fold(Capacity::default(), Capacity::max)
 }
 
 /// Compares all that a round left on the local ranks. See [`Oracle`] for many rounds of one
@@ -246,89 +238,57 @@ impl Oracle {
     fn verify_dispatch(&self, settings: &Settings, given: &RankOutputs) -> Result<(), Mismatch> {
         let wanted = &self.dispatched[given.rank];
         let Settings {
-            config, capacity, ..
+            config: Config { format, hidden, .. },
+            capacity,
+            ..
         } = *settings;
         let rank = given.rank;
-        let offsets = fp8::padded_offsets(&wanted.row_offsets, alignment(config.format));
+        let offsets = fp8::padded_offsets(&wanted.row_offsets, format.sizes().row_alignment);
         let at = &given.row_offsets;
         compare_numbers((rank, "row_offsets"), 0, &offsets, at, 1)?;
         let ids = (&wanted.expert_ids, &given.expert_ids);
         compare_numbers((rank, "expert_ids"), 0, ids.0, ids.1, 1)?;
-        let mut used = vec![false; capacity];
+        let blocks = formats::first_blocks(&offsets);
+        let mut images = Images::poisoned(format, hidden, capacity, POISON);
+        images.clear_unused(format, hidden, capacity, &offsets);
+        let mut info = vec![[i32::from_le_bytes([POISON; 4]); 2]; capacity.rows];
         for (expert, pair) in wanted.row_offsets.windows(2).enumerate() {
-            for (row, at) in (pair[0]..pair[1]).zip(offsets[expert]..) {
-                let (row, at) = (row as usize, at as usize);
-                used[at] = true;
-                let info = (&wanted.src_info[row], &given.src_info[at]);
-                compare_numbers((rank, "src_info"), at, info.0, info.1, 2)?;
-                let token = &wanted.tokens[row * config.hidden..][..config.hidden];
-                let source = (wanted.src_rank[row], wanted.src_info[row][0] as usize);
-                let encoded = self
-                    .encoded
-                    .as_ref()
-                    .map(|ranks| &ranks[source.0][source.1]);
-                verify_row(token, encoded, at, settings, given)?;
+            for row in pair[0]..pair[1] {
+                let place = Place {
+                    start: offsets[expert] as usize,
+                    block: blocks[expert],
+                    row: (row - pair[0]) as usize,
+                };
+                let source = wanted.src_info[row as usize];
+                info[place.start + place.row] = source;
+                let rank = &self.encoded[wanted.src_rank[row as usize]];
+                images.put(format, hidden, capacity, (place, &rank[source[0] as usize]));
             }
         }
-        for row in (0..capacity).filter(|&at| !used[at]) {
-            if let Some(tensor) = written(row, settings, given) {
-                return Err(Mismatch::Stray { rank, tensor, row });
-            }
+        let (wanted, found) = (info.as_flattened(), given.src_info.as_flattened());
+        compare_numbers((rank, "src_info"), 0, wanted, found, 2)?;
+        let bytes = formats::row_bytes(format, hidden);
+        compare_numbers((rank, "tokens"), 0, &images.tokens, &given.tokens, bytes)?;
+        let scales = (&images.scales, &given.scales);
+        let column = match format.scale_layout() {
+            None => 4 * capacity.rows.max(1),
+            Some(_) => formats::groups(format, hidden).max(1),
+        };
+        compare_numbers((rank, "scales"), 0, scales.0, scales.1, column)?;
+        let scales = (&images.row_scales, &given.row_scales);
+        compare_numbers((rank, "row_scales"), 0, scales.0, scales.1, 1)?;
+        if format.scale_layout() == Some(ScaleLayout::Tiled) {
+            let wanted = formats::scales_offsets(&offsets);
+            compare_numbers(
+                (rank, "scales_offsets"),
+                0,
+                &wanted,
+                &given.scales_offsets,
+                1,
+            )?;
         }
         Ok(())
     }
-}
-
-/// The tensor whose row `at` does not hold the poison.
-fn written(at: usize, settings: &Settings, given: &RankOutputs) -> Option<&'static str> {
-    let (bytes, capacity) = (row_bytes(&settings.config), settings.capacity);
-    let poison = [POISON; 4];
-    let row = &given.tokens[at * bytes..][..bytes];
-    let mut scales = given.scales.iter().flatten().skip(at).step_by(capacity);
-    if row.iter().any(|&byte| byte != POISON) {
-        Some("tokens")
-    } else if given.src_info[at] != [i32::from_le_bytes(poison); 2] {
-        Some("src_info")
-    } else if scales.any(|scale| scale.to_le_bytes() != poison) {
-        Some("scales")
-    } else {
-        None
-    }
-}
-
-fn verify_row(
-    token: &[bf16],
-    encoded: Option<&Encoded>,
-    at: usize,
-    settings: &Settings,
-    given: &RankOutputs,
-) -> Result<(), Mismatch> {
-    let (rank, bytes) = (given.rank, row_bytes(&settings.config));
-    let row = &given.tokens[at * bytes..][..bytes];
-    let (Some(scales), Some((codes, wanted))) = (&given.scales, encoded) else {
-        let row: Vec<bf16> = row
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bits| bf16::from_le_bytes(bits))
-            .collect();
-        return match first_difference(token, &row, token.len()) {
-            Some(difference) => Err(Mismatch::Element {
-                rank,
-                tensor: "tokens",
-                difference: Difference {
-                    row: at,
-                    ..difference
-                },
-            }),
-            None => Ok(()),
-        };
-    };
-    compare_numbers((rank, "tokens"), at, codes, row, bytes)?;
-    let column = scales.iter().skip(at).step_by(settings.capacity);
-    let bits: Vec<u32> = column.map(|scale| scale.to_bits()).collect();
-    let wanted: Vec<u32> = wanted.iter().map(|scale| scale.to_bits()).collect();
-    compare_numbers((rank, "scales (bits)"), at, &wanted, &bits, wanted.len())
 }
 
 #[cfg(test)]
@@ -368,7 +328,10 @@ mod tests {
         };
         let settings = Settings {
             config,
-            capacity: capacity_for(&problem, format) + 2,
+            capacity: Capacity {
+                rows: capacity_for(&problem, format).rows + 2,
+                ..capacity_for(&problem, format)
+            },
             split: false,
         };
         let mut session = Session::new(&Group::simulated(2, 7).unwrap(), &settings).unwrap();
@@ -381,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_good_round_passes() {
-        for format in [TokenFormat::Bf16, TokenFormat::BlockwiseFp8] {
+        for format in TokenFormat::ALL {
             assert_eq!(told(format, |_| ()), "");
         }
     }
@@ -391,7 +354,7 @@ mod tests {
         let told = |change: fn(&mut RankOutputs)| told(TokenFormat::Bf16, change);
         let text = told(|rank| rank.tokens[256 + 2 * 9] ^= 1);
         assert!(
-            text.contains("rank 0: tokens: One value differs, at row 1, column 9"),
+            text.starts_with("rank 0: tokens, row 1, column 18: expected"),
             "{text}"
         );
         let text = told(|rank| rank.row_offsets[1] += 1);
@@ -423,8 +386,9 @@ mod tests {
     fn a_stray_write_is_found_and_named() {
         let told = |change: fn(&mut RankOutputs)| told(TokenFormat::BlockwiseFp8, change);
         let stray = |text: String, tensor: &str| {
+            let start = format!("rank 0: {tensor}, row");
             assert!(
-                text.contains(&format!(" of {tensor} holds nothing")),
+                text.starts_with(&start) && text.contains("expected"),
                 "{text}"
             );
         };
@@ -433,22 +397,24 @@ mod tests {
             told(|rank| rank.src_info.last_mut().unwrap()[0] ^= 1),
             "src_info",
         );
-        stray(
-            told(|rank| *rank.scales.as_mut().unwrap().last_mut().unwrap() = 1.0),
-            "scales",
-        );
-        stray(told(|rank| rank.beyond[3] = 0), "combined");
+        stray(told(|rank| *rank.scales.last_mut().unwrap() ^= 1), "scales");
+        let text = told(|rank| rank.beyond[3] = 0);
+        assert!(text.contains(" of combined holds nothing"), "{text}");
     }
 
     #[test]
     fn a_wrong_scale_is_found_and_named() {
-        let text = told(TokenFormat::BlockwiseFp8, |rank| {
-            let scale = &mut rank.scales.as_mut().unwrap()[0];
-            *scale = f32::from_bits(scale.to_bits() ^ 1);
-        });
-        assert!(
-            text.starts_with("rank 0: scales (bits), row 0, column 0"),
-            "{text}"
-        );
+        for format in TokenFormat::ALL.into_iter().skip(1) {
+            let text = told(format, |rank| rank.scales[0] ^= 1);
+            assert!(
+                text.starts_with("rank 0: scales, row 0, column 0"),
+                "{format:?}: {text}"
+            );
+        }
+        let format = TokenFormat::Nvfp4RowScaled(ScaleLayout::Tiled);
+        let text = told(format, |rank| rank.row_scales[0] ^= 1);
+        assert!(text.starts_with("rank 0: row_scales, row 0"), "{text}");
+        let text = told(format, |rank| rank.scales_offsets[1] += 1);
+        assert!(text.starts_with("rank 0: scales_offsets, row 1"), "{text}");
     }
 }

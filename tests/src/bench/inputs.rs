@@ -12,6 +12,8 @@ use ferry_reference::workload::{WorkloadSpec, generate};
 use ferry_reference::{Problem, RankInput, bf16};
 
 use super::options::BenchArgs;
+use crate::formats::{self, Capacity};
+
 use super::rig::Rig;
 
 /// Problems that the calls rotate through, so that each finds new data.
@@ -59,8 +61,8 @@ impl Inputs {
         Ok(Self { problems, uploaded })
     }
 
-    /// Most rows, padding included, that a rank receives of any problem's first `tokens` tokens.
-    pub fn capacity(&self, tokens: usize, format: TokenFormat) -> usize {
+    /// What outputs must hold, padding included, for any problem's first `tokens` tokens.
+    pub fn capacity(&self, tokens: usize, format: TokenFormat) -> Capacity {
         let of = |problem: &Problem| {
             let mut rows = vec![0_usize; problem.experts];
             for input in &problem.inputs {
@@ -70,24 +72,23 @@ impl Inputs {
                     }
                 }
             }
-            let padded = rows
-                .iter()
-                .map(|rows| rows.next_multiple_of(alignment(format)));
-            let padded: Vec<usize> = padded.collect();
-            padded
-                .chunks(problem.local_experts())
-                .map(|rank| rank.iter().sum())
-                .max()
-                .unwrap_or(0)
+            let alignment = format.sizes().row_alignment as usize;
+            let ranks = rows.chunks(problem.local_experts()).map(|rank| Capacity {
+                rows: rank
+                    .iter()
+                    .map(|rows| rows.next_multiple_of(alignment))
+                    .sum(),
+                blocks: rank.iter().map(|rows| rows.div_ceil(128)).sum(),
+            });
+            ranks.fold(Capacity::default(), Capacity::max)
         };
+        let most = self.problems.iter().map(of);
+        let most = most.fold(Capacity { rows: 1, blocks: 1 }, Capacity::max);
         // The transposed scales want rows of 16 bytes.
-        self.problems
-            .iter()
-            .map(of)
-            .max()
-            .unwrap_or(0)
-            .max(1)
-            .next_multiple_of(16)
+        Capacity {
+            rows: most.rows.next_multiple_of(16),
+            ..most
+        }
     }
 
     /// What a rank brings.
@@ -102,15 +103,8 @@ impl Inputs {
             x: Tensor::contiguous(x, [tokens, hidden]),
             topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),
             topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
+            input_scale: None,
         }
-    }
-}
-
-/// Rows that an expert's are padded to a multiple of.
-pub const fn alignment(format: TokenFormat) -> usize {
-    match format {
-        TokenFormat::Bf16 => 1,
-        TokenFormat::BlockwiseFp8 => 4,
     }
 }
 
@@ -180,7 +174,7 @@ impl Outputs {
         device: &Arc<CudaDevice>,
         plan: &Plan,
         tokens: usize,
-        capacity: usize,
+        space: Capacity,
     ) -> Result<Self> {
         let (config, mut owned) = (plan.config(), Vec::new());
         let mut put = |bytes: usize| -> Result<DevicePtr> {
@@ -189,18 +183,17 @@ impl Outputs {
             Ok(at)
         };
         let (hidden, local) = (config.hidden, plan.local_experts());
-        let row_bytes = plan.shape().payload_bytes() as usize;
-        let groups = hidden / 128;
-        let is_bf16 = config.format == TokenFormat::Bf16;
+        let (format, capacity) = (config.format, space.rows);
+        let is_bf16 = format == TokenFormat::Bf16;
+        let rows = put(capacity * formats::row_bytes(format, hidden))?;
+        let scales = put(formats::scales_bytes(format, hidden, space))?;
+        let offsets = put(4 * local)?;
+        let row_scales = put(2 * capacity)?;
         let dispatch = DispatchOutput {
-            tokens: Tensor::contiguous(put(capacity * row_bytes)?, [capacity, hidden]),
-            scales: match is_bf16 {
-                true => None,
-                false => Some(Tensor::contiguous(
-                    put(groups * capacity * 4)?,
-                    [groups, capacity],
-                )),
-            },
+            tokens: Tensor::contiguous(rows, [capacity, hidden]),
+            scales: formats::scale_tensor(format, hidden, space, (scales, offsets, local)),
+            row_scales: (format.sizes().has_row_scale)
+                .then(|| Tensor::contiguous(row_scales, [capacity])),
             row_offsets: Tensor::contiguous(put((local + 1) * 4)?, [local + 1]),
             expert_ids: Tensor::contiguous(put(local * 4)?, [local]),
             src_info: Tensor::contiguous(put(capacity * 8)?, [capacity, 2]),

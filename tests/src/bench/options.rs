@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ferry::{CombineMode, TokenFormat};
+use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 /// Zipf's exponent: about that of language.
@@ -56,8 +56,18 @@ pub enum FormatChoice {
     Bf16,
     /// Blockwise FP8
     Fp8,
-    /// Both
+    /// MXFP8, scales in tiles
+    Mxfp8,
+    /// MXFP4, scales in tiles
+    Mxfp4,
+    /// NVFP4 under one global scale, scales in tiles
+    Nvfp4,
+    /// NVFP4 under a global scale of each row's own, scales in tiles
+    Nvfp4Row,
+    /// BF16 and blockwise FP8
     Both,
+    /// All of them
+    All,
 }
 
 /// Whether the L2 cache is flushed before each timed call.
@@ -188,15 +198,28 @@ impl BenchArgs {
             .any(|&part| self.wants(part))
     }
 
-    /// The formats with the modes. FP8 with exact combine only if nothing else is asked for:
+    /// The formats with the modes. Exact combine behind BF16 alone, if more is asked for:
     /// its halves are those of the others.
     pub fn kinds(&self) -> Vec<(TokenFormat, CombineMode)> {
         use CombineMode::{Exact, Reduced};
-        use TokenFormat::{Bf16, BlockwiseFp8};
+        use ScaleLayout::Tiled;
+        use TokenFormat::{Bf16, BlockwiseFp8, Mxfp4, Mxfp8, Nvfp4, Nvfp4RowScaled};
         let formats: &[_] = match self.format {
             FormatChoice::Bf16 => &[Bf16],
             FormatChoice::Fp8 => &[BlockwiseFp8],
+            FormatChoice::Mxfp8 => &[Mxfp8(Tiled)],
+            FormatChoice::Mxfp4 => &[Mxfp4(Tiled)],
+            FormatChoice::Nvfp4 => &[Nvfp4(Tiled)],
+            FormatChoice::Nvfp4Row => &[Nvfp4RowScaled(Tiled)],
             FormatChoice::Both => &[BlockwiseFp8, Bf16],
+            FormatChoice::All => &[
+                BlockwiseFp8,
+                Bf16,
+                Mxfp8(Tiled),
+                Mxfp4(Tiled),
+                Nvfp4(Tiled),
+                Nvfp4RowScaled(Tiled),
+            ],
         };
         let modes: &[_] = match self.mode {
             ModeChoice::Reduced => &[Reduced],
@@ -207,7 +230,7 @@ impl BenchArgs {
             .iter()
             .flat_map(|&format| modes.iter().map(move |&mode| (format, mode)));
         let doubled = formats.len() > 1 && modes.len() > 1;
-        all.filter(|&kind| !(doubled && kind == (BlockwiseFp8, Exact)))
+        all.filter(|&(format, mode)| !(doubled && format != Bf16 && mode == Exact))
             .collect()
     }
 
@@ -218,14 +241,6 @@ impl BenchArgs {
             FlushChoice::No => &[false],
             FlushChoice::Both => &[true, false],
         }
-    }
-}
-
-/// A format's name on the command line and in records.
-pub const fn format_name(format: TokenFormat) -> &'static str {
-    match format {
-        TokenFormat::Bf16 => "bf16",
-        TokenFormat::BlockwiseFp8 => "fp8",
     }
 }
 

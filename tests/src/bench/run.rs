@@ -10,7 +10,7 @@ use serde_json::json;
 use super::inputs::Inputs;
 use super::limits::{self, CopySizes};
 use super::nccl::{self, Nccl};
-use super::options::{BenchArgs, Part, format_name, mode_name};
+use super::options::{BenchArgs, Part, mode_name};
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Timed};
 use super::round::Bench;
@@ -259,7 +259,7 @@ fn measure(
         let what = || {
             format!(
                 "{} {} with {tokens} tokens",
-                format_name(kind.0),
+                kind.0.name(),
                 mode_name(kind.1)
             )
         };
@@ -289,7 +289,7 @@ fn fused(
         top_k: args.top_k,
         experts: args.experts,
         routing: args.routing.name(),
-        format: format_name(format),
+        format: format.name(),
         mode: mode_name(mode),
         l2_flushed: repeats.flush,
         max_sms: args.max_sms,

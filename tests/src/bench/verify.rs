@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use ferry::cuda::CudaDevice;
-use ferry::{CombineMode, Device, DevicePtr, TokenFormat};
+use ferry::{CombineMode, Device, DevicePtr, ScaleTensor, TokenFormat};
 use ferry_reference::{Dispatched, Problem, RankInput, bf16, combine, dispatch, fp8};
 
-use super::inputs::{Inputs, Outputs, alignment, select, shape_of};
+use crate::formats::{self, Capacity, Encoded, Place};
+
+use super::inputs::{Inputs, Outputs, select, shape_of};
 use super::rig::Rig;
 use super::round::Bench;
 
@@ -24,15 +26,12 @@ const ALL_FP8: usize = 256;
 /// What the oracle says of a rank's rows, whatever their payload: by row, padding left out.
 struct Places {
     /// Where each row stands among the outputs.
-    at: Vec<usize>,
+    at: Vec<Place>,
     /// Padded.
     offsets: Vec<u32>,
     source: Vec<usize>,
     info: Vec<[i32; 2]>,
 }
-
-/// A token's e4m3 codes and scales.
-type Encoded = (Vec<u8>, Vec<f32>);
 
 /// The oracle's answers for the first set and a number of tokens.
 pub struct Oracle<'a> {
@@ -42,7 +41,8 @@ pub struct Oracle<'a> {
     tokens: usize,
     /// Tokens of each rank whose values are compared.
     sample: Vec<usize>,
-    /// For FP8: those of the sample, by rank and token.
+    format: TokenFormat,
+    /// Unless it is BF16: those of the sample, by rank and token.
     encoded: Option<Vec<BTreeMap<usize, Encoded>>>,
 }
 
@@ -54,12 +54,13 @@ impl<'a> Oracle<'a> {
         let most = if is_bf16 { ALL } else { ALL_FP8 };
         let step = if tokens <= most { 1 } else { tokens / SAMPLE };
         let sample: Vec<usize> = (0..tokens).step_by(step).collect();
-        let encoded = (!is_bf16).then(|| encode(problem, &sample));
+        let encoded = (!is_bf16).then(|| encode(problem, format, &sample));
         Self {
             problem,
             places: places(problem, format, tokens),
             tokens,
             sample,
+            format,
             encoded,
         }
     }
@@ -82,8 +83,9 @@ impl<'a> Oracle<'a> {
         let hidden = self.problem.hidden;
         for ((gpu, outputs), places) in rig.gpus.iter().zip(bench.outputs()).zip(&self.places) {
             let mut rows = vec![bf16::ZERO; outputs.expert_rows.elements()];
-            for ((&at, &source), info) in places.at.iter().zip(&places.source).zip(&places.info) {
+            for ((place, &source), info) in places.at.iter().zip(&places.source).zip(&places.info) {
                 let token = token(self.problem, source, info[0] as usize);
+                let at = place.start + place.row;
                 rows[at * hidden..][..hidden].copy_from_slice(token);
             }
             gpu.device
@@ -117,8 +119,24 @@ impl<'a> Oracle<'a> {
         let offsets: Vec<u32> =
             download(device, output.row_offsets.at, output.row_offsets.elements())?;
         let info: Vec<i32> = download(device, output.src_info.at, 2 * capacity)?;
-        let scales: Vec<f32> = match output.scales {
-            Some(scales) => download(device, scales.at, scales.elements())?,
+        let hidden = self.problem.hidden;
+        let space = Capacity {
+            rows: capacity,
+            blocks: match output.scales {
+                Some(ScaleTensor::Tiled { scales, .. }) => scales.dims[0],
+                _ => 0,
+            },
+        };
+        let bytes = formats::scales_bytes(self.format, hidden, space);
+        let scales: Vec<u8> = match output.scales {
+            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
+                download(device, scales.at, bytes)?
+            }
+            Some(ScaleTensor::Tiled { scales, .. }) => download(device, scales.at, bytes)?,
+            None => Vec::new(),
+        };
+        let row_scales: Vec<u16> = match output.row_scales {
+            Some(scales) => download(device, scales.at, capacity)?,
             None => Vec::new(),
         };
         if offsets != places.offsets {
@@ -132,23 +150,26 @@ impl<'a> Oracle<'a> {
         {
             bail!("rank {rank}: expert_ids differ from the oracle's");
         }
-        let hidden = self.problem.hidden;
-        let row_bytes = if self.encoded.is_none() {
-            2 * hidden
-        } else {
-            hidden
-        };
+        let row_bytes = formats::row_bytes(self.format, hidden);
         let rows: Vec<u8> = download(device, output.tokens.at, capacity * row_bytes)?;
-        for ((&at, &source), wanted) in places.at.iter().zip(&places.source).zip(&places.info) {
+        for ((&place, &source), wanted) in places.at.iter().zip(&places.source).zip(&places.info) {
+            let at = place.start + place.row;
             if info[2 * at..][..2] != *wanted {
                 bail!("rank {rank}: src_info of row {at} differs from the oracle's");
             }
             let (row, index) = (&rows[at * row_bytes..][..row_bytes], wanted[0] as usize);
             let is_right = match &self.encoded {
                 None => row == bytemuck::cast_slice::<bf16, u8>(token(self.problem, source, index)),
-                Some(encoded) => encoded[source].get(&index).is_none_or(|(codes, wanted)| {
-                    let given = scales.iter().skip(at).step_by(capacity);
-                    row == codes && given.zip(wanted).all(|(a, b)| a.to_bits() == b.to_bits())
+                Some(encoded) => encoded[source].get(&index).is_none_or(|encoded| {
+                    let width = self.format.sizes().scale_bytes as usize;
+                    let mut groups = encoded.scales.chunks(width).enumerate();
+                    row == encoded.payload
+                        && row_scales.get(at).copied() == encoded.row_scale
+                        && groups.all(|(group, wanted)| {
+                            let start =
+                                formats::scale_at(self.format, hidden, space, (place, group));
+                            scales[start..start + width] == *wanted
+                        })
                 }),
             };
             if !is_right {
@@ -216,12 +237,19 @@ fn places(problem: &Problem, format: TokenFormat, tokens: usize) -> Vec<Places> 
         ..shape_of(problem)
     };
     let of = |rank: Dispatched| {
-        let offsets = fp8::padded_offsets(&rank.row_offsets, alignment(format) as u32);
-        let experts = rank.row_offsets.windows(2).zip(&offsets);
-        let at =
-            experts.flat_map(|(pair, &start)| start as usize..(start + pair[1] - pair[0]) as usize);
+        let offsets = fp8::padded_offsets(&rank.row_offsets, format.sizes().row_alignment);
+        let blocks = formats::first_blocks(&offsets);
+        let experts = rank.row_offsets.windows(2).zip(offsets.iter().zip(blocks));
+        let at = experts.flat_map(|(pair, (&start, block))| {
+            (0..(pair[1] - pair[0]) as usize).map(move |row| Place {
+                start: start as usize,
+                block,
+                row,
+            })
+        });
+        let at: Vec<Place> = at.collect();
         Places {
-            at: at.collect(),
+            at,
             offsets,
             source: rank.src_rank,
             info: rank.src_info,
@@ -230,8 +258,12 @@ fn places(problem: &Problem, format: TokenFormat, tokens: usize) -> Vec<Places> 
     dispatch(&thin).into_iter().map(of).collect()
 }
 
-/// The oracle's FP8 of some tokens of every rank, on all cores: it is slow.
-fn encode(problem: &Problem, sample: &[usize]) -> Vec<BTreeMap<usize, Encoded>> {
+/// The oracle's encoding of some tokens of every rank, on all cores: it is slow.
+fn encode(
+    problem: &Problem,
+    format: TokenFormat,
+    sample: &[usize],
+) -> Vec<BTreeMap<usize, Encoded>> {
     let threads = std::thread::available_parallelism().map_or(4, |count| count.get());
     let share = sample
         .len()
@@ -240,8 +272,11 @@ fn encode(problem: &Problem, sample: &[usize]) -> Vec<BTreeMap<usize, Encoded>> 
     std::thread::scope(|scope| {
         let ranks: Vec<Vec<_>> = (0..problem.ranks)
             .map(|rank| {
-                let encode =
-                    move |&index: &usize| (index, fp8::blockwise(token(problem, rank, index)));
+                // The benchmark gives no global scale.
+                let encode = move |&index: &usize| {
+                    let row = token(problem, rank, index);
+                    (index, formats::encode_with(format, row, 1.0))
+                };
                 let shares = sample.chunks(share);
                 shares
                     .map(|share| scope.spawn(move || share.iter().map(encode).collect::<Vec<_>>()))

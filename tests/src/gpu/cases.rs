@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ferry::ScaleLayout::{RowMajor, Tiled};
 use ferry::{CombineMode, Config, Group, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
+use crate::formats::Capacity;
 use crate::group::GroupKind;
 use crate::session::{Session, Settings};
 use crate::verify::{Oracle, capacity_for};
@@ -35,7 +37,7 @@ enum Tokens {
 }
 
 use Routing::{AllToOne, Duplicates, Holes, Uniform, Zipf};
-use TokenFormat::{Bf16, BlockwiseFp8};
+use TokenFormat::{Bf16, BlockwiseFp8, Mxfp4, Mxfp8, Nvfp4, Nvfp4RowScaled};
 use Tokens::{Each, First};
 
 /// Name, tokens, `[hidden, experts, top_k]`, routing, format.
@@ -45,7 +47,7 @@ const SKEW: Routing = Zipf { exponent: 1.0 };
 const HOLES: Routing = Holes { probability: 0.4 };
 
 #[rustfmt::skip]
-const CASES: [Row; 20] = [
+const CASES: [Row; 41] = [
     ("64 tokens, 64 experts", Each(64), [3584, 64, 8], Uniform, Bf16),
     ("128 tokens, 256 experts", Each(128), [7168, 256, 8], Uniform, Bf16),
     ("128 tokens, 128 experts", Each(128), [6144, 128, 8], Uniform, Bf16),
@@ -66,6 +68,27 @@ const CASES: [Row; 20] = [
     ("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
     ("FP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, BlockwiseFp8),
     ("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8),
+    ("MXFP8, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp8(Tiled)),
+    ("MXFP8, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
+    ("MXFP8, 64 tokens", Each(64), [3584, 64, 8], Uniform, Mxfp8(RowMajor)),
+    ("MXFP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
+    ("MXFP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Mxfp8(Tiled)),
+    ("MXFP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
+    ("MXFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp4(Tiled)),
+    ("MXFP4, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
+    ("MXFP4, 64 tokens", Each(64), [3584, 64, 8], Uniform, Mxfp4(RowMajor)),
+    ("MXFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
+    ("MXFP4, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Mxfp4(Tiled)),
+    ("MXFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
+    ("NVFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Nvfp4(Tiled)),
+    ("NVFP4, 1 token", Each(1), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
+    ("NVFP4, 64 tokens", Each(64), [3584, 64, 8], Uniform, Nvfp4(RowMajor)),
+    ("NVFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
+    ("NVFP4, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Nvfp4(Tiled)),
+    ("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
+    ("NVFP4 by row, 128 tokens", Each(128), [2048, 64, 8], HOLES, Nvfp4RowScaled(Tiled)),
+    ("NVFP4 by row, 1 token", Each(1), [7168, 256, 8], Uniform, Nvfp4RowScaled(RowMajor)),
+    ("NVFP4 by row, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4RowScaled(Tiled)),
 ];
 
 fn cases(ranks: usize) -> impl Iterator<Item = Case> {
@@ -94,7 +117,7 @@ fn shrink(mut case: Case) -> Case {
         .for_each(|tokens| *tokens = tokens.div_ceil(32));
     case.hidden = match case.format {
         TokenFormat::Bf16 => (case.hidden / 64).next_multiple_of(8),
-        TokenFormat::BlockwiseFp8 => 256,
+        _ => 256,
     };
     case
 }
@@ -193,9 +216,11 @@ fn run_case(
     let capacity = problems
         .iter()
         .map(|p| capacity_for(p, case.format))
-        .max()
-        .unwrap_or(0)
-        + 3;
+        .fold(Capacity::default(), Capacity::max);
+    let capacity = Capacity {
+        rows: capacity.rows + 3,
+        blocks: capacity.blocks + 1,
+    };
     let all = [
         (CombineMode::Reduced, true, false),
         (CombineMode::Exact, true, true),

@@ -9,6 +9,7 @@ use ferry_reference::{Problem, bf16};
 
 use super::cases::DEADLINE;
 use super::{Outcome, Suite};
+use crate::formats::Capacity;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for, compare_rows};
 
@@ -34,7 +35,7 @@ fn problem(suite: &Suite<'_>, seed: u64) -> Problem {
     })
 }
 
-fn settings(capacity: usize, deadline: Duration) -> Settings {
+fn settings(capacity: Capacity, deadline: Duration) -> Settings {
     let config = Config {
         experts: 64,
         top_k: 8,
@@ -125,7 +126,11 @@ fn told_of_the_expert(session: &Session) -> Result<()> {
 fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 2);
     let group = suite.group().clone();
-    let mut session = suite.session(&group, &settings(7, SHORT_DEADLINE), 1)?;
+    let mut session = suite.session(
+        &group,
+        &settings(Capacity { rows: 7, blocks: 0 }, SHORT_DEADLINE),
+        1,
+    )?;
     let result = round_of(&mut session, &problem).and_then(|()| told_of_the_size(&session));
     suite.conclude(session, result)?;
     Ok(Outcome::Passed)

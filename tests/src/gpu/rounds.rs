@@ -9,6 +9,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::cases::DEADLINE;
 use super::{Outcome, Suite};
+use crate::formats::Capacity;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, compare_rows};
 
@@ -58,7 +59,10 @@ impl Turns {
             })
             .collect();
         // All tokens to one rank: the graph is replayed with data that nobody has counted.
-        let capacity = 8 * tokens * suite.ranks();
+        let capacity = Capacity {
+            rows: 8 * tokens * suite.ranks(),
+            blocks: 0,
+        };
         let config = Config {
             experts: 64,
             top_k: 8,
