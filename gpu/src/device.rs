@@ -154,6 +154,73 @@ fn round_vector(sums: &[f32; 8]) -> Vector {
     ]
 }
 
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// [`Machine::copy_row`], `DEPTH` vectors a lane at a time.
+    #[inline(always)]
+    fn copy_strips<const DEPTH: usize, To: Fn(u32) -> Row>(
+        &self,
+        span: Span,
+        from: Row,
+        places: impl FnOnce() -> (u64, To),
+    ) {
+        let source = self.row(from);
+        let constant = is_constant(from);
+        let mut start = span.start + self.lane * size_of::<Vector>() as u32;
+        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
+        let mut strip = unsafe { load_strip::<DEPTH>(source, start, span.end, constant) };
+        let (targets, to) = places();
+        let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
+        loop {
+            let mut left = targets;
+            while left != 0 {
+                let target = self.row(to(left.trailing_zeros()));
+                // SAFETY: as above.
+                unsafe { store_strip(target, start, span.end, &strip) };
+                left &= left - 1;
+            }
+            start += DEPTH as u32 * WARP_BYTES;
+            // The same for all lanes.
+            if start >= lane_end {
+                return;
+            }
+            // SAFETY: as above.
+            strip = unsafe { load_strip::<DEPTH>(source, start, span.end, constant) };
+        }
+    }
+
+    /// [`Machine::sum_rows`], `DEPTH` vectors a lane at a time.
+    #[inline(always)]
+    fn sum_strips<const DEPTH: usize>(
+        &self,
+        span: Span,
+        sources: u32,
+        from: impl Fn(u32) -> (Row, f32),
+        to: Row,
+    ) {
+        let target = self.row(to);
+        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            let start = strip_start + lane_start;
+            let mut sums = [[0f32; 8]; DEPTH];
+            let mut left = sources;
+            while left != 0 {
+                let (row, weight) = from(left.trailing_zeros());
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
+                let strip = unsafe {
+                    load_strip::<DEPTH>(self.row(row), start, span.end, is_constant(row))
+                };
+                sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
+                left &= left - 1;
+            }
+            let strip = core::array::from_fn(|index| round_vector(&sums[index]));
+            // SAFETY: as above.
+            unsafe { store_strip::<DEPTH>(target, start, span.end, &strip) };
+            strip_start += DEPTH as u32 * WARP_BYTES;
+        }
+    }
+}
+
 impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn release(&self) {
@@ -356,6 +423,8 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         let row = EncodedRow {
             source: self.row(Row::Tensor(Tensor::Input, token)),
             elements: shape.hidden,
+            // With ranks of other nodes registers are scarce, and the network is slower.
+            loads_ahead: !SHMEM,
             scales_start: shape.payload_bytes(),
             lane: self.lane,
             targets,
@@ -394,53 +463,21 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         from: Row,
         places: impl FnOnce() -> (u64, To),
     ) {
-        let source = self.row(from);
-        let constant = is_constant(from);
-        let mut start = span.start + self.lane * size_of::<Vector>() as u32;
-        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-        let mut strip = unsafe { load_strip::<COPY_DEPTH>(source, start, span.end, constant) };
-        let (targets, to) = places();
-        let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
-        loop {
-            let mut left = targets;
-            while left != 0 {
-                let target = self.row(to(left.trailing_zeros()));
-                // SAFETY: as above.
-                unsafe { store_strip(target, start, span.end, &strip) };
-                left &= left - 1;
-            }
-            start += COPY_DEPTH as u32 * WARP_BYTES;
-            // The same for all lanes.
-            if start >= lane_end {
-                return;
-            }
-            // SAFETY: as above.
-            strip = unsafe { load_strip::<COPY_DEPTH>(source, start, span.end, constant) };
+        // With ranks of other nodes registers are scarce.
+        if SHMEM {
+            self.copy_strips::<4, _>(span, from, places);
+        } else {
+            self.copy_strips::<COPY_DEPTH, _>(span, from, places);
         }
     }
 
     #[inline(always)]
     fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
-        let target = self.row(to);
-        let lane_start = self.lane * size_of::<Vector>() as u32;
-        let mut strip_start = span.start;
-        while strip_start < span.end {
-            let start = strip_start + lane_start;
-            let mut sums = [[0f32; 8]; SUM_DEPTH];
-            let mut left = sources;
-            while left != 0 {
-                let (row, weight) = from(left.trailing_zeros());
-                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
-                let strip = unsafe {
-                    load_strip::<SUM_DEPTH>(self.row(row), start, span.end, is_constant(row))
-                };
-                sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
-                left &= left - 1;
-            }
-            let strip = core::array::from_fn(|index| round_vector(&sums[index]));
-            // SAFETY: as above.
-            unsafe { store_strip::<SUM_DEPTH>(target, start, span.end, &strip) };
-            strip_start += SUM_DEPTH as u32 * WARP_BYTES;
+        // With ranks of other nodes registers are scarce.
+        if SHMEM {
+            self.sum_strips::<2>(span, sources, from, to);
+        } else {
+            self.sum_strips::<SUM_DEPTH>(span, sources, from, to);
         }
     }
 

@@ -78,10 +78,24 @@ pub fn larger_of_partner(amax: f32, lanes: u32) -> f32 {
 /// Sixteen elements as e4m3, after `divide`.
 #[inline(always)]
 fn e4m3(values: &[f32; 16], divide: impl Fn(f32) -> f32) -> Vector {
-    core::array::from_fn(|quad| {
-        let value = |index: usize| divide(values[4 * quad + index]);
-        number::e4m3_quad(value(0), value(1), value(2), value(3))
-    })
+    // Spelled out: the compiler does not unroll this where e4m3 is made by hand.
+    [
+        e4m3_word::<0>(values, &divide),
+        e4m3_word::<4>(values, &divide),
+        e4m3_word::<8>(values, &divide),
+        e4m3_word::<12>(values, &divide),
+    ]
+}
+
+/// Four elements from `FIRST` on.
+#[inline(always)]
+fn e4m3_word<const FIRST: usize>(values: &[f32; 16], divide: &impl Fn(f32) -> f32) -> u32 {
+    number::e4m3_quad(
+        divide(values[FIRST]),
+        divide(values[FIRST + 1]),
+        divide(values[FIRST + 2]),
+        divide(values[FIRST + 3]),
+    )
 }
 
 /// Sixteen elements as e2m1 after multiplication with `multiplier`, in the first two words.
@@ -170,6 +184,8 @@ pub struct EncodedRow<To> {
     pub source: u64,
     /// Its elements.
     pub elements: u32,
+    /// Whether the next elements are loaded while these are encoded, which takes registers.
+    pub loads_ahead: bool,
     /// Bytes from the start of a row to its scales.
     pub scales_start: u32,
     /// This lane.
@@ -217,12 +233,20 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
         let element = |byte: u32| byte / E::PAYLOAD_BYTES * LANE_ELEMENTS;
         let (mut strip, end) = (element(span.start), element(span.end));
         let mut scales = Scales::<E>::new(strip, end);
-        // SAFETY: the caller's promise.
-        let mut loaded = unsafe { self.load(strip, end) };
+        // SAFETY: the caller's promise, here and below.
+        let load = |strip| unsafe { self.load(strip, end) };
+        let mut loaded = [[0; 4]; 2];
+        if self.loads_ahead {
+            loaded = load(strip);
+        }
         while strip < end {
-            // The next elements are on their way while these are encoded.
-            // SAFETY: the caller's promise.
-            let next = unsafe { self.load(strip + STRIP_ELEMENTS, end) };
+            if !self.loads_ahead {
+                loaded = load(strip);
+            }
+            let mut next = loaded;
+            if self.loads_ahead {
+                next = load(strip + STRIP_ELEMENTS);
+            }
             let encoded = encoder.encode(&values(loaded));
             let start = strip + self.lane * LANE_ELEMENTS;
             self.each_target(|row| {

@@ -71,21 +71,24 @@ fn send_payload<M: Machine>(
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let near = ranks & node_of(shape, me);
+    let node = node_of(shape, me);
     let span = Span::part(shape.payload_bytes(), part, parts);
     let row = window.dispatch_row(me, token);
-    let to = |rank| Row::Window(Rank(rank), row);
-    let staged = |_| Row::Window(me, window.dispatch_staging(token));
-    let from = Row::Tensor(Tensor::Input, token);
-    match shape.format() {
-        TokenFormat::Bf16 => machine.copy_row(span, from, || (near, to)),
-        _ => machine.encode_row(span, token, near, to),
+    // A bit for each rank of the node, and one for the staging, where far ranks are served from.
+    let (first, staging) = (node.trailing_zeros(), node.count_ones());
+    let mut targets = (ranks & node) >> first;
+    if M::REACHES_FAR && ranks & !node != 0 {
+        targets |= 1 << staging;
     }
-    if M::REACHES_FAR && ranks != near {
-        match shape.format() {
-            TokenFormat::Bf16 => machine.copy_row(span, from, || (1, staged)),
-            _ => machine.encode_row(span, token, 1, staged),
+    let to = |target| match M::REACHES_FAR && target == staging {
+        true => Row::Window(me, window.dispatch_staging(token)),
+        false => Row::Window(Rank(first + target), row),
+    };
+    match shape.format() {
+        TokenFormat::Bf16 => {
+            machine.copy_row(span, Row::Tensor(Tensor::Input, token), || (targets, to));
         }
+        _ => machine.encode_row(span, token, targets, to),
     }
 }
 
