@@ -170,7 +170,7 @@ impl Encoder for Nvfp4 {
 
     #[inline(always)]
     fn encode(&self, values: &[f32; 16]) -> Encoded {
-        let scale = nvfp4::scale_bits(largest(values), self.global);
+        let scale = number::e4m3(nvfp4::exact_scale(largest(values), self.global));
         Encoded {
             payload: e2m1(values, nvfp4::multiplier(scale, self.inverse)),
             scales: gather_codes(scale, 1),

@@ -86,12 +86,16 @@ pub fn e4m3_bits(value: f32) -> u8 {
 }
 
 /// The value of an e4m3: exact.
+#[inline(always)]
 pub fn f32_of_e4m3_bits(bits: u8) -> f32 {
-    let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
-    let (exponent, mantissa) = (bits >> 3 & 0xf, f32::from(bits & 7));
-    match (exponent, bits & 7) {
-        (0xf, 7) => f32::NAN,
-        (0, _) => sign * mantissa / 512.0,
-        _ => sign * (1.0 + mantissa / 8.0) * f32::from_bits((u32::from(exponent) + 120) << 23),
-    }
+    // Its exponent and mantissa in the places of f32's, whose bias is larger by 120: the product is
+    // exact, and makes numbers of subnormals, too.
+    const TWO_TO_120: f32 = f32::from_bits((127 + 120) << 23);
+    let magnitude = f32::from_bits((bits as u32 & 0x7f) << 20) * TWO_TO_120;
+    let magnitude = if bits & 0x7f == 0x7f {
+        f32::NAN
+    } else {
+        magnitude
+    };
+    f32::from_bits(magnitude.to_bits() | (bits as u32 & 0x80) << 24)
 }

@@ -33,11 +33,18 @@ pub const MAX: f32 = e2m1::MAX * fp8::MAX;
 /// that its reciprocal is finite.
 pub const INVERSE_FLOOR: f32 = f32::MIN_POSITIVE;
 
+/// The scale of a group with largest magnitude `amax` under the global scale `global`, before it is
+/// rounded to e4m3; take `amax` with [`fp8::larger`], for which a NaN does not count.
+#[inline(always)]
+pub fn exact_scale(amax: f32, global: f32) -> f32 {
+    global * (amax * (1.0 / e2m1::MAX))
+}
+
 /// The e4m3 scale of a group with largest magnitude `amax` under the global scale `global`, at most
-/// 448; take `amax` with [`fp8::larger`], for which a NaN does not count.
+/// 448.
 #[inline(always)]
 pub fn scale_bits(amax: f32, global: f32) -> u8 {
-    fp8::e4m3_bits(global * (amax * (1.0 / e2m1::MAX)))
+    fp8::e4m3_bits(exact_scale(amax, global))
 }
 
 /// What elements are multiplied with before [`e2m1::e2m1_bits`], from the group's scale and

@@ -66,6 +66,12 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
     quad
 }
 
+/// An f32 as e4m3, as in [`e4m3_quad`].
+#[inline(always)]
+pub fn e4m3(value: f32) -> u8 {
+    e4m3_quad(value, 0.0, 0.0, 0.0) as u8
+}
+
 /// Four f32 as e4m3, `a` in the lowest byte, where there is no instruction for it.
 #[cfg(not(target_feature = "sm_89"))]
 #[inline(always)]
