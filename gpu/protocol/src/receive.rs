@@ -29,7 +29,6 @@ pub fn receive<M: Machine>(
         epoch,
         ..
     } = launch;
-    let shape = &common.shape;
     // The last one: in a fused launch the first ones are busy counting.
     if share.index + 1 == share.of {
         compute_offsets(launch, args)?;
@@ -49,13 +48,7 @@ pub fn receive<M: Machine>(
         )?;
         let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
         let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
-        let mut left = coming;
-        while left != 0 {
-            let lane = left.trailing_zeros();
-            let parts = machine.broadcast(parts, lane);
-            receive_unit(launch, args, batch.unit(lane, parts, shape, common.rank()))?;
-            left &= left - 1;
-        }
+        receive_batch(launch, args, (batch, parts, coming))?;
         next = batch.next();
     }
     Ok(())
@@ -227,7 +220,51 @@ fn check_capacity<M: Machine>(
     launch.stop()
 }
 
-/// Waits for one part of a row and copies it to each of its places in the output.
+/// Receives the units of a batch that come here, as they arrive.
+#[inline(always)]
+fn receive_batch<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (batch, parts, coming): (Batch, M::Lanes<u32>, u32),
+) -> Result<(), Stopped> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let unit = |lane: u32, parts| batch.unit(lane, parts, shape, me);
+    let flags = machine.lanes(|lane| {
+        let Unit { source, .. } = unit(lane, 1);
+        let parts = machine.own(parts, lane);
+        window.dispatch_flag(source, unit(lane, parts).flag())
+    });
+    let mut left = coming;
+    while left != 0 {
+        let arrived = launch.wait_any(
+            left,
+            |lane| slot::is_full(*machine, machine.own(flags, lane), *epoch),
+            |lane| Awaited {
+                peer: unit(lane, 1).source,
+                region: Region::DispatchRow,
+                index: unit(lane, 1).token as u64,
+                saw: machine.load_signal(machine.own(flags, lane)),
+            },
+        )?;
+        left &= !arrived;
+        let mut arrived = arrived;
+        while arrived != 0 {
+            let lane = arrived.trailing_zeros();
+            let parts = machine.broadcast(parts, lane);
+            receive_unit(launch, args, unit(lane, parts))?;
+            arrived &= arrived - 1;
+        }
+    }
+    Ok(())
+}
+
+/// Copies one part of a row that has arrived to each of its places in the output.
 #[inline(always)]
 fn receive_unit<M: Machine>(
     launch: &Launch<M>,
@@ -235,10 +272,7 @@ fn receive_unit<M: Machine>(
     unit: Unit,
 ) -> Result<(), Stopped> {
     let Launch {
-        machine,
-        common,
-        epoch,
-        ..
+        machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let top_k = shape.top_k;
@@ -248,19 +282,9 @@ fn receive_unit<M: Machine>(
         part,
         parts,
     } = unit;
-    let flag = window.dispatch_flag(source, unit.flag());
-    launch.wait_lanes(
-        |_| slot::is_full(*machine, flag, *epoch).then_some(()),
-        |_| Awaited {
-            peer: source,
-            region: Region::DispatchRow,
-            index: token as u64,
-            saw: machine.load_signal(flag),
-        },
-    )?;
-
     let row = window.dispatch_row(source, token);
     let span = Span::part(shape.payload_bytes(), part, parts);
+    let ahead = scales::read_ahead(launch, (row, span));
     let mut found = None;
     machine.copy_row(span, Row::Window(me, row), || {
         let places = find_places(launch, args, (source, row));
@@ -280,7 +304,10 @@ fn receive_unit<M: Machine>(
         let first = outside.trailing_zeros();
         return refuse_row(launch, args, (source, token), positions, first);
     }
-    scales::place(launch, args, (row, span, part == 0), places);
+    scales::place(launch, args, (row, span, ahead), places);
+    if part == 0 {
+        scales::place_row_scale(launch, row, places);
+    }
     if part != 0 {
         return Ok(());
     }

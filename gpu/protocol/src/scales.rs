@@ -50,30 +50,54 @@ fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
     }
 }
 
-/// Puts the scales of a part of a row into their places; with the first part, the row's own scale.
+/// A row's words of scales that belong to a span of its payload: the first, and the end.
+#[inline(always)]
+fn words_of(shape: &Shape, span: Span) -> (u32, u32) {
+    let sizes = shape.sizes();
+    let word_at = |byte: u32| sizes.scale_words(byte * 8 / sizes.element_bits);
+    (word_at(span.start), word_at(span.end))
+}
+
+/// Words `first..` of a row's scales before `end`, one a lane; 0 behind.
+#[inline(always)]
+fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let from = row.plus(common.shape.payload_bytes());
+    machine.lanes(|lane| match first + lane < end {
+        true => machine.read_window(from.word(first + lane)),
+        false => 0,
+    })
+}
+
+/// The first words that [`place`] puts into their places: they are read before anything is waited
+/// for.
+#[inline(always)]
+pub fn read_ahead<M: Machine>(
+    launch: &Launch<M>,
+    (row, span): (ByteOffset, Span),
+) -> M::Lanes<u32> {
+    let (first, end) = words_of(&launch.common.shape, span);
+    read(launch, row, first, end)
+}
+
+/// Puts the scales of a part of a row into their places.
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (row, span, is_first): (ByteOffset, Span, bool),
+    (row, span, ahead): (ByteOffset, Span, M::Lanes<u32>),
     places: Places<M::Lanes<u32>>,
 ) {
     let Launch {
         machine, common, ..
     } = launch;
-    let (shape, sizes) = (&common.shape, common.shape.sizes());
-    if sizes.group == 0 {
-        return;
-    }
-    let from = row.plus(shape.payload_bytes());
-    let word_at = |byte: u32| sizes.scale_words(byte * 8 / sizes.element_bits);
-    let (mut first, end) = (word_at(span.start), word_at(span.end));
-    let stride = stride(shape, args);
+    let (mut first, end) = words_of(&common.shape, span);
+    let stride = stride(&common.shape, args);
+    let mut words = ahead;
     while first < end {
-        let words = machine.lanes(|lane| match first + lane < end {
-            true => machine.read_window(from.word(first + lane)),
-            false => 0,
-        });
+        let next = read(launch, row, first + LANES, end);
         for_each_bit(places.here as u64, |k| {
             let start = machine.broadcast(places.scales, k) as u64;
             machine.lanes(|lane| {
@@ -83,17 +107,32 @@ pub fn place<M: Machine>(
                 }
             });
         });
+        words = next;
         first += LANES;
     }
-    if sizes.has_row_scale && is_first {
-        machine.lanes(|lane| {
-            if places.here >> lane & 1 != 0 {
-                let scale = machine.read_window(row.plus(shape.row_scale_start()));
-                let position = machine.own(places.positions, lane) as u64;
-                machine.write_half(Table::RowScales, position, scale as u16);
-            }
-        });
+}
+
+/// Puts a row's own scale, if the format has one, into its places.
+#[inline(always)]
+pub fn place_row_scale<M: Machine>(
+    launch: &Launch<M>,
+    row: ByteOffset,
+    places: Places<M::Lanes<u32>>,
+) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    if !shape.sizes().has_row_scale {
+        return;
     }
+    machine.lanes(|lane| {
+        if places.here >> lane & 1 != 0 {
+            let scale = machine.read_window(row.plus(shape.row_scale_start()));
+            let position = machine.own(places.positions, lane) as u64;
+            machine.write_half(Table::RowScales, position, scale as u16);
+        }
+    });
 }
 
 /// Zeros for the scales of the rows that an expert's last block has and the expert has not: a

@@ -71,6 +71,29 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
+    /// Waits until `ready` is true on some of `lanes`, and says on which. `awaited` is asked as for
+    /// [`wait_lanes`](Self::wait_lanes).
+    #[inline(always)]
+    pub fn wait_any(
+        &self,
+        lanes: u32,
+        ready: impl Fn(u32) -> bool,
+        awaited: impl Fn(u32) -> Awaited,
+    ) -> Result<u32, Stopped> {
+        let machine = self.machine;
+        loop {
+            let found = machine.lanes(|lane| lanes >> lane & 1 != 0 && ready(lane));
+            let found = machine.ballot(found);
+            if found != 0 {
+                machine.converge();
+                return Ok(found);
+            }
+            if machine.expired() {
+                return self.give_up(FaultKind::PeerTimeout, lanes.trailing_zeros(), awaited);
+            }
+        }
+    }
+
     /// Waits until a counter of this GPU satisfies `ready`.
     #[inline(always)]
     pub fn wait_local(
