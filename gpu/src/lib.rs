@@ -21,6 +21,8 @@ pub mod probe;
 pub mod ptx;
 #[cfg(target_arch = "nvptx64")]
 pub mod shmem;
+#[cfg(target_arch = "nvptx64")]
+pub mod silu;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Rank, Shape, Table, Window, Workspace};
+use crate::silu::Activation;
+use crate::{Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 #[repr(C)]
@@ -198,6 +199,84 @@ pub struct CombineArgs {
     pub tokens: u32,
     /// Padding, zero.
     pub reserved: u32,
+}
+
+/// Arguments of the fused SiLU kernel. Addresses are device addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct SiluArgs {
+    /// BF16 `[row_capacity, 2 * columns]`: gates, then ups; or interleaved.
+    pub input: u64,
+    /// u32 `[experts + 1]`: rows from the last one on are not touched.
+    pub row_offsets: u64,
+    /// `[row_capacity, columns]` in the token format, written.
+    pub output: u64,
+    /// Scales in the format's layout, written; 0 where it has none.
+    pub scales: u64,
+    /// u32 `[experts]`, for tiled scales.
+    pub scales_offsets: u64,
+    /// f32 `[experts]`, NVFP4's global scales; 0: they are 1.
+    pub input_scales: u64,
+    /// Rows that the tensors hold.
+    pub row_capacity: u64,
+    /// Experts.
+    pub experts: u32,
+    /// Columns of the output.
+    pub columns: u32,
+    /// [`TokenFormat::number`](crate::TokenFormat::number).
+    pub format: u32,
+    /// Not zero: gates and ups stand side by side, gate first.
+    pub interleaved: u32,
+    /// Not zero: the clamped form, with `alpha` and `limit`.
+    pub clamped: u32,
+    /// See [`Activation`].
+    pub alpha: f32,
+    /// See [`Activation`].
+    pub limit: f32,
+    /// Padding, zero.
+    pub reserved: u32,
+}
+
+impl SiluArgs {
+    /// What is done with gate and up.
+    #[inline(always)]
+    pub const fn activation(&self) -> Activation {
+        if self.clamped == 0 {
+            Activation::Silu
+        } else {
+            Activation::Clamped {
+                alpha: self.alpha,
+                limit: self.limit,
+            }
+        }
+    }
+
+    /// Words from one of a row's words of scales to the next.
+    #[inline(always)]
+    pub const fn scale_stride(&self) -> u64 {
+        match TokenFormat::of_number(self.format).scale_layout() {
+            None => self.row_capacity,
+            Some(ScaleLayout::RowMajor) => 1,
+            Some(ScaleLayout::Tiled) => scale_layout::TILE_BYTES as u64 / 4,
+        }
+    }
+
+    /// The first word of the scales of output row `row`, which is row `local` of an expert whose
+    /// scales begin with block `block`, where they are tiled.
+    #[inline(always)]
+    pub const fn first_scale(&self, row: u32, local: u32, block: u32) -> u64 {
+        let format = TokenFormat::of_number(self.format);
+        let words = format.sizes().scale_words(self.columns) as u64;
+        match format.scale_layout() {
+            None => row as u64,
+            Some(ScaleLayout::RowMajor) => row as u64 * words,
+            Some(ScaleLayout::Tiled) => {
+                let block = block as u64 + (local / scale_layout::BLOCK_ROWS) as u64;
+                let tiles = block * words * (scale_layout::TILE_BYTES as u64 / 4);
+                tiles + scale_layout::offset_in_block(local, 0) as u64 / 4
+            }
+        }
+    }
 }
 
 /// A kernel parameter is at most 4 KiB on every architecture (CUDA C++ Programming Guide,

@@ -15,17 +15,20 @@ pub enum Kernel {
     CombineWait,
     /// Both in one launch.
     Combine,
+    /// The activation between an expert's matrix multiplications.
+    FusedSilu,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::DispatchAsync,
         Self::DispatchWait,
         Self::Dispatch,
         Self::CombineAsync,
         Self::CombineWait,
         Self::Combine,
+        Self::FusedSilu,
     ];
 
     /// Its name in sentences and faults.
@@ -37,6 +40,7 @@ impl Kernel {
             Self::CombineAsync => "combine_async",
             Self::CombineWait => "combine_wait",
             Self::Combine => "combine",
+            Self::FusedSilu => "fused_silu",
         }
     }
 
@@ -53,6 +57,7 @@ impl Kernel {
             (Self::CombineWait, _) => "ferry_combine_wait",
             (Self::Combine, false) => "ferry_combine",
             (Self::Combine, true) => "ferry_combine_shmem",
+            (Self::FusedSilu, _) => "ferry_fused_silu",
         }
     }
 }

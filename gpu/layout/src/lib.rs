@@ -20,11 +20,12 @@ pub mod nvfp4;
 mod probe;
 pub mod scale_layout;
 mod shape;
+pub mod silu;
 mod tag;
 mod window;
 mod workspace;
 
-pub use args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
+pub use args::{Arguments, CombineArgs, Common, DispatchArgs, SiluArgs, Tensor};
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};

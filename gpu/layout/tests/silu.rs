@@ -1,0 +1,65 @@
+//! The activation against f64.
+
+use ferry_layout::silu::Activation;
+
+const CLAMPED: Activation = Activation::Clamped {
+    alpha: 1.702,
+    limit: 7.0,
+};
+
+fn exact(activation: Activation, gate: f64, up: f64) -> f64 {
+    match activation {
+        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+        Activation::Clamped { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            (up + 1.0) * gate / (1.0 + (-alpha * gate).exp())
+        }
+    }
+}
+
+#[test]
+fn every_bf16_gate_is_near_the_exact_result() {
+    for activation in [Activation::Silu, CLAMPED] {
+        for bits in 0..=u16::MAX {
+            let gate = f32::from_bits(u32::from(bits) << 16);
+            for up in [1.0, -0.75, 3.5] {
+                compare(activation, gate, up);
+            }
+        }
+    }
+}
+
+fn compare(activation: Activation, gate: f32, up: f32) {
+    let found = activation.apply(gate, up);
+    if gate.is_nan() {
+        return assert!(found.is_nan(), "{gate}");
+    }
+    let wanted = exact(activation, f64::from(gate), f64::from(up));
+    // What is too large for f32, and the limit at minus infinity, which f64 cannot say either.
+    if !wanted.is_finite() || wanted.abs() > f64::from(f32::MAX) {
+        return assert!(!found.is_finite() || found.abs() > 1e38, "{gate}: {found}");
+    }
+    let error = (f64::from(found) - wanted).abs();
+    // In the clamped form the sigmoid's argument is rounded, too.
+    let argument = match activation {
+        Activation::Silu => 0.0,
+        Activation::Clamped { alpha, .. } => f64::from((alpha * gate).abs()).min(200.0),
+    };
+    let relative = 2f64.powi(-20) + argument * 2f64.powi(-24);
+    let bound = wanted.abs() * relative + 3e-38;
+    assert!(
+        error <= bound,
+        "{activation:?} {gate} {up}: {found}, not {wanted}"
+    );
+}
+
+#[test]
+fn results_by_hand() {
+    assert_eq!(Activation::Silu.apply(0.0, 5.0), 0.0);
+    assert_eq!(Activation::Silu.apply(100.0, 2.0), 200.0);
+    assert_eq!(Activation::Silu.apply(-200.0, 2.0), -0.0);
+    assert_eq!(CLAMPED.apply(100.0, 100.0), CLAMPED.apply(7.0, 7.0));
+    assert_eq!(CLAMPED.apply(0.0, -100.0), 0.0);
+    assert!(Activation::Silu.apply(1.0, f32::NAN).is_nan());
+}

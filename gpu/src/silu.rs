@@ -1,0 +1,308 @@
+//! The fused SiLU kernel: a warp takes 512 output columns of a row at a time. Memory is its limit,
+//! so the next columns are loaded while these are worked on.
+
+use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_layout};
+use ferry_protocol::LANES;
+
+use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, STRIP_ELEMENTS};
+use crate::ptx::memory::{self, Vector};
+use crate::ptx::{number, thread};
+
+/// Reads gate and up, writes the activation in the token format. Any number of blocks of any
+/// multiple of 32 threads; waits for nothing.
+///
+/// # Safety
+/// The host built `args`: its addresses are live allocations of the sizes that they say.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_fused_silu(args: SiluArgs) {
+    let warp = Warp::new(&args);
+    // SAFETY: the host's promise.
+    unsafe {
+        match TokenFormat::of_number(args.format) {
+            TokenFormat::Bf16 => warp.run(|_| Bf16),
+            TokenFormat::BlockwiseFp8 => warp.run(|_| encode::BlockwiseFp8),
+            TokenFormat::Mxfp8(_) => warp.run(|_| encode::Mxfp8),
+            TokenFormat::Mxfp4(_) => warp.run(|_| encode::Mxfp4),
+            TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => {
+                warp.run(|expert| encode::Nvfp4::new(warp.input_scale(expert)));
+            }
+        }
+        warp.clear_unused();
+    }
+}
+
+/// BF16: no scales, and twice the bytes of an encoder's payload.
+struct Bf16;
+
+/// What makes outputs of values.
+trait Output {
+    /// Stores a lane's 16 outputs at element `at` of the tensor, if `active`, and gives the
+    /// scales.
+    unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32;
+    /// Lanes whose scales fill a word; 0 for none.
+    const WORD_LANES: u32;
+}
+
+impl Output for Bf16 {
+    const WORD_LANES: u32 = 0;
+
+    #[inline(always)]
+    unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
+        let pair = |index: usize| number::bf16_pair(values[2 * index], values[2 * index + 1]);
+        let at = output + 2 * at;
+        // SAFETY: the caller's promise.
+        unsafe {
+            memory::store_vector(at, [pair(0), pair(1), pair(2), pair(3)], active);
+            memory::store_vector(at + 16, [pair(4), pair(5), pair(6), pair(7)], active);
+        }
+        0
+    }
+}
+
+impl<E: Encoder> Output for E {
+    const WORD_LANES: u32 = E::WORD_LANES;
+
+    #[inline(always)]
+    unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
+        let Encoded { payload, scales } = self.encode(values);
+        let at = output + at / LANE_ELEMENTS as u64 * E::PAYLOAD_BYTES as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match E::PAYLOAD_BYTES {
+                16 => memory::store_vector(at, payload, active),
+                _ => memory::store_pair(at, payload, active),
+            }
+        }
+        scales
+    }
+}
+
+/// A warp of the launch.
+struct Warp<'a> {
+    args: &'a SiluArgs,
+    lane: u32,
+    warp: u32,
+    warps: u32,
+}
+
+/// An expert, as a row finds it.
+#[derive(Clone, Copy)]
+struct Expert {
+    index: u32,
+    start: u32,
+}
+
+impl<'a> Warp<'a> {
+    #[inline(always)]
+    fn new(args: &'a SiluArgs) -> Self {
+        Self {
+            args,
+            lane: thread::lane(),
+            warp: thread::thread() / LANES * thread::blocks() + thread::block(),
+            warps: thread::threads() / LANES * thread::blocks(),
+        }
+    }
+
+    /// # Safety
+    /// The host built the arguments, here and below.
+    #[inline(always)]
+    unsafe fn row_offset(&self, expert: u32) -> u32 {
+        // SAFETY: the caller's promise; nobody writes there meanwhile.
+        unsafe { memory::load_constant_u32(self.args.row_offsets + 4 * expert as u64) }
+    }
+
+    #[inline(always)]
+    unsafe fn input_scale(&self, expert: u32) -> f32 {
+        match self.args.input_scales {
+            0 => 1.0,
+            // SAFETY: the caller's promise; nobody writes there meanwhile.
+            at => f32::from_bits(unsafe { memory::load_constant_u32(at + 4 * expert as u64) }),
+        }
+    }
+
+    /// The expert that `row`, which has one, belongs to. All lanes.
+    #[inline(always)]
+    unsafe fn expert_of(&self, row: u32) -> Expert {
+        let mut first = 0;
+        loop {
+            let expert = first + self.lane;
+            // SAFETY: the caller's promise.
+            let end = unsafe { self.row_offset(expert.min(self.args.experts - 1) + 1) };
+            let behind = thread::ballot(row < end);
+            if behind != 0 || first + LANES >= self.args.experts {
+                let index = first + behind.trailing_zeros();
+                // SAFETY: the caller's promise.
+                let start = unsafe { self.row_offset(index) };
+                return Expert { index, start };
+            }
+            first += LANES;
+        }
+    }
+
+    /// Sixteen gates and ups of this lane, from column `column` of a row on.
+    #[inline(always)]
+    unsafe fn load(&self, row: u32, column: u32, active: bool) -> [Vector; 4] {
+        let columns = self.args.columns as u64;
+        let start = self.args.input + 4 * row as u64 * columns;
+        let (first, second) = match self.args.interleaved {
+            0 => (2 * column as u64, 2 * (columns + column as u64)),
+            _ => (4 * column as u64, 4 * column as u64 + 32),
+        };
+        let at = |byte| start + byte;
+        // SAFETY: active only inside the row.
+        unsafe {
+            [
+                memory::load_constant_vector(at(first), active),
+                memory::load_constant_vector(at(first) + 16, active),
+                memory::load_constant_vector(at(second), active),
+                memory::load_constant_vector(at(second) + 16, active),
+            ]
+        }
+    }
+
+    /// The activation of what [`load`](Self::load) gave.
+    #[inline(always)]
+    fn activate(&self, loaded: [Vector; 4]) -> [f32; 16] {
+        // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time
+        // leave the registers.
+        [
+            self.element::<0>(&loaded),
+            self.element::<1>(&loaded),
+            self.element::<2>(&loaded),
+            self.element::<3>(&loaded),
+            self.element::<4>(&loaded),
+            self.element::<5>(&loaded),
+            self.element::<6>(&loaded),
+            self.element::<7>(&loaded),
+            self.element::<8>(&loaded),
+            self.element::<9>(&loaded),
+            self.element::<10>(&loaded),
+            self.element::<11>(&loaded),
+            self.element::<12>(&loaded),
+            self.element::<13>(&loaded),
+            self.element::<14>(&loaded),
+            self.element::<15>(&loaded),
+        ]
+    }
+
+    /// The activation of element `INDEX`.
+    #[inline(always)]
+    fn element<const INDEX: usize>(&self, loaded: &[Vector; 4]) -> f32 {
+        let half = |vector: Vector| {
+            let (low, high) = number::f32_pair(vector[INDEX / 2 % 4]);
+            if INDEX.is_multiple_of(2) { low } else { high }
+        };
+        let (gate, up) = match self.args.interleaved {
+            0 => (half(loaded[INDEX / 8]), half(loaded[2 + INDEX / 8])),
+            _ => number::f32_pair(loaded[INDEX / 4][INDEX % 4]),
+        };
+        self.args.activation().apply(gate, up)
+    }
+
+    /// Works on this warp's rows and columns. `output` makes the encoder for an expert.
+    #[inline(always)]
+    unsafe fn run<O: Output>(&self, output: impl Fn(u32) -> O) {
+        let args = self.args;
+        let (strips, columns) = (args.columns.div_ceil(STRIP_ELEMENTS), args.columns);
+        // SAFETY: the caller's promise.
+        let rows = unsafe { self.row_offset(args.experts) };
+        let rows = rows.min(args.row_capacity as u32);
+        let needs_expert = args.scales_offsets != 0 || args.input_scales != 0;
+        let column = |task: u32| task % strips * STRIP_ELEMENTS + self.lane * LANE_ELEMENTS;
+        // SAFETY: the caller's promise.
+        let load = |task: u32| unsafe {
+            let column = column(task);
+            self.load(
+                task / strips,
+                column,
+                task < rows * strips && column < columns,
+            )
+        };
+        let mut task = self.warp;
+        let mut loaded = load(task);
+        while task < rows * strips {
+            let next = load(task + self.warps);
+            let (row, column) = (task / strips, column(task));
+            let mut expert = Expert { index: 0, start: 0 };
+            if needs_expert {
+                // SAFETY: the caller's promise.
+                expert = unsafe { self.expert_of(row) };
+            }
+            let at = row as u64 * columns as u64 + column as u64;
+            let values = self.activate(loaded);
+            // SAFETY: the caller's promise; active only inside the row.
+            unsafe {
+                let scales = output(expert.index).store(args.output, at, &values, column < columns);
+                if O::WORD_LANES != 0 && self.lane.is_multiple_of(O::WORD_LANES.max(1)) {
+                    let word = column / (LANE_ELEMENTS * O::WORD_LANES.max(1));
+                    self.store_scales((row, expert), word, scales, column < columns);
+                }
+            }
+            task += self.warps;
+            loaded = next;
+        }
+    }
+
+    /// Stores a word of a row's scales.
+    #[inline(always)]
+    unsafe fn store_scales(
+        &self,
+        (row, expert): (u32, Expert),
+        word: u32,
+        scales: u32,
+        active: bool,
+    ) {
+        let args = self.args;
+        if !active {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let block = self.first_block(expert);
+            let first = args.first_scale(row, row - expert.start, block);
+            let index = first + word as u64 * args.scale_stride();
+            memory::store_u32(args.scales + 4 * index, scales);
+        }
+    }
+
+    /// The first block of an expert's tiled scales.
+    #[inline(always)]
+    unsafe fn first_block(&self, expert: Expert) -> u32 {
+        match self.args.scales_offsets {
+            0 => 0,
+            at => {
+                // SAFETY: the caller's promise; nobody writes there meanwhile.
+                let offset = unsafe { memory::load_constant_u32(at + 4 * expert.index as u64) };
+                scale_layout::first_block(expert.start, offset)
+            }
+        }
+    }
+
+    /// Zeros for the scales of the rows that an expert's last block has and the expert has not.
+    #[inline(always)]
+    unsafe fn clear_unused(&self) {
+        let args = self.args;
+        let format = TokenFormat::of_number(args.format);
+        if format.scale_layout() != Some(ScaleLayout::Tiled) {
+            return;
+        }
+        let words = format.sizes().scale_words(args.columns);
+        for task in (self.warp..args.experts * words).step_by(self.warps as usize) {
+            let (index, word) = (task / words, task % words);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let start = self.row_offset(index);
+                let rows = self.row_offset(index + 1) - start;
+                let end = rows.next_multiple_of(scale_layout::BLOCK_ROWS);
+                let block = self.first_block(Expert { index, start });
+                let mut row = rows + self.lane;
+                while row < end {
+                    let first = args.first_scale(start + row, row, block);
+                    let index = first + word as u64 * args.scale_stride();
+                    memory::store_u32(args.scales + 4 * index, 0);
+                    row += LANES;
+                }
+            }
+        }
+    }
+}
