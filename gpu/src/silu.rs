@@ -261,7 +261,9 @@ impl<'a> Warp<'a> {
             let block = self.first_block(expert);
             let first = args.first_scale(row, row - expert.start, block);
             let index = first + word as u64 * args.scale_stride();
-            memory::store_u32(args.scales + 4 * index, scales);
+            if index < args.scale_words {
+                memory::store_u32(args.scales + 4 * index, scales);
+            }
         }
     }
 
@@ -299,7 +301,9 @@ impl<'a> Warp<'a> {
                 while row < end {
                     let first = args.first_scale(start + row, row, block);
                     let index = first + word as u64 * args.scale_stride();
-                    memory::store_u32(args.scales + 4 * index, 0);
+                    if index < args.scale_words {
+                        memory::store_u32(args.scales + 4 * index, 0);
+                    }
                     row += LANES;
                 }
             }

@@ -102,6 +102,18 @@ pub enum CombineTensor {
     Apart(Tensor<3>),
 }
 
+impl ScaleTensor {
+    /// For error messages.
+    pub(crate) const fn title(scales: Option<&Self>) -> &'static str {
+        match scales {
+            None => "no scales",
+            Some(Self::Transposed(_)) => "transposed scales",
+            Some(Self::Tiled { .. }) => "tiled scales",
+            Some(Self::RowMajor(_)) => "row-major scales",
+        }
+    }
+}
+
 impl DispatchInput {
     /// The kernels' arguments without outputs.
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> Result<DispatchArgs, Error> {
@@ -197,12 +209,7 @@ impl DispatchOutput {
         let capacity = self.capacity();
         let groups = config.hidden.checked_div(sizes.group as usize).unwrap_or(0);
         let wrong = || Error::WrongScales {
-            given: match self.scales {
-                None => "no scales",
-                Some(ScaleTensor::Transposed(_)) => "transposed scales",
-                Some(ScaleTensor::Tiled { .. }) => "tiled scales",
-                Some(ScaleTensor::RowMajor(_)) => "row-major scales",
-            },
+            given: ScaleTensor::title(self.scales.as_ref()),
             format: config.format,
         };
         match (&self.scales, config.format.scale_layout()) {
@@ -304,6 +311,6 @@ struct Scales {
     blocks: u64,
 }
 
-fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
+pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
     tensor.map_or(0, |tensor| tensor.at.0)
 }

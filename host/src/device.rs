@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage};
+pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Rank, Shape};
 
 use crate::Error;
@@ -38,6 +38,8 @@ pub enum Args {
     Dispatch(DispatchArgs),
     /// Of the combine kernels.
     Combine(CombineArgs),
+    /// Of the fused SiLU kernel.
+    Silu(SiluArgs),
 }
 
 /// A kernel launch.

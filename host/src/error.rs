@@ -30,11 +30,25 @@ pub enum Error {
         /// The plan's format.
         format: TokenFormat,
     },
-    /// A dispatch was given a global scale that its format does not use.
-    #[error("the format is {format:?}, which takes no input_scale")]
+    /// A dispatch or a fused SiLU was given a global scale that its format does not use.
+    #[error("the format is {format:?}, which takes no input scale")]
     UnusedInputScale {
         /// The plan's format.
         format: TokenFormat,
+    },
+    /// A fused SiLU whose sizes do not work.
+    #[error(
+        "a fused SiLU of {capacity} rows, {columns} columns and {experts} experts: it takes columns that are a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 rows"
+    )]
+    SiluColumns {
+        /// Columns of the output.
+        columns: usize,
+        /// What they must be a multiple of.
+        multiple: usize,
+        /// Rows of the output.
+        capacity: usize,
+        /// Experts: one less than row offsets.
+        experts: usize,
     },
     /// The configuration does not work; every problem is listed.
     #[error(transparent)]

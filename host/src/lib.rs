@@ -98,6 +98,7 @@ mod memory;
 mod nvshmem;
 mod plan;
 mod round;
+mod silu;
 mod simulated;
 mod tensor;
 
@@ -109,6 +110,7 @@ pub use config::Config;
 pub use device::{Device, DevicePtr, Fabric, Stream};
 pub use error::{CudaError, Error};
 pub use expert_parallel::ExpertParallel;
+pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
     CombineMode, Fault, FaultKind, Kernel, Rank, Region, ScaleLayout, Shape, TokenFormat,
 };
@@ -118,4 +120,5 @@ pub use group::Group;
 pub use group::NvshmemOptions;
 pub use plan::{Plan, PlanError, Problem};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
+pub use silu::{FusedSilu, fused_silu};
 pub use tensor::{Tensor, TensorError};

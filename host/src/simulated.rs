@@ -137,6 +137,7 @@ impl Device for SimulatedDevice {
         let args = match launch.args {
             Args::Dispatch(args) => ferry_simulator::Args::Dispatch(args),
             Args::Combine(args) => ferry_simulator::Args::Combine(args),
+            Args::Silu(args) => ferry_simulator::Args::Silu(args),
         };
         Ok(self.simulator.launch(self.rank.0, launch.kernel, args)?)
     }

@@ -287,6 +287,7 @@ fn a_round_does_nothing_but_launch() {
         let common = match launch.args {
             Args::Dispatch(args) => args.common,
             Args::Combine(args) => args.common,
+            Args::Silu(_) => panic!("a kernel that nobody asked for"),
         };
         assert_eq!(
             (common.deadline_ns, common.debug_checks, common.rank),

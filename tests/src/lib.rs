@@ -10,4 +10,5 @@ pub mod group;
 mod mpi_bootstrap;
 pub mod replay;
 pub mod session;
+pub mod silu;
 pub mod verify;

@@ -219,6 +219,8 @@ pub struct SiluArgs {
     pub input_scales: u64,
     /// Rows that the tensors hold.
     pub row_capacity: u64,
+    /// 32-bit words that the tensor of scales holds; nothing is written behind them.
+    pub scale_words: u64,
     /// Experts.
     pub experts: u32,
     /// Columns of the output.

@@ -5,7 +5,9 @@ use ferry_layout::{TokenFormat, e2m1, fp8, mxfp4, mxfp8, nvfp4};
 /// What elements became.
 #[derive(Default)]
 pub struct Encoded {
+    /// Codes.
     pub payload: Vec<u8>,
+    /// Scales, in the order of groups.
     pub scales: Vec<u8>,
 }
 

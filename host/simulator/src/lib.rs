@@ -20,16 +20,17 @@
 //! else can happen.
 #![forbid(unsafe_code)]
 
-mod encode;
+pub mod encode;
 mod memory;
 mod network;
 mod scheduler;
+mod silu;
 mod warp;
 
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-pub use ferry_layout::{CombineArgs, DispatchArgs, Kernel};
+pub use ferry_layout::{CombineArgs, DispatchArgs, Kernel, SiluArgs};
 use scheduler::{Command, World};
 
 /// How a simulated machine behaves.
@@ -80,6 +81,8 @@ pub enum Args {
     Dispatch(DispatchArgs),
     /// Of the combine kernels.
     Combine(CombineArgs),
+    /// Of the fused SiLU kernel.
+    Silu(SiluArgs),
 }
 
 /// What went wrong in a simulation. The text names the seed.

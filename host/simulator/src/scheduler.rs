@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 
+use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
-use ferry_layout::{Counter, Kernel};
+use ferry_layout::{Common, Counter, Kernel};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -304,11 +305,16 @@ impl World {
             .queues
             .get_mut(rank as usize)
             .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
-        let dispatches = matches!(
-            kernel,
-            Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait
-        );
-        if dispatches != matches!(*args, Args::Dispatch(_)) {
+        let is_right = match (kernel, &*args) {
+            (Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait, args) => {
+                matches!(args, Args::Dispatch(_))
+            }
+            (Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait, args) => {
+                matches!(args, Args::Combine(_))
+            }
+            (Kernel::FusedSilu, args) => matches!(args, Args::Silu(_)),
+        };
+        if !is_right {
             return Err(SimulatorError::WrongArguments {
                 kernel: kernel.name(),
             });
@@ -431,6 +437,12 @@ impl World {
         let common = match args {
             Args::Dispatch(args) => args.common,
             Args::Combine(args) => args.common,
+            // It waits for nobody.
+            Args::Silu(_) => Common {
+                rank,
+                deadline_ns: u64::MAX,
+                ..Common::zeroed()
+            },
         };
         let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
         let own = common.peers + 8 * u64::from(rank);

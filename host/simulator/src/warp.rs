@@ -153,6 +153,10 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
         (Args::Combine(args), Kernel::CombineAsync) => ferry_protocol::combine_async(warp, args),
         (Args::Combine(args), Kernel::CombineWait) => ferry_protocol::combine_wait(warp, args),
         (Args::Combine(args), _) => ferry_protocol::combine(warp, args),
+        (Args::Silu(args), _) => {
+            crate::silu::run(warp, args);
+            Ok(())
+        }
     };
 }
 
@@ -189,21 +193,21 @@ impl Warp<'_> {
         self.checked(result)
     }
 
-    fn load_bytes(&self, address: u64, bytes: u64) -> Vec<u8> {
+    pub fn load_bytes(&self, address: u64, bytes: u64) -> Vec<u8> {
         self.buffer
             .borrow_mut()
             .drain_under(address, bytes, &self.shared);
         self.with_memory(|memory| memory.read(address, bytes).map(<[u8]>::to_vec))
     }
 
-    fn load_word(&self, address: u64) -> u32 {
+    pub fn load_word(&self, address: u64) -> u32 {
         self.buffer
             .borrow_mut()
             .drain_under(address, 4, &self.shared);
         self.with_memory(|memory| memory.read_u32(address))
     }
 
-    fn store_bytes(&self, address: u64, bytes: &[u8], is_signal: bool) {
+    pub fn store_bytes(&self, address: u64, bytes: &[u8], is_signal: bool) {
         let mut buffer = self.buffer.borrow_mut();
         for (index, piece) in bytes.chunks(PIECE).enumerate() {
             let address = address + (index * PIECE) as u64;
@@ -254,6 +258,7 @@ impl Warp<'_> {
                 let (first, bytes) = match &self.args {
                     Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
                     Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
+                    Args::Silu(_) => (0, 0),
                 };
                 first + u64::from(index) * u64::from(bytes)
             }
@@ -264,6 +269,7 @@ impl Warp<'_> {
         match &self.args {
             Args::Dispatch(args) => args.table(table),
             Args::Combine(args) => args.table(table),
+            Args::Silu(_) => 0,
         }
     }
 

@@ -294,9 +294,14 @@ fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
         launch.kernel,
         Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch
     );
+    let combines = matches!(
+        launch.kernel,
+        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine
+    );
     match &launch.args {
         Args::Dispatch(args) if dispatches => Ok(ptr::from_ref(args).cast()),
-        Args::Combine(args) if !dispatches => Ok(ptr::from_ref(args).cast()),
+        Args::Combine(args) if combines => Ok(ptr::from_ref(args).cast()),
+        Args::Silu(args) if launch.kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
         _ => {
             let detail = format!(
                 "{} was given another kernel's arguments",

@@ -240,7 +240,7 @@ fn function(module: CUmodule, entry: &'static str) -> Result<CUfunction, Error> 
 mod tests {
     use std::ffi::CStr;
 
-    use ferry_layout::{CombineArgs, DispatchArgs};
+    use ferry_layout::{CombineArgs, DispatchArgs, SiluArgs};
 
     use super::*;
 
@@ -277,6 +277,7 @@ mod tests {
                     Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch => {
                         size_of::<DispatchArgs>()
                     }
+                    Kernel::FusedSilu => size_of::<SiluArgs>(),
                     Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => {
                         size_of::<CombineArgs>()
                     }

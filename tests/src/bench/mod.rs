@@ -25,6 +25,8 @@ mod round;
 #[cfg(feature = "cuda")]
 mod run;
 #[cfg(feature = "cuda")]
+mod silu;
+#[cfg(feature = "cuda")]
 mod verify;
 
 pub use options::BenchArgs;

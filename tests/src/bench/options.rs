@@ -94,6 +94,8 @@ pub enum Part {
     Limits,
     /// All-gather and reduce-scatter
     Nccl,
+    /// The fused SiLU kernels (needs the limits)
+    Silu,
 }
 
 /// Options of the benchmark.

@@ -14,6 +14,7 @@ use super::options::{BenchArgs, Part, mode_name};
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Timed};
 use super::round::Bench;
+use super::silu;
 use super::statistics::Summary;
 use super::verify::{Oracle, POISON};
 use super::{plot, predict};
@@ -75,6 +76,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         print_limits(&limits);
         sink.line("limits", &limits)?;
         yardsticks.limits = Some(limits);
+    }
+    if let (true, Some(limits)) = (args.wants(Part::Silu), &yardsticks.limits) {
+        let times = silu::measure(&rig, limits.hbm_gb_per_s)?;
+        silu::print(&times);
+        sink.line("silu", &times)?;
     }
     if args.wants(Part::Nccl) {
         yardsticks.nccl = run_nccl(&rig, args).or_else(|error| {

@@ -3,6 +3,7 @@
 mod cases;
 mod faults;
 mod rounds;
+mod silu;
 #[cfg(feature = "cuda")]
 mod timing;
 
@@ -115,6 +116,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     #[cfg(feature = "cuda")]
     timing::run(&mut suite)?;
     // Last: they leave communicators behind that gave up.
+    silu::run(&mut suite)?;
     faults::run(&mut suite)?;
     suite.finish()
 }

@@ -357,7 +357,7 @@ impl Run {
                 let round = fault.epoch as usize - 1;
                 let dispatched = match fault.kernel {
                     Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait => round,
-                    Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait => round + 1,
+                    _ => round + 1,
                 };
                 (dispatched, round)
             }

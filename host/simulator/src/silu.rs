@@ -1,0 +1,91 @@
+//! The fused SiLU kernel on the CPU: one warp does it all, with `ferry-layout`'s arithmetic.
+
+use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_layout};
+
+use crate::encode::encode;
+use crate::warp::Warp;
+
+/// Runs the kernel.
+pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
+    if warp.number != 0 {
+        return;
+    }
+    let offsets: Vec<u32> = (0..=u64::from(args.experts))
+        .map(|expert| warp.load_word(args.row_offsets + 4 * expert))
+        .collect();
+    for (expert, pair) in (0..).zip(offsets.windows(2)) {
+        let block = first_block(warp, args, (expert, pair[0]));
+        for row in pair[0]..pair[1].min(args.row_capacity as u32) {
+            write_row(warp, args, (expert, row), (row - pair[0], block));
+        }
+        clear_unused(warp, args, (pair[0], pair[1] - pair[0]), block);
+    }
+}
+
+fn first_block(warp: &Warp<'_>, args: &SiluArgs, (expert, start): (u64, u32)) -> u32 {
+    match args.scales_offsets {
+        0 => 0,
+        at => scale_layout::first_block(start, warp.load_word(at + 4 * expert)),
+    }
+}
+
+fn write_row(
+    warp: &Warp<'_>,
+    args: &SiluArgs,
+    (expert, row): (u64, u32),
+    (local, block): (u32, u32),
+) {
+    let (columns, row_at) = (args.columns as usize, u64::from(row));
+    let bytes = 4 * u64::from(args.columns);
+    let data = warp.load_bytes(args.input + row_at * bytes, bytes);
+    let value =
+        |index: usize| f32_of_bf16_bits(u16::from_le_bytes([data[2 * index], data[2 * index + 1]]));
+    let values: Vec<f32> = (0..columns)
+        .map(|column| {
+            let (gate, up) = match args.interleaved {
+                0 => (column, columns + column),
+                _ => (2 * column, 2 * column + 1),
+            };
+            args.activation().apply(value(gate), value(up))
+        })
+        .collect();
+    let format = TokenFormat::of_number(args.format);
+    if format == TokenFormat::Bf16 {
+        let bits = values.iter().flat_map(|&y| bf16_bits(y).to_le_bytes());
+        let bits: Vec<u8> = bits.collect();
+        return warp.store_bytes(args.output + row_at * bits.len() as u64, &bits, false);
+    }
+    let global = match args.input_scales {
+        0 => 1.0,
+        at => f32::from_bits(warp.load_word(at + 4 * expert)),
+    };
+    let encoded = encode(format, &values, global);
+    let at = args.output + row_at * encoded.payload.len() as u64;
+    warp.store_bytes(at, &encoded.payload, false);
+    let first = args.first_scale(row, local, block);
+    for (word, bytes) in (0..).zip(encoded.scales.chunks(4)) {
+        let index = first + word * args.scale_stride();
+        store_scales(warp, args, index, bytes);
+    }
+}
+
+fn store_scales(warp: &Warp<'_>, args: &SiluArgs, index: u64, bytes: &[u8]) {
+    if index < args.scale_words {
+        warp.store_bytes(args.scales + 4 * index, bytes, false);
+    }
+}
+
+/// Zeros for the scales of the rows that an expert's last block has and the expert has not.
+fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, (start, rows): (u32, u32), block: u32) {
+    let format = TokenFormat::of_number(args.format);
+    if format.scale_layout() != Some(ScaleLayout::Tiled) {
+        return;
+    }
+    for row in rows..rows.next_multiple_of(scale_layout::BLOCK_ROWS) {
+        let first = args.first_scale(start + row, row, block);
+        for word in 0..u64::from(format.sizes().scale_words(args.columns)) {
+            let index = first + word * args.scale_stride();
+            store_scales(warp, args, index, &[0; 4]);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The fused SiLU kernels against the rate of a copy in device memory.
+
+use anyhow::Result;
+use ferry::{Activation, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat, fused_silu};
+
+use super::rig::{Repeats, Rig, Stage};
+use crate::formats::{self, Capacity};
+
+/// Rows, of this many experts.
+const ROWS: usize = 32_768;
+const EXPERTS: usize = 64;
+/// Columns of the output.
+const COLUMNS: usize = 2_048;
+const REPEATS: Repeats = Repeats {
+    warmup: 5,
+    iterations: 30,
+    flush: false,
+};
+
+/// A kernel's time.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct SiluTime {
+    /// The format's name.
+    pub format: &'static str,
+    /// Whether gates and ups stand side by side.
+    pub interleaved: bool,
+    /// Median of the slowest GPU.
+    pub us: f64,
+    /// Reading the input and writing the output at the copy's rate.
+    pub floor_us: f64,
+}
+
+/// Times every format. `hbm_gb_per_s` is the copy's rate, read and written.
+pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
+    use ScaleLayout::Tiled;
+    let kinds = [
+        (TokenFormat::Bf16, false),
+        (TokenFormat::BlockwiseFp8, false),
+        (TokenFormat::Mxfp8(Tiled), false),
+        (TokenFormat::Mxfp8(Tiled), true),
+        (TokenFormat::Mxfp4(Tiled), false),
+        (TokenFormat::Nvfp4(Tiled), false),
+        (TokenFormat::Nvfp4(Tiled), true),
+    ];
+    let measure = |&(format, interleaved): &(TokenFormat, bool)| -> Result<SiluTime> {
+        let space = Capacity {
+            rows: ROWS,
+            blocks: ROWS / 128,
+        };
+        let output = formats::row_bytes(format, COLUMNS) * ROWS
+            + formats::scales_bytes(format, COLUMNS, space);
+        let bytes = (4 * COLUMNS * ROWS + output) as f64;
+        Ok(SiluTime {
+            format: format.name(),
+            interleaved,
+            us: time(rig, format, interleaved, space)?,
+            floor_us: bytes / hbm_gb_per_s / 1e3,
+        })
+    };
+    kinds.iter().map(measure).collect()
+}
+
+/// Prints them.
+pub fn print(times: &[SiluTime]) {
+    println!("\nfused SiLU, {ROWS} rows of {EXPERTS} experts, 2 * {COLUMNS} columns:");
+    println!("format            |      µs   floor (x)");
+    for time in times {
+        let name = match time.interleaved {
+            true => format!("{} interleaved", time.format),
+            false => time.format.to_owned(),
+        };
+        let ratio = time.us / time.floor_us;
+        println!(
+            "{name:17} | {:7.1} {:7.1} ({ratio:.2})",
+            time.us, time.floor_us
+        );
+    }
+}
+
+fn time(rig: &Rig, format: TokenFormat, interleaved: bool, space: Capacity) -> Result<f64> {
+    let offsets: Vec<u32> = (0..=EXPERTS).map(|e| (e * ROWS / EXPERTS) as u32).collect();
+    let starts = formats::scales_offsets(&offsets);
+    let mut owned = Vec::new();
+    let mut jobs = Vec::new();
+    for gpu in &rig.gpus {
+        let device = &gpu.device;
+        let mut put = |bytes: usize| -> Result<ferry::DevicePtr> {
+            let at = device.alloc(bytes.max(16) as u64)?;
+            // Small numbers, none of them special.
+            device.fill(at, 0x3d, bytes as u64)?;
+            owned.push((device, at));
+            Ok(at)
+        };
+        let input = put(4 * COLUMNS * ROWS)?;
+        let output = put(formats::row_bytes(format, COLUMNS) * ROWS)?;
+        let scales = put(formats::scales_bytes(format, COLUMNS, space))?;
+        let (row_offsets, blocks) = (put(4 * offsets.len())?, put(4 * starts.len())?);
+        device.upload(row_offsets, bytemuck::cast_slice(&offsets))?;
+        device.upload(blocks, bytemuck::cast_slice(&starts))?;
+        let silu = FusedSilu {
+            input: Tensor::contiguous(input, [ROWS, 2 * COLUMNS]),
+            interleaved,
+            row_offsets: Tensor::contiguous(row_offsets, [EXPERTS + 1]),
+            activation: Activation::Silu,
+            format,
+            input_scales: None,
+            output: Tensor::contiguous(output, [ROWS, COLUMNS]),
+            scales: formats::scale_tensor(format, COLUMNS, space, (scales, blocks, EXPERTS)),
+        };
+        jobs.push(move |_stage: usize, _iteration: u32| {
+            Ok(fused_silu(&**device, gpu.stream, &silu, None)?)
+        });
+    }
+    let us = rig.time(REPEATS, &[Stage::Aligned], jobs)?[0].gpu_us.median;
+    owned
+        .into_iter()
+        .try_for_each(|(device, at)| device.free(at))?;
+    Ok(us)
+}

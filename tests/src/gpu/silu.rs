@@ -1,0 +1,29 @@
+//! The fused SiLU kernels on every local device.
+
+use anyhow::Result;
+
+use super::{Outcome, Suite};
+use crate::silu::cases;
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    let large = suite.args.group != crate::group::GroupKind::Simulated;
+    for format in crate::silu::formats() {
+        let name = format!(
+            "fused SiLU to {} {:?}",
+            format.name(),
+            format.scale_layout()
+        );
+        suite.check(&name, |suite| {
+            for rank in suite.group().local_ranks() {
+                let device = suite.group().device(rank)?;
+                let stream = device.stream()?;
+                for case in cases(large).iter().filter(|case| case.format == format) {
+                    case.run(&*device, stream)
+                        .map_err(|error| error.context(case.name()))?;
+                }
+            }
+            Ok(Outcome::Passed)
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! Fused SiLU on any device, compared with the portable arithmetic and with f64.
+
+use anyhow::{Result, ensure};
+use ferry::simulator::encode;
+use ferry::{
+    Activation, Device, DevicePtr, FusedSilu, ScaleLayout, ScaleTensor, Stream, Tensor,
+    TokenFormat, fused_silu,
+};
+use ferry_reference::{bf16, fp8};
+
+use crate::formats::{self, Capacity, Encoded, Images, Place};
+
+/// What outputs hold before.
+const POISON: u8 = 0xa5;
+
+/// A problem.
+#[derive(Clone, Debug)]
+pub struct SiluCase {
+    /// Rows of each expert.
+    pub rows: Vec<usize>,
+    /// Columns of the output.
+    pub columns: usize,
+    /// What comes out.
+    pub format: TokenFormat,
+    /// What is done.
+    pub activation: Activation,
+    /// Whether gates and ups stand side by side.
+    pub interleaved: bool,
+    /// Of the inputs.
+    pub seed: u64,
+}
+
+/// The same numbers for the same seed: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Mostly of ordinary size; one in 32 is any BF16 but NaN and infinity.
+    fn number(&mut self) -> bf16 {
+        let bits = self.next();
+        let any = bf16::from_bits(bits as u16);
+        if bits >> 59 == 0 && any.is_finite() {
+            return any;
+        }
+        bf16::from_f32(((bits >> 40) as f32 / (1 << 23) as f32 - 1.0) * 6.0)
+    }
+}
+
+/// Every format that a fused SiLU has.
+pub fn formats() -> impl Iterator<Item = TokenFormat> {
+    TokenFormat::ALL
+        .into_iter()
+        .filter(|format| !format.sizes().has_row_scale)
+}
+
+impl SiluCase {
+    fn row_offsets(&self) -> Vec<u32> {
+        let rows: Vec<u32> = std::iter::once(0)
+            .chain(self.rows.iter().scan(0, |end, &rows| {
+                *end += rows as u32;
+                Some(*end)
+            }))
+            .collect();
+        fp8::padded_offsets(&rows, self.format.sizes().row_alignment)
+    }
+
+    /// Runs it on a device and compares all that it leaves. Synchronises.
+    pub fn run(&self, device: &dyn Device, stream: Stream) -> Result<()> {
+        let offsets = self.row_offsets();
+        let space = Capacity {
+            rows: offsets[offsets.len() - 1] as usize + 3,
+            blocks: formats::first_blocks(&offsets)[offsets.len() - 1] + 1,
+        };
+        let mut random = Random(self.seed);
+        let input: Vec<bf16> = (0..space.rows * 2 * self.columns)
+            .map(|_| random.number())
+            .collect();
+        let input_scales: Vec<f32> = (0..self.rows.len())
+            .map(|expert| 0.5 + expert as f32 / 8.0)
+            .collect();
+        let given = self.given(device, stream, (&input, &offsets, &input_scales, space))?;
+        self.compare(&given, (&input, &offsets, &input_scales, space))
+    }
+
+    fn given(
+        &self,
+        device: &dyn Device,
+        stream: Stream,
+        (input, offsets, input_scales, space): (&[bf16], &[u32], &[f32], Capacity),
+    ) -> Result<Images> {
+        let mut owned = Vec::new();
+        let mut put = |bytes: &[u8]| -> Result<DevicePtr> {
+            let at = device.alloc(bytes.len().max(16) as u64)?;
+            device.upload(at, bytes)?;
+            owned.push(at);
+            Ok(at)
+        };
+        let (format, columns, experts) = (self.format, self.columns, self.rows.len());
+        let mut images = Images::poisoned(format, columns, space, POISON);
+        let starts = formats::scales_offsets(offsets);
+        let (tokens, scales) = (put(&images.tokens)?, put(&images.scales)?);
+        let starts = put(bytemuck::cast_slice(&starts))?;
+        let silu = FusedSilu {
+            input: Tensor::contiguous(put(bytemuck::cast_slice(input))?, [space.rows, 2 * columns]),
+            interleaved: self.interleaved,
+            row_offsets: Tensor::contiguous(put(bytemuck::cast_slice(offsets))?, [experts + 1]),
+            activation: self.activation,
+            format,
+            input_scales: match format {
+                TokenFormat::Nvfp4(_) => Some(Tensor::contiguous(
+                    put(bytemuck::cast_slice(input_scales))?,
+                    [experts],
+                )),
+                _ => None,
+            },
+            output: Tensor::contiguous(tokens, [space.rows, columns]),
+            scales: formats::scale_tensor(format, columns, space, (scales, starts, experts)),
+        };
+        fused_silu(device, stream, &silu, None)?;
+        device.synchronize(stream)?;
+        device.download(tokens, &mut images.tokens)?;
+        if let Some(
+            ScaleTensor::Transposed(_) | ScaleTensor::RowMajor(_) | ScaleTensor::Tiled { .. },
+        ) = silu.scales
+        {
+            device.download(scales, &mut images.scales)?;
+        }
+        owned.into_iter().try_for_each(|at| device.free(at))?;
+        Ok(images)
+    }
+
+    fn compare(
+        &self,
+        given: &Images,
+        (input, offsets, input_scales, space): (&[bf16], &[u32], &[f32], Capacity),
+    ) -> Result<()> {
+        let (format, columns) = (self.format, self.columns);
+        let mut wanted = Images::poisoned(format, columns, space, POISON);
+        wanted.clear_unused(format, columns, space, offsets);
+        let blocks = formats::first_blocks(offsets);
+        for (expert, pair) in offsets.windows(2).enumerate() {
+            for row in pair[0]..pair[1] {
+                let values = self.activate(&input[row as usize * 2 * columns..][..2 * columns])?;
+                let place = Place {
+                    start: pair[0] as usize,
+                    block: blocks[expert],
+                    row: (row - pair[0]) as usize,
+                };
+                let row = encoded(format, &values, input_scales[expert]);
+                wanted.put(format, columns, space, (place, &row));
+            }
+        }
+        let same = |name: &str, wanted: &[u8], given: &[u8]| {
+            let at = wanted.iter().zip(given).position(|(a, b)| a != b);
+            ensure!(
+                at.is_none(),
+                "{name}: byte {} differs: {:?}",
+                at.unwrap_or(0),
+                at.map(|at| (wanted[at], given[at]))
+            );
+            Ok(())
+        };
+        same("output", &wanted.tokens, &given.tokens)?;
+        same("scales", &wanted.scales, &given.scales)
+    }
+
+    /// The f32 results of a row, each near what f64 says.
+    fn activate(&self, row: &[bf16]) -> Result<Vec<f32>> {
+        let pair = |column: usize| match self.interleaved {
+            true => (row[2 * column], row[2 * column + 1]),
+            false => (row[column], row[self.columns + column]),
+        };
+        (0..self.columns)
+            .map(|column| {
+                let (gate, up) = pair(column);
+                let found = self.activation.apply(gate.to_f32(), up.to_f32());
+                let exact = exact(self.activation, gate.to_f64(), up.to_f64());
+                let near = (f64::from(found) - exact).abs() <= exact.abs() * 1e-5 + 1e-37;
+                let too_large = exact.abs() > 3e38;
+                ensure!(
+                    near || too_large,
+                    "silu({gate}, {up}): {found}, not {exact}"
+                );
+                Ok(found)
+            })
+            .collect()
+    }
+}
+
+fn exact(activation: Activation, gate: f64, up: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match activation {
+        Activation::Silu => gate * sigmoid(gate) * up,
+        Activation::Clamped { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            (up + 1.0) * gate * sigmoid(alpha * gate)
+        }
+    }
+}
+
+/// A row of f32 in a format, by the portable arithmetic.
+fn encoded(format: TokenFormat, values: &[f32], global: f32) -> Encoded {
+    if format == TokenFormat::Bf16 {
+        let bytes = values
+            .iter()
+            .flat_map(|&value| ferry_reference::round_to_bf16(value).to_le_bytes());
+        return Encoded {
+            payload: bytes.collect(),
+            ..Encoded::default()
+        };
+    }
+    let encode::Encoded { payload, scales } = encode::encode(format, values, global);
+    Encoded {
+        payload,
+        scales,
+        row_scale: None,
+    }
+}
+
+/// Cases of all sizes, in every format.
+pub fn cases(large: bool) -> Vec<SiluCase> {
+    let mut cases = Vec::new();
+    let clamped = Activation::Clamped {
+        alpha: 1.702,
+        limit: 7.0,
+    };
+    let sizes: &[(Vec<usize>, usize)] = &[
+        (vec![0], 128),
+        (vec![1], 128),
+        (vec![127], 640),
+        (vec![130, 0, 5, 256, 0], 128),
+        ((0..64).map(|expert| expert % 7 * 9).collect(), 1408),
+        (vec![1000], 2048),
+    ];
+    let count = if large { sizes.len() } else { 4 };
+    for format in formats() {
+        for (index, (rows, columns)) in sizes[..count].iter().enumerate() {
+            for interleaved in [false, true] {
+                cases.push(SiluCase {
+                    rows: rows.clone(),
+                    columns: *columns,
+                    format,
+                    activation: if index % 2 == 0 {
+                        clamped
+                    } else {
+                        Activation::Silu
+                    },
+                    interleaved,
+                    seed: index as u64 * 2 + u64::from(interleaved),
+                });
+            }
+        }
+    }
+    cases
+}
+
+impl SiluCase {
+    /// For people.
+    pub fn name(&self) -> String {
+        let layout = match self.format.scale_layout() {
+            Some(ScaleLayout::RowMajor) => ", row-major scales",
+            _ => "",
+        };
+        format!(
+            "silu to {}{layout}: {} rows of {} experts, {} columns{}",
+            self.format.name(),
+            self.rows.iter().sum::<usize>(),
+            self.rows.len(),
+            self.columns,
+            if self.interleaved {
+                ", interleaved"
+            } else {
+                ""
+            }
+        )
+    }
+}
