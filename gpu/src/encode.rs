@@ -62,14 +62,14 @@ impl Nvfp4 {
 #[inline(always)]
 pub fn largest(values: &[f32; 16]) -> f32 {
     let mut amax = 0.0;
-    core::array::from_fn::<(), 16, _>(|index| amax = fp8::larger(amax, values[index]));
+    core::array::from_fn::<(), 16, _>(|index| amax = number::larger(amax, values[index]));
     amax
 }
 
 /// The largest magnitude of this lane and the one whose number differs in the bits of `lanes`.
 #[inline(always)]
 pub fn larger_of_partner(amax: f32, lanes: u32) -> f32 {
-    fp8::larger(
+    number::larger(
         amax,
         f32::from_bits(thread::from_partner(amax.to_bits(), lanes)),
     )
@@ -218,8 +218,8 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
         // SAFETY: active only inside the token.
         unsafe {
             [
-                memory::load_constant_vector(from, start < end),
-                memory::load_constant_vector(from + size_of::<Vector>() as u64, start < end),
+                memory::load_constant_piece(from, start < end),
+                memory::load_constant_piece(from + size_of::<Vector>() as u64, start < end),
             ]
         }
     }
@@ -289,8 +289,8 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
                     self.load(strip + STRIP_ELEMENTS, self.elements),
                 )
             };
-            amax = fp8::larger(amax, largest(&values(this)));
-            amax = fp8::larger(amax, largest(&values(next)));
+            amax = number::larger(amax, largest(&values(this)));
+            amax = number::larger(amax, largest(&values(next)));
             strip += 2 * STRIP_ELEMENTS;
         }
         for step in 0..LANES.ilog2() {

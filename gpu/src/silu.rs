@@ -152,10 +152,10 @@ impl<'a> Warp<'a> {
         // SAFETY: active only inside the row.
         unsafe {
             [
-                memory::load_constant_vector(at(first), active),
-                memory::load_constant_vector(at(first) + 16, active),
-                memory::load_constant_vector(at(second), active),
-                memory::load_constant_vector(at(second) + 16, active),
+                memory::load_constant_piece(at(first), active),
+                memory::load_constant_piece(at(first) + 16, active),
+                memory::load_constant_piece(at(second), active),
+                memory::load_constant_piece(at(second) + 16, active),
             ]
         }
     }
@@ -196,7 +196,7 @@ impl<'a> Warp<'a> {
             0 => (half(loaded[INDEX / 8]), half(loaded[2 + INDEX / 8])),
             _ => number::f32_pair(loaded[INDEX / 4][INDEX % 4]),
         };
-        self.args.activation().apply(gate, up)
+        self.args.activation().apply(gate, up, number::multiply_add)
     }
 
     /// Works on this warp's rows and columns. `output` makes the encoder for an expert.

@@ -49,10 +49,9 @@ impl Divisor {
     #[inline(always)]
     pub fn divide(self, value: f32, multiply_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
         let quotient = value * self.inverse;
-        let remainder = multiply_add(-quotient, self.scale, value);
-        let result = multiply_add(remainder, self.inverse, quotient);
-        // The sum of two zeros of different signs has lost its sign.
-        f32::from_bits(result.to_bits() | value.to_bits() & 1 << 31)
+        // Negated twice, so that a zero keeps its sign through both sums.
+        let excess = multiply_add(quotient, self.scale, -value);
+        multiply_add(-excess, self.inverse, quotient)
     }
 }
 

@@ -31,7 +31,7 @@ fn every_bf16_gate_is_near_the_exact_result() {
 }
 
 fn compare(activation: Activation, gate: f32, up: f32) {
-    let found = activation.apply(gate, up);
+    let found = activation.apply(gate, up, f32::mul_add);
     if gate.is_nan() {
         return assert!(found.is_nan(), "{gate}");
     }
@@ -56,10 +56,13 @@ fn compare(activation: Activation, gate: f32, up: f32) {
 
 #[test]
 fn results_by_hand() {
-    assert_eq!(Activation::Silu.apply(0.0, 5.0), 0.0);
-    assert_eq!(Activation::Silu.apply(100.0, 2.0), 200.0);
-    assert_eq!(Activation::Silu.apply(-200.0, 2.0), -0.0);
-    assert_eq!(CLAMPED.apply(100.0, 100.0), CLAMPED.apply(7.0, 7.0));
-    assert_eq!(CLAMPED.apply(0.0, -100.0), 0.0);
-    assert!(Activation::Silu.apply(1.0, f32::NAN).is_nan());
+    assert_eq!(Activation::Silu.apply(0.0, 5.0, f32::mul_add), 0.0);
+    assert_eq!(Activation::Silu.apply(100.0, 2.0, f32::mul_add), 200.0);
+    assert_eq!(Activation::Silu.apply(-200.0, 2.0, f32::mul_add), -0.0);
+    assert_eq!(
+        CLAMPED.apply(100.0, 100.0, f32::mul_add),
+        CLAMPED.apply(7.0, 7.0, f32::mul_add)
+    );
+    assert_eq!(CLAMPED.apply(0.0, -100.0, f32::mul_add), 0.0);
+    assert!(Activation::Silu.apply(1.0, f32::NAN, f32::mul_add).is_nan());
 }

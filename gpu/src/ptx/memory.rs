@@ -88,6 +88,25 @@ pub unsafe fn load_constant_vector(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
+/// `ld.global.nc.v4`, if `active`, else zeros: a lane that reads 32 bytes in two pieces finds the
+/// second in the L1 cache. Written by nobody while the kernel runs.
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn load_constant_piece(address: u64, active: bool) -> Vector {
+    let [mut a, mut b, mut c, mut d] = [0u32; 4];
+    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p ld.global.nc.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
+            in(reg32) active as u32, inout(reg32) a, inout(reg32) b, inout(reg32) c,
+            inout(reg32) d, in(reg64) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
 /// `ld.global.L1::no_allocate.v4`, if `active`, else zeros: weak, ordered by an acquire before it.
 ///
 /// # Safety

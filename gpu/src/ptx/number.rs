@@ -50,6 +50,19 @@ pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     result
 }
 
+/// `max.f32` of magnitudes: the larger one, and the other if one is NaN (PTX ISA, "max"), as
+/// `fp8::larger` has it.
+#[inline(always)]
+pub fn larger(amax: f32, value: f32) -> f32 {
+    let larger;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{{ .reg .f32 m; abs.f32 m, {}; max.f32 {}, {}, m; }}", in(reg32) value,
+            out(reg32) larger, in(reg32) amax, options(pure, nomem, nostack, preserves_flags));
+    }
+    larger
+}
+
 /// Four f32 as e4m3, `a` in the lowest byte: rounded to nearest even, saturating at ±448, NaN
 /// `0x7f`. The instruction is `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt"; sm_89 and later).
 #[cfg(target_feature = "sm_89")]

@@ -46,7 +46,8 @@ fn write_row(
                 0 => (column, columns + column),
                 _ => (2 * column, 2 * column + 1),
             };
-            args.activation().apply(value(gate), value(up))
+            args.activation()
+                .apply(value(gate), value(up), f32::mul_add)
         })
         .collect();
     let format = TokenFormat::of_number(args.format);
