@@ -11,7 +11,7 @@ use ferry_reference::text::{self, TextSpec};
 use crate::formats::Capacity;
 use crate::group::{GroupKind, GroupOptions, gpus, open};
 use crate::session::{RankOutputs, Session, Settings};
-use crate::verify::{Oracle, capacity_for};
+use crate::verify::{Mismatch, Oracle, capacity_for};
 
 /// What is carried where no text is given.
 const README: &str = include_str!("../../README.md");
@@ -110,12 +110,17 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let verdict = oracle.verify(&problem, &settings, true, &outputs);
     let wanted = oracle.combined(&problem, CombineMode::Reduced, true);
     let error = largest_error(&wanted, &outputs);
+    println!("oracle    {}", conclude(verdict, error)?);
+    Ok(group.close()?)
+}
+
+/// What the demo ends with. Bits that agree are not enough: the oracle may have no numbers either.
+fn conclude(verdict: Result<(), Mismatch>, error: f32) -> Result<String> {
     match verdict {
         Ok(()) if error.is_nan() => bail!("the results are no numbers: largest error {error}"),
-        Ok(()) => println!("oracle    every bit agrees; largest error {error}"),
+        Ok(()) => Ok(format!("every bit agrees; largest error {error}")),
         Err(mismatch) => bail!("the oracle disagrees: {mismatch}; largest error {error}"),
     }
-    Ok(group.close()?)
 }
 
 fn choose_group(args: &DemoArgs) -> Result<(GroupKind, usize)> {
@@ -301,5 +306,13 @@ mod tests {
             given[place] = f32::NAN;
             assert!(error_of([1.0, 2.0, 3.0], given).is_nan(), "at {place}");
         }
+    }
+
+    #[test]
+    fn results_that_are_no_numbers_fail_even_where_the_oracle_has_the_same() {
+        let told = format!("{:#}", conclude(Ok(()), f32::NAN).unwrap_err());
+        assert!(told.contains("largest error NaN"), "{told}");
+        let told = conclude(Ok(()), 0.5).unwrap();
+        assert_eq!(told, "every bit agrees; largest error 0.5");
     }
 }

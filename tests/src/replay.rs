@@ -168,6 +168,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
 #[cfg(test)]
 mod tests {
     use anyhow::bail;
+    use ferry::simulator::{Lost, Options};
     use ferry::{Bootstrap, Group, TcpBootstrap};
     use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
@@ -204,17 +205,34 @@ mod tests {
         }
     }
 
+    /// What a process replays, and on what.
+    struct Process {
+        options: Options,
+        args: ReplayArgs,
+        given: Result<Given>,
+    }
+
     /// Two processes, each with a simulated group of its own, talk to each other beside it. The
     /// first fails as `spoil` says; what both say.
-    fn told(spoil: fn(&mut ReplayArgs, &mut Result<Given>)) -> [String; 2] {
+    fn told(spoil: fn(&mut Process)) -> [String; 2] {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
         let process = move |rank: u32| {
             let wait = Duration::from_secs(5);
             let mut tcp = TcpBootstrap::connect(rank, 2, address, wait).unwrap();
+            let name = format!("ferry-replay-{}-{}", std::process::id(), address.port());
+            let path = std::env::temp_dir().join(name);
+            let mut process = Process {
+                options: Options::new(2, 1),
+                args: args(path.clone()),
+                given: Ok(given()),
+            };
+            if rank == 0 {
+                spoil(&mut process);
+            }
             let open = OpenGroup {
-                group: Group::simulated(2, 1).unwrap(),
+                group: Group::simulated_with(process.options).unwrap(),
                 gather: Box::new(move |bytes| {
                     let mut all = tcp.all_gather(bytes)?;
                     // Each simulated group has all ranks, so one process's tensors are all.
@@ -224,13 +242,7 @@ mod tests {
                     Ok(all)
                 }),
             };
-            let name = format!("ferry-replay-{}-{}", std::process::id(), address.port());
-            let path = std::env::temp_dir().join(name);
-            let (mut args, mut given) = (args(path.clone()), Ok(given()));
-            if rank == 0 {
-                spoil(&mut args, &mut given);
-            }
-            let result = replay(open, &args, given);
+            let result = replay(open, &process.args, process.given);
             // The second may have written before it heard of the first.
             let _ = std::fs::remove_file(path);
             format!("{:#}", result.unwrap_err())
@@ -246,17 +258,24 @@ mod tests {
                 assert!(text.contains(words), "{text}; wanted: {words}");
             }
         };
-        both("no file", |_, given| {
-            *given = (|| bail!("no file"))();
+        both("no file", |process| {
+            process.given = (|| bail!("no file"))();
         });
-        both("tensors of 3 ranks", |_, given| {
-            given.as_mut().unwrap().problem.ranks = 3;
+        both("tensors of 3 ranks", |process| {
+            process.given.as_mut().unwrap().problem.ranks = 3;
         });
-        both("p2p_world_size is 3", |args, _| {
-            args.p2p_world_size = Some(3)
+        both("p2p_world_size is 3", |process| {
+            process.args.p2p_world_size = Some(3);
         });
-        both("no such folder", |args, _| {
-            args.output = std::env::temp_dir().join("no such folder").join("out");
+        // In the round, which only this process's group has trouble with.
+        both("timed out", |process| {
+            process.options.lost = Some(Lost {
+                rank: 1,
+                after_steps: 0,
+            });
+        });
+        both("no such folder", |process| {
+            process.args.output = std::env::temp_dir().join("no such folder").join("out");
         });
     }
 }
