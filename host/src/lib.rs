@@ -43,10 +43,12 @@
 //!         x: Tensor::contiguous(upload(rank, &one.repeat(8))?, [1, 8]),
 //!         topk_ids: Tensor::contiguous(upload(rank, &[1, 0, 0, 0, 2, 0, 0, 0])?, [1, 2]),
 //!         topk_weights: None,
+//!         input_scale: None,
 //!     };
 //!     let output = DispatchOutput {
 //!         tokens: Tensor::contiguous(rank.device().alloc(rows as u64 * 16)?, [rows, 8]),
 //!         scales: None,
+//!         row_scales: None,
 //!         row_offsets: Tensor::contiguous(rank.device().alloc(3 * 4)?, [3]),
 //!         expert_ids: Tensor::contiguous(rank.device().alloc(2 * 4)?, [2]),
 //!         src_info: Tensor::contiguous(rank.device().alloc(rows as u64 * 8)?, [rows, 2]),
