@@ -6,6 +6,7 @@ mod support;
 use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;
+use ferry_tests::formats;
 use support::*;
 
 /// A case with a rank that dies somewhere on the way.
@@ -110,8 +111,10 @@ fn memory(run: &Run) -> Vec<Vec<u32>> {
                 CombineTensor::Summed(tensor) => (tensor.at, tensor.elements()),
                 CombineTensor::Apart(tensor) => (tensor.at, tensor.elements()),
             };
+            let [rows, hidden] = output.tokens.dims;
+            let row_bytes = formats::row_bytes(rank.plan().config().format, hidden);
             for (at, count) in [
-                (output.tokens.at, output.tokens.elements() / 2),
+                (output.tokens.at, rows * row_bytes / 4),
                 (output.row_offsets.at, output.row_offsets.elements()),
                 (output.src_info.at, output.src_info.elements()),
                 (combined, elements / 2),
