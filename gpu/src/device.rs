@@ -11,7 +11,7 @@ use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
-use crate::ptx::block::Gates;
+use crate::ptx::block::Block;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
 use crate::shmem;
@@ -30,10 +30,11 @@ pub struct Gpu<'a, A, const SHMEM: bool> {
     args: &'a A,
     lane: u32,
     warp: u32,
-    warps: u32,
-    started_ns: u64,
     polls: Cell<u32>,
-    gates: Gates,
+    block: Block,
+    /// What these counters held when the launch began.
+    stopped: u64,
+    finished: u64,
 }
 
 impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
@@ -46,14 +47,26 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     #[inline(always)]
     pub unsafe fn new(args: &'a A) -> Self {
         let in_block = thread::thread() / LANES;
+        let common = args.common();
+        let counter = |counter: Counter| common.workspace + counter.bytes();
+        // SAFETY: the host's promise; the table of peers has an entry for every rank and stays as it
+        // is. Launches of a stream are ordered, and of these counters only earlier ones matter.
+        let (block, (stopped, finished)) = unsafe {
+            Block::set_up(common.peers, common.shape.ranks, || {
+                (
+                    memory::load_relaxed_gpu(counter(Counter::Stopped)),
+                    memory::load_relaxed_gpu(counter(Counter::Finished)),
+                )
+            })
+        };
         Self {
             args,
             lane: thread::lane(),
             warp: in_block * thread::blocks() + thread::block(),
-            warps: thread::threads() / LANES * thread::blocks(),
-            started_ns: thread::global_timer_ns(),
             polls: Cell::new(0),
-            gates: Gates::set_up(),
+            block,
+            stopped,
+            finished,
         }
     }
 
@@ -64,8 +77,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
 
     #[inline(always)]
     fn window(&self, rank: Rank) -> u64 {
-        // SAFETY: the table of peers has an entry for every rank and stays as it is.
-        unsafe { memory::load_constant_u64(self.common().peers + 8 * rank.0 as u64) }
+        self.block.window(rank.0)
     }
 
     #[inline(always)]
@@ -295,8 +307,11 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn peek(&self, counter: Counter) -> u64 {
-        // SAFETY: counters lie inside the workspace.
-        unsafe { memory::load_relaxed_gpu(self.counter(counter)) }
+        match counter {
+            Counter::Stopped => self.stopped,
+            Counter::Finished => self.finished,
+            _ => self.load(counter),
+        }
     }
 
     #[inline(always)]
@@ -325,7 +340,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn warps(&self) -> u32 {
-        self.warps
+        thread::threads() / LANES * thread::blocks()
     }
 
     #[inline(always)]
@@ -334,11 +349,26 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn passed(&self, gate: Gate) -> u32 {
+        self.block.passed(gate)
+    }
+
+    #[inline(always)]
+    fn read_shared(&self, word: u32) -> u32 {
+        self.block.read(word)
+    }
+
+    #[inline(always)]
+    fn write_shared(&self, word: u32, value: u32) {
+        self.block.write(word, value);
+    }
+
+    #[inline(always)]
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
         thread::converge();
         let mut before = 0;
         if self.lane == 0 {
-            before = self.gates.pass(gate);
+            before = self.block.pass(gate);
         }
         thread::converge();
         thread::broadcast(before, 0) + 1 == callers
@@ -347,10 +377,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn hand_over(&self, gate: Gate, callers: u32, word: u64) -> Option<u64> {
         if self.lane == 0 {
-            self.gates.leave(thread::thread() / LANES, word);
+            self.block.leave(thread::thread() / LANES, word);
         }
         self.last_of_block(gate, callers)
-            .then(|| self.gates.left_by(self.lane))
+            .then(|| self.block.left_by(self.lane))
     }
 
     #[inline(always)]
@@ -533,7 +563,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         if !self.polls.get().is_multiple_of(POLLS) {
             return false;
         }
-        let waited_ns = thread::global_timer_ns() - self.started_ns;
+        let waited_ns = thread::global_timer_ns() - self.block.started_ns();
         // SAFETY: counters lie inside the workspace.
         let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Stopped)) };
         thread::ballot(stopped != 0 || waited_ns > self.common().deadline_ns) != 0

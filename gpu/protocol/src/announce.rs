@@ -2,16 +2,16 @@
 //! each expert gets. Small words that carry their epoch; no row waits for them at the source.
 //!
 //! Entries are numbered in two steps: within a chunk by one warp each, then the chunks of every
-//! expert are summed, 32 experts a warp. Where they are few, whoever needs a number counts for
-//! himself, and nobody waits.
+//! expert are summed, 32 experts a warp. Where they are few, every block numbers all of them for
+//! itself, in its shared memory, and nobody waits for another block.
 
-use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Table, Tagged};
+use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Shape, Table, Tagged};
 
 use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;
 use crate::share::Share;
 use crate::wait::{Launch, Stopped};
-use crate::{LANES, Machine, gather};
+use crate::{FEW_ENTRIES, FEW_EXPERTS, Gate, LANES, Machine, gather};
 
 /// Words that a lane has in flight.
 const DEPTH: usize = 8;
@@ -22,14 +22,10 @@ fn chunks(top_k: u32, tokens: u32) -> u32 {
     (tokens * top_k).div_ceil(CHUNK_ENTRIES)
 }
 
-/// Entries that everybody counts for himself, rather than wait: found by measuring
-/// (BENCHMARKS.md).
-const FEW_ENTRIES: u32 = 1024;
-
-/// Whether there are so few entries that everybody counts them for himself.
+/// Whether there are so few entries that every block numbers all for itself.
 #[inline(always)]
-pub fn is_few(top_k: u32, tokens: u32) -> bool {
-    tokens * top_k <= FEW_ENTRIES
+pub fn is_few(shape: &Shape, tokens: u32) -> bool {
+    tokens * shape.top_k <= FEW_ENTRIES && shape.experts <= FEW_EXPERTS
 }
 
 /// Groups of experts, a lane each.
@@ -40,11 +36,11 @@ pub fn scans(experts: u32) -> u32 {
 
 /// Warps that announcing keeps busy.
 #[inline(always)]
-pub fn tasks(experts: u32, top_k: u32, tokens: u32) -> u32 {
+pub fn tasks(shape: &Shape, tokens: u32) -> u32 {
     let presence = tokens.div_ceil(LANES);
-    match is_few(top_k, tokens) {
-        true => presence + scans(experts),
-        false => scans(experts).max(presence + chunks(top_k, tokens)),
+    match is_few(shape, tokens) {
+        true => presence + scans(shape.experts),
+        false => scans(shape.experts).max(presence + chunks(shape.top_k, tokens)),
     }
 }
 
@@ -63,13 +59,14 @@ pub fn announce<M: Machine>(
     if share.index == 0 {
         announce_tokens(launch, args);
     }
-    let is_few = is_few(shape.top_k, args.tokens);
+    let is_few = is_few(shape, args.tokens);
     let numbering = if is_few { scans(shape.experts) } else { chunks };
     for task in share.tasks(numbering + args.tokens.div_ceil(LANES)) {
         if task >= numbering {
             announce_presence(launch, args, task - numbering);
         } else if is_few {
-            announce_experts(launch, task, count_entries(launch, args, task));
+            wait_for_block(launch)?;
+            announce_experts(launch, task, counted(launch, task));
         } else {
             number_chunk(launch, args, task);
         }
@@ -154,19 +151,17 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
     } = launch;
     let (experts, entries) = (common.shape.experts, args.tokens * common.shape.top_k);
     let counts = chunk as u64 * experts as u64;
+    let count = |id: u32| counts + id as u64;
     for expert in (0..experts).step_by(LANES as usize) {
         machine.lanes(|lane| {
             if expert + lane < experts {
-                machine.write(Table::ChunkCounts, counts + (expert + lane) as u64, 0);
+                machine.write(Table::ChunkCounts, count(expert + lane), 0);
             }
         });
     }
     let end = entries.min((chunk + 1) * CHUNK_ENTRIES);
     for first in (chunk * CHUNK_ENTRIES..end).step_by(LANES as usize) {
-        let ids = machine.lanes(|lane| {
-            let at = (first + lane).min(end - 1);
-            machine.read(Table::TopkIds, at as u64)
-        });
+        let ids = read_ids(*machine, first, end);
         let alike = machine.matching(ids);
         // What the lanes before wrote can be read.
         machine.converge();
@@ -176,16 +171,121 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
                 return;
             }
             let alike = machine.own(alike, lane) & valid_lanes(end - first);
-            let count = counts + id as u64;
-            let so_far = machine.read(Table::ChunkCounts, count);
+            let so_far = machine.read(Table::ChunkCounts, count(id));
             let before = (alike & ((1 << lane) - 1)).count_ones();
             machine.write(Table::Ordinals, at as u64, so_far + before);
             if alike >> lane == 1 {
-                machine.write(Table::ChunkCounts, count, so_far + before + 1);
+                machine.write(Table::ChunkCounts, count(id), so_far + before + 1);
             }
         });
     }
     machine.add(Counter::ChunksDone, 1);
+}
+
+/// The expert ids of 32 entries from `first` on; of the last one before `end` again where there are
+/// fewer.
+#[inline(always)]
+fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
+    machine.lanes(|lane| {
+        let at = (first + lane).min(end - 1);
+        machine.read(Table::TopkIds, at as u64)
+    })
+}
+
+/// The word of the block's memory that counts the entries for an expert.
+#[inline(always)]
+const fn count_word(expert: u32) -> u32 {
+    expert
+}
+
+/// The word of the block's memory that holds the ordinal of an entry.
+#[inline(always)]
+const fn ordinal_word(entry: u32) -> u32 {
+    FEW_EXPERTS + entry
+}
+
+/// Numbers and counts few entries in the block's memory, if this warp is the one of its block that
+/// does: one in the middle, since the first warps send and the last ones receive.
+#[inline(always)]
+pub fn number_few<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (blocks, warps) = (machine.blocks(), machine.warps());
+    if machine.warp() / blocks != warps / blocks / 2 {
+        return;
+    }
+    let (experts, end) = (common.shape.experts, args.tokens * common.shape.top_k);
+    for expert in (0..experts).step_by(LANES as usize) {
+        machine.lanes(|lane| {
+            if expert + lane < experts {
+                machine.write_shared(count_word(expert + lane), 0);
+            }
+        });
+    }
+    if end != 0 {
+        // Two are on their way while one is numbered.
+        let (mut ids, mut next) = (read_ids(*machine, 0, end), read_ids(*machine, LANES, end));
+        for first in (0..end).step_by(LANES as usize) {
+            let after = read_ids(*machine, first + 2 * LANES, end);
+            number_group(launch, ids, (first, end));
+            (ids, next) = (next, after);
+        }
+    }
+    machine.last_of_block(Gate::Numbered, 1);
+}
+
+/// Numbers 32 entries from `first` on, those before `end`, in the block's memory.
+#[inline(always)]
+fn number_group<M: Machine>(launch: &Launch<M>, ids: M::Lanes<u32>, (first, end): (u32, u32)) {
+    let machine = launch.machine;
+    let alike = machine.matching(ids);
+    // What the lanes before wrote can be read.
+    machine.converge();
+    let ordinals = machine.lanes(|lane| {
+        let (at, id) = (first + lane, machine.own(ids, lane));
+        if at >= end || id >= launch.common.shape.experts {
+            return None;
+        }
+        let alike = machine.own(alike, lane) & valid_lanes(end - first);
+        let so_far = machine.read_shared(count_word(id));
+        let ordinal = so_far + (alike & ((1 << lane) - 1)).count_ones();
+        machine.write_shared(ordinal_word(at), ordinal);
+        // The last of those alike counts.
+        Some((alike >> lane == 1, ordinal))
+    });
+    // All have read.
+    machine.converge();
+    machine.lanes(|lane| {
+        if let Some((true, ordinal)) = machine.own(ordinals, lane) {
+            machine.write_shared(count_word(machine.own(ids, lane)), ordinal + 1);
+        }
+    });
+}
+
+/// Waits until this warp's block has numbered the few entries.
+#[inline(always)]
+pub fn wait_for_block<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
+    let machine = launch.machine;
+    launch.wait_local(Counter::ChunksDone, Region::Ordinals, || {
+        machine.passed(Gate::Numbered) != 0
+    })
+}
+
+/// How many entries each of 32 experts gets, after [`wait_for_block`].
+#[inline(always)]
+fn counted<M: Machine>(launch: &Launch<M>, task: u32) -> M::Lanes<u32> {
+    let machine = launch.machine;
+    machine.lanes(|lane| {
+        let expert = (task * LANES + lane).min(launch.common.shape.experts - 1);
+        machine.read_shared(count_word(expert))
+    })
+}
+
+/// The ordinal of entry `at`, after [`wait_for_block`].
+#[inline(always)]
+pub fn few_ordinal<M: Machine>(machine: &M, at: u32) -> u32 {
+    machine.read_shared(ordinal_word(at))
 }
 
 /// The lanes that have an entry, where `left` are left.
@@ -196,70 +296,6 @@ fn valid_lanes(left: u32) -> u32 {
     } else {
         u32::MAX
     }
-}
-
-/// How many entries each of 32 experts gets, where they are few.
-#[inline(always)]
-fn count_entries<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, task: u32) -> M::Lanes<u32> {
-    let machine = launch.machine;
-    let entries = args.tokens * launch.common.shape.top_k;
-    let wanted = machine.lanes(|lane| task * LANES + lane);
-    let limits = machine.lanes(|_| entries);
-    count_alike(launch, (wanted, limits), entries)
-}
-
-/// How many of the first entries are for a lane's expert: of those before the lane's limit, which is at
-/// most `entries`.
-#[inline(always)]
-pub fn count_alike<M: Machine>(
-    launch: &Launch<M>,
-    (wanted, limits): (M::Lanes<u32>, M::Lanes<u32>),
-    entries: u32,
-) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let experts = common.shape.experts;
-    let bits = u32::BITS - (experts - 1).leading_zeros();
-    let mut counts = machine.lanes(|_| 0);
-    let mut first = 0;
-    while first < entries {
-        let ids = core::array::from_fn::<M::Lanes<u32>, DEPTH, _>(|step| {
-            machine.lanes(|lane| {
-                // Read again rather than branch.
-                let at = (first + step as u32 * LANES + lane).min(entries - 1);
-                machine.read(Table::TopkIds, at as u64)
-            })
-        });
-        core::array::from_fn::<(), DEPTH, _>(|step| {
-            let start = first + step as u32 * LANES;
-            if start >= entries {
-                return;
-            }
-            let exists = machine.lanes(|lane| machine.own(ids[step], lane) < experts);
-            let exists = machine.ballot(exists);
-            let mut alike = machine.lanes(|_| exists);
-            // Who has the same bit, bit by bit: 32 ids are compared with 32 experts at once.
-            for bit in 0..bits {
-                let set = machine
-                    .ballot(machine.lanes(|lane| machine.own(ids[step], lane) >> bit & 1 != 0));
-                alike = machine.lanes(|lane| {
-                    let same = match machine.own(wanted, lane) >> bit & 1 {
-                        0 => !set,
-                        _ => set,
-                    };
-                    machine.own(alike, lane) & same
-                });
-            }
-            counts = machine.lanes(|lane| {
-                let before = machine.own(limits, lane).saturating_sub(start);
-                let alike = machine.own(alike, lane) & valid_lanes(before);
-                machine.own(counts, lane) + alike.count_ones()
-            });
-        });
-        first += DEPTH as u32 * LANES;
-    }
-    counts
 }
 
 /// Turns the counts of the chunks of 32 experts into those of all chunks before: how many entries

@@ -16,7 +16,8 @@ use crate::{Gate, LANES, Machine, Put, Row, Span, gather, handshake, slot};
 /// dispatch, in stream order. Collective.
 #[inline(always)]
 pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
-    let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync)?;
+    let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
+    launch.check()?;
     send_back(&launch, args, Crews::apart(machine));
     Ok(())
 }
@@ -25,14 +26,16 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
 /// `combine_async`, in stream order. Collective.
 #[inline(always)]
 pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
-    let launch = Launch::begin(machine, &args.common, Kernel::CombineWait)?;
+    let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
+    launch.check()?;
     gather_rows(&launch, args, Crews::apart(machine))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
 #[inline(always)]
 pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
-    let launch = Launch::begin(machine, &args.common, Kernel::Combine)?;
+    let launch = Launch::begin(machine, &args.common, Kernel::Combine);
+    launch.check()?;
     let crews = Crews::of(&launch, args);
     send_back(&launch, args, crews);
     gather_rows(&launch, args, crews)

@@ -3,7 +3,7 @@
 use ferry_layout::{DispatchArgs, Kernel, TokenFormat};
 
 use crate::Machine;
-use crate::announce::{announce, tasks};
+use crate::announce::{announce, is_few, number_few, tasks};
 use crate::receive::receive;
 use crate::send::send_units;
 use crate::share::Share;
@@ -23,7 +23,8 @@ const fn sender_share(format: TokenFormat) -> u32 {
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
-    let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync)?;
+    let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync);
+    launch.check()?;
     Roles::of(&launch, args, false).send(&launch, args)
 }
 
@@ -31,7 +32,8 @@ pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<()
 /// After `dispatch_async`, in stream order. Collective.
 #[inline(always)]
 pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
-    let launch = Launch::begin(machine, &args.common, Kernel::DispatchWait)?;
+    let launch = Launch::begin(machine, &args.common, Kernel::DispatchWait);
+    launch.check()?;
     let share = Share {
         index: machine.warp(),
         of: machine.warps(),
@@ -43,7 +45,8 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
 /// which wait for all of them.
 #[inline(always)]
 pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
-    let launch = Launch::begin(machine, &args.common, Kernel::Dispatch)?;
+    let launch = Launch::begin(machine, &args.common, Kernel::Dispatch);
+    launch.check()?;
     let roles = Roles::of(&launch, args, true);
     roles.send(&launch, args)?;
     match roles.receiver {
@@ -66,7 +69,7 @@ impl Roles {
     fn of<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, receives: bool) -> Self {
         let (warp, warps) = (launch.machine.warp(), launch.machine.warps());
         let shape = &launch.common.shape;
-        let tasks = tasks(shape.experts, shape.top_k, args.tokens);
+        let tasks = tasks(shape, args.tokens);
         let announcers = tasks.min(warps / 2).max(1);
         // A launch of a single warp announces first and sends then.
         let others = if warps == 1 { 1 } else { warps - announcers };
@@ -104,6 +107,9 @@ impl Roles {
     /// Announces and sends.
     #[inline(always)]
     fn send<M: Machine>(&self, launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
+        if is_few(&launch.common.shape, args.tokens) {
+            number_few(launch, args);
+        }
         if let Some(share) = self.announcer {
             announce(launch, args, share)?;
         }

@@ -33,23 +33,26 @@ pub struct Awaited {
 }
 
 impl<'a, M: Machine> Launch<'a, M> {
-    /// Reads the round from the device, so that a replayed graph advances by itself.
+    /// Reads the round from the device, so that a replayed graph advances by itself. To be asked next:
+    /// [`check`](Self::check).
     #[inline(always)]
-    pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Result<Self, Stopped> {
-        let (stopped, finished) = (
-            machine.peek(Counter::Stopped),
-            machine.peek(Counter::Finished),
-        );
-        if stopped != 0 {
-            return Err(Stopped);
-        }
-        let epoch = Epoch(finished + 1);
-        Ok(Self {
+    pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Self {
+        Self {
             machine,
             common,
             kernel,
-            epoch,
-        })
+            epoch: Epoch(machine.peek(Counter::Finished) + 1),
+        }
+    }
+
+    /// Whether an earlier launch gave up. Not a part of [`begin`](Self::begin): in a `Result` the
+    /// kernel's name would no longer be a constant to the compiler, and occupy a register.
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Stopped> {
+        match self.machine.peek(Counter::Stopped) {
+            0 => Ok(()),
+            _ => Err(Stopped),
+        }
     }
 
     /// Waits until `ready` returns a value on every lane. `awaited` is asked only when the wait

@@ -1,46 +1,142 @@
-//! What the warps of a block share: counters and words in shared memory.
+//! What the warps of a block share: a few words in shared memory.
 
 use core::arch::asm;
 
-use ferry_protocol::{Gate, LANES};
+use ferry_layout::MAX_RANKS;
+use ferry_protocol::{Gate, LANES, SHARED_WORDS};
 
-use super::thread;
+use super::{memory, thread};
 
-/// A counter for each gate that the warps of a block pass once in a launch, and a double word for each
-/// warp, to hand over.
+/// A counter for each gate that the warps of a block pass once in a launch, when it began, a double word
+/// for each warp to hand over, the peers' windows, and the protocol's words.
 #[derive(Clone, Copy)]
-pub struct Gates {
+pub struct Block {
     base: u32,
 }
 
-/// Bytes from the start to the double words.
-const WORDS: u32 = 16;
+/// Bytes from the start to the time of the launch's start.
+const STARTED: u32 = 16;
+/// Bytes from the start to the double words that are handed over.
+const WORDS: u32 = 32;
+/// Bytes from the start to the windows.
+const WINDOWS: u32 = WORDS + 8 * LANES;
+
+/// Bytes from the start to the protocol's words.
+const SHARED: u32 = WINDOWS + 8 * MAX_RANKS;
 
 const _: () = assert!(
-    4 * Gate::COUNT <= WORDS as usize && WORDS + 8 * LANES == 272,
+    4 * Gate::COUNT <= STARTED as usize && SHARED + 4 * SHARED_WORDS == 13_088,
     "as many bytes are declared below"
 );
 
-impl Gates {
-    /// The block's gates, not passed by anybody, and no words. Called once in a kernel, by all threads.
+impl Block {
+    /// No gate passed by anybody, no words, and the windows of `ranks` peers from the table at `peers`.
+    /// Called once in a kernel, by all threads; `loads` gives what is loaded beside the windows, while
+    /// all wait.
+    ///
+    /// # Safety
+    /// `peers` has as many entries, which nobody writes.
     #[inline(always)]
-    pub fn set_up() -> Self {
+    pub unsafe fn set_up<T>(peers: u64, ranks: u32, loads: impl FnOnce() -> T) -> (Self, T) {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_gates[272]; mov.u32 {}, ferry_gates; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[13088]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
-        let at = base + 16 * thread::thread();
-        if 16 * thread::thread() < WORDS + 8 * LANES {
-            // SAFETY: sixteen of the bytes above, written by this thread alone.
-            unsafe {
-                asm!("st.shared.v4.u32 [{}], {{0, 0, 0, 0}};", in(reg32) at,
-                    options(nostack, preserves_flags));
-            }
+        let block = Self { base };
+        let (thread, threads) = (thread::thread(), thread::threads());
+        let loaded = loads();
+        let mut rank = thread;
+        while rank < ranks {
+            // SAFETY: the caller's promise.
+            let window = unsafe { memory::load_constant_u64(peers + 8 * rank as u64) };
+            block.store(WINDOWS + 8 * rank, window);
+            rank += threads;
+        }
+        let mut at = 8 * thread;
+        while at < WINDOWS {
+            let is_start = at == STARTED;
+            block.store(
+                at,
+                if is_start {
+                    thread::global_timer_ns()
+                } else {
+                    0
+                },
+            );
+            at += 8 * threads;
         }
         thread::block_barrier();
-        Self { base }
+        (block, loaded)
+    }
+
+    /// Stores the double word `at` bytes from the start.
+    #[inline(always)]
+    fn store(self, at: u32, word: u64) {
+        // SAFETY: the callers name double words of `set_up`, which nobody else writes meanwhile.
+        unsafe {
+            asm!("st.shared.u64 [{}], {};", in(reg32) self.base + at, in(reg64) word,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Loads the double word `at` bytes from the start.
+    #[inline(always)]
+    fn load(self, at: u32) -> u64 {
+        let word;
+        // SAFETY: the callers name double words of `set_up`.
+        unsafe {
+            asm!("ld.shared.u64 {}, [{}];", out(reg64) word, in(reg32) self.base + at,
+                options(nostack, preserves_flags));
+        }
+        word
+    }
+
+    /// When the launch began. Here rather than in registers, which it would occupy all the time.
+    #[inline(always)]
+    pub fn started_ns(self) -> u64 {
+        self.load(STARTED)
+    }
+
+    /// The window of a rank as it is addressed from here.
+    #[inline(always)]
+    pub fn window(self, rank: u32) -> u64 {
+        self.load(WINDOWS + 8 * rank)
+    }
+
+    /// A word of the protocol's.
+    #[inline(always)]
+    pub fn read(self, word: u32) -> u32 {
+        let value;
+        // SAFETY: the protocol names words of `set_up`.
+        unsafe {
+            asm!("ld.shared.u32 {}, [{}];", out(reg32) value,
+                in(reg32) self.base + SHARED + 4 * word, options(nostack, preserves_flags));
+        }
+        value
+    }
+
+    /// Writes a word of the protocol's.
+    #[inline(always)]
+    pub fn write(self, word: u32, value: u32) {
+        // SAFETY: the protocol names words of `set_up`.
+        unsafe {
+            asm!("st.shared.u32 [{}], {};", in(reg32) self.base + SHARED + 4 * word,
+                in(reg32) value, options(nostack, preserves_flags));
+        }
+    }
+
+    /// How many have passed a gate; acquires what they released.
+    #[inline(always)]
+    pub fn passed(self, gate: Gate) -> u32 {
+        let passed: u32;
+        // SAFETY: one of the words of `set_up`.
+        unsafe {
+            asm!("ld.acquire.cta.shared.u32 {}, [{}];", out(reg32) passed,
+                in(reg32) self.base + 4 * gate as u32, options(nostack, preserves_flags));
+        }
+        passed
     }
 
     /// Passes a gate: how many did before. Releases what this thread wrote and acquires what those
@@ -61,24 +157,12 @@ impl Gates {
     /// one lane.
     #[inline(always)]
     pub fn leave(self, warp: u32, word: u64) {
-        let at = self.base + WORDS + 8 * warp;
-        // SAFETY: one of the double words of `set_up`, written by this warp alone.
-        unsafe {
-            asm!("st.shared.u64 [{}], {};", in(reg32) at, in(reg64) word,
-                options(nostack, preserves_flags));
-        }
+        self.store(WORDS + 8 * warp, word);
     }
 
     /// What a warp of the block has left.
     #[inline(always)]
     pub fn left_by(self, warp: u32) -> u64 {
-        let at = self.base + WORDS + 8 * warp;
-        let word;
-        // SAFETY: one of the double words of `set_up`.
-        unsafe {
-            asm!("ld.shared.u64 {}, [{}];", out(reg64) word, in(reg32) at,
-                options(nostack, preserves_flags));
-        }
-        word
+        self.load(WORDS + 8 * warp)
     }
 }

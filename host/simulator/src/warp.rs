@@ -8,7 +8,7 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
     Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
-use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
+use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, SHARED_WORDS, Signals, Span};
 use rand::Rng;
 
 use crate::encode::{encode, largest};
@@ -127,14 +127,26 @@ fn overlap(a: &Write, b: &Write) -> bool {
 }
 
 /// What the warps of a block share.
-#[derive(Default)]
 pub struct Block {
     /// How many warps have passed each gate.
     gates: [Cell<u32>; Gate::COUNT],
     /// What each has handed over.
-    words: [Cell<u64>; LANES as usize],
+    handed: [Cell<u64>; LANES as usize],
+    /// The block's memory. It starts out with anything.
+    words: Vec<Cell<u32>>,
     /// What those who have handed over wrote, not yet visible to other ranks.
     writes: RefCell<Vec<Write>>,
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self {
+            gates: Default::default(),
+            handed: Default::default(),
+            words: vec![Cell::new(u32::MAX); SHARED_WORDS as usize],
+            writes: RefCell::default(),
+        }
+    }
 }
 
 /// A warp of a launch.
@@ -371,6 +383,18 @@ impl Machine for Warp<'_> {
         self.blocks
     }
 
+    fn passed(&self, gate: Gate) -> u32 {
+        self.block.gates[gate as usize].get()
+    }
+
+    fn read_shared(&self, word: u32) -> u32 {
+        self.block.words[word as usize].get()
+    }
+
+    fn write_shared(&self, word: u32, value: u32) {
+        self.block.words[word as usize].set(value);
+    }
+
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
         self.buffer.borrow_mut().drain_own(&self.shared);
         self.pause();
@@ -380,7 +404,7 @@ impl Machine for Warp<'_> {
     }
 
     fn hand_over(&self, gate: Gate, callers: u32, word: u64) -> Option<Self::Lanes<u64>> {
-        self.block.words[(self.number / self.blocks) as usize].set(word);
+        self.block.handed[(self.number / self.blocks) as usize].set(word);
         let is_last = self.last_of_block(gate, callers);
         // Only what the last one releases becomes visible.
         let mut writes = self.block.writes.borrow_mut();
@@ -390,7 +414,7 @@ impl Machine for Warp<'_> {
             return None;
         }
         own.append(&mut writes);
-        Some(self.block.words.each_ref().map(Cell::get))
+        Some(self.block.handed.each_ref().map(Cell::get))
     }
 
     fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> Self::Lanes<T> {
