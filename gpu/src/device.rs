@@ -349,21 +349,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn passed(&self, gate: Gate) -> u32 {
-        self.block.passed(gate)
-    }
-
-    #[inline(always)]
-    fn read_shared(&self, word: u32) -> u32 {
-        self.block.read(word)
-    }
-
-    #[inline(always)]
-    fn write_shared(&self, word: u32, value: u32) {
-        self.block.write(word, value);
-    }
-
-    #[inline(always)]
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
         thread::converge();
         let mut before = 0;
@@ -418,6 +403,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn matching(&self, values: u32) -> u32 {
         thread::matching(values)
+    }
+
+    #[inline(always)]
+    fn sum(&self, values: u32) -> u32 {
+        thread::sum(values)
     }
 
     #[inline(always)]

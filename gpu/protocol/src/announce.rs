@@ -2,8 +2,8 @@
 //! each expert gets. Small words that carry their epoch; no row waits for them at the source.
 //!
 //! Entries are numbered in two steps: within a chunk by one warp each, then the chunks of every
-//! expert are summed, 32 experts a warp. Where they are few, every block numbers all of them for
-//! itself, in its shared memory, and nobody waits for another block.
+//! expert are summed, 32 experts a warp. Where they are few, whoever needs a number counts for
+//! himself, and nobody waits.
 
 use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Shape, Table, Tagged};
 
@@ -11,10 +11,12 @@ use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;
 use crate::share::Share;
 use crate::wait::{Launch, Stopped};
-use crate::{FEW_ENTRIES, FEW_EXPERTS, Gate, LANES, Machine, gather};
+use crate::{LANES, Machine, gather};
 
 /// Words that a lane has in flight.
 const DEPTH: usize = 8;
+/// Those where as many are counted for each.
+const COUNT_DEPTH: usize = 4;
 
 /// Chunks that a source's entries are numbered in.
 #[inline(always)]
@@ -22,10 +24,13 @@ fn chunks(top_k: u32, tokens: u32) -> u32 {
     (tokens * top_k).div_ceil(CHUNK_ENTRIES)
 }
 
-/// Whether there are so few entries that every block numbers all for itself.
+/// Entries that everybody counts for himself rather than wait: found by measuring (BENCHMARKS.md).
+const FEW_ENTRIES: u32 = 2048;
+
+/// Whether there are so few entries that everybody counts them for himself.
 #[inline(always)]
 pub fn is_few(shape: &Shape, tokens: u32) -> bool {
-    tokens * shape.top_k <= FEW_ENTRIES && shape.experts <= FEW_EXPERTS
+    tokens * shape.top_k <= FEW_ENTRIES
 }
 
 /// Groups of experts, a lane each.
@@ -65,8 +70,7 @@ pub fn announce<M: Machine>(
         if task >= numbering {
             announce_presence(launch, args, task - numbering);
         } else if is_few {
-            wait_for_block(launch)?;
-            announce_experts(launch, task, counted(launch, task));
+            announce_experts(launch, task, count_entries(launch, args, task));
         } else {
             number_chunk(launch, args, task);
         }
@@ -192,102 +196,6 @@ fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
     })
 }
 
-/// The word of the block's memory that counts the entries for an expert.
-#[inline(always)]
-const fn count_word(expert: u32) -> u32 {
-    expert
-}
-
-/// The word of the block's memory that holds the ordinal of an entry.
-#[inline(always)]
-const fn ordinal_word(entry: u32) -> u32 {
-    FEW_EXPERTS + entry
-}
-
-/// Numbers and counts few entries in the block's memory, if this warp is the one of its block that
-/// does: one in the middle, since the first warps send and the last ones receive.
-#[inline(always)]
-pub fn number_few<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let (blocks, warps) = (machine.blocks(), machine.warps());
-    if machine.warp() / blocks != warps / blocks / 2 {
-        return;
-    }
-    let (experts, end) = (common.shape.experts, args.tokens * common.shape.top_k);
-    for expert in (0..experts).step_by(LANES as usize) {
-        machine.lanes(|lane| {
-            if expert + lane < experts {
-                machine.write_shared(count_word(expert + lane), 0);
-            }
-        });
-    }
-    if end != 0 {
-        // Two are on their way while one is numbered.
-        let (mut ids, mut next) = (read_ids(*machine, 0, end), read_ids(*machine, LANES, end));
-        for first in (0..end).step_by(LANES as usize) {
-            let after = read_ids(*machine, first + 2 * LANES, end);
-            number_group(launch, ids, (first, end));
-            (ids, next) = (next, after);
-        }
-    }
-    machine.last_of_block(Gate::Numbered, 1);
-}
-
-/// Numbers 32 entries from `first` on, those before `end`, in the block's memory.
-#[inline(always)]
-fn number_group<M: Machine>(launch: &Launch<M>, ids: M::Lanes<u32>, (first, end): (u32, u32)) {
-    let machine = launch.machine;
-    let alike = machine.matching(ids);
-    // What the lanes before wrote can be read.
-    machine.converge();
-    let ordinals = machine.lanes(|lane| {
-        let (at, id) = (first + lane, machine.own(ids, lane));
-        if at >= end || id >= launch.common.shape.experts {
-            return None;
-        }
-        let alike = machine.own(alike, lane) & valid_lanes(end - first);
-        let so_far = machine.read_shared(count_word(id));
-        let ordinal = so_far + (alike & ((1 << lane) - 1)).count_ones();
-        machine.write_shared(ordinal_word(at), ordinal);
-        // The last of those alike counts.
-        Some((alike >> lane == 1, ordinal))
-    });
-    // All have read.
-    machine.converge();
-    machine.lanes(|lane| {
-        if let Some((true, ordinal)) = machine.own(ordinals, lane) {
-            machine.write_shared(count_word(machine.own(ids, lane)), ordinal + 1);
-        }
-    });
-}
-
-/// Waits until this warp's block has numbered the few entries.
-#[inline(always)]
-pub fn wait_for_block<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
-    let machine = launch.machine;
-    launch.wait_local(Counter::ChunksDone, Region::Ordinals, || {
-        machine.passed(Gate::Numbered) != 0
-    })
-}
-
-/// How many entries each of 32 experts gets, after [`wait_for_block`].
-#[inline(always)]
-fn counted<M: Machine>(launch: &Launch<M>, task: u32) -> M::Lanes<u32> {
-    let machine = launch.machine;
-    machine.lanes(|lane| {
-        let expert = (task * LANES + lane).min(launch.common.shape.experts - 1);
-        machine.read_shared(count_word(expert))
-    })
-}
-
-/// The ordinal of entry `at`, after [`wait_for_block`].
-#[inline(always)]
-pub fn few_ordinal<M: Machine>(machine: &M, at: u32) -> u32 {
-    machine.read_shared(ordinal_word(at))
-}
-
 /// The lanes that have an entry, where `left` are left.
 #[inline(always)]
 fn valid_lanes(left: u32) -> u32 {
@@ -296,6 +204,81 @@ fn valid_lanes(left: u32) -> u32 {
     } else {
         u32::MAX
     }
+}
+
+/// How many entries each of 32 experts gets, where they are few.
+#[inline(always)]
+fn count_entries<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, task: u32) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let end = args.tokens * common.shape.top_k;
+    let mut totals = machine.lanes(|_| 0);
+    let mut start = 0;
+    while start < end {
+        let groups = core::array::from_fn::<M::Lanes<u32>, DEPTH, _>(|step| {
+            read_ids(*machine, start + step as u32 * LANES, end)
+        });
+        core::array::from_fn::<(), DEPTH, _>(|step| {
+            let (ids, first) = (groups[step], start + step as u32 * LANES);
+            let mut here =
+                machine
+                    .ballot(machine.lanes(|lane| {
+                        first + lane < end && machine.own(ids, lane) / LANES == task
+                    }));
+            while here != 0 {
+                let expert = machine.broadcast(ids, here.trailing_zeros()) % LANES;
+                totals = machine.lanes(|lane| machine.own(totals, lane) + (lane == expert) as u32);
+                here &= here - 1;
+            }
+        });
+        start += DEPTH as u32 * LANES;
+    }
+    totals
+}
+
+/// How many of the first `end` entries are for the expert of each lane below `top_k`; `wanted` holds
+/// them.
+#[inline(always)]
+pub fn count_alike<M: Machine>(
+    launch: &Launch<M>,
+    wanted: M::Lanes<u32>,
+    end: u32,
+) -> M::Lanes<u32> {
+    let machine = launch.machine;
+    let mut counts = machine.lanes(|_| 0);
+    let mut k = 0;
+    while k < launch.common.shape.top_k {
+        let experts = core::array::from_fn::<u32, DEPTH, _>(|step| {
+            machine.broadcast(wanted, (k + step as u32).min(LANES - 1))
+        });
+        let mut sums = [machine.lanes(|_| 0); DEPTH];
+        let mut start = 0;
+        while start < end {
+            let groups = core::array::from_fn::<M::Lanes<u32>, COUNT_DEPTH, _>(|step| {
+                read_ids(machine, start + step as u32 * LANES, end)
+            });
+            core::array::from_fn::<(), COUNT_DEPTH, _>(|group| {
+                let left = end.saturating_sub(start + group as u32 * LANES);
+                sums = core::array::from_fn(|step| {
+                    machine.lanes(|lane| {
+                        let same = machine.own(groups[group], lane) == experts[step];
+                        machine.own(sums[step], lane) + (same && lane < left) as u32
+                    })
+                });
+            });
+            start += COUNT_DEPTH as u32 * LANES;
+        }
+        core::array::from_fn::<(), DEPTH, _>(|step| {
+            let sum = machine.sum(sums[step]);
+            counts = machine.lanes(|lane| match lane == k + step as u32 {
+                true => sum,
+                false => machine.own(counts, lane),
+            });
+        });
+        k += DEPTH as u32;
+    }
+    counts
 }
 
 /// Turns the counts of the chunks of 32 experts into those of all chunks before: how many entries

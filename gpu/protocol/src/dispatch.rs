@@ -3,7 +3,7 @@
 use ferry_layout::{DispatchArgs, Kernel, TokenFormat};
 
 use crate::Machine;
-use crate::announce::{announce, is_few, number_few, tasks};
+use crate::announce::{announce, tasks};
 use crate::receive::receive;
 use crate::send::send_units;
 use crate::share::Share;
@@ -107,9 +107,6 @@ impl Roles {
     /// Announces and sends.
     #[inline(always)]
     fn send<M: Machine>(&self, launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
-        if is_few(&launch.common.shape, args.tokens) {
-            number_few(launch, args);
-        }
         if let Some(share) = self.announcer {
             announce(launch, args, share)?;
         }

@@ -27,7 +27,5 @@ mod wait;
 
 pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
-pub use machine::{
-    Counters, FEW_ENTRIES, FEW_EXPERTS, Gate, LANES, Machine, Put, Row, SHARED_WORDS, Signals, Span,
-};
+pub use machine::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 pub use wait::Stopped;

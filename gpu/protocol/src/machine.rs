@@ -5,14 +5,6 @@ use ferry_layout::{ByteOffset, Counter, Entry, Fault, Rank, Shape, Signal, Table
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
 
-/// Entries that every block numbers for itself, rather than wait for others: found by measuring
-/// (BENCHMARKS.md).
-pub const FEW_ENTRIES: u32 = 2048;
-/// Experts that a block counts them for.
-pub const FEW_EXPERTS: u32 = 1024;
-/// Words of the memory that the warps of a block share.
-pub const SHARED_WORDS: u32 = FEW_EXPERTS + FEW_ENTRIES;
-
 /// Words that peers see: system scope, and no other way to touch them.
 pub trait Signals {
     /// Orders everything this warp wrote before everything it signals afterwards, at system
@@ -56,8 +48,6 @@ pub trait Counters {
 /// What each warp of a block passes at most once in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// It has numbered the entries for its block.
-    Numbered,
     /// It has written its rows.
     Sent,
     /// It has sent back all that it had to.
@@ -68,7 +58,7 @@ pub enum Gate {
 
 impl Gate {
     /// How many there are.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 3;
 }
 
 /// A row of a tensor or of a window, whole.
@@ -117,13 +107,6 @@ pub trait Machine: Signals + Counters {
     /// Blocks of the launch on this rank: warp `w` is in block `w % blocks`, and all blocks have
     /// as many warps.
     fn blocks(&self) -> u32;
-    /// How many warps of this block have passed `gate`; what they wrote before can be read.
-    fn passed(&self, gate: Gate) -> u32;
-    /// Reads a word of the block's memory, of which there are [`SHARED_WORDS`]. For one lane.
-    fn read_shared(&self, word: u32) -> u32;
-    /// Writes a word of the block's memory. Who passes a gate afterwards shows it to who looks at the
-    /// gate. For one lane.
-    fn write_shared(&self, word: u32, value: u32);
     /// Passes this block's `gate`, as `callers` of its warps do in a launch. True for the last, which
     /// sees what the others of its block wrote, and after all they read.
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool;
@@ -144,6 +127,8 @@ pub trait Machine: Signals + Counters {
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
+    /// The sum of all values.
+    fn sum(&self, values: Self::Lanes<u32>) -> u32;
     /// The largest value.
     fn max(&self, values: Self::Lanes<u32>) -> u32;
     /// The bits that any lane holds.

@@ -8,7 +8,7 @@ use ferry_layout::{
     Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::{few_ordinal, is_few, scans, wait_for_block};
+use crate::announce::{count_alike, is_few, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::share::{Share, callers};
 use crate::wait::{Launch, Stopped};
@@ -41,11 +41,8 @@ pub fn send_units<M: Machine>(
         let token = unit / parts;
         let route = read_route(launch, args, token);
         send_payload(launch, route, (unit % parts, parts));
-        if unit == share.index {
-            match is_few(shape, args.tokens) {
-                true => wait_for_block(launch)?,
-                false => launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?,
-            }
+        if unit == share.index && !is_few(shape, args.tokens) {
+            launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
         write_header(launch, args, route);
         if together {
@@ -274,7 +271,8 @@ fn write_header<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Rout
     }
 }
 
-/// The ordinal of each of a token's entries among those for its expert, after they were numbered.
+/// The ordinal of each of a token's entries among those for its expert. Of few tokens the warp counts
+/// the entries before; else it is after the scans.
 #[inline(always)]
 fn ordinals<M: Machine>(
     launch: &Launch<M>,
@@ -286,11 +284,16 @@ fn ordinals<M: Machine>(
     } = launch;
     let (experts, top_k) = (common.shape.experts, common.shape.top_k);
     let before = entry(top_k, route.token, 0);
+    if is_few(&common.shape, args.tokens) {
+        let earlier = count_alike(launch, route.experts, before as u32);
+        let alike = machine.matching(route.experts);
+        return machine.lanes(|lane| {
+            let below = machine.own(alike, lane) & ((1 << lane) - 1);
+            machine.own(earlier, lane) + below.count_ones()
+        });
+    }
     machine.lanes(|lane| {
         let at = before + lane.min(top_k - 1) as u64;
-        if is_few(&common.shape, args.tokens) {
-            return few_ordinal(*machine, at as u32);
-        }
         let expert = machine.own(route.experts, lane).min(experts - 1);
         let counts = at / CHUNK_ENTRIES as u64 * experts as u64;
         let earlier = machine.read(Table::ChunkCounts, counts + expert as u64);

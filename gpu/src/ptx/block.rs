@@ -3,12 +3,12 @@
 use core::arch::asm;
 
 use ferry_layout::MAX_RANKS;
-use ferry_protocol::{Gate, LANES, SHARED_WORDS};
+use ferry_protocol::{Gate, LANES};
 
 use super::{memory, thread};
 
 /// A counter for each gate that the warps of a block pass once in a launch, when it began, a double word
-/// for each warp to hand over, the peers' windows, and the protocol's words.
+/// for each warp to hand over, and the peers' windows.
 #[derive(Clone, Copy)]
 pub struct Block {
     base: u32,
@@ -21,11 +21,8 @@ const WORDS: u32 = 32;
 /// Bytes from the start to the windows.
 const WINDOWS: u32 = WORDS + 8 * LANES;
 
-/// Bytes from the start to the protocol's words.
-const SHARED: u32 = WINDOWS + 8 * MAX_RANKS;
-
 const _: () = assert!(
-    4 * Gate::COUNT <= STARTED as usize && SHARED + 4 * SHARED_WORDS == 13_088,
+    4 * Gate::COUNT <= STARTED as usize && WINDOWS + 8 * MAX_RANKS == 800,
     "as many bytes are declared below"
 );
 
@@ -41,7 +38,7 @@ impl Block {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_block[13088]; mov.u32 {}, ferry_block; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[800]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
         let block = Self { base };
@@ -103,40 +100,6 @@ impl Block {
     #[inline(always)]
     pub fn window(self, rank: u32) -> u64 {
         self.load(WINDOWS + 8 * rank)
-    }
-
-    /// A word of the protocol's.
-    #[inline(always)]
-    pub fn read(self, word: u32) -> u32 {
-        let value;
-        // SAFETY: the protocol names words of `set_up`.
-        unsafe {
-            asm!("ld.shared.u32 {}, [{}];", out(reg32) value,
-                in(reg32) self.base + SHARED + 4 * word, options(nostack, preserves_flags));
-        }
-        value
-    }
-
-    /// Writes a word of the protocol's.
-    #[inline(always)]
-    pub fn write(self, word: u32, value: u32) {
-        // SAFETY: the protocol names words of `set_up`.
-        unsafe {
-            asm!("st.shared.u32 [{}], {};", in(reg32) self.base + SHARED + 4 * word,
-                in(reg32) value, options(nostack, preserves_flags));
-        }
-    }
-
-    /// How many have passed a gate; acquires what they released.
-    #[inline(always)]
-    pub fn passed(self, gate: Gate) -> u32 {
-        let passed: u32;
-        // SAFETY: one of the words of `set_up`.
-        unsafe {
-            asm!("ld.acquire.cta.shared.u32 {}, [{}];", out(reg32) passed,
-                in(reg32) self.base + 4 * gate as u32, options(nostack, preserves_flags));
-        }
-        passed
     }
 
     /// Passes a gate: how many did before. Releases what this thread wrote and acquires what those

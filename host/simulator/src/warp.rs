@@ -8,7 +8,7 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
     Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
-use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, SHARED_WORDS, Signals, Span};
+use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
 
 use crate::encode::{encode, largest};
@@ -127,26 +127,14 @@ fn overlap(a: &Write, b: &Write) -> bool {
 }
 
 /// What the warps of a block share.
+#[derive(Default)]
 pub struct Block {
     /// How many warps have passed each gate.
     gates: [Cell<u32>; Gate::COUNT],
     /// What each has handed over.
     handed: [Cell<u64>; LANES as usize],
-    /// The block's memory. It starts out with anything.
-    words: Vec<Cell<u32>>,
     /// What those who have handed over wrote, not yet visible to other ranks.
     writes: RefCell<Vec<Write>>,
-}
-
-impl Default for Block {
-    fn default() -> Self {
-        Self {
-            gates: Default::default(),
-            handed: Default::default(),
-            words: vec![Cell::new(u32::MAX); SHARED_WORDS as usize],
-            writes: RefCell::default(),
-        }
-    }
 }
 
 /// A warp of a launch.
@@ -383,18 +371,6 @@ impl Machine for Warp<'_> {
         self.blocks
     }
 
-    fn passed(&self, gate: Gate) -> u32 {
-        self.block.gates[gate as usize].get()
-    }
-
-    fn read_shared(&self, word: u32) -> u32 {
-        self.block.words[word as usize].get()
-    }
-
-    fn write_shared(&self, word: u32, value: u32) {
-        self.block.words[word as usize].set(value);
-    }
-
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
         self.buffer.borrow_mut().drain_own(&self.shared);
         self.pause();
@@ -448,6 +424,10 @@ impl Machine for Warp<'_> {
 
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32> {
         values.map(|value| self.ballot(values.map(|other| other == value)))
+    }
+
+    fn sum(&self, values: Self::Lanes<u32>) -> u32 {
+        values.into_iter().sum()
     }
 
     fn max(&self, values: Self::Lanes<u32>) -> u32 {
