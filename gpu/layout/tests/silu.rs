@@ -54,9 +54,9 @@ fn compare(activation: Activation, gate: f32, up: f32) {
         return assert!(!found.is_finite() || found.abs() > 1e38, "{gate}: {found}");
     }
     let error = (f64::from(found) - wanted).abs();
-    // In the clamped form the sigmoid's argument is rounded, too.
+    // The sigmoid's argument is rounded, too.
     let argument = match activation {
-        Activation::Silu => 0.0,
+        Activation::Silu => f64::from(gate.abs()).min(200.0),
         Activation::Clamped { alpha, .. } => f64::from((alpha * gate).abs()).min(200.0),
     };
     let relative = 2f64.powi(-20) + argument * 2f64.powi(-24);

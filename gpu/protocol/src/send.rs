@@ -40,11 +40,20 @@ pub fn send_units<M: Machine>(
     while unit < units {
         let token = unit / parts;
         let route = read_route(launch, args, token);
+        // Counted before the payload goes out: behind its stores, loads take many times as long.
+        let counted = match is_few(shape, args.tokens) {
+            true => count_before(launch, route),
+            false => machine.lanes(|_| 0),
+        };
         send_payload(launch, route, (unit % parts, parts));
         if unit == share.index && !is_few(shape, args.tokens) {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
-        write_header(launch, args, route);
+        let ordinals = match is_few(shape, args.tokens) {
+            true => counted,
+            false => read_ordinals(launch, route),
+        };
+        write_header(launch, route, ordinals);
         if together {
             publish_together(launch, (share, units), route.ranks);
         } else {
@@ -242,14 +251,17 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
 /// the staging if the row also goes to others. Every part brings the header: whoever sees the part's
 /// flag sees the header, too.
 #[inline(always)]
-fn write_header<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Route<M::Lanes<u32>>) {
+fn write_header<M: Machine>(
+    launch: &Launch<M>,
+    route: Route<M::Lanes<u32>>,
+    ordinals: M::Lanes<u32>,
+) {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
     let near = ranks & node_of(shape, me);
-    let ordinals = ordinals(launch, args, route);
     let row = window.dispatch_row(me, token).plus(shape.header_start());
     let staging = window.dispatch_staging(token).plus(shape.header_start());
     let write = |to, header: ByteOffset| {
@@ -271,27 +283,27 @@ fn write_header<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Rout
     }
 }
 
-/// The ordinal of each of a token's entries among those for its expert. Of few tokens the warp counts
-/// the entries before; else it is after the scans.
+/// The ordinal of each of a token's entries among those for its expert, where entries are few.
 #[inline(always)]
-fn ordinals<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    route: Route<M::Lanes<u32>>,
-) -> M::Lanes<u32> {
+fn count_before<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
+    let machine = launch.machine;
+    let before = entry(launch.common.shape.top_k, route.token, 0) as u32;
+    let earlier = count_alike(launch, route.experts, before);
+    let alike = machine.matching(route.experts);
+    machine.lanes(|lane| {
+        let below = machine.own(alike, lane) & ((1 << lane) - 1);
+        machine.own(earlier, lane) + below.count_ones()
+    })
+}
+
+/// The ordinal of each of a token's entries among those for its expert, after the scans.
+#[inline(always)]
+fn read_ordinals<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
     let (experts, top_k) = (common.shape.experts, common.shape.top_k);
     let before = entry(top_k, route.token, 0);
-    if is_few(&common.shape, args.tokens) {
-        let earlier = count_alike(launch, route.experts, before as u32);
-        let alike = machine.matching(route.experts);
-        return machine.lanes(|lane| {
-            let below = machine.own(alike, lane) & ((1 << lane) - 1);
-            machine.own(earlier, lane) + below.count_ones()
-        });
-    }
     machine.lanes(|lane| {
         let at = before + lane.min(top_k - 1) as u64;
         let expert = machine.own(route.experts, lane).min(experts - 1);
