@@ -4,6 +4,12 @@ use core::arch::asm;
 
 use ferry_layout::silu::Arithmetic;
 
+// Not assembly: negated operands cost nothing only if the compiler sees them.
+unsafe extern "C" {
+    #[link_name = "llvm.fma.f32"]
+    fn llvm_multiply_add(a: f32, b: f32, c: f32) -> f32;
+}
+
 /// `cvt.rn.bf16x2.f32`: two f32 as two BF16, `low` in the low half. Rounds to nearest even;
 /// every NaN becomes `0x7fff` (PTX ISA, "cvt").
 #[inline(always)]
@@ -43,13 +49,8 @@ pub fn add_product(sum: f32, weight: f32, value: f32) -> f32 {
 /// `fma.rn.f32`: `a * b + c`, rounded once, to nearest even.
 #[inline(always)]
 pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-    let result;
     // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("fma.rn.f32 {}, {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b,
-            in(reg32) c, options(pure, nomem, nostack, preserves_flags));
-    }
-    result
+    unsafe { llvm_multiply_add(a, b, c) }
 }
 
 /// `1 / d` for a positive `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
