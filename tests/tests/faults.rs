@@ -6,6 +6,7 @@ mod support;
 use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;
+use ferry_tests::formats;
 use support::*;
 
 /// A case with a rank that dies somewhere on the way.
@@ -110,8 +111,17 @@ fn memory(run: &Run) -> Vec<Vec<u32>> {
                 CombineTensor::Summed(tensor) => (tensor.at, tensor.elements()),
                 CombineTensor::Apart(tensor) => (tensor.at, tensor.elements()),
             };
+            let [rows, hidden] = output.tokens.dims;
+            let tokens = rows * formats::row_bytes(run.case.format, hidden) / 4;
+            let scales = match output.scales {
+                None => (output.tokens.at, 0),
+                Some(ScaleTensor::Transposed(scales)) => (scales.at, scales.elements()),
+                Some(ScaleTensor::RowMajor(scales)) => (scales.at, scales.elements() / 4),
+                Some(ScaleTensor::Tiled { scales, .. }) => (scales.at, scales.elements() / 4),
+            };
             for (at, count) in [
-                (output.tokens.at, output.tokens.elements() / 2),
+                (output.tokens.at, tokens),
+                scales,
                 (output.row_offsets.at, output.row_offsets.elements()),
                 (output.src_info.at, output.src_info.elements()),
                 (combined, elements / 2),
