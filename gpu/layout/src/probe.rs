@@ -139,3 +139,12 @@ impl ConvertArgs {
         }
     }
 }
+
+/// Host and device mean the same by a number.
+const _: () = {
+    let mut number = 0;
+    while number <= Conversion::ClampedSilu.number() {
+        assert!(Conversion::of_number(number).number() == number);
+        number += 1;
+    }
+};

@@ -312,6 +312,18 @@ proptest! {
     }
 
     #[test]
+    fn all_that_travels_in_a_row_is_apart(shape in any_shape()) {
+        let (payload, scales) = (shape.payload_bytes(), 4 * shape.scale_words());
+        let row_scale = if shape.sizes().has_row_scale { 4 } else { 0 };
+        prop_assert!(payload + scales <= shape.row_scale_start());
+        prop_assert!(shape.row_scale_start() + row_scale <= shape.header_start());
+        let end = shape.header_start() + Header::bytes(shape.top_k);
+        prop_assert!(end <= shape.dispatch_row_bytes());
+        // Entries are accessed 16 bytes at a time.
+        prop_assert!(shape.header_start().is_multiple_of(16));
+    }
+
+    #[test]
     fn every_expert_has_one_rank(shape in any_shape(), expert in any::<u32>()) {
         let expert = expert % shape.experts;
         let Rank(rank) = shape.rank_of(expert);
