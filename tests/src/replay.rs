@@ -268,7 +268,7 @@ mod tests {
             process.args.p2p_world_size = Some(3);
         });
         // In the round, which only this process's group has trouble with.
-        both("timed out", |process| {
+        both("before the deadline", |process| {
             process.options.lost = Some(Lost {
                 rank: 1,
                 after_steps: 0,
