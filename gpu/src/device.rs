@@ -7,7 +7,7 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Rank, Signal, Table, Tagged,
     Tensor, TokenFormat, nvfp4,
 };
-use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
+use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
@@ -197,21 +197,39 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         from: impl Fn(u32) -> (Row, f32),
         to: Row,
     ) {
+        // The next row is on its way while this one is added, which takes registers: for sm_80 the
+        // assembler finds too few.
+        let loads_ahead = matches!(to, Row::Window(..)) && cfg!(target_feature = "sm_90");
         let target = self.row(to);
         let lane_start = self.lane * size_of::<Vector>() as u32;
         let mut strip_start = span.start;
         while strip_start < span.end {
             let start = strip_start + lane_start;
+            let load = |sources: u32| {
+                if sources == 0 {
+                    return [[0; 4]; DEPTH];
+                }
+                let (row, _) = from(sources.trailing_zeros());
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
+                unsafe { load_strip::<DEPTH>(self.row(row), start, span.end, is_constant(row)) }
+            };
             let mut sums = [[0f32; 8]; DEPTH];
             let mut left = sources;
+            let mut ahead = [[0; 4]; DEPTH];
+            if loads_ahead {
+                ahead = load(left);
+            }
             while left != 0 {
-                let (row, weight) = from(left.trailing_zeros());
-                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
-                let strip = unsafe {
-                    load_strip::<DEPTH>(self.row(row), start, span.end, is_constant(row))
-                };
-                sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
+                let (_, weight) = from(left.trailing_zeros());
+                let mut strip = ahead;
+                if !loads_ahead {
+                    strip = load(left);
+                }
                 left &= left - 1;
+                if loads_ahead {
+                    ahead = load(left);
+                }
+                sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
             }
             let strip = core::array::from_fn(|index| round_vector(&sums[index]));
             // SAFETY: as above.
@@ -276,6 +294,12 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn peek(&self, counter: Counter) -> u64 {
+        // SAFETY: counters lie inside the workspace.
+        unsafe { memory::load_relaxed_gpu(self.counter(counter)) }
+    }
+
+    #[inline(always)]
     fn store(&self, counter: Counter, value: u64) {
         thread::converge();
         if self.lane == 0 {
@@ -310,14 +334,23 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn last_of_block(&self, counter: Counter, callers: u32) -> bool {
+    fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
         thread::converge();
         let mut before = 0;
         if self.lane == 0 {
-            before = self.gates.pass(counter as u32);
+            before = self.gates.pass(gate);
         }
         thread::converge();
         thread::broadcast(before, 0) + 1 == callers
+    }
+
+    #[inline(always)]
+    fn hand_over(&self, gate: Gate, callers: u32, word: u64) -> Option<u64> {
+        if self.lane == 0 {
+            self.gates.leave(thread::thread() / LANES, word);
+        }
+        self.last_of_block(gate, callers)
+            .then(|| self.gates.left_by(self.lane))
     }
 
     #[inline(always)]

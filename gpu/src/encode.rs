@@ -314,7 +314,7 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
 
 /// Sixteen BF16 as f32.
 #[inline(always)]
-fn values(halves: [Vector; 2]) -> [f32; 16] {
+pub fn values(halves: [Vector; 2]) -> [f32; 16] {
     core::array::from_fn(|index| {
         let (low, high) = number::f32_pair(halves[index / 8][index / 2 % 4]);
         if index % 2 == 0 { low } else { high }

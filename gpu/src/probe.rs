@@ -11,6 +11,7 @@ use ferry_layout::silu::Activation;
 use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
 
 use crate::ptx::memory::{self, Vector};
+use crate::ptx::number::Instructions;
 use crate::ptx::{number, thread};
 
 /// Lanes of a warp.
@@ -273,13 +274,14 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_convert(args: ConvertArgs) {
 /// See [`Conversion`].
 #[inline(always)]
 fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
-    let activate = |activation: Activation| activation.apply(a, b, number::multiply_add).to_bits();
+    let activate = |activation: Activation| activation.apply(a, b, Instructions).to_bits();
     match Conversion::of_number(args.conversion) {
         Conversion::Bf16 => number::bf16_pair(a, b),
         Conversion::E4m3 => number::e4m3_quad(a, b, b, a),
         Conversion::E2m1 => number::e2m1_eight([a, b, a, b, b, a, b, a]),
         Conversion::Larger => number::larger(a.abs(), b).to_bits(),
         Conversion::Quotient => Divisor::new(b).divide(a, number::multiply_add).to_bits(),
+        Conversion::Reciprocal => number::reciprocal(a).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),
     }

@@ -1,12 +1,14 @@
 //! The fused SiLU kernel: a warp takes 512 output columns of a row at a time. Memory is its limit,
 //! so the next columns are loaded while these are worked on.
 
+use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_layout};
 use ferry_protocol::LANES;
 
 use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, STRIP_ELEMENTS};
 use crate::ptx::memory::{self, Vector};
-use crate::ptx::{number, thread};
+use crate::ptx::number::{self, Instructions};
+use crate::ptx::thread;
 
 /// Reads gate and up, writes the activation in the token format. Any number of blocks of any
 /// multiple of 32 threads; waits for nothing.
@@ -90,6 +92,82 @@ struct Warp<'a> {
 struct Expert {
     index: u32,
     start: u32,
+    end: u32,
+}
+
+/// 512 columns of a row.
+#[derive(Clone, Copy)]
+struct Piece {
+    row: u32,
+    /// The first of them.
+    column: u32,
+}
+
+impl Piece {
+    /// Number `index` of all, row by row.
+    #[inline(always)]
+    fn of(index: u32, columns: u32) -> Self {
+        let in_row = columns.div_ceil(STRIP_ELEMENTS);
+        Self {
+            row: index / in_row,
+            column: index % in_row * STRIP_ELEMENTS,
+        }
+    }
+
+    /// So many further.
+    #[inline(always)]
+    fn plus(self, step: Self, columns: u32) -> Self {
+        let (row, column) = (self.row + step.row, self.column + step.column);
+        match column < columns {
+            true => Self { row, column },
+            false => Self {
+                row: row + 1,
+                column: column - columns.next_multiple_of(STRIP_ELEMENTS),
+            },
+        }
+    }
+}
+
+/// Gates and ups that came side by side, each in a half of a word.
+#[inline(always)]
+fn separate(loaded: [Vector; 4]) -> ([[u32; 4]; 2], [[u32; 4]; 2]) {
+    let pair = |half: usize, index: usize| {
+        let (a, b) = (
+            loaded[2 * half + index / 2][2 * index % 4],
+            loaded[2 * half + index / 2][2 * index % 4 + 1],
+        );
+        (a & 0xffff | b << 16, a >> 16 | b & 0xffff_0000)
+    };
+    let gates = |half| core::array::from_fn(|index| pair(half, index).0);
+    let ups = |half| core::array::from_fn(|index| pair(half, index).1);
+    ([gates(0), gates(1)], [ups(0), ups(1)])
+}
+
+/// `apply` to each gate and up.
+#[inline(always)]
+fn activated(gates: [Vector; 2], ups: [Vector; 2], apply: impl Fn(f32, f32) -> f32) -> [f32; 16] {
+    let (gates, ups) = (encode::values(gates), encode::values(ups));
+    // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time
+    // leave the registers.
+    let at = |index: usize| apply(gates[index], ups[index]);
+    [
+        at(0),
+        at(1),
+        at(2),
+        at(3),
+        at(4),
+        at(5),
+        at(6),
+        at(7),
+        at(8),
+        at(9),
+        at(10),
+        at(11),
+        at(12),
+        at(13),
+        at(14),
+        at(15),
+    ]
 }
 
 impl<'a> Warp<'a> {
@@ -120,20 +198,25 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// The expert that `row`, which has one, belongs to. All lanes.
+    /// The expert that `row`, which has one, belongs to; rows ascend from one call to the next, of
+    /// which `last` is the result. All lanes.
     #[inline(always)]
-    unsafe fn expert_of(&self, row: u32) -> Expert {
-        let mut first = 0;
+    unsafe fn expert_of(&self, row: u32, last: Expert) -> Expert {
+        if row < last.end {
+            return last;
+        }
+        let mut first = last.index;
         loop {
-            let expert = first + self.lane;
+            let expert = (first + self.lane).min(self.args.experts - 1);
             // SAFETY: the caller's promise.
-            let end = unsafe { self.row_offset(expert.min(self.args.experts - 1) + 1) };
+            let end = unsafe { self.row_offset(expert + 1) };
             let behind = thread::ballot(row < end);
             if behind != 0 || first + LANES >= self.args.experts {
                 let index = first + behind.trailing_zeros();
                 // SAFETY: the caller's promise.
                 let start = unsafe { self.row_offset(index) };
-                return Expert { index, start };
+                let end = thread::broadcast(end, index - first);
+                return Expert { index, start, end };
             }
             first += LANES;
         }
@@ -163,82 +246,61 @@ impl<'a> Warp<'a> {
     /// The activation of what [`load`](Self::load) gave.
     #[inline(always)]
     fn activate(&self, loaded: [Vector; 4]) -> [f32; 16] {
-        // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time
-        // leave the registers.
-        [
-            self.element::<0>(&loaded),
-            self.element::<1>(&loaded),
-            self.element::<2>(&loaded),
-            self.element::<3>(&loaded),
-            self.element::<4>(&loaded),
-            self.element::<5>(&loaded),
-            self.element::<6>(&loaded),
-            self.element::<7>(&loaded),
-            self.element::<8>(&loaded),
-            self.element::<9>(&loaded),
-            self.element::<10>(&loaded),
-            self.element::<11>(&loaded),
-            self.element::<12>(&loaded),
-            self.element::<13>(&loaded),
-            self.element::<14>(&loaded),
-            self.element::<15>(&loaded),
-        ]
-    }
-
-    /// The activation of element `INDEX`.
-    #[inline(always)]
-    fn element<const INDEX: usize>(&self, loaded: &[Vector; 4]) -> f32 {
-        let half = |vector: Vector| {
-            let (low, high) = number::f32_pair(vector[INDEX / 2 % 4]);
-            if INDEX.is_multiple_of(2) { low } else { high }
+        let (gates, ups) = match self.args.interleaved {
+            0 => ([loaded[0], loaded[1]], [loaded[2], loaded[3]]),
+            _ => separate(loaded),
         };
-        let (gate, up) = match self.args.interleaved {
-            0 => (half(loaded[INDEX / 8]), half(loaded[2 + INDEX / 8])),
-            _ => number::f32_pair(loaded[INDEX / 4][INDEX % 4]),
-        };
-        self.args.activation().apply(gate, up, number::multiply_add)
+        // One branch for all, so that the elements' chains of instructions overlap.
+        match self.args.activation() {
+            Activation::Silu => activated(gates, ups, |gate, up| {
+                Activation::Silu.apply(gate, up, Instructions)
+            }),
+            clamped => activated(gates, ups, |gate, up| clamped.apply(gate, up, Instructions)),
+        }
     }
 
     /// Works on this warp's rows and columns. `output` makes the encoder for an expert.
     #[inline(always)]
     unsafe fn run<O: Output>(&self, output: impl Fn(u32) -> O) {
         let args = self.args;
-        let (strips, columns) = (args.columns.div_ceil(STRIP_ELEMENTS), args.columns);
         // SAFETY: the caller's promise.
         let rows = unsafe { self.row_offset(args.experts) };
         let rows = rows.min(args.row_capacity as u32);
         let needs_expert = args.scales_offsets != 0 || args.input_scales != 0;
-        let column = |task: u32| task % strips * STRIP_ELEMENTS + self.lane * LANE_ELEMENTS;
+        let lane_column = self.lane * LANE_ELEMENTS;
         // SAFETY: the caller's promise.
-        let load = |task: u32| unsafe {
-            let column = column(task);
-            self.load(
-                task / strips,
-                column,
-                task < rows * strips && column < columns,
-            )
+        let load = |piece: Piece| unsafe {
+            let column = piece.column + lane_column;
+            self.load(piece.row, column, piece.row < rows && column < args.columns)
         };
-        let mut task = self.warp;
-        let mut loaded = load(task);
-        while task < rows * strips {
-            let next = load(task + self.warps);
-            let (row, column) = (task / strips, column(task));
-            let mut expert = Expert { index: 0, start: 0 };
+        let step = Piece::of(self.warps, args.columns);
+        let mut piece = Piece::of(self.warp, args.columns);
+        let mut expert = Expert {
+            index: 0,
+            start: 0,
+            end: 0,
+        };
+        let mut loaded = load(piece);
+        while piece.row < rows {
+            let following = piece.plus(step, args.columns);
+            let next = load(following);
+            let (row, column) = (piece.row, piece.column + lane_column);
             if needs_expert {
                 // SAFETY: the caller's promise.
-                expert = unsafe { self.expert_of(row) };
+                expert = unsafe { self.expert_of(row, expert) };
             }
-            let at = row as u64 * columns as u64 + column as u64;
+            let at = row as u64 * args.columns as u64 + column as u64;
             let values = self.activate(loaded);
+            let active = column < args.columns;
             // SAFETY: the caller's promise; active only inside the row.
             unsafe {
-                let scales = output(expert.index).store(args.output, at, &values, column < columns);
+                let scales = output(expert.index).store(args.output, at, &values, active);
                 if O::WORD_LANES != 0 && self.lane.is_multiple_of(O::WORD_LANES.max(1)) {
                     let word = column / (LANE_ELEMENTS * O::WORD_LANES.max(1));
-                    self.store_scales((row, expert), word, scales, column < columns);
+                    self.store_scales((row, expert), word, scales, active);
                 }
             }
-            task += self.warps;
+            piece = following;
             loaded = next;
         }
     }
@@ -258,7 +320,7 @@ impl<'a> Warp<'a> {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            let block = self.first_block(expert);
+            let block = self.first_block(expert.index, expert.start);
             let first = args.first_scale(row, row - expert.start, block);
             let index = first + word as u64 * args.scale_stride();
             if index < args.scale_words {
@@ -269,13 +331,13 @@ impl<'a> Warp<'a> {
 
     /// The first block of an expert's tiled scales.
     #[inline(always)]
-    unsafe fn first_block(&self, expert: Expert) -> u32 {
+    unsafe fn first_block(&self, expert: u32, start: u32) -> u32 {
         match self.args.scales_offsets {
             0 => 0,
             at => {
                 // SAFETY: the caller's promise; nobody writes there meanwhile.
-                let offset = unsafe { memory::load_constant_u32(at + 4 * expert.index as u64) };
-                scale_layout::first_block(expert.start, offset)
+                let offset = unsafe { memory::load_constant_u32(at + 4 * expert as u64) };
+                scale_layout::first_block(start, offset)
             }
         }
     }
@@ -296,7 +358,7 @@ impl<'a> Warp<'a> {
                 let start = self.row_offset(index);
                 let rows = self.row_offset(index + 1) - start;
                 let end = rows.next_multiple_of(scale_layout::BLOCK_ROWS);
-                let block = self.first_block(Expert { index, start });
+                let block = self.first_block(index, start);
                 let mut row = rows + self.lane;
                 while row < end {
                     let first = args.first_scale(start + row, row, block);

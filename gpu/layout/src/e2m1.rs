@@ -4,8 +4,8 @@
 //! Formats (MX) Specification 1.0, section 5.3.3). Two codes stand in a byte: the even element in
 //! the low half.
 //!
-//! GPUs before sm_100 have no instruction for it, so the conversion is made of a dozen integer and
-//! float operations, with no table and no branch on the value.
+//! GPUs before sm_100 have no instruction for it, so the conversion is made of nine integer and float
+//! operations, with no table and no branch on the value.
 
 /// The largest magnitude (OCP MX 1.0, section 5.3.3).
 pub const MAX: f32 = 6.0;
@@ -16,30 +16,22 @@ pub const MAX: f32 = 6.0;
 /// NaN gets its positive largest number).
 #[inline(always)]
 pub fn e2m1_bits(value: f32) -> u8 {
-    let bits = value.to_bits();
-    let magnitude = bits & 0x7fff_ffff;
-    let sign = if magnitude > 0x7f80_0000 {
-        0
-    } else {
-        bits >> 28 & 8
-    };
-    // Bits of floats that are not negative ascend with them: one integer comparison saturates
-    // numbers, infinities and NaN.
-    let most = MAX.to_bits();
-    let magnitude = if magnitude < most { magnitude } else { most };
+    code(if value.is_nan() { f32::NAN } else { value }) as u8
+}
+
+/// As [`e2m1_bits`], of a value that is no negative NaN.
+#[inline(always)]
+fn code(value: f32) -> u32 {
+    // The smaller one that is a number.
+    let magnitude = value.abs().min(MAX);
     // Codes are p/2 apart in [p, 2p), and below 1 as in [1, 2). Beside p·2^22 f32 has the same
     // spacing, so that its own rounding to nearest even is the right one.
-    let power = magnitude & 0x7f80_0000;
-    let power = if power > 0x3f80_0000 {
-        power
-    } else {
-        0x3f80_0000
-    };
-    let beside = power + (22 << 23);
-    let rounded = f32::from_bits(magnitude) + f32::from_bits(beside);
-    // How many p/2 it is, and two codes for every doubling of p.
-    let steps = rounded.to_bits() - beside;
-    (sign | (steps + (power >> 22) - (127 << 1))) as u8
+    let power = f32::from_bits(magnitude.to_bits() & 0x7f80_0000).max(1.0);
+    let rounded = (power * 4_194_304.0 + magnitude).to_bits();
+    // How many p/2 it is stands in the low bits; two codes for every doubling of p, from 2^22's
+    // exponent field, 149, on.
+    let code = rounded.wrapping_add(rounded >> 22).wrapping_sub(149 << 1);
+    code & 7 | value.to_bits() >> 28 & 8
 }
 
 /// Two elements as a byte: `even` in the low half.
@@ -52,13 +44,15 @@ pub fn e2m1x2_bits(even: f32, odd: f32) -> u8 {
 /// GPUs here are little-endian) every even element stands in a low half.
 #[inline(always)]
 pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
+    e2m1x8_of_products(values.map(|value| if value.is_nan() { f32::NAN } else { value }))
+}
+
+/// As [`e2m1x8_bits`], where the values come from an arithmetic that has no negative NaN.
+#[inline(always)]
+pub fn e2m1x8_of_products(values: [f32; 8]) -> u32 {
     let [a, b, c, d, e, f, g, h] = values;
-    u32::from_le_bytes([
-        e2m1x2_bits(a, b),
-        e2m1x2_bits(c, d),
-        e2m1x2_bits(e, f),
-        e2m1x2_bits(g, h),
-    ])
+    let pair = |low, high| code(low) | code(high) << 4;
+    pair(a, b) | pair(c, d) << 8 | pair(e, f) << 16 | pair(g, h) << 24
 }
 
 /// The value of the code in the low four bits of `bits`: exact. The high four are not looked at.

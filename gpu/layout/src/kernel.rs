@@ -62,11 +62,35 @@ impl Kernel {
     }
 }
 
-/// Threads of a block in every launch. The kernels take any multiple of 32; this is what the
-/// host launches.
-pub const THREADS_PER_BLOCK: u32 = 512;
+/// Registers of a multiprocessor, on every architecture from sm_80 on (CUDA C++ Programming Guide,
+/// "Technical Specifications per Compute Capability").
+const REGISTERS: u32 = 65_536;
 
-/// Registers that a thread may use, so that a block fits: a multiprocessor has 65,536 on every
-/// architecture from sm_80 on (CUDA C++ Programming Guide, "Technical Specifications per
-/// Compute Capability").
-pub const MAX_REGISTERS: u32 = 65_536 / THREADS_PER_BLOCK;
+impl Kernel {
+    /// Threads of a block. The kernels take any multiple of 32; this is what the host launches.
+    pub const fn threads_per_block(self) -> u32 {
+        match self {
+            Self::FusedSilu => 128,
+            _ => 512,
+        }
+    }
+
+    /// Blocks that the host launches for each multiprocessor, all of them resident at once.
+    pub const fn blocks_per_sm(self) -> u32 {
+        match self {
+            // Its loads are waited for by many warps rather than by few with many registers.
+            Self::FusedSilu => 7,
+            _ => 1,
+        }
+    }
+
+    /// Registers that a thread may use, so that the blocks fit.
+    pub const fn max_registers(self) -> u32 {
+        let threads = self.threads_per_block() * self.blocks_per_sm();
+        // Handed out in eights.
+        REGISTERS / threads / 8 * 8
+    }
+}
+
+/// Registers that a thread of most kernels may use. Those that may use fewer say so in the PTX.
+pub const MAX_REGISTERS: u32 = Kernel::Dispatch.max_registers();

@@ -84,6 +84,8 @@ pub enum Conversion {
     Larger,
     /// `a / b` by [`Divisor`](crate::fp8::Divisor).
     Quotient,
+    /// One over `a`, which is at least 1 and finite.
+    Reciprocal,
     /// [`Activation::apply`] for gate `a` and up `b`.
     Silu,
     /// The same, clamped.
@@ -105,7 +107,8 @@ impl Conversion {
             2 => Self::E2m1,
             3 => Self::Larger,
             4 => Self::Quotient,
-            5 => Self::Silu,
+            5 => Self::Reciprocal,
+            6 => Self::Silu,
             _ => Self::ClampedSilu,
         }
     }

@@ -2,8 +2,8 @@
 //! each expert gets. Small words that carry their epoch; no row waits for them at the source.
 //!
 //! Entries are numbered in two steps: within a chunk by one warp each, then the chunks of every
-//! expert are summed, 32 experts a warp. Where they fit into one chunk, whoever needs a number
-//! counts for himself, and nobody waits.
+//! expert are summed, 32 experts a warp. Where they are few, whoever needs a number counts for
+//! himself, and nobody waits.
 
 use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Table, Tagged};
 
@@ -22,10 +22,14 @@ fn chunks(top_k: u32, tokens: u32) -> u32 {
     (tokens * top_k).div_ceil(CHUNK_ENTRIES)
 }
 
+/// Entries that everybody counts for himself, rather than wait: found by measuring
+/// (BENCHMARKS.md).
+const FEW_ENTRIES: u32 = 1024;
+
 /// Whether there are so few entries that everybody counts them for himself.
 #[inline(always)]
-pub fn is_one_chunk(top_k: u32, tokens: u32) -> bool {
-    chunks(top_k, tokens) <= 1
+pub fn is_few(top_k: u32, tokens: u32) -> bool {
+    tokens * top_k <= FEW_ENTRIES
 }
 
 /// Groups of experts, a lane each.
@@ -38,7 +42,7 @@ pub fn scans(experts: u32) -> u32 {
 #[inline(always)]
 pub fn tasks(experts: u32, top_k: u32, tokens: u32) -> u32 {
     let presence = tokens.div_ceil(LANES);
-    match is_one_chunk(top_k, tokens) {
+    match is_few(top_k, tokens) {
         true => presence + scans(experts),
         false => scans(experts).max(presence + chunks(top_k, tokens)),
     }
@@ -59,18 +63,18 @@ pub fn announce<M: Machine>(
     if share.index == 0 {
         announce_tokens(launch, args);
     }
-    let is_one = is_one_chunk(shape.top_k, args.tokens);
-    let numbering = if is_one { scans(shape.experts) } else { chunks };
+    let is_few = is_few(shape.top_k, args.tokens);
+    let numbering = if is_few { scans(shape.experts) } else { chunks };
     for task in share.tasks(numbering + args.tokens.div_ceil(LANES)) {
         if task >= numbering {
             announce_presence(launch, args, task - numbering);
-        } else if is_one {
+        } else if is_few {
             announce_experts(launch, task, count_entries(launch, args, task));
         } else {
             number_chunk(launch, args, task);
         }
     }
-    if !is_one && share.index < scans(shape.experts) {
+    if !is_few && share.index < scans(shape.experts) {
         launch.wait_local(Counter::ChunksDone, Region::Ordinals, || {
             machine.load(Counter::ChunksDone) >= chunks as u64
         })?;
@@ -197,23 +201,65 @@ fn valid_lanes(left: u32) -> u32 {
 /// How many entries each of 32 experts gets, where they are few.
 #[inline(always)]
 fn count_entries<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, task: u32) -> M::Lanes<u32> {
+    let machine = launch.machine;
+    let entries = args.tokens * launch.common.shape.top_k;
+    let wanted = machine.lanes(|lane| task * LANES + lane);
+    let limits = machine.lanes(|_| entries);
+    count_alike(launch, (wanted, limits), entries)
+}
+
+/// How many of the first entries are for a lane's expert: of those before the lane's limit, which is at
+/// most `entries`.
+#[inline(always)]
+pub fn count_alike<M: Machine>(
+    launch: &Launch<M>,
+    (wanted, limits): (M::Lanes<u32>, M::Lanes<u32>),
+    entries: u32,
+) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
-    let entries = args.tokens * common.shape.top_k;
-    let mut totals = machine.lanes(|_| 0);
-    for first in (0..entries).step_by(LANES as usize) {
-        let ids = machine.lanes(|lane| {
-            let at = (first + lane).min(entries - 1);
-            machine.read(Table::TopkIds, at as u64)
+    let experts = common.shape.experts;
+    let bits = u32::BITS - (experts - 1).leading_zeros();
+    let mut counts = machine.lanes(|_| 0);
+    let mut first = 0;
+    while first < entries {
+        let ids = core::array::from_fn::<M::Lanes<u32>, DEPTH, _>(|step| {
+            machine.lanes(|lane| {
+                // Read again rather than branch.
+                let at = (first + step as u32 * LANES + lane).min(entries - 1);
+                machine.read(Table::TopkIds, at as u64)
+            })
         });
-        for other in 0..LANES.min(entries - first) {
-            let id = machine.broadcast(ids, other);
-            totals = machine
-                .lanes(|lane| machine.own(totals, lane) + (id == task * LANES + lane) as u32);
-        }
+        core::array::from_fn::<(), DEPTH, _>(|step| {
+            let start = first + step as u32 * LANES;
+            if start >= entries {
+                return;
+            }
+            let exists = machine.lanes(|lane| machine.own(ids[step], lane) < experts);
+            let exists = machine.ballot(exists);
+            let mut alike = machine.lanes(|_| exists);
+            // Who has the same bit, bit by bit: 32 ids are compared with 32 experts at once.
+            for bit in 0..bits {
+                let set = machine
+                    .ballot(machine.lanes(|lane| machine.own(ids[step], lane) >> bit & 1 != 0));
+                alike = machine.lanes(|lane| {
+                    let same = match machine.own(wanted, lane) >> bit & 1 {
+                        0 => !set,
+                        _ => set,
+                    };
+                    machine.own(alike, lane) & same
+                });
+            }
+            counts = machine.lanes(|lane| {
+                let before = machine.own(limits, lane).saturating_sub(start);
+                let alike = machine.own(alike, lane) & valid_lanes(before);
+                machine.own(counts, lane) + alike.count_ones()
+            });
+        });
+        first += DEPTH as u32 * LANES;
     }
-    totals
+    counts
 }
 
 /// Turns the counts of the chunks of 32 experts into those of all chunks before: how many entries

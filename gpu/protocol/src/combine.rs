@@ -7,10 +7,10 @@ use ferry_layout::{
 use crate::receive::row_map_entry;
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
 use crate::send::entry;
-use crate::share::Share;
-use crate::units::{Batch, Unit};
+use crate::share::{Share, callers};
+use crate::units::{Batch, Unit, extent_of_all};
 use crate::wait::{Awaited, Launch, Stopped};
-use crate::{LANES, Machine, Put, Row, Span, gather, handshake, slot};
+use crate::{Gate, LANES, Machine, Put, Row, Span, gather, handshake, slot};
 
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
 /// dispatch, in stream order. Collective.
@@ -53,16 +53,17 @@ struct Crews {
 }
 
 impl Crews {
-    /// All warps do both, one after the other.
+    /// All warps do both, one after the other. Where there is little to do, the first ones send and the
+    /// last ones gather.
     #[inline(always)]
     fn apart<M: Machine>(machine: &M) -> Self {
-        let all = Share {
-            index: machine.warp(),
-            of: machine.warps(),
-        };
+        let (index, of) = (machine.warp(), machine.warps());
         Self {
-            sender: Some(all),
-            gatherer: Some(all),
+            sender: Some(Share { index, of }),
+            gatherer: Some(Share {
+                index: of - 1 - index,
+                of,
+            }),
             senders_in_block: machine.warps() / machine.blocks(),
         }
     }
@@ -109,21 +110,29 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crews) {
     } = launch;
     let shape = &common.shape;
     let Some(share) = crews.sender else { return };
-    let mut next = Batch::first(launch, share);
+    let mut next = Batch::first(shape, extent_of_all(launch), share);
     while let Some(batch) = next {
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
         let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
         let mut here = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
-        while here != 0 {
-            let lane = here.trailing_zeros();
+        let unit = |lane| {
             let parts = machine.broadcast(parts, lane);
-            send_unit_back(launch, args, batch.unit(lane, parts, shape, common.rank()));
-            here &= here - 1;
+            batch.unit(lane, parts, shape, common.rank())
+        };
+        let together = together(launch, batch);
+        // Where units are flagged together, a warp without one takes part, too.
+        while here != 0 || together.is_some() {
+            let unit = (here != 0).then(|| unit(here.trailing_zeros()));
+            send_unit_back(launch, args, unit, together.map(|units| (share, units)));
+            here &= here.wrapping_sub(1);
+            if together.is_some() {
+                break;
+            }
         }
         next = batch.next();
     }
     // Not before every warp is through: until then it reads counts, presence and headers.
-    if machine.last_of_block(Counter::Returns, crews.senders_in_block)
+    if machine.last_of_block(Gate::Returned, crews.senders_in_block)
         && gather::last_out(*machine, Counter::Returns, machine.blocks())
     {
         let word = common.window.consumed(common.rank());
@@ -133,14 +142,92 @@ fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crews) {
     }
 }
 
-/// A part of the expert outputs of one token.
+/// The units of all warps, if none has more than one and the last warp of a block may flag those of
+/// all.
 #[inline(always)]
-fn send_unit_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit) {
+fn together<M: Machine>(launch: &Launch<M>, batch: Batch) -> Option<u32> {
     let shape = &launch.common.shape;
-    let near = !M::REACHES_FAR || node_of(shape, launch.common.rank()) >> unit.source.0 & 1 != 0;
+    let is_far = M::REACHES_FAR && shape.spans_nodes();
     match shape.mode() {
-        CombineMode::Reduced => send_reduced(launch, args, unit, near),
-        CombineMode::Exact => send_exact(launch, args, unit, near),
+        CombineMode::Reduced if !is_far => batch.one_each(),
+        _ => None,
+    }
+}
+
+/// Releases what the warps of a block have written, once for all of them, and sets the flags that they
+/// hand over. `share` is this warp's, of `units`.
+#[inline(always)]
+fn publish_together<M: Machine>(launch: &Launch<M>, (share, units): (Share, u32), flag: u64) {
+    let Launch { machine, epoch, .. } = launch;
+    let callers = callers(*machine, machine.warp() - share.index, units);
+    let Some(flags) = machine.hand_over(Gate::Sent, callers, flag) else {
+        return;
+    };
+    machine.release();
+    machine.lanes(|lane| {
+        let flag = machine.own(flags, lane);
+        if flag != 0 {
+            let (source, unit, slot) = Flag::of_word(flag);
+            let flag = launch.common.window.combine_flag(unit, slot);
+            slot::publish(*machine, source, flag, *epoch);
+        }
+    });
+}
+
+/// The flag of a unit that was sent back.
+struct Flag {
+    unit: Unit,
+    slot: u32,
+}
+
+impl Flag {
+    /// In a word that is not 0. Ranks and their slots are up to 64.
+    #[inline(always)]
+    fn to_word(&self) -> u64 {
+        let (unit, source) = (self.unit.flag(), self.unit.source.0);
+        1 << 63 | (unit as u64) << 16 | (self.slot << 8 | source) as u64
+    }
+
+    /// The source, the index of the unit among the source's, and the slot.
+    #[inline(always)]
+    fn of_word(word: u64) -> (Rank, u32, u32) {
+        (
+            Rank(word as u32 & 0xff),
+            (word >> 16) as u32,
+            word as u32 >> 8 & 0xff,
+        )
+    }
+}
+
+/// A part of the expert outputs of one token, if there is `unit`. `together`: this warp's share of how
+/// many units that are flagged together.
+#[inline(always)]
+fn send_unit_back<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    unit: Option<Unit>,
+    together: Option<(Share, u32)>,
+) {
+    let shape = &launch.common.shape;
+    let node = node_of(shape, launch.common.rank());
+    let near = |unit: Unit| !M::REACHES_FAR || node >> unit.source.0 & 1 != 0;
+    match (shape.mode(), unit) {
+        (CombineMode::Reduced, unit) => {
+            let mut flag = 0;
+            if let Some(unit) = unit {
+                let near = near(unit);
+                let slot = sum_unit(launch, args, unit, near);
+                flag = Flag { unit, slot }.to_word();
+                if together.is_none() {
+                    publish_reduced(launch, unit, slot, near);
+                }
+            }
+            if let Some(together) = together {
+                publish_together(launch, together, flag);
+            }
+        }
+        (CombineMode::Exact, Some(unit)) => send_exact(launch, args, unit, near(unit)),
+        (CombineMode::Exact, None) => {}
     }
 }
 
@@ -169,14 +256,42 @@ fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u
     }))
 }
 
-/// Into one row: the weighted sum of the token's expert outputs on this rank.
+/// Flags the sum that a unit's source gets.
 #[inline(always)]
-fn send_reduced<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) {
+fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: bool) {
     let Launch {
         machine,
         common,
         epoch,
         ..
+    } = launch;
+    let window = &common.window;
+    let flag = window.combine_flag(unit.flag(), slot);
+    machine.release();
+    if near {
+        machine.lanes(|lane| {
+            if lane == 0 {
+                slot::publish(*machine, unit.source, flag, *epoch);
+            }
+        });
+    } else {
+        machine.put(Put {
+            peer: unit.source,
+            from: window.reduced_staging(unit.source, unit.token),
+            to: window.combine_row(unit.token, slot),
+            bytes: common.shape.combine_row_bytes(),
+            signal: flag,
+            value: epoch.0,
+        });
+    }
+}
+
+/// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is not
+/// `near`, into the staging. Gives the slot that the row has there.
+#[inline(always)]
+fn sum_unit<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) -> u32 {
+    let Launch {
+        machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Unit {
@@ -217,24 +332,7 @@ fn send_reduced<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, 
         },
         Row::Window(home, at),
     );
-    let flag = window.combine_flag(unit.flag(), slot_index);
-    machine.release();
-    if near {
-        machine.lanes(|lane| {
-            if lane == 0 {
-                slot::publish(*machine, source, flag, *epoch);
-            }
-        });
-    } else {
-        machine.put(Put {
-            peer: source,
-            from: staging,
-            to,
-            bytes: shape.combine_row_bytes(),
-            signal: flag,
-            value: epoch.0,
-        });
-    }
+    slot_index
 }
 
 /// Into one row a top-k slot: each as it is.
@@ -319,7 +417,7 @@ fn gather_rows<M: Machine>(
         wait_for_peers(launch)?;
     }
     let (warps, blocks) = (machine.warps(), machine.blocks());
-    if machine.last_of_block(Counter::Exits, warps / blocks)
+    if machine.last_of_block(Gate::Left, warps / blocks)
         && gather::last_out(*machine, Counter::Exits, blocks)
     {
         machine.store(Counter::Finished, epoch.0);

@@ -88,7 +88,11 @@ impl Roles {
                 let before = if warp < first_sender { 0 } else { senders };
                 share(before, warps - senders)
             }
-            (false, _) => share(0, warps),
+            // The last warps first: the first ones send meanwhile.
+            (false, _) => Some(Share {
+                index: warps - 1 - warp,
+                of: warps,
+            }),
         };
         Self {
             announcer: share(0, announcers),

@@ -27,5 +27,5 @@ mod wait;
 
 pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
-pub use machine::{Counters, LANES, Machine, Put, Row, Signals, Span};
+pub use machine::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 pub use wait::Stopped;

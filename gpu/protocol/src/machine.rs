@@ -36,8 +36,29 @@ pub trait Counters {
     /// Reads; what was released before it was stored can be read afterwards. All lanes.
     fn load(&self, counter: Counter) -> u64;
 
+    /// Reads what an earlier launch stored. All lanes.
+    fn peek(&self, counter: Counter) -> u64 {
+        self.load(counter)
+    }
+
     /// Stores, and releases what this warp wrote. All lanes take part, one stores.
     fn store(&self, counter: Counter, value: u64);
+}
+
+/// What each warp of a block passes at most once in a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It has written its rows.
+    Sent,
+    /// It has sent back all that it had to.
+    Returned,
+    /// It leaves.
+    Left,
+}
+
+impl Gate {
+    /// How many there are.
+    pub const COUNT: usize = 3;
 }
 
 /// A row of a tensor or of a window, whole.
@@ -86,9 +107,13 @@ pub trait Machine: Signals + Counters {
     /// Blocks of the launch on this rank: warp `w` is in block `w % blocks`, and all blocks have
     /// as many warps.
     fn blocks(&self) -> u32;
-    /// Leaves this block's gate for `counter`, which `callers` of its warps pass in a launch. True
-    /// for the last, which sees what the others of its block wrote, and after all they read.
-    fn last_of_block(&self, counter: Counter, callers: u32) -> bool;
+    /// Passes this block's `gate`, as `callers` of its warps do in a launch. True for the last, which
+    /// sees what the others of its block wrote, and after all they read.
+    fn last_of_block(&self, gate: Gate, callers: u32) -> bool;
+    /// As [`last_of_block`](Self::last_of_block), and hands `word` to the last: lane `i` gets that of
+    /// the block's `i`-th warp, 0 where it has handed over none. What the last one releases
+    /// afterwards contains what all of them wrote. At one gate of a launch.
+    fn hand_over(&self, gate: Gate, callers: u32, word: u64) -> Option<Self::Lanes<u64>>;
 
     /// Calls `each` once for every lane, with the lane's number.
     fn lanes<T: Copy>(&self, each: impl FnMut(u32) -> T) -> Self::Lanes<T>;

@@ -10,7 +10,7 @@ use ferry_layout::{
 
 use crate::scales::{self, is_tiled};
 use crate::share::Share;
-use crate::units::{Batch, Unit};
+use crate::units::{Batch, Unit, extent};
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Row, Span, slot};
 
@@ -29,18 +29,18 @@ pub fn receive<M: Machine>(
         epoch,
         ..
     } = launch;
-    // The last one: in a fused launch the first ones are busy counting.
-    if share.index + 1 == share.of {
+    // One in the middle: in a fused launch the first ones count, and the last ones receive first.
+    if share.index == share.of / 2 {
         compute_offsets(launch, args)?;
     }
-    wait_for_token_counts(launch)?;
+    let extent = wait_for_token_counts(launch)?;
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
         machine.load(Counter::OffsetsReady) >= epoch.0
     })?;
     if is_tiled(&common.shape) {
         scales::clear_unused(launch, share);
     }
-    let mut next = Batch::first(launch, share);
+    let mut next = Batch::first(&common.shape, extent, share);
     while let Some(batch) = next {
         let present = launch.wait_lanes(
             |lane: u32| batch.presence(launch, lane),
@@ -54,9 +54,10 @@ pub fn receive<M: Machine>(
     Ok(())
 }
 
-/// Waits until every source has said how many tokens it has, and refuses more than planned.
+/// Waits until every source has said how many tokens it has, and refuses more than planned. The
+/// most that one has, and the most parts of its rows.
 #[inline(always)]
-fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
+fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(u32, u32), Stopped> {
     let Launch {
         machine,
         common,
@@ -64,6 +65,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
         ..
     } = launch;
     let (shape, window) = (&common.shape, &common.window);
+    let (mut longest, mut parts) = (0, 1);
     for first in (0..shape.ranks).step_by(LANES as usize) {
         let source = |lane: u32| Rank((first + lane).min(shape.ranks - 1));
         let word = |lane| machine.load_tagged(window.token_count(source(lane)));
@@ -96,8 +98,11 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> 
             });
             return launch.stop();
         }
+        let tokens = machine.lanes(|lane| machine.own(counts, lane).unwrap_or(0));
+        let (tokens, of_these) = extent(*machine, shape, tokens);
+        (longest, parts) = (longest.max(tokens), parts.max(of_these));
     }
-    Ok(())
+    Ok((longest, parts))
 }
 
 /// Turns all counts into the first row of every expert, `row_offsets`, and of every source

@@ -8,11 +8,11 @@ use ferry_layout::{
     Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::{is_one_chunk, scans};
+use crate::announce::{count_alike, is_few, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
-use crate::share::Share;
+use crate::share::{Share, callers};
 use crate::wait::{Launch, Stopped};
-use crate::{LANES, Machine, Put, Row, Span, gather, slot};
+use crate::{Gate, Machine, Put, Row, Span, gather, slot};
 
 /// Sends this warp's share of the units (parts of tokens).
 #[inline(always)]
@@ -33,18 +33,51 @@ pub fn send_units<M: Machine>(
         let scans = scans(shape.experts);
         gather::is_done(*machine, Counter::ScansDone, *epoch, scans)
     };
+    let units = args.tokens * parts;
+    let is_far = M::REACHES_FAR && shape.spans_nodes();
+    let together = units <= share.of && !is_far;
     let mut unit = share.index;
-    while unit < args.tokens * parts {
+    while unit < units {
         let token = unit / parts;
         let route = read_route(launch, args, token);
         send_payload(launch, route, (unit % parts, parts));
-        if unit == share.index && !is_one_chunk(shape.top_k, args.tokens) {
+        if unit == share.index && !is_few(shape.top_k, args.tokens) {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
-        publish(launch, args, route, unit);
+        write_header(launch, args, route);
+        if together {
+            publish_together(launch, (share, units), route.ranks);
+        } else {
+            publish(launch, route, unit);
+        }
         unit += share.of;
     }
     Ok(())
+}
+
+/// Flags this warp's only unit, of `units`, where no warp has more: the last warp of a block releases
+/// what all of them have written, and sets their flags. `ranks` are those of the unit's token.
+#[inline(always)]
+fn publish_together<M: Machine>(launch: &Launch<M>, (share, units): (Share, u32), ranks: u64) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let first = machine.warp() - share.index;
+    let callers = callers(*machine, first, units);
+    let Some(ranks) = machine.hand_over(Gate::Sent, callers, ranks) else {
+        return;
+    };
+    machine.release();
+    machine.lanes(|lane| {
+        let warp = lane * machine.blocks() + machine.warp() % machine.blocks();
+        for_each_bit(machine.own(ranks, lane), |rank| {
+            let flag = common.window.dispatch_flag(common.rank(), warp - first);
+            slot::publish(*machine, Rank(rank), flag, *epoch);
+        });
+    });
 }
 
 /// Where a token goes.
@@ -92,14 +125,9 @@ fn send_payload<M: Machine>(
     }
 }
 
-/// Writes a unit's header, and then flags the unit.
+/// Flags a unit, after its payload and header were written.
 #[inline(always)]
-fn publish<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    route: Route<M::Lanes<u32>>,
-    unit: u32,
-) {
+fn publish<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, unit: u32) {
     let Launch {
         machine,
         common,
@@ -110,8 +138,6 @@ fn publish<M: Machine>(
     let Route { token, ranks, .. } = route;
     let near = ranks & node_of(shape, me);
     let far = if M::REACHES_FAR { ranks & !near } else { 0 };
-    // Every part brings the header: whoever sees the part's flag sees the header, too.
-    write_header(launch, args, route, (near, far != 0));
     machine.release();
     let flag = window.dispatch_flag(me, unit);
     on_each_rank(*machine, shape.ranks, |rank| {
@@ -212,20 +238,17 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
     }
 }
 
-/// Writes a token's header behind its payload, an entry a lane: to the ranks of this node that
-/// `near` names, and into the staging if the row also goes `far`.
+/// Writes a token's header behind its payload, an entry a lane: to its ranks of this node, and into
+/// the staging if the row also goes to others. Every part brings the header: whoever sees the part's
+/// flag sees the header, too.
 #[inline(always)]
-fn write_header<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    route: Route<M::Lanes<u32>>,
-    (near, far): (u64, bool),
-) {
+fn write_header<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, route: Route<M::Lanes<u32>>) {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let Route { token, .. } = route;
+    let Route { token, ranks, .. } = route;
+    let near = ranks & node_of(shape, me);
     let ordinals = ordinals(launch, args, route);
     let row = window.dispatch_row(me, token).plus(shape.header_start());
     let staging = window.dispatch_staging(token).plus(shape.header_start());
@@ -243,7 +266,7 @@ fn write_header<M: Machine>(
         });
     };
     for_each_bit(near, |rank| write(Rank(rank), row));
-    if far {
+    if M::REACHES_FAR && ranks != near {
         write(me, staging);
     }
 }
@@ -261,8 +284,9 @@ fn ordinals<M: Machine>(
     } = launch;
     let (experts, top_k) = (common.shape.experts, common.shape.top_k);
     let before = entry(top_k, route.token, 0);
-    if is_one_chunk(top_k, args.tokens) {
-        return count_before(launch, route, before as u32);
+    if is_few(top_k, args.tokens) {
+        let limits = machine.lanes(|lane| before as u32 + lane.min(top_k));
+        return count_alike(launch, (route.experts, limits), before as u32 + top_k);
     }
     machine.lanes(|lane| {
         let at = before + lane.min(top_k - 1) as u64;
@@ -271,35 +295,6 @@ fn ordinals<M: Machine>(
         let earlier = machine.read(Table::ChunkCounts, counts + expert as u64);
         earlier + machine.read(Table::Ordinals, at)
     })
-}
-
-/// How many entries before each of a token's are for its expert; `before` stand before the first.
-#[inline(always)]
-fn count_before<M: Machine>(
-    launch: &Launch<M>,
-    route: Route<M::Lanes<u32>>,
-    before: u32,
-) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let top_k = common.shape.top_k;
-    let mut counts = machine.lanes(|_| 0);
-    for first in (0..before + top_k).step_by(LANES as usize) {
-        let ids = machine.lanes(|lane| {
-            let at = (first + lane).min(before + top_k - 1);
-            machine.read(Table::TopkIds, at as u64)
-        });
-        for k in 0..top_k {
-            let expert = machine.broadcast(route.experts, k);
-            let same =
-                machine.lanes(|lane| first + lane < before + k && machine.own(ids, lane) == expert);
-            let same = machine.ballot(same).count_ones();
-            counts =
-                machine.lanes(|lane| machine.own(counts, lane) + if lane == k { same } else { 0 });
-        }
-    }
-    counts
 }
 
 /// Index of entry `k` of a token in a `[token, K]` table.

@@ -27,6 +27,33 @@ impl Unit {
     }
 }
 
+/// The most tokens that a source has, and the most parts that its rows have, from what the sources
+/// told: one `tokens` a lane, the same again where there are fewer.
+#[inline(always)]
+pub fn extent<M: Machine>(machine: &M, shape: &Shape, tokens: M::Lanes<u32>) -> (u32, u32) {
+    let parts = machine.lanes(|lane| shape.parts(machine.own(tokens, lane)));
+    (machine.max(tokens), machine.max(parts))
+}
+
+/// [`extent`] of all sources, after their token counts have come.
+#[inline(always)]
+pub fn extent_of_all<M: Machine>(launch: &Launch<M>) -> (u32, u32) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let (mut longest, mut parts) = (0, 1);
+    for first in (0..shape.ranks).step_by(LANES as usize) {
+        let tokens = machine.lanes(|lane| {
+            let source = Rank((first + lane).min(shape.ranks - 1));
+            machine.load_tagged(common.window.token_count(source)).0 as u32
+        });
+        let (tokens, of_these) = extent(*machine, shape, tokens);
+        (longest, parts) = (longest.max(tokens), parts.max(of_these));
+    }
+    (longest, parts)
+}
+
 /// 32 units of a warp, one a lane.
 #[derive(Clone, Copy)]
 pub struct Batch {
@@ -37,24 +64,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The first batch of a warp's share, if it has any. After every source's token count has come.
+    /// The first batch of a warp's share, if it has any, where no source has more tokens than
+    /// `longest` nor any a row of more than `parts` parts.
     #[inline(always)]
-    pub fn first<M: Machine>(launch: &Launch<M>, share: Share) -> Option<Self> {
-        let Launch {
-            machine, common, ..
-        } = launch;
-        let shape = &common.shape;
-        let (mut longest, mut parts) = (0, 1);
-        for first in (0..shape.ranks).step_by(LANES as usize) {
-            let tokens = machine.lanes(|lane| {
-                let source = Rank((first + lane).min(shape.ranks - 1));
-                machine.load_tagged(common.window.token_count(source)).0 as u32
-            });
-            longest = machine.max(tokens).max(longest);
-            parts = machine
-                .max(machine.lanes(|lane| shape.parts(machine.own(tokens, lane))))
-                .max(parts);
-        }
+    pub fn first(shape: &Shape, (longest, parts): (u32, u32), share: Share) -> Option<Self> {
         let units = longest * shape.ranks * parts;
         let Share {
             index: first,
@@ -67,6 +80,12 @@ impl Batch {
             parts,
         }
         .if_any()
+    }
+
+    /// Units of all warps, if none has more than one.
+    #[inline(always)]
+    pub fn one_each(&self) -> Option<u32> {
+        (self.units <= self.warps).then_some(self.units)
     }
 
     /// The warp's next batch, if there is one.
@@ -118,13 +137,14 @@ impl Batch {
             part,
             ..
         } = self.unit(lane, 1, &common.shape, common.rank());
+        // Both are read before either is looked at.
         let count = machine.load_tagged(common.window.token_count(source));
+        let word = machine.load_tagged(common.window.presence(source, token / LANES));
         let tokens = count.value(*epoch)?;
         let parts = common.shape.parts(tokens);
         if token >= tokens || part >= parts {
             return Some(0);
         }
-        let word = machine.load_tagged(common.window.presence(source, token / LANES));
         let present = word.value(*epoch)? >> (token % LANES) & 1 != 0;
         Some(if present { parts } else { 0 })
     }

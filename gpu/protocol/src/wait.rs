@@ -36,10 +36,14 @@ impl<'a, M: Machine> Launch<'a, M> {
     /// Reads the round from the device, so that a replayed graph advances by itself.
     #[inline(always)]
     pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Result<Self, Stopped> {
-        if machine.load(Counter::Stopped) != 0 {
+        let (stopped, finished) = (
+            machine.peek(Counter::Stopped),
+            machine.peek(Counter::Finished),
+        );
+        if stopped != 0 {
             return Err(Stopped);
         }
-        let epoch = Epoch(machine.load(Counter::Finished) + 1);
+        let epoch = Epoch(finished + 1);
         Ok(Self {
             machine,
             common,

@@ -2,6 +2,8 @@
 
 use core::arch::asm;
 
+use ferry_layout::silu::Arithmetic;
+
 /// `cvt.rn.bf16x2.f32`: two f32 as two BF16, `low` in the low half. Rounds to nearest even;
 /// every NaN becomes `0x7fff` (PTX ISA, "cvt").
 #[inline(always)]
@@ -48,6 +50,37 @@ pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
             in(reg32) c, options(pure, nomem, nostack, preserves_flags));
     }
     result
+}
+
+/// `1 / d` for a positive `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
+/// within a unit in the last place (PTX ISA, "rcp.approx.ftz.f32") and a step of Newton's, which
+/// makes it the nearest number (Markstein, "Computation of elementary functions on the IBM RISC
+/// System/6000", IBM J. Res. Dev. 34, 1990).
+#[inline(always)]
+pub fn reciprocal(d: f32) -> f32 {
+    let near: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("rcp.approx.ftz.f32 {}, {};", out(reg32) near, in(reg32) d,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    multiply_add(near, multiply_add(-d, near, 1.0), near)
+}
+
+/// A GPU's.
+#[derive(Clone, Copy)]
+pub struct Instructions;
+
+impl Arithmetic for Instructions {
+    #[inline(always)]
+    fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
+        multiply_add(a, b, c)
+    }
+
+    #[inline(always)]
+    fn reciprocal(self, d: f32) -> f32 {
+        reciprocal(d)
+    }
 }
 
 /// `max.f32` of magnitudes: the larger one, and the other if one is NaN (PTX ISA, "max"), as
@@ -112,9 +145,10 @@ pub fn e2m1_eight(values: [f32; 8]) -> u32 {
     eight
 }
 
-/// Eight f32 as e2m1, the first in the lowest four bits, where there is no instruction for it.
+/// Eight f32 as e2m1, the first in the lowest four bits, where there is no instruction for it. They
+/// are results of arithmetic, which here has one NaN, a positive one (PTX ISA, "Floating point").
 #[cfg(not(target_feature = "sm_100a"))]
 #[inline(always)]
 pub fn e2m1_eight(values: [f32; 8]) -> u32 {
-    ferry_layout::e2m1::e2m1x8_bits(values)
+    ferry_layout::e2m1::e2m1x8_of_products(values)
 }

@@ -32,6 +32,7 @@ use std::time::Duration;
 
 pub use ferry_layout::{CombineArgs, DispatchArgs, Kernel, SiluArgs};
 use scheduler::{Command, World};
+pub use silu::Portable;
 
 /// How a simulated machine behaves.
 #[derive(Clone, Debug)]

@@ -480,12 +480,12 @@ impl World {
         } else {
             warps
         };
-        let gates: Vec<_> = (0..blocks).map(|_| Rc::default()).collect();
+        let shared_by_block: Vec<_> = (0..blocks).map(|_| Rc::default()).collect();
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
             let idle_at = Rc::new(Cell::new(None));
             let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), *args);
-            let gates = Rc::clone(&gates[(number % blocks) as usize]);
+            let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             let stack = self
                 .stacks
                 .pop()
@@ -504,7 +504,7 @@ impl World {
                     number,
                     warps,
                     blocks,
-                    gates,
+                    block,
                     deadline,
                     stopped_at,
                 };

@@ -1,9 +1,24 @@
 //! The fused SiLU kernel on the CPU: one warp does it all, with `ferry-layout`'s arithmetic.
 
+use ferry_layout::silu::Arithmetic;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_layout};
 
 use crate::encode::encode;
 use crate::warp::Warp;
+
+/// The arithmetic of a CPU, to the same bits as a GPU's.
+#[derive(Clone, Copy, Debug)]
+pub struct Portable;
+
+impl Arithmetic for Portable {
+    fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    fn reciprocal(self, d: f32) -> f32 {
+        if d > 2f32.powi(126) { 0.0 } else { 1.0 / d }
+    }
+}
 
 /// Runs the kernel.
 pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
@@ -46,8 +61,7 @@ fn write_row(
                 0 => (column, columns + column),
                 _ => (2 * column, 2 * column + 1),
             };
-            args.activation()
-                .apply(value(gate), value(up), f32::mul_add)
+            args.activation().apply(value(gate), value(up), Portable)
         })
         .collect();
     let format = TokenFormat::of_number(args.format);

@@ -8,7 +8,7 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
     Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
-use ferry_protocol::{Counters, LANES, Machine, Put, Row, Signals, Span};
+use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
 
 use crate::encode::{encode, largest};
@@ -126,6 +126,17 @@ fn overlap(a: &Write, b: &Write) -> bool {
     a.address < b.address + b.bytes.len() as u64 && b.address < a.address + a.bytes.len() as u64
 }
 
+/// What the warps of a block share.
+#[derive(Default)]
+pub struct Block {
+    /// How many warps have passed each gate.
+    gates: [Cell<u32>; Gate::COUNT],
+    /// What each has handed over.
+    words: [Cell<u64>; LANES as usize],
+    /// What those who have handed over wrote, not yet visible to other ranks.
+    writes: RefCell<Vec<Write>>,
+}
+
 /// A warp of a launch.
 pub struct Warp<'y> {
     pub shared: Rc<Shared>,
@@ -137,8 +148,8 @@ pub struct Warp<'y> {
     pub number: u32,
     pub warps: u32,
     pub blocks: u32,
-    /// How many warps of this one's block have passed each counter's gate.
-    pub gates: Rc<[Cell<u32>; Counter::COUNT as usize]>,
+    /// What it shares with the other warps of its block.
+    pub block: Rc<Block>,
     pub deadline: u64,
     pub stopped_at: u64,
 }
@@ -360,12 +371,26 @@ impl Machine for Warp<'_> {
         self.blocks
     }
 
-    fn last_of_block(&self, counter: Counter, callers: u32) -> bool {
+    fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
         self.buffer.borrow_mut().drain_own(&self.shared);
         self.pause();
-        let gate = &self.gates[counter as usize];
+        let gate = &self.block.gates[gate as usize];
         gate.set(gate.get() + 1);
         gate.get() == callers
+    }
+
+    fn hand_over(&self, gate: Gate, callers: u32, word: u64) -> Option<Self::Lanes<u64>> {
+        self.block.words[(self.number / self.blocks) as usize].set(word);
+        let is_last = self.last_of_block(gate, callers);
+        // Only what the last one releases becomes visible.
+        let mut writes = self.block.writes.borrow_mut();
+        let own = &mut self.buffer.borrow_mut().writes;
+        if !is_last {
+            writes.append(own);
+            return None;
+        }
+        own.append(&mut writes);
+        Some(self.block.words.each_ref().map(Cell::get))
     }
 
     fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> Self::Lanes<T> {

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cust::device::DeviceAttribute;
-use ferry_layout::{Kernel, THREADS_PER_BLOCK};
+use ferry_layout::Kernel;
 
 use super::context::{Current, PrimaryContext};
 use super::error::{check, check_about, error};
@@ -266,10 +266,10 @@ impl Device for CudaDevice {
         let code = unsafe {
             sys::cuLaunchKernel(
                 function,
-                blocks,
+                blocks * launch.kernel.blocks_per_sm(),
                 1,
                 1,
-                THREADS_PER_BLOCK,
+                launch.kernel.threads_per_block(),
                 1,
                 1,
                 0,

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 
 use cust::device::DeviceAttribute;
-use ferry_layout::{Kernel, MAX_REGISTERS, THREADS_PER_BLOCK};
+use ferry_layout::{Kernel, MAX_REGISTERS};
 
 use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
@@ -94,7 +94,7 @@ impl Module {
     fn look_up(&mut self) -> Result<(), Error> {
         for kernel in Kernel::ALL {
             for shmem in [false, true] {
-                let function = function(self.raw, kernel.entry(shmem))?;
+                let function = function(self.raw, kernel, shmem)?;
                 self.functions[kernel as usize][usize::from(shmem)] = function;
             }
         }
@@ -207,11 +207,12 @@ fn is_too_new(code: sys::Code, log: &str) -> bool {
         || (code == sys::INVALID_PTX && log.contains("Unsupported .version"))
 }
 
-/// Looks a kernel up and makes sure that a block of it fits on a multiprocessor. Asking for
+/// Looks a kernel up and makes sure that its blocks fit on a multiprocessor. Asking for
 /// that loads it, where the driver would put that off: the first launch, which may find other
 /// kernels waiting for it, must not have to.
-fn function(module: CUmodule, entry: &'static str) -> Result<CUfunction, Error> {
-    let about = || format!("the kernel {entry} with blocks of {THREADS_PER_BLOCK} threads");
+fn function(module: CUmodule, kernel: Kernel, shmem: bool) -> Result<CUfunction, Error> {
+    let (entry, threads) = (kernel.entry(shmem), kernel.threads_per_block());
+    let about = || format!("the kernel {entry} with blocks of {threads} threads");
     let name = CString::new(entry).unwrap_or_default();
     let mut function = ptr::null_mut();
     // SAFETY: the module is loaded in the current context, and `name` ends with a zero byte.
@@ -220,17 +221,13 @@ fn function(module: CUmodule, entry: &'static str) -> Result<CUfunction, Error> 
     let mut blocks = 0;
     // SAFETY: the function was found in a module of the current context; `blocks` is live.
     let code = unsafe {
-        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            &mut blocks,
-            function,
-            THREADS_PER_BLOCK as i32,
-            0,
-        )
+        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads as i32, 0)
     };
     let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
     check_about(call, code, about)?;
-    if blocks < 1 {
-        let detail = format!("{}: not one fits on a multiprocessor", about());
+    let wanted = kernel.blocks_per_sm();
+    if (blocks as u32) < wanted {
+        let detail = format!("{}: {blocks} of {wanted} fit on a multiprocessor", about());
         return Err(error(call, sys::LAUNCH_OUT_OF_RESOURCES, detail));
     }
     Ok(function)

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use ferry::cuda::CudaDevice;
 use ferry::cuda::probe::{Conversion, ConvertArgs, Probes};
+use ferry::simulator::Portable;
 use ferry::{Activation, Device, Rank, Stream};
 use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
+use ferry_layout::silu::Arithmetic;
 use ferry_layout::{bf16_bits, f32_of_bf16_bits};
 
 use super::{Outcome, Suite};
@@ -23,12 +25,13 @@ type Pair = [u32; 2];
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     type Test = fn(&Converter) -> Result<()>;
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("BF16", |on| every_pair(on, Conversion::Bf16)),
         ("e4m3", |on| every_pair(on, Conversion::E4m3)),
         ("e2m1", |on| every_pair(on, Conversion::E2m1)),
         ("larger magnitude", larger_magnitude),
         ("quotient by a scale", quotients),
+        ("reciprocal", reciprocals),
         ("SiLU", |on| activations(on, Conversion::Silu)),
         ("clamped SiLU", |on| {
             activations(on, Conversion::ClampedSilu)
@@ -131,6 +134,22 @@ fn scales() -> Vec<f32> {
     scales
 }
 
+/// One over every mantissa, and over hard numbers of all sizes from 1 on.
+fn reciprocals(on: &Converter) -> Result<()> {
+    const ONE: u32 = 1.0_f32.to_bits();
+    const EACH: u32 = 1 << 20;
+    for first in (ONE..2.0_f32.to_bits()).step_by(EACH as usize) {
+        let pairs: Vec<Pair> = (first..first + EACH).map(|bits| [bits, 0]).collect();
+        on.compare(Conversion::Reciprocal, &pairs)?;
+    }
+    let is_large = |&bits: &u32| (ONE..f32::INFINITY.to_bits()).contains(&bits);
+    let pairs: Vec<Pair> = hard_numbers()
+        .filter(is_large)
+        .map(|bits| [bits, 0])
+        .collect();
+    on.compare(Conversion::Reciprocal, &pairs).map(drop)
+}
+
 /// Every BF16 gate with ups of all kinds.
 fn activations(on: &Converter, conversion: Conversion) -> Result<()> {
     let near_limit = [LIMIT.next_down(), LIMIT, LIMIT.next_up()];
@@ -146,13 +165,14 @@ fn activations(on: &Converter, conversion: Conversion) -> Result<()> {
 /// What the portable code makes of a pair.
 fn portable(conversion: Conversion, pair: Pair) -> u32 {
     let [a, b] = pair.map(f32::from_bits);
-    let activate = |activation: Activation| activation.apply(a, b, f32::mul_add).to_bits();
+    let activate = |activation: Activation| activation.apply(a, b, Portable).to_bits();
     match conversion {
         Conversion::Bf16 => u32::from(bf16_bits(a)) | u32::from(bf16_bits(b)) << 16,
         Conversion::E4m3 => u32::from_le_bytes([a, b, b, a].map(e4m3_bits)),
         Conversion::E2m1 => e2m1x8_bits([a, b, a, b, b, a, b, a]),
         Conversion::Larger => fp8::larger(a.abs(), b).to_bits(),
         Conversion::Quotient => Divisor::new(b).divide(a, f32::mul_add).to_bits(),
+        Conversion::Reciprocal => Portable.reciprocal(a).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(Activation::Clamped {
             alpha: ALPHA,
@@ -166,9 +186,11 @@ fn same(conversion: Conversion, wanted: u32, given: u32) -> bool {
     let are_nan = || f32::from_bits(wanted).is_nan() && f32::from_bits(given).is_nan();
     match conversion {
         Conversion::Bf16 | Conversion::E4m3 | Conversion::E2m1 => wanted == given,
-        Conversion::Larger | Conversion::Quotient | Conversion::Silu | Conversion::ClampedSilu => {
-            wanted == given || are_nan()
-        }
+        Conversion::Larger
+        | Conversion::Quotient
+        | Conversion::Reciprocal
+        | Conversion::Silu
+        | Conversion::ClampedSilu => wanted == given || are_nan(),
     }
 }
 

@@ -7,6 +7,8 @@ use std::path::{self, Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
 
+use ferry_layout::{Kernel, MAX_REGISTERS};
+
 use crate::command::{llvm_tools, output_of, toolchain_command};
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
@@ -167,11 +169,33 @@ fn build_with(
             variant,
             bitcode,
         )?;
-        fs::copy(&built, path_of("new")).file("copy", &built)?;
+        let text = fs::read_to_string(&built).file("read", &built)?;
+        fs::write(path_of("new"), with_limits(&text)?).file("write", path_of("new"))?;
         fs::rename(path_of("new"), &ptx_path).file("move into place", &ptx_path)?;
         fs::write(path_of("stamp"), stamp).file("write", path_of("stamp"))?;
     }
     Ok(Artifact { variant, ptx_path })
+}
+
+/// The PTX with the number of registers of every kernel that may use fewer than the others: the
+/// compiler has no attribute for it.
+fn with_limits(ptx: &str) -> Result<String> {
+    let mut ptx = ptx.to_owned();
+    for kernel in Kernel::ALL {
+        let registers = kernel.max_registers();
+        if registers == MAX_REGISTERS {
+            continue;
+        }
+        let entry = kernel.entry(false);
+        let start = ptx.find(&format!(".entry {entry}("));
+        let body = start.and_then(|start| Some(start + ptx[start..].find("\n{")?));
+        let body = body.ok_or_else(|| Error::Parse {
+            what: "the PTX",
+            detail: format!("it has no body of {entry}"),
+        })?;
+        ptx.insert_str(body, &format!("\n.maxnreg {registers}"));
+    }
+    Ok(ptx)
 }
 
 /// Everything that the PTX depends on.
@@ -189,10 +213,11 @@ fn stamp(workspace_root: &Path, variant: Variant, bitcode: &Path) -> Result<Stri
     Ok(stamp.finish())
 }
 
-/// Flags for every crate of the device build, core included.
+/// Flags for every crate of the device build, core included. Tables for `match` would lie in global
+/// memory, whose latency is longer than the comparisons that they replace.
 fn rustflags(variant: Variant) -> String {
     format!(
-        "-Zunstable-options -Cpanic=immediate-abort -Ctarget-cpu={}",
+        "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={}",
         variant.target_cpu()
     )
 }
@@ -258,6 +283,20 @@ fn compile(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_with_a_limit_of_its_own_gets_it() {
+        let ptx =
+            ".entry ferry_dispatch(\n)\n{\n}\n.entry ferry_fused_silu(\n.param .b64 a\n)\n{\n}\n";
+        let limit = format!(".maxnreg {}", Kernel::FusedSilu.max_registers());
+        let limited = with_limits(ptx).unwrap();
+        assert_eq!(limited.matches(".maxnreg").count(), 1);
+        assert!(
+            limited.ends_with(&format!(".param .b64 a\n)\n{limit}\n{{\n}}\n")),
+            "{limited}"
+        );
+        assert!(with_limits(".entry ferry_dispatch(\n)\n{\n}\n").is_err());
+    }
 
     #[test]
     fn names_and_variants_go_both_ways() {
