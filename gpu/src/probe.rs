@@ -2,11 +2,17 @@
 //! without a protocol. The benchmark sets Ferry's times beside them.
 //!
 //! Every wait ends at a deadline, and says so in [`ProbeArgs::EXPIRED`].
+//!
+//! One kernel measures nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
+//! by number, so that it can be compared with the portable one.
 
-use ferry_layout::ProbeArgs;
+use ferry_layout::fp8::Divisor;
+use ferry_layout::silu::Activation;
+use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
 
 use crate::ptx::memory::{self, Vector};
-use crate::ptx::thread;
+use crate::ptx::number::Instructions;
+use crate::ptx::{number, thread};
 
 /// Lanes of a warp.
 const LANES: u32 = 32;
@@ -241,4 +247,42 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_ping(args: ProbeArgs) {
     }
     // SAFETY: as above; the next launch in the stream sees it.
     unsafe { memory::store_relaxed_sys(own + ProbeArgs::PINGS, before + args.repeats as u64) };
+}
+
+/// Converts pairs of numbers with the functions that the other kernels use. Any number of blocks
+/// of any number of threads.
+///
+/// # Safety
+/// The host built `args`: its tensors are live allocations of `count` pairs and words, and nobody
+/// writes the input.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_convert(args: ConvertArgs) {
+    let step = thread::threads() * thread::blocks();
+    let mut index = thread::block() * thread::threads() + thread::thread();
+    while index < args.count {
+        let from = args.input + 8 * index as u64;
+        // SAFETY: the pair and the word lie in their tensors: the host's promise.
+        unsafe {
+            let a = f32::from_bits(memory::load_constant_u32(from));
+            let b = f32::from_bits(memory::load_constant_u32(from + 4));
+            memory::store_u32(args.output + 4 * index as u64, convert(&args, a, b));
+        }
+        index += step;
+    }
+}
+
+/// See [`Conversion`].
+#[inline(always)]
+fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
+    let activate = |activation: Activation| activation.apply(a, b, Instructions).to_bits();
+    match Conversion::of_number(args.conversion) {
+        Conversion::Bf16 => number::bf16_pair(a, b),
+        Conversion::E4m3 => number::e4m3_quad(a, b, b, a),
+        Conversion::E2m1 => number::e2m1_eight([a, b, a, b, b, a, b, a]),
+        Conversion::Larger => number::larger(a.abs(), b).to_bits(),
+        Conversion::Quotient => Divisor::new(b).divide(a, number::multiply_add).to_bits(),
+        Conversion::Reciprocal => number::reciprocal(a).to_bits(),
+        Conversion::Silu => activate(Activation::Silu),
+        Conversion::ClampedSilu => activate(args.clamped()),
+    }
 }

@@ -331,6 +331,38 @@ mod tests {
         assert_eq!(plan.deadline_ns(), 1_000_000_000);
     }
 
+    /// Regions are looked at in `ferry-layout`; here, that a plan passes all sizes on.
+    #[test]
+    fn plans_of_many_ranks_give_their_sizes() {
+        let (tokens, row) = (4096, 7168 * 2);
+        for (ranks, p2p_world_size) in [(8, 8), (16, 16), (16, 8), (64, 64), (64, 8)] {
+            let config = Config {
+                max_tokens_per_rank: tokens,
+                p2p_world_size: Some(p2p_world_size),
+                ..GOOD
+            };
+            let plan = Plan::check(ranks as u32, true, config).unwrap();
+            assert_eq!(plan.local_experts(), 256 / ranks);
+            assert_eq!(plan.max_rows(), ranks * tokens * 8);
+            let blocks = 256 / ranks + (ranks * tokens * 8 - 256 / ranks) / 128;
+            assert_eq!(plan.max_scale_blocks(), blocks);
+            // A header has 16 bytes for each expert; both rows are whole cache lines.
+            let near = ranks * tokens * (row + 128) + tokens * 8 * row;
+            let staged = tokens * (row + 128) + ranks * tokens * row;
+            let rows = near + if ranks > p2p_world_size { staged } else { 0 };
+            let counts = ranks * (256 / ranks + 1);
+            let words = [counts, ranks * 128, ranks * tokens, ranks, tokens * 8];
+            let signals: usize = words.iter().map(|n| (8 * n).next_multiple_of(128)).sum();
+            assert_eq!(
+                plan.window_bytes(),
+                (rows + signals) as u64,
+                "{ranks} ranks"
+            );
+            let row_map = 4 * (ranks * tokens * 8) as u64;
+            assert!(plan.workspace_bytes() > row_map);
+        }
+    }
+
     #[test]
     fn every_size_is_checked() {
         refused("hidden", "12", |c| c.hidden = 12);

@@ -112,9 +112,16 @@ fn memory(run: &Run) -> Vec<Vec<u32>> {
                 CombineTensor::Apart(tensor) => (tensor.at, tensor.elements()),
             };
             let [rows, hidden] = output.tokens.dims;
-            let row_bytes = formats::row_bytes(rank.plan().config().format, hidden);
+            let tokens = rows * formats::row_bytes(run.case.format, hidden) / 4;
+            let scales = match output.scales {
+                None => (output.tokens.at, 0),
+                Some(ScaleTensor::Transposed(scales)) => (scales.at, scales.elements()),
+                Some(ScaleTensor::RowMajor(scales)) => (scales.at, scales.elements() / 4),
+                Some(ScaleTensor::Tiled { scales, .. }) => (scales.at, scales.elements() / 4),
+            };
             for (at, count) in [
-                (output.tokens.at, rows * row_bytes / 4),
+                (output.tokens.at, tokens),
+                scales,
                 (output.row_offsets.at, output.row_offsets.elements()),
                 (output.src_info.at, output.src_info.elements()),
                 (combined, elements / 2),

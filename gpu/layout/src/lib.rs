@@ -31,7 +31,7 @@ pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS};
-pub use probe::ProbeArgs;
+pub use probe::{Conversion, ConvertArgs, ProbeArgs};
 pub use shape::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape};
 pub use tag::{Epoch, Tagged};
 pub use window::{ByteOffset, Signal, Window};

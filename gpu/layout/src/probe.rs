@@ -1,8 +1,10 @@
-//! Arguments of the kernels that measure the machine, and where their words lie.
+//! Arguments of the kernels that measure the machine, and where their words lie; and those of the
+//! kernel that converts numbers.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::MAX_RANKS;
+use crate::silu::Activation;
 
 /// What every probe takes, by value. Each reads what it needs.
 ///
@@ -67,3 +69,85 @@ impl ProbeArgs {
 }
 
 const _: () = assert!(ProbeArgs::EXPIRED + 8 <= ProbeArgs::WORDS_BYTES);
+
+/// What the converting kernel makes of a pair of f32, `a` and `b`, as one 32-bit word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Conversion {
+    /// BF16: `a` in the low half, `b` in the high.
+    Bf16,
+    /// e4m3: `a`, `b`, `b`, `a` from the lowest byte up, so that each stands in every place of an
+    /// instruction.
+    E4m3,
+    /// e2m1: `a`, `b`, `a`, `b`, `b`, `a`, `b`, `a` from the lowest four bits up, likewise.
+    E2m1,
+    /// The larger magnitude of `a`, which is no NaN, and `b`, as [`larger`](crate::fp8::larger).
+    Larger,
+    /// `a / b` by [`Divisor`](crate::fp8::Divisor).
+    Quotient,
+    /// One over `a`, which is at least 1 and finite.
+    Reciprocal,
+    /// [`Activation::apply`] for gate `a` and up `b`.
+    Silu,
+    /// The same, clamped.
+    ClampedSilu,
+}
+
+impl Conversion {
+    /// Its number in [`ConvertArgs`].
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// The conversion with a number.
+    #[inline(always)]
+    pub const fn of_number(number: u32) -> Self {
+        match number {
+            0 => Self::Bf16,
+            1 => Self::E4m3,
+            2 => Self::E2m1,
+            3 => Self::Larger,
+            4 => Self::Quotient,
+            5 => Self::Reciprocal,
+            6 => Self::Silu,
+            _ => Self::ClampedSilu,
+        }
+    }
+}
+
+/// What the converting kernel takes, by value. Addresses are device addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct ConvertArgs {
+    /// `[u32; 2 * count]`: the bits of each pair.
+    pub input: u64,
+    /// `[u32; count]`, written.
+    pub output: u64,
+    /// Pairs.
+    pub count: u32,
+    /// [`Conversion::number`].
+    pub conversion: u32,
+    /// See [`Activation`].
+    pub alpha: f32,
+    /// See [`Activation`].
+    pub limit: f32,
+}
+
+impl ConvertArgs {
+    /// The clamped activation.
+    #[inline(always)]
+    pub const fn clamped(&self) -> Activation {
+        Activation::Clamped {
+            alpha: self.alpha,
+            limit: self.limit,
+        }
+    }
+}
+
+/// Host and device mean the same by a number.
+const _: () = {
+    let mut number = 0;
+    while number <= Conversion::ClampedSilu.number() {
+        assert!(Conversion::of_number(number).number() == number);
+        number += 1;
+    }
+};

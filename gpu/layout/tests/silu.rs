@@ -36,7 +36,8 @@ fn every_bf16_gate_is_near_the_exact_result() {
     for activation in [Activation::Silu, CLAMPED] {
         for bits in 0..=u16::MAX {
             let gate = f32::from_bits(u32::from(bits) << 16);
-            for up in [1.0, -0.75, 3.5] {
+            // The last two are beyond the limit.
+            for up in [1.0, -0.75, 3.5, 9.5, -9.5] {
                 compare(activation, gate, up);
             }
         }
@@ -77,5 +78,11 @@ fn results_by_hand() {
         CLAMPED.apply(7.0, 7.0, Std)
     );
     assert_eq!(CLAMPED.apply(0.0, -100.0, Std), 0.0);
+    // Up has a bound on both sides, gate only above.
+    assert_eq!(
+        CLAMPED.apply(2.0, -100.0, Std),
+        CLAMPED.apply(2.0, -7.0, Std)
+    );
+    assert_ne!(CLAMPED.apply(-9.0, 1.0, Std), CLAMPED.apply(-7.0, 1.0, Std));
     assert!(Activation::Silu.apply(1.0, f32::NAN, Std).is_nan());
 }

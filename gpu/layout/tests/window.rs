@@ -1,14 +1,13 @@
-//! Whatever the shape: no two places in a window or a workspace overlap, and words, pages and
-//! numbers read back as they were written.
+//! Whatever the shape: no two places in a window or a workspace overlap, and words and pages read
+//! back as they were written.
 
 use std::ops::Range;
 
 use ferry_layout::{
-    ByteOffset, CombineMode, Counter, Entry, Epoch, Fault, FaultKind, FaultPage, Header, Kernel,
-    MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape, Signal, Tagged, Window, Workspace,
-    bf16_bits, f32_of_bf16_bits,
+    ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entry, Epoch, Fault, FaultKind, FaultPage,
+    Header, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape, Signal, Tagged,
+    TokenFormat, Window, Workspace,
 };
-use half::bf16;
 use proptest::prelude::*;
 
 /// Bytes of a place, and what stands there.
@@ -209,25 +208,26 @@ fn shape(
         top_k,
         eighths,
         tokens,
-        0..4_u32,
+        0..2_u32,
+        0..TokenFormat::ALL.len(),
     )
         .prop_map(
-            |(ranks, node, local, top_k, eighths, max_tokens_per_rank, modes)| {
+            |(ranks, node, local, top_k, eighths, max_tokens_per_rank, combine_mode, format)| {
+                let format = TokenFormat::ALL[format];
                 let sizes: Vec<u32> = (1..=ranks).filter(|size| ranks % size == 0).collect();
                 Shape {
                     ranks,
                     p2p_world_size: sizes[node as usize % sizes.len()],
                     experts: local * ranks,
                     top_k,
-                    // FP8 has whole groups only.
-                    hidden: if modes < 2 {
-                        8 * eighths
-                    } else {
-                        128 * eighths.div_ceil(16)
+                    // Scales fill whole words only.
+                    hidden: match format.sizes().elements_of_word() {
+                        0 => 8 * eighths,
+                        word => word * (8 * eighths).div_ceil(word),
                     },
                     max_tokens_per_rank,
-                    combine_mode: modes % 2,
-                    token_format: modes / 2,
+                    combine_mode,
+                    token_format: format.number(),
                 }
             },
         )
@@ -284,10 +284,12 @@ proptest! {
     fn tables_of_any_workspace_are_apart(shape in any_shape()) {
         let workspace = Workspace::of(&shape);
         let entries = u64::from(shape.max_tokens_per_rank) * u64::from(shape.top_k);
+        let chunks = entries.div_ceil(u64::from(CHUNK_ENTRIES));
         let table = |name: &str, start: u64, words: u64| (start..start + 4 * words, name.to_owned());
         let tables = vec![
             table("counters", 0, Counter::COUNT * Counter::STRIDE_BYTES / 4),
             table("ordinals", workspace.ordinals, entries),
+            table("chunk counts", workspace.chunk_counts, chunks * u64::from(shape.experts)),
             table("routes", workspace.routes, entries),
             table("bases", workspace.bases, u64::from(shape.experts)),
             table("row map", workspace.row_map, u64::from(shape.ranks) * entries),
@@ -307,6 +309,18 @@ proptest! {
         let entry = Entry { expert: 1, weight: 2, ordinal: 3, token: top_k };
         prop_assert_eq!(Entry::of_words(entry.words()), entry);
         prop_assert!(Header::bytes(top_k).is_multiple_of(16));
+    }
+
+    #[test]
+    fn all_that_travels_in_a_row_is_apart(shape in any_shape()) {
+        let (payload, scales) = (shape.payload_bytes(), 4 * shape.scale_words());
+        let row_scale = if shape.sizes().has_row_scale { 4 } else { 0 };
+        prop_assert!(payload + scales <= shape.row_scale_start());
+        prop_assert!(shape.row_scale_start() + row_scale <= shape.header_start());
+        let end = shape.header_start() + Header::bytes(shape.top_k);
+        prop_assert!(end <= shape.dispatch_row_bytes());
+        // Entries are accessed 16 bytes at a time.
+        prop_assert!(shape.header_start().is_multiple_of(16));
     }
 
     #[test]
@@ -396,13 +410,6 @@ proptest! {
         let name = format!("rank {rank}");
         prop_assert!(fault.to_string().contains(&name));
     }
-
-    #[test]
-    fn bf16_is_rounded_as_half_does(bits in any::<u32>()) {
-        let value = f32::from_bits(bits);
-        let expected = if value.is_nan() { 0x7fff } else { bf16::from_f32(value).to_bits() };
-        prop_assert_eq!(bf16_bits(value), expected);
-    }
 }
 
 const KINDS: [FaultKind; 7] = [
@@ -477,34 +484,4 @@ fn the_largest_window_counts_in_64_bits() {
     let rows = u128::from(shape.ranks) * (1 << 20) * u128::from(shape.dispatch_row_bytes());
     let staged = u128::from(shape.max_rows()) * u128::from(shape.combine_row_bytes());
     assert!(u128::from(window.bytes) > rows + staged);
-}
-
-#[test]
-fn every_bf16_comes_back() {
-    for bits in 0..=u16::MAX {
-        let (ours, theirs) = (f32_of_bf16_bits(bits), bf16::from_bits(bits));
-        if theirs.is_nan() {
-            assert!(ours.is_nan());
-            assert_eq!(bf16_bits(ours), 0x7fff);
-        } else {
-            assert_eq!(ours.to_bits(), theirs.to_f32().to_bits());
-            assert_eq!(bf16_bits(ours), bits);
-        }
-    }
-}
-
-#[test]
-fn bf16_ties_go_to_even() {
-    // Half way between two neighbours, and just beside.
-    for (bits, expected) in [
-        (0x3f80_8000, 0x3f80),
-        (0x3f80_8001, 0x3f81),
-        (0x3f81_8000, 0x3f82),
-        (0x3f81_7fff, 0x3f81),
-        (0x7f7f_8000, 0x7f80),
-        (0xff80_0001, 0x7fff),
-        (0x0000_8001, 0x0001),
-    ] {
-        assert_eq!(bf16_bits(f32::from_bits(bits)), expected, "{bits:#x}");
-    }
 }

@@ -12,7 +12,7 @@ use ferry_layout::{Common, Counter, Kernel};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::memory::{Memory, Outside};
+use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
 use crate::warp::{StoreBuffer, Warp, run};
 use crate::{Args, Options, SimulatorError};
@@ -71,8 +71,9 @@ pub struct Shared {
     pub seed: u64,
     /// Nanoseconds.
     pub clock: Cell<u64>,
-    /// Grows whenever a word changes that somebody may poll.
-    pub version: Cell<u64>,
+    /// By rank: grows whenever a word of its memory changes that its warps may poll. Warps poll no
+    /// other rank's.
+    pub versions: Vec<Cell<u64>>,
     /// The first bad access, which ends the simulation.
     pub violation: RefCell<Option<SimulatorError>>,
     /// The windows that launches have named so far.
@@ -113,7 +114,9 @@ impl Shared {
     /// A signal has arrived: its round must not be over there. Whoever waits for what a round
     /// sends misses nothing, so nothing comes afterwards.
     pub fn signalled(&self, address: u64, value: u64) {
-        self.bump();
+        if let Some(rank) = rank_of(address) {
+            self.bump(rank as u32);
+        }
         let windows = self.windows.borrow();
         let Some(window) = windows
             .iter()
@@ -134,8 +137,20 @@ impl Shared {
         }
     }
 
-    pub fn bump(&self) {
-        self.version.set(self.version.get() + 1);
+    /// Wakes whoever polls on `rank`.
+    pub fn bump(&self, rank: u32) {
+        if let Some(version) = self.versions.get(rank as usize) {
+            version.set(version.get() + 1);
+        }
+    }
+
+    /// The version of a rank's memory.
+    pub fn version(&self, rank: u32) -> u64 {
+        self.versions[rank as usize].get()
+    }
+
+    fn bump_all(&self) {
+        (0..self.versions.len() as u32).for_each(|rank| self.bump(rank));
     }
 }
 
@@ -174,7 +189,7 @@ impl World {
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
             clock: Cell::new(0),
-            version: Cell::new(1),
+            versions: vec![Cell::new(1); ranks as usize],
             violation: RefCell::default(),
             windows: RefCell::default(),
         };
@@ -351,9 +366,9 @@ impl World {
         self.lose_rank();
         self.start_launches();
         self.shared.clock.set(self.shared.clock.get() + TURN_NS);
-        let now = self.shared.version.get();
+        let is_idle = |warp: &Running| warp.idle_at.get() == Some(self.shared.version(warp.rank));
         let awake: Vec<usize> = (0..self.running.len())
-            .filter(|&w| self.running[w].idle_at.get() != Some(now))
+            .filter(|&w| !is_idle(&self.running[w]))
             .filter(|&w| self.running[w].stalled_until <= self.steps)
             .collect();
         let full: Vec<usize> = (0..self.running.len())
@@ -416,7 +431,7 @@ impl World {
             // A launch ends when all it wrote can be seen.
             warp.buffer.borrow_mut().drain_all(&self.shared);
             self.stacks.push(warp.fibre.into_stack());
-            self.shared.bump();
+            self.shared.bump(warp.rank);
         }
     }
 
@@ -517,7 +532,7 @@ impl World {
         if let Some(deadline) = self.running.iter().map(|warp| warp.deadline).min() {
             let clock = &self.shared.clock;
             clock.set(clock.get().max(deadline));
-            self.shared.bump();
+            self.shared.bump_all();
         }
     }
 
@@ -532,6 +547,6 @@ impl World {
         self.running.retain(|warp| warp.rank != lost.rank);
         self.queues[lost.rank as usize].clear();
         self.shared.network.borrow_mut().lose(lost.rank);
-        self.shared.bump();
+        self.shared.bump_all();
     }
 }

@@ -347,7 +347,7 @@ impl Warp<'_> {
             .borrow_mut()
             .write(self.counter(counter), &value.to_le_bytes());
         self.checked(written);
-        self.shared.bump();
+        self.shared.bump(self.common.rank);
     }
 }
 
@@ -574,7 +574,8 @@ impl Machine for Warp<'_> {
     }
 
     fn expired(&self) -> bool {
-        self.idle_at.set(Some(self.shared.version.get()));
+        let version = self.shared.version(self.common.rank);
+        self.idle_at.set(Some(version));
         self.pause();
         let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
         stopped || self.shared.clock.get() >= self.deadline

@@ -1,11 +1,12 @@
-//! Kernels that measure the machine, for the benchmark: see [`Probes`].
+//! Kernels that measure the machine, for the benchmark, and one that converts numbers, for the
+//! tests: see [`Probes`].
 
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use ferry_layout::ProbeArgs;
+pub use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
 
 use super::CudaDevice;
 use super::device::{Core, raw};
@@ -54,7 +55,13 @@ impl Probe {
 pub struct Probes {
     core: Arc<Core>,
     functions: [CUfunction; Probe::ALL.len()],
+    convert: CUfunction,
 }
+
+/// The entry of the kernel that converts numbers.
+const CONVERT: &str = "ferry_probe_convert";
+/// Blocks and threads of each that it is launched with.
+const CONVERT_GRID: (u32, u32) = (256, 256);
 
 // SAFETY: the driver's function handles may be used from any thread.
 unsafe impl Send for Probes {}
@@ -76,8 +83,11 @@ impl Probes {
                 Err(error) => return Err(error),
             }
         }
-        let core = device.core().clone();
-        Ok(Self { core, functions })
+        Ok(Self {
+            core: device.core().clone(),
+            functions,
+            convert: function(device.module().cast(), CONVERT)?,
+        })
     }
 
     /// Whether the device has the probe.
@@ -97,20 +107,49 @@ impl Probes {
         &self,
         stream: Stream,
         probe: Probe,
-        (blocks, threads): (u32, u32),
+        grid: (u32, u32),
         args: &ProbeArgs,
     ) -> Result<(), Error> {
         if !self.has(probe) {
             let detail = format!("this device has no {}", probe.entry());
             return Err(error("cuLaunchKernel", sys::INVALID_VALUE, detail));
         }
+        let kernel = (self.functions[probe as usize], probe.entry());
+        // SAFETY: the kernel takes one `ProbeArgs`; what it holds is the caller's promise.
+        unsafe { self.enqueue(stream, kernel, grid, ptr::from_ref(args).cast()) }
+    }
+
+    /// Enqueues the kernel that converts numbers. Does not synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// The addresses in `args` are live allocations of `count` pairs and words until `stream` has
+    /// passed the kernel.
+    pub unsafe fn convert(&self, stream: Stream, args: &ConvertArgs) -> Result<(), Error> {
+        let kernel = (self.convert, CONVERT);
+        // SAFETY: the kernel takes one `ConvertArgs`; what it holds is the caller's promise.
+        unsafe { self.enqueue(stream, kernel, CONVERT_GRID, ptr::from_ref(args).cast()) }
+    }
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// `parameter` is live and of the type of the kernel's only parameter, whose addresses are as
+    /// it wants them until `stream` has passed the kernel.
+    unsafe fn enqueue(
+        &self,
+        stream: Stream,
+        (kernel, entry): (CUfunction, &'static str),
+        (blocks, threads): (u32, u32),
+        parameter: *const c_void,
+    ) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
-        let parameter: *const c_void = ptr::from_ref(args).cast();
-        // SAFETY: the kernel takes one `ProbeArgs`, which the driver copies before it returns;
-        // what it holds is the caller's promise.
+        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
         let code = unsafe {
             sys::cuLaunchKernel(
-                self.functions[probe as usize],
+                kernel,
                 blocks,
                 1,
                 1,
@@ -123,7 +162,7 @@ impl Probes {
                 ptr::null_mut(),
             )
         };
-        check_about("cuLaunchKernel", code, || probe.entry().to_owned())
+        check_about("cuLaunchKernel", code, || entry.to_owned())
     }
 
     /// Enqueues writing `bytes` zeros at `at`: enough of them push everything else out of the

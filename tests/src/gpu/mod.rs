@@ -1,6 +1,8 @@
 //! The acceptance tests: many shapes and ways on a real group, bit for bit against the oracle.
 
 mod cases;
+#[cfg(feature = "cuda")]
+mod conversions;
 mod faults;
 mod rounds;
 mod silu;
@@ -113,6 +115,8 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     suite.introduce()?;
     cases::run(&mut suite)?;
     rounds::run(&mut suite)?;
+    #[cfg(feature = "cuda")]
+    conversions::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     timing::run(&mut suite)?;
     // Last: they leave communicators behind that gave up.

@@ -53,7 +53,7 @@ pub struct Case {
     pub format: TokenFormat,
     pub how: Return,
     /// Bit `r`: rank `r` makes the split calls.
-    pub split: u32,
+    pub split: u64,
     pub warps: u32,
     pub stall_one_in: u32,
     /// Whether the host waits after every call; if not, all rounds are enqueued at once.
@@ -198,7 +198,7 @@ pub fn any_case(seed: u64) -> Case {
         tokens,
         routing,
         how: dice.pick(&Return::ALL),
-        split: dice.pick(&[0, u32::MAX, dice.0 as u32]),
+        split: dice.pick(&[0, u64::MAX, dice.0]),
         warps: 1 + dice.below(8) as u32,
         stall_one_in: dice.pick(&[0, 8, 64]),
         synchronize: dice.below(4) == 0,

@@ -1,0 +1,211 @@
+//! Windows and workspaces of 8, 16 and 64 ranks for a model's real sizes, byte by byte: regions
+//! follow each other without overlap and are as large as `Window`'s table says.
+
+use ferry_layout::{Counter, Rank, Shape, TokenFormat, Window, Workspace};
+
+const EXPERTS: u64 = 256;
+const TOP_K: u64 = 8;
+const HIDDEN: u64 = 7168;
+const TOKENS: u64 = 4096;
+/// Regions begin at cache lines.
+const LINE: u64 = 128;
+
+/// A region: its first byte, and the place of its last item.
+struct Region {
+    name: &'static str,
+    start: u64,
+    last: u64,
+    items: u64,
+    /// Bytes from an item to the next.
+    each: u64,
+}
+
+impl Region {
+    /// Where the next one may begin.
+    const fn end(&self) -> u64 {
+        (self.start + self.items * self.each).next_multiple_of(LINE)
+    }
+}
+
+fn shape(ranks: u64, p2p_world_size: u64, combine_mode: u32, format: TokenFormat) -> Shape {
+    Shape {
+        ranks: ranks as u32,
+        p2p_world_size: p2p_world_size as u32,
+        experts: EXPERTS as u32,
+        top_k: TOP_K as u32,
+        hidden: HIDDEN as u32,
+        max_tokens_per_rank: TOKENS as u32,
+        combine_mode,
+        token_format: format.number(),
+    }
+}
+
+/// Every shape with these sizes, on one node and on nodes of eight.
+fn shapes() -> impl Iterator<Item = Shape> {
+    let groups = [(8, 8), (16, 16), (16, 8), (64, 64), (64, 8)];
+    groups.into_iter().flat_map(|(ranks, node)| {
+        [0, 1].into_iter().flat_map(move |mode| {
+            TokenFormat::ALL.map(move |format| shape(ranks, node, mode, format))
+        })
+    })
+}
+
+/// Bytes of a dispatch row: elements, scales, the row's own scale, 16 bytes for each expert.
+fn dispatch_row(format: TokenFormat) -> u64 {
+    let bytes = match format {
+        TokenFormat::Bf16 => 2 * HIDDEN,
+        TokenFormat::BlockwiseFp8 => HIDDEN + HIDDEN / 128 * 4,
+        TokenFormat::Mxfp8(_) => HIDDEN + HIDDEN / 32,
+        TokenFormat::Mxfp4(_) => HIDDEN / 2 + HIDDEN / 32,
+        TokenFormat::Nvfp4(_) => HIDDEN / 2 + HIDDEN / 16,
+        TokenFormat::Nvfp4RowScaled(_) => HIDDEN / 2 + HIDDEN / 16 + 16,
+    };
+    (bytes + 16 * TOP_K).next_multiple_of(LINE)
+}
+
+fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
+    let ranks = u64::from(shape.ranks);
+    let last = Rank(shape.ranks - 1);
+    let (first, token) = (Rank(0), TOKENS as u32 - 1);
+    let slots = TOP_K;
+    let region = |name, start, last, items| Region {
+        name,
+        start,
+        last,
+        items,
+        each: 8,
+    };
+    let counts = ranks * (EXPERTS / ranks + 1);
+    vec![
+        region(
+            "counts",
+            window.count(first, 0).bytes(),
+            window.token_count(last).bytes(),
+            counts,
+        ),
+        region(
+            "presence",
+            window.presence(first, 0).bytes(),
+            window.presence(last, TOKENS as u32 / 32 - 1).bytes(),
+            ranks * TOKENS / 32,
+        ),
+        region(
+            "dispatch flags",
+            window.dispatch_flag(first, 0).bytes(),
+            window.dispatch_flag(last, token).bytes(),
+            ranks * TOKENS,
+        ),
+        region(
+            "consumed",
+            window.consumed(first).bytes(),
+            window.consumed(last).bytes(),
+            ranks,
+        ),
+        region(
+            "combine flags",
+            window.combine_flag(0, 0).bytes(),
+            window.combine_flag(token, slots as u32 - 1).bytes(),
+            TOKENS * slots,
+        ),
+    ]
+}
+
+fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
+    let ranks = u64::from(shape.ranks);
+    let (last, token) = (Rank(shape.ranks - 1), TOKENS as u32 - 1);
+    let (dispatch, combine) = (dispatch_row(shape.format()), 2 * HIDDEN);
+    let region = |name, (start, last): (u64, u64), items, each| Region {
+        name,
+        start,
+        last,
+        items,
+        each,
+    };
+    let between = |first: ferry_layout::ByteOffset, last: ferry_layout::ByteOffset| {
+        (first.bytes(), last.bytes())
+    };
+    let dispatch_rows = between(
+        window.dispatch_row(Rank(0), 0),
+        window.dispatch_row(last, token),
+    );
+    // As many ranks as experts of a token, or more: a slot for each expert in both modes.
+    let combine_rows = between(
+        window.combine_row(0, 0),
+        window.combine_row(token, TOP_K as u32 - 1),
+    );
+    let mut rows = vec![
+        region("dispatch rows", dispatch_rows, ranks * TOKENS, dispatch),
+        region("combine rows", combine_rows, TOKENS * TOP_K, combine),
+    ];
+    if !shape.spans_nodes() {
+        return rows;
+    }
+    let staged = between(window.dispatch_staging(0), window.dispatch_staging(token));
+    rows.push(region("dispatch staging", staged, TOKENS, dispatch));
+    rows.push(if shape.combine_mode == 0 {
+        let ends = between(
+            window.reduced_staging(Rank(0), 0),
+            window.reduced_staging(last, token),
+        );
+        region("reduced staging", ends, ranks * TOKENS, combine)
+    } else {
+        let padding = EXPERTS / ranks * (u64::from(shape.row_alignment()) - 1);
+        let most = ranks * TOKENS * TOP_K + padding;
+        let ends = between(
+            window.exact_staging(0),
+            window.exact_staging(most as u32 - 1),
+        );
+        region("exact staging", ends, most, combine)
+    });
+    rows
+}
+
+#[test]
+fn a_window_is_its_regions_one_after_another() {
+    for shape in shapes() {
+        let window = Window::of(&shape);
+        let signals = signals(&shape, &window);
+        let signal_bytes = signals[signals.len() - 1].end();
+        assert_eq!(window.signal_bytes, signal_bytes, "{shape:?}");
+        let mut end = 0;
+        for region in signals.into_iter().chain(rows(&shape, &window)) {
+            let name = region.name;
+            assert_eq!(region.start, end, "{name} of {shape:?}");
+            let last = region.start + (region.items - 1) * region.each;
+            assert_eq!(region.last, last, "{name} of {shape:?}");
+            end = region.end();
+        }
+        assert_eq!(window.bytes, end, "{shape:?}");
+    }
+}
+
+#[test]
+fn a_workspace_is_its_tables_one_after_another() {
+    for shape in shapes() {
+        let workspace = Workspace::of(&shape);
+        let entries = TOKENS * TOP_K;
+        let counters = Counter::COUNT * Counter::STRIDE_BYTES / 4;
+        let tables = [
+            ("counters", 0, counters),
+            ("ordinals", workspace.ordinals, entries),
+            (
+                "chunk counts",
+                workspace.chunk_counts,
+                entries / 256 * EXPERTS,
+            ),
+            ("routes", workspace.routes, entries),
+            ("bases", workspace.bases, EXPERTS),
+            (
+                "row map",
+                workspace.row_map,
+                u64::from(shape.ranks) * entries,
+            ),
+        ];
+        let mut end = 0;
+        for (name, start, words) in tables {
+            assert_eq!(start, end, "{name} of {shape:?}");
+            end = (start + 4 * words).next_multiple_of(LINE);
+        }
+        assert_eq!(workspace.bytes, end, "{shape:?}");
+    }
+}
