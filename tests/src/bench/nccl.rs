@@ -40,7 +40,7 @@ type ReduceScatter = unsafe extern "C" fn(
 
 /// NCCL with a communicator for each GPU of a rig, and buffers.
 pub struct Nccl<'a> {
-    rig: &'a Rig,
+    rig: &'a Rig<'a>,
     library: Library,
     comms: Vec<SendComm>,
     /// By rank: one rank's tokens, and those of all.
@@ -110,7 +110,7 @@ fn python_packages() -> Vec<PathBuf> {
 
 impl<'a> Nccl<'a> {
     /// Makes communicators, and buffers for `tokens` tokens a rank.
-    pub fn new(rig: &'a Rig, library: Library, tokens: usize, hidden: usize) -> Result<Self> {
+    pub fn new(rig: &'a Rig<'a>, library: Library, tokens: usize, hidden: usize) -> Result<Self> {
         let mut buffers = Vec::new();
         for gpu in &rig.gpus {
             let bytes = (tokens * hidden * 2) as u64;
