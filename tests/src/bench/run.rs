@@ -248,7 +248,7 @@ fn rounds(
     yardsticks: &Yardsticks,
     sink: &mut Sink,
 ) -> Result<Vec<Record>> {
-    let inputs = Inputs::new(rig, args)?;
+    let inputs = rig.processes.agree(Inputs::new(rig, args))?;
     let mut all = Vec::new();
     for kind in args.kinds() {
         for (index, &tokens) in args.tokens.iter().enumerate() {
