@@ -207,17 +207,18 @@ fn print_limits(limits: &Limits, sink: &Sink) {
 
 /// NCCL's times, or a word why there are none.
 fn run_nccl(rig: &Rig, args: &BenchArgs, sink: &Sink) -> Result<Vec<[Summary; 2]>> {
-    if rig.gpus.len() < rig.ranks() {
-        sink.say("NCCL: not measured in several processes; run without mpirun");
+    let library = nccl::load(args.nccl.as_deref());
+    // Those that have it would wait for those that have not.
+    let missing = library.as_ref().err().map(|error| format!("{error:#}"));
+    let missing = rig
+        .processes
+        .share(Ok(missing.unwrap_or_default().into()))?;
+    if let Some(reason) = missing.iter().find(|reason| !reason.is_empty()) {
+        let reason = String::from_utf8_lossy(reason);
+        sink.say(format_args!("NCCL: skipped, there is none ({reason})"));
         return Ok(Vec::new());
     }
-    let library = match nccl::load(args.nccl.as_deref()) {
-        Ok(library) => library,
-        Err(error) => {
-            sink.say(format_args!("NCCL: skipped, there is none ({error})"));
-            return Ok(Vec::new());
-        }
-    };
+    let library = library?;
     let most = args.tokens.last().copied().unwrap_or(1);
     let nccl = Nccl::new(rig, library, most, args.hidden)?;
     let version = nccl.version()?;
