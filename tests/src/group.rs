@@ -45,7 +45,7 @@ impl GroupOptions {
 }
 
 /// Exchanges bytes between the processes of a group: every process's, by rank. Collective.
-pub type Gather = Box<dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>>;
+pub type Gather = Box<dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + Send>;
 
 /// A group, and a way to talk between its processes beside it.
 pub struct OpenGroup {

@@ -376,7 +376,7 @@ impl Machine for Warp<'_> {
         self.pause();
         let gate = &self.block.gates[gate as usize];
         gate.set(gate.get() + 1);
-        self.shared.bump();
+        self.shared.bump(self.common.rank);
         gate.get() == callers
     }
 

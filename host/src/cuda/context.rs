@@ -133,7 +133,7 @@ fn current() -> Result<sys::CUcontext, Error> {
 
 /// Puts the thread's context back when dropped. Stays on its thread.
 #[must_use]
-pub(crate) struct Current {
+pub struct Current {
     pushed: bool,
     not_send: PhantomData<*const ()>,
 }

@@ -153,8 +153,12 @@ impl CudaDevice {
         &self.core.context
     }
 
-    /// Makes the device's context current on this thread until the guard is dropped.
-    pub(crate) fn enter(&self) -> Result<Current, Error> {
+    /// Makes the device's context current on this thread until the guard is dropped: for other
+    /// libraries that ask CUDA for the current device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn enter(&self) -> Result<Current, Error> {
         self.core.context.enter()
     }
 

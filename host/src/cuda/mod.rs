@@ -28,7 +28,7 @@ mod page;
 pub mod probe;
 mod sys;
 
-pub use context::device_count;
+pub use context::{Current, device_count};
 pub use device::CudaDevice;
 pub use graph::{CudaEvent, CudaGraph};
 pub use local::LocalFabric;

@@ -5,14 +5,20 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
 
 use super::CudaDevice;
 use super::device::{Core, raw};
+
 use super::error::{check, check_about, error};
 use super::sys::{self, CUfunction, CUmodule};
-use crate::{DevicePtr, Error, Stream};
+use crate::memory::agree;
+use crate::{CombineMode, Config, DevicePtr, Error, Fabric, Group, Plan, Stream, TokenFormat};
+
+/// Threads of a block in the launches of a round.
+pub const CALL_THREADS: u32 = ferry_layout::Kernel::Dispatch.threads_per_block();
 
 /// A kernel that measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +201,76 @@ fn function(module: CUmodule, entry: &'static str) -> Result<CUfunction, Error> 
     Ok(function)
 }
 
+/// Every rank's probe memory, from where the group's windows come, so that a rank addresses
+/// another's in whichever process that is. Dropped, it is leaked.
+pub struct ProbeMemory {
+    fabric: Arc<dyn Fabric>,
+    own: Vec<DevicePtr>,
+    peers: Vec<Vec<DevicePtr>>,
+}
+
+impl ProbeMemory {
+    /// Allocates `bytes` for each rank, all of one node, and clears the words. Collective.
+    /// Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::PeerNotMapped`], [`Error::NvshmemHeap`], [`Error::PeerFailed`], and what the
+    /// group's devices report.
+    pub fn alloc(group: &Group, bytes: u64) -> Result<Self, Error> {
+        let (plan, fabric) = (one_node(group)?, group.fabric().clone());
+        let own = fabric.alloc_windows(bytes.max(ProbeArgs::WORDS_BYTES))?;
+        let ranks = fabric.local_ranks();
+        let set_up = ranks.iter().zip(&own).map(|(&rank, &at)| {
+            fabric.device(rank)?.fill(at, 0, ProbeArgs::WORDS_BYTES)?;
+            fabric.peer_windows(rank, &own, plan.shape())
+        });
+        let set_up: Result<Vec<_>, Error> = set_up.collect();
+        // Also the barrier: no probe signals before all words are clear.
+        match agree(&*fabric, "setting up probe memory", set_up)? {
+            Ok(peers) => Ok(Self { fabric, own, peers }),
+            Err(error) => {
+                if let Err(error) = fabric.free_windows(&own) {
+                    tracing::warn!(%error, "cannot free probe memory");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Of the ranks of this process, ascending: its memory, and every rank's as it addresses it.
+    pub fn local(&self) -> impl Iterator<Item = (DevicePtr, &[DevicePtr])> {
+        let peers = self.peers.iter().map(Vec::as_slice);
+        self.own.iter().copied().zip(peers)
+    }
+
+    /// Gives it back, after a barrier with the other processes. No probe may be at work.
+    /// Collective. Synchronises.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub fn free(self) -> Result<(), Error> {
+        self.fabric.barrier()?;
+        self.fabric.free_windows(&self.own)
+    }
+}
+
+/// The smallest plan of a group whose ranks share a node: what says who is addressed how.
+fn one_node(group: &Group) -> Result<Plan, Error> {
+    let config = Config {
+        experts: group.ranks() as usize,
+        top_k: 1,
+        hidden: 8,
+        max_tokens_per_rank: 1,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Reduced,
+        deadline: Duration::from_secs(1),
+        debug_checks: false,
+        max_sms: None,
+    };
+    Plan::new(group, config)
+}
+
 /// A word in host memory that the kernels of all devices can wait for:
 /// [`ProbeArgs::gate`].
 pub struct Gate {
@@ -262,5 +338,28 @@ impl Drop for Gate {
         if let Err(error) = check("cuMemFreeHost", freed) {
             tracing::warn!(%error, "cannot free a gate");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probe_memory_is_every_ranks_and_its_words_are_clear() {
+        let group = Group::simulated(3, 1).unwrap();
+        let memory = ProbeMemory::alloc(&group, 0).unwrap();
+        let own: Vec<DevicePtr> = memory.local().map(|(own, _)| own).collect();
+        for (rank, (at, peers)) in group.local_ranks().into_iter().zip(memory.local()) {
+            assert_eq!(peers, own);
+            let mut words = [1; ProbeArgs::WORDS_BYTES as usize];
+            group
+                .device(rank)
+                .unwrap()
+                .download(at, &mut words)
+                .unwrap();
+            assert!(words.iter().all(|&byte| byte == 0));
+        }
+        memory.free().unwrap();
     }
 }

@@ -31,7 +31,7 @@ struct Uploaded {
 pub struct Inputs {
     /// What was uploaded.
     pub problems: Vec<Problem>,
-    /// By problem, then rank.
+    /// By problem, then rank of this process.
     uploaded: Vec<Vec<Uploaded>>,
 }
 
@@ -52,9 +52,9 @@ impl Inputs {
         };
         let problems: Vec<Problem> = (0..SETS).map(problem).collect();
         let upload = |problem: &Problem| -> Result<Vec<Uploaded>> {
-            let ranks = rig.gpus.iter().zip(&problem.inputs);
+            let ranks = rig.gpus.iter();
             ranks
-                .map(|(gpu, input)| upload(&gpu.device, input))
+                .map(|gpu| upload(&gpu.device, &problem.inputs[gpu.rank]))
                 .collect()
         };
         let uploaded = problems.iter().map(upload).collect::<Result<_>>()?;
@@ -91,14 +91,14 @@ impl Inputs {
         }
     }
 
-    /// What a rank brings.
-    pub fn dispatch(&self, set: usize, rank: usize, tokens: usize) -> DispatchInput {
+    /// What a rank brings; `local` is its number among those of this process.
+    pub fn dispatch(&self, set: usize, local: usize, tokens: usize) -> DispatchInput {
         let Problem { hidden, top_k, .. } = self.problems[set];
         let Uploaded {
             x,
             topk_ids,
             topk_weights,
-        } = self.uploaded[set][rank];
+        } = self.uploaded[set][local];
         DispatchInput {
             x: Tensor::contiguous(x, [tokens, hidden]),
             topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),

@@ -1,9 +1,10 @@
 //! What the machine can do, measured in the same run.
 
 use anyhow::Result;
-use ferry::cuda::probe::{Probe, ProbeArgs};
+use ferry::cuda::probe::{CALL_THREADS, Probe, ProbeArgs};
 
-use super::record::{CopyLimit, Limits};
+use super::options::BenchArgs;
+use super::record::{CopyLimit, EmptyCall, Limits};
 use super::rig::{Gpu, Repeats, Rig, Stage};
 use super::traffic::touch_probability;
 
@@ -63,9 +64,13 @@ impl CopySizes<'_> {
 }
 
 /// Measures everything.
-pub fn measure(rig: &Rig, sizes: &CopySizes) -> Result<Limits> {
+pub fn measure(rig: &Rig, sizes: &CopySizes, args: &BenchArgs) -> Result<Limits> {
     let mut limits = Limits {
         launch_us: launches(rig)?,
+        empty_call: EmptyCall {
+            cold_us: empty_call(rig, args, true)?,
+            warm_us: empty_call(rig, args, false)?,
+        },
         hbm_gb_per_s: device_memory(rig)?,
         ..Limits::default()
     };
@@ -89,35 +94,71 @@ pub fn measure(rig: &Rig, sizes: &CopySizes) -> Result<Limits> {
     Ok(limits)
 }
 
+/// Kernels between two events.
+#[derive(Clone, Copy)]
+struct Kernels {
+    probe: Probe,
+    /// How many in a row.
+    times: u32,
+    blocks: u32,
+    threads: u32,
+}
+
 /// Median GPU time of the slowest rank. `args` are a rank's, `None` where it has nothing to do.
 fn time(
     rig: &Rig,
-    (probe, times): (Probe, u32),
-    grid: (u32, u32),
+    repeats: Repeats,
+    kernels: Kernels,
     args: impl Fn(&Gpu) -> Option<ProbeArgs>,
 ) -> Result<f64> {
+    let grid = (kernels.blocks, kernels.threads);
     let each = rig.gpus.iter().map(|gpu| {
         let args = args(gpu);
         move |_stage: usize, _iteration: u32| {
             if let Some(args) = &args {
-                for _ in 0..times {
+                for _ in 0..kernels.times {
                     // SAFETY: the rig's memory has room for what the callers below copy.
-                    unsafe { gpu.probes.launch(gpu.stream, probe, grid, args) }?;
+                    unsafe { gpu.probes.launch(gpu.stream, kernels.probe, grid, args) }?;
                 }
             }
             Ok(())
         }
     });
-    Ok(rig.time(REPEATS, &[Stage::Aligned], each.collect())?[0]
+    Ok(rig.time(repeats, &[Stage::Aligned], each.collect())?[0]
         .gpu_us
         .median)
 }
 
+/// Multiprocessors that calls occupy.
+fn multiprocessors(rig: &Rig, max_sms: Option<u32>) -> u32 {
+    let all = rig.gpus[0].device.multiprocessors();
+    max_sms.map_or(all, |most| most.clamp(1, all))
+}
+
+/// One empty kernel, with the blocks and threads of a call and in a call's place.
+fn empty_call(rig: &Rig, args: &BenchArgs, flush: bool) -> Result<f64> {
+    let kernels = Kernels {
+        probe: Probe::Empty,
+        times: 1,
+        blocks: multiprocessors(rig, args.max_sms),
+        threads: CALL_THREADS,
+    };
+    let repeats = Repeats {
+        warmup: args.warmup,
+        iterations: args.iterations,
+        flush,
+    };
+    time(rig, repeats, kernels, |gpu| Some(rig.probe_args(gpu)))
+}
+
 fn launches(rig: &Rig) -> Result<f64> {
-    let grid = (rig.gpus[0].device.multiprocessors(), COPY_THREADS);
-    let us = time(rig, (Probe::Empty, LAUNCHES), grid, |gpu| {
-        Some(rig.probe_args(gpu))
-    })?;
+    let kernels = Kernels {
+        probe: Probe::Empty,
+        times: LAUNCHES,
+        blocks: multiprocessors(rig, None),
+        threads: COPY_THREADS,
+    };
+    let us = time(rig, REPEATS, kernels, |gpu| Some(rig.probe_args(gpu)))?;
     Ok(us / f64::from(LAUNCHES))
 }
 
@@ -126,7 +167,13 @@ fn round_trip(rig: &Rig) -> Result<f64> {
         repeats: PINGS,
         ..rig.probe_args(gpu)
     };
-    let us = time(rig, (Probe::Ping, 1), (1, 32), |gpu| {
+    let kernels = Kernels {
+        probe: Probe::Ping,
+        times: 1,
+        blocks: 1,
+        threads: 32,
+    };
+    let us = time(rig, REPEATS, kernels, |gpu| {
         (gpu.rank < 2).then(|| args(gpu))
     })?;
     Ok(us / f64::from(PINGS))
@@ -134,7 +181,12 @@ fn round_trip(rig: &Rig) -> Result<f64> {
 
 fn device_memory(rig: &Rig) -> Result<f64> {
     const ROW_BYTES: u32 = 16 << 10;
-    let grid = (2 * rig.gpus[0].device.multiprocessors(), COPY_THREADS);
+    let kernels = Kernels {
+        probe: Probe::Copy,
+        times: 1,
+        blocks: 2 * multiprocessors(rig, None),
+        threads: COPY_THREADS,
+    };
     let args = |gpu: &Gpu| ProbeArgs {
         // A group of its own.
         peers: rig.peers_from(gpu),
@@ -146,13 +198,12 @@ fn device_memory(rig: &Rig) -> Result<f64> {
         rows: (HBM_BYTES / u64::from(ROW_BYTES)) as u32,
         ..rig.probe_args(gpu)
     };
-    let us = time(rig, (Probe::Copy, 1), grid, |gpu| Some(args(gpu)))?;
+    let us = time(rig, REPEATS, kernels, |gpu| Some(args(gpu)))?;
     Ok(2.0 * HBM_BYTES as f64 / us / 1e3)
 }
 
 fn all_to_all(rig: &Rig, sizes: &CopySizes, tokens: usize, row_bytes: u32) -> Result<CopyLimit> {
-    let sms = rig.gpus[0].device.multiprocessors();
-    let sms = sizes.max_sms.map_or(sms, |most| most.clamp(1, sms));
+    let sms = multiprocessors(rig, sizes.max_sms);
     let peers = rig.ranks() as u32 - 1;
     let rows = sizes.rows(rig.ranks(), tokens);
     let spread =
@@ -166,17 +217,25 @@ fn all_to_all(rig: &Rig, sizes: &CopySizes, tokens: usize, row_bytes: u32) -> Re
 
     let blocks = 2 * sms;
     let parts = spread(blocks * COPY_THREADS / 32);
-    let stores_us = time(rig, (Probe::Copy, 1), (blocks, COPY_THREADS), |gpu| {
-        Some(args(gpu, parts))
-    })?;
+    let kernels = Kernels {
+        probe: Probe::Copy,
+        times: 1,
+        blocks,
+        threads: COPY_THREADS,
+    };
+    let stores_us = time(rig, REPEATS, kernels, |gpu| Some(args(gpu, parts)))?;
     let mut bulk_us = 0.0;
     if rig.gpus.iter().all(|gpu| gpu.probes.has(Probe::BulkCopy)) {
         // Four blocks fill a multiprocessor's shared memory.
         let blocks = 4 * sms;
         let parts = spread(blocks).max(row_bytes.div_ceil(ProbeArgs::BULK_BYTES - 16));
-        bulk_us = time(rig, (Probe::BulkCopy, 1), (blocks, 32), |gpu| {
-            Some(args(gpu, parts))
-        })?;
+        let kernels = Kernels {
+            probe: Probe::BulkCopy,
+            times: 1,
+            blocks,
+            threads: 32,
+        };
+        bulk_us = time(rig, REPEATS, kernels, |gpu| Some(args(gpu, parts)))?;
     }
     let bytes = u64::from(rows * peers) * u64::from(row_bytes);
     Ok(CopyLimit {

@@ -2,13 +2,18 @@
 //!
 //! Per number of tokens it measures GPU time of each call (`round`), the period of pairs in a
 //! CUDA graph, and host time of each call; then checks the results (`verify`). In the same run
-//! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`).
+//! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`). All of
+//! it is timed in one way (`rig`), in one process with a thread a GPU or in a process a GPU
+//! (`processes`).
 
 pub mod meeting;
 pub mod options;
 pub mod plot;
 pub mod predict;
+pub mod processes;
 pub mod record;
+pub mod samples;
+pub mod sink;
 pub mod statistics;
 pub mod traffic;
 

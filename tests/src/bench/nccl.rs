@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use ferry::{Device, DevicePtr, Stream};
 use libloading::{Library, Symbol};
 
-use super::rig::{Repeats, Rig, Stage, Timed};
+use super::rig::{Gpu, Repeats, Rig, Stage, Timed};
 
 const LIBRARY: &str = "libnccl.so.2";
 /// `ncclBfloat16` (nccl.h).
@@ -22,6 +22,8 @@ const UNTIMED: usize = 3;
 /// A communicator's handle.
 type Comm = *mut c_void;
 type CommInitAll = unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int;
+type CommInitRank = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int;
+type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> c_int;
 type CommDestroy = unsafe extern "C" fn(Comm) -> c_int;
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
@@ -38,12 +40,17 @@ type ReduceScatter = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// NCCL with a communicator for each GPU of a rig, and buffers.
+/// `ncclUniqueId` (nccl.h): the name of a communicator that spans processes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; 128]);
+
+/// NCCL with a communicator for each GPU of this process, and buffers.
 pub struct Nccl<'a> {
-    rig: &'a Rig,
+    rig: &'a Rig<'a>,
     library: Library,
     comms: Vec<SendComm>,
-    /// By rank: one rank's tokens, and those of all.
+    /// By rank of this process: one rank's tokens, and those of all.
     buffers: Vec<(DevicePtr, DevicePtr)>,
     hidden: usize,
 }
@@ -109,8 +116,8 @@ fn python_packages() -> Vec<PathBuf> {
 }
 
 impl<'a> Nccl<'a> {
-    /// Makes communicators, and buffers for `tokens` tokens a rank.
-    pub fn new(rig: &'a Rig, library: Library, tokens: usize, hidden: usize) -> Result<Self> {
+    /// Makes communicators, and buffers for `tokens` tokens a rank. Collective.
+    pub fn new(rig: &'a Rig<'a>, library: Library, tokens: usize, hidden: usize) -> Result<Self> {
         let mut buffers = Vec::new();
         for gpu in &rig.gpus {
             let bytes = (tokens * hidden * 2) as u64;
@@ -130,19 +137,63 @@ impl<'a> Nccl<'a> {
             buffers,
             hidden,
         };
-        let devices: Vec<c_int> = rig
+        let comms = match rig.gpus.len() == rig.ranks() {
+            true => nccl.init_all(),
+            false => nccl.init_own(),
+        };
+        // The calls of those that have one would wait for those that have not.
+        let comms = rig.processes.agree(comms)?;
+        nccl.comms = comms.into_iter().map(SendComm).collect();
+        Ok(nccl)
+    }
+
+    /// One process has all ranks.
+    fn init_all(&self) -> Result<Vec<Comm>> {
+        let devices: Vec<c_int> = self
+            .rig
             .gpus
             .iter()
             .map(|gpu| gpu.device.ordinal() as c_int)
             .collect();
         let mut comms = vec![ptr::null_mut(); devices.len()];
-        let calls = nccl.calls()?;
-        let init: Symbol<CommInitAll> = nccl.symbol("ncclCommInitAll")?;
+        let init: Symbol<CommInitAll> = self.symbol("ncclCommInitAll")?;
         // SAFETY: both arrays have as many entries as is said.
         let code = unsafe { init(comms.as_mut_ptr(), devices.len() as c_int, devices.as_ptr()) };
-        calls.check("ncclCommInitAll", code)?;
-        nccl.comms = comms.into_iter().map(SendComm).collect();
-        Ok(nccl)
+        self.calls()?.check("ncclCommInitAll", code)?;
+        Ok(comms)
+    }
+
+    /// Every process has some of the ranks; the first process names the communicator.
+    fn init_own(&self) -> Result<Vec<Comm>> {
+        let processes = self.rig.processes;
+        let name = match processes.is_first() {
+            true => self.unique_id().map(|id| id.0.to_vec()),
+            false => Ok(Vec::new()),
+        };
+        let name = processes.share(name)?.swap_remove(0);
+        let size = name.len();
+        let id = name.try_into().ok().map(UniqueId);
+        let id = id.with_context(|| format!("the communicator's name has {size} bytes"))?;
+        let init: Symbol<CommInitRank> = self.symbol("ncclCommInitRank")?;
+        let of_rank = |gpu: &Gpu| {
+            let (mut comm, ranks) = (ptr::null_mut(), self.rig.ranks() as c_int);
+            // NCCL takes the current device.
+            let _current = gpu.device.enter()?;
+            // SAFETY: `comm` is a live pointer; the rank is below the number of ranks.
+            let code = unsafe { init(&mut comm, ranks, id, gpu.rank as c_int) };
+            self.calls()?.check("ncclCommInitRank", code)?;
+            Ok(comm)
+        };
+        self.rig.gpus.iter().map(of_rank).collect()
+    }
+
+    fn unique_id(&self) -> Result<UniqueId> {
+        let get: Symbol<GetUniqueId> = self.symbol("ncclGetUniqueId")?;
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: `id` is live, and of the size that nccl.h says.
+        let code = unsafe { get(&mut id) };
+        self.calls()?.check("ncclGetUniqueId", code)?;
+        Ok(id)
     }
 
     /// "2.28.3".
@@ -208,8 +259,9 @@ impl<'a> Nccl<'a> {
         Ok([(); 2].map(|()| timed.next().unwrap_or_default()))
     }
 
-    /// Frees everything.
+    /// Frees everything, once no process has failed. Collective.
     pub fn close(self) -> Result<()> {
+        self.rig.processes.meet()?;
         let destroy: Symbol<CommDestroy> = self.symbol("ncclCommDestroy")?;
         for comm in &self.comms {
             // SAFETY: nothing uses the communicator any more.

@@ -1,5 +1,6 @@
 //! What to measure.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -8,6 +9,15 @@ use ferry_reference::workload::Routing;
 
 /// Zipf's exponent: about that of language.
 const ZIPF_EXPONENT: f64 = 1.0;
+
+/// Where the ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GroupChoice {
+    /// One process with a thread a GPU
+    Local,
+    /// A process a GPU; under mpirun, or with --rendezvous
+    Nvshmem,
+}
 
 /// How tokens choose their experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,9 +111,18 @@ pub enum Part {
 /// Options of the benchmark.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
-    /// GPUs, one a rank [default: all]
+    /// Where the ranks are
+    #[arg(long, value_enum, default_value = "local")]
+    pub group: GroupChoice,
+    /// GPUs, one a rank [default: all; under mpirun, as many as there are processes]
     #[arg(long)]
     pub ranks: Option<usize>,
+    /// Where processes meet without MPI
+    #[arg(long, value_name = "HOST:PORT")]
+    pub rendezvous: Option<SocketAddr>,
+    /// This process's rank, with --rendezvous
+    #[arg(long)]
+    pub rank: Option<u32>,
     /// Tokens a rank
     #[arg(
         long,

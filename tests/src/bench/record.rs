@@ -15,8 +15,19 @@ pub struct Limits {
     pub round_trip_us: f64,
     /// Period of empty kernels.
     pub launch_us: f64,
+    /// An empty kernel with as many blocks and threads as a call, timed as calls are.
+    pub empty_call: EmptyCall,
     /// Copies of as many rows as dispatch and combine send.
     pub copies: Vec<CopyLimit>,
+}
+
+/// What a call that does nothing takes between its events, in microseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct EmptyCall {
+    /// After the L2 cache was flushed.
+    pub cold_us: f64,
+    /// Without.
+    pub warm_us: f64,
 }
 
 /// An all-to-all copy.
@@ -96,6 +107,8 @@ impl Phase {
 /// A line of the results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
+    /// "local" (one process) or "nvshmem" (a process a rank).
+    pub group: &'static str,
     /// Ranks.
     pub ranks: usize,
     /// Tokens a rank.

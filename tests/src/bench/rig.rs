@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use ferry::cuda::probe::{Gate, Probe, ProbeArgs, Probes};
+use ferry::cuda::probe::{Gate, Probe, ProbeArgs, ProbeMemory, Probes};
 use ferry::cuda::{CudaDevice, CudaEvent};
-use ferry::{Device, DevicePtr, Group, Rank, Stream};
+use ferry::{Device, DevicePtr, Group, Stream};
 
 use super::meeting::Meeting;
-use super::statistics::Summary;
+use super::processes::Processes;
+use super::samples::{Counts, Samples, from_bytes, summary, to_bytes};
+
+pub use super::samples::Timed;
 
 /// What is written to push everything else out of the L2 cache: several times its size.
 const FLUSH_BYTES: u64 = 256 << 20;
@@ -37,12 +40,18 @@ pub struct Gpu {
     source: DevicePtr,
 }
 
-/// All GPUs of a run.
-pub struct Rig {
+/// The GPUs of a run. This process drives all of them, or one.
+pub struct Rig<'a> {
     /// They as a group.
     pub group: Group,
-    /// By rank.
+    /// What agrees with the processes of the others.
+    pub processes: &'a Processes,
+    /// Those of this process, by rank.
     pub gpus: Vec<Gpu>,
+    /// Of all ranks, by rank.
+    names: Vec<String>,
+    memory: ProbeMemory,
+    /// What rank 0 waits for; unused in the processes of others.
     gate: Gate,
     /// Timed iterations so far.
     serial: AtomicU64,
@@ -68,52 +77,27 @@ pub enum Stage {
     Following,
 }
 
-/// What a stage took, in microseconds.
-#[derive(Clone, Debug, Default)]
-pub struct Timed {
-    /// GPU time between events, the slowest rank of each iteration.
-    pub gpu_us: Summary,
-    /// Host time of the call, of any rank.
-    pub host_us: Summary,
-}
-
-/// A rank's samples: by stage, then iteration.
-type Samples = Vec<Vec<(f64, f64)>>;
-
-impl Rig {
-    /// Opens `ranks` GPUs, with room for copies of `copy_bytes` on each.
-    pub fn new(ranks: usize, copy_bytes: u64) -> Result<Self> {
-        let group = Group::local(&(0..ranks).collect::<Vec<_>>())?;
+impl<'a> Rig<'a> {
+    /// Prepares the group's GPUs, with room for copies of `copy_bytes` on each. Collective.
+    pub fn new(group: &Group, processes: &'a Processes, copy_bytes: u64) -> Result<Self> {
+        let memory = ProbeMemory::alloc(group, ProbeArgs::WORDS_BYTES + copy_bytes)?;
         let mut gpus = Vec::new();
-        for rank in 0..ranks {
-            let device = group.cuda(Rank(rank as u32)).context("not a CUDA device")?;
-            let memory = device.alloc(ProbeArgs::WORDS_BYTES + copy_bytes)?;
-            device.fill(memory, 0, ProbeArgs::WORDS_BYTES)?;
-            gpus.push(Gpu {
-                rank,
-                probes: Probes::new(&device)?,
-                stream: device.stream()?,
-                memory,
-                peers: device.alloc(8 * ranks as u64)?,
-                flushed: device.alloc(FLUSH_BYTES)?,
-                source: random_bytes(&device, copy_bytes)?,
-                device,
-            });
+        for (rank, (at, peers)) in group.local_ranks().into_iter().zip(memory.local()) {
+            let device = group.cuda(rank).context("not a CUDA device")?;
+            gpus.push(Gpu::new(rank.0 as usize, device, (at, peers), copy_bytes)?);
         }
-        let peers: Vec<u8> = gpus
+        let gate = Gate::new(&gpus.first().context("no rank in this process")?.device)?;
+        let names: Vec<String> = gpus.iter().map(|gpu| gpu.device.name()).collect();
+        let names = processes.share(Ok(names.join(", ").into_bytes()))?;
+        let names = names
             .iter()
-            .flat_map(|gpu| gpu.memory.0.to_le_bytes())
-            .collect();
-        for gpu in &gpus {
-            gpu.device.upload(gpu.peers, &peers)?;
-            // The first call loads a kernel, which must not happen while others wait.
-            gpu.probes.clear(gpu.stream, gpu.flushed, FLUSH_BYTES)?;
-            gpu.device.synchronize(gpu.stream)?;
-        }
-        let gate = Gate::new(&gpus[0].device)?;
+            .map(|name| String::from_utf8_lossy(name).into());
         Ok(Self {
-            group,
+            group: group.clone(),
+            processes,
             gpus,
+            names: names.collect(),
+            memory,
             gate,
             serial: AtomicU64::new(0),
         })
@@ -124,15 +108,19 @@ impl Rig {
         gpu.peers.0 + 8 * gpu.rank as u64
     }
 
-    /// For people: "4 GPUs: NVIDIA H200 (cuda:0), ..".
+    /// For people: "4 GPUs in one process: NVIDIA H200 (cuda:0), ..".
     pub fn title(&self) -> String {
-        let names: Vec<String> = self.gpus.iter().map(|gpu| gpu.device.name()).collect();
-        format!("{} GPUs: {}", names.len(), names.join(", "))
+        let (ranks, names) = (self.ranks(), self.names.join(", "));
+        if self.names.len() == 1 {
+            return format!("{ranks} GPUs in one process: {names}");
+        }
+        let group = self.group.name();
+        format!("{ranks} GPUs, a process each ({group} group): {names}")
     }
 
-    /// Ranks.
-    pub const fn ranks(&self) -> usize {
-        self.gpus.len()
+    /// Ranks of all processes.
+    pub fn ranks(&self) -> usize {
+        self.group.ranks() as usize
     }
 
     /// A rank's probe arguments: it sends no rows.
@@ -155,56 +143,93 @@ impl Rig {
         }
     }
 
-    /// Calls every rank's function for every stage of every iteration, each rank on a thread of
-    /// its own. `call(stage, iteration)` enqueues on the rank's stream. Everything of an
-    /// iteration is enqueued on all ranks before any of it starts.
+    /// Calls every local rank's function for every stage of every iteration, each rank on a
+    /// thread of its own. `call(stage, iteration)` enqueues on the rank's stream. Everything of
+    /// an iteration is enqueued on all ranks of all processes before any of it starts. What
+    /// comes back is of all ranks. Collective.
     pub fn time<C>(&self, repeats: Repeats, stages: &[Stage], calls: Vec<C>) -> Result<Vec<Timed>>
     where
         C: FnMut(usize, u32) -> Result<()> + Send,
     {
-        let meeting = Meeting::new(calls.len());
-        let base = self.serial.load(Ordering::Relaxed);
-        let results: Vec<Result<Samples>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .gpus
-                .iter()
-                .zip(calls)
-                .map(|(gpu, call)| {
-                    let timer = Timer {
-                        rig: self,
-                        gpu,
-                        meeting: &meeting,
-                        repeats,
-                        stages,
-                        base,
-                    };
-                    scope.spawn(move || timer.run(call).inspect_err(|_| timer.meeting.fail()))
-                })
-                .collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().expect("no panic while timing"))
-                .collect()
-        });
-        let all = u64::from(repeats.warmup + repeats.iterations);
-        self.serial.fetch_add(all, Ordering::Relaxed);
-        self.gate.open(base + all);
-        let samples = first_cause(results)?;
-        self.require_aligned()?;
+        // A process may have been busy for longer than the others' probes wait.
+        self.processes.meet()?;
+        let own = self.time_here(repeats, stages, calls);
+        let all = self
+            .processes
+            .share(own.map(|samples| to_bytes(&samples)))?;
+        let counts = Counts {
+            stages: stages.len(),
+            iterations: repeats.iterations as usize,
+        };
+        let samples = all.iter().map(|bytes| from_bytes(bytes, counts));
+        let samples = samples.collect::<Result<Vec<_>>>()?.concat();
         Ok((0..stages.len())
             .map(|stage| summary(&samples, stage))
             .collect())
     }
 
+    /// What this process has of [`time`](Self::time): its ranks' samples.
+    fn time_here<C>(
+        &self,
+        repeats: Repeats,
+        stages: &[Stage],
+        calls: Vec<C>,
+    ) -> Result<Vec<Samples>>
+    where
+        C: FnMut(usize, u32) -> Result<()> + Send,
+    {
+        let meeting = Meeting::new(calls.len());
+        let base = self.serial.load(Ordering::Relaxed);
+        let timer = |gpu| Timer {
+            rig: self,
+            gpu,
+            meeting: &meeting,
+            repeats,
+            stages,
+            base,
+        };
+        let timers = self.gpus.iter().map(timer).zip(calls);
+        let results: Vec<Result<Samples>> = if self.gpus.len() == 1 {
+            // Other processes are talked to from the thread that joined them, as MPI wants it.
+            timers.map(|(timer, call)| timer.run(call)).collect()
+        } else {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = timers
+                    .map(|(timer, call)| {
+                        scope.spawn(move || timer.run(call).inspect_err(|_| timer.meeting.fail()))
+                    })
+                    .collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().expect("no panic while timing"))
+                    .collect()
+            })
+        };
+        let all = u64::from(repeats.warmup + repeats.iterations);
+        self.serial.fetch_add(all, Ordering::Relaxed);
+        self.gate.open(base + all);
+        let samples = first_cause(results)?;
+        self.require_aligned()?;
+        Ok(samples)
+    }
+
     /// Makes the ranks' barriers agree again, after one has failed. Waits for all streams.
+    /// Collective.
     pub fn reset(&self) -> Result<()> {
         for gpu in &self.gpus {
             gpu.device.synchronize(gpu.stream)?;
         }
+        // No probe of any process is at work any more.
+        self.processes.meet()?;
         for gpu in &self.gpus {
             gpu.device.fill(gpu.memory, 0, ProbeArgs::WORDS_BYTES)?;
         }
-        Ok(())
+        self.processes.meet()
+    }
+
+    /// Gives back what belongs to the group. Collective.
+    pub fn close(self) -> Result<()> {
+        Ok(self.memory.free()?)
     }
 
     /// Fails if a probe gave up waiting.
@@ -222,6 +247,33 @@ impl Rig {
             }
         }
         Ok(())
+    }
+}
+
+impl Gpu {
+    /// `memory` is the rank's probe memory, and every rank's as it addresses it.
+    fn new(
+        rank: usize,
+        device: Arc<CudaDevice>,
+        (memory, peers): (DevicePtr, &[DevicePtr]),
+        copy_bytes: u64,
+    ) -> Result<Self> {
+        let gpu = Self {
+            rank,
+            probes: Probes::new(&device)?,
+            stream: device.stream()?,
+            memory,
+            peers: device.alloc(8 * peers.len() as u64)?,
+            flushed: device.alloc(FLUSH_BYTES)?,
+            source: random_bytes(&device, copy_bytes)?,
+            device,
+        };
+        let table: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
+        gpu.device.upload(gpu.peers, &table)?;
+        // The first call loads a kernel, which must not happen while others wait.
+        gpu.probes.clear(gpu.stream, gpu.flushed, FLUSH_BYTES)?;
+        gpu.device.synchronize(gpu.stream)?;
+        Ok(gpu)
     }
 }
 
@@ -260,27 +312,10 @@ fn first_cause(results: Vec<Result<Samples>>) -> Result<Vec<Samples>> {
     }
 }
 
-fn summary(samples: &[Samples], stage: usize) -> Timed {
-    let iterations = samples[0][stage].len();
-    let slowest = |iteration: usize| {
-        samples
-            .iter()
-            .map(|rank| rank[stage][iteration].0)
-            .fold(0.0, f64::max)
-    };
-    let host = samples
-        .iter()
-        .flat_map(|rank| rank[stage].iter().map(|&(_, host)| host));
-    Timed {
-        gpu_us: Summary::of((0..iterations).map(slowest).collect()),
-        host_us: Summary::of(host.collect()),
-    }
-}
-
 /// A rank's side of [`Rig::time`].
 #[derive(Clone, Copy)]
 struct Timer<'a> {
-    rig: &'a Rig,
+    rig: &'a Rig<'a>,
     gpu: &'a Gpu,
     meeting: &'a Meeting,
     repeats: Repeats,
@@ -306,7 +341,7 @@ impl Timer<'_> {
                 host.push(before.elapsed().as_secs_f64() * 1e6);
                 end.record(self.gpu.stream)?;
             }
-            self.meeting.wait()?;
+            self.meet()?;
             if self.gpu.rank == 0 {
                 self.rig.gate.open(serial);
             }
@@ -318,6 +353,15 @@ impl Timer<'_> {
             }
         }
         Ok(samples)
+    }
+
+    /// Waits for the ranks of this process; one of them then waits for the other processes.
+    fn meet(&self) -> Result<()> {
+        self.meeting.wait()?;
+        if self.gpu.rank == self.rig.gpus[0].rank {
+            self.rig.processes.meet()?;
+        }
+        Ok(())
     }
 
     /// Flushes, and lets the ranks wait for each other; the first one waits for the gate.

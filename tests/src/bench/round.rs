@@ -17,9 +17,9 @@ const REPLAYS: u32 = 10;
 /// Longest wait of a kernel.
 pub const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Communicators of all ranks for one number of tokens, with their tensors.
+/// Communicators of this process's ranks for one number of tokens, with their tensors.
 pub struct Bench<'a> {
-    rig: &'a Rig,
+    rig: &'a Rig<'a>,
     inputs: &'a Inputs,
     /// What was measured.
     pub plan: Plan,
@@ -28,6 +28,8 @@ pub struct Bench<'a> {
 
 /// A rank's end.
 struct RankBench<'a> {
+    /// Its number among those of this process.
+    local: usize,
     ep: ExpertParallel,
     inputs: &'a Inputs,
     outputs: Outputs,
@@ -49,9 +51,7 @@ impl RankBench<'_> {
     /// Enqueues a call with a set of inputs.
     fn enqueue(&mut self, call: Call, set: usize) -> Result<(), Error> {
         let (stream, mode) = (self.stream, self.ep.plan().config().combine);
-        let input = self
-            .inputs
-            .dispatch(set, self.ep.rank().0 as usize, self.tokens);
+        let input = self.inputs.dispatch(set, self.local, self.tokens);
         let output = &self.outputs.dispatch;
         if call == Call::Dispatch {
             return self.ep.dispatch(stream, &input, output).map(drop);
@@ -75,7 +75,7 @@ impl RankBench<'_> {
 
     /// A graph of pairs, each with other inputs than the one before; the last has the first set.
     fn capture(&mut self, rig: &Rig) -> Result<CudaGraph> {
-        let device = rig.gpus[self.ep.rank().0 as usize].device.clone();
+        let device = rig.gpus[self.local].device.clone();
         let graph = device.capture(self.stream, || {
             (0..PAIRS).rev().try_for_each(|pair| {
                 self.enqueue(Call::Dispatch, pair % SETS)?;
@@ -87,19 +87,18 @@ impl RankBench<'_> {
 }
 
 impl<'a> Bench<'a> {
-    /// Makes communicators and outputs.
-    pub fn new(rig: &'a Rig, inputs: &'a Inputs, config: Config) -> Result<Self> {
+    /// Makes communicators and outputs. Collective, as all calls below that time or close.
+    pub fn new(rig: &'a Rig<'a>, inputs: &'a Inputs, config: Config) -> Result<Self> {
         let (format, tokens) = (config.format, config.max_tokens_per_rank);
         let plan = Plan::new(&rig.group, config)?;
         let capacity = inputs.capacity(tokens, format);
         let mut ranks = Vec::new();
-        for (ep, gpu) in ExpertParallel::new(&rig.group, &plan)?
-            .into_iter()
-            .zip(&rig.gpus)
-        {
+        let eps = ExpertParallel::new(&rig.group, &plan)?.into_iter();
+        for (local, (ep, gpu)) in eps.zip(&rig.gpus).enumerate() {
             let outputs = Outputs::new(&gpu.device, &plan, tokens, capacity)?;
             outputs.poison(0)?;
             ranks.push(RankBench {
+                local,
                 ep,
                 inputs,
                 outputs,
@@ -115,13 +114,18 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// The kind of the group.
+    pub fn group_name(&self) -> &'static str {
+        self.rig.group.name()
+    }
+
     /// What crosses the wire, of the first set.
     pub fn traffic(&self) -> Traffic {
         let tokens = self.ranks[0].tokens;
         Traffic::of(&self.inputs.problems[0], self.plan.shape(), tokens)
     }
 
-    /// Each rank's outputs.
+    /// The outputs of each rank of this process.
     pub fn outputs(&self) -> impl Iterator<Item = &Outputs> {
         self.ranks.iter().map(|rank| &rank.outputs)
     }
@@ -175,6 +179,7 @@ impl<'a> Bench<'a> {
             .iter_mut()
             .map(|rank| Ok((rank.capture(self.rig)?, rank.stream)));
         let mut graphs: Vec<(CudaGraph, Stream)> = graphs.collect::<Result<_>>()?;
+        self.rig.processes.meet()?;
         // The first launch of a graph does more than the later ones.
         for (graph, stream) in &mut graphs {
             graph.launch(*stream)?;
@@ -198,6 +203,7 @@ impl<'a> Bench<'a> {
         for rank in &self.ranks {
             rank.outputs.poison(poison)?;
         }
+        self.rig.processes.meet()?;
         for call in [Call::Dispatch, Call::Combine] {
             self.ranks
                 .iter_mut()
@@ -206,7 +212,7 @@ impl<'a> Bench<'a> {
         self.check()
     }
 
-    /// Waits for all ranks and asks them for faults.
+    /// Waits for this process's ranks and asks them for faults.
     fn check(&self) -> Result<()> {
         for rank in &self.ranks {
             rank.ep.synchronize(rank.stream)?;
@@ -214,8 +220,9 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Frees everything.
+    /// Frees everything, once no process has failed.
     pub fn close(self) -> Result<()> {
+        self.rig.processes.meet()?;
         for rank in self.ranks {
             rank.outputs.free()?;
             rank.ep.close()?;

@@ -1,23 +1,22 @@
 //! The whole run.
 
-use std::fs::File;
-use std::io::Write;
-
-use anyhow::{Context, Result, bail};
-use ferry::{CombineMode, Config, Plan, TokenFormat};
-use serde_json::json;
+use anyhow::{Context, Result, ensure};
+use ferry::{CombineMode, Config, Group, Plan, TokenFormat};
 
 use super::inputs::Inputs;
 use super::limits::{self, CopySizes};
 use super::nccl::{self, Nccl};
-use super::options::{BenchArgs, Part, mode_name};
+use super::options::{BenchArgs, GroupChoice, Part, mode_name};
+use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Timed};
 use super::round::Bench;
 use super::silu;
+use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::{Oracle, POISON};
 use super::{plot, predict};
+use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 
 /// What the rounds are set beside.
 #[derive(Default)]
@@ -27,38 +26,53 @@ struct Yardsticks {
     nccl: Vec<[Summary; 2]>,
 }
 
-/// Where records go.
-struct Sink {
-    file: Option<File>,
-}
-
-impl Sink {
-    fn new(args: &BenchArgs) -> Result<Self> {
-        let create = |path: &std::path::PathBuf| {
-            File::create(path).with_context(|| format!("cannot create {}", path.display()))
-        };
-        Ok(Self {
-            file: args.json.as_ref().map(create).transpose()?,
-        })
-    }
-
-    fn line(&mut self, kind: &str, value: impl serde::Serialize) -> Result<()> {
-        if let Some(file) = &mut self.file {
-            writeln!(file, "{}", json!({ kind: value }))?;
-        }
-        Ok(())
-    }
-}
-
 /// Runs all that `args` ask for.
 pub fn run(args: &BenchArgs) -> Result<()> {
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
+    let opened = open(&group_options(args)?)?;
+    let is_first = opened.is_first();
+    let OpenGroup { group, gather } = opened;
+    let processes = Processes::new(gather, is_first);
+    match processes.agree(measure_all(&group, &processes, args)) {
+        Ok(()) => Ok(group.close()?),
+        Err(error) => {
+            // Leaving MPI would wait for the processes that have not heard of it and wait
+            // elsewhere. What started them ends them when this one ends without leaving.
+            std::mem::forget(processes);
+            Err(error)
+        }
+    }
+}
+
+/// How to open the group.
+fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
     let gpus = ferry::cuda::device_count()?;
     let ranks = args.ranks.unwrap_or(gpus);
-    if ranks == 0 || ranks > gpus {
-        bail!("{ranks} ranks asked for, and this machine has {gpus} GPUs");
-    }
+    let kind = match args.group {
+        GroupChoice::Local => GroupKind::Local,
+        GroupChoice::Nvshmem => GroupKind::Nvshmem,
+    };
+    ensure!(
+        kind == GroupKind::Nvshmem || (1..=gpus).contains(&ranks),
+        "{ranks} ranks asked for, and this machine has {gpus} GPUs"
+    );
+    Ok(GroupOptions {
+        kind,
+        ranks,
+        seed: args.seed,
+        rendezvous: args.rendezvous,
+        rank: args.rank,
+    })
+}
+
+fn measure_all(group: &Group, processes: &Processes, args: &BenchArgs) -> Result<()> {
+    let ranks = group.ranks() as usize;
+    ensure!(
+        args.ranks.is_none_or(|wanted| wanted == ranks),
+        "--ranks {}: {ranks} processes were started, each with a rank",
+        args.ranks.unwrap_or(ranks)
+    );
     let row_bytes = row_sizes(args, ranks);
     let sizes = CopySizes {
         tokens: &args.tokens,
@@ -67,39 +81,61 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         top_k: args.top_k,
         max_sms: args.max_sms,
     };
-    let mut sink = Sink::new(args)?;
-    let rig = Rig::new(ranks, sizes.memory(ranks))?;
-    println!("{}", rig.title());
-    let mut yardsticks = Yardsticks::default();
-    if args.wants(Part::Limits) {
-        let limits = limits::measure(&rig, &sizes)?;
-        print_limits(&limits);
-        sink.line("limits", &limits)?;
-        yardsticks.limits = Some(limits);
-    }
-    if let (true, Some(limits)) = (args.wants(Part::Silu), &yardsticks.limits) {
-        let times = silu::measure(&rig, limits.hbm_gb_per_s)?;
-        silu::print(&times);
-        sink.line("silu", &times)?;
-    }
-    if args.wants(Part::Nccl) {
-        yardsticks.nccl = run_nccl(&rig, args).or_else(|error| {
-            println!("NCCL: failed, left out ({error:#})");
-            rig.reset().map(|()| Vec::new())
-        })?;
-    }
+    let mut sink = processes.agree(Sink::new(args, processes.is_first()))?;
+    let copy_bytes = match args.wants(Part::Limits) {
+        true => sizes.memory(ranks),
+        false => 0,
+    };
+    let rig = Rig::new(group, processes, copy_bytes)?;
+    sink.say(rig.title());
+    let yardsticks = measure_yardsticks(&rig, args, &sizes, &mut sink)?;
     let records = if args.wants_rounds() {
         rounds(&rig, args, &yardsticks, &mut sink)?
     } else {
         Vec::new()
     };
-    if let Some(folder) = &args.svg {
-        plot::plot(folder, &records, yardsticks.limits.as_ref())?;
+    if sink.is_first() {
+        if let Some(folder) = &args.svg {
+            plot::plot(folder, &records, yardsticks.limits.as_ref())?;
+        }
+        if let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits) {
+            predict::predict(&records, limits, ranks);
+        }
     }
-    if let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits) {
-        predict::predict(&records, limits, ranks);
+    // Collective, so only if the first process has not failed.
+    processes.meet()?;
+    rig.close()
+}
+
+/// What the machine can do, what a copy does, and NCCL.
+fn measure_yardsticks(
+    rig: &Rig,
+    args: &BenchArgs,
+    sizes: &CopySizes,
+    sink: &mut Sink,
+) -> Result<Yardsticks> {
+    let mut yardsticks = Yardsticks::default();
+    if args.wants(Part::Limits) {
+        let limits = limits::measure(rig, sizes, args)?;
+        print_limits(&limits, sink);
+        sink.line("limits", &limits)?;
+        yardsticks.limits = Some(limits);
     }
-    Ok(())
+    if let (true, Some(limits)) = (args.wants(Part::Silu), &yardsticks.limits) {
+        let times = silu::measure(rig, limits.hbm_gb_per_s)?;
+        if sink.is_first() {
+            silu::print(&times);
+        }
+        sink.line("silu", &times)?;
+    }
+    if args.wants(Part::Nccl) {
+        let measured = rig.processes.agree(run_nccl(rig, args, sink));
+        yardsticks.nccl = measured.or_else(|error| {
+            sink.say(format_args!("NCCL: failed, left out ({error:#})"));
+            rig.reset().map(|()| Vec::new())
+        })?;
+    }
+    Ok(yardsticks)
 }
 
 /// Bytes of rows to copy for comparison: dispatch's in each format, and combine's.
@@ -146,40 +182,49 @@ pub fn config(
     }
 }
 
-fn print_limits(limits: &Limits) {
-    println!(
+fn print_limits(limits: &Limits, sink: &Sink) {
+    sink.say(format_args!(
         "limits: wire {:.0} GB/s a GPU and direction, device memory {:.0} GB/s, signal there and \
          back {:.2} µs, empty kernel {:.2} µs",
         limits.wire_gb_per_s, limits.hbm_gb_per_s, limits.round_trip_us, limits.launch_us
-    );
-    println!("all-to-all copy: tokens, bytes of a row: µs with stores, with bulk copies (GB/s)");
+    ));
+    sink.say(format_args!(
+        "an empty call between events: {:.1} µs cold, {:.1} µs warm",
+        limits.empty_call.cold_us, limits.empty_call.warm_us
+    ));
+    sink.say("all-to-all copy: tokens, bytes of a row: µs with stores, with bulk copies (GB/s)");
     for copy in &limits.copies {
-        println!(
+        sink.say(format_args!(
             "{:>5} {:>6}: {:>7.1} {:>7.1} ({:.0})",
             copy.tokens,
             copy.row_bytes,
             copy.stores_us,
             copy.bulk_us,
             copy.bytes as f64 / copy.best_us() / 1e3
-        );
+        ));
     }
 }
 
 /// NCCL's times, or a word why there are none.
-fn run_nccl(rig: &Rig, args: &BenchArgs) -> Result<Vec<[Summary; 2]>> {
-    let library = match nccl::load(args.nccl.as_deref()) {
-        Ok(library) => library,
-        Err(error) => {
-            println!("NCCL: skipped, there is none ({error})");
-            return Ok(Vec::new());
-        }
-    };
+fn run_nccl(rig: &Rig, args: &BenchArgs, sink: &Sink) -> Result<Vec<[Summary; 2]>> {
+    let library = nccl::load(args.nccl.as_deref());
+    // Those that have it would wait for those that have not.
+    let missing = library.as_ref().err().map(|error| format!("{error:#}"));
+    let missing = rig
+        .processes
+        .share(Ok(missing.unwrap_or_default().into()))?;
+    if let Some(reason) = missing.iter().find(|reason| !reason.is_empty()) {
+        let reason = String::from_utf8_lossy(reason);
+        sink.say(format_args!("NCCL: skipped, there is none ({reason})"));
+        return Ok(Vec::new());
+    }
+    let library = library?;
     let most = args.tokens.last().copied().unwrap_or(1);
     let nccl = Nccl::new(rig, library, most, args.hidden)?;
-    println!(
-        "NCCL {}: tokens: all-gather, reduce-scatter in BF16, µs",
-        nccl.version()?
-    );
+    let version = nccl.version()?;
+    sink.say(format_args!(
+        "NCCL {version}: tokens: all-gather, reduce-scatter in BF16, µs"
+    ));
     let repeats = Repeats {
         warmup: args.warmup,
         iterations: args.iterations,
@@ -188,10 +233,10 @@ fn run_nccl(rig: &Rig, args: &BenchArgs) -> Result<Vec<[Summary; 2]>> {
     let mut times = Vec::new();
     for &tokens in &args.tokens {
         let [gather, scatter] = nccl.time(repeats, tokens)?.map(|timed| timed.gpu_us);
-        println!(
+        sink.say(format_args!(
             "{tokens:>5}: {:>7.1} {:>7.1}",
             gather.median, scatter.median
-        );
+        ));
         times.push([gather, scatter]);
     }
     nccl.close()?;
@@ -204,13 +249,13 @@ fn rounds(
     yardsticks: &Yardsticks,
     sink: &mut Sink,
 ) -> Result<Vec<Record>> {
-    let inputs = Inputs::new(rig, args)?;
+    let inputs = rig.processes.agree(Inputs::new(rig, args))?;
     let mut all = Vec::new();
     for kind in args.kinds() {
         for (index, &tokens) in args.tokens.iter().enumerate() {
             let mut records = measure(rig, &inputs, args, kind, tokens)?;
             if index == 0 {
-                println!("\n{}\n{HEAD}", records[0].title());
+                sink.say(format_args!("\n{}\n{HEAD}", records[0].title()));
             }
             for record in &mut records {
                 compare(
@@ -219,9 +264,9 @@ fn rounds(
                     index,
                     shape(args, rig.ranks(), kind.0, kind.1)?,
                 );
-                println!("{}", record.row());
+                sink.say(record.row());
                 if let Some(halves) = record.halves() {
-                    println!("{halves}");
+                    sink.say(halves);
                 }
                 sink.line("round", &*record)?;
             }
@@ -239,7 +284,8 @@ fn measure(
     kind: (TokenFormat, CombineMode),
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let mut bench = Bench::new(rig, inputs, config(args, kind, tokens))?;
+    let bench = Bench::new(rig, inputs, config(args, kind, tokens));
+    let mut bench = rig.processes.agree(bench)?;
     let oracle = (!args.no_verify).then(|| Oracle::new(inputs, kind.0, tokens));
     if let Some(oracle) = &oracle {
         oracle.fill_expert_rows(rig, &bench)?;
@@ -269,7 +315,8 @@ fn measure(
                 mode_name(kind.1)
             )
         };
-        oracle.verify(rig, &bench).with_context(what)?;
+        rig.processes
+            .agree(oracle.verify(rig, &bench).with_context(what))?;
         verified = oracle.extent();
     }
     records
@@ -289,6 +336,7 @@ fn fused(
     let [dispatch, combine] = bench.fused(repeats)?;
     let traffic = bench.traffic();
     let mut record = Record {
+        group: bench.group_name(),
         ranks: bench.plan.shape().ranks as usize,
         tokens: bench.plan.config().max_tokens_per_rank,
         hidden: args.hidden,

@@ -81,7 +81,8 @@ impl<'a> Oracle<'a> {
             return Ok(());
         }
         let hidden = self.problem.hidden;
-        for ((gpu, outputs), places) in rig.gpus.iter().zip(bench.outputs()).zip(&self.places) {
+        for (gpu, outputs) in rig.gpus.iter().zip(bench.outputs()) {
+            let places = &self.places[gpu.rank];
             let mut rows = vec![bf16::ZERO; outputs.expert_rows.elements()];
             for ((place, &source), info) in places.at.iter().zip(&places.source).zip(&places.info) {
                 let token = token(self.problem, source, info[0] as usize);
@@ -94,13 +95,14 @@ impl<'a> Oracle<'a> {
         Ok(())
     }
 
-    /// Compares all ranks' outputs.
+    /// Compares the outputs of this process's ranks.
     pub fn verify(&self, rig: &Rig, bench: &Bench) -> Result<()> {
         let combined = self.combined(bench.plan.config().combine);
         std::thread::scope(|scope| {
-            let ranks = rig.gpus.iter().zip(bench.outputs()).zip(&combined);
+            let ranks = rig.gpus.iter().zip(bench.outputs());
             let threads: Vec<_> = ranks
-                .map(|((gpu, outputs), combined)| {
+                .map(|(gpu, outputs)| {
+                    let combined = &combined[gpu.rank];
                     scope.spawn(move || {
                         self.verify_dispatch(gpu.rank, &gpu.device, outputs)?;
                         self.verify_combined(gpu.rank, &gpu.device, outputs, combined)
