@@ -88,7 +88,13 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     #[inline(always)]
     fn row(&self, row: Row) -> u64 {
         match row {
-            Row::Window(rank, at) => self.window(rank) + at.bytes(),
+            // Not from shared memory, whose reads would queue behind the rows' stores: the table is in
+            // the L1 cache since the block was set up.
+            Row::Window(rank, at) => {
+                let window = self.common().peers + 8 * rank.0 as u64;
+                // SAFETY: the table of peers has an entry for every rank and stays as it is.
+                unsafe { memory::load_constant_u64(window) + at.bytes() }
+            }
             Row::Tensor(tensor, index) => {
                 let bytes = self.args.row_bytes(tensor) as u64;
                 self.args.tensor(tensor) + index as u64 * bytes

@@ -9,15 +9,17 @@ use crate::send::send_units;
 use crate::share::Share;
 use crate::wait::{Launch, Stopped};
 
-/// One in how many warps sends and does nothing else, where there are more units than warps: the
-/// wire is full all the same, and the others put rows in their places meanwhile. Encoding takes
-/// more warps than copying. Found by measuring (BENCHMARKS.md).
+/// Warps that send and do nothing else, of `warps`, where there are more units than warps: so many
+/// fill the wire, and the others put rows in their places meanwhile. Of a few warps, a larger share is
+/// needed. Encoding takes more warps than copying. Found by measuring (BENCHMARKS.md).
 #[inline(always)]
-const fn sender_share(format: TokenFormat) -> u32 {
-    match format {
-        TokenFormat::Bf16 => 8,
-        _ => 2,
-    }
+fn senders(format: TokenFormat, warps: u32) -> u32 {
+    let (enough, share_of_32) = match format {
+        TokenFormat::Bf16 => (264, 12),
+        TokenFormat::Mxfp4(_) => (1056, 16),
+        _ => (924, 16),
+    };
+    (warps * share_of_32 / 32).min(enough)
 }
 
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
@@ -76,7 +78,7 @@ impl Roles {
         let units = args.tokens * shape.parts(args.tokens);
         let is_crowded = receives && units > others && others > 1;
         let senders = match is_crowded {
-            true => (warps / sender_share(shape.format())).clamp(1, others - 1),
+            true => senders(shape.format(), warps).clamp(1, others - 1),
             false => others,
         };
         let first_sender = warps - others;

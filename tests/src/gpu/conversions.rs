@@ -28,7 +28,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     let tests: [(&str, Test); 8] = [
         ("BF16", |on| every_pair(on, Conversion::Bf16)),
         ("e4m3", |on| every_pair(on, Conversion::E4m3)),
-        ("e2m1", |on| every_pair(on, Conversion::E2m1)),
+        ("e2m1", products),
         ("larger magnitude", larger_magnitude),
         ("quotient by a scale", quotients),
         ("reciprocal", reciprocals),
@@ -90,6 +90,17 @@ fn mantissas() -> BTreeSet<u32> {
 
 fn every_pair(on: &Converter, conversion: Conversion) -> Result<()> {
     on.compare(conversion, &pairs()).map(drop)
+}
+
+/// What is made e2m1 are results of arithmetic, among which a GPU has one NaN, a positive one.
+fn products(on: &Converter) -> Result<()> {
+    let mut pairs = pairs();
+    for bits in pairs.as_flattened_mut() {
+        if f32::from_bits(*bits).is_nan() {
+            *bits = f32::NAN.to_bits();
+        }
+    }
+    on.compare(Conversion::E2m1, &pairs).map(drop)
 }
 
 fn larger_magnitude(on: &Converter) -> Result<()> {
