@@ -9,17 +9,22 @@ use crate::send::send_units;
 use crate::share::Share;
 use crate::wait::{Launch, Stopped};
 
-/// Warps that send and do nothing else, of `warps`, where there are more units than warps: so many
-/// fill the wire, and the others put rows in their places meanwhile. Of a few warps, a larger share is
-/// needed. Encoding takes more warps than copying. Found by measuring (BENCHMARKS.md).
+/// From so many whole rows on, some warps send and do nothing else, also where there are more warps
+/// than rows: the first rows are in their places before the last ones leave. Found by measuring
+/// (BENCHMARKS.md).
+const MANY_ROWS: u32 = 512;
+
+/// Warps that send and do nothing else, of `warps` for `units`: so many fill the wire, and the others
+/// put rows in their places meanwhile. Of a few warps, a larger share is needed. Encoding takes more
+/// warps than copying. Found by measuring (BENCHMARKS.md).
 #[inline(always)]
-fn senders(format: TokenFormat, warps: u32) -> u32 {
+fn senders(format: TokenFormat, units: u32, warps: u32) -> u32 {
     let (enough, share_of_32) = match format {
         TokenFormat::Bf16 => (264, 12),
         TokenFormat::Mxfp4(_) => (1056, 16),
         _ => (924, 16),
     };
-    (warps * share_of_32 / 32).min(enough)
+    (warps * share_of_32 / 32).min(enough).min(units / 2)
 }
 
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
@@ -75,10 +80,12 @@ impl Roles {
         let announcers = tasks.min(warps / 2).max(1);
         // A launch of a single warp announces first and sends then.
         let others = if warps == 1 { 1 } else { warps - announcers };
-        let units = args.tokens * shape.parts(args.tokens);
-        let is_crowded = receives && units > others && others > 1;
+        let parts = shape.parts(args.tokens);
+        let units = args.tokens * parts;
+        let is_many = units > others || parts == 1 && units >= MANY_ROWS;
+        let is_crowded = receives && is_many && others > 1;
         let senders = match is_crowded {
-            true => senders(shape.format(), warps).clamp(1, others - 1),
+            true => senders(shape.format(), units, warps).clamp(1, others - 1),
             false => others,
         };
         let first_sender = warps - others;
