@@ -4,8 +4,8 @@ use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Rank, Signal, Table, Tagged,
-    Tensor, TokenFormat, nvfp4,
+    Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, ROW_SCALE_BYTES, Rank, Signal,
+    Table, Tagged, Tensor, TokenFormat, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -506,7 +506,8 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                 TokenFormat::Nvfp4RowScaled(_) => {
                     let inverse = nvfp4::inverse_global_bits(row.largest());
                     if span.start == 0 {
-                        row.store_row_scale(shape.row_scale_start(), inverse);
+                        // Right before the header, whose place is in a register anyway.
+                        row.store_row_scale(shape.header_start() - ROW_SCALE_BYTES, inverse);
                     }
                     let global = nvfp4::global_of_inverse(inverse);
                     row.encode(&encode::Nvfp4::new(global), span);

@@ -32,7 +32,9 @@ pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs};
-pub use shape::{CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape};
+pub use shape::{
+    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
+};
 pub use tag::{Epoch, Tagged};
 pub use window::{ByteOffset, Signal, Window};
 pub use workspace::{CHUNK_ENTRIES, Counter, Table, Workspace};

@@ -15,6 +15,8 @@ pub const NOT_ROUTED: u32 = u32::MAX;
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
 const STRIP_BYTES: u32 = 512;
+/// Bytes that a row's own scale takes, so that the header behind it is aligned.
+pub const ROW_SCALE_BYTES: u32 = 16;
 /// Most parts of a row.
 const MAX_PARTS: u32 = 8;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
@@ -106,7 +108,11 @@ impl Shape {
     /// Bytes from the start of a dispatch row to its header: payload, scales, the row's own scale.
     #[inline(always)]
     pub const fn header_start(&self) -> u32 {
-        self.row_scale_start() + if self.sizes().has_row_scale { 16 } else { 0 }
+        let row_scale = match self.sizes().has_row_scale {
+            true => ROW_SCALE_BYTES,
+            false => 0,
+        };
+        self.row_scale_start() + row_scale
     }
 
     /// Bytes of a dispatch row on the wire: payload, scales, the row's own scale, header.

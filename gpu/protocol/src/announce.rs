@@ -176,7 +176,7 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
             }
             let alike = machine.own(alike, lane) & valid_lanes(end - first);
             let so_far = machine.read(Table::ChunkCounts, count(id));
-            let before = (alike & ((1 << lane) - 1)).count_ones();
+            let before = count_below(alike, lane);
             machine.write(Table::Ordinals, at as u64, so_far + before);
             if alike >> lane == 1 {
                 machine.write(Table::ChunkCounts, count(id), so_far + before + 1);
@@ -194,6 +194,13 @@ fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
         let at = (first + lane).min(end - 1);
         machine.read(Table::TopkIds, at as u64)
     })
+}
+
+/// How many of `lanes` are below `lane`.
+#[inline(always)]
+pub const fn count_below(lanes: u32, lane: u32) -> u32 {
+    // Shifted out at the top rather than masked: a mask would occupy a register all the time.
+    (lanes << 1 << (LANES - 1 - lane)).count_ones()
 }
 
 /// The lanes that have an entry, where `left` are left.

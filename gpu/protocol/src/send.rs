@@ -8,7 +8,7 @@ use ferry_layout::{
     Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::{count_alike, is_few, scans};
+use crate::announce::{count_alike, count_below, is_few, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::share::{Share, callers};
 use crate::wait::{Launch, Stopped};
@@ -290,10 +290,7 @@ fn count_before<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> 
     let before = entry(launch.common.shape.top_k, route.token, 0) as u32;
     let earlier = count_alike(launch, route.experts, before);
     let alike = machine.matching(route.experts);
-    machine.lanes(|lane| {
-        let below = machine.own(alike, lane) & ((1 << lane) - 1);
-        machine.own(earlier, lane) + below.count_ones()
-    })
+    machine.lanes(|lane| machine.own(earlier, lane) + count_below(machine.own(alike, lane), lane))
 }
 
 /// The ordinal of each of a token's entries among those for its expert, after the scans.
