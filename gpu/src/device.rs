@@ -14,10 +14,8 @@ use crate::encode::EncodedRow;
 use crate::ptx::block::Block;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
-use crate::shmem;
+use crate::{fault, shmem, strip};
 
-/// Bytes that the lanes of a warp move with one instruction.
-const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 const COPY_DEPTH: usize = 7;
 /// Vectors that a lane sums at a time.
@@ -114,64 +112,6 @@ fn is_constant(row: Row) -> bool {
     matches!(row, Row::Tensor(Tensor::Input | Tensor::Expert, _))
 }
 
-/// This lane's vectors from byte `start` of a row, `DEPTH` of them, zeros from byte `end` on.
-///
-/// # Safety
-/// `row` has `end` bytes.
-#[inline(always)]
-unsafe fn load_strip<const DEPTH: usize>(
-    row: u64,
-    start: u32,
-    end: u32,
-    constant: bool,
-) -> [Vector; DEPTH] {
-    core::array::from_fn(|index| {
-        let at = start + index as u32 * WARP_BYTES;
-        // SAFETY: active only inside the row.
-        unsafe {
-            if constant {
-                memory::load_constant_vector(row + at as u64, at < end)
-            } else {
-                memory::load_vector(row + at as u64, at < end)
-            }
-        }
-    })
-}
-
-/// Stores what [`load_strip`] loaded.
-///
-/// # Safety
-/// `row` has `end` bytes.
-#[inline(always)]
-unsafe fn store_strip<const DEPTH: usize>(row: u64, start: u32, end: u32, strip: &[Vector; DEPTH]) {
-    for (index, &vector) in strip.iter().enumerate() {
-        let at = start + index as u32 * WARP_BYTES;
-        // SAFETY: active only inside the row.
-        unsafe { memory::store_vector(row + at as u64, vector, at < end) };
-    }
-}
-
-/// Eight sums plus weight times eight BF16.
-#[inline(always)]
-fn add_vector(sums: [f32; 8], vector: Vector, weight: f32) -> [f32; 8] {
-    core::array::from_fn(|index| {
-        let (low, high) = number::f32_pair(vector[index / 2]);
-        let value = if index % 2 == 0 { low } else { high };
-        number::add_product(sums[index], weight, value)
-    })
-}
-
-/// Eight sums as BF16.
-#[inline(always)]
-fn round_vector(sums: &[f32; 8]) -> Vector {
-    [
-        number::bf16_pair(sums[0], sums[1]),
-        number::bf16_pair(sums[2], sums[3]),
-        number::bf16_pair(sums[4], sums[5]),
-        number::bf16_pair(sums[6], sums[7]),
-    ]
-}
-
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     /// [`Machine::copy_row`], `DEPTH` vectors a lane at a time.
     #[inline(always)]
@@ -185,7 +125,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         let constant = is_constant(from);
         let mut start = span.start + self.lane * size_of::<Vector>() as u32;
         // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-        let mut strip = unsafe { load_strip::<DEPTH>(source, start, span.end, constant) };
+        let mut strip = unsafe { strip::load::<DEPTH>(source, start, span.end, constant) };
         let (targets, to) = places();
         let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
         loop {
@@ -193,16 +133,16 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             while left != 0 {
                 let target = self.row(to(left.trailing_zeros()));
                 // SAFETY: as above.
-                unsafe { store_strip(target, start, span.end, &strip) };
+                unsafe { strip::store(target, start, span.end, &strip) };
                 left &= left - 1;
             }
-            start += DEPTH as u32 * WARP_BYTES;
+            start += DEPTH as u32 * strip::WARP_BYTES;
             // The same for all lanes.
             if start >= lane_end {
                 return;
             }
             // SAFETY: as above.
-            strip = unsafe { load_strip::<DEPTH>(source, start, span.end, constant) };
+            strip = unsafe { strip::load::<DEPTH>(source, start, span.end, constant) };
         }
     }
 
@@ -229,7 +169,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 }
                 let (row, _) = from(sources.trailing_zeros());
                 // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
-                unsafe { load_strip::<DEPTH>(self.row(row), start, span.end, is_constant(row)) }
+                unsafe { strip::load::<DEPTH>(self.row(row), start, span.end, is_constant(row)) }
             };
             let mut sums = [[0f32; 8]; DEPTH];
             let mut left = sources;
@@ -247,12 +187,12 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 if loads_ahead {
                     ahead = load(left);
                 }
-                sums = core::array::from_fn(|i| add_vector(sums[i], strip[i], weight));
+                sums = core::array::from_fn(|i| strip::add(sums[i], strip[i], weight));
             }
-            let strip = core::array::from_fn(|index| round_vector(&sums[index]));
+            let strip = core::array::from_fn(|index| strip::round(&sums[index]));
             // SAFETY: as above.
-            unsafe { store_strip::<DEPTH>(target, start, span.end, &strip) };
-            strip_start += DEPTH as u32 * WARP_BYTES;
+            unsafe { strip::store::<DEPTH>(target, start, span.end, &strip) };
+            strip_start += DEPTH as u32 * strip::WARP_BYTES;
         }
     }
 }
@@ -579,67 +519,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         } = *fault;
         // SAFETY: the lock lies in the workspace; the page is mapped host memory of the size of
         // a `FaultPage`.
-        unsafe { write_fault(page, lock, pack(fault), index, wanted, saw, epoch) };
-    }
-}
-
-/// The small fields of a fault in one word: kind, kernel, region, rank, peer.
-#[inline(always)]
-fn pack(fault: &Fault) -> u64 {
-    fault.kind as u64
-        | (fault.kernel as u64) << 8
-        | (fault.region as u64) << 16
-        | (fault.rank.0 as u64) << 24
-        | (fault.peer.0 as u64) << 40
-}
-
-/// Writes the fault page unless it holds a fault. Not inlined: it is called from every wait, and
-/// hardly ever.
-///
-/// # Safety
-/// `page` is the fault page and `lock` the fault lock of this rank.
-#[inline(never)]
-unsafe fn write_fault(
-    page: u64,
-    lock: u64,
-    packed: u64,
-    index: u64,
-    wanted: u64,
-    saw: u64,
-    epoch: u64,
-) {
-    let kind = packed & 0xff;
-    let record = FaultPage {
-        state: FaultPage::COMPLETE,
-        kind,
-        kernel: packed >> 8 & 0xff,
-        region: packed >> 16 & 0xff,
-        rank: packed >> 24 & 0xffff,
-        peer: packed >> 40 & 0xffff,
-        index,
-        wanted,
-        saw,
-        epoch,
-    };
-    // SAFETY: the caller's promise.
-    unsafe {
-        // A few instructions at most: the holder waits for nothing.
-        while memory::exchange_acq_rel_gpu(lock, 1) != 0 {}
-        let (state, held) = (
-            memory::load_relaxed_sys(page),
-            memory::load_relaxed_sys(page + 8),
-        );
-        if FaultPage::gives_way(state, held, kind) {
-            // The host reads a page only when its state says complete.
-            memory::store_relaxed_sys(page, FaultPage::EMPTY);
-            memory::fence_acq_rel_sys();
-            let words: [u64; size_of::<FaultPage>() / 8] = cast(record);
-            for (index, &word) in words.iter().enumerate().skip(1) {
-                memory::store_relaxed_sys(page + 8 * index as u64, word);
-            }
-            memory::fence_acq_rel_sys();
-            memory::store_relaxed_sys(page, FaultPage::COMPLETE);
-        }
-        memory::store_release_gpu(lock, 0);
+        unsafe { fault::write(page, lock, fault::pack(fault), index, wanted, saw, epoch) };
     }
 }

@@ -16,6 +16,8 @@ pub mod encode;
 #[cfg(target_arch = "nvptx64")]
 pub mod entry;
 #[cfg(target_arch = "nvptx64")]
+mod fault;
+#[cfg(target_arch = "nvptx64")]
 pub mod probe;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
@@ -23,6 +25,8 @@ pub mod ptx;
 pub mod shmem;
 #[cfg(target_arch = "nvptx64")]
 pub mod silu;
+#[cfg(target_arch = "nvptx64")]
+mod strip;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
