@@ -4,8 +4,8 @@ use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, ROW_SCALE_BYTES, Rank, Signal,
-    Table, Tagged, Tensor, TokenFormat, nvfp4,
+    Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal, Table,
+    Tagged, Tensor, TokenFormat, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -13,7 +13,7 @@ use crate::encode;
 use crate::encode::EncodedRow;
 use crate::ptx::block::Block;
 use crate::ptx::memory::{self, Vector};
-use crate::ptx::{number, thread};
+use crate::ptx::thread;
 use crate::{fault, shmem, strip};
 
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.

@@ -16,7 +16,8 @@ pub struct Config {
     pub experts: usize,
     /// Experts that a token names, 1 to 32.
     pub top_k: usize,
-    /// Elements of a token, a multiple of 8.
+    /// Elements of a token, a multiple of 8; in formats with scales of the elements whose scales fill a
+    /// word: 64 for NVFP4, 128 for the others.
     pub hidden: usize,
     /// Most tokens that one rank brings to a dispatch. Each rank may bring fewer, or none.
     pub max_tokens_per_rank: usize,

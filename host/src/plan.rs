@@ -138,8 +138,9 @@ impl Plan {
         self.shape.local_experts() as usize
     }
 
-    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k`. Output
-    /// tensors with this capacity are never too small.
+    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k`, and in
+    /// blockwise FP8 up to 3 rows of padding for each local expert. Output tensors with this capacity
+    /// are never too small.
     pub const fn max_rows(&self) -> usize {
         self.shape.max_rows() as usize
     }

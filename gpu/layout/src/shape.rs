@@ -48,7 +48,7 @@ pub struct Shape {
     pub experts: u32,
     /// Experts a token names, 1 to [`MAX_TOP_K`].
     pub top_k: u32,
-    /// Elements of a token, a multiple of 8.
+    /// Elements of a token, a multiple of 8 and of the format's `elements_of_word`.
     pub hidden: u32,
     /// Most tokens one rank brings to a dispatch.
     pub max_tokens_per_rank: u32,
