@@ -20,8 +20,10 @@ mod receive;
 mod route;
 mod scales;
 mod send;
+mod send_back;
 mod share;
 pub mod slot;
+mod sum_up;
 mod units;
 mod wait;
 

@@ -1,0 +1,299 @@
+//! Combine on the experts' rank: what it received goes back to where it came from.
+
+use ferry_layout::{CombineArgs, CombineMode, Counter, Header, NOT_ROUTED, Rank, Table, Tensor};
+
+use crate::combine::Crews;
+use crate::receive::row_map_entry;
+use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
+use crate::share::{Share, callers};
+use crate::units::{Batch, Unit, extent_of_all};
+use crate::wait::Launch;
+use crate::{Gate, Machine, Put, Row, Span, gather, handshake, slot};
+
+/// Every row that this rank received, back to where it came from.
+#[inline(always)]
+pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crews) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let shape = &common.shape;
+    let Some(share) = crews.sender else { return };
+    let mut next = Batch::first(shape, extent_of_all(launch), share);
+    while let Some(batch) = next {
+        // The dispatch has seen these words arrive, and they stay until this rank says consumed.
+        let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
+        let mut here = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
+        let unit = |lane| {
+            let parts = machine.broadcast(parts, lane);
+            batch.unit(lane, parts, shape, common.rank())
+        };
+        let together = together(launch, batch);
+        // Where units are flagged together, a warp without one takes part, too.
+        while here != 0 || together.is_some() {
+            let unit = (here != 0).then(|| unit(here.trailing_zeros()));
+            send_unit_back(launch, args, unit, together.map(|units| (share, units)));
+            here &= here.wrapping_sub(1);
+            if together.is_some() {
+                break;
+            }
+        }
+        next = batch.next();
+    }
+    // Not before every warp is through: until then it reads counts, presence and headers.
+    if machine.last_of_block(Gate::Returned, crews.senders_in_block)
+        && gather::last_out(*machine, Counter::Returns, machine.blocks())
+    {
+        let word = common.window.consumed(common.rank());
+        on_each_rank(*machine, shape.ranks, |rank| {
+            handshake::say_consumed(*machine, rank, word, *epoch);
+        });
+    }
+}
+
+/// The units of all warps, if none has more than one and the last warp of a block may flag those of
+/// all.
+#[inline(always)]
+fn together<M: Machine>(launch: &Launch<M>, batch: Batch) -> Option<u32> {
+    let shape = &launch.common.shape;
+    let is_far = M::REACHES_FAR && shape.spans_nodes();
+    match shape.mode() {
+        CombineMode::Reduced if !is_far => batch.one_each(),
+        _ => None,
+    }
+}
+
+/// Releases what the warps of a block have written, once for all of them, and sets the flags that they
+/// hand over. `share` is this warp's, of `units`.
+#[inline(always)]
+fn publish_together<M: Machine>(launch: &Launch<M>, (share, units): (Share, u32), flag: u64) {
+    let Launch { machine, epoch, .. } = launch;
+    let callers = callers(*machine, machine.warp() - share.index, units);
+    let Some(flags) = machine.hand_over(Gate::Sent, callers, flag) else {
+        return;
+    };
+    machine.release();
+    machine.lanes(|lane| {
+        let flag = machine.own(flags, lane);
+        if flag != 0 {
+            let (source, unit, slot) = Flag::of_word(flag);
+            let flag = launch.common.window.combine_flag(unit, slot);
+            slot::publish(*machine, source, flag, *epoch);
+        }
+    });
+}
+
+/// The flag of a unit that was sent back.
+struct Flag {
+    unit: Unit,
+    slot: u32,
+}
+
+impl Flag {
+    /// In a word that is not 0. Ranks and their slots are up to 64.
+    #[inline(always)]
+    fn to_word(&self) -> u64 {
+        let (unit, source) = (self.unit.flag(), self.unit.source.0);
+        1 << 63 | (unit as u64) << 16 | (self.slot << 8 | source) as u64
+    }
+
+    /// The source, the index of the unit among the source's, and the slot.
+    #[inline(always)]
+    fn of_word(word: u64) -> (Rank, u32, u32) {
+        (
+            Rank(word as u32 & 0xff),
+            (word >> 16) as u32,
+            word as u32 >> 8 & 0xff,
+        )
+    }
+}
+
+/// A part of the expert outputs of one token, if there is `unit`. `together`: this warp's share of how
+/// many units that are flagged together.
+#[inline(always)]
+fn send_unit_back<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    unit: Option<Unit>,
+    together: Option<(Share, u32)>,
+) {
+    let shape = &launch.common.shape;
+    let node = node_of(shape, launch.common.rank());
+    let near = |unit: Unit| !M::REACHES_FAR || node >> unit.source.0 & 1 != 0;
+    match (shape.mode(), unit) {
+        (CombineMode::Reduced, unit) => {
+            let mut flag = 0;
+            if let Some(unit) = unit {
+                let near = near(unit);
+                let slot = sum_unit(launch, args, unit, near);
+                flag = Flag { unit, slot }.to_word();
+                if together.is_none() {
+                    publish_reduced(launch, unit, slot, near);
+                }
+            }
+            if let Some(together) = together {
+                publish_together(launch, together, flag);
+            }
+        }
+        (CombineMode::Exact, Some(unit)) => send_exact(launch, args, unit, near(unit)),
+        (CombineMode::Exact, None) => {}
+    }
+}
+
+/// The output rows of a unit's token, one a top-k slot.
+#[inline(always)]
+fn read_positions<M: Machine>(launch: &Launch<M>, unit: Unit) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            let entry = row_map_entry(shape, unit.source, unit.token, lane);
+            machine.read(Table::RowMap, entry)
+        })
+    })
+}
+
+/// The slots whose rows are here. The dispatch checked the positions against its outputs; these
+/// may be smaller.
+#[inline(always)]
+fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
+    machine.ballot(machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        position != NOT_ROUTED && (position as u64) < args.row_capacity
+    }))
+}
+
+/// Flags the sum that a unit's source gets.
+#[inline(always)]
+fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: bool) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let window = &common.window;
+    let flag = window.combine_flag(unit.flag(), slot);
+    machine.release();
+    if near {
+        machine.lanes(|lane| {
+            if lane == 0 {
+                slot::publish(*machine, unit.source, flag, *epoch);
+            }
+        });
+    } else {
+        machine.put(Put {
+            peer: unit.source,
+            from: window.reduced_staging(unit.source, unit.token),
+            to: window.combine_row(unit.token, slot),
+            bytes: common.shape.combine_row_bytes(),
+            signal: flag,
+            value: epoch.0,
+        });
+    }
+}
+
+/// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is not
+/// `near`, into the staging. Gives the slot that the row has there.
+#[inline(always)]
+fn sum_unit<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) -> u32 {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Unit {
+        source,
+        token,
+        part,
+        parts,
+    } = unit;
+    let header = window
+        .dispatch_row(source, token)
+        .plus(shape.header_start());
+    // Everything is read before anything is waited for.
+    let positions = read_positions(launch, unit);
+    let entries = machine.lanes(|lane| {
+        // The last lanes read an entry again rather than branch.
+        let k = lane.min(shape.top_k - 1);
+        machine.read_entry(header.plus(Header::entry(k)))
+    });
+    let experts =
+        machine.lanes(|lane| lane_or_none(lane, shape.top_k, || machine.own(entries, lane).expert));
+    let weights = machine.lanes(|lane| machine.own(entries, lane).weight);
+    let here = slots_here(*machine, args, positions);
+    let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
+
+    let to = window.combine_row(token, slot_index);
+    let staging = window.reduced_staging(source, token);
+    let home = Rank(if near { source.0 } else { me.0 });
+    let at = if near { to } else { staging };
+    machine.sum_rows(
+        Span::part(shape.combine_row_bytes(), part, parts),
+        here,
+        |k| {
+            let weight = f32::from_bits(machine.broadcast(weights, k));
+            (
+                Row::Tensor(Tensor::Expert, machine.broadcast(positions, k)),
+                weight,
+            )
+        },
+        Row::Window(home, at),
+    );
+    slot_index
+}
+
+/// Into one row a top-k slot: each as it is.
+#[inline(always)]
+fn send_exact<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (window, me) = (&common.window, common.rank());
+    let Unit {
+        source,
+        token,
+        part,
+        parts,
+    } = unit;
+    let positions = read_positions(launch, unit);
+    let here = slots_here(*machine, args, positions);
+    let span = Span::part(common.shape.combine_row_bytes(), part, parts);
+    let home = Rank(if near { source.0 } else { me.0 });
+    for_each_bit(here as u64, |k| {
+        let position = machine.broadcast(positions, k);
+        let at = if near {
+            window.combine_row(token, k)
+        } else {
+            window.exact_staging(position)
+        };
+        let row = Row::Tensor(Tensor::Expert, position);
+        machine.copy_row(span, row, || (1, |_| Row::Window(home, at)));
+    });
+    machine.release();
+    if near {
+        machine.lanes(|lane| {
+            if here >> lane & 1 != 0 {
+                let flag = window.combine_flag(unit.flag(), lane);
+                slot::publish(*machine, source, flag, *epoch);
+            }
+        });
+    } else {
+        for_each_bit(here as u64, |k| {
+            machine.put(Put {
+                peer: source,
+                from: window.exact_staging(machine.broadcast(positions, k)),
+                to: window.combine_row(token, k),
+                bytes: common.shape.combine_row_bytes(),
+                signal: window.combine_flag(unit.flag(), k),
+                value: epoch.0,
+            });
+        });
+    }
+}
