@@ -262,6 +262,31 @@ fn last_out_model(weak: Weak) {
     assert_eq!(memory.warp(0).load(Counter::Finished), ROUNDS);
 }
 
+/// Two warps of a block write a row each and pass a gate; the last one releases both rows at once and
+/// flags them (`Machine::hand_over`). A counter stands for the gate: one round, so it needs no reset.
+fn hand_over_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let epoch = Epoch(1);
+    let run = |part: usize| {
+        let memory = memory.clone();
+        move || {
+            let warp = memory.warp(0);
+            memory.rows[part].store(epoch.0, Ordering::Relaxed);
+            if warp.add(Counter::Exits, 1) + 1 == 2 {
+                warp.release();
+                slot::publish(&warp, Rank(1), memory.flag(0), epoch);
+            }
+        }
+    };
+    let warps = [0, 1].map(|part| thread::spawn(run(part)));
+    let reader = memory.warp(1);
+    wait(|| slot::is_full(&reader, memory.flag(0), epoch));
+    memory.rows.iter().for_each(|row| read(row, epoch.0));
+    for warp in warps {
+        warp.join().unwrap();
+    }
+}
+
 fn check(model: fn(Weak), weak: Weak) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -300,13 +325,20 @@ fn the_last_one_out_sees_everything() {
 }
 
 #[test]
+fn one_release_is_enough_for_those_who_handed_over() {
+    check(hand_over_model, Weak::Nothing);
+}
+
+#[test]
 fn a_missing_release_is_found() {
+    finds(hand_over_model, Weak::Release, NOT_WHOLE);
     finds(slot_model, Weak::Release, NOT_WHOLE);
     finds(handshake_model, Weak::Release, NOT_WHOLE);
 }
 
 #[test]
 fn a_missing_acquire_is_found() {
+    finds(hand_over_model, Weak::Acquire, NOT_WHOLE);
     finds(slot_model, Weak::Acquire, NOT_WHOLE);
     finds(handshake_model, Weak::Acquire, NOT_WHOLE);
 }
@@ -319,6 +351,7 @@ fn a_missing_reuse_guard_is_found() {
 
 #[test]
 fn a_relaxed_add_is_found() {
+    finds(hand_over_model, Weak::Add, NOT_WHOLE);
     finds(gather_model, Weak::Add, NOT_WHOLE);
     finds(last_out_model, Weak::Add, NOT_WHOLE);
 }
