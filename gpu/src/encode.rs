@@ -127,7 +127,7 @@ impl Encoder for BlockwiseFp8 {
         let scale = fp8::scale(amax);
         let divisor = Divisor::new(scale);
         Encoded {
-            payload: e4m3(values, |value| divisor.divide(value, number::multiply_add)),
+            payload: e4m3(values, |value| divisor.divide(value, number::Instructions)),
             scales: scale.to_bits(),
         }
     }

@@ -280,7 +280,7 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::E4m3 => number::e4m3_quad(a, b, b, a),
         Conversion::E2m1 => number::e2m1_eight([a, b, a, b, b, a, b, a]),
         Conversion::Larger => number::larger(a.abs(), b).to_bits(),
-        Conversion::Quotient => Divisor::new(b).divide(a, number::multiply_add).to_bits(),
+        Conversion::Quotient => Divisor::new(b).divide(a, number::Instructions).to_bits(),
         Conversion::Reciprocal => number::reciprocal(a).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),

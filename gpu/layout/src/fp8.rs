@@ -8,6 +8,8 @@
 //! A NaN element becomes NaN and does not count for `amax`. If an element is infinite, so is the
 //! scale; infinite elements become NaN and the others 0.
 
+use crate::Arithmetic;
+
 /// Elements that share a scale.
 pub const GROUP: u32 = 128;
 /// The largest finite e4m3 (arXiv 2209.05433, table 1).
@@ -45,13 +47,13 @@ impl Divisor {
         }
     }
 
-    /// `value / scale`. `multiply_add(a, b, c)` is `a * b + c`, rounded once.
+    /// `value / scale`.
     #[inline(always)]
-    pub fn divide(self, value: f32, multiply_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    pub fn divide(self, value: f32, arithmetic: impl Arithmetic) -> f32 {
         let quotient = value * self.inverse;
         // Negated twice, so that a zero keeps its sign through both sums.
-        let excess = multiply_add(quotient, self.scale, -value);
-        multiply_add(-excess, self.inverse, quotient)
+        let excess = arithmetic.multiply_add(quotient, self.scale, -value);
+        arithmetic.multiply_add(-excess, self.inverse, quotient)
     }
 }
 

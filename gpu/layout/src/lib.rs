@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod arithmetic;
 pub mod e2m1;
 pub mod e8m0;
 mod fault;
@@ -26,6 +27,7 @@ mod window;
 mod workspace;
 
 pub use args::{Arguments, CombineArgs, Common, DispatchArgs, SiluArgs, Tensor};
+pub use arithmetic::Arithmetic;
 pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};

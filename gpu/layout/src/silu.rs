@@ -7,6 +7,8 @@
 //! [`Arithmetic::multiply_add`]. Against f64 the relative error is below `2^-20 + |x| 2^-24`, where `x`
 //! is the sigmoid's argument, wherever the result is not subnormal (a test looks at every BF16 gate). A NaN gives NaN; a gate of minus infinity too, since its product with 0 has no value.
 
+use crate::Arithmetic;
+
 /// What is done with gate and up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
@@ -19,15 +21,6 @@ pub enum Activation {
         /// Bound of gate and up; gpt-oss has 7.
         limit: f32,
     },
-}
-
-/// What is an instruction or three on a GPU, and a function elsewhere.
-pub trait Arithmetic: Copy {
-    /// `a * b + c`, rounded once, to nearest even.
-    fn multiply_add(self, a: f32, b: f32, c: f32) -> f32;
-
-    /// `1 / d` for a positive `d`, rounded once, to nearest even; 0 where `d` is above 2^126.
-    fn reciprocal(self, d: f32) -> f32;
 }
 
 impl Activation {

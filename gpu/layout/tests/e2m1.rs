@@ -1,5 +1,7 @@
 //! The portable e2m1 conversion against a search over all codes.
 
+mod support;
+
 use ferry_layout::e2m1::{e2m1_bits, e2m1x2_bits, e2m1x8_bits, f32_of_e2m1_bits};
 use proptest::prelude::*;
 
@@ -11,18 +13,9 @@ fn nearest(value: f32) -> u8 {
     if value.is_nan() {
         return 7;
     }
-    let magnitude = f64::from(value.abs().min(6.0));
-    let distance = |code: u8| (f64::from(VALUES[usize::from(code)]) - magnitude).abs();
-    let nearer = |best: u8, code: u8| {
-        let (old, new) = (distance(best), distance(code));
-        if new < old || new == old && code.is_multiple_of(2) {
-            code
-        } else {
-            best
-        }
-    };
     let sign = if value.is_sign_negative() { 8 } else { 0 };
-    sign | (0..8).fold(0, nearer)
+    let of_code = |code: u8| VALUES[usize::from(code)];
+    sign | support::nearest(value.abs().min(6.0), 8, of_code)
 }
 
 #[test]

@@ -1,20 +1,13 @@
 //! The portable e4m3 conversion against a search over all codes.
 
+mod support;
+
 use ferry_layout::fp8::{Divisor, e4m3_bits, f32_of_e4m3_bits, scale};
 
 /// The nearest code by looking at all of them; ties to the even one.
 fn nearest(value: f32) -> u8 {
-    let distance = |code: u8| (f64::from(f32_of_e4m3_bits(code)) - f64::from(value.abs())).abs();
-    let nearer = |best: u8, code: u8| {
-        let (old, new) = (distance(best), distance(code));
-        if new < old || new == old && code.is_multiple_of(2) {
-            code
-        } else {
-            best
-        }
-    };
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    sign | (0..0x7f).fold(0, nearer)
+    sign | support::nearest(value.abs(), 0x7f, f32_of_e4m3_bits)
 }
 
 #[test]
@@ -77,7 +70,7 @@ fn compare_division(amax: f32) {
     let magnitudes = (lowest..=amax.to_bits() >> 16).chain([0, 1, 0x7fc0]);
     let values = magnitudes.flat_map(|bits| [bits << 16, bits << 16 | 1 << 31]);
     for value in values.map(f32::from_bits) {
-        let (wanted, found) = (value / scale, divisor.divide(value, f32::mul_add));
+        let (wanted, found) = (value / scale, divisor.divide(value, support::Std));
         assert_eq!(
             e4m3_bits(found),
             e4m3_bits(wanted),

@@ -1,19 +1,9 @@
 //! The activation against f64.
 
-use ferry_layout::silu::{Activation, Arithmetic};
+mod support;
 
-#[derive(Clone, Copy)]
-struct Std;
-
-impl Arithmetic for Std {
-    fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-
-    fn reciprocal(self, d: f32) -> f32 {
-        if d > 2f32.powi(126) { 0.0 } else { 1.0 / d }
-    }
-}
+use ferry_layout::silu::Activation;
+use support::Std;
 
 const CLAMPED: Activation = Activation::Clamped {
     alpha: 1.702,

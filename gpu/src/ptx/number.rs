@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-use ferry_layout::silu::Arithmetic;
+use ferry_layout::Arithmetic;
 
 // Not assembly: negated operands cost nothing only if the compiler sees them.
 unsafe extern "C" {

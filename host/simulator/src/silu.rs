@@ -1,7 +1,8 @@
 //! The fused SiLU kernel on the CPU: one warp does it all, with `ferry-layout`'s arithmetic.
 
-use ferry_layout::silu::Arithmetic;
-use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_layout};
+use ferry_layout::{
+    Arithmetic, ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_layout,
+};
 
 use crate::encode::encode;
 use crate::warp::Warp;

@@ -39,6 +39,8 @@ pub mod nvfp4;
 mod problem;
 mod random;
 pub mod scale_layout;
+#[cfg(test)]
+mod testing;
 pub mod text;
 pub mod workload;
 

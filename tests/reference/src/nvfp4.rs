@@ -93,13 +93,8 @@ pub fn decode_by_row(payload: &[u8], scales: &[u8], inverse: bf16) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    /// A group of zeros but for the elements given.
     fn group(elements: &[f32]) -> Vec<bf16> {
-        let mut group = vec![bf16::ZERO; GROUP];
-        for (place, element) in group.iter_mut().zip(elements) {
-            *place = bf16::from_f32(*element);
-        }
-        group
+        crate::testing::group(elements, GROUP)
     }
 
     #[test]

@@ -204,29 +204,27 @@ fn the_largest_shape() {
     }
 }
 
-/// Takes 5 GB of memory: `cargo test -p ferry-reference -- --ignored`.
 #[test]
-#[ignore = "large"]
 fn prefill_at_full_width() {
-    let clock = std::time::Instant::now();
     let problem = generate(WorkloadSpec {
         ranks: 4,
         experts: 256,
         top_k: 8,
         hidden: 7_168,
-        tokens: vec![4_096; 4],
+        tokens: vec![128; 4],
         routing: Routing::Zipf { exponent: 1.0 },
         seed: 5,
     });
-    println!("generated after {:?}", clock.elapsed());
     let rows: Vec<_> = dispatch(&problem)
         .into_iter()
         .map(|rank| rank.tokens)
         .collect();
-    println!("dispatched after {:?}", clock.elapsed());
+    assert_eq!(
+        rows.iter().map(Vec::len).sum::<usize>(),
+        4 * 128 * 8 * 7_168
+    );
     for mode in [CombineMode::Reduced, CombineMode::Exact] {
         let combined = combine(&problem, &rows, mode);
-        assert_eq!(combined[3].len(), 4_096 * 7_168);
-        println!("combined {mode:?} after {:?}", clock.elapsed());
+        assert!(combined.iter().all(|rows| rows.len() == 128 * 7_168));
     }
 }

@@ -9,9 +9,9 @@ use ferry::cuda::CudaDevice;
 use ferry::cuda::probe::{Conversion, ConvertArgs, Probes};
 use ferry::simulator::Portable;
 use ferry::{Activation, Device, Rank, Stream};
+use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
-use ferry_layout::silu::Arithmetic;
 use ferry_layout::{bf16_bits, f32_of_bf16_bits};
 
 use super::{Outcome, Suite};
@@ -182,7 +182,7 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
         Conversion::E4m3 => u32::from_le_bytes([a, b, b, a].map(e4m3_bits)),
         Conversion::E2m1 => e2m1x8_bits([a, b, a, b, b, a, b, a]),
         Conversion::Larger => fp8::larger(a.abs(), b).to_bits(),
-        Conversion::Quotient => Divisor::new(b).divide(a, f32::mul_add).to_bits(),
+        Conversion::Quotient => Divisor::new(b).divide(a, Portable).to_bits(),
         Conversion::Reciprocal => Portable.reciprocal(a).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(Activation::Clamped {
