@@ -24,6 +24,7 @@ pub fn encode(format: TokenFormat, row: &[bf16]) -> Encoded {
 
 /// Encodes a token.
 pub fn encode_with(format: TokenFormat, row: &[bf16], input_scale: f32) -> Encoded {
+    let plain = |(payload, scales)| (payload, scales, None);
     let (payload, scales, row_scale) = match format {
         TokenFormat::Bf16 => {
             let bytes = row.iter().flat_map(|x| x.to_le_bytes());
@@ -34,9 +35,9 @@ pub fn encode_with(format: TokenFormat, row: &[bf16], input_scale: f32) -> Encod
             let bytes = scales.iter().flat_map(|scale| scale.to_le_bytes());
             (codes, bytes.collect(), None)
         }
-        TokenFormat::Mxfp8(_) => with_row_scale(mxfp8::encode(row), None),
-        TokenFormat::Mxfp4(_) => with_row_scale(mxfp4::encode(row), None),
-        TokenFormat::Nvfp4(_) => with_row_scale(nvfp4::encode(row, input_scale), None),
+        TokenFormat::Mxfp8(_) => plain(mxfp8::encode(row)),
+        TokenFormat::Mxfp4(_) => plain(mxfp4::encode(row)),
+        TokenFormat::Nvfp4(_) => plain(nvfp4::encode(row, input_scale)),
         TokenFormat::Nvfp4RowScaled(_) => {
             let (payload, scales, inverse) = nvfp4::encode_by_row(row);
             (payload, scales, Some(inverse.to_bits()))
@@ -47,13 +48,6 @@ pub fn encode_with(format: TokenFormat, row: &[bf16], input_scale: f32) -> Encod
         scales,
         row_scale,
     }
-}
-
-fn with_row_scale(
-    (payload, scales): (Vec<u8>, Vec<u8>),
-    row_scale: Option<u16>,
-) -> (Vec<u8>, Vec<u8>, Option<u16>) {
-    (payload, scales, row_scale)
 }
 
 /// Bytes of a row of dispatch's output.
