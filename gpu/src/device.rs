@@ -4,7 +4,7 @@ use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal, Table,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal, Table,
     Tagged, Tensor, TokenFormat, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
@@ -88,7 +88,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
         match row {
             // Not from shared memory, whose reads would queue behind the rows' stores: the table is in
             // the L1 cache since the block was set up.
-            Row::Window(rank, at) => {
+            Row::Window(rank, at) | Row::Bare(rank, at) => {
                 let window = self.common().peers + 8 * rank.0 as u64;
                 // SAFETY: the table of peers has an entry for every rank and stays as it is.
                 unsafe { memory::load_constant_u64(window) + at.bytes() }
@@ -157,7 +157,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     ) {
         // The next row is on its way while this one is added, which takes registers: for sm_80 the
         // assembler finds too few.
-        let loads_ahead = matches!(to, Row::Window(..)) && cfg!(target_feature = "sm_90");
+        let loads_ahead = !matches!(to, Row::Tensor(..)) && cfg!(target_feature = "sm_90");
         let target = self.row(to);
         let lane_start = self.lane * size_of::<Vector>() as u32;
         let mut strip_start = span.start;
@@ -191,9 +191,72 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             }
             let strip = core::array::from_fn(|index| strip::round(&sums[index]));
             // SAFETY: as above.
-            unsafe { strip::store::<DEPTH>(target, start, span.end, &strip) };
+            unsafe { strip::store_polled::<DEPTH>(target, start, span.end, &strip) };
             strip_start += DEPTH as u32 * strip::WARP_BYTES;
         }
+    }
+}
+
+/// Bare rows that a warp waits for at a time.
+const BARE_ROWS: u32 = 4;
+/// Vectors of each that a lane has in flight.
+const BARE_DEPTH: usize = 2;
+
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// A strip of [`Machine::sum_bare_rows`].
+    #[inline(always)]
+    fn sum_bare_strip(
+        &self,
+        (strip_start, end): (u32, u32),
+        sources: u32,
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32> {
+        let start = strip_start + self.lane * size_of::<Vector>() as u32;
+        let own = self.window(self.common().rank());
+        let mut sums = [[0f32; 8]; BARE_DEPTH];
+        let mut first = 0;
+        // The sources are the lowest bits.
+        while sources >> first != 0 {
+            let row = |index: usize| own + from(first + index as u32).bytes();
+            let is_some = |index: usize| sources >> (first + index as u32) & 1 != 0;
+            let end_of = |index: usize| if is_some(index) { end } else { 0 };
+            // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
+            let load = |index: usize| unsafe {
+                strip::load_arriving::<BARE_DEPTH>(row(index), start, end_of(index))
+            };
+            let rows = loop {
+                // Spelled out, so that they stay in registers.
+                let rows = [load(0), load(1), load(2), load(3)];
+                let is_absent = |index: usize| {
+                    ((strip::largest_word(&rows[index]) == ABSENT) as u32) << index
+                };
+                let absent = is_absent(0) | is_absent(1) | is_absent(2) | is_absent(3);
+                let absent = thread::union(absent);
+                if absent == 0 {
+                    break rows;
+                }
+                if self.expired() {
+                    return Err(first + absent.trailing_zeros());
+                }
+            };
+            let mut take = |index: usize| {
+                if is_some(index) {
+                    sums = core::array::from_fn(|i| strip::add(sums[i], rows[index][i], 1.0));
+                    // SAFETY: as above.
+                    unsafe { strip::store(row(index), start, end, &[[ABSENT; 4]; BARE_DEPTH]) };
+                }
+            };
+            take(0);
+            take(1);
+            take(2);
+            take(3);
+            first += BARE_ROWS;
+        }
+        let sums = core::array::from_fn(|index| strip::round(&sums[index]));
+        // SAFETY: as above.
+        unsafe { strip::store::<BARE_DEPTH>(self.row(to), start, end, &sums) };
+        Ok(())
     }
 }
 
@@ -479,6 +542,22 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         } else {
             self.sum_strips::<SUM_DEPTH>(span, sources, from, to);
         }
+    }
+
+    #[inline(always)]
+    fn sum_bare_rows(
+        &self,
+        span: Span,
+        sources: u32,
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32> {
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            self.sum_bare_strip((strip_start, span.end), sources, &from, to)?;
+            strip_start += BARE_DEPTH as u32 * strip::WARP_BYTES;
+        }
+        Ok(())
     }
 
     #[inline(always)]

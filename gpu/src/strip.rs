@@ -32,6 +32,29 @@ pub unsafe fn load<const DEPTH: usize>(
     })
 }
 
+/// As [`load`], of words that a peer may be writing.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+pub unsafe fn load_arriving<const DEPTH: usize>(row: u64, start: u32, end: u32) -> [Vector; DEPTH] {
+    core::array::from_fn(|index| {
+        let at = start + index as u32 * WARP_BYTES;
+        // SAFETY: active only inside the row.
+        unsafe { memory::load_relaxed_vector(row + at as u64, at < end) }
+    })
+}
+
+/// The largest of a strip's words: [`ABSENT`](ferry_layout::ABSENT) if one has not come.
+#[inline(always)]
+pub fn largest_word<const DEPTH: usize>(strip: &[Vector; DEPTH]) -> u32 {
+    let mut largest = 0;
+    for [a, b, c, d] in strip {
+        largest = largest.max(*a.max(b)).max(*c.max(d));
+    }
+    largest
+}
+
 /// Stores what [`load`] loaded.
 ///
 /// # Safety
@@ -42,6 +65,24 @@ pub unsafe fn store<const DEPTH: usize>(row: u64, start: u32, end: u32, strip: &
         let at = start + index as u32 * WARP_BYTES;
         // SAFETY: active only inside the row.
         unsafe { memory::store_vector(row + at as u64, vector, at < end) };
+    }
+}
+
+/// As [`store`], of words that a peer may be waiting for.
+///
+/// # Safety
+/// As for [`store`].
+#[inline(always)]
+pub unsafe fn store_polled<const DEPTH: usize>(
+    row: u64,
+    start: u32,
+    end: u32,
+    strip: &[Vector; DEPTH],
+) {
+    for (index, &vector) in strip.iter().enumerate() {
+        let at = start + index as u32 * WARP_BYTES;
+        // SAFETY: active only inside the row.
+        unsafe { memory::store_relaxed_vector(row + at as u64, vector, at < end) };
     }
 }
 

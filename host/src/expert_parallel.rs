@@ -59,14 +59,13 @@ impl ExpertParallel {
             .collect();
         let memory = agree(&**fabric, "allocating device memory", memory)??;
         let at = fabric.alloc_windows(plan.window_bytes())?;
-        let signal_bytes = Window::of(shape).signal_bytes;
         let set_up = ranks
             .iter()
             .zip(&memory)
             .zip(&at)
             .try_for_each(|((&rank, memory), &own)| {
                 let peers = fabric.peer_windows(rank, &at, shape)?;
-                memory.set_up(plan, own, signal_bytes, &peers)
+                memory.set_up(plan, own, &peers)
             });
         // Also the barrier: nobody signals before all signals are clear.
         if let Err(error) = agree(&**fabric, "setting up device memory", set_up)? {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferry_layout::Rank;
+use ferry_layout::{Rank, Window};
 
 use crate::device::SharedPage;
 use crate::{Device, DevicePtr, Error, Fabric, Plan};
@@ -37,19 +37,22 @@ impl Private {
         &self.device
     }
 
-    /// Clears the workspace and the signals of `window`, and writes the peers' table.
+    /// Clears the workspace, the signals and the bare rows of `window`, and writes the peers' table.
     /// Synchronises.
     pub(crate) fn set_up(
         &self,
         plan: &Plan,
         window: DevicePtr,
-        signal_bytes: u64,
         peers: &[DevicePtr],
     ) -> Result<(), Error> {
         let peers: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
         self.device
             .fill(self.workspace, 0, plan.workspace_bytes())?;
-        self.device.fill(window, 0, signal_bytes)?;
+        let layout = Window::of(plan.shape());
+        self.device.fill(window, 0, layout.signal_bytes)?;
+        // `ABSENT`, byte by byte.
+        let bare = window.plus(layout.bare_start);
+        self.device.fill(bare, 0xff, layout.bare_bytes)?;
         self.device.upload(self.peers, &peers)
     }
 

@@ -288,8 +288,8 @@ const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs
 const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
-    assert!(core::mem::offset_of!(Common, tables) == 72 + 18 * 8);
-    assert!(size_of::<Common>() == 264);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 264);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 264);
+    assert!(core::mem::offset_of!(Common, tables) == 72 + 21 * 8);
+    assert!(size_of::<Common>() == 288);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 288);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 288);
 };

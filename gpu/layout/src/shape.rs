@@ -171,6 +171,21 @@ impl Shape {
         }
     }
 
+    /// Most tokens of a source whose rows are moved in parts.
+    pub const fn max_cut_tokens(&self) -> u32 {
+        let mut tokens = PART_UNITS / (2 * self.ranks);
+        if tokens > self.max_tokens_per_rank {
+            tokens = self.max_tokens_per_rank;
+        }
+        if self.parts(tokens) > 1 { tokens } else { 0 }
+    }
+
+    /// Whether the reduced rows for a source whose rows are moved in `parts` go bare (see
+    /// [`Window`](crate::Window)).
+    pub const fn combines_bare(&self, parts: u32) -> bool {
+        parts > 1 && matches!(self.mode(), CombineMode::Reduced)
+    }
+
     /// Bytes `start..end` that make part `part` of `parts` of a row of `bytes`.
     pub const fn part(bytes: u32, part: u32, parts: u32) -> (u32, u32) {
         let each = bytes.div_ceil(parts).next_multiple_of(STRIP_BYTES);

@@ -39,7 +39,14 @@ impl Signal {
     }
 }
 
+/// What every word of a bare row holds that has not come: in BF16 two NaNs that rounding does not make
+/// (it makes `0x7fff` of every NaN: PTX ISA, "cvt").
+pub const ABSENT: u32 = u32::MAX;
+
 /// Where everything is in a receive window. Equal on every rank of a group.
+///
+/// A row's flag says that it is whole. A **bare** row has none: each of its words holds [`ABSENT`] until it
+/// has come, and its reader puts that back.
 ///
 /// | region | word or row | index | written by |
 /// |---|---|---|---|
@@ -50,6 +57,7 @@ impl Signal {
 /// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
 /// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
 /// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
+/// | bare combine rows | likewise, where rows are moved in parts | `[token, slot]` | the experts' rank, and the owner |
 /// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
 /// | combine staging | combine row, likewise | `[source, token]` or output row | the owner |
 #[repr(C)]
@@ -62,12 +70,17 @@ pub struct Window {
     combine_flags: u64,
     dispatch_rows: u64,
     combine_rows: u64,
+    bare_combine_rows: u64,
     dispatch_staging: u64,
     combine_staging: u64,
     /// Bytes of the whole window.
     pub bytes: u64,
     /// Bytes at its start that hold signals and must be zero before the first round.
     pub signal_bytes: u64,
+    /// Where the bare rows begin. They must be [`ABSENT`] before the first round.
+    pub bare_start: u64,
+    /// Bytes of the bare rows.
+    pub bare_bytes: u64,
     dispatch_row_stride: u64,
     combine_row_stride: u64,
     counts_stride: u64,
@@ -105,6 +118,11 @@ impl Window {
             (true, CombineMode::Exact) => (max_tokens, shape.max_rows()),
         };
 
+        let bare_combine_tokens = match shape.mode() {
+            CombineMode::Reduced => shape.max_cut_tokens() as u64,
+            CombineMode::Exact => 0,
+        };
+
         let mut cursor = Cursor(0);
         let counts = cursor.take(ranks * counts_stride, 8);
         let presence = cursor.take(ranks * presence_stride, 8);
@@ -114,6 +132,8 @@ impl Window {
         let signal_bytes = cursor.0;
         let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
         let combine_rows = cursor.take(max_tokens * slots, combine_row_stride);
+        let bare_combine_rows = cursor.take(bare_combine_tokens * slots, combine_row_stride);
+        let bare_bytes = cursor.0 - bare_combine_rows;
         let dispatch_staging = cursor.take(staged_dispatch, dispatch_row_stride);
         let combine_staging = cursor.take(staged_combine, combine_row_stride);
         Self {
@@ -124,10 +144,13 @@ impl Window {
             combine_flags,
             dispatch_rows,
             combine_rows,
+            bare_combine_rows,
             dispatch_staging,
             combine_staging,
             bytes: cursor.0,
             signal_bytes,
+            bare_start: bare_combine_rows,
+            bare_bytes,
             dispatch_row_stride,
             combine_row_stride,
             counts_stride,
@@ -180,6 +203,12 @@ impl Window {
     pub const fn combine_row(&self, token: u32, slot: u32) -> ByteOffset {
         let row = token as u64 * self.combine_slots + slot as u64;
         ByteOffset(self.combine_rows + row * self.combine_row_stride)
+    }
+
+    /// As [`combine_row`](Self::combine_row), the bare row.
+    pub const fn bare_combine_row(&self, token: u32, slot: u32) -> ByteOffset {
+        let row = token as u64 * self.combine_slots + slot as u64;
+        ByteOffset(self.bare_combine_rows + row * self.combine_row_stride)
     }
 
     /// Where the owner's `token` is assembled for unmapped ranks.

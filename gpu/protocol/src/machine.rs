@@ -68,6 +68,8 @@ pub enum Row {
     Tensor(Tensor, u32),
     /// In the window of a rank of this node (or of this rank).
     Window(Rank, ByteOffset),
+    /// Likewise, a bare one: its reader may be waiting for each of its words.
+    Bare(Rank, ByteOffset),
 }
 
 /// Bytes `start..end` of a row, both multiples of 16.
@@ -165,6 +167,17 @@ pub trait Machine: Signals + Counters {
     /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
     /// to f32, the end to BF16.
     fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
+
+    /// As [`sum_rows`](Self::sum_rows) with weights of 1, of bare rows in the own window: waits for every
+    /// word of them, and makes it absent again. The number of a row that did not come, where this launch
+    /// should give up.
+    fn sum_bare_rows(
+        &self,
+        span: Span,
+        sources: u32,
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32>;
 
     /// Sends `bytes` from place `from` of the own window to place `to` of the window of a rank
     /// of another node, and then stores `value` in its signal word: never the signal first.

@@ -21,7 +21,10 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
     } = launch;
     let shape = &common.shape;
     let Some(share) = crews.sender else { return };
-    let mut next = Batch::first(shape, extent_of_all(launch), share);
+    let extent = extent_of_all(launch);
+    // With most tokens, rows are cut the least.
+    let are_bare = shape.combines_bare(shape.parts(extent.0));
+    let mut next = Batch::first(shape, extent, share);
     while let Some(batch) = next {
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
         let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
@@ -30,7 +33,10 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
             let parts = machine.broadcast(parts, lane);
             batch.unit(lane, parts, shape, common.rank())
         };
-        let together = together(launch, batch);
+        let together = match are_bare {
+            true => None,
+            false => together(launch, batch),
+        };
         // Where units are flagged together, a warp without one takes part, too.
         while here != 0 || together.is_some() {
             let unit = (here != 0).then(|| unit(here.trailing_zeros()));
@@ -129,7 +135,9 @@ fn send_unit_back<M: Machine>(
                 let near = near(unit);
                 let slot = sum_unit(launch, args, unit, near);
                 flag = Flag { unit, slot }.to_word();
-                if together.is_none() {
+                if shape.combines_bare(unit.parts) {
+                    flag = 0;
+                } else if together.is_none() {
                     publish_reduced(launch, unit, slot, near);
                 }
             }
@@ -227,10 +235,13 @@ fn sum_unit<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near
     let here = slots_here(*machine, args, positions);
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
 
-    let to = window.combine_row(token, slot_index);
-    let staging = window.reduced_staging(source, token);
-    let home = Rank(if near { source.0 } else { me.0 });
-    let at = if near { to } else { staging };
+    let to = if shape.combines_bare(parts) {
+        Row::Bare(source, window.bare_combine_row(token, slot_index))
+    } else if near {
+        Row::Window(source, window.combine_row(token, slot_index))
+    } else {
+        Row::Window(me, window.reduced_staging(source, token))
+    };
     machine.sum_rows(
         Span::part(shape.combine_row_bytes(), part, parts),
         here,
@@ -241,7 +252,7 @@ fn sum_unit<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near
                 weight,
             )
         },
-        Row::Window(home, at),
+        to,
     );
     slot_index
 }

@@ -100,6 +100,20 @@ fn gather_unit<M: Machine>(
         CombineMode::Reduced => {
             let ranks = ranks_of(*machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
+            if shape.combines_bare(parts) {
+                let bare = |slot| window.bare_combine_row(token, slot);
+                let to = Row::Tensor(Tensor::Combined, token);
+                return machine
+                    .sum_bare_rows(span, slots, bare, to)
+                    .or_else(|slot| {
+                        launch.give_up_on(Awaited {
+                            peer: nth_rank(ranks, slot),
+                            region: Region::CombineRow,
+                            index: token as u64,
+                            saw: 0,
+                        })
+                    });
+            }
             wait_for_slots(launch, unit, slots, |slot| nth_rank(ranks, slot))?;
             machine.sum_rows(
                 span,

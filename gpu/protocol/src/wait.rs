@@ -125,6 +125,12 @@ impl<'a, M: Machine> Launch<'a, M> {
         Ok(())
     }
 
+    /// Gives up a wait of the whole warp.
+    #[inline(always)]
+    pub fn give_up_on<T>(&self, awaited: Awaited) -> Result<T, Stopped> {
+        self.give_up(FaultKind::PeerTimeout, 0, |_| awaited)
+    }
+
     /// Records why lane `lane` waits in vain, and stops every warp of this rank.
     #[inline(always)]
     fn give_up<T>(

@@ -125,6 +125,25 @@ pub unsafe fn load_vector(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
+/// `ld.relaxed.sys.global.v4`, if `active`, else zeros: four words that peers write, each for itself
+/// (PTX ISA, "Vector Data-types" of the memory consistency model).
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn load_relaxed_vector(address: u64, active: bool) -> Vector {
+    let [mut a, mut b, mut c, mut d] = [0u32; 4];
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p ld.relaxed.sys.global.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
+            in(reg32) active as u32, inout(reg32) a, inout(reg32) b, inout(reg32) c,
+            inout(reg32) d, in(reg64) address,
+            options(nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
 /// `st.global.v4`, if `active`: weak, ordered by a release after it.
 ///
 /// # Safety
@@ -136,6 +155,22 @@ pub unsafe fn store_vector(address: u64, value: Vector, active: bool) {
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p st.global.v4.u32 [{}], {{{}, {}, {}, {}}}; }}",
+            in(reg32) active as u32, in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c,
+            in(reg32) d, options(nostack, preserves_flags));
+    }
+}
+
+/// `st.relaxed.sys.global.v4`, if `active`: four words that a peer may poll, each for itself.
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn store_relaxed_vector(address: u64, value: Vector, active: bool) {
+    let [a, b, c, d] = value;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p st.relaxed.sys.global.v4.u32 [{}], {{{}, {}, {}, {}}}; }}",
             in(reg32) active as u32, in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c,
             in(reg32) d, options(nostack, preserves_flags));
     }

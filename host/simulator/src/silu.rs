@@ -5,7 +5,7 @@ use ferry_layout::{
 };
 
 use crate::encode::encode;
-use crate::warp::Warp;
+use crate::warp::{Polled, Warp};
 
 /// The arithmetic of a CPU, to the same bits as a GPU's.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ fn write_row(
     if format == TokenFormat::Bf16 {
         let bits = values.iter().flat_map(|&y| bf16_bits(y).to_le_bytes());
         let bits: Vec<u8> = bits.collect();
-        return warp.store_bytes(args.output + row_at * bits.len() as u64, &bits, false);
+        return warp.store_bytes(args.output + row_at * bits.len() as u64, &bits, Polled::No);
     }
     let global = match args.input_scales {
         0 => 1.0,
@@ -77,7 +77,7 @@ fn write_row(
     };
     let encoded = encode(format, &values, global);
     let at = args.output + row_at * encoded.payload.len() as u64;
-    warp.store_bytes(at, &encoded.payload, false);
+    warp.store_bytes(at, &encoded.payload, Polled::No);
     let first = args.first_scale(row, local, block);
     for (word, bytes) in (0..).zip(encoded.scales.chunks(4)) {
         let index = first + word * args.scale_stride();
@@ -87,7 +87,7 @@ fn write_row(
 
 fn store_scales(warp: &Warp<'_>, args: &SiluArgs, index: u64, bytes: &[u8]) {
     if index < args.scale_words {
-        warp.store_bytes(args.scales + 4 * index, bytes, false);
+        warp.store_bytes(args.scales + 4 * index, bytes, Polled::No);
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
     Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
@@ -19,6 +19,8 @@ use crate::{Args, SimulatorError};
 
 /// Largest piece of a row that becomes visible at once, in bytes.
 const PIECE: usize = 1024;
+/// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
+const BARE_PIECE: usize = 404;
 /// Writes that a store buffer holds before it must drain.
 const BUFFERED: usize = 48;
 
@@ -26,8 +28,18 @@ const BUFFERED: usize = 48;
 struct Write {
     address: u64,
     bytes: Vec<u8>,
-    /// Whether somebody may poll it.
-    is_signal: bool,
+    polled: Polled,
+}
+
+/// Who may be waiting for what is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Polled {
+    /// Nobody.
+    No,
+    /// Its rank: a signal.
+    Signal,
+    /// Its rank: words of a bare row.
+    Bare,
 }
 
 /// What a warp wrote and others do not see yet.
@@ -112,7 +124,12 @@ impl StoreBuffer {
         {
             shared.report(outside, &format!("rank {}", self.rank));
         }
-        if write.is_signal {
+        if write.polled == Polled::Bare
+            && let Some(rank) = rank_of(write.address)
+        {
+            shared.bump(rank as u32);
+        }
+        if write.polled == Polled::Signal {
             let value = write.bytes.iter().rev();
             shared.signalled(
                 write.address,
@@ -218,15 +235,19 @@ impl Warp<'_> {
         self.with_memory(|memory| memory.read_u32(address))
     }
 
-    pub fn store_bytes(&self, address: u64, bytes: &[u8], is_signal: bool) {
+    pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
         let mut buffer = self.buffer.borrow_mut();
-        for (index, piece) in bytes.chunks(PIECE).enumerate() {
-            let address = address + (index * PIECE) as u64;
+        let piece_bytes = match polled {
+            Polled::Bare => BARE_PIECE,
+            _ => PIECE,
+        };
+        for (index, piece) in bytes.chunks(piece_bytes).enumerate() {
+            let address = address + (index * piece_bytes) as u64;
             buffer.push(
                 Write {
                     address,
                     bytes: piece.to_vec(),
-                    is_signal,
+                    polled,
                 },
                 &self.shared,
             );
@@ -264,7 +285,7 @@ impl Warp<'_> {
 
     fn row(&self, row: Row) -> u64 {
         match row {
-            Row::Window(rank, at) => self.mapped_window(rank) + at.bytes(),
+            Row::Window(rank, at) | Row::Bare(rank, at) => self.mapped_window(rank) + at.bytes(),
             Row::Tensor(tensor, index) => {
                 let (first, bytes) = match &self.args {
                     Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
@@ -297,7 +318,7 @@ impl Signals for Warp<'_> {
 
     fn signal(&self, to: Rank, at: Signal, value: u64) {
         if self.common.shape.same_node(self.common.rank(), to) {
-            self.store_bytes(self.window(to) + at.bytes(), &value.to_le_bytes(), true);
+            self.store_bytes(self.window(to) + at.bytes(), &value.to_le_bytes(), Polled::Signal);
         } else {
             let signal = self.far_address(to, at.bytes());
             let sender = self.common.rank;
@@ -452,11 +473,11 @@ impl Machine for Warp<'_> {
     }
 
     fn write(&self, table: Table, index: u64, value: u32) {
-        self.store_bytes(self.table(table) + 4 * index, &value.to_le_bytes(), false);
+        self.store_bytes(self.table(table) + 4 * index, &value.to_le_bytes(), Polled::No);
     }
 
     fn write_half(&self, table: Table, index: u64, value: u16) {
-        self.store_bytes(self.table(table) + 2 * index, &value.to_le_bytes(), false);
+        self.store_bytes(self.table(table) + 2 * index, &value.to_le_bytes(), Polled::No);
     }
 
     fn read_window(&self, at: ByteOffset) -> u32 {
@@ -473,7 +494,7 @@ impl Machine for Warp<'_> {
         let address = self.mapped_window(to) + at.bytes();
         // An access of 16 bytes is not one to the memory model: each word for itself.
         for (index, word) in (0..).zip(entry.words()) {
-            self.store_bytes(address + 4 * index, &word.to_le_bytes(), false);
+            self.store_bytes(address + 4 * index, &word.to_le_bytes(), Polled::No);
         }
     }
 
@@ -503,11 +524,11 @@ impl Machine for Warp<'_> {
         let scales_start = shape.payload_bytes() + 4 * sizes.scale_words(first);
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
             let row = self.row(to(target));
-            self.store_bytes(row + u64::from(span.start), &encoded.payload, false);
-            self.store_bytes(row + u64::from(scales_start), &encoded.scales, false);
+            self.store_bytes(row + u64::from(span.start), &encoded.payload, Polled::No);
+            self.store_bytes(row + u64::from(scales_start), &encoded.scales, Polled::No);
             if sizes.has_row_scale && span.start == 0 {
                 let at = row + u64::from(shape.row_scale_start());
-                self.store_bytes(at, &u32::from(inverse).to_le_bytes(), false);
+                self.store_bytes(at, &u32::from(inverse).to_le_bytes(), Polled::No);
             }
             self.pause();
         }
@@ -529,7 +550,7 @@ impl Machine for Warp<'_> {
             return;
         }
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
-            self.store_bytes(self.row(to(target)) + start, &data, false);
+            self.store_bytes(self.row(to(target)) + start, &data, Polled::No);
             self.pause();
         }
     }
@@ -552,7 +573,41 @@ impl Machine for Warp<'_> {
             .iter()
             .flat_map(|&sum| bf16_bits(sum).to_le_bytes())
             .collect();
-        self.store_bytes(self.row(to) + start, &bytes, false);
+        let polled = match to {
+            Row::Bare(..) => Polled::Bare,
+            _ => Polled::No,
+        };
+        self.store_bytes(self.row(to) + start, &bytes, polled);
+    }
+
+    fn sum_bare_rows(
+        &self,
+        span: Span,
+        sources: u32,
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32> {
+        if span.start == span.end {
+            return Ok(());
+        }
+        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
+        let own = self.window(self.common.rank());
+        let absent = ABSENT.to_le_bytes();
+        for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
+            let at = own + from(source).bytes() + start;
+            while self.load_bytes(at, bytes).as_chunks().0.contains(&absent) {
+                if self.expired() {
+                    return Err(source);
+                }
+            }
+        }
+        let row = |source| (Row::Window(self.common.rank(), from(source)), 1.0);
+        self.sum_rows(span, sources, row, to);
+        for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
+            let at = own + from(source).bytes() + start;
+            self.store_bytes(at, &absent.repeat(bytes as usize / 4), Polled::No);
+        }
+        Ok(())
     }
 
     fn put(&self, put: Put) {
