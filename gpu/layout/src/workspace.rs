@@ -16,10 +16,10 @@ pub enum Counter {
     ScansDone,
     /// The epoch whose row offsets stand in the workspace.
     OffsetsReady,
-    /// Blocks that left the running combine kernel.
+    /// Blocks that left the running `combine_wait` kernel.
     Exits,
-    /// Blocks that have sent back all they had in the running combine kernel.
-    Returns,
+    /// Blocks that have read what dispatch brought, in the running combine kernel.
+    Reads,
     /// Not zero once a wait was given up: no kernel starts work any more.
     Stopped,
     /// Held while a lane writes the fault page.

@@ -20,13 +20,12 @@ pub fn is_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts:
     counters.load(counter) >= epoch.0 * parts as u64
 }
 
-/// Leaves a launch that `parties` leave; the last one out, which alone gets `true`, sees what all
-/// others wrote. It sets the counter back, for the next launch of this stream.
+/// Passes a point of a launch that `parties` pass; the last one, which sees what all others wrote, does
+/// `last` and sets the counter back, for the next launch of this stream.
 #[inline(always)]
-pub fn last_out<C: Counters>(counters: &C, counter: Counter, parties: u32) -> bool {
-    let last = counters.add(counter, 1) + 1 == parties as u64;
-    if last {
+pub fn pass<C: Counters>(counters: &C, counter: Counter, parties: u32, last: impl FnOnce()) {
+    if counters.add(counter, 1) + 1 == parties as u64 {
+        last();
         counters.store(counter, 0);
     }
-    last
 }

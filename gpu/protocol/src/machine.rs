@@ -50,8 +50,8 @@ pub trait Counters {
 pub enum Gate {
     /// It has written its rows.
     Sent,
-    /// It has sent back all that it had to.
-    Returned,
+    /// It has read what dispatch brought.
+    Read,
     /// It leaves.
     Left,
 }

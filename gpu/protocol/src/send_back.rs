@@ -14,10 +14,7 @@ use crate::{Gate, Machine, Put, Row, Span, gather, handshake, slot};
 #[inline(always)]
 pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crews) {
     let Launch {
-        machine,
-        common,
-        epoch,
-        ..
+        machine, common, ..
     } = launch;
     let shape = &common.shape;
     let Some(share) = crews.sender else { return };
@@ -25,6 +22,7 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
     // With most tokens, rows are cut the least.
     let are_bare = shape.combines_bare(shape.parts(extent.0));
     let mut next = Batch::first(shape, extent, share);
+    let mut has_read = false;
     while let Some(batch) = next {
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
         let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
@@ -40,7 +38,13 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
         // Where units are flagged together, a warp without one takes part, too.
         while here != 0 || together.is_some() {
             let unit = (here != 0).then(|| unit(here.trailing_zeros()));
-            send_unit_back(launch, args, unit, together.map(|units| (share, units)));
+            send_unit_back(launch, args, unit, together.map(|units| (share, units)), || {
+                // Before the rows are written, which would have to be waited for.
+                if batch.one_each().is_some() && !has_read {
+                    has_read = true;
+                    say_consumed(launch, crews);
+                }
+            });
             here &= here.wrapping_sub(1);
             if together.is_some() {
                 break;
@@ -48,15 +52,30 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
         }
         next = batch.next();
     }
-    // Not before every warp is through: until then it reads counts, presence and headers.
-    if machine.last_of_block(Gate::Returned, crews.senders_in_block)
-        && gather::last_out(*machine, Counter::Returns, machine.blocks())
-    {
+    if !has_read {
+        say_consumed(launch, crews);
+    }
+}
+
+/// Tells every rank that its rows were read, once all warps that send back have read theirs, with counts,
+/// presence and headers: each calls this once.
+#[inline(always)]
+fn say_consumed<M: Machine>(launch: &Launch<M>, crews: Crews) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    if !machine.last_of_block(Gate::Read, crews.senders_in_block) {
+        return;
+    }
+    gather::pass(*machine, Counter::Reads, machine.blocks(), || {
         let word = common.window.consumed(common.rank());
-        on_each_rank(*machine, shape.ranks, |rank| {
+        on_each_rank(*machine, common.shape.ranks, |rank| {
             handshake::say_consumed(*machine, rank, word, *epoch);
         });
-    }
+    });
 }
 
 /// The units of all warps, if none has more than one and the last warp of a block may flag those of
@@ -117,13 +136,15 @@ impl Flag {
 }
 
 /// A part of the expert outputs of one token, if there is `unit`. `together`: this warp's share of how
-/// many units that are flagged together.
+/// many units that are flagged together. `read` is called once all of the unit is read that dispatch
+/// has brought, in reduced mode.
 #[inline(always)]
 fn send_unit_back<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
     unit: Option<Unit>,
     together: Option<(Share, u32)>,
+    read: impl FnOnce(),
 ) {
     let shape = &launch.common.shape;
     let node = node_of(shape, launch.common.rank());
@@ -133,7 +154,7 @@ fn send_unit_back<M: Machine>(
             let mut flag = 0;
             if let Some(unit) = unit {
                 let near = near(unit);
-                let slot = sum_unit(launch, args, unit, near);
+                let slot = sum_unit(launch, args, (unit, near), read);
                 flag = Flag { unit, slot }.to_word();
                 if shape.combines_bare(unit.parts) {
                     flag = 0;
@@ -206,9 +227,14 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: 
 }
 
 /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is not
-/// `near`, into the staging. Gives the slot that the row has there.
+/// `near`, into the staging. Gives the slot that the row has there. `read`: as for [`send_unit_back`].
 #[inline(always)]
-fn sum_unit<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) -> u32 {
+fn sum_unit<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    (unit, near): (Unit, bool),
+    read: impl FnOnce(),
+) -> u32 {
     let Launch {
         machine, common, ..
     } = launch;
@@ -234,6 +260,7 @@ fn sum_unit<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near
     let weights = machine.lanes(|lane| machine.own(entries, lane).weight);
     let here = slots_here(*machine, args, positions);
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
+    read();
 
     let to = if shape.combines_bare(parts) {
         Row::Bare(source, window.bare_combine_row(token, slot_index))

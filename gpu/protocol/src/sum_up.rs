@@ -1,6 +1,6 @@
 //! Combine on the source: what comes back for a token is summed as it arrives.
 
-use ferry_layout::{CombineArgs, CombineMode, Counter, NOT_ROUTED, Rank, Region, Table, Tensor};
+use ferry_layout::{CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor};
 
 use crate::combine::Crews;
 use crate::route::{lane_or_none, ranks_of};
@@ -38,12 +38,16 @@ pub fn gather_rows<M: Machine>(
     }
     if machine.warp() == 0 {
         wait_for_peers(launch)?;
+        // This rank is one of them: all warps have begun, and read the counter.
+        if launch.kernel == Kernel::Combine {
+            machine.store(Counter::Finished, epoch.0);
+        }
     }
     let (warps, blocks) = (machine.warps(), machine.blocks());
-    if machine.last_of_block(Gate::Left, warps / blocks)
-        && gather::last_out(*machine, Counter::Exits, blocks)
-    {
-        machine.store(Counter::Finished, epoch.0);
+    if launch.kernel != Kernel::Combine && machine.last_of_block(Gate::Left, warps / blocks) {
+        gather::pass(*machine, Counter::Exits, blocks, || {
+            machine.store(Counter::Finished, epoch.0);
+        });
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A warp: the protocol's machine, on the CPU.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use corosensei::Yielder;
@@ -146,6 +146,9 @@ fn overlap(a: &Write, b: &Write) -> bool {
 /// What the warps of a block share.
 #[derive(Default)]
 pub struct Block {
+    /// What these counters held when the launch began.
+    stopped: OnceCell<u64>,
+    finished: OnceCell<u64>,
     /// How many warps have passed each gate.
     gates: [Cell<u32>; Gate::COUNT],
     /// What each has handed over.
@@ -350,6 +353,15 @@ impl Counters for Warp<'_> {
 
     fn load(&self, counter: Counter) -> u64 {
         self.with_memory(|memory| memory.read_u64(self.counter(counter)))
+    }
+
+    fn peek(&self, counter: Counter) -> u64 {
+        // All warps of a block have looked before one of them goes on.
+        match counter {
+            Counter::Stopped => *self.block.stopped.get_or_init(|| self.load(counter)),
+            Counter::Finished => *self.block.finished.get_or_init(|| self.load(counter)),
+            _ => self.load(counter),
+        }
     }
 
     fn store(&self, counter: Counter, value: u64) {
