@@ -11,7 +11,7 @@ use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
-use crate::ptx::block::Block;
+use crate::ptx::block::{Block, COUNTERS, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::thread;
 use crate::{fault, shmem, strip};
@@ -20,6 +20,8 @@ use crate::{fault, shmem, strip};
 const COPY_DEPTH: usize = 7;
 /// Vectors that a lane sums at a time.
 const SUM_DEPTH: usize = 4;
+/// Counters that are looked at when a launch begins.
+const PEEKED: [Counter; COUNTERS] = [Counter::Stopped, Counter::Finished, Counter::Extent];
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
 
@@ -30,9 +32,6 @@ pub struct Gpu<'a, A, const SHMEM: bool> {
     warp: u32,
     polls: Cell<u32>,
     block: Block,
-    /// What these counters held when the launch began.
-    stopped: u64,
-    finished: u64,
 }
 
 impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
@@ -47,14 +46,17 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
         let in_block = thread::thread() / LANES;
         let common = args.common();
         let counter = |counter: Counter| common.workspace + counter.bytes();
-        // SAFETY: the host's promise; the table of peers has an entry for every rank and stays as it
-        // is. Launches of a stream are ordered, and of these counters only earlier ones matter.
-        let (block, (stopped, finished)) = unsafe {
-            Block::set_up(common.peers, common.shape.ranks, || {
-                (
-                    memory::load_relaxed_gpu(counter(Counter::Stopped)),
-                    memory::load_relaxed_gpu(counter(Counter::Finished)),
-                )
+        let (ids, ids_count) = args.few_ids();
+        // SAFETY: the host's promise; the table of peers has an entry for every rank, and it and the ids
+        // stay as they are. Launches of a stream are ordered, and of these counters only earlier ones
+        // matter.
+        let block = unsafe {
+            Block::set_up(&SetUp {
+                peers: common.peers,
+                ranks: common.shape.ranks,
+                counters: PEEKED.map(counter),
+                ids,
+                ids_count,
             })
         };
         Self {
@@ -63,8 +65,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
             warp: in_block * thread::blocks() + thread::block(),
             polls: Cell::new(0),
             block,
-            stopped,
-            finished,
         }
     }
 
@@ -309,6 +309,15 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn count(&self, counter: Counter) {
+        thread::converge();
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            unsafe { memory::count_release_gpu(self.counter(counter)) };
+        }
+    }
+
+    #[inline(always)]
     fn load(&self, counter: Counter) -> u64 {
         // SAFETY: counters lie inside the workspace.
         unsafe { memory::load_acquire_gpu(self.counter(counter)) }
@@ -316,10 +325,9 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn peek(&self, counter: Counter) -> u64 {
-        match counter {
-            Counter::Stopped => self.stopped,
-            Counter::Finished => self.finished,
-            _ => self.load(counter),
+        match PEEKED.iter().position(|&peeked| peeked == counter) {
+            Some(index) => self.block.counter(index as u32),
+            None => self.load(counter),
         }
     }
 
@@ -445,6 +453,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                 _ => memory::load_u32(at),
             }
         }
+    }
+
+    #[inline(always)]
+    fn read_few_id(&self, index: u32) -> u32 {
+        self.block.id(index)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::silu::Activation;
-use crate::{Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout};
+use crate::{FEW_ENTRIES, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 #[repr(C)]
@@ -57,6 +57,12 @@ pub trait Arguments: Copy {
     /// Device address of a tensor's first row.
     fn tensor(&self, tensor: Tensor) -> u64;
 
+    /// The router's ids, where they are [few](crate::FEW_ENTRIES): their address and number.
+    #[inline(always)]
+    fn few_ids(&self) -> (u64, u32) {
+        (0, 0)
+    }
+
     /// Bytes of a row of a tensor.
     #[inline(always)]
     fn row_bytes(&self, tensor: Tensor) -> u32 {
@@ -90,6 +96,16 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn common(&self) -> &Common {
         &self.common
+    }
+
+    #[inline(always)]
+    fn few_ids(&self) -> (u64, u32) {
+        let entries = self.tokens as u64 * self.common.shape.top_k as u64;
+        match self.topk_ids {
+            0 => (0, 0),
+            _ if entries > FEW_ENTRIES as u64 => (0, 0),
+            ids => (ids, entries as u32),
+        }
     }
 
     #[inline(always)]

@@ -39,4 +39,4 @@ pub use shape::{
 };
 pub use tag::{Epoch, Tagged};
 pub use window::{ABSENT, ByteOffset, Signal, Window};
-pub use workspace::{CHUNK_ENTRIES, Counter, Table, Workspace};
+pub use workspace::{CHUNK_ENTRIES, Counter, FEW_ENTRIES, Table, Workspace};

@@ -18,7 +18,7 @@ const STRIP_BYTES: u32 = 512;
 /// Bytes that a row's own scale takes, so that the header behind it is aligned.
 pub const ROW_SCALE_BYTES: u32 = 16;
 /// Most parts of a row.
-const MAX_PARTS: u32 = 8;
+const MAX_PARTS: u32 = 16;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
 const PART_UNITS: u32 = 2048;
 

@@ -24,11 +24,13 @@ pub enum Counter {
     Stopped,
     /// Held while a lane writes the fault page.
     FaultLock,
+    /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
+    Extent,
 }
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 8;
+    pub const COUNT: u64 = 9;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;
@@ -73,6 +75,10 @@ pub enum Table {
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,
 }
+
+/// Most entries of a source that everybody counts for himself rather than wait for others, and that a
+/// block keeps close: found by measuring (BENCHMARKS.md).
+pub const FEW_ENTRIES: u32 = 2048;
 
 /// Entries that a warp numbers at a time.
 pub const CHUNK_ENTRIES: u32 = 256;

@@ -5,7 +5,7 @@
 //! expert are summed, 32 experts a warp. Where they are few, whoever needs a number counts for
 //! himself, and nobody waits.
 
-use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Shape, Table, Tagged};
+use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, FEW_ENTRIES, Rank, Region, Shape, Table, Tagged};
 
 use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;
@@ -23,9 +23,6 @@ const COUNT_DEPTH: usize = 4;
 fn chunks(top_k: u32, tokens: u32) -> u32 {
     (tokens * top_k).div_ceil(CHUNK_ENTRIES)
 }
-
-/// Entries that everybody counts for himself rather than wait: found by measuring (BENCHMARKS.md).
-const FEW_ENTRIES: u32 = 2048;
 
 /// Whether there are so few entries that everybody counts them for himself.
 #[inline(always)]
@@ -112,6 +109,7 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
         ..
     } = launch;
     let shape = &common.shape;
+    let is_few = is_few(shape, args.tokens);
     let touched = machine.lanes(|lane| {
         let token = group * LANES + lane;
         let (mut ranks, mut first) = (0, 0);
@@ -120,7 +118,7 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
             let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
                 let k = (first + step as u32).min(shape.top_k - 1);
                 let token = token.min(args.tokens - 1);
-                machine.read(Table::TopkIds, entry(shape.top_k, token, k))
+                read_id(*machine, is_few, entry(shape.top_k, token, k))
             });
             core::array::from_fn::<(), DEPTH, _>(|step| ranks |= rank_bit(shape, ids[step]));
             first += DEPTH as u32;
@@ -165,7 +163,7 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
     }
     let end = entries.min((chunk + 1) * CHUNK_ENTRIES);
     for first in (chunk * CHUNK_ENTRIES..end).step_by(LANES as usize) {
-        let ids = read_ids(*machine, first, end);
+        let ids = read_ids(*machine, false, first, end);
         let alike = machine.matching(ids);
         // What the lanes before wrote can be read.
         machine.converge();
@@ -189,11 +187,20 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
 /// The expert ids of 32 entries from `first` on; of the last one before `end` again where there are
 /// fewer.
 #[inline(always)]
-fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
+fn read_ids<M: Machine>(machine: &M, is_few: bool, first: u32, end: u32) -> M::Lanes<u32> {
     machine.lanes(|lane| {
         let at = (first + lane).min(end - 1);
-        machine.read(Table::TopkIds, at as u64)
+        read_id(machine, is_few, at as u64)
     })
+}
+
+/// The expert id of an entry. For one lane.
+#[inline(always)]
+pub fn read_id<M: Machine>(machine: &M, is_few: bool, at: u64) -> u32 {
+    match is_few {
+        true => machine.read_few_id(at as u32),
+        false => machine.read(Table::TopkIds, at),
+    }
 }
 
 /// How many of `lanes` are below `lane`.
@@ -224,7 +231,7 @@ fn count_entries<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, task: u32)
     let mut start = 0;
     while start < end {
         let groups = core::array::from_fn::<M::Lanes<u32>, DEPTH, _>(|step| {
-            read_ids(*machine, start + step as u32 * LANES, end)
+            read_ids(*machine, true, start + step as u32 * LANES, end)
         });
         core::array::from_fn::<(), DEPTH, _>(|step| {
             let (ids, first) = (groups[step], start + step as u32 * LANES);
@@ -263,7 +270,7 @@ pub fn count_alike<M: Machine>(
         let mut start = 0;
         while start < end {
             let groups = core::array::from_fn::<M::Lanes<u32>, COUNT_DEPTH, _>(|step| {
-                read_ids(machine, start + step as u32 * LANES, end)
+                read_ids(machine, true, start + step as u32 * LANES, end)
             });
             core::array::from_fn::<(), COUNT_DEPTH, _>(|group| {
                 let left = end.saturating_sub(start + group as u32 * LANES);

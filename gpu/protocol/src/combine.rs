@@ -16,8 +16,7 @@ use crate::wait::{Launch, Stopped};
 pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
     launch.check()?;
-    send_back(&launch, args, Crews::apart(machine));
-    Ok(())
+    send_back(&launch, args, Crews::apart(machine))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -35,7 +34,7 @@ pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stoppe
     let launch = Launch::begin(machine, &args.common, Kernel::Combine);
     launch.check()?;
     let crews = Crews::of(&launch, args);
-    send_back(&launch, args, crews);
+    send_back(&launch, args, crews)?;
     gather_rows(&launch, args, crews)
 }
 

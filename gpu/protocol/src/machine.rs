@@ -33,6 +33,11 @@ pub trait Counters {
     /// earlier adders released. All lanes take part, one adds.
     fn add(&self, counter: Counter, amount: u64) -> u64;
 
+    /// Adds one; releases what this warp wrote, and what it read was read before. All lanes take part.
+    fn count(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+
     /// Reads; what was released before it was stored can be read afterwards. All lanes.
     fn load(&self, counter: Counter) -> u64;
 
@@ -140,6 +145,11 @@ pub trait Machine: Signals + Counters {
 
     /// Reads a word of a table. For one lane.
     fn read(&self, table: Table, index: u64) -> u32;
+    /// Reads a word of [`Table::TopkIds`] where there are at most
+    /// [`FEW_ENTRIES`](ferry_layout::FEW_ENTRIES). For one lane.
+    fn read_few_id(&self, index: u32) -> u32 {
+        self.read(Table::TopkIds, index as u64)
+    }
     /// Writes a word of a table. For one lane.
     fn write(&self, table: Table, index: u64, value: u32);
     /// Writes a half word of a table: `index` counts half words. For one lane.

@@ -10,7 +10,7 @@ use ferry_layout::{
 
 use crate::scales::{self, is_tiled};
 use crate::share::Share;
-use crate::units::{Batch, Unit, extent};
+use crate::units::{Batch, Extent, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Row, Span, slot};
 
@@ -24,20 +24,19 @@ pub fn receive<M: Machine>(
     share: Share,
 ) -> Result<(), Stopped> {
     let Launch {
-        machine,
-        common,
-        epoch,
-        ..
+        machine, common, ..
     } = launch;
     // One in the middle: in a fused launch the first ones count, and the last ones receive first.
     if share.index == share.of / 2 {
         compute_offsets(launch, args)?;
     }
     let extent = wait_for_token_counts(launch)?;
-    launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
-        machine.load(Counter::OffsetsReady) >= epoch.0
-    })?;
+    // One that has nothing else to do, if there is any.
+    if share.index == share.of - 1 {
+        machine.store(Counter::Extent, extent.word());
+    }
     if is_tiled(&common.shape) {
+        wait_for_offsets(launch)?;
         scales::clear_unused(launch, share);
     }
     let mut next = Batch::first(&common.shape, extent, share);
@@ -54,10 +53,18 @@ pub fn receive<M: Machine>(
     Ok(())
 }
 
-/// Waits until every source has said how many tokens it has, and refuses more than planned. The
-/// most that one has, and the most parts of its rows.
+/// Waits until [`compute_offsets`] is done.
 #[inline(always)]
-fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(u32, u32), Stopped> {
+fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
+    let Launch { machine, epoch, .. } = launch;
+    launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
+        machine.load(Counter::OffsetsReady) >= epoch.0
+    })
+}
+
+/// Waits until every source has said how many tokens it has, and refuses more than planned.
+#[inline(always)]
+fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Stopped> {
     let Launch {
         machine,
         common,
@@ -65,7 +72,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(u32, u32), S
         ..
     } = launch;
     let (shape, window) = (&common.shape, &common.window);
-    let (mut longest, mut parts) = (0, 1);
+    let mut extent = Extent::NONE;
     for first in (0..shape.ranks).step_by(LANES as usize) {
         let source = |lane: u32| Rank((first + lane).min(shape.ranks - 1));
         let word = |lane| machine.load_tagged(window.token_count(source(lane)));
@@ -99,10 +106,9 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<(u32, u32), S
             return launch.stop();
         }
         let tokens = machine.lanes(|lane| machine.own(counts, lane).unwrap_or(0));
-        let (tokens, of_these) = extent(*machine, shape, tokens);
-        (longest, parts) = (longest.max(tokens), parts.max(of_these));
+        extent = extent.and(*machine, shape, tokens);
     }
-    Ok((longest, parts))
+    Ok(extent)
 }
 
 /// Turns all counts into the first row of every expert, `row_offsets`, and of every source
@@ -246,6 +252,9 @@ fn receive_batch<M: Machine>(
         window.dispatch_flag(source, unit(lane, parts).flag())
     });
     let mut left = coming;
+    if left != 0 {
+        wait_for_offsets(launch)?;
+    }
     while left != 0 {
         let arrived = launch.wait_any(
             left,

@@ -8,7 +8,7 @@ use ferry_layout::{
     Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::{count_alike, count_below, is_few, scans};
+use crate::announce::{count_alike, count_below, is_few, read_id, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::share::{Share, callers};
 use crate::wait::{Launch, Stopped};
@@ -180,7 +180,8 @@ fn read_route<M: Machine>(
     let shape = &common.shape;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
-            machine.read(Table::TopkIds, entry(shape.top_k, token, lane))
+            let is_few = is_few(shape, args.tokens);
+            read_id(*machine, is_few, entry(shape.top_k, token, lane))
         })
     });
     let weights = machine.lanes(|lane| {

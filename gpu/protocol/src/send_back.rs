@@ -1,27 +1,37 @@
 //! Combine on the experts' rank: what it received goes back to where it came from.
 
-use ferry_layout::{CombineArgs, CombineMode, Counter, Header, NOT_ROUTED, Rank, Table, Tensor};
+use ferry_layout::{
+    CombineArgs, CombineMode, Counter, Header, NOT_ROUTED, Rank, Region, Table, Tensor,
+};
 
 use crate::combine::Crews;
 use crate::receive::row_map_entry;
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
 use crate::share::{Share, callers};
-use crate::units::{Batch, Unit, extent_of_all};
-use crate::wait::Launch;
+use crate::units::{Batch, Extent, Unit};
+use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, Span, gather, handshake, slot};
 
 /// Every row that this rank received, back to where it came from.
 #[inline(always)]
-pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crews) {
+pub fn send_back<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    crews: Crews,
+) -> Result<(), Stopped> {
     let Launch {
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let Some(share) = crews.sender else { return };
-    let extent = extent_of_all(launch);
+    let Some(share) = crews.sender else { return Ok(()) };
+    let extent = Extent::of_word(machine.peek(Counter::Extent));
     // With most tokens, rows are cut the least.
-    let are_bare = shape.combines_bare(shape.parts(extent.0));
+    let are_bare = shape.combines_bare(shape.parts(extent.tokens));
     let mut next = Batch::first(shape, extent, share);
+    let says = Says {
+        crews,
+        at_once: extent.units(shape) <= share.of,
+    };
     let mut has_read = false;
     while let Some(batch) = next {
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
@@ -40,9 +50,9 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
             let unit = (here != 0).then(|| unit(here.trailing_zeros()));
             send_unit_back(launch, args, unit, together.map(|units| (share, units)), || {
                 // Before the rows are written, which would have to be waited for.
-                if batch.one_each().is_some() && !has_read {
+                if says.at_once {
                     has_read = true;
-                    say_consumed(launch, crews);
+                    says.read(launch);
                 }
             });
             here &= here.wrapping_sub(1);
@@ -53,28 +63,65 @@ pub fn send_back<M: Machine>(launch: &Launch<M>, args: &CombineArgs, crews: Crew
         next = batch.next();
     }
     if !has_read {
-        say_consumed(launch, crews);
+        says.read(launch);
+    }
+    // A warp that gathers late, if at all.
+    if says.at_once && share.index == share.of / 2 {
+        says.consumed(launch)?;
+    }
+    Ok(())
+}
+
+/// How every rank is told that its rows were read, with counts, presence and headers.
+#[derive(Clone, Copy)]
+struct Says {
+    crews: Crews,
+    /// Every warp has one unit at most: it says so before it writes, which nobody waits for, and one warp
+    /// waits for all. Otherwise the last one through tells.
+    at_once: bool,
+}
+
+impl Says {
+    /// This warp has read all that it has to: each that sends back calls this once.
+    #[inline(always)]
+    fn read<M: Machine>(self, launch: &Launch<M>) {
+        let machine = launch.machine;
+        if !machine.last_of_block(Gate::Read, self.crews.senders_in_block) {
+            return;
+        }
+        match self.at_once {
+            true => machine.count(Counter::Reads),
+            false => gather::pass(machine, Counter::Reads, machine.blocks(), || {
+                tell_consumed(launch);
+            }),
+        }
+    }
+
+    /// Waits until all warps have read, and tells.
+    #[inline(always)]
+    fn consumed<M: Machine>(self, launch: &Launch<M>) -> Result<(), Stopped> {
+        let machine = launch.machine;
+        launch.wait_local(Counter::Reads, Region::Consumed, || {
+            machine.load(Counter::Reads) >= machine.blocks() as u64
+        })?;
+        tell_consumed(launch);
+        machine.store(Counter::Reads, 0);
+        Ok(())
     }
 }
 
-/// Tells every rank that its rows were read, once all warps that send back have read theirs, with counts,
-/// presence and headers: each calls this once.
+/// Tells every rank that its rows were read.
 #[inline(always)]
-fn say_consumed<M: Machine>(launch: &Launch<M>, crews: Crews) {
+fn tell_consumed<M: Machine>(launch: &Launch<M>) {
     let Launch {
         machine,
         common,
         epoch,
         ..
     } = launch;
-    if !machine.last_of_block(Gate::Read, crews.senders_in_block) {
-        return;
-    }
-    gather::pass(*machine, Counter::Reads, machine.blocks(), || {
-        let word = common.window.consumed(common.rank());
-        on_each_rank(*machine, common.shape.ranks, |rank| {
-            handshake::say_consumed(*machine, rank, word, *epoch);
-        });
+    let word = common.window.consumed(common.rank());
+    on_each_rank(*machine, common.shape.ranks, |rank| {
+        handshake::say_consumed(*machine, rank, word, *epoch);
     });
 }
 

@@ -27,31 +27,52 @@ impl Unit {
     }
 }
 
-/// The most tokens that a source has, and the most parts that its rows have, from what the sources
-/// told: one `tokens` a lane, the same again where there are fewer.
-#[inline(always)]
-pub fn extent<M: Machine>(machine: &M, shape: &Shape, tokens: M::Lanes<u32>) -> (u32, u32) {
-    let parts = machine.lanes(|lane| shape.parts(machine.own(tokens, lane)));
-    (machine.max(tokens), machine.max(parts))
+/// How much can come from a source.
+#[derive(Clone, Copy)]
+pub struct Extent {
+    /// The most tokens that one has.
+    pub tokens: u32,
+    /// The most parts that the rows of one have.
+    pub parts: u32,
 }
 
-/// [`extent`] of all sources, after their token counts have come.
-#[inline(always)]
-pub fn extent_of_all<M: Machine>(launch: &Launch<M>) -> (u32, u32) {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let shape = &common.shape;
-    let (mut longest, mut parts) = (0, 1);
-    for first in (0..shape.ranks).step_by(LANES as usize) {
-        let tokens = machine.lanes(|lane| {
-            let source = Rank((first + lane).min(shape.ranks - 1));
-            machine.load_tagged(common.window.token_count(source)).0 as u32
-        });
-        let (tokens, of_these) = extent(*machine, shape, tokens);
-        (longest, parts) = (longest.max(tokens), parts.max(of_these));
+impl Extent {
+    /// Nothing.
+    pub const NONE: Self = Self {
+        tokens: 0,
+        parts: 1,
+    };
+
+    /// Of more sources, too: one `tokens` a lane, the same again where there are fewer.
+    #[inline(always)]
+    pub fn and<M: Machine>(self, machine: &M, shape: &Shape, tokens: M::Lanes<u32>) -> Self {
+        let parts = machine.lanes(|lane| shape.parts(machine.own(tokens, lane)));
+        Self {
+            tokens: self.tokens.max(machine.max(tokens)),
+            parts: self.parts.max(machine.max(parts)),
+        }
     }
-    (longest, parts)
+
+    /// Units of all sources together, at most.
+    #[inline(always)]
+    pub fn units(self, shape: &Shape) -> u32 {
+        self.tokens * shape.ranks * self.parts
+    }
+
+    /// For [`Counter::Extent`](ferry_layout::Counter::Extent).
+    #[inline(always)]
+    pub fn word(self) -> u64 {
+        (self.tokens as u64) << 32 | self.parts as u64
+    }
+
+    /// What [`word`](Self::word) gave.
+    #[inline(always)]
+    pub fn of_word(word: u64) -> Self {
+        Self {
+            tokens: (word >> 32) as u32,
+            parts: word as u32,
+        }
+    }
 }
 
 /// 32 units of a warp, one a lane.
@@ -64,11 +85,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The first batch of a warp's share, if it has any, where no source has more tokens than
-    /// `longest` nor any a row of more than `parts` parts.
+    /// The first batch of a warp's share, if it has any.
     #[inline(always)]
-    pub fn first(shape: &Shape, (longest, parts): (u32, u32), share: Share) -> Option<Self> {
-        let units = longest * shape.ranks * parts;
+    pub fn first(shape: &Shape, extent: Extent, share: Share) -> Option<Self> {
+        let (units, parts) = (extent.units(shape), extent.parts);
         let Share {
             index: first,
             of: warps,

@@ -2,13 +2,14 @@
 
 use core::arch::asm;
 
-use ferry_layout::MAX_RANKS;
+use ferry_layout::{FEW_ENTRIES, MAX_RANKS};
 use ferry_protocol::{Gate, LANES};
 
 use super::{memory, thread};
 
 /// A counter for each gate that the warps of a block pass once in a launch, when it began, a double word
-/// for each warp to hand over, and the peers' windows.
+/// for each warp to hand over, the peers' windows, what some counters held, and the router's ids, where
+/// they are few.
 #[derive(Clone, Copy)]
 pub struct Block {
     base: u32,
@@ -20,36 +21,94 @@ const STARTED: u32 = 16;
 const WORDS: u32 = 32;
 /// Bytes from the start to the windows.
 const WINDOWS: u32 = WORDS + 8 * LANES;
+/// Bytes from the start to the counters.
+const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
+/// Bytes from the start to the ids.
+const IDS: u32 = HELD + 32;
+
+/// Ids that a thread loads at a time.
+const DEPTH: u32 = 4;
+/// Counters that are looked at.
+pub const COUNTERS: usize = 3;
 
 const _: () = assert!(
-    4 * Gate::COUNT <= STARTED as usize && WINDOWS + 8 * MAX_RANKS == 800,
+    4 * Gate::COUNT <= STARTED as usize
+        && 8 * COUNTERS <= (IDS - HELD) as usize
+        && IDS + 4 * FEW_ENTRIES == 9024,
     "as many bytes are declared below"
 );
 
+/// What a block keeps close. Addresses are device addresses.
+pub struct SetUp {
+    /// The windows of `ranks` peers.
+    pub peers: u64,
+    pub ranks: u32,
+    /// Counters to look at.
+    pub counters: [u64; COUNTERS],
+    /// `ids_count` of the router's ids, at most [`FEW_ENTRIES`].
+    pub ids: u64,
+    pub ids_count: u32,
+}
+
 impl Block {
-    /// No gate passed by anybody, no words, and the windows of `ranks` peers from the table at `peers`.
-    /// Called once in a kernel, by all threads; `loads` gives what is loaded beside the windows, while
-    /// all wait.
+    /// No gate passed by anybody, no words, and what `set_up` says. Called once in a kernel, by all
+    /// threads. All loads are on their way before one is waited for.
     ///
     /// # Safety
-    /// `peers` has as many entries, which nobody writes.
+    /// The addresses are those of as many words. Nobody writes windows and ids.
     #[inline(always)]
-    pub unsafe fn set_up<T>(peers: u64, ranks: u32, loads: impl FnOnce() -> T) -> (Self, T) {
+    pub unsafe fn set_up(set_up: &SetUp) -> Self {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_block[800]; mov.u32 {}, ferry_block; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[9024]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
         let block = Self { base };
         let (thread, threads) = (thread::thread(), thread::threads());
-        let loaded = loads();
+        // SAFETY: the caller's promise; looked at again rather than beyond the end.
+        let id_at = |index: u32| unsafe {
+            let index = index.min(set_up.ids_count.wrapping_sub(1));
+            memory::load_constant_u32(set_up.ids + 4 * index as u64)
+        };
+        // SAFETY: the caller's promise.
+        let window_of =
+            |rank: u32| unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };
+        let (mut held, mut window) = (0, 0);
+        let mut ids = [0; DEPTH as usize];
+        for (index, &counter) in set_up.counters.iter().enumerate() {
+            if thread == index as u32 {
+                // SAFETY: the caller's promise.
+                held = unsafe { memory::load_relaxed_gpu(counter) };
+            }
+        }
+        if thread < set_up.ranks {
+            window = window_of(thread);
+        }
+        if set_up.ids_count != 0 {
+            ids = core::array::from_fn(|step| id_at(thread + step as u32 * threads));
+        }
+        if thread < COUNTERS as u32 {
+            block.store(HELD + 8 * thread, held);
+        }
         let mut rank = thread;
-        while rank < ranks {
-            // SAFETY: the caller's promise.
-            let window = unsafe { memory::load_constant_u64(peers + 8 * rank as u64) };
+        while rank < set_up.ranks {
             block.store(WINDOWS + 8 * rank, window);
             rank += threads;
+            window = window_of(rank.min(set_up.ranks - 1));
+        }
+        let mut first = thread;
+        while first < set_up.ids_count {
+            core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
+                let index = first + step as u32 * threads;
+                if index < set_up.ids_count {
+                    block.store_word(IDS + 4 * index, ids[step]);
+                }
+            });
+            first += DEPTH * threads;
+            if first < set_up.ids_count {
+                ids = core::array::from_fn(|step| id_at(first + step as u32 * threads));
+            }
         }
         let mut at = 8 * thread;
         while at < WINDOWS {
@@ -72,7 +131,36 @@ impl Block {
             asm!("mov.u32 {}, {};", out(reg32) after, in(reg32) base,
                 options(nostack, preserves_flags));
         }
-        (Self { base: after }, loaded)
+        Self { base: after }
+    }
+
+    /// What a counter held when the launch began.
+    #[inline(always)]
+    pub fn counter(self, index: u32) -> u64 {
+        self.load_constant(HELD + 8 * index)
+    }
+
+    /// One of the router's ids.
+    #[inline(always)]
+    pub fn id(self, index: u32) -> u32 {
+        let id;
+        // SAFETY: one of the words of `set_up`; `pure` and `nomem` hold because nobody writes there after
+        // it.
+        unsafe {
+            asm!("ld.shared.u32 {}, [{}];", out(reg32) id, in(reg32) self.base + IDS + 4 * index,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        id
+    }
+
+    /// Stores the word `at` bytes from the start.
+    #[inline(always)]
+    fn store_word(self, at: u32, word: u32) {
+        // SAFETY: the callers name words of `set_up`, which nobody else writes meanwhile.
+        unsafe {
+            asm!("st.shared.u32 [{}], {};", in(reg32) self.base + at, in(reg32) word,
+                options(nostack, preserves_flags));
+        }
     }
 
     /// Stores the double word `at` bytes from the start.
@@ -106,15 +194,20 @@ impl Block {
     /// The window of a rank as it is addressed from here.
     #[inline(always)]
     pub fn window(self, rank: u32) -> u64 {
-        let window;
+        self.load_constant(WINDOWS + 8 * rank)
+    }
+
+    /// Loads the double word `at` bytes from the start, which stays as `set_up` left it.
+    #[inline(always)]
+    fn load_constant(self, at: u32) -> u64 {
+        let word;
         // SAFETY: one of the double words of `set_up`; `pure` and `nomem` hold because nobody writes
         // there after it.
         unsafe {
-            asm!("ld.shared.u64 {}, [{}];", out(reg64) window,
-                in(reg32) self.base + WINDOWS + 8 * rank,
+            asm!("ld.shared.u64 {}, [{}];", out(reg64) word, in(reg32) self.base + at,
                 options(pure, nomem, nostack, preserves_flags));
         }
-        window
+        word
     }
 
     /// Passes a gate: how many did before. Releases what this thread wrote and acquires what those

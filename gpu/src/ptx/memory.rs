@@ -288,6 +288,19 @@ pub unsafe fn add_acq_rel_gpu(address: u64, amount: u64) -> u64 {
     before
 }
 
+/// `red.release.gpu.global.add` of one: nothing comes back.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn count_release_gpu(address: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("red.release.gpu.global.add.u64 [{}], 1;", in(reg64) address,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// `atom.acq_rel.gpu.global.exch`: the value before.
 ///
 /// # Safety

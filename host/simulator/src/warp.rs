@@ -146,9 +146,8 @@ fn overlap(a: &Write, b: &Write) -> bool {
 /// What the warps of a block share.
 #[derive(Default)]
 pub struct Block {
-    /// What these counters held when the launch began.
-    stopped: OnceCell<u64>,
-    finished: OnceCell<u64>,
+    /// What counters held when the launch began.
+    peeked: [OnceCell<u64>; Counter::COUNT as usize],
     /// How many warps have passed each gate.
     gates: [Cell<u32>; Gate::COUNT],
     /// What each has handed over.
@@ -357,11 +356,7 @@ impl Counters for Warp<'_> {
 
     fn peek(&self, counter: Counter) -> u64 {
         // All warps of a block have looked before one of them goes on.
-        match counter {
-            Counter::Stopped => *self.block.stopped.get_or_init(|| self.load(counter)),
-            Counter::Finished => *self.block.finished.get_or_init(|| self.load(counter)),
-            _ => self.load(counter),
-        }
+        *self.block.peeked[counter as usize].get_or_init(|| self.load(counter))
     }
 
     fn store(&self, counter: Counter, value: u64) {
