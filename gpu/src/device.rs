@@ -11,7 +11,7 @@ use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
-use crate::ptx::block::{Block, COUNTERS, SetUp};
+use crate::ptx::block::{BLOCK_EXPERTS, Block, COUNTERS, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::thread;
 use crate::{fault, shmem, strip};
@@ -57,6 +57,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
                 counters: PEEKED.map(counter),
                 ids,
                 ids_count,
+                experts: common.shape.experts,
             })
         };
         Self {
@@ -236,8 +237,24 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 if absent == 0 {
                     break rows;
                 }
+                // One vector of one of them, until it is there: to look at all again and again would be
+                // in the way of those that come.
+                let missing = absent.trailing_zeros();
+                loop {
+                    let at = row(missing as usize);
+                    // SAFETY: as above.
+                    let [vector] = unsafe { strip::load_arriving::<1>(at, start, end) };
+                    let is_absent = strip::largest_word(&[vector]) == ABSENT;
+                    if thread::union(is_absent as u32) == 0 {
+                        break;
+                    }
+                    if self.expired() {
+                        return Err(first + missing);
+                    }
+                }
+                // Its other vectors may never come.
                 if self.expired() {
-                    return Err(first + absent.trailing_zeros());
+                    return Err(first + missing);
                 }
             };
             let mut take = |index: usize| {
@@ -458,6 +475,18 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn read_few_id(&self, index: u32) -> u32 {
         self.block.id(index)
+    }
+
+    #[inline(always)]
+    fn count_few(&self, expert: u32, entries: u32) -> u32 {
+        if expert < BLOCK_EXPERTS {
+            return self.block.entries_of(expert);
+        }
+        let mut count = 0;
+        for index in 0..entries {
+            count += (self.block.id(index) == expert) as u32;
+        }
+        count
     }
 
     #[inline(always)]

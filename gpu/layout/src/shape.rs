@@ -22,6 +22,22 @@ const MAX_PARTS: u32 = 16;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
 const PART_UNITS: u32 = 2048;
 
+/// Parts of rows of `bytes`, so that `rows` of them keep all warps busy.
+#[inline(always)]
+const fn cut(bytes: u32, rows: u32) -> u32 {
+    let strips = bytes.div_ceil(STRIP_BYTES);
+    let most = if strips < MAX_PARTS {
+        strips
+    } else {
+        MAX_PARTS
+    };
+    if rows == 0 || rows > PART_UNITS {
+        return 1;
+    }
+    let wanted = PART_UNITS / rows;
+    if wanted > most { most } else { wanted }
+}
+
 /// A rank: one GPU of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
@@ -154,21 +170,16 @@ impl Shape {
     /// with few tokens, rows are cut so that all warps have work. Both ends know the source's
     /// tokens, so they agree. Rows for other nodes stay whole.
     pub const fn parts(&self, tokens: u32) -> u32 {
-        let strips = self.payload_bytes().div_ceil(STRIP_BYTES);
-        if self.spans_nodes() || tokens == 0 {
+        if self.spans_nodes() {
             return 1;
         }
-        let wanted = PART_UNITS / tokens.saturating_mul(self.ranks);
-        let most = if strips < MAX_PARTS {
-            strips
-        } else {
-            MAX_PARTS
-        };
-        match wanted {
-            0 => 1,
-            wanted if wanted > most => most,
-            wanted => wanted,
-        }
+        cut(self.payload_bytes(), tokens.saturating_mul(self.ranks))
+    }
+
+    /// Parts that the sum of a token's bare rows is made in, of a source with `tokens` tokens: bare rows
+    /// may be read in other parts than they were written.
+    pub const fn sum_parts(&self, tokens: u32) -> u32 {
+        cut(self.combine_row_bytes(), tokens)
     }
 
     /// Most tokens of a source whose rows are moved in parts.

@@ -67,7 +67,9 @@ pub fn announce<M: Machine>(
         if task >= numbering {
             announce_presence(launch, args, task - numbering);
         } else if is_few {
-            announce_experts(launch, task, count_entries(launch, args, task));
+            let entries = args.tokens * shape.top_k;
+            let totals = machine.lanes(|lane| machine.count_few(task * LANES + lane, entries));
+            announce_experts(launch, task, totals);
         } else {
             number_chunk(launch, args, task);
         }
@@ -218,37 +220,6 @@ fn valid_lanes(left: u32) -> u32 {
     } else {
         u32::MAX
     }
-}
-
-/// How many entries each of 32 experts gets, where they are few.
-#[inline(always)]
-fn count_entries<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, task: u32) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let end = args.tokens * common.shape.top_k;
-    let mut totals = machine.lanes(|_| 0);
-    let mut start = 0;
-    while start < end {
-        let groups = core::array::from_fn::<M::Lanes<u32>, DEPTH, _>(|step| {
-            read_ids(*machine, true, start + step as u32 * LANES, end)
-        });
-        core::array::from_fn::<(), DEPTH, _>(|step| {
-            let (ids, first) = (groups[step], start + step as u32 * LANES);
-            let mut here =
-                machine
-                    .ballot(machine.lanes(|lane| {
-                        first + lane < end && machine.own(ids, lane) / LANES == task
-                    }));
-            while here != 0 {
-                let expert = machine.broadcast(ids, here.trailing_zeros()) % LANES;
-                totals = machine.lanes(|lane| machine.own(totals, lane) + (lane == expert) as u32);
-                here &= here - 1;
-            }
-        });
-        start += DEPTH as u32 * LANES;
-    }
-    totals
 }
 
 /// How many of the first `end` entries are for the expert of each lane below `top_k`; `wanted` holds

@@ -150,6 +150,12 @@ pub trait Machine: Signals + Counters {
     fn read_few_id(&self, index: u32) -> u32 {
         self.read(Table::TopkIds, index as u64)
     }
+    /// How many of `entries` ids, which are all and few, are `expert`. For one lane, of a warp that is among
+    /// the first `experts / 32` of the launch.
+    fn count_few(&self, expert: u32, entries: u32) -> u32 {
+        let ids = (0..entries).map(|index| self.read_few_id(index));
+        ids.filter(|&id| id == expert).count() as u32
+    }
     /// Writes a word of a table. For one lane.
     fn write(&self, table: Table, index: u64, value: u32);
     /// Writes a half word of a table: `index` counts half words. For one lane.

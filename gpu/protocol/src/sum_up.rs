@@ -18,7 +18,11 @@ pub fn gather_rows<M: Machine>(
     crews: Crews,
 ) -> Result<(), Stopped> {
     let Launch { machine, epoch, .. } = launch;
-    let parts = launch.common.shape.parts(args.tokens);
+    let shape = &launch.common.shape;
+    let mut parts = shape.parts(args.tokens);
+    if shape.combines_bare(parts) {
+        parts = shape.sum_parts(args.tokens);
+    }
     if let Some(Share {
         index: mut unit,
         of,
@@ -104,7 +108,7 @@ fn gather_unit<M: Machine>(
         CombineMode::Reduced => {
             let ranks = ranks_of(*machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
-            if shape.combines_bare(parts) {
+            if shape.combines_bare(shape.parts(args.tokens)) {
                 let bare = |slot| window.bare_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
                 return machine

@@ -31,10 +31,15 @@ const DEPTH: u32 = 4;
 /// Counters that are looked at.
 pub const COUNTERS: usize = 3;
 
+/// Bytes from the start to the counts of entries.
+const ENTRIES: u32 = IDS + 4 * FEW_ENTRIES;
+/// Experts whose entries a block counts.
+pub const BLOCK_EXPERTS: u32 = 1024;
+
 const _: () = assert!(
     4 * Gate::COUNT <= STARTED as usize
         && 8 * COUNTERS <= (IDS - HELD) as usize
-        && IDS + 4 * FEW_ENTRIES == 9024,
+        && ENTRIES + 4 * BLOCK_EXPERTS == 13120,
     "as many bytes are declared below"
 );
 
@@ -48,6 +53,8 @@ pub struct SetUp {
     /// `ids_count` of the router's ids, at most [`FEW_ENTRIES`].
     pub ids: u64,
     pub ids_count: u32,
+    /// Experts of the group.
+    pub experts: u32,
 }
 
 impl Block {
@@ -61,7 +68,7 @@ impl Block {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_block[9024]; mov.u32 {}, ferry_block; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[13120]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
         let block = Self { base };
@@ -110,6 +117,14 @@ impl Block {
                 ids = core::array::from_fn(|step| id_at(first + step as u32 * threads));
             }
         }
+        let counts = set_up.ids_count != 0 && thread::block() * LANES < set_up.experts;
+        if counts {
+            let mut expert = thread;
+            while expert < set_up.experts.min(BLOCK_EXPERTS) {
+                block.store_word(ENTRIES + 4 * expert, 0);
+                expert += threads;
+            }
+        }
         let mut at = 8 * thread;
         while at < WINDOWS {
             let is_start = at == STARTED;
@@ -124,6 +139,14 @@ impl Block {
             at += 8 * threads;
         }
         thread::block_barrier();
+        if counts {
+            let mut index = thread;
+            while index < set_up.ids_count {
+                block.count_entry(block.load_word(IDS + 4 * index));
+                index += threads;
+            }
+            thread::block_barrier();
+        }
         let after: u32;
         // SAFETY: copies a register. Not pure: it stays behind the barrier, and with it whatever needs
         // its result.
@@ -143,14 +166,50 @@ impl Block {
     /// One of the router's ids.
     #[inline(always)]
     pub fn id(self, index: u32) -> u32 {
-        let id;
+        self.load_constant_word(IDS + 4 * index)
+    }
+
+    /// Counts one entry more for an expert.
+    #[inline(always)]
+    fn count_entry(self, expert: u32) {
+        if expert < BLOCK_EXPERTS {
+            // SAFETY: one of the words of `set_up`.
+            unsafe {
+                asm!("red.relaxed.cta.shared.add.u32 [{}], 1;",
+                    in(reg32) self.base + ENTRIES + 4 * expert, options(nostack, preserves_flags));
+            }
+        }
+    }
+
+    /// Entries of an expert below [`BLOCK_EXPERTS`], in the first `experts / 32` blocks.
+    #[inline(always)]
+    pub fn entries_of(self, expert: u32) -> u32 {
+        self.load_constant_word(ENTRIES + 4 * expert)
+    }
+
+    /// Loads the word `at` bytes from the start, which stays as `set_up` left it.
+    #[inline(always)]
+    fn load_constant_word(self, at: u32) -> u32 {
+        let word;
         // SAFETY: one of the words of `set_up`; `pure` and `nomem` hold because nobody writes there after
         // it.
         unsafe {
-            asm!("ld.shared.u32 {}, [{}];", out(reg32) id, in(reg32) self.base + IDS + 4 * index,
+            asm!("ld.shared.u32 {}, [{}];", out(reg32) word, in(reg32) self.base + at,
                 options(pure, nomem, nostack, preserves_flags));
         }
-        id
+        word
+    }
+
+    /// Loads the word `at` bytes from the start.
+    #[inline(always)]
+    fn load_word(self, at: u32) -> u32 {
+        let word;
+        // SAFETY: the callers name words of `set_up`.
+        unsafe {
+            asm!("ld.shared.u32 {}, [{}];", out(reg32) word, in(reg32) self.base + at,
+                options(nostack, preserves_flags));
+        }
+        word
     }
 
     /// Stores the word `at` bytes from the start.
