@@ -4,8 +4,8 @@ use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal, Table,
-    Tagged, Tensor, TokenFormat, nvfp4,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal,
+    Table, Tagged, Tensor, TokenFormat, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -229,9 +229,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             let rows = loop {
                 // Spelled out, so that they stay in registers.
                 let rows = [load(0), load(1), load(2), load(3)];
-                let is_absent = |index: usize| {
-                    ((strip::largest_word(&rows[index]) == ABSENT) as u32) << index
-                };
+                let is_absent =
+                    |index: usize| ((strip::largest_word(&rows[index]) == ABSENT) as u32) << index;
                 let absent = is_absent(0) | is_absent(1) | is_absent(2) | is_absent(3);
                 let absent = thread::union(absent);
                 if absent == 0 {

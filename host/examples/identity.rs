@@ -56,6 +56,7 @@ fn main() -> Result<(), Error> {
         deadline: Duration::from_secs(2),
         debug_checks: true,
         max_sms: None,
+        specialise: true,
     };
     let plan = Plan::new(&group, config)?;
     let mut ranks = ExpertParallel::new(&group, &plan)?;

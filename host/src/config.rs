@@ -7,7 +7,8 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// The sizes and the behaviour of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
 /// checks it.
 ///
-/// All ranks of a group must agree on everything but `deadline`, `debug_checks` and `max_sms`;
+/// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`
+/// and `specialise`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -35,4 +36,9 @@ pub struct Config {
     pub debug_checks: bool,
     /// Most streaming multiprocessors that a kernel occupies; `None` for all.
     pub max_sms: Option<u32>,
+    /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds
+    /// for a shape's first one on a machine (the driver keeps the result), and faster calls, most of all
+    /// with few tokens. The device keeps such kernels until it is closed. Without effect on the simulator
+    /// and where ranks are on several nodes.
+    pub specialise: bool,
 }

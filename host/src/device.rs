@@ -42,11 +42,22 @@ pub enum Args {
     Silu(SiluArgs),
 }
 
+/// Which of a device's kernels: those for every shape, or those that [`Device::kernels`] gave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kernels(pub u32);
+
+impl Kernels {
+    /// For every shape.
+    pub const GENERAL: Self = Self(0);
+}
+
 /// A kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     /// Which kernel.
     pub kernel: Kernel,
+    /// Of which kernels.
+    pub kernels: Kernels,
     /// Its arguments, by value.
     pub args: Args,
     /// Whether any peer is on another node.
@@ -76,6 +87,12 @@ pub trait Device: Send + Sync {
     fn stream(&self) -> Result<Stream, Error>;
     /// Waits for everything enqueued on `stream`.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
+    /// Kernels for `shape` alone, compiled unless they are there; the general ones where the device makes
+    /// no others. Synchronises.
+    fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
+        let _ = shape;
+        Ok(Kernels::GENERAL)
+    }
     /// Enqueues a kernel. Does not synchronise, allocate or compile.
     fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.

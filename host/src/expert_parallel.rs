@@ -256,6 +256,7 @@ impl ExpertParallel {
         let max_sms = self.plan.config().max_sms;
         self.device().launch(&Launch {
             kernel,
+            kernels: self.memory.kernels,
             args,
             shmem,
             max_sms,

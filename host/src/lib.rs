@@ -25,6 +25,7 @@
 //!     deadline: Duration::from_secs(1),
 //!     debug_checks: true,
 //!     max_sms: None,
+//!     specialise: true,
 //! })?;
 //! let mut ranks = ExpertParallel::new(&group, &plan)?;
 //! let stream = Stream(0);
@@ -102,6 +103,8 @@ mod plan;
 mod round;
 mod silu;
 mod simulated;
+#[cfg(any(feature = "cuda", test))]
+mod specialise;
 mod tensor;
 
 pub use arguments::{
@@ -109,7 +112,7 @@ pub use arguments::{
 };
 pub use bootstrap::{Bootstrap, BootstrapError, TcpBootstrap};
 pub use config::Config;
-pub use device::{Device, DevicePtr, Fabric, Stream};
+pub use device::{Device, DevicePtr, Fabric, Kernels, Stream};
 pub use error::{CudaError, Error};
 pub use expert_parallel::ExpertParallel;
 pub use ferry_layout::silu::Activation;

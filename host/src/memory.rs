@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ferry_layout::{Rank, Window};
 
 use crate::device::SharedPage;
-use crate::{Device, DevicePtr, Error, Fabric, Plan};
+use crate::{Device, DevicePtr, Error, Fabric, Kernels, Plan};
 
 /// Memory of one rank that no other rank touches. Dropped, it is freed, which synchronises.
 pub(crate) struct Private {
@@ -14,19 +14,26 @@ pub(crate) struct Private {
     pub(crate) workspace: DevicePtr,
     /// `[u64; ranks]`: every rank's window as this one addresses it.
     pub(crate) peers: DevicePtr,
+    /// The kernels that work in it.
+    pub(crate) kernels: Kernels,
     /// Where kernels say why they gave up. `None` once freed or leaked.
     pub(crate) page: Option<Box<dyn SharedPage>>,
 }
 
 impl Private {
-    /// Allocates; nothing is cleared but the fault page. Synchronises.
+    /// Allocates, and has kernels compiled for the plan if it says so; nothing is cleared but the fault
+    /// page. Synchronises.
     pub(crate) fn alloc(device: Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         let mut memory = Self {
             device,
             workspace: DevicePtr::NULL,
             peers: DevicePtr::NULL,
+            kernels: Kernels::GENERAL,
             page: None,
         };
+        if plan.config().specialise {
+            memory.kernels = memory.device.kernels(plan.shape())?;
+        }
         memory.page = Some(memory.device.fault_page()?);
         memory.workspace = memory.device.alloc(plan.workspace_bytes())?;
         memory.peers = memory.device.alloc(8 * u64::from(plan.shape().ranks))?;

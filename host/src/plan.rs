@@ -300,6 +300,7 @@ mod tests {
         deadline: Duration::from_secs(1),
         debug_checks: false,
         max_sms: None,
+        specialise: false,
     };
 
     fn problems(ranks: u32, config: Config) -> Vec<(&'static str, String)> {

@@ -6,7 +6,7 @@ use ferry_layout::{Kernel, ScaleLayout, SiluArgs, TokenFormat};
 
 use crate::arguments::address_or_none;
 use crate::device::{Args, Launch};
-use crate::{Device, Error, ScaleTensor, Stream, Tensor};
+use crate::{Device, Error, Kernels, ScaleTensor, Stream, Tensor};
 
 /// Alignment of rows: kernels move 16 bytes at a time.
 const ROW_ALIGN: u64 = 16;
@@ -61,6 +61,7 @@ pub fn fused_silu(
 ) -> Result<(), Error> {
     device.launch(&Launch {
         kernel: Kernel::FusedSilu,
+        kernels: Kernels::GENERAL,
         args: Args::Silu(silu.args()?),
         shmem: false,
         max_sms,

@@ -167,6 +167,7 @@ fn config() -> Config {
         deadline: Duration::from_millis(7),
         debug_checks: true,
         max_sms: Some(5),
+        specialise: false,
     }
 }
 

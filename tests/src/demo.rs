@@ -175,6 +175,7 @@ fn settings(args: &DemoArgs) -> Settings {
         deadline: Duration::from_secs(10),
         debug_checks: true,
         max_sms: None,
+        specialise: true,
     };
     Settings {
         config,

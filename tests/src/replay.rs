@@ -157,6 +157,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         deadline: Duration::from_secs(30),
         debug_checks: false,
         max_sms: None,
+        specialise: false,
     };
     Settings {
         config,

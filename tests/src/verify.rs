@@ -325,6 +325,7 @@ mod tests {
             deadline: Duration::from_secs(5),
             debug_checks: true,
             max_sms: None,
+            specialise: false,
         };
         let settings = Settings {
             config,

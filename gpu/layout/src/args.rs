@@ -3,7 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::silu::Activation;
-use crate::{FEW_ENTRIES, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout};
+use crate::{
+    FEW_ENTRIES, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout,
+};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 #[repr(C)]

@@ -1,6 +1,8 @@
 //! Combine on the source: what comes back for a token is summed as it arrives.
 
-use ferry_layout::{CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor};
+use ferry_layout::{
+    CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
+};
 
 use crate::combine::Crews;
 use crate::route::{lane_or_none, ranks_of};

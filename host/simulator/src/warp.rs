@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal, Table,
-    Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal,
+    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
@@ -320,7 +320,11 @@ impl Signals for Warp<'_> {
 
     fn signal(&self, to: Rank, at: Signal, value: u64) {
         if self.common.shape.same_node(self.common.rank(), to) {
-            self.store_bytes(self.window(to) + at.bytes(), &value.to_le_bytes(), Polled::Signal);
+            self.store_bytes(
+                self.window(to) + at.bytes(),
+                &value.to_le_bytes(),
+                Polled::Signal,
+            );
         } else {
             let signal = self.far_address(to, at.bytes());
             let sender = self.common.rank;
@@ -480,11 +484,19 @@ impl Machine for Warp<'_> {
     }
 
     fn write(&self, table: Table, index: u64, value: u32) {
-        self.store_bytes(self.table(table) + 4 * index, &value.to_le_bytes(), Polled::No);
+        self.store_bytes(
+            self.table(table) + 4 * index,
+            &value.to_le_bytes(),
+            Polled::No,
+        );
     }
 
     fn write_half(&self, table: Table, index: u64, value: u16) {
-        self.store_bytes(self.table(table) + 2 * index, &value.to_le_bytes(), Polled::No);
+        self.store_bytes(
+            self.table(table) + 2 * index,
+            &value.to_le_bytes(),
+            Polled::No,
+        );
     }
 
     fn read_window(&self, at: ByteOffset) -> u32 {

@@ -2,18 +2,18 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cust::device::DeviceAttribute;
-use ferry_layout::Kernel;
+use ferry_layout::{Kernel, Shape};
 
 use super::context::{Current, PrimaryContext};
 use super::error::{check, check_about, error};
 use super::module::Module;
 use super::page::PinnedPage;
-use super::sys::{self, CUstream};
+use super::sys::{self, CUfunction, CUstream};
 use crate::device::{Args, Launch, SharedPage};
-use crate::{Device, DevicePtr, Error, Stream};
+use crate::{Device, DevicePtr, Error, Kernels, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
 ///
@@ -31,6 +31,8 @@ pub(super) struct Core {
     name: String,
     multiprocessors: u32,
     module: Module,
+    /// Kernels for one shape each.
+    special: Mutex<Vec<(Shape, Module)>>,
     /// For copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     copies: OwnedStream,
@@ -88,6 +90,7 @@ impl Core {
             name,
             multiprocessors,
             module,
+            special: Mutex::default(),
             copies,
             streams: Mutex::default(),
             context,
@@ -119,6 +122,13 @@ impl Drop for Core {
             stream.destroy();
         }
         self.module.unload();
+        let special = self
+            .special
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (_, module) in special {
+            module.unload();
+        }
     }
 }
 
@@ -165,6 +175,31 @@ impl CudaDevice {
     /// The driver's handle of the kernels' module (`CUmodule`).
     pub(crate) fn module(&self) -> *mut c_void {
         self.core.module.raw().cast()
+    }
+
+    fn special(&self) -> MutexGuard<'_, Vec<(Shape, Module)>> {
+        self.core
+            .special
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernel to launch.
+    fn function(&self, launch: &Launch) -> Result<CUfunction, Error> {
+        let function = match launch.kernels {
+            Kernels::GENERAL => Some(self.core.module.function(launch.kernel, launch.shmem)),
+            Kernels(number) => {
+                let special = self.special();
+                let kernels = special.get(number as usize - 1);
+                kernels.map(|(_, module)| module.function(launch.kernel, launch.shmem))
+            }
+        };
+        function
+            .filter(|function| !function.is_null())
+            .ok_or_else(|| {
+                let detail = format!("{} is not among the kernels", launch.kernel.name());
+                error("cuLaunchKernel", sys::INVALID_VALUE, detail)
+            })
     }
 
     /// Runs `copy` on the stream for copies and waits for it.
@@ -258,10 +293,27 @@ impl Device for CudaDevice {
         self.core.wait(raw(stream))
     }
 
+    fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
+        if shape.spans_nodes() {
+            return Ok(Kernels::GENERAL);
+        }
+        let mut special = self.special();
+        let index = match special.iter().position(|(of, _)| of == shape) {
+            Some(index) => index,
+            None => {
+                let _current = self.enter()?;
+                let module = Module::load_for(&self.core.context, shape)?;
+                special.push((*shape, module));
+                special.len() - 1
+            }
+        };
+        Ok(Kernels(index as u32 + 1))
+    }
+
     fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let parameter = parameter(launch)?;
         let _current = self.enter()?;
-        let function = self.core.module.function(launch.kernel, launch.shmem);
+        let function = self.function(launch)?;
         let most = self.core.multiprocessors;
         let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which

@@ -4,12 +4,13 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 
 use cust::device::DeviceAttribute;
-use ferry_layout::{Kernel, MAX_REGISTERS};
+use ferry_layout::{Kernel, MAX_REGISTERS, Shape};
 
 use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUjit_option, CUmodule};
 use crate::Error;
+use crate::specialise::{KERNELS, specialised};
 
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;
@@ -79,26 +80,36 @@ impl Module {
     /// # Errors
     /// [`Error::NoKernelFor`], [`Error::PtxTooNew`], [`Error::Cuda`] with the compiler's log.
     pub(super) fn load(context: &PrimaryContext) -> Result<Self, Error> {
-        let raw = compile(choose(context)?)?;
+        let ptx = choose(context)?;
+        let kernels = Kernel::ALL.map(|kernel| [(kernel, false), (kernel, true)]);
+        Self::of(ptx, ptx.text, kernels.as_flattened())
+    }
+
+    /// As [`load`](Self::load), the kernels for `shape` alone, without peers on other nodes.
+    pub(super) fn load_for(context: &PrimaryContext, shape: &Shape) -> Result<Self, Error> {
+        let ptx = choose(context)?;
+        let mut text = specialised(ptx.text.trim_end_matches('\0'), shape);
+        text.push('\0');
+        Self::of(ptx, &text, &KERNELS.map(|kernel| (kernel, false)))
+    }
+
+    /// Compiles `text`, which was made of `ptx`, and looks up `kernels`.
+    fn of(ptx: &Ptx, text: &str, kernels: &[(Kernel, bool)]) -> Result<Self, Error> {
+        let raw = compile(ptx, text)?;
         let mut module = Self {
             raw,
             functions: [[ptr::null_mut(); 2]; Kernel::ALL.len()],
         };
-        if let Err(error) = module.look_up() {
-            module.unload();
-            return Err(error);
-        }
-        Ok(module)
-    }
-
-    fn look_up(&mut self) -> Result<(), Error> {
-        for kernel in Kernel::ALL {
-            for shmem in [false, true] {
-                let function = function(self.raw, kernel, shmem)?;
-                self.functions[kernel as usize][usize::from(shmem)] = function;
+        for &(kernel, shmem) in kernels {
+            match function(raw, kernel, shmem) {
+                Ok(found) => module.functions[kernel as usize][usize::from(shmem)] = found,
+                Err(error) => {
+                    module.unload();
+                    return Err(error);
+                }
             }
         }
-        Ok(())
+        Ok(module)
     }
 
     /// The driver's handle.
@@ -106,7 +117,7 @@ impl Module {
         self.raw
     }
 
-    /// A kernel.
+    /// A kernel; null if it is not among those that were looked up.
     pub(super) const fn function(&self, kernel: Kernel, shmem: bool) -> CUfunction {
         self.functions[kernel as usize][shmem as usize]
     }
@@ -151,8 +162,9 @@ impl Log {
     }
 }
 
-/// Loads `ptx` into the current context, with so few registers that a block fits.
-fn compile(ptx: &Ptx) -> Result<CUmodule, Error> {
+/// Loads `text`, which was made of `ptx` and ends with a zero byte, into the current context, with so few
+/// registers that a block fits.
+fn compile(ptx: &Ptx, text: &str) -> Result<CUmodule, Error> {
     let (mut info, mut errors) = (Log::new(), Log::new());
     let mut names = [
         CUjit_option::CU_JIT_MAX_REGISTERS,
@@ -176,7 +188,7 @@ fn compile(ptx: &Ptx) -> Result<CUmodule, Error> {
     let code = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
-            ptx.text.as_ptr().cast(),
+            text.as_ptr().cast(),
             names.len() as u32,
             names.as_mut_ptr(),
             values.as_mut_ptr(),
@@ -240,6 +252,7 @@ mod tests {
     use ferry_layout::{CombineArgs, DispatchArgs, SiluArgs};
 
     use super::*;
+    use crate::specialise::SHAPE;
 
     #[test]
     fn the_most_special_ptx_that_a_device_runs_is_chosen() {
@@ -297,5 +310,33 @@ mod tests {
         assert!(is_too_new(sys::INVALID_PTX, log));
         assert!(is_too_new(sys::UNSUPPORTED_PTX_VERSION, ""));
         assert!(!is_too_new(sys::INVALID_PTX, "ptxas fatal : syntax error"));
+    }
+
+    #[test]
+    fn no_embedded_kernel_loads_a_constant() {
+        for ptx in EMBEDDED {
+            let text = specialised(ptx.text, &SHAPE);
+            for kernel in Kernel::ALL {
+                for shmem in [false, true] {
+                    let start = format!(".visible .entry {}(", kernel.entry(shmem));
+                    let wanted = !shmem && KERNELS.contains(&kernel);
+                    assert_eq!(text.contains(&start), wanted, "{start} {}", ptx.target);
+                }
+            }
+            let left = text.lines().filter(|line| {
+                let place = line.split_once("_param_0+").map(|(_, rest)| rest);
+                let offset = place.and_then(|rest| rest.trim_end_matches("];").parse().ok());
+                line.contains("ld.param::entry")
+                    && offset.is_none_or(|offset: usize| offset < 32 || (72..288).contains(&offset))
+            });
+            assert_eq!(
+                left.collect::<Vec<_>>(),
+                Vec::<&str>::new(),
+                "{}",
+                ptx.target
+            );
+            let moves = text.matches("mov.b64 \t%rd").count();
+            assert!(moves > 100, "{moves} moves in {}", ptx.target);
+        }
     }
 }

@@ -267,6 +267,7 @@ fn one_node(group: &Group) -> Result<Plan, Error> {
         deadline: Duration::from_secs(1),
         debug_checks: false,
         max_sms: None,
+        specialise: false,
     };
     Plan::new(group, config)
 }

@@ -24,6 +24,7 @@ pub fn config() -> Config {
         deadline: Duration::from_secs(5),
         debug_checks: false,
         max_sms: None,
+        specialise: false,
     }
 }
 

@@ -157,6 +157,9 @@ pub struct BenchArgs {
     /// Most multiprocessors that a kernel occupies [default: all]
     #[arg(long)]
     pub max_sms: Option<u32>,
+    /// With the kernels for all shapes, not those compiled for this one
+    #[arg(long)]
+    pub general: bool,
     /// Whether the L2 cache is flushed before each timed call
     #[arg(long, value_enum, default_value = "both")]
     pub flush_l2: FlushChoice,

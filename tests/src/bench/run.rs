@@ -179,6 +179,7 @@ pub fn config(
         deadline: super::round::DEADLINE,
         debug_checks: false,
         max_sms: args.max_sms,
+        specialise: !args.general,
     }
 }
 

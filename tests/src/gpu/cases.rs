@@ -242,6 +242,8 @@ fn run_case(
             deadline: DEADLINE,
             debug_checks: false,
             max_sms: None,
+            // Both kinds of kernels; compiling some for every small shape would take minutes.
+            specialise: weights && case.hidden >= 2048,
         };
         let settings = Settings {
             config,

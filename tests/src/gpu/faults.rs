@@ -47,6 +47,7 @@ fn settings(capacity: Capacity, deadline: Duration) -> Settings {
         deadline,
         debug_checks: true,
         max_sms: None,
+        specialise: false,
     };
     Settings {
         config,

@@ -74,6 +74,7 @@ impl Turns {
             deadline: DEADLINE,
             debug_checks: false,
             max_sms: None,
+            specialise: false,
         };
         let settings = Settings {
             config,

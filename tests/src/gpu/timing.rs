@@ -48,6 +48,7 @@ fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
         deadline: DEADLINE,
         debug_checks: false,
         max_sms: None,
+        specialise: false,
     };
     let capacity = capacity_for(&problem, TokenFormat::Bf16);
     let settings = Settings {

@@ -124,6 +124,7 @@ impl Case {
             deadline: Duration::from_secs(3600),
             debug_checks: self.debug_checks,
             max_sms: None,
+            specialise: false,
         }
     }
 
