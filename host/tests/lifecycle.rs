@@ -227,6 +227,7 @@ fn a_communicator_begins_and_ends_in_order() {
         "alloc_windows",
         "fill 0",
         "fill 0",
+        "fill 255",
         "upload",
         "all_gather",
     ];

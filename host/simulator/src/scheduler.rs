@@ -87,6 +87,8 @@ pub struct KnownWindow {
     start: u64,
     bytes: u64,
     workspace: u64,
+    /// Rounds that are over there: launches that have ended finished them.
+    ended: u64,
 }
 
 impl Shared {
@@ -124,13 +126,9 @@ impl Shared {
         else {
             return;
         };
-        let finished = window.workspace + Counter::Finished.bytes();
-        let Ok(finished) = self.memory.borrow().read_u64(finished) else {
-            return;
-        };
         // A word with a value carries its round in the upper half.
         let round = if value >> 32 == 0 { value } else { value >> 32 };
-        if round <= finished {
+        if round <= window.ended {
             let (seed, rank) = (self.seed, window.rank);
             let error = SimulatorError::LateSignal { seed, rank, round };
             self.violation.borrow_mut().get_or_insert(error);
@@ -147,6 +145,17 @@ impl Shared {
     /// The version of a rank's memory.
     pub fn version(&self, rank: u32) -> u64 {
         self.versions[rank as usize].get()
+    }
+
+    /// A rank's last warp has ended.
+    fn launch_ended(&self, rank: u32) {
+        let of_rank = |window: &&mut KnownWindow| window.rank == rank;
+        for window in self.windows.borrow_mut().iter_mut().filter(of_rank) {
+            let finished = window.workspace + Counter::Finished.bytes();
+            if let Ok(finished) = self.memory.borrow().read_u64(finished) {
+                window.ended = finished;
+            }
+        }
     }
 
     fn bump_all(&self) {
@@ -432,6 +441,9 @@ impl World {
             warp.buffer.borrow_mut().drain_all(&self.shared);
             self.stacks.push(warp.fibre.into_stack());
             self.shared.bump(warp.rank);
+            if self.running.iter().all(|other| other.rank != warp.rank) {
+                self.shared.launch_ended(warp.rank);
+            }
         }
     }
 
@@ -462,11 +474,13 @@ impl World {
         let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
         let own = common.peers + 8 * u64::from(rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
+            let finished = common.workspace + Counter::Finished.bytes();
             let known = KnownWindow {
                 rank,
                 start,
                 bytes: common.window.bytes,
                 workspace: common.workspace,
+                ended: self.shared.memory.borrow().read_u64(finished).unwrap_or(0),
             };
             // Memory that was freed may have become another window.
             let mut windows = self.shared.windows.borrow_mut();
