@@ -46,7 +46,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
         let in_block = thread::thread() / LANES;
         let common = args.common();
         let counter = |counter: Counter| common.workspace + counter.bytes();
-        let (ids, ids_count) = args.few_ids();
         // SAFETY: the host's promise; the table of peers has an entry for every rank, and it and the ids
         // stay as they are. Launches of a stream are ordered, and of these counters only earlier ones
         // matter.
@@ -55,8 +54,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
                 peers: common.peers,
                 ranks: common.shape.ranks,
                 counters: PEEKED.map(counter),
-                ids,
-                ids_count,
+                ids: args.few_ids(),
                 experts: common.shape.experts,
             })
         };

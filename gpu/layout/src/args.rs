@@ -59,10 +59,11 @@ pub trait Arguments: Copy {
     /// Device address of a tensor's first row.
     fn tensor(&self, tensor: Tensor) -> u64;
 
-    /// The router's ids, where they are [few](crate::FEW_ENTRIES): their address and number.
+    /// The router's ids, where there may be any and they are [few](crate::FEW_ENTRIES): their address and
+    /// number.
     #[inline(always)]
-    fn few_ids(&self) -> (u64, u32) {
-        (0, 0)
+    fn few_ids(&self) -> Option<(u64, u32)> {
+        None
     }
 
     /// Bytes of a row of a tensor.
@@ -101,13 +102,13 @@ impl Arguments for DispatchArgs {
     }
 
     #[inline(always)]
-    fn few_ids(&self) -> (u64, u32) {
-        let entries = self.tokens as u64 * self.common.shape.top_k as u64;
-        match self.topk_ids {
-            0 => (0, 0),
-            _ if entries > FEW_ENTRIES as u64 => (0, 0),
-            ids => (ids, entries as u32),
-        }
+    fn few_ids(&self) -> Option<(u64, u32)> {
+        // `dispatch_wait` has no input.
+        let entries = match self.topk_ids {
+            0 => 0,
+            _ => self.tokens * self.common.shape.top_k,
+        };
+        (entries <= FEW_ENTRIES).then_some((self.topk_ids, entries))
     }
 
     #[inline(always)]

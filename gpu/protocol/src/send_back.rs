@@ -36,17 +36,9 @@ pub fn send_back<M: Machine>(
     };
     let mut has_read = false;
     while let Some(batch) = next {
-        // A warp's only unit is read before it is known to come here: one look less to wait for.
-        let unit = batch.unit(0, 1, shape, common.rank());
-        let early = says.at_once.then(|| read_entries(launch, unit));
         // The dispatch has seen these words arrive, and they stay until this rank says consumed.
         let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
         let mut here = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
-        if says.at_once {
-            // Before rows are written, which would have to be waited for.
-            has_read = true;
-            says.read(launch);
-        }
         let unit = |lane| {
             let parts = machine.broadcast(parts, lane);
             batch.unit(lane, parts, shape, common.rank())
@@ -58,8 +50,19 @@ pub fn send_back<M: Machine>(
         // Where units are flagged together, a warp without one takes part, too.
         while here != 0 || together.is_some() {
             let unit = (here != 0).then(|| unit(here.trailing_zeros()));
-            let unit = unit.map(|unit| (unit, early));
-            send_unit_back(launch, args, unit, together.map(|units| (share, units)));
+            send_unit_back(
+                launch,
+                args,
+                unit,
+                together.map(|units| (share, units)),
+                || {
+                    // Before the rows are written, which would have to be waited for.
+                    if says.at_once {
+                        has_read = true;
+                        says.read(launch);
+                    }
+                },
+            );
             here &= here.wrapping_sub(1);
             if together.is_some() {
                 break;
@@ -188,13 +191,15 @@ impl Flag {
 }
 
 /// A part of the expert outputs of one token, if there is `unit`. `together`: this warp's share of how
-/// many units that are flagged together. With the unit come its entries, if they were read.
+/// many units that are flagged together. `read` is called once all of the unit is read that dispatch
+/// has brought, in reduced mode.
 #[inline(always)]
 fn send_unit_back<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    unit: Option<(Unit, Option<Entries<M::Lanes<u32>>>)>,
+    unit: Option<Unit>,
     together: Option<(Share, u32)>,
+    read: impl FnOnce(),
 ) {
     let shape = &launch.common.shape;
     let node = node_of(shape, launch.common.rank());
@@ -202,10 +207,9 @@ fn send_unit_back<M: Machine>(
     match (shape.mode(), unit) {
         (CombineMode::Reduced, unit) => {
             let mut flag = 0;
-            if let Some((unit, early)) = unit {
+            if let Some(unit) = unit {
                 let near = near(unit);
-                let entries = early.unwrap_or_else(|| read_entries(launch, unit));
-                let slot = sum_unit(launch, args, (unit, near), entries);
+                let slot = sum_unit(launch, args, (unit, near), read);
                 flag = Flag { unit, slot }.to_word();
                 if shape.combines_bare(unit.parts) {
                     flag = 0;
@@ -217,42 +221,8 @@ fn send_unit_back<M: Machine>(
                 publish_together(launch, together, flag);
             }
         }
-        (CombineMode::Exact, Some((unit, _))) => send_exact(launch, args, unit, near(unit)),
+        (CombineMode::Exact, Some(unit)) => send_exact(launch, args, unit, near(unit)),
         (CombineMode::Exact, None) => {}
-    }
-}
-
-/// What dispatch has left of a token, one top-k slot a lane.
-#[derive(Clone, Copy)]
-struct Entries<L> {
-    /// Output rows.
-    positions: L,
-    /// The experts.
-    experts: L,
-    /// The router's weights for them, as f32 bits.
-    weights: L,
-}
-
-/// Those of a unit's token. Everything is read before anything is waited for.
-#[inline(always)]
-fn read_entries<M: Machine>(launch: &Launch<M>, unit: Unit) -> Entries<M::Lanes<u32>> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let (shape, window) = (&common.shape, &common.window);
-    let row = window.dispatch_row(unit.source, unit.token);
-    let header = row.plus(shape.header_start());
-    let positions = read_positions(launch, unit);
-    let entries = machine.lanes(|lane| {
-        // The last lanes read an entry again rather than branch.
-        let k = lane.min(shape.top_k - 1);
-        machine.read_entry(header.plus(Header::entry(k)))
-    });
-    Entries {
-        positions,
-        experts: machine
-            .lanes(|lane| lane_or_none(lane, shape.top_k, || machine.own(entries, lane).expert)),
-        weights: machine.lanes(|lane| machine.own(entries, lane).weight),
     }
 }
 
@@ -312,13 +282,13 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: 
 }
 
 /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is not
-/// `near`, into the staging. Gives the slot that the row has there.
+/// `near`, into the staging. Gives the slot that the row has there. `read`: as for [`send_unit_back`].
 #[inline(always)]
 fn sum_unit<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
     (unit, near): (Unit, bool),
-    entries: Entries<M::Lanes<u32>>,
+    read: impl FnOnce(),
 ) -> u32 {
     let Launch {
         machine, common, ..
@@ -330,13 +300,22 @@ fn sum_unit<M: Machine>(
         part,
         parts,
     } = unit;
-    let Entries {
-        positions,
-        experts,
-        weights,
-    } = entries;
+    let header = window
+        .dispatch_row(source, token)
+        .plus(shape.header_start());
+    // Everything is read before anything is waited for.
+    let positions = read_positions(launch, unit);
+    let entries = machine.lanes(|lane| {
+        // The last lanes read an entry again rather than branch.
+        let k = lane.min(shape.top_k - 1);
+        machine.read_entry(header.plus(Header::entry(k)))
+    });
+    let experts =
+        machine.lanes(|lane| lane_or_none(lane, shape.top_k, || machine.own(entries, lane).expert));
+    let weights = machine.lanes(|lane| machine.own(entries, lane).weight);
     let here = slots_here(*machine, args, positions);
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
+    read();
 
     let to = if shape.combines_bare(parts) {
         Row::Bare(source, window.bare_combine_row(token, slot_index))

@@ -50,9 +50,8 @@ pub struct SetUp {
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
-    /// `ids_count` of the router's ids, at most [`FEW_ENTRIES`].
-    pub ids: u64,
-    pub ids_count: u32,
+    /// Address and number of the router's ids, at most [`FEW_ENTRIES`]; `None` where nobody asks.
+    pub ids: Option<(u64, u32)>,
     /// Experts of the group.
     pub experts: u32,
 }
@@ -73,10 +72,11 @@ impl Block {
         }
         let block = Self { base };
         let (thread, threads) = (thread::thread(), thread::threads());
+        let (ids_at, ids_count) = set_up.ids.unwrap_or((0, 0));
         // SAFETY: the caller's promise; looked at again rather than beyond the end.
         let id_at = |index: u32| unsafe {
-            let index = index.min(set_up.ids_count.wrapping_sub(1));
-            memory::load_constant_u32(set_up.ids + 4 * index as u64)
+            let index = index.min(ids_count.wrapping_sub(1));
+            memory::load_constant_u32(ids_at + 4 * index as u64)
         };
         // SAFETY: the caller's promise.
         let window_of =
@@ -92,7 +92,7 @@ impl Block {
         if thread < set_up.ranks {
             window = window_of(thread);
         }
-        if set_up.ids_count != 0 {
+        if ids_count != 0 {
             ids = core::array::from_fn(|step| id_at(thread + step as u32 * threads));
         }
         if thread < COUNTERS as u32 {
@@ -105,19 +105,19 @@ impl Block {
             window = window_of(rank.min(set_up.ranks - 1));
         }
         let mut first = thread;
-        while first < set_up.ids_count {
+        while first < ids_count {
             core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
                 let index = first + step as u32 * threads;
-                if index < set_up.ids_count {
+                if index < ids_count {
                     block.store_word(IDS + 4 * index, ids[step]);
                 }
             });
             first += DEPTH * threads;
-            if first < set_up.ids_count {
+            if first < ids_count {
                 ids = core::array::from_fn(|step| id_at(first + step as u32 * threads));
             }
         }
-        let counts = set_up.ids_count != 0 && thread::block() * LANES < set_up.experts;
+        let counts = set_up.ids.is_some() && thread::block() * LANES < set_up.experts;
         if counts {
             let mut expert = thread;
             while expert < set_up.experts.min(BLOCK_EXPERTS) {
@@ -141,7 +141,7 @@ impl Block {
         thread::block_barrier();
         if counts {
             let mut index = thread;
-            while index < set_up.ids_count {
+            while index < ids_count {
                 block.count_entry(block.load_word(IDS + 4 * index));
                 index += threads;
             }
