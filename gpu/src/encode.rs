@@ -98,15 +98,15 @@ fn e4m3_word<const FIRST: usize>(values: &[f32; 16], divide: &impl Fn(f32) -> f3
     )
 }
 
-/// Sixteen elements as e2m1 after multiplication with `multiplier`, in the first two words.
+/// Sixteen elements as e2m1 after multiplication with twice `half_multiplier`, in the first two
+/// words.
 #[inline(always)]
-fn e2m1(values: &[f32; 16], multiplier: f32) -> Vector {
-    let word = |half: usize| {
-        number::e2m1_eight(core::array::from_fn(|index| {
-            values[8 * half + index] * multiplier
-        }))
+fn e2m1(values: &[f32; 16], half_multiplier: f32) -> Vector {
+    let word = |first: usize| {
+        let eight = core::array::from_fn(|index| values[first + index]);
+        number::e2m1_eight(eight, half_multiplier)
     };
-    [word(0), word(1), 0, 0]
+    [word(0), word(8), 0, 0]
 }
 
 /// The codes of lanes `4 * step` apart in one word, on lanes that are multiples of `4 * step`.
@@ -157,9 +157,10 @@ impl Encoder for Mxfp4 {
     fn encode(&self, values: &[f32; 16]) -> Encoded {
         let amax = larger_of_partner(largest(values), 1);
         let scale = mxfp4::scale_bits(amax);
+        // Codes first: what they need is dead when elements become payload, which takes registers.
         Encoded {
-            payload: e2m1(values, mxfp4::multiplier(scale)),
             scales: gather_codes(scale, 2),
+            payload: e2m1(values, mxfp4::half_multiplier(scale)),
         }
     }
 }
@@ -172,8 +173,8 @@ impl Encoder for Nvfp4 {
     fn encode(&self, values: &[f32; 16]) -> Encoded {
         let scale = number::e4m3(nvfp4::exact_scale(largest(values), self.global));
         Encoded {
-            payload: e2m1(values, nvfp4::multiplier(scale, self.inverse)),
             scales: gather_codes(scale, 1),
+            payload: e2m1(values, nvfp4::half_multiplier(scale, self.inverse)),
         }
     }
 }

@@ -20,16 +20,21 @@ pub unsafe extern "ptx-kernel" fn ferry_fused_silu(args: SiluArgs) {
     let warp = Warp::new(&args);
     // SAFETY: the host's promise.
     unsafe {
-        match TokenFormat::of_number(args.format) {
-            TokenFormat::Bf16 => warp.run(|_| Bf16),
-            TokenFormat::BlockwiseFp8 => warp.run(|_| encode::BlockwiseFp8),
-            TokenFormat::Mxfp8(_) => warp.run(|_| encode::Mxfp8),
-            TokenFormat::Mxfp4(_) => warp.run(|_| encode::Mxfp4),
-            TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => {
-                warp.run(|expert| encode::Nvfp4::new(warp.input_scale(expert)));
+        let format = TokenFormat::of_number(args.format);
+        // Each arm names its format anew, so that what depends on it is known there.
+        match format {
+            TokenFormat::Bf16 => warp.run(TokenFormat::Bf16, |_| Bf16),
+            TokenFormat::BlockwiseFp8 => {
+                warp.run(TokenFormat::BlockwiseFp8, |_| encode::BlockwiseFp8);
+            }
+            TokenFormat::Mxfp8(layout) => warp.run(TokenFormat::Mxfp8(layout), |_| encode::Mxfp8),
+            TokenFormat::Mxfp4(layout) => warp.run(TokenFormat::Mxfp4(layout), |_| encode::Mxfp4),
+            TokenFormat::Nvfp4(layout) | TokenFormat::Nvfp4RowScaled(layout) => {
+                let encoder = |expert| encode::Nvfp4::new(warp.input_scale(expert));
+                warp.run(TokenFormat::Nvfp4(layout), encoder);
             }
         }
-        warp.clear_unused();
+        warp.clear_unused(format);
     }
 }
 
@@ -38,8 +43,7 @@ struct Bf16;
 
 /// What makes outputs of values.
 trait Output {
-    /// Stores a lane's 16 outputs at element `at` of the tensor, if `active`, and gives the
-    /// scales.
+    /// Stores a lane's 16 outputs, number `at` of the tensor, if `active`, and gives the scales.
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32;
     /// Lanes whose scales fill a word; 0 for none.
     const WORD_LANES: u32;
@@ -51,7 +55,7 @@ impl Output for Bf16 {
     #[inline(always)]
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
         let pair = |index: usize| number::bf16_pair(values[2 * index], values[2 * index + 1]);
-        let at = output + 2 * at;
+        let at = output + 32 * at;
         // SAFETY: the caller's promise.
         unsafe {
             memory::store_vector(at, [pair(0), pair(1), pair(2), pair(3)], active);
@@ -67,7 +71,7 @@ impl<E: Encoder> Output for E {
     #[inline(always)]
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
         let Encoded { payload, scales } = self.encode(values);
-        let at = output + at / LANE_ELEMENTS as u64 * E::PAYLOAD_BYTES as u64;
+        let at = output + E::PAYLOAD_BYTES as u64 * at;
         // SAFETY: the caller's promise.
         unsafe {
             match E::PAYLOAD_BYTES {
@@ -93,6 +97,8 @@ struct Expert {
     index: u32,
     start: u32,
     end: u32,
+    /// The first block of its tiled scales.
+    block: u32,
 }
 
 /// 512 columns of a row.
@@ -128,25 +134,26 @@ impl Piece {
     }
 }
 
-/// Gates and ups that came side by side, each in a half of a word.
+/// Sixteen numbers.
+type Values = [f32; 16];
+
+/// The gates and ups of what [`Warp::load`] gave, where all gates of a row stand before its ups.
 #[inline(always)]
-fn separate(loaded: [Vector; 4]) -> ([[u32; 4]; 2], [[u32; 4]; 2]) {
-    let pair = |half: usize, index: usize| {
-        let (a, b) = (
-            loaded[2 * half + index / 2][2 * index % 4],
-            loaded[2 * half + index / 2][2 * index % 4 + 1],
-        );
-        (a & 0xffff | b << 16, a >> 16 | b & 0xffff_0000)
-    };
-    let gates = |half| core::array::from_fn(|index| pair(half, index).0);
-    let ups = |half| core::array::from_fn(|index| pair(half, index).1);
-    ([gates(0), gates(1)], [ups(0), ups(1)])
+fn apart([a, b, c, d]: [Vector; 4]) -> (Values, Values) {
+    (encode::values([a, b]), encode::values([c, d]))
+}
+
+/// The gates and ups of what [`Warp::load`] gave, where they stand side by side.
+#[inline(always)]
+fn interleaved(loaded: [Vector; 4]) -> (Values, Values) {
+    let pair = |index: usize| number::f32_pair(loaded[index / 4][index % 4]);
+    let gates = core::array::from_fn(|index| pair(index).0);
+    (gates, core::array::from_fn(|index| pair(index).1))
 }
 
 /// `apply` to each gate and up.
 #[inline(always)]
-fn activated(gates: [Vector; 2], ups: [Vector; 2], apply: impl Fn(f32, f32) -> f32) -> [f32; 16] {
-    let (gates, ups) = (encode::values(gates), encode::values(ups));
+fn activated((gates, ups): (Values, Values), apply: impl Fn(f32, f32) -> f32) -> Values {
     // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time
     // leave the registers.
     let at = |index: usize| apply(gates[index], ups[index]);
@@ -198,13 +205,9 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// The expert that `row`, which has one, belongs to; rows ascend from one call to the next, of
-    /// which `last` is the result. All lanes.
+    /// The expert that `row`, which has one, belongs to: `last` or a later one. All lanes.
     #[inline(always)]
     unsafe fn expert_of(&self, row: u32, last: Expert) -> Expert {
-        if row < last.end {
-            return last;
-        }
         let mut first = last.index;
         loop {
             let expert = (first + self.lane).min(self.args.experts - 1);
@@ -216,7 +219,14 @@ impl<'a> Warp<'a> {
                 // SAFETY: the caller's promise.
                 let start = unsafe { self.row_offset(index) };
                 let end = thread::broadcast(end, index - first);
-                return Expert { index, start, end };
+                // SAFETY: the caller's promise.
+                let block = unsafe { self.first_block(index, start) };
+                return Expert {
+                    index,
+                    start,
+                    end,
+                    block,
+                };
             }
             first += LANES;
         }
@@ -235,33 +245,42 @@ impl<'a> Warp<'a> {
         // SAFETY: active only inside the row.
         unsafe {
             [
-                memory::load_constant_piece(at(first), active),
-                memory::load_constant_piece(at(first) + 16, active),
-                memory::load_constant_piece(at(second), active),
-                memory::load_constant_piece(at(second) + 16, active),
+                memory::load_constant_or_any(at(first), active),
+                memory::load_constant_or_any(at(first) + 16, active),
+                memory::load_constant_or_any(at(second), active),
+                memory::load_constant_or_any(at(second) + 16, active),
             ]
-        }
-    }
-
-    /// The activation of what [`load`](Self::load) gave.
-    #[inline(always)]
-    fn activate(&self, loaded: [Vector; 4]) -> [f32; 16] {
-        let (gates, ups) = match self.args.interleaved {
-            0 => ([loaded[0], loaded[1]], [loaded[2], loaded[3]]),
-            _ => separate(loaded),
-        };
-        // One branch for all, so that the elements' chains of instructions overlap.
-        match self.args.activation() {
-            Activation::Silu => activated(gates, ups, |gate, up| {
-                Activation::Silu.apply(gate, up, Instructions)
-            }),
-            clamped => activated(gates, ups, |gate, up| clamped.apply(gate, up, Instructions)),
         }
     }
 
     /// Works on this warp's rows and columns. `output` makes the encoder for an expert.
     #[inline(always)]
-    unsafe fn run<O: Output>(&self, output: impl Fn(u32) -> O) {
+    unsafe fn run<O: Output>(&self, format: TokenFormat, output: impl Fn(u32) -> O) {
+        let args = self.args;
+        let silu = |gate, up| Activation::Silu.apply(gate, up, Instructions);
+        let clamped = |gate, up| args.activation().apply(gate, up, Instructions);
+        // A loop for each, so that none has a branch among the elements.
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (args.clamped != 0, args.interleaved != 0) {
+                (false, false) => self.run_with(format, output, apart, silu),
+                (false, true) => self.run_with(format, output, interleaved, silu),
+                (true, false) => self.run_with(format, output, apart, clamped),
+                (true, true) => self.run_with(format, output, interleaved, clamped),
+            }
+        }
+    }
+
+    /// As [`run`](Self::run); `separate` makes gates and ups of what [`load`](Self::load) gives, and
+    /// `apply` a value of a gate and an up.
+    #[inline(always)]
+    unsafe fn run_with<O: Output>(
+        &self,
+        format: TokenFormat,
+        output: impl Fn(u32) -> O,
+        separate: impl Fn([Vector; 4]) -> (Values, Values),
+        apply: impl Fn(f32, f32) -> f32,
+    ) {
         let args = self.args;
         // SAFETY: the caller's promise.
         let rows = unsafe { self.row_offset(args.experts) };
@@ -278,30 +297,35 @@ impl<'a> Warp<'a> {
         let mut expert = Expert {
             index: 0,
             start: 0,
-            end: 0,
+            // Who needs none never looks for one.
+            end: if needs_expert { 0 } else { u32::MAX },
+            block: 0,
         };
+        let mut encoder = output(0);
         let mut loaded = load(piece);
         while piece.row < rows {
+            let operands = separate(loaded);
             let following = piece.plus(step, args.columns);
-            let next = load(following);
+            loaded = load(following);
             let (row, column) = (piece.row, piece.column + lane_column);
-            if needs_expert {
+            if row >= expert.end {
                 // SAFETY: the caller's promise.
                 expert = unsafe { self.expert_of(row, expert) };
+                encoder = output(expert.index);
             }
-            let at = row as u64 * args.columns as u64 + column as u64;
-            let values = self.activate(loaded);
+            let in_row = args.columns / LANE_ELEMENTS;
+            let at = row as u64 * in_row as u64 + (column / LANE_ELEMENTS) as u64;
+            let values = activated(operands, &apply);
             let active = column < args.columns;
             // SAFETY: the caller's promise; active only inside the row.
             unsafe {
-                let scales = output(expert.index).store(args.output, at, &values, active);
+                let scales = encoder.store(args.output, at, &values, active);
                 if O::WORD_LANES != 0 && self.lane.is_multiple_of(O::WORD_LANES.max(1)) {
                     let word = column / (LANE_ELEMENTS * O::WORD_LANES.max(1));
-                    self.store_scales((row, expert), word, scales, active);
+                    self.store_scales(format, (row, expert), word, scales, active);
                 }
             }
             piece = following;
-            loaded = next;
         }
     }
 
@@ -309,6 +333,7 @@ impl<'a> Warp<'a> {
     #[inline(always)]
     unsafe fn store_scales(
         &self,
+        format: TokenFormat,
         (row, expert): (u32, Expert),
         word: u32,
         scales: u32,
@@ -320,9 +345,8 @@ impl<'a> Warp<'a> {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            let block = self.first_block(expert.index, expert.start);
-            let first = args.first_scale(row, row - expert.start, block);
-            let index = first + word as u64 * args.scale_stride();
+            let first = args.first_scale(format, row, row - expert.start, expert.block);
+            let index = first + word as u64 * args.scale_stride(format) as u64;
             if index < args.scale_words {
                 memory::store_u32(args.scales + 4 * index, scales);
             }
@@ -344,9 +368,8 @@ impl<'a> Warp<'a> {
 
     /// Zeros for the scales of the rows that an expert's last block has and the expert has not.
     #[inline(always)]
-    unsafe fn clear_unused(&self) {
+    unsafe fn clear_unused(&self, format: TokenFormat) {
         let args = self.args;
-        let format = TokenFormat::of_number(args.format);
         if format.scale_layout() != Some(ScaleLayout::Tiled) {
             return;
         }
@@ -361,8 +384,8 @@ impl<'a> Warp<'a> {
                 let block = self.first_block(index, start);
                 let mut row = rows + self.lane;
                 while row < end {
-                    let first = args.first_scale(start + row, row, block);
-                    let index = first + word as u64 * args.scale_stride();
+                    let first = args.first_scale(format, start + row, row, block);
+                    let index = first + word as u64 * args.scale_stride(format) as u64;
                     if index < args.scale_words {
                         memory::store_u32(args.scales + 4 * index, 0);
                     }

@@ -272,29 +272,31 @@ impl SiluArgs {
         }
     }
 
-    /// Words from one of a row's words of scales to the next.
+    /// Words from one of a row's words of scales to the next. `format` is this launch's, here and
+    /// below.
     #[inline(always)]
-    pub const fn scale_stride(&self) -> u64 {
-        match TokenFormat::of_number(self.format).scale_layout() {
-            None => self.row_capacity,
+    pub const fn scale_stride(&self, format: TokenFormat) -> u32 {
+        match format.scale_layout() {
+            None => self.row_capacity as u32,
             Some(ScaleLayout::RowMajor) => 1,
-            Some(ScaleLayout::Tiled) => scale_layout::TILE_BYTES as u64 / 4,
+            Some(ScaleLayout::Tiled) => scale_layout::TILE_BYTES / 4,
         }
     }
 
     /// The first word of the scales of output row `row`, which is row `local` of an expert whose
     /// scales begin with block `block`, where they are tiled.
     #[inline(always)]
-    pub const fn first_scale(&self, row: u32, local: u32, block: u32) -> u64 {
-        let format = TokenFormat::of_number(self.format);
-        let words = format.sizes().scale_words(self.columns) as u64;
+    pub const fn first_scale(&self, format: TokenFormat, row: u32, local: u32, block: u32) -> u64 {
+        let words = format.sizes().scale_words(self.columns);
         match format.scale_layout() {
             None => row as u64,
-            Some(ScaleLayout::RowMajor) => row as u64 * words,
+            Some(ScaleLayout::RowMajor) => row as u64 * words as u64,
             Some(ScaleLayout::Tiled) => {
-                let block = block as u64 + (local / scale_layout::BLOCK_ROWS) as u64;
-                let tiles = block * words * (scale_layout::TILE_BYTES as u64 / 4);
-                tiles + scale_layout::offset_in_block(local, 0) as u64 / 4
+                // Rows and columns are less than 2^31 and 2^29, so that 32 bits are enough for both.
+                let block = block.wrapping_add(local / scale_layout::BLOCK_ROWS);
+                let block_words = words * (scale_layout::TILE_BYTES / 4);
+                let in_block = scale_layout::offset_in_block(local, 0) / 4;
+                block as u64 * block_words as u64 + in_block as u64
             }
         }
     }

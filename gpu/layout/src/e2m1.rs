@@ -4,8 +4,10 @@
 //! Formats (MX) Specification 1.0, section 5.3.3). Two codes stand in a byte: the even element in
 //! the low half.
 //!
-//! GPUs before sm_100 have no instruction for it, so the conversion is made of nine integer and float
-//! operations, with no table and no branch on the value.
+//! GPUs before sm_100 have no instruction for it: [`e2m1x8_of_products`] makes the same codes of a few
+//! additions.
+
+use crate::Arithmetic;
 
 /// The largest magnitude (OCP MX 1.0, section 5.3.3).
 pub const MAX: f32 = 6.0;
@@ -16,22 +18,22 @@ pub const MAX: f32 = 6.0;
 /// NaN gets its positive largest number).
 #[inline(always)]
 pub fn e2m1_bits(value: f32) -> u8 {
-    code(if value.is_nan() { f32::NAN } else { value }) as u8
-}
-
-/// As [`e2m1_bits`], of a value that is no negative NaN.
-#[inline(always)]
-fn code(value: f32) -> u32 {
-    // The smaller one that is a number.
-    let magnitude = value.abs().min(MAX);
-    // Codes are p/2 apart in [p, 2p), and below 1 as in [1, 2). Beside p·2^22 f32 has the same
-    // spacing, so that its own rounding to nearest even is the right one.
-    let power = f32::from_bits(magnitude.to_bits() & 0x7f80_0000).max(1.0);
-    let rounded = (power * 4_194_304.0 + magnitude).to_bits();
-    // How many p/2 it is stands in the low bits; two codes for every doubling of p, from 2^22's
-    // exponent field, 149, on.
-    let code = rounded.wrapping_add(rounded >> 22).wrapping_sub(149 << 1);
-    code & 7 | value.to_bits() >> 28 & 8
+    if value.is_nan() {
+        return 7;
+    }
+    let x = value.abs();
+    // Halfway between two codes the even one wins.
+    let passed = [
+        x > 0.25,
+        x >= 0.75,
+        x > 1.25,
+        x >= 1.75,
+        x > 2.5,
+        x >= 3.5,
+        x > 5.0,
+    ];
+    let code: u8 = passed.into_iter().map(u8::from).sum();
+    code | u8::from(value.is_sign_negative()) << 3
 }
 
 /// Two elements as a byte: `even` in the low half.
@@ -42,17 +44,56 @@ pub fn e2m1x2_bits(even: f32, odd: f32) -> u8 {
 
 /// Eight elements as a word, four bits each, the first lowest: as bytes in memory (both CPUs and
 /// GPUs here are little-endian) every even element stands in a low half.
-#[inline(always)]
 pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
-    e2m1x8_of_products(values.map(|value| if value.is_nan() { f32::NAN } else { value }))
+    let last_first = values.into_iter().rev();
+    last_first.fold(0, |word, value| word << 4 | u32::from(e2m1_bits(value)))
 }
 
-/// As [`e2m1x8_bits`], where the values come from an arithmetic that has no negative NaN.
+/// As [`e2m1x8_bits`], of `values` times twice `half_multiplier`, where no product is a negative NaN.
+/// Seven instructions an element, most of them additions, of which a GPU does twice as many a cycle
+/// as of most others (CUDA C++ Programming Guide, "Arithmetic Instructions").
 #[inline(always)]
-pub fn e2m1x8_of_products(values: [f32; 8]) -> u32 {
+pub fn e2m1x8_of_products(
+    values: [f32; 8],
+    half_multiplier: f32,
+    arithmetic: impl Arithmetic,
+) -> u32 {
+    let put = |(word, tops): (u32, u32), value: f32| {
+        let half = value * half_multiplier;
+        let code = beside_base(half, arithmetic);
+        (
+            (word << 4).wrapping_add(code),
+            tops << 4 | half.to_bits() >> 28,
+        )
+    };
+    // Spelled out: the compiler does not unroll it, and runs out of registers.
     let [a, b, c, d, e, f, g, h] = values;
-    let pair = |low, high| code(low) | code(high) << 4;
-    pair(a, b) | pair(c, d) << 8 | pair(e, f) << 16 | pair(g, h) << 24
+    let last = put(put(put(put((0, 0), h), g), f), e);
+    let (word, tops) = put(put(put(put(last, d), c), b), a);
+    const BASES: u32 = BASE.to_bits().wrapping_mul(0x1111_1111);
+    word.wrapping_sub(BASES).wrapping_add(tops & 0x8888_8888)
+}
+
+/// 2^23 - 2.
+const BASE: f32 = 8_388_606.0;
+
+/// The bits of [`BASE`] and the code of twice `half`, without sign, added up.
+///
+/// Below 2^23, numbers of this size are 1/2 apart, and above it 1: as e2m1 below 2 and above it. So
+/// `BASE` plus an element up to 4 is rounded as e2m1 is, ties to even included, and comes to as many
+/// numbers further as the code says.
+#[inline(always)]
+fn beside_base(half: f32, arithmetic: impl Arithmetic) -> u32 {
+    // Just above 11/4.
+    const LIMIT: f32 = 2.75_f32.next_up();
+    // 3/4 or more for elements up to 4, 1/4 or less for those above 5 alone, 0 for NaN. From
+    // `BASE + 1` it leaves `BASE` for the former and `BASE + 1` for the latter; in between
+    // `BASE + 1/2`, and 4 more than that is a tie that becomes 6's even code.
+    let rest = arithmetic.saturated_rest(LIMIT, half);
+    let base = (BASE + 1.0) - rest;
+    // The smaller one that is a number.
+    let up_to_4 = half.abs().min(2.0);
+    arithmetic.multiply_add(up_to_4, 2.0, base).to_bits()
 }
 
 /// The value of the code in the low four bits of `bits`: exact. The high four are not looked at.

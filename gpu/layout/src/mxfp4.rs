@@ -43,6 +43,13 @@ pub fn multiplier(scale: u8) -> f32 {
     e8m0::reciprocal(scale)
 }
 
+/// Half of [`multiplier`], for [`e2m1::e2m1x8_of_products`]: exact, too. [`scale_bits`] is at most
+/// 253.
+#[inline(always)]
+pub fn half_multiplier(scale: u8) -> f32 {
+    e8m0::reciprocal(scale + 1)
+}
+
 /// The value of an element, `code` in the low four bits: e2m1 times scale. Exact, but infinity
 /// where it is 2^128 or more.
 #[inline(always)]

@@ -53,10 +53,17 @@ pub fn scale_bits(amax: f32, global: f32) -> u8 {
 /// reciprocal would be infinite or NaN.
 #[inline(always)]
 pub fn multiplier(scale: u8, inverse_global: f32) -> f32 {
+    2.0 * half_multiplier(scale, inverse_global)
+}
+
+/// Half of [`multiplier`], for [`e2m1::e2m1x8_of_products`]. A subnormal reciprocal loses its last bit
+/// here, and so the multiplier has none.
+#[inline(always)]
+pub fn half_multiplier(scale: u8, inverse_global: f32) -> f32 {
     let reciprocal = 1.0 / (fp8::f32_of_e4m3_bits(scale) * inverse_global);
     // A comparison with NaN is false.
     if reciprocal < f32::INFINITY {
-        reciprocal
+        0.5 * reciprocal
     } else {
         0.0
     }

@@ -52,28 +52,29 @@ fn times_sigmoid(factor: f32, x: f32, arithmetic: impl Arithmetic) -> f32 {
 
 /// `SCALE * exp(-x)`: `exp(-x) = 2^n * 2^r` with `|r| <= 1/2`.
 ///
-/// The polynomial has the smallest largest relative error, 2^-21.1, among those of degree 5 that are 1
-/// at 0 (found by Remez' exchange).
+/// What keeps `n` and `r` in their bounds is saturation, which costs a GPU nothing: both are got from
+/// numbers between 0 and 1. A NaN becomes a bound there: the factor is NaN, too.
 #[inline(always)]
 fn scaled_exp_of_minus(x: f32, arithmetic: impl Arithmetic) -> f32 {
+    use core::f32::consts::LOG2_E;
+    // The exponent, less by 16 for the scale. At the lower bound the sum does not change, at the
+    // upper one the reciprocal is 0.
+    const LOWEST: f32 = -66.0;
+    const RANGE: f32 = 192.0;
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
     let fma = |a, b, c| arithmetic.multiply_add(a, b, c);
-    // Below, the reciprocal is 0; above, the sum does not change. A NaN becomes a bound here: the
-    // factor is NaN, too.
-    #[expect(
-        clippy::manual_clamp,
-        reason = "two instructions, where clamp takes four"
-    )]
-    let x = x.max(-99.0).min(70.0);
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits; less by 16 for the
-    // scale.
-    const ROUND: f32 = 12_582_912.0 - 16.0;
-    let shifted = fma(x, -core::f32::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = fma(x, -core::f32::consts::LOG2_E, -n);
-    let mut p = fma(1.112_552_2e-3, r, 9.666_331e-3);
-    p = fma(p, r, 5.557_407_4e-2);
-    p = fma(p, r, 0.240_223_5);
-    p = fma(p, r, 0.693_142_83);
-    p = fma(p, r, 1.0);
+    let part = arithmetic.saturated_multiply_add(x, -LOG2_E / RANGE, (-16.0 - LOWEST) / RANGE);
+    let shifted = fma(part, RANGE, ROUND + LOWEST);
+    // (r + 1) / 2, since at the bounds r may be anything; all constants are exact.
+    let half_less_n = fma(shifted, -0.5, 0.5 * (ROUND - 15.0));
+    let s = arithmetic.saturated_multiply_add(x, -0.5 * LOG2_E, half_less_n);
+    // The polynomial of degree 5 with the smallest largest relative error, 2^-23.6 (found by Remez'
+    // exchange).
+    let mut p = fma(4.248_471e-2, s, 4.859_688_5e-2);
+    p = fma(p, s, 0.240_651_52);
+    p = fma(p, s, 0.473_906_3);
+    p = fma(p, s, 0.694_324_1);
+    p = fma(p, s, 0.499_915_06);
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }

@@ -2,8 +2,11 @@
 
 mod support;
 
-use ferry_layout::e2m1::{e2m1_bits, e2m1x2_bits, e2m1x8_bits, f32_of_e2m1_bits};
+use ferry_layout::e2m1::{
+    e2m1_bits, e2m1x2_bits, e2m1x8_bits, e2m1x8_of_products, f32_of_e2m1_bits,
+};
 use proptest::prelude::*;
+use support::Std;
 
 /// The values of codes 0 to 7 (OCP MX 1.0, section 5.3.3).
 const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -72,6 +75,36 @@ fn the_first_element_is_lowest() {
     assert_eq!(e2m1x2_bits(0.5, -6.0), 0xf1);
     let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, -6.0];
     assert_eq!(e2m1x8_bits(values), 0xf654_3210);
+}
+
+/// Compares the two conversions of eight numbers from `bits` on, `step` apart.
+fn compare_conversions(bits: u32, step: u32) {
+    let values = core::array::from_fn(|index| {
+        let value = f32::from_bits(bits.wrapping_add(index as u32 * step));
+        // The second one is for arithmetic that has no other NaN.
+        if value.is_nan() { f32::NAN } else { value }
+    });
+    let found = e2m1x8_of_products(values, 0.5, Std);
+    assert_eq!(found, e2m1x8_bits(values), "{values:?}");
+}
+
+#[test]
+fn products_become_the_same_codes() {
+    // All signs and exponents; of mantissas all that begin or end in particular ways.
+    for bits in (0..=u32::MAX).step_by(1 << 15) {
+        compare_conversions(bits.wrapping_sub(4), 1);
+    }
+    for bits in (0..=u32::MAX).step_by(127 * 8 * 4099) {
+        compare_conversions(bits, 4099);
+    }
+}
+
+#[test]
+#[ignore = "all f32: a minute in a release build"]
+fn products_of_all_numbers_become_the_same_codes() {
+    for bits in (0..=u32::MAX).step_by(8) {
+        compare_conversions(bits, 1);
+    }
 }
 
 proptest! {

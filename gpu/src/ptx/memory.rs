@@ -107,6 +107,23 @@ pub unsafe fn load_constant_piece(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
+/// As [`load_constant_piece`], but anything if not `active`: there is nothing to set to zero.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub unsafe fn load_constant_or_any(address: u64, active: bool) -> Vector {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
+            "@p ld.global.nc.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
+            in(reg32) active as u32, out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d,
+            in(reg64) address, options(pure, nomem, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
 /// `ld.global.L1::no_allocate.v4`, if `active`, else zeros: weak, ordered by an acquire before it.
 ///
 /// # Safety

@@ -53,6 +53,32 @@ pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     unsafe { llvm_multiply_add(a, b, c) }
 }
 
+/// `fma.rn.sat.f32`: as [`multiply_add`], but at least 0 and at most 1; NaN becomes 0 (PTX ISA,
+/// "fma").
+#[inline(always)]
+fn saturated_multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    let result;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("fma.rn.sat.f32 {}, {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b,
+            in(reg32) c, options(pure, nomem, nostack, preserves_flags));
+    }
+    result
+}
+
+/// `sub.rn.sat.f32`: `a - |b|`, but at least 0 and at most 1; NaN becomes 0 (PTX ISA, "sub"). A
+/// magnitude costs nothing where the assembler sees it.
+#[inline(always)]
+fn saturated_rest(a: f32, b: f32) -> f32 {
+    let result;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{{ .reg .f32 m; abs.f32 m, {}; sub.rn.sat.f32 {}, {}, m; }}", in(reg32) b,
+            out(reg32) result, in(reg32) a, options(pure, nomem, nostack, preserves_flags));
+    }
+    result
+}
+
 /// `1 / d` for a positive `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
 /// within a unit in the last place (PTX ISA, "rcp.approx.ftz.f32") and a step of Newton's, which
 /// makes it the nearest number (Markstein, "Computation of elementary functions on the IBM RISC
@@ -81,6 +107,16 @@ impl Arithmetic for Instructions {
     #[inline(always)]
     fn reciprocal(self, d: f32) -> f32 {
         reciprocal(d)
+    }
+
+    #[inline(always)]
+    fn saturated_multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
+        saturated_multiply_add(a, b, c)
+    }
+
+    #[inline(always)]
+    fn saturated_rest(self, a: f32, b: f32) -> f32 {
+        saturated_rest(a, b)
     }
 }
 
@@ -127,12 +163,14 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
     u32::from_le_bytes([e4m3_bits(a), e4m3_bits(b), e4m3_bits(c), e4m3_bits(d)])
 }
 
-/// Eight f32 as e2m1, the first in the lowest four bits: rounded to nearest even, saturating at ±6,
-/// NaN 6. The instruction is `cvt.rn.satfinite.e2m1x2.f32` (PTX ISA, "cvt"; sm_100a).
+/// Eight f32 times twice `half_multiplier` as e2m1, the first in the lowest four bits: rounded to
+/// nearest even, saturating at ±6, NaN 6. The instruction is `cvt.rn.satfinite.e2m1x2.f32` (PTX ISA,
+/// "cvt"; sm_100a).
 #[cfg(target_feature = "sm_100a")]
 #[inline(always)]
-pub fn e2m1_eight(values: [f32; 8]) -> u32 {
-    let [a, b, c, d, e, f, g, h] = values;
+pub fn e2m1_eight(values: [f32; 8], half_multiplier: f32) -> u32 {
+    let multiplier = 2.0 * half_multiplier;
+    let [a, b, c, d, e, f, g, h] = values.map(|value| value * multiplier);
     let eight;
     // SAFETY: arithmetic on registers.
     unsafe {
@@ -146,10 +184,10 @@ pub fn e2m1_eight(values: [f32; 8]) -> u32 {
     eight
 }
 
-/// Eight f32 as e2m1, the first in the lowest four bits, where there is no instruction for it. They
-/// are results of arithmetic, which here has one NaN, a positive one (PTX ISA, "Floating point").
+/// Eight f32 times twice `half_multiplier` as e2m1, where there is no instruction for it. Arithmetic
+/// has one NaN here, a positive one (PTX ISA, "Floating point").
 #[cfg(not(target_feature = "sm_100a"))]
 #[inline(always)]
-pub fn e2m1_eight(values: [f32; 8]) -> u32 {
-    ferry_layout::e2m1::e2m1x8_of_products(values)
+pub fn e2m1_eight(values: [f32; 8], half_multiplier: f32) -> u32 {
+    ferry_layout::e2m1::e2m1x8_of_products(values, half_multiplier, Instructions)
 }

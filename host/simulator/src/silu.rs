@@ -78,9 +78,9 @@ fn write_row(
     let encoded = encode(format, &values, global);
     let at = args.output + row_at * encoded.payload.len() as u64;
     warp.store_bytes(at, &encoded.payload, Polled::No);
-    let first = args.first_scale(row, local, block);
+    let first = args.first_scale(format, row, local, block);
     for (word, bytes) in (0..).zip(encoded.scales.chunks(4)) {
-        let index = first + word * args.scale_stride();
+        let index = first + word * u64::from(args.scale_stride(format));
         store_scales(warp, args, index, bytes);
     }
 }
@@ -98,9 +98,9 @@ fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, (start, rows): (u32, u32), blo
         return;
     }
     for row in rows..rows.next_multiple_of(scale_layout::BLOCK_ROWS) {
-        let first = args.first_scale(start + row, row, block);
+        let first = args.first_scale(format, start + row, row, block);
         for word in 0..u64::from(format.sizes().scale_words(args.columns)) {
-            let index = first + word * args.scale_stride();
+            let index = first + word * u64::from(args.scale_stride(format));
             store_scales(warp, args, index, &[0; 4]);
         }
     }
