@@ -182,19 +182,25 @@ impl Shape {
         cut(self.combine_row_bytes(), tokens)
     }
 
-    /// Most tokens of a source whose rows are moved in parts.
-    pub const fn max_cut_tokens(&self) -> u32 {
-        let mut tokens = PART_UNITS / (2 * self.ranks);
-        if tokens > self.max_tokens_per_rank {
-            tokens = self.max_tokens_per_rank;
+    /// Most tokens that a source may have where combine's rows go bare (see [`Window`](crate::Window)): there
+    /// is about a warp for each row.
+    pub const fn max_bare_tokens(&self) -> u32 {
+        let tokens = PART_UNITS / self.ranks;
+        match self.mode() {
+            CombineMode::Reduced if !self.spans_nodes() => {
+                if tokens < self.max_tokens_per_rank {
+                    tokens
+                } else {
+                    self.max_tokens_per_rank
+                }
+            }
+            _ => 0,
         }
-        if self.parts(tokens) > 1 { tokens } else { 0 }
     }
 
-    /// Whether the reduced rows for a source whose rows are moved in `parts` go bare (see
-    /// [`Window`](crate::Window)).
-    pub const fn combines_bare(&self, parts: u32) -> bool {
-        parts > 1 && matches!(self.mode(), CombineMode::Reduced)
+    /// Whether combine's rows go bare where no source has more than `tokens`.
+    pub const fn combines_bare(&self, tokens: u32) -> bool {
+        tokens <= self.max_bare_tokens()
     }
 
     /// Bytes `start..end` that make part `part` of `parts` of a row of `bytes`.

@@ -57,7 +57,7 @@ pub const ABSENT: u32 = u32::MAX;
 /// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
 /// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
 /// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
-/// | bare combine rows | likewise, where rows are moved in parts | `[token, slot]` | the experts' rank, and the owner |
+/// | bare combine rows | likewise, where tokens are few | `[token, slot]` | the experts' rank, and the owner |
 /// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
 /// | combine staging | combine row, likewise | `[source, token]` or output row | the owner |
 #[repr(C)]
@@ -118,11 +118,6 @@ impl Window {
             (true, CombineMode::Exact) => (max_tokens, shape.max_rows()),
         };
 
-        let bare_combine_tokens = match shape.mode() {
-            CombineMode::Reduced => shape.max_cut_tokens() as u64,
-            CombineMode::Exact => 0,
-        };
-
         let mut cursor = Cursor(0);
         let counts = cursor.take(ranks * counts_stride, 8);
         let presence = cursor.take(ranks * presence_stride, 8);
@@ -132,7 +127,8 @@ impl Window {
         let signal_bytes = cursor.0;
         let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
         let combine_rows = cursor.take(max_tokens * slots, combine_row_stride);
-        let bare_combine_rows = cursor.take(bare_combine_tokens * slots, combine_row_stride);
+        let bare_combine_rows =
+            cursor.take(shape.max_bare_tokens() as u64 * slots, combine_row_stride);
         let bare_bytes = cursor.0 - bare_combine_rows;
         let dispatch_staging = cursor.take(staged_dispatch, dispatch_row_stride);
         let combine_staging = cursor.take(staged_combine, combine_row_stride);

@@ -2,12 +2,13 @@
 //!
 //! Entries, and which warp does what; `send_back` is the experts' side, `sum_up` the source's.
 
-use ferry_layout::{CombineArgs, Kernel};
+use ferry_layout::{CombineArgs, Counter, Kernel};
 
 use crate::Machine;
 use crate::send_back::send_back;
 use crate::share::Share;
 use crate::sum_up::gather_rows;
+use crate::units::Extent;
 use crate::wait::{Launch, Stopped};
 
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
@@ -16,7 +17,7 @@ use crate::wait::{Launch, Stopped};
 pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
     launch.check()?;
-    send_back(&launch, args, Crews::apart(machine))
+    send_back(&launch, args, Crews::apart(&launch))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -25,7 +26,7 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
 pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
     launch.check()?;
-    gather_rows(&launch, args, Crews::apart(machine))
+    gather_rows(&launch, args, Crews::apart(&launch))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
@@ -50,13 +51,16 @@ pub struct Crews {
     pub gatherer: Option<Share>,
     /// Warps of each block that send.
     pub senders_in_block: u32,
+    /// Whether rows go bare: known from what the dispatch learnt of all sources, the same on all ranks.
+    pub is_bare: bool,
 }
 
 impl Crews {
     /// All warps do both, one after the other. Where there is little to do, the first ones send and the
     /// last ones gather.
     #[inline(always)]
-    fn apart<M: Machine>(machine: &M) -> Self {
+    fn apart<M: Machine>(launch: &Launch<M>) -> Self {
+        let machine = launch.machine;
         let (index, of) = (machine.warp(), machine.warps());
         Self {
             sender: Some(Share { index, of }),
@@ -65,6 +69,7 @@ impl Crews {
                 of,
             }),
             senders_in_block: machine.warps() / machine.blocks(),
+            is_bare: is_bare(launch),
         }
     }
 
@@ -76,7 +81,7 @@ impl Crews {
         let in_block = warps / blocks;
         let units = args.tokens * launch.common.shape.parts(args.tokens);
         if units <= warps || in_block == 1 {
-            return Self::apart(machine);
+            return Self::apart(launch);
         }
         let gatherers_in_block = (in_block / GATHERER_SHARE).max(1);
         let gatherers = gatherers_in_block * blocks;
@@ -95,6 +100,13 @@ impl Crews {
             sender: (!gathers).then_some(share),
             gatherer: gathers.then_some(share),
             senders_in_block: in_block - gatherers_in_block,
+            is_bare: is_bare(launch),
         }
     }
+}
+
+#[inline(always)]
+fn is_bare<M: Machine>(launch: &Launch<M>) -> bool {
+    let extent = Extent::of_word(launch.machine.peek(Counter::Extent));
+    launch.common.shape.combines_bare(extent.tokens)
 }

@@ -27,8 +27,6 @@ pub fn send_back<M: Machine>(
         return Ok(());
     };
     let extent = Extent::of_word(machine.peek(Counter::Extent));
-    // With most tokens, rows are cut the least.
-    let are_bare = shape.combines_bare(shape.parts(extent.tokens));
     let mut next = Batch::first(shape, extent, share);
     let says = Says {
         crews,
@@ -43,7 +41,7 @@ pub fn send_back<M: Machine>(
             let parts = machine.broadcast(parts, lane);
             batch.unit(lane, parts, shape, common.rank())
         };
-        let together = match are_bare {
+        let together = match crews.is_bare {
             true => None,
             false => together(launch, batch),
         };
@@ -53,7 +51,7 @@ pub fn send_back<M: Machine>(
             send_unit_back(
                 launch,
                 args,
-                unit,
+                unit.map(|unit| (unit, crews.is_bare)),
                 together.map(|units| (share, units)),
                 || {
                     // Before the rows are written, which would have to be waited for.
@@ -197,7 +195,7 @@ impl Flag {
 fn send_unit_back<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    unit: Option<Unit>,
+    unit: Option<(Unit, bool)>,
     together: Option<(Share, u32)>,
     read: impl FnOnce(),
 ) {
@@ -207,11 +205,11 @@ fn send_unit_back<M: Machine>(
     match (shape.mode(), unit) {
         (CombineMode::Reduced, unit) => {
             let mut flag = 0;
-            if let Some(unit) = unit {
+            if let Some((unit, is_bare)) = unit {
                 let near = near(unit);
-                let slot = sum_unit(launch, args, (unit, near), read);
+                let slot = sum_unit(launch, args, (unit, near, is_bare), read);
                 flag = Flag { unit, slot }.to_word();
-                if shape.combines_bare(unit.parts) {
+                if is_bare {
                     flag = 0;
                 } else if together.is_none() {
                     publish_reduced(launch, unit, slot, near);
@@ -221,7 +219,7 @@ fn send_unit_back<M: Machine>(
                 publish_together(launch, together, flag);
             }
         }
-        (CombineMode::Exact, Some(unit)) => send_exact(launch, args, unit, near(unit)),
+        (CombineMode::Exact, Some((unit, _))) => send_exact(launch, args, unit, near(unit)),
         (CombineMode::Exact, None) => {}
     }
 }
@@ -287,7 +285,7 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: 
 fn sum_unit<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    (unit, near): (Unit, bool),
+    (unit, near, is_bare): (Unit, bool, bool),
     read: impl FnOnce(),
 ) -> u32 {
     let Launch {
@@ -317,7 +315,7 @@ fn sum_unit<M: Machine>(
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
     read();
 
-    let to = if shape.combines_bare(parts) {
+    let to = if is_bare {
         Row::Bare(source, window.bare_combine_row(token, slot_index))
     } else if near {
         Row::Window(source, window.combine_row(token, slot_index))

@@ -21,10 +21,10 @@ pub fn gather_rows<M: Machine>(
 ) -> Result<(), Stopped> {
     let Launch { machine, epoch, .. } = launch;
     let shape = &launch.common.shape;
-    let mut parts = shape.parts(args.tokens);
-    if shape.combines_bare(parts) {
-        parts = shape.sum_parts(args.tokens);
-    }
+    let parts = match crews.is_bare {
+        true => shape.sum_parts(args.tokens),
+        false => shape.parts(args.tokens),
+    };
     if let Some(Share {
         index: mut unit,
         of,
@@ -38,7 +38,7 @@ pub fn gather_rows<M: Machine>(
                 part,
                 parts,
             };
-            gather_unit(launch, args, unit_of)?;
+            gather_unit(launch, args, unit_of, crews.is_bare)?;
             unit += of;
         }
     }
@@ -91,6 +91,7 @@ fn gather_unit<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
     unit: Unit,
+    is_bare: bool,
 ) -> Result<(), Stopped> {
     let Launch {
         machine, common, ..
@@ -110,7 +111,7 @@ fn gather_unit<M: Machine>(
         CombineMode::Reduced => {
             let ranks = ranks_of(*machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
-            if shape.combines_bare(shape.parts(args.tokens)) {
+            if is_bare {
                 let bare = |slot| window.bare_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
                 return machine
