@@ -5,7 +5,8 @@ pub trait Arithmetic: Copy {
     /// `a * b + c`, rounded once, to nearest even.
     fn multiply_add(self, a: f32, b: f32, c: f32) -> f32;
 
-    /// `1 / d` for a positive `d`, rounded once, to nearest even; 0 where `d` is above 2^126.
+    /// `1 / d` for a positive normal `d`, rounded once, to nearest even; 0 where `d` is above 2^126.
+    /// No finite number for 0 and for NaN.
     fn reciprocal(self, d: f32) -> f32;
 
     /// [`multiply_add`](Self::multiply_add), then [`saturated`].
