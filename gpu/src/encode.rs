@@ -61,9 +61,13 @@ impl Nvfp4 {
 /// The largest magnitude of a lane's elements; a NaN does not count.
 #[inline(always)]
 pub fn largest(values: &[f32; 16]) -> f32 {
-    let mut amax = 0.0;
-    core::array::from_fn::<(), 16, _>(|index| amax = number::larger(amax, values[index]));
-    amax
+    // Two chains, since each step waits for the one before.
+    let (mut even, mut odd) = (0.0, 0.0);
+    core::array::from_fn::<(), 8, _>(|index| {
+        even = number::larger(even, values[2 * index]);
+        odd = number::larger(odd, values[2 * index + 1]);
+    });
+    number::larger(even, odd)
 }
 
 /// The largest magnitude of this lane and the one whose number differs in the bits of `lanes`.

@@ -53,11 +53,7 @@ pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
 /// Seven instructions an element, most of them additions, of which a GPU does twice as many a cycle
 /// as of most others (CUDA C++ Programming Guide, "Arithmetic Instructions").
 #[inline(always)]
-pub fn e2m1x8_of_products(
-    values: [f32; 8],
-    multiplier: f32,
-    arithmetic: impl Arithmetic,
-) -> u32 {
+pub fn e2m1x8_of_products(values: [f32; 8], multiplier: f32, arithmetic: impl Arithmetic) -> u32 {
     let put = |(word, tops): (u32, u32), value: f32| {
         let product = value * multiplier;
         let code = beside_base(product, arithmetic);

@@ -150,9 +150,23 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
 }
 
 /// An f32 as e4m3, as in [`e4m3_quad`].
+#[cfg(target_feature = "sm_89")]
 #[inline(always)]
 pub fn e4m3(value: f32) -> u8 {
-    e4m3_quad(value, 0.0, 0.0, 0.0) as u8
+    let pair: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.rn.satfinite.e4m3x2.f32 {}, 0f00000000, {};", out(reg16) pair, in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    pair as u8
+}
+
+/// An f32 as e4m3, where there is no instruction for it.
+#[cfg(not(target_feature = "sm_89"))]
+#[inline(always)]
+pub fn e4m3(value: f32) -> u8 {
+    ferry_layout::fp8::e4m3_bits(value)
 }
 
 /// The value of an e4m3, exact: `cvt.rn.f16x2.e4m3x2`, since f16 has all of them, then `cvt.f32.f16`
