@@ -79,7 +79,35 @@ fn saturated_rest(a: f32, b: f32) -> f32 {
     result
 }
 
-/// `1 / d` for a positive `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
+/// Declares a function for one instruction of two f32.
+macro_rules! of_two {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        fn $name(a: f32, b: f32) -> f32 {
+            let result;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!(concat!($instruction, " {}, {}, {};"), out(reg32) result, in(reg32) a,
+                    in(reg32) b, options(pure, nomem, nostack, preserves_flags));
+            }
+            result
+        }
+    };
+}
+
+of_two!(
+    /// `min.NaN.f32`: the lesser one; NaN if one is (PTX ISA, "min").
+    at_most,
+    "min.NaN.f32"
+);
+of_two!(
+    /// `max.NaN.f32`: the greater one; NaN if one is (PTX ISA, "max").
+    at_least,
+    "max.NaN.f32"
+);
+
+/// `1 / d` for a positive normal `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
 /// within a unit in the last place (PTX ISA, "rcp.approx.ftz.f32") and a step of Newton's, which
 /// makes it the nearest number (Markstein, "Computation of elementary functions on the IBM RISC
 /// System/6000", IBM J. Res. Dev. 34, 1990).
@@ -107,6 +135,16 @@ impl Arithmetic for Instructions {
     #[inline(always)]
     fn reciprocal(self, d: f32) -> f32 {
         reciprocal(d)
+    }
+
+    #[inline(always)]
+    fn at_most(self, value: f32, limit: f32) -> f32 {
+        at_most(value, limit)
+    }
+
+    #[inline(always)]
+    fn at_least(self, value: f32, limit: f32) -> f32 {
+        at_least(value, limit)
     }
 
     #[inline(always)]
