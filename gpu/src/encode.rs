@@ -61,9 +61,13 @@ impl Nvfp4 {
 /// The largest magnitude of a lane's elements; a NaN does not count.
 #[inline(always)]
 pub fn largest(values: &[f32; 16]) -> f32 {
-    let mut amax = 0.0;
-    core::array::from_fn::<(), 16, _>(|index| amax = number::larger(amax, values[index]));
-    amax
+    // Two chains, since each step waits for the one before.
+    let (mut even, mut odd) = (0.0, 0.0);
+    core::array::from_fn::<(), 8, _>(|index| {
+        even = number::larger(even, values[2 * index]);
+        odd = number::larger(odd, values[2 * index + 1]);
+    });
+    number::larger(even, odd)
 }
 
 /// The largest magnitude of this lane and the one whose number differs in the bits of `lanes`.
@@ -98,13 +102,12 @@ fn e4m3_word<const FIRST: usize>(values: &[f32; 16], divide: &impl Fn(f32) -> f3
     )
 }
 
-/// Sixteen elements as e2m1 after multiplication with twice `half_multiplier`, in the first two
-/// words.
+/// Sixteen elements as e2m1 after multiplication with `multiplier`, in the first two words.
 #[inline(always)]
-fn e2m1(values: &[f32; 16], half_multiplier: f32) -> Vector {
+fn e2m1(values: &[f32; 16], multiplier: f32) -> Vector {
     let word = |first: usize| {
         let eight = core::array::from_fn(|index| values[first + index]);
-        number::e2m1_eight(eight, half_multiplier)
+        number::e2m1_eight(eight, multiplier)
     };
     [word(0), word(8), 0, 0]
 }
@@ -160,9 +163,16 @@ impl Encoder for Mxfp4 {
         // Codes first: what they need is dead when elements become payload, which takes registers.
         Encoded {
             scales: gather_codes(scale, 2),
-            payload: e2m1(values, mxfp4::half_multiplier(scale)),
+            payload: e2m1(values, mxfp4::multiplier(scale)),
         }
     }
+}
+
+/// As [`nvfp4::multiplier`].
+#[inline(always)]
+pub fn multiplier(scale: u8, inverse_global: f32) -> f32 {
+    let value = number::f32_of_e4m3(scale);
+    nvfp4::multiplier_of_value(value, inverse_global, number::Instructions)
 }
 
 impl Encoder for Nvfp4 {
@@ -174,7 +184,7 @@ impl Encoder for Nvfp4 {
         let scale = number::e4m3(nvfp4::exact_scale(largest(values), self.global));
         Encoded {
             scales: gather_codes(scale, 1),
-            payload: e2m1(values, nvfp4::half_multiplier(scale, self.inverse)),
+            payload: e2m1(values, multiplier(scale, self.inverse)),
         }
     }
 }

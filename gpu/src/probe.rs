@@ -10,6 +10,7 @@ use ferry_layout::fp8::Divisor;
 use ferry_layout::silu::Activation;
 use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
 
+use crate::encode;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::number::Instructions;
 use crate::ptx::{number, thread};
@@ -278,10 +279,11 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
     match Conversion::of_number(args.conversion) {
         Conversion::Bf16 => number::bf16_pair(a, b),
         Conversion::E4m3 => number::e4m3_quad(a, b, b, a),
-        Conversion::E2m1 => number::e2m1_eight([a, b, a, b, b, a, b, a], 0.5),
+        Conversion::E2m1 => number::e2m1_eight([a, b, a, b, b, a, b, a], 1.0),
         Conversion::Larger => number::larger(a.abs(), b).to_bits(),
         Conversion::Quotient => Divisor::new(b).divide(a, number::Instructions).to_bits(),
         Conversion::Reciprocal => number::reciprocal(a).to_bits(),
+        Conversion::Multiplier => encode::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),
     }

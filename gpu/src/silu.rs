@@ -1,5 +1,5 @@
 //! The fused SiLU kernel: a warp takes 512 output columns of a row at a time. Memory is its limit,
-//! so the next columns are loaded while these are worked on.
+//! so the next columns are loaded while these become outputs, and many warps share a multiprocessor.
 
 use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_layout};
@@ -304,7 +304,8 @@ impl<'a> Warp<'a> {
         let mut encoder = output(0);
         let mut loaded = load(piece);
         while piece.row < rows {
-            let operands = separate(loaded);
+            let values = activated(separate(loaded), &apply);
+            // Not before: what is loaded then takes the places of what was used, and no copies.
             let following = piece.plus(step, args.columns);
             loaded = load(following);
             let (row, column) = (piece.row, piece.column + lane_column);
@@ -315,7 +316,6 @@ impl<'a> Warp<'a> {
             }
             let in_row = args.columns / LANE_ELEMENTS;
             let at = row as u64 * in_row as u64 + (column / LANE_ELEMENTS) as u64;
-            let values = activated(operands, &apply);
             let active = column < args.columns;
             // SAFETY: the caller's promise; active only inside the row.
             unsafe {

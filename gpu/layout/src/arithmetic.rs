@@ -5,8 +5,22 @@ pub trait Arithmetic: Copy {
     /// `a * b + c`, rounded once, to nearest even.
     fn multiply_add(self, a: f32, b: f32, c: f32) -> f32;
 
-    /// `1 / d` for a positive `d`, rounded once, to nearest even; 0 where `d` is above 2^126.
+    /// `1 / d` for a positive normal `d`, rounded once, to nearest even; 0 where `d` is above 2^126.
+    /// No finite number for 0 and for NaN.
     fn reciprocal(self, d: f32) -> f32;
+
+    /// The lesser of `value` and `limit`, which is neither 0 nor NaN; a NaN passes through.
+    #[inline(always)]
+    fn at_most(self, value: f32, limit: f32) -> f32 {
+        // False for NaN.
+        if value > limit { limit } else { value }
+    }
+
+    /// The greater of `value` and `limit`, which is neither 0 nor NaN; a NaN passes through.
+    #[inline(always)]
+    fn at_least(self, value: f32, limit: f32) -> f32 {
+        if value < limit { limit } else { value }
+    }
 
     /// [`multiply_add`](Self::multiply_add), then [`saturated`].
     #[inline(always)]

@@ -49,21 +49,17 @@ pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
     last_first.fold(0, |word, value| word << 4 | u32::from(e2m1_bits(value)))
 }
 
-/// As [`e2m1x8_bits`], of `values` times twice `half_multiplier`, where no product is a negative NaN.
+/// As [`e2m1x8_bits`], of `values` times `multiplier`, where no product is a negative NaN.
 /// Seven instructions an element, most of them additions, of which a GPU does twice as many a cycle
 /// as of most others (CUDA C++ Programming Guide, "Arithmetic Instructions").
 #[inline(always)]
-pub fn e2m1x8_of_products(
-    values: [f32; 8],
-    half_multiplier: f32,
-    arithmetic: impl Arithmetic,
-) -> u32 {
+pub fn e2m1x8_of_products(values: [f32; 8], multiplier: f32, arithmetic: impl Arithmetic) -> u32 {
     let put = |(word, tops): (u32, u32), value: f32| {
-        let half = value * half_multiplier;
-        let code = beside_base(half, arithmetic);
+        let product = value * multiplier;
+        let code = beside_base(product, arithmetic);
         (
             (word << 4).wrapping_add(code),
-            tops << 4 | half.to_bits() >> 28,
+            tops << 4 | product.to_bits() >> 28,
         )
     };
     // Spelled out: the compiler does not unroll it, and runs out of registers.
@@ -77,23 +73,22 @@ pub fn e2m1x8_of_products(
 /// 2^23 - 2.
 const BASE: f32 = 8_388_606.0;
 
-/// The bits of [`BASE`] and the code of twice `half`, without sign, added up.
+/// The bits of [`BASE`] and the code of `value`, without sign, added up.
 ///
 /// Below 2^23, numbers of this size are 1/2 apart, and above it 1: as e2m1 below 2 and above it. So
 /// `BASE` plus an element up to 4 is rounded as e2m1 is, ties to even included, and comes to as many
 /// numbers further as the code says.
 #[inline(always)]
-fn beside_base(half: f32, arithmetic: impl Arithmetic) -> u32 {
-    // Just above 11/4.
-    const LIMIT: f32 = 2.75_f32.next_up();
-    // 3/4 or more for elements up to 4, 1/4 or less for those above 5 alone, 0 for NaN. From
+fn beside_base(value: f32, arithmetic: impl Arithmetic) -> u32 {
+    // Just above 21/4.
+    const LIMIT: f32 = 5.25_f32.next_up();
+    // 3/4 or more for elements up to 9/2, 1/4 or less for those above 5 alone, 0 for NaN. From
     // `BASE + 1` it leaves `BASE` for the former and `BASE + 1` for the latter; in between
-    // `BASE + 1/2`, and 4 more than that is a tie that becomes 6's even code.
-    let rest = arithmetic.saturated_rest(LIMIT, half);
+    // `BASE + 1/2`, and 4 more than that is a tie that becomes 4's even code.
+    let rest = arithmetic.saturated_rest(LIMIT, value);
     let base = (BASE + 1.0) - rest;
     // The smaller one that is a number.
-    let up_to_4 = half.abs().min(2.0);
-    arithmetic.multiply_add(up_to_4, 2.0, base).to_bits()
+    (base + value.abs().min(4.0)).to_bits()
 }
 
 /// The value of the code in the low four bits of `bits`: exact. The high four are not looked at.

@@ -28,26 +28,16 @@ pub fn scale_bits(amax: f32) -> u8 {
     // 2^21 is half of e2m1's last mantissa bit in f32: bit 23 - 1 - 1.
     let exponent = ((amax.to_bits() & 0x7fff_ffff) + (1 << 21)) >> 23;
     // At most 255 - 2 for infinity, so that only the lower clamp is left to do; a NaN that came
-    // here in spite of the above stays below 254, too.
-    if exponent < 2 {
-        0
-    } else {
-        (exponent - 2) as u8
-    }
+    // here in spite of the above becomes 254 at most.
+    exponent.saturating_sub(2) as u8
 }
 
 /// What elements are multiplied with before [`e2m1::e2m1_bits`]: one over the scale, exact, so that
-/// it is the same as dividing.
+/// it is the same as dividing. [`scale_bits`] is at most 253, of which none has a reciprocal that is
+/// not normal: [`e8m0::reciprocal`] without its ends.
 #[inline(always)]
 pub fn multiplier(scale: u8) -> f32 {
-    e8m0::reciprocal(scale)
-}
-
-/// Half of [`multiplier`], for [`e2m1::e2m1x8_of_products`]: exact, too. [`scale_bits`] is at most
-/// 253.
-#[inline(always)]
-pub fn half_multiplier(scale: u8) -> f32 {
-    e8m0::reciprocal(scale + 1)
+    f32::from_bits((254_u32 << 23).wrapping_sub(u32::from(scale) << 23))
 }
 
 /// The value of an element, `code` in the low four bits: e2m1 times scale. Exact, but infinity

@@ -23,7 +23,7 @@
 //! | `amax` so small that the scale rounds to 0 | 0 | zeros | zeros |
 //! | `amax` above 6 · 448 / global | 448 | saturated | at most 6 · 448 / global |
 
-use crate::{bf16_bits, e2m1, f32_of_bf16_bits, fp8};
+use crate::{Arithmetic, bf16_bits, e2m1, f32_of_bf16_bits, fp8};
 
 /// Elements that share a scale (NVIDIA, as above).
 pub const GROUP: u32 = 16;
@@ -53,17 +53,31 @@ pub fn scale_bits(amax: f32, global: f32) -> u8 {
 /// reciprocal would be infinite or NaN.
 #[inline(always)]
 pub fn multiplier(scale: u8, inverse_global: f32) -> f32 {
-    2.0 * half_multiplier(scale, inverse_global)
+    finite_or_0(1.0 / (fp8::f32_of_e4m3_bits(scale) * inverse_global))
 }
 
-/// Half of [`multiplier`], for [`e2m1::e2m1x8_of_products`]. A subnormal reciprocal loses its last bit
-/// here, and so the multiplier has none.
+/// As [`multiplier`], from the value of the scale. It is between 2^-9 and 448 if it is not 0 or NaN, so
+/// that its product with most inverses is a number whose reciprocal takes three instructions. What
+/// decides about the division is the same for all groups under a global scale.
 #[inline(always)]
-pub fn half_multiplier(scale: u8, inverse_global: f32) -> f32 {
-    let reciprocal = 1.0 / (fp8::f32_of_e4m3_bits(scale) * inverse_global);
+pub fn multiplier_of_value(scale: f32, inverse_global: f32, arithmetic: impl Arithmetic) -> f32 {
+    const LEAST: f32 = f32::from_bits((127 - 117) << 23);
+    const MOST: f32 = f32::from_bits((127 + 117) << 23);
+    let product = scale * inverse_global;
+    // From 2^-126 to 448 * 2^117, which is less than 2^126, and 0 and NaN.
+    let reciprocal = if (LEAST..=MOST).contains(&inverse_global) {
+        arithmetic.reciprocal(product)
+    } else {
+        1.0 / product
+    };
+    finite_or_0(reciprocal)
+}
+
+#[inline(always)]
+fn finite_or_0(reciprocal: f32) -> f32 {
     // A comparison with NaN is false.
     if reciprocal < f32::INFINITY {
-        0.5 * reciprocal
+        reciprocal
     } else {
         0.0
     }

@@ -86,6 +86,9 @@ pub enum Conversion {
     Quotient,
     /// One over `a`, which is at least 1 and finite.
     Reciprocal,
+    /// The multiplier of NVFP4 for scale `a`, a code in the low bits, and the inverse `b` of a global
+    /// scale.
+    Multiplier,
     /// [`Activation::apply`] for gate `a` and up `b`.
     Silu,
     /// The same, clamped.
@@ -108,7 +111,8 @@ impl Conversion {
             3 => Self::Larger,
             4 => Self::Quotient,
             5 => Self::Reciprocal,
-            6 => Self::Silu,
+            6 => Self::Multiplier,
+            7 => Self::Silu,
             _ => Self::ClampedSilu,
         }
     }

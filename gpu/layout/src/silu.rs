@@ -18,7 +18,7 @@ pub enum Activation {
     Clamped {
         /// Steepness of the sigmoid; gpt-oss has 1.702.
         alpha: f32,
-        /// Bound of gate and up; gpt-oss has 7.
+        /// Bound of gate and up, positive; gpt-oss has 7.
         limit: f32,
     },
 }
@@ -30,10 +30,8 @@ impl Activation {
         match self {
             Self::Silu => times_sigmoid(gate, gate, arithmetic) * up,
             Self::Clamped { alpha, limit } => {
-                // Comparisons that are false for NaN, which passes through.
-                let gate = if gate > limit { limit } else { gate };
-                let up = if up > limit { limit } else { up };
-                let up = if up < -limit { -limit } else { up };
+                let gate = arithmetic.at_most(gate, limit);
+                let up = arithmetic.at_least(arithmetic.at_most(up, limit), -limit);
                 (up + 1.0) * times_sigmoid(gate, alpha * gate, arithmetic)
             }
         }

@@ -1,5 +1,6 @@
 //! MXFP8, MXFP4 and NVFP4: scales by hand, blocks made to break them, and bounds of the error.
 
+use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::{e2m1_bits, f32_of_e2m1_bits};
 use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, larger};
 use ferry_layout::{bf16_bits, e8m0, f32_of_bf16_bits, mxfp4, mxfp8, nvfp4};
@@ -117,6 +118,34 @@ fn nvfp4_multipliers_are_numbers() {
         for scale in 0..=u8::MAX {
             let multiplier = nvfp4::multiplier(scale & 0x7f, 1.0 / global);
             assert!(multiplier.is_finite(), "{scale:#x} {global:e}");
+        }
+    }
+}
+
+/// Whose reciprocals are NaN wherever those of a GPU may be wrong.
+#[derive(Clone, Copy)]
+struct Narrow;
+
+impl Arithmetic for Narrow {
+    fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    fn reciprocal(self, d: f32) -> f32 {
+        match (f32::MIN_POSITIVE..2f32.powi(126)).contains(&d) {
+            true => 1.0 / d,
+            false => f32::NAN,
+        }
+    }
+}
+
+#[test]
+fn nvfp4_multipliers_need_no_other_reciprocals() {
+    for inverse in (0..=u32::MAX).step_by(4099 * 16).map(f32::from_bits) {
+        for scale in 0..0x80 {
+            let found = nvfp4::multiplier_of_value(f32_of_e4m3_bits(scale), inverse, Narrow);
+            let wanted = nvfp4::multiplier(scale, inverse);
+            assert_eq!(found.to_bits(), wanted.to_bits(), "{scale:#x} {inverse:e}");
         }
     }
 }

@@ -79,7 +79,35 @@ fn saturated_rest(a: f32, b: f32) -> f32 {
     result
 }
 
-/// `1 / d` for a positive `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
+/// Declares a function for one instruction of two f32.
+macro_rules! of_two {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        fn $name(a: f32, b: f32) -> f32 {
+            let result;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!(concat!($instruction, " {}, {}, {};"), out(reg32) result, in(reg32) a,
+                    in(reg32) b, options(pure, nomem, nostack, preserves_flags));
+            }
+            result
+        }
+    };
+}
+
+of_two!(
+    /// `min.NaN.f32`: the lesser one; NaN if one is (PTX ISA, "min").
+    at_most,
+    "min.NaN.f32"
+);
+of_two!(
+    /// `max.NaN.f32`: the greater one; NaN if one is (PTX ISA, "max").
+    at_least,
+    "max.NaN.f32"
+);
+
+/// `1 / d` for a positive normal `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
 /// within a unit in the last place (PTX ISA, "rcp.approx.ftz.f32") and a step of Newton's, which
 /// makes it the nearest number (Markstein, "Computation of elementary functions on the IBM RISC
 /// System/6000", IBM J. Res. Dev. 34, 1990).
@@ -107,6 +135,16 @@ impl Arithmetic for Instructions {
     #[inline(always)]
     fn reciprocal(self, d: f32) -> f32 {
         reciprocal(d)
+    }
+
+    #[inline(always)]
+    fn at_most(self, value: f32, limit: f32) -> f32 {
+        at_most(value, limit)
+    }
+
+    #[inline(always)]
+    fn at_least(self, value: f32, limit: f32) -> f32 {
+        at_least(value, limit)
     }
 
     #[inline(always)]
@@ -150,9 +188,45 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
 }
 
 /// An f32 as e4m3, as in [`e4m3_quad`].
+#[cfg(target_feature = "sm_89")]
 #[inline(always)]
 pub fn e4m3(value: f32) -> u8 {
-    e4m3_quad(value, 0.0, 0.0, 0.0) as u8
+    let pair: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.rn.satfinite.e4m3x2.f32 {}, 0f00000000, {};", out(reg16) pair, in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    pair as u8
+}
+
+/// An f32 as e4m3, where there is no instruction for it.
+#[cfg(not(target_feature = "sm_89"))]
+#[inline(always)]
+pub fn e4m3(value: f32) -> u8 {
+    ferry_layout::fp8::e4m3_bits(value)
+}
+
+/// The value of an e4m3, exact: `cvt.rn.f16x2.e4m3x2`, since f16 has all of them, then `cvt.f32.f16`
+/// (PTX ISA, "cvt"; sm_89 and later).
+#[cfg(target_feature = "sm_89")]
+#[inline(always)]
+pub fn f32_of_e4m3(code: u8) -> f32 {
+    let value;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{{ .reg .b16 l, h; .reg .b32 p; cvt.rn.f16x2.e4m3x2 p, {}; mov.b32 {{l, h}}, p;",
+            "cvt.f32.f16 {}, l; }}", in(reg16) code as u16, out(reg32) value,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+/// The value of an e4m3, where there is no instruction for it.
+#[cfg(not(target_feature = "sm_89"))]
+#[inline(always)]
+pub fn f32_of_e4m3(code: u8) -> f32 {
+    ferry_layout::fp8::f32_of_e4m3_bits(code)
 }
 
 /// Four f32 as e4m3, `a` in the lowest byte, where there is no instruction for it.
@@ -163,13 +237,12 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
     u32::from_le_bytes([e4m3_bits(a), e4m3_bits(b), e4m3_bits(c), e4m3_bits(d)])
 }
 
-/// Eight f32 times twice `half_multiplier` as e2m1, the first in the lowest four bits: rounded to
-/// nearest even, saturating at ±6, NaN 6. The instruction is `cvt.rn.satfinite.e2m1x2.f32` (PTX ISA,
+/// Eight f32 times `multiplier` as e2m1, the first in the lowest four bits: rounded to nearest
+/// even, saturating at ±6, NaN 6. The instruction is `cvt.rn.satfinite.e2m1x2.f32` (PTX ISA,
 /// "cvt"; sm_100a).
 #[cfg(target_feature = "sm_100a")]
 #[inline(always)]
-pub fn e2m1_eight(values: [f32; 8], half_multiplier: f32) -> u32 {
-    let multiplier = 2.0 * half_multiplier;
+pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
     let [a, b, c, d, e, f, g, h] = values.map(|value| value * multiplier);
     let eight;
     // SAFETY: arithmetic on registers.
@@ -184,10 +257,10 @@ pub fn e2m1_eight(values: [f32; 8], half_multiplier: f32) -> u32 {
     eight
 }
 
-/// Eight f32 times twice `half_multiplier` as e2m1, where there is no instruction for it. Arithmetic
-/// has one NaN here, a positive one (PTX ISA, "Floating point").
+/// Eight f32 times `multiplier` as e2m1, where there is no instruction for it. Arithmetic has one NaN
+/// here, a positive one (PTX ISA, "Floating point").
 #[cfg(not(target_feature = "sm_100a"))]
 #[inline(always)]
-pub fn e2m1_eight(values: [f32; 8], half_multiplier: f32) -> u32 {
-    ferry_layout::e2m1::e2m1x8_of_products(values, half_multiplier, Instructions)
+pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
+    ferry_layout::e2m1::e2m1x8_of_products(values, multiplier, Instructions)
 }

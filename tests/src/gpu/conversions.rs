@@ -12,7 +12,7 @@ use ferry::{Activation, Device, Rank, Stream};
 use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
-use ferry_layout::{bf16_bits, f32_of_bf16_bits};
+use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4};
 
 use super::{Outcome, Suite};
 
@@ -25,13 +25,14 @@ type Pair = [u32; 2];
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     type Test = fn(&Converter) -> Result<()>;
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("BF16", |on| every_pair(on, Conversion::Bf16)),
         ("e4m3", |on| every_pair(on, Conversion::E4m3)),
         ("e2m1", products),
         ("larger magnitude", larger_magnitude),
         ("quotient by a scale", quotients),
         ("reciprocal", reciprocals),
+        ("NVFP4 multiplier", multipliers),
         ("SiLU", |on| activations(on, Conversion::Silu)),
         ("clamped SiLU", |on| {
             activations(on, Conversion::ClampedSilu)
@@ -161,6 +162,18 @@ fn reciprocals(on: &Converter) -> Result<()> {
     on.compare(Conversion::Reciprocal, &pairs).map(drop)
 }
 
+/// Every scale under inverses of all exponents.
+fn multipliers(on: &Converter) -> Result<()> {
+    let mantissas: Vec<u32> = mantissas().into_iter().step_by(16).collect();
+    let inverses = (0..256_u32).flat_map(|top| mantissas.iter().map(move |bits| top << 23 | bits));
+    let inverses: Vec<u32> = inverses.collect();
+    for code in 0..=0x7f {
+        let pairs: Vec<Pair> = inverses.iter().map(|&inverse| [code, inverse]).collect();
+        on.compare(Conversion::Multiplier, &pairs)?;
+    }
+    Ok(())
+}
+
 /// Every BF16 gate with ups of all kinds.
 fn activations(on: &Converter, conversion: Conversion) -> Result<()> {
     let near_limit = [LIMIT.next_down(), LIMIT, LIMIT.next_up()];
@@ -184,6 +197,7 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
         Conversion::Larger => fp8::larger(a.abs(), b).to_bits(),
         Conversion::Quotient => Divisor::new(b).divide(a, Portable).to_bits(),
         Conversion::Reciprocal => Portable.reciprocal(a).to_bits(),
+        Conversion::Multiplier => nvfp4::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(Activation::Clamped {
             alpha: ALPHA,
@@ -200,6 +214,7 @@ fn same(conversion: Conversion, wanted: u32, given: u32) -> bool {
         Conversion::Larger
         | Conversion::Quotient
         | Conversion::Reciprocal
+        | Conversion::Multiplier
         | Conversion::Silu
         | Conversion::ClampedSilu => wanted == given || are_nan(),
     }
