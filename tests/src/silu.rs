@@ -49,8 +49,19 @@ impl Random {
         if bits >> 59 == 0 && any.is_finite() {
             return any;
         }
-        bf16::from_f32(((bits >> 40) as f32 / (1 << 23) as f32 - 1.0) * 6.0)
+        ordinary(bits)
     }
+}
+
+/// Between -6 and 6.
+fn ordinary(bits: u64) -> bf16 {
+    bf16::from_f32(((bits >> 40) as f32 / (1 << 23) as f32 - 1.0) * 6.0)
+}
+
+/// Numbers between -6 and 6, always the same.
+pub fn ordinary_numbers(count: usize) -> Vec<bf16> {
+    let mut random = Random(1);
+    (0..count).map(|_| ordinary(random.next())).collect()
 }
 
 /// Every format that a fused SiLU has.

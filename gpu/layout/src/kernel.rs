@@ -79,7 +79,7 @@ impl Kernel {
     pub const fn blocks_per_sm(self) -> u32 {
         match self {
             // Its loads are waited for by many warps rather than by few with many registers.
-            Self::FusedSilu => 6,
+            Self::FusedSilu => 5,
             _ => 1,
         }
     }
