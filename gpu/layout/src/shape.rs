@@ -136,6 +136,18 @@ impl Shape {
         self.header_start() + Header::bytes(self.top_k)
     }
 
+    /// Bytes from the start of a bare dispatch row to the header of a part: each has its own, so that one
+    /// warp alone reads it.
+    #[inline(always)]
+    pub const fn bare_header_start(&self, part: u32) -> u32 {
+        self.header_start() + part * Header::bytes(self.top_k)
+    }
+
+    /// Bytes of a bare dispatch row: payload, scales, a header for each part.
+    pub const fn bare_dispatch_row_bytes(&self) -> u32 {
+        self.bare_header_start(self.parts(1))
+    }
+
     /// Bytes of a combine row on the wire: the BF16 payload alone.
     pub const fn combine_row_bytes(&self) -> u32 {
         self.hidden * 2
@@ -189,6 +201,13 @@ impl Shape {
             tokens = self.max_tokens_per_rank;
         }
         if self.parts(tokens) > 1 { tokens } else { 0 }
+    }
+
+    /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see
+    /// [`Window`](crate::Window)).
+    #[inline(always)]
+    pub const fn dispatches_bare(&self, parts: u32) -> bool {
+        parts > 1 && self.format().is_never_absent()
     }
 
     /// Whether the reduced rows for a source whose rows are moved in `parts` go bare (see

@@ -5,7 +5,9 @@
 //! expert are summed, 32 experts a warp. Where they are few, whoever needs a number counts for
 //! himself, and nobody waits.
 
-use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, FEW_ENTRIES, Rank, Region, Shape, Table, Tagged};
+use ferry_layout::{
+    CHUNK_ENTRIES, Counter, DispatchArgs, FEW_ENTRIES, Rank, Region, Shape, Table, Tagged,
+};
 
 use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;

@@ -23,7 +23,9 @@ pub fn send_back<M: Machine>(
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let Some(share) = crews.sender else { return Ok(()) };
+    let Some(share) = crews.sender else {
+        return Ok(());
+    };
     let extent = Extent::of_word(machine.peek(Counter::Extent));
     // With most tokens, rows are cut the least.
     let are_bare = shape.combines_bare(shape.parts(extent.tokens));
@@ -48,13 +50,19 @@ pub fn send_back<M: Machine>(
         // Where units are flagged together, a warp without one takes part, too.
         while here != 0 || together.is_some() {
             let unit = (here != 0).then(|| unit(here.trailing_zeros()));
-            send_unit_back(launch, args, unit, together.map(|units| (share, units)), || {
-                // Before the rows are written, which would have to be waited for.
-                if says.at_once {
-                    has_read = true;
-                    says.read(launch);
-                }
-            });
+            send_unit_back(
+                launch,
+                args,
+                unit,
+                together.map(|units| (share, units)),
+                || {
+                    // Before the rows are written, which would have to be waited for.
+                    if says.at_once {
+                        has_read = true;
+                        says.read(launch);
+                    }
+                },
+            );
             here &= here.wrapping_sub(1);
             if together.is_some() {
                 break;
@@ -359,7 +367,7 @@ fn send_exact<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, ne
             window.exact_staging(position)
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(span, row, || (1, |_| Row::Window(home, at)));
+        machine.copy_row(span, row, || Some((1, |_| Row::Window(home, at))));
     });
     machine.release();
     if near {

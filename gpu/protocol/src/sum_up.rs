@@ -1,6 +1,8 @@
 //! Combine on the source: what comes back for a token is summed as it arrives.
 
-use ferry_layout::{CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor};
+use ferry_layout::{
+    CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
+};
 
 use crate::combine::Crews;
 use crate::route::{lane_or_none, ranks_of};
@@ -197,7 +199,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, unit: Unit, slots: u32) {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row(span, from, || (1, |_| to));
+            machine.copy_row(span, from, || Some((1, |_| to)));
         } else {
             machine.sum_rows(span, 0, |_| (to, 0.0), to);
         }

@@ -87,6 +87,8 @@ pub struct KnownWindow {
     start: u64,
     bytes: u64,
     workspace: u64,
+    /// Rounds that were over when a launch last began or ended.
+    finished: u64,
 }
 
 impl Shared {
@@ -124,17 +126,27 @@ impl Shared {
         else {
             return;
         };
-        let finished = window.workspace + Counter::Finished.bytes();
-        let Ok(finished) = self.memory.borrow().read_u64(finished) else {
-            return;
-        };
         // A word with a value carries its round in the upper half.
         let round = if value >> 32 == 0 { value } else { value >> 32 };
-        if round <= finished {
+        if round <= window.finished {
             let (seed, rank) = (self.seed, window.rank);
             let error = SimulatorError::LateSignal { seed, rank, round };
             self.violation.borrow_mut().get_or_insert(error);
         }
+    }
+
+    /// A launch of `rank` has ended: if it ended a round, nothing of that round may arrive any more.
+    fn launch_ended(&self, rank: u32) {
+        let mut windows = self.windows.borrow_mut();
+        for window in windows.iter_mut().filter(|window| window.rank == rank) {
+            window.finished = self.finished(window.workspace);
+        }
+    }
+
+    /// The rounds that a rank has finished.
+    fn finished(&self, workspace: u64) -> u64 {
+        let counter = workspace + Counter::Finished.bytes();
+        self.memory.borrow().read_u64(counter).unwrap_or(0)
     }
 
     /// Wakes whoever polls on `rank`.
@@ -178,6 +190,8 @@ pub struct World {
     waiting: Vec<(u32, Reply<()>)>,
     stacks: Vec<DefaultStack>,
     steps: u64,
+    /// The sum of all versions when every idle warp was last woken.
+    woken_at: u64,
 }
 
 impl World {
@@ -201,6 +215,7 @@ impl World {
             waiting: Vec::new(),
             stacks: Vec::new(),
             steps: 0,
+            woken_at: 0,
             options,
         }
     }
@@ -385,14 +400,26 @@ impl World {
             _ => {
                 let stalled = self.running.iter_mut().filter(|w| w.stalled_until > 0);
                 let steps = self.steps;
-                return stalled.fold(false, |any, w| {
+                let any_stalled = stalled.fold(false, |any, w| {
                     let was = w.stalled_until > steps;
                     w.stalled_until = 0;
                     any | was
                 });
+                return any_stalled || self.wake_idle();
             }
         }
         true
+    }
+
+    /// Wakes every warp, once after each change: one may have read what it polls before a change, and have
+    /// found out afterwards that it must wait. False if nothing has changed.
+    fn wake_idle(&mut self) -> bool {
+        let now = self.shared.versions.iter().map(Cell::get).sum();
+        let has_changed = now != std::mem::replace(&mut self.woken_at, now);
+        if has_changed {
+            self.running.iter().for_each(|warp| warp.idle_at.set(None));
+        }
+        has_changed
     }
 
     fn drain(&mut self, full: &[usize]) {
@@ -432,6 +459,9 @@ impl World {
             warp.buffer.borrow_mut().drain_all(&self.shared);
             self.stacks.push(warp.fibre.into_stack());
             self.shared.bump(warp.rank);
+            if self.running.iter().all(|other| other.rank != warp.rank) {
+                self.shared.launch_ended(warp.rank);
+            }
         }
     }
 
@@ -467,6 +497,7 @@ impl World {
                 start,
                 bytes: common.window.bytes,
                 workspace: common.workspace,
+                finished: self.shared.finished(common.workspace),
             };
             // Memory that was freed may have become another window.
             let mut windows = self.shared.windows.borrow_mut();
