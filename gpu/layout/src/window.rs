@@ -52,8 +52,8 @@ pub const fn sent(word: u32) -> u32 {
     if word < ABSENT { word } else { ABSENT - 1 }
 }
 
-/// The word of scales that was [`sent`]. None is one less than [`ABSENT`]: f32 scales are positive, so are
-/// e4m3's, and no format makes e8m0's code 254.
+/// The word of scales that was [`sent`]. None is one less than [`ABSENT`]: f32 scales are positive, e4m3 is
+/// never made `0xff`, and e8m0 never 254.
 #[inline(always)]
 pub const fn received(word: u32) -> u32 {
     if word == ABSENT - 1 { ABSENT } else { word }
