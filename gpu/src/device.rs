@@ -5,7 +5,7 @@ use core::cell::Cell;
 use bytemuck::cast;
 use ferry_layout::{
     ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal,
-    Table, Tagged, Tensor, TokenFormat, nvfp4,
+    Table, Tagged, Tensor, TokenFormat, nvfp4, sent,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -118,30 +118,76 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         &self,
         span: Span,
         from: Row,
-        places: impl FnOnce() -> (u64, To),
-    ) {
+        places: impl FnOnce() -> Option<(u64, To)>,
+    ) -> bool {
         let source = self.row(from);
-        let constant = is_constant(from);
-        let mut start = span.start + self.lane * size_of::<Vector>() as u32;
+        let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
         // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-        let mut strip = unsafe { strip::load::<DEPTH>(source, start, span.end, constant) };
-        let (targets, to) = places();
+        let load = |start: u32| unsafe {
+            match is_constant(from) {
+                true => strip::load::<DEPTH>(source, start, span.end, true),
+                false => strip::load_arriving::<DEPTH>(source, start, span.end),
+            }
+        };
+        let mut start = span.start + self.lane * size_of::<Vector>() as u32;
+        let mut strip = load(start);
+        let Some((targets, to)) = places() else {
+            return false;
+        };
         let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
         loop {
+            if let Row::Bare(..) = from {
+                while thread::union((strip::largest_word(&strip) == ABSENT) as u32) != 0 {
+                    if !self.wait_for_last::<DEPTH>(source, start, span.end) {
+                        return false;
+                    }
+                    strip = load(start);
+                }
+                // SAFETY: as above.
+                unsafe { strip::store(source, start, span.end, &[[ABSENT; 4]; DEPTH]) };
+            }
+            if is_input {
+                strip = strip.map(|vector| vector.map(sent));
+            }
             let mut left = targets;
             while left != 0 {
                 let target = self.row(to(left.trailing_zeros()));
                 // SAFETY: as above.
-                unsafe { strip::store(target, start, span.end, &strip) };
+                unsafe {
+                    match is_input {
+                        true => strip::store_polled(target, start, span.end, &strip),
+                        false => strip::store(target, start, span.end, &strip),
+                    }
+                }
                 left &= left - 1;
             }
             start += DEPTH as u32 * strip::WARP_BYTES;
             // The same for all lanes.
             if start >= lane_end {
-                return;
+                return true;
             }
-            // SAFETY: as above.
-            strip = unsafe { strip::load::<DEPTH>(source, start, span.end, constant) };
+            strip = load(start);
+        }
+    }
+
+    /// Waits for the last vectors of a strip of a bare row, which are sent last: to look at all of them
+    /// again and again would be in the way of those that come. False where this launch should give up.
+    #[inline(always)]
+    fn wait_for_last<const DEPTH: usize>(&self, row: u64, start: u32, end: u32) -> bool {
+        let strip_start = start - self.lane * size_of::<Vector>() as u32;
+        let vectors = (end - strip_start).div_ceil(strip::WARP_BYTES);
+        let last = start + (vectors.min(DEPTH as u32) - 1) * strip::WARP_BYTES;
+        loop {
+            // Also where it is there: others may never come.
+            if self.expired() {
+                return false;
+            }
+            // SAFETY: the caller's row has `end` bytes.
+            let [vector] = unsafe { strip::load_arriving::<1>(row, last, end) };
+            let is_absent = strip::largest_word(&[vector]) == ABSENT;
+            if thread::union(is_absent as u32) == 0 {
+                return true;
+            }
         }
     }
 
@@ -501,21 +547,28 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn read_window(&self, at: ByteOffset) -> u32 {
         // SAFETY: offsets lie inside the windows.
-        unsafe { memory::load_u32(self.window(self.common().rank()) + at.bytes()) }
+        unsafe { memory::load_relaxed_u32(self.window(self.common().rank()) + at.bytes()) }
+    }
+
+    #[inline(always)]
+    fn write_window(&self, at: ByteOffset, word: u32) {
+        // SAFETY: offsets lie inside the windows.
+        unsafe { memory::store_u32(self.window(self.common().rank()) + at.bytes(), word) };
     }
 
     #[inline(always)]
     fn read_entry(&self, at: ByteOffset) -> Entry {
         // SAFETY: offsets lie inside the windows.
-        let words =
-            unsafe { memory::load_vector(self.window(self.common().rank()) + at.bytes(), true) };
+        let words = unsafe {
+            memory::load_relaxed_vector(self.window(self.common().rank()) + at.bytes(), true)
+        };
         Entry::of_words(words)
     }
 
     #[inline(always)]
     fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry) {
         // SAFETY: offsets lie inside the windows, and `to` is mapped.
-        unsafe { memory::store_vector(self.window(to) + at.bytes(), entry.words(), true) };
+        unsafe { memory::store_relaxed_vector(self.window(to) + at.bytes(), entry.words(), true) };
     }
 
     #[inline(always)]
@@ -563,13 +616,13 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         &self,
         span: Span,
         from: Row,
-        places: impl FnOnce() -> (u64, To),
-    ) {
+        places: impl FnOnce() -> Option<(u64, To)>,
+    ) -> bool {
         // With ranks of other nodes registers are scarce.
         if SHMEM {
-            self.copy_strips::<4, _>(span, from, places);
+            self.copy_strips::<4, _>(span, from, places)
         } else {
-            self.copy_strips::<COPY_DEPTH, _>(span, from, places);
+            self.copy_strips::<COPY_DEPTH, _>(span, from, places)
         }
     }
 
@@ -628,6 +681,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn record(&self, fault: &Fault) {
         let page = self.common().fault_page;
         let lock = self.counter(Counter::FaultLock);
+        let packed = (fault::pack(fault), fault.rank);
         let Fault {
             index,
             wanted,
@@ -637,6 +691,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         } = *fault;
         // SAFETY: the lock lies in the workspace; the page is mapped host memory of the size of
         // a `FaultPage`.
-        unsafe { fault::write(page, lock, fault::pack(fault), index, wanted, saw, epoch) };
+        unsafe { fault::write(page, lock, packed, index, wanted, saw, epoch) };
     }
 }

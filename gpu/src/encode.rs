@@ -2,7 +2,7 @@
 //! `ferry-layout`'s; conversions are instructions where the target has them.
 
 use ferry_layout::fp8::{self, Divisor};
-use ferry_layout::{mxfp4, mxfp8, nvfp4};
+use ferry_layout::{mxfp4, mxfp8, nvfp4, sent};
 
 use ferry_protocol::{LANES, Span};
 
@@ -265,7 +265,7 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
                 // SAFETY: active only inside the row.
                 unsafe {
                     match E::PAYLOAD_BYTES {
-                        16 => memory::store_vector(at, encoded.payload, start < end),
+                        16 => memory::store_relaxed_vector(at, encoded.payload, start < end),
                         _ => memory::store_pair(at, encoded.payload, start < end),
                     }
                 }
@@ -276,7 +276,7 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
                 if scales.first + self.lane < scales.end {
                     // SAFETY: inside the row's scales.
                     self.each_target(|row| unsafe {
-                        memory::store_u32(row + first as u64, scales.words);
+                        memory::store_relaxed_u32(row + first as u64, sent(scales.words));
                     });
                 }
                 scales.begin_next();

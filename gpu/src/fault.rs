@@ -1,18 +1,18 @@
 //! The fault page, written by whichever lane meets a fault first.
 
 use bytemuck::cast;
-use ferry_layout::{Fault, FaultPage};
+use ferry_layout::{Fault, FaultPage, Rank};
 
 use crate::ptx::memory;
 
-/// The small fields of a fault in one word: kind, kernel, region, rank, peer.
+/// The small fields of a fault in one word: kind, kernel, region, peer. Not the rank, with which the word would
+/// be kept in registers for each wait.
 #[inline(always)]
 pub fn pack(fault: &Fault) -> u64 {
     fault.kind as u64
         | (fault.kernel as u64) << 8
         | (fault.region as u64) << 16
-        | (fault.rank.0 as u64) << 24
-        | (fault.peer.0 as u64) << 40
+        | (fault.peer.0 as u64) << 24
 }
 
 /// Writes the fault page unless it holds a fault. Not inlined: it is called from every wait, and
@@ -24,7 +24,7 @@ pub fn pack(fault: &Fault) -> u64 {
 pub unsafe fn write(
     page: u64,
     lock: u64,
-    packed: u64,
+    (packed, rank): (u64, Rank),
     index: u64,
     wanted: u64,
     saw: u64,
@@ -36,8 +36,8 @@ pub unsafe fn write(
         kind,
         kernel: packed >> 8 & 0xff,
         region: packed >> 16 & 0xff,
-        rank: packed >> 24 & 0xffff,
-        peer: packed >> 40 & 0xffff,
+        rank: rank.0 as u64,
+        peer: packed >> 24 & 0xffff,
         index,
         wanted,
         saw,

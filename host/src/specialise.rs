@@ -120,7 +120,7 @@ mod tests {
             None
         );
         assert_eq!(
-            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+288];"),
+            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+312];"),
             None
         );
         assert_eq!(of("\tld.param::func.b64 \t%rd1, [write_param_0];"), None);

@@ -78,6 +78,32 @@ fn a_lost_rank_is_named_2() {
     lose_ranks(10_200..10_400);
 }
 
+/// Nothing tells of a bare row; whoever waits for its words names the source.
+#[test]
+fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
+    let mut waited_for_rows = 0;
+    for seed in 17_000..17_300 {
+        let mut dice = Dice::new(seed);
+        let case = bare_case(seed);
+        let lost = Lost {
+            rank: dice.below(case.ranks) as u32,
+            after_steps: dice.below(1_500) as u64,
+        };
+        let case = Case {
+            lost: Some(lost),
+            ..case
+        };
+        let run = Run::of(&case);
+        assert_explained(&run, lost.rank as usize);
+        run.compare();
+        waited_for_rows += u32::from(run.outcomes.iter().any(|outcome| {
+            matches!(outcome, Outcome::Fault(fault) if fault.region == Region::DispatchRow)
+        }));
+        run.close();
+    }
+    assert!(waited_for_rows > 20, "{waited_for_rows}");
+}
+
 #[test]
 fn a_rank_that_never_launches_is_named_by_all() {
     for seed in 11_000..11_100 {

@@ -5,7 +5,8 @@ mod support;
 
 use std::ops::Range;
 
-use ferry::TokenFormat;
+use ferry::{ScaleLayout, TokenFormat};
+use ferry_reference::bf16;
 use ferry_reference::workload::Routing;
 use support::*;
 
@@ -130,4 +131,70 @@ fn stragglers_are_not_overtaken_1() {
 #[test]
 fn stragglers_are_not_overtaken_2() {
     all(3_300..3_600, stragglers);
+}
+
+#[test]
+fn bare_rows_are_what_was_sent() {
+    all(4_000..4_300, bare_case);
+}
+
+/// A part of a row has more words of scales than a warp has lanes.
+#[test]
+fn bare_rows_with_many_scales() {
+    all(4_300..4_304, |seed| Case {
+        ranks: 2,
+        p2p_world_size: 2,
+        experts: 4,
+        top_k: 2,
+        // Sixteen parts of 36 words.
+        hidden: 128 * 552,
+        format: match seed % 2 {
+            0 => TokenFormat::BlockwiseFp8,
+            _ => TokenFormat::Mxfp8(ScaleLayout::Tiled),
+        },
+        tokens: vec![vec![1, 1]; 3],
+        ..bare_case(seed)
+    });
+}
+
+/// Whatever a word of a row may be in the end, on the wire it is not that of a row that has not come: two
+/// NaNs `0xffff` of BF16, four e8m0 NaNs, a weight of only ones, an expert that there is not.
+#[test]
+fn no_word_of_a_row_is_taken_for_absent() {
+    for seed in 4_400..4_500 {
+        let case = bare_case(seed);
+        let mut problems = case.problems();
+        let mut given = Vec::new();
+        for problem in &mut problems {
+            for input in &mut problem.inputs {
+                for row in input.x.chunks_mut(case.hidden) {
+                    // An infinity for each of the first four scales, and pairs of NaNs.
+                    for group in row[..256].chunks_mut(32) {
+                        group[0] = bf16::INFINITY;
+                        group[6..8].fill(bf16::from_bits(0xffff));
+                    }
+                }
+                input.topk_weights.iter_mut().step_by(3).for_each(|weight| {
+                    *weight = f32::from_bits(u32::MAX);
+                });
+                given.push(input.x.clone());
+                // What goes to the experts.
+                for pair in input.x.chunks_mut(2) {
+                    if pair.iter().all(|x| x.to_bits() == 0xffff) {
+                        pair[0] = bf16::from_bits(0xfffe);
+                    }
+                }
+            }
+        }
+        let run = Run::with(&case, &problems, |tensors, ranks| {
+            for (input, (tensors, rank)) in given.iter().zip(
+                tensors
+                    .iter_mut()
+                    .flat_map(|round| round.iter_mut().zip(ranks)),
+            ) {
+                tensors.input.x.at = upload(rank, input, bf16::to_le_bytes);
+            }
+        });
+        run.expect_success();
+    }
 }

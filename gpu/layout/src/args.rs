@@ -309,8 +309,8 @@ const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs
 const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
-    assert!(core::mem::offset_of!(Common, tables) == 72 + 21 * 8);
-    assert!(size_of::<Common>() == 288);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 288);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 288);
+    assert!(core::mem::offset_of!(Common, tables) == 72 + 24 * 8);
+    assert!(size_of::<Common>() == 312);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 312);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 312);
 };

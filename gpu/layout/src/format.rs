@@ -6,7 +6,7 @@ use crate::{fp8, mxfp4, mxfp8, nvfp4};
 /// What a token's row looks like between dispatch's input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenFormat {
-    /// BF16 as it came.
+    /// BF16 as it came; of two NaNs `0xffff` in one 32-bit word the first becomes NaN `0xfffe`.
     Bf16,
     /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`](crate::fp8).
     BlockwiseFp8,
@@ -115,6 +115,13 @@ impl TokenFormat {
             | Self::Nvfp4(layout)
             | Self::Nvfp4RowScaled(layout) => Some(layout),
         }
+    }
+
+    /// Whether no word of a payload is [`ABSENT`](crate::ABSENT): e4m3's NaN is made as `0x7f`, and BF16
+    /// is [`sent`](crate::sent). Every word of e2m1 is something.
+    #[inline(always)]
+    pub const fn is_never_absent(self) -> bool {
+        matches!(self, Self::Bf16 | Self::BlockwiseFp8 | Self::Mxfp8(_))
     }
 
     /// What it does to a row.

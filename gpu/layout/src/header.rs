@@ -1,5 +1,7 @@
 //! The header of a dispatch row: what the receiver must know of a token beside its payload.
 
+use crate::{ABSENT, sent};
+
 /// A row's header: 16 bytes for each of its entries, so that a lane reads or writes an entry at
 /// once.
 pub struct Header;
@@ -7,7 +9,7 @@ pub struct Header;
 /// An entry of a header: a token and one of the experts that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The global expert id, [`NOT_ROUTED`](crate::NOT_ROUTED) for none.
+    /// The global expert id, or one that there is not.
     pub expert: u32,
     /// The router's weight, as f32 bits.
     pub weight: u32,
@@ -20,6 +22,22 @@ pub struct Entry {
 impl Entry {
     /// Bytes.
     pub const BYTES: u32 = 16;
+    /// One that has not come.
+    pub const ABSENT: Self = Self::of_words([ABSENT; 4]);
+
+    /// Whether a word of it has not come.
+    #[inline(always)]
+    pub const fn is_absent(self) -> bool {
+        let [a, b, c, d] = self.words();
+        a == ABSENT || b == ABSENT || c == ABSENT || d == ABSENT
+    }
+
+    /// As it is [`sent`].
+    #[inline(always)]
+    pub const fn sent(self) -> Self {
+        let [a, b, c, d] = self.words();
+        Self::of_words([sent(a), sent(b), sent(c), sent(d)])
+    }
 
     /// As it travels.
     #[inline(always)]

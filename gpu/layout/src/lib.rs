@@ -38,5 +38,5 @@ pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
 };
 pub use tag::{Epoch, Tagged};
-pub use window::{ABSENT, ByteOffset, Signal, Window};
+pub use window::{ABSENT, ByteOffset, Signal, Window, received, sent};
 pub use workspace::{CHUNK_ENTRIES, Counter, FEW_ENTRIES, Table, Workspace};

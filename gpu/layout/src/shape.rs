@@ -136,6 +136,18 @@ impl Shape {
         self.header_start() + Header::bytes(self.top_k)
     }
 
+    /// Bytes from the start of a bare dispatch row to the header of a part: each has its own, so that one
+    /// warp alone reads it.
+    #[inline(always)]
+    pub const fn bare_header_start(&self, part: u32) -> u32 {
+        self.header_start() + part * Header::bytes(self.top_k)
+    }
+
+    /// Bytes of a bare dispatch row: payload, scales, a header for each part.
+    pub const fn bare_dispatch_row_bytes(&self) -> u32 {
+        self.bare_header_start(self.parts(1))
+    }
+
     /// Bytes of a combine row on the wire: the BF16 payload alone.
     pub const fn combine_row_bytes(&self) -> u32 {
         self.hidden * 2
@@ -182,6 +194,15 @@ impl Shape {
         cut(self.combine_row_bytes(), tokens)
     }
 
+    /// Most tokens of a source whose rows are moved in parts.
+    pub const fn max_cut_tokens(&self) -> u32 {
+        let mut tokens = PART_UNITS / (2 * self.ranks);
+        if tokens > self.max_tokens_per_rank {
+            tokens = self.max_tokens_per_rank;
+        }
+        if self.parts(tokens) > 1 { tokens } else { 0 }
+    }
+
     /// Most tokens that a source may have where combine's rows go bare (see [`Window`](crate::Window)): there
     /// is about a warp for each row.
     pub const fn max_bare_tokens(&self) -> u32 {
@@ -196,6 +217,13 @@ impl Shape {
             }
             _ => 0,
         }
+    }
+
+    /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see
+    /// [`Window`](crate::Window)).
+    #[inline(always)]
+    pub const fn dispatches_bare(&self, parts: u32) -> bool {
+        parts > 1 && self.format().is_never_absent()
     }
 
     /// Whether combine's rows go bare where no source has more than `tokens`.

@@ -40,8 +40,24 @@ impl Signal {
 }
 
 /// What every word of a bare row holds that has not come: in BF16 two NaNs that rounding does not make
-/// (it makes `0x7fff` of every NaN: PTX ISA, "cvt").
+/// (it makes `0x7fff` of every NaN: PTX ISA, "cvt"), and e4m3 likewise (`0x7f`).
 pub const ABSENT: u32 = u32::MAX;
+
+/// What travels for `word` in a row of dispatch, bare or not: never [`ABSENT`], but one less.
+///
+/// Two NaNs of BF16 stay NaNs, and so does a weight; [`NOT_ROUTED`](crate::NOT_ROUTED) stays an expert
+/// that there is not. Of scales only four e8m0 NaNs make such a word, and [`received`] finds them again.
+#[inline(always)]
+pub const fn sent(word: u32) -> u32 {
+    if word < ABSENT { word } else { ABSENT - 1 }
+}
+
+/// The word of scales that was [`sent`]. None is one less than [`ABSENT`]: f32 scales are positive, e4m3 is
+/// never made `0xff`, and e8m0 never 254.
+#[inline(always)]
+pub const fn received(word: u32) -> u32 {
+    if word == ABSENT - 1 { ABSENT } else { word }
+}
 
 /// Where everything is in a receive window. Equal on every rank of a group.
 ///
@@ -57,6 +73,7 @@ pub const ABSENT: u32 = u32::MAX;
 /// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
 /// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
 /// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
+/// | bare dispatch rows | payload, scales, and a header for each part | `[source, token]`, where rows are moved in parts | the source, and the owner |
 /// | bare combine rows | likewise, where tokens are few | `[token, slot]` | the experts' rank, and the owner |
 /// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
 /// | combine staging | combine row, likewise | `[source, token]` or output row | the owner |
@@ -70,6 +87,7 @@ pub struct Window {
     combine_flags: u64,
     dispatch_rows: u64,
     combine_rows: u64,
+    bare_dispatch_rows: u64,
     bare_combine_rows: u64,
     dispatch_staging: u64,
     combine_staging: u64,
@@ -82,10 +100,12 @@ pub struct Window {
     /// Bytes of the bare rows.
     pub bare_bytes: u64,
     dispatch_row_stride: u64,
+    bare_dispatch_row_stride: u64,
     combine_row_stride: u64,
     counts_stride: u64,
     presence_stride: u64,
     max_tokens: u64,
+    max_cut_tokens: u64,
     max_units: u64,
     combine_slots: u64,
 }
@@ -111,11 +131,19 @@ impl Window {
         let counts_stride = shape.local_experts() as u64 + 1;
         let presence_stride = shape.presence_words() as u64;
         let dispatch_row_stride = (shape.dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
+        let bare_dispatch_row_stride =
+            (shape.bare_dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
         let combine_row_stride = (shape.combine_row_bytes() as u64).next_multiple_of(ALIGN);
         let (staged_dispatch, staged_combine) = match (shape.spans_nodes(), shape.mode()) {
             (false, _) => (0, 0),
             (true, CombineMode::Reduced) => (max_tokens, ranks * max_tokens),
             (true, CombineMode::Exact) => (max_tokens, shape.max_rows()),
+        };
+
+        let max_cut_tokens = shape.max_cut_tokens() as u64;
+        let bare_dispatch_tokens = match shape.format().is_never_absent() {
+            true => max_cut_tokens,
+            false => 0,
         };
 
         let mut cursor = Cursor(0);
@@ -127,9 +155,11 @@ impl Window {
         let signal_bytes = cursor.0;
         let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
         let combine_rows = cursor.take(max_tokens * slots, combine_row_stride);
+        let bare_dispatch_rows =
+            cursor.take(ranks * bare_dispatch_tokens, bare_dispatch_row_stride);
         let bare_combine_rows =
             cursor.take(shape.max_bare_tokens() as u64 * slots, combine_row_stride);
-        let bare_bytes = cursor.0 - bare_combine_rows;
+        let bare_bytes = cursor.0 - bare_dispatch_rows;
         let dispatch_staging = cursor.take(staged_dispatch, dispatch_row_stride);
         let combine_staging = cursor.take(staged_combine, combine_row_stride);
         Self {
@@ -140,18 +170,21 @@ impl Window {
             combine_flags,
             dispatch_rows,
             combine_rows,
+            bare_dispatch_rows,
             bare_combine_rows,
             dispatch_staging,
             combine_staging,
             bytes: cursor.0,
             signal_bytes,
-            bare_start: bare_combine_rows,
+            bare_start: bare_dispatch_rows,
             bare_bytes,
             dispatch_row_stride,
+            bare_dispatch_row_stride,
             combine_row_stride,
             counts_stride,
             presence_stride,
             max_tokens,
+            max_cut_tokens,
             max_units,
             combine_slots: slots,
         }
@@ -193,6 +226,12 @@ impl Window {
     pub const fn dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_tokens + token as u64;
         ByteOffset(self.dispatch_rows + row * self.dispatch_row_stride)
+    }
+
+    /// As [`dispatch_row`](Self::dispatch_row), the bare row.
+    pub const fn bare_dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
+        let row = source.0 as u64 * self.max_cut_tokens + token as u64;
+        ByteOffset(self.bare_dispatch_rows + row * self.bare_dispatch_row_stride)
     }
 
     /// The combine row in `slot` of the owner's `token`.

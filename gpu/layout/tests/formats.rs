@@ -3,7 +3,9 @@
 use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::{e2m1_bits, f32_of_e2m1_bits};
 use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, larger};
-use ferry_layout::{bf16_bits, e8m0, f32_of_bf16_bits, mxfp4, mxfp8, nvfp4};
+use ferry_layout::{
+    ABSENT, bf16_bits, e8m0, f32_of_bf16_bits, fp8, mxfp4, mxfp8, nvfp4, received, sent,
+};
 use proptest::prelude::*;
 
 /// The largest finite BF16.
@@ -61,6 +63,23 @@ fn mxfp8_scales_by_hand() {
     assert_eq!(mxfp8::multiplier(BF16_LEAST, 0), 2f32.powi(127));
     assert_eq!(mxfp8::multiplier(450.0, 128), 0.5);
     assert!(mxfp8::multiplier(f32::INFINITY, e8m0::NAN).is_nan());
+}
+
+/// A payload of e4m3 has no word [`ABSENT`], and scales have none that is sent in its place.
+#[test]
+fn words_of_formats_are_told_from_absent_ones() {
+    for bits in 0..=u16::MAX {
+        let value = f32_of_bf16_bits(bits);
+        assert_ne!(e4m3_bits(value), 0xff, "{bits:#x}");
+        let amax = larger(0.0, value);
+        assert!(fp8::scale(amax).to_bits() < 1 << 31, "{bits:#x}");
+        assert_ne!(mxfp8::scale_bits(amax), 254, "{bits:#x}");
+        assert_ne!(mxfp4::scale_bits(amax), 254, "{bits:#x}");
+    }
+    for word in [0, u32::from_le_bytes([e8m0::NAN; 4]), ABSENT - 2] {
+        assert_ne!(sent(word), ABSENT);
+        assert_eq!(received(sent(word)), word);
+    }
 }
 
 #[test]

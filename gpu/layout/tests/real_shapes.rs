@@ -138,6 +138,7 @@ fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
         region("combine rows", combine_rows, TOKENS * TOP_K, combine),
     ];
     if !shape.spans_nodes() {
+        rows.extend(bare_rows(shape, window));
         return rows;
     }
     let staged = between(window.dispatch_staging(0), window.dispatch_staging(token));
@@ -157,6 +158,40 @@ fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
         );
         region("exact staging", ends, most, combine)
     });
+    rows
+}
+
+/// Rows of one node that are cut into parts: those of 1024 tokens of all ranks together.
+fn bare_rows(shape: &Shape, window: &Window) -> Vec<Region> {
+    let ranks = u64::from(shape.ranks);
+    let tokens = 1024 / ranks;
+    let (last, token) = (Rank(shape.ranks - 1), tokens as u32 - 1);
+    // Payload and scales; a header for each part, of which there are 16 at most, of 512 bytes at least.
+    let dispatch = match shape.format() {
+        TokenFormat::Bf16 => 2 * HIDDEN + 16 * 16 * TOP_K,
+        TokenFormat::BlockwiseFp8 => HIDDEN + HIDDEN / 128 * 4 + 14 * 16 * TOP_K,
+        TokenFormat::Mxfp8(_) => HIDDEN + HIDDEN / 32 + 14 * 16 * TOP_K,
+        _ => 0,
+    };
+    let mut rows = Vec::new();
+    if dispatch > 0 {
+        rows.push(Region {
+            name: "bare dispatch rows",
+            start: window.bare_dispatch_row(Rank(0), 0).bytes(),
+            last: window.bare_dispatch_row(last, token).bytes(),
+            items: 1024,
+            each: dispatch.next_multiple_of(LINE),
+        });
+    }
+    if shape.combine_mode == 0 {
+        rows.push(Region {
+            name: "bare combine rows",
+            start: window.bare_combine_row(0, 0).bytes(),
+            last: window.bare_combine_row(token, TOP_K as u32 - 1).bytes(),
+            items: tokens * TOP_K,
+            each: 2 * HIDDEN,
+        });
+    }
     rows
 }
 

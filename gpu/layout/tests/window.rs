@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use ferry_layout::{
-    ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entry, Epoch, Fault, FaultKind, FaultPage,
-    Header, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape, Signal, Tagged,
-    TokenFormat, Window, Workspace,
+    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entry, Epoch, Fault, FaultKind,
+    FaultPage, Header, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape, Signal,
+    Tagged, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -122,6 +122,7 @@ fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
             at: Box::new(move |i, j| of_row(window.combine_row(i as u32, j as u32))),
         },
     ];
+    kinds.extend(bare_rows(shape, window));
     if shape.spans_nodes() {
         kinds.push(Kind {
             name: "dispatch_staging",
@@ -142,6 +143,29 @@ fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
                 counts: [shape.max_rows(), 1],
                 at: Box::new(move |i, _| of_row(window.exact_staging(i as u32))),
             },
+        });
+    }
+    kinds
+}
+
+/// Every kind of bare row in a window.
+fn bare_rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
+    let tokens = u64::from(shape.max_cut_tokens());
+    let mut kinds = Vec::new();
+    if shape.dispatches_bare(2) {
+        kinds.push(Kind {
+            name: "bare_dispatch_row",
+            bytes: u64::from(shape.bare_dispatch_row_bytes()),
+            counts: [u64::from(shape.ranks), tokens],
+            at: Box::new(move |i, j| of_row(window.bare_dispatch_row(Rank(i as u32), j as u32))),
+        });
+    }
+    if shape.combines_bare(2) {
+        kinds.push(Kind {
+            name: "bare_combine_row",
+            bytes: u64::from(shape.combine_row_bytes()),
+            counts: [tokens, u64::from(shape.combine_slots())],
+            at: Box::new(move |i, j| of_row(window.bare_combine_row(i as u32, j as u32))),
         });
     }
     kinds
@@ -260,6 +284,44 @@ proptest! {
         prop_assert!(rows.iter().all(|(bytes, _)| window.signal_bytes <= bytes.start));
         prop_assert!(rows.iter().all(|(bytes, _)| bytes.end <= window.bytes));
         assert_disjoint([signals, rows].concat());
+    }
+
+    #[test]
+    fn bare_rows_are_absent_at_first(shape in any_shape()) {
+        let window = Window::of(&shape);
+        let bare = window.bare_start..window.bare_start + window.bare_bytes;
+        let rows = rows(&shape, &window);
+        for kind in rows.iter().filter(|kind| !kind.is_empty()) {
+            let (bytes, name) = kind.extent();
+            match kind.name.starts_with("bare") {
+                true => prop_assert!(bare.start <= bytes.start && bytes.end <= bare.end, "{name}"),
+                false => prop_assert!(bytes.end <= bare.start || bare.end <= bytes.start, "{name}"),
+            }
+        }
+    }
+
+    #[test]
+    fn rows_in_parts_have_bare_rows(shape in any_shape(), tokens in any::<u32>(), few in 0..300_u32) {
+        for tokens in [tokens, few] {
+            let parts = shape.parts(tokens.min(shape.max_tokens_per_rank));
+            if parts > 1 {
+                prop_assert!(tokens <= shape.max_cut_tokens());
+                let end = shape.bare_header_start(parts - 1) + Header::bytes(shape.top_k);
+                prop_assert!(end <= shape.bare_dispatch_row_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn no_entry_is_sent_as_absent(words in any::<[u32; 4]>(), which in 0..16_u32) {
+        let word = |index: usize| if which >> index & 1 != 0 { ABSENT } else { words[index] };
+        let words: [u32; 4] = core::array::from_fn(word);
+        let sent = Entry::of_words(words).sent();
+        prop_assert!(!sent.is_absent());
+        for (sent, word) in sent.words().into_iter().zip(words) {
+            prop_assert!(sent == word || word == ABSENT);
+        }
+        prop_assert_eq!(Entry::of_words(words).is_absent(), words.contains(&ABSENT));
     }
 
     #[test]

@@ -160,25 +160,33 @@ pub trait Machine: Signals + Counters {
     fn write(&self, table: Table, index: u64, value: u32);
     /// Writes a half word of a table: `index` counts half words. For one lane.
     fn write_half(&self, table: Table, index: u64, value: u16);
-    /// Reads a 4-byte word of the own window. For one lane.
+    /// Reads a 4-byte word of a row in the own window, which may be arriving. For one lane.
     fn read_window(&self, at: ByteOffset) -> u32;
-    /// Reads an entry of a header in the own window. For one lane.
+    /// Writes a 4-byte word of a row in the own window. For one lane.
+    fn write_window(&self, at: ByteOffset, word: u32);
+    /// Reads an entry of a header in the own window, whose words may be arriving. For one lane.
     fn read_entry(&self, at: ByteOffset) -> Entry;
-    /// Writes an entry of a header in the window of a rank of this node. For one lane.
+    /// Writes an entry of a header in the window of a rank of this node, whose reader may be waiting for
+    /// each of its words. For one lane.
     fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry);
 
     /// Encodes a token in the shape's format: writes the bytes in a span of the payload, and the
     /// scales of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. With the
-    /// first span of a row goes the row's own scale, if the format has one.
+    /// first span of a row goes the row's own scale, if the format has one. Words of scales go as they are
+    /// [`sent`](ferry_layout::sent).
     fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row);
     /// Copies a span of a row to the same span of others, reading it once. `places` says which: a
     /// set of bits, and the row for each. It is asked once, while reading is under way.
+    ///
+    /// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::sent). Of a bare row, which is in
+    /// the own window, waits for every word, and makes it absent again. False where this launch should
+    /// give up, and where `places` says nothing.
     fn copy_row<To: Fn(u32) -> Row>(
         &self,
         span: Span,
         from: Row,
-        places: impl FnOnce() -> (u64, To),
-    );
+        places: impl FnOnce() -> Option<(u64, To)>,
+    ) -> bool;
     /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
     /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
     /// to f32, the end to BF16.

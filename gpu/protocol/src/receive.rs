@@ -4,15 +4,15 @@
 //! wait for rows, each for its own, and copy them to their final places as they come.
 
 use ferry_layout::{
-    ByteOffset, Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region,
-    Shape, Table, Tagged, Tensor, scale_layout,
+    Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table,
+    Tagged, Tensor, scale_layout,
 };
 
 use crate::scales::{self, is_tiled};
 use crate::share::Share;
-use crate::units::{Batch, Extent, Unit};
+use crate::units::{Batch, Extent, Place, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
-use crate::{LANES, Machine, Row, Span, slot};
+use crate::{LANES, Machine, Row, slot};
 
 /// Count words that a lane has in flight.
 const DEPTH: u32 = 8;
@@ -258,7 +258,11 @@ fn receive_batch<M: Machine>(
     while left != 0 {
         let arrived = launch.wait_any(
             left,
-            |lane| slot::is_full(*machine, machine.own(flags, lane), *epoch),
+            |lane| {
+                // Nothing tells of a bare one: its words are waited for.
+                shape.dispatches_bare(machine.own(parts, lane))
+                    || slot::is_full(*machine, machine.own(flags, lane), *epoch)
+            },
             |lane| Awaited {
                 peer: unit(lane, 1).source,
                 region: Region::DispatchRow,
@@ -278,7 +282,7 @@ fn receive_batch<M: Machine>(
     Ok(())
 }
 
-/// Copies one part of a row that has arrived to each of its places in the output.
+/// Copies one part of a row to each of its places in the output. It has arrived, or goes bare.
 #[inline(always)]
 fn receive_unit<M: Machine>(
     launch: &Launch<M>,
@@ -288,39 +292,30 @@ fn receive_unit<M: Machine>(
     let Launch {
         machine, common, ..
     } = launch;
-    let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let top_k = shape.top_k;
-    let Unit {
-        source,
-        token,
-        part,
-        parts,
-    } = unit;
-    let row = window.dispatch_row(source, token);
-    let span = Span::part(shape.payload_bytes(), part, parts);
-    let ahead = scales::read_ahead(launch, (row, span));
-    let mut found = None;
-    machine.copy_row(span, Row::Window(me, row), || {
-        let places = find_places(launch, args, (source, row));
-        found = Some(places);
-        let targets = if places.outside == 0 { places.here } else { 0 };
-        let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
-        (targets as u64, to)
-    });
-    let Some(places) = found else { return Ok(()) };
+    let shape = &common.shape;
+    let Some(places) = place_unit(launch, args, unit) else {
+        return launch.give_up_on(Awaited {
+            peer: unit.source,
+            region: Region::DispatchRow,
+            index: unit.token as u64,
+            saw: 0,
+        });
+    };
     let Places {
         positions,
         here,
         outside,
         ..
     } = places;
+    let Unit {
+        source,
+        token,
+        part,
+        ..
+    } = unit;
     if outside != 0 {
         let first = outside.trailing_zeros();
         return refuse_row(launch, args, (source, token), positions, first);
-    }
-    scales::place(launch, args, (row, span, ahead), places);
-    if part == 0 {
-        scales::place_row_scale(launch, row, places);
     }
     if part != 0 {
         return Ok(());
@@ -331,7 +326,7 @@ fn receive_unit<M: Machine>(
             machine.write(Table::SrcInfo, 2 * position as u64, token);
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }
-        if lane < top_k {
+        if lane < shape.top_k {
             machine.write(
                 Table::RowMap,
                 row_map_entry(shape, source, token, lane),
@@ -340,6 +335,93 @@ fn receive_unit<M: Machine>(
         }
     });
     Ok(())
+}
+
+/// Puts payload and scales of a unit into their places, if they are inside the outputs. `None` where this
+/// launch should give up.
+#[inline(always)]
+fn place_unit<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    unit: Unit,
+) -> Option<Places<M::Lanes<u32>>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let from = unit.place(common);
+    let ahead = scales::read_ahead(launch, from);
+    let mut found = None;
+    let is_copied = machine.copy_row(from.span, from.of(common.rank()), || {
+        let places = find_places(launch, args, (unit, from))?;
+        found = Some(places);
+        let targets = if places.outside == 0 { places.here } else { 0 };
+        let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
+        Some((targets as u64, to))
+    });
+    let places = found.filter(|_| is_copied)?;
+    if places.outside == 0 {
+        scales::place(launch, args, (from, ahead), places)?;
+        if unit.part == 0 {
+            scales::place_row_scale(launch, from.row, places);
+        }
+    }
+    Some(places)
+}
+
+/// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
+/// give up.
+#[inline(always)]
+pub fn wait_for<M: Machine, T: Copy>(
+    machine: &M,
+    mut values: M::Lanes<T>,
+    read: impl Fn() -> M::Lanes<T>,
+    is_absent: impl Fn(T) -> bool,
+) -> Option<M::Lanes<T>> {
+    loop {
+        let absent = machine.lanes(|lane| is_absent(machine.own(values, lane)));
+        if machine.ballot(absent) == 0 {
+            return Some(values);
+        }
+        if machine.expired() {
+            return None;
+        }
+        values = read();
+    }
+}
+
+/// The entries of a unit's header, once they have come. If it is bare, they are made absent again, and the
+/// first part's put where combine reads them.
+#[inline(always)]
+fn read_header<M: Machine>(
+    launch: &Launch<M>,
+    (unit, from): (Unit, Place),
+) -> Option<M::Lanes<Entry>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (shape, me) = (&common.shape, common.rank());
+    let top_k = shape.top_k;
+    // The last lanes read of some entry rather than branch.
+    let at = |lane: u32| {
+        from.row
+            .plus(from.header + Header::entry(lane.min(top_k - 1)))
+    };
+    let read = || machine.lanes(|lane| machine.read_entry(at(lane)));
+    let entries = wait_for(*machine, read(), read, Entry::is_absent)?;
+    if from.is_bare {
+        let row = common.window.dispatch_row(unit.source, unit.token);
+        let kept = row.plus(shape.header_start());
+        machine.lanes(|lane| {
+            if lane < top_k {
+                machine.write_entry(me, at(lane), Entry::ABSENT);
+                if unit.part == 0 {
+                    let kept = kept.plus(Header::entry(lane));
+                    machine.write_entry(me, kept, machine.own(entries, lane));
+                }
+            }
+        });
+    }
+    Some(entries)
 }
 
 /// Where a row goes in the outputs.
@@ -360,22 +442,21 @@ pub struct Places<L: Copy> {
 fn find_places<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (source, row): (Rank, ByteOffset),
-) -> Places<M::Lanes<u32>> {
+    (unit, from): (Unit, Place),
+) -> Option<Places<M::Lanes<u32>>> {
     let Launch {
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let header = row.plus(shape.header_start());
+    let source = unit.source;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank * experts;
+    let entries = read_header(launch, (unit, from))?;
     let places = machine.lanes(|lane| {
-        // The last lanes read of some entry, and those of foreign experts of some expert, rather
-        // than branch.
-        let k = lane.min(top_k - 1);
         let Entry {
             expert, ordinal, ..
-        } = machine.read_entry(header.plus(Header::entry(k)));
+        } = machine.own(entries, lane);
+        // Lanes of foreign experts read of some expert rather than branch.
         let local = expert.wrapping_sub(first_expert);
         let some = local.min(experts - 1);
         let base = machine.read(
@@ -394,12 +475,12 @@ fn find_places<M: Machine>(
     let outside = machine.ballot(machine.lanes(|lane| {
         here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
     }));
-    Places {
+    Some(Places {
         positions,
         scales: machine.lanes(|lane| machine.own(places, lane).1),
         here,
         outside,
-    }
+    })
 }
 
 /// Reports a row position that lies outside the outputs.

@@ -1,11 +1,14 @@
 //! Where the scales of received rows go. They travel as 32-bit words behind the payload; each
 //! layout is a first word for a row, and a stride.
 
-use ferry_layout::{ByteOffset, DispatchArgs, ScaleLayout, Shape, Table, scale_layout};
+use ferry_layout::{
+    ABSENT, ByteOffset, DispatchArgs, ScaleLayout, Shape, Table, received, scale_layout,
+};
 
-use crate::receive::Places;
+use crate::receive::{Places, wait_for};
 use crate::route::for_each_bit;
 use crate::share::Share;
+use crate::units::Place;
 use crate::wait::Launch;
 use crate::{LANES, Machine, Span};
 
@@ -74,42 +77,51 @@ fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -
 /// The first words that [`place`] puts into their places: they are read before anything is waited
 /// for.
 #[inline(always)]
-pub fn read_ahead<M: Machine>(
-    launch: &Launch<M>,
-    (row, span): (ByteOffset, Span),
-) -> M::Lanes<u32> {
-    let (first, end) = words_of(&launch.common.shape, span);
-    read(launch, row, first, end)
+pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: Place) -> M::Lanes<u32> {
+    let (first, end) = words_of(&launch.common.shape, place.span);
+    read(launch, place.row, first, end)
 }
 
-/// Puts the scales of a part of a row into their places.
+/// Puts the scales of a part of a row into their places, once they have come. `None` where this launch
+/// should give up.
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (row, span, ahead): (ByteOffset, Span, M::Lanes<u32>),
+    (from, ahead): (Place, M::Lanes<u32>),
     places: Places<M::Lanes<u32>>,
-) {
+) -> Option<()> {
     let Launch {
         machine, common, ..
     } = launch;
-    let (mut first, end) = words_of(&common.shape, span);
+    let (mut first, end) = words_of(&common.shape, from.span);
     let stride = stride(&common.shape, args);
     let mut words = ahead;
     while first < end {
-        let next = read(launch, row, first + LANES, end);
+        let next = read(launch, from.row, first + LANES, end);
+        let here = || read(launch, from.row, first, end);
+        words = wait_for(*machine, words, here, |word| word == ABSENT)?;
         for_each_bit(places.here as u64, |k| {
             let start = machine.broadcast(places.scales, k) as u64;
             machine.lanes(|lane| {
                 if first + lane < end {
                     let index = start + (first + lane) as u64 * stride;
-                    machine.write(Table::Scales, index, machine.own(words, lane));
+                    machine.write(Table::Scales, index, received(machine.own(words, lane)));
                 }
             });
         });
+        if from.is_bare {
+            let scales = from.row.plus(common.shape.payload_bytes());
+            machine.lanes(|lane| {
+                if first + lane < end {
+                    machine.write_window(scales.word(first + lane), ABSENT);
+                }
+            });
+        }
         words = next;
         first += LANES;
     }
+    Some(())
 }
 
 /// Puts a row's own scale, if the format has one, into its places.

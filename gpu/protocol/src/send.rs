@@ -11,8 +11,9 @@ use ferry_layout::{
 use crate::announce::{count_alike, count_below, is_few, read_id, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::share::{Share, callers};
+use crate::units::{Place, Unit};
 use crate::wait::{Launch, Stopped};
-use crate::{Gate, Machine, Put, Row, Span, gather, slot};
+use crate::{Gate, Machine, Put, Row, gather, slot};
 
 /// Sends this warp's share of the units (parts of tokens).
 #[inline(always)]
@@ -45,7 +46,14 @@ pub fn send_units<M: Machine>(
             true => count_before(launch, route),
             false => machine.lanes(|_| 0),
         };
-        send_payload(launch, route, (unit % parts, parts));
+        let place = Unit {
+            source: common.rank(),
+            token,
+            part: unit % parts,
+            parts,
+        }
+        .place(common);
+        send_payload(launch, route, place);
         if unit == share.index && !is_few(shape, args.tokens) {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
@@ -53,8 +61,10 @@ pub fn send_units<M: Machine>(
             true => counted,
             false => read_ordinals(launch, route),
         };
-        write_header(launch, route, ordinals);
-        if together {
+        write_header(launch, route, place, ordinals);
+        if place.is_bare {
+            // Its words say themselves that they have come.
+        } else if together {
             publish_together(launch, (share, units), route.ranks);
         } else {
             publish(launch, route, unit);
@@ -103,19 +113,14 @@ struct Route<L> {
 
 /// Copies a part of a token to every rank that holds one of its experts.
 #[inline(always)]
-fn send_payload<M: Machine>(
-    launch: &Launch<M>,
-    route: Route<M::Lanes<u32>>,
-    (part, parts): (u32, u32),
-) {
+fn send_payload<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, place: Place) {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
     let node = node_of(shape, me);
-    let span = Span::part(shape.payload_bytes(), part, parts);
-    let row = window.dispatch_row(me, token);
+    let span = place.span;
     // A bit for each rank of the node, and one for the staging, where far ranks are served from.
     let (first, staging) = (node.trailing_zeros(), node.count_ones());
     let mut targets = (ranks & node) >> first;
@@ -124,11 +129,13 @@ fn send_payload<M: Machine>(
     }
     let to = |target| match M::REACHES_FAR && target == staging {
         true => Row::Window(me, window.dispatch_staging(token)),
-        false => Row::Window(Rank(first + target), row),
+        false => place.of(Rank(first + target)),
     };
     match shape.format() {
         TokenFormat::Bf16 => {
-            machine.copy_row(span, Row::Tensor(Tensor::Input, token), || (targets, to));
+            machine.copy_row(span, Row::Tensor(Tensor::Input, token), || {
+                Some((targets, to))
+            });
         }
         _ => machine.encode_row(span, token, targets, to),
     }
@@ -250,11 +257,12 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
 
 /// Writes a token's header behind its payload, an entry a lane: to its ranks of this node, and into
 /// the staging if the row also goes to others. Every part brings the header: whoever sees the part's
-/// flag sees the header, too.
+/// flag sees the header, too. Bare parts have one each.
 #[inline(always)]
 fn write_header<M: Machine>(
     launch: &Launch<M>,
     route: Route<M::Lanes<u32>>,
+    place: Place,
     ordinals: M::Lanes<u32>,
 ) {
     let Launch {
@@ -263,7 +271,6 @@ fn write_header<M: Machine>(
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
     let near = ranks & node_of(shape, me);
-    let row = window.dispatch_row(me, token).plus(shape.header_start());
     let staging = window.dispatch_staging(token).plus(shape.header_start());
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {
@@ -274,11 +281,11 @@ fn write_header<M: Machine>(
                     ordinal: machine.own(ordinals, lane),
                     token,
                 };
-                machine.write_entry(to, header.plus(Header::entry(lane)), entry);
+                machine.write_entry(to, header.plus(Header::entry(lane)), entry.sent());
             }
         });
     };
-    for_each_bit(near, |rank| write(Rank(rank), row));
+    for_each_bit(near, |rank| write(Rank(rank), place.row.plus(place.header)));
     if M::REACHES_FAR && ranks != near {
         write(me, staging);
     }

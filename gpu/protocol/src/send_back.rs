@@ -365,7 +365,7 @@ fn send_exact<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, ne
             window.exact_staging(position)
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(span, row, || (1, |_| Row::Window(home, at)));
+        machine.copy_row(span, row, || Some((1, |_| Row::Window(home, at))));
     });
     machine.release();
     if near {

@@ -3,11 +3,11 @@
 //! Units are dealt to the warps one by one, sources interleaved, and taken 32 at a time so that
 //! the lanes look at 32 presence bits at once.
 
-use ferry_layout::{Rank, Region, Shape};
+use ferry_layout::{ByteOffset, Common, Rank, Region, Shape};
 
 use crate::share::Share;
 use crate::wait::{Awaited, Launch};
-use crate::{LANES, Machine};
+use crate::{LANES, Machine, Row, Span};
 
 /// A part of a token of a source.
 #[derive(Clone, Copy)]
@@ -24,6 +24,54 @@ impl Unit {
     #[inline(always)]
     pub fn flag(self) -> u32 {
         self.token * self.parts + self.part
+    }
+
+    /// Where it stands in the windows that it is dispatched to.
+    #[inline(always)]
+    pub fn place(self, common: &Common) -> Place {
+        let Common { shape, window, .. } = common;
+        let span = Span::part(shape.payload_bytes(), self.part, self.parts);
+        let is_bare = shape.dispatches_bare(self.parts);
+        let (row, header) = match is_bare {
+            true => (
+                window.bare_dispatch_row(self.source, self.token),
+                shape.bare_header_start(self.part),
+            ),
+            false => (
+                window.dispatch_row(self.source, self.token),
+                shape.header_start(),
+            ),
+        };
+        Place {
+            is_bare,
+            row,
+            header,
+            span,
+        }
+    }
+}
+
+/// Where a dispatched unit stands.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// Whether its row is bare.
+    pub is_bare: bool,
+    /// The row.
+    pub row: ByteOffset,
+    /// Bytes from its start to the header that comes with the unit.
+    pub header: u32,
+    /// What of the row's payload is the unit's.
+    pub span: Span,
+}
+
+impl Place {
+    /// The row in the window of a rank of this node.
+    #[inline(always)]
+    pub fn of(self, rank: Rank) -> Row {
+        match self.is_bare {
+            true => Row::Bare(rank, self.row),
+            false => Row::Window(rank, self.row),
+        }
     }
 }
 

@@ -69,6 +69,34 @@ pub unsafe fn store_u32(address: u64, value: u32) {
     }
 }
 
+/// `ld.relaxed.sys.global`, one word, which a peer may be writing.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_relaxed_u32(address: u64) -> u32 {
+    let value;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.relaxed.sys.global.u32 {}, [{}];", out(reg32) value, in(reg64) address,
+            options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// `st.relaxed.sys.global`, one word, which a peer may poll.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_relaxed_u32(address: u64, value: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.relaxed.sys.global.u32 [{}], {};", in(reg64) address, in(reg32) value,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// `ld.global.nc.L1::no_allocate.v4`, if `active`, else zeros: read once, written by nobody
 /// while the kernel runs.
 ///

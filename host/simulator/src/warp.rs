@@ -6,7 +6,7 @@ use std::rc::Rc;
 use corosensei::Yielder;
 use ferry_layout::{
     ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal,
-    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4,
+    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 use rand::Rng;
@@ -40,6 +40,22 @@ pub enum Polled {
     Signal,
     /// Its rank: words of a bare row.
     Bare,
+}
+
+/// Who may be waiting for a row.
+fn polled(row: Row) -> Polled {
+    match row {
+        Row::Bare(..) => Polled::Bare,
+        _ => Polled::No,
+    }
+}
+
+/// Words as they travel.
+fn all_sent(bytes: &[u8]) -> Vec<u8> {
+    let words = bytes.as_chunks().0.iter();
+    words
+        .flat_map(|&word| sent(u32::from_le_bytes(word)).to_le_bytes())
+        .collect()
 }
 
 /// What a warp wrote and others do not see yet.
@@ -503,6 +519,11 @@ impl Machine for Warp<'_> {
         self.load_word(self.window(self.common.rank()) + at.bytes())
     }
 
+    fn write_window(&self, at: ByteOffset, word: u32) {
+        let address = self.window(self.common.rank()) + at.bytes();
+        self.store_bytes(address, &word.to_le_bytes(), Polled::No);
+    }
+
     fn read_entry(&self, at: ByteOffset) -> Entry {
         let own = self.window(self.common.rank());
         let word = |index: u64| self.load_word(own + at.bytes() + 4 * index);
@@ -513,7 +534,7 @@ impl Machine for Warp<'_> {
         let address = self.mapped_window(to) + at.bytes();
         // An access of 16 bytes is not one to the memory model: each word for itself.
         for (index, word) in (0..).zip(entry.words()) {
-            self.store_bytes(address + 4 * index, &word.to_le_bytes(), Polled::No);
+            self.store_bytes(address + 4 * index, &word.to_le_bytes(), Polled::Bare);
         }
     }
 
@@ -540,11 +561,13 @@ impl Machine for Warp<'_> {
             &values[first as usize..end as usize],
             global,
         );
+        let scales = all_sent(&encoded.scales);
         let scales_start = shape.payload_bytes() + 4 * sizes.scale_words(first);
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
-            let row = self.row(to(target));
-            self.store_bytes(row + u64::from(span.start), &encoded.payload, Polled::No);
-            self.store_bytes(row + u64::from(scales_start), &encoded.scales, Polled::No);
+            let to = to(target);
+            let (row, polled) = (self.row(to), polled(to));
+            self.store_bytes(row + u64::from(span.start), &encoded.payload, polled);
+            self.store_bytes(row + u64::from(scales_start), &scales, polled);
             if sizes.has_row_scale && span.start == 0 {
                 let at = row + u64::from(shape.row_scale_start());
                 self.store_bytes(at, &u32::from(inverse).to_le_bytes(), Polled::No);
@@ -557,21 +580,40 @@ impl Machine for Warp<'_> {
         &self,
         span: Span,
         from: Row,
-        places: impl FnOnce() -> (u64, To),
-    ) {
+        places: impl FnOnce() -> Option<(u64, To)>,
+    ) -> bool {
         let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
-        let data = match bytes {
+        let source = self.row(from) + start;
+        let mut data = match bytes {
             0 => Vec::new(),
-            _ => self.load_bytes(self.row(from) + start, bytes),
+            _ => self.load_bytes(source, bytes),
         };
-        let (targets, to) = places();
+        let Some((targets, to)) = places() else {
+            return false;
+        };
         if bytes == 0 {
-            return;
+            return true;
+        }
+        match from {
+            Row::Bare(..) => {
+                while data.as_chunks().0.contains(&ABSENT.to_le_bytes()) {
+                    if self.expired() {
+                        return false;
+                    }
+                    data = self.load_bytes(source, bytes);
+                }
+                let absent = ABSENT.to_le_bytes().repeat(bytes as usize / 4);
+                self.store_bytes(source, &absent, Polled::No);
+            }
+            Row::Tensor(Tensor::Input, _) => data = all_sent(&data),
+            _ => {}
         }
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
-            self.store_bytes(self.row(to(target)) + start, &data, Polled::No);
+            let to = to(target);
+            self.store_bytes(self.row(to) + start, &data, polled(to));
             self.pause();
         }
+        true
     }
 
     fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
@@ -592,11 +634,7 @@ impl Machine for Warp<'_> {
             .iter()
             .flat_map(|&sum| bf16_bits(sum).to_le_bytes())
             .collect();
-        let polled = match to {
-            Row::Bare(..) => Polled::Bare,
-            _ => Polled::No,
-        };
-        self.store_bytes(self.row(to) + start, &bytes, polled);
+        self.store_bytes(self.row(to) + start, &bytes, polled(to));
     }
 
     fn sum_bare_rows(

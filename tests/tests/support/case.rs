@@ -209,3 +209,35 @@ pub fn any_case(seed: u64) -> Case {
         absent: None,
     }
 }
+
+/// Few tokens in rows of several parts, on one node, in formats whose rows then go bare; many rounds.
+pub fn bare_case(seed: u64) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let ranks = dice.pick(&[2, 3, 4]);
+    let experts = ranks * (1 + dice.below(3));
+    let tokens = (0..6)
+        .map(|_| (0..ranks).map(|_| dice.pick(&[0, 1, 1, 2, 5])).collect())
+        .collect();
+    let format = dice.pick(&[
+        TokenFormat::Bf16,
+        TokenFormat::BlockwiseFp8,
+        TokenFormat::Mxfp8(ScaleLayout::Tiled),
+        TokenFormat::Mxfp8(ScaleLayout::RowMajor),
+    ]);
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts,
+        top_k: (1 + dice.below(4)).min(experts),
+        // More than 512 bytes.
+        hidden: match format {
+            TokenFormat::Bf16 => 8 * dice.pick(&[33, 65, 161]),
+            _ => 128 * dice.pick(&[5, 9, 17]),
+        },
+        format,
+        tokens,
+        synchronize: false,
+        ..case
+    }
+}
