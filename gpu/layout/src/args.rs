@@ -88,7 +88,6 @@ pub trait Arguments: Copy {
             Table::Ordinals => workspace + tables.ordinals,
             Table::ChunkCounts => workspace + tables.chunk_counts,
             Table::Routes => workspace + tables.routes,
-            Table::Bases => workspace + tables.bases,
             Table::RowMap => workspace + tables.row_map,
             _ => self.user_table(table),
         }
@@ -309,7 +308,7 @@ const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs
 const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
-    assert!(core::mem::offset_of!(Common, tables) == 72 + 24 * 8);
+    assert!(core::mem::offset_of!(Common, tables) == 72 + 25 * 8);
     assert!(size_of::<Common>() == 312);
     assert!(core::mem::offset_of!(DispatchArgs, x) == 312);
     assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 312);

@@ -68,6 +68,7 @@ pub const fn received(word: u32) -> u32 {
 /// |---|---|---|---|
 /// | counts | [`Tagged`](crate::Tagged) entries for an expert; at index `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
 /// | presence | [`Tagged`](crate::Tagged) bits of 32 tokens: which come here | `[source, token / 32]` | every source, as far as its tokens go |
+/// | starts | [`Tagged`](crate::Tagged) first row of a source's entries for an expert | `[source, local expert]` | the owner, every round |
 /// | dispatch flags | epoch: the part is complete | `[source, token × part]` | the source |
 /// | consumed | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
 /// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
@@ -82,6 +83,7 @@ pub const fn received(word: u32) -> u32 {
 pub struct Window {
     counts: u64,
     presence: u64,
+    starts: u64,
     dispatch_flags: u64,
     consumed: u64,
     combine_flags: u64,
@@ -149,6 +151,7 @@ impl Window {
         let mut cursor = Cursor(0);
         let counts = cursor.take(ranks * counts_stride, 8);
         let presence = cursor.take(ranks * presence_stride, 8);
+        let starts = cursor.take(shape.experts as u64, 8);
         let dispatch_flags = cursor.take(ranks * max_units, 8);
         let consumed = cursor.take(ranks, 8);
         let combine_flags = cursor.take(max_units * slots, 8);
@@ -165,6 +168,7 @@ impl Window {
         Self {
             counts,
             presence,
+            starts,
             dispatch_flags,
             consumed,
             combine_flags,
@@ -203,6 +207,12 @@ impl Window {
     /// Which of tokens `32 * word ..` of `source` come here.
     pub const fn presence(&self, source: Rank, word: u32) -> Signal {
         Signal(self.presence + 8 * (source.0 as u64 * self.presence_stride + word as u64))
+    }
+
+    /// The output row of the first of `source`'s entries for `local_expert`.
+    pub const fn start(&self, source: Rank, local_expert: u32) -> Signal {
+        let local_experts = self.counts_stride - 1;
+        Signal(self.starts + 8 * (source.0 as u64 * local_experts + local_expert as u64))
     }
 
     /// A part of a dispatch row of `source` is complete. `unit` is `token * parts + part`; which

@@ -69,9 +69,6 @@ pub enum Table {
     ChunkCounts,
     /// `[token, K]` the expert ids of this round's tokens, kept for combine.
     Routes,
-    /// `[local expert, source]` first row of a source's entries for an expert, counted from the
-    /// expert's first row.
-    Bases,
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,
 }
@@ -93,8 +90,6 @@ pub struct Workspace {
     pub chunk_counts: u64,
     /// Start of [`Table::Routes`].
     pub routes: u64,
-    /// Start of [`Table::Bases`].
-    pub bases: u64,
     /// Start of [`Table::RowMap`].
     pub row_map: u64,
     /// Bytes of the whole workspace.
@@ -109,14 +104,12 @@ impl Workspace {
         let chunk_counts = next(ordinals, entries);
         let chunks = entries.div_ceil(CHUNK_ENTRIES as u64);
         let routes = next(chunk_counts, chunks * shape.experts as u64);
-        let bases = next(routes, entries);
-        let row_map = next(bases, shape.experts as u64);
+        let row_map = next(routes, entries);
         let bytes = next(row_map, shape.ranks as u64 * entries);
         Self {
             ordinals,
             chunk_counts,
             routes,
-            bases,
             row_map,
             bytes,
         }

@@ -130,28 +130,25 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
             let expert = (first + lane).min(experts - 1);
             machine.load_tagged(window.count(Rank(source.min(ranks - 1)), expert))
         };
-        // A wait that is not over yet leaves wrong sums behind, which the next look replaces.
-        let totals = launch.wait_lanes(
+        let counted = launch.wait_lanes(
             |lane| {
-                let expert = (first + lane).min(experts - 1);
                 let (mut total, mut source, mut missing) = (0, 0, false);
+                let mut last = [0; DEPTH as usize];
                 while source < ranks {
                     let words: [Tagged; DEPTH as usize] =
                         core::array::from_fn(|step| word(lane, source + step as u32));
                     // Written as an array so that it is unrolled, and the words stay in registers.
                     core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
-                        let source = source + step as u32;
-                        if source < ranks {
-                            let base = expert as u64 * ranks as u64 + source as u64;
-                            machine.write(Table::Bases, base, total);
+                        if source + (step as u32) < ranks {
                             let count = words[step].value(*epoch);
                             missing |= count.is_none();
-                            total += count.unwrap_or(0);
+                            last[step] = count.unwrap_or(0);
+                            total += last[step];
                         }
                     });
                     source += DEPTH;
                 }
-                (!missing).then_some(total)
+                (!missing).then_some((total, last))
             },
             |lane| {
                 let missing = |&source: &u32| word(lane, source).value(*epoch).is_none();
@@ -164,8 +161,10 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
                 }
             },
         )?;
-        let padded = machine.lanes(|lane| match machine.own(totals, lane) {
-            Some(total) if first + lane < experts => total.next_multiple_of(shape.row_alignment()),
+        let padded = machine.lanes(|lane| match machine.own(counted, lane) {
+            Some((total, _)) if first + lane < experts => {
+                total.next_multiple_of(shape.row_alignment())
+            }
             _ => 0,
         });
         let (starts, total) = machine.exclusive_sum(padded);
@@ -173,6 +172,28 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
             let expert = first + lane;
             if expert < experts {
                 let start = rows + machine.own(starts, lane);
+                // Those of few sources are still at hand.
+                let last = machine
+                    .own(counted, lane)
+                    .map_or([0; DEPTH as usize], |(_, last)| last);
+                let (mut at, mut source) = (start, 0);
+                while source < ranks {
+                    let counts = match ranks <= DEPTH {
+                        true => last,
+                        false => {
+                            core::array::from_fn(|step| word(lane, source + step as u32).0 as u32)
+                        }
+                    };
+                    core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
+                        let source = Rank(source + step as u32);
+                        if source.0 < ranks {
+                            let value = Tagged::new(*epoch, at).0;
+                            machine.signal(common.rank(), window.start(source, expert), value);
+                            at += counts[step];
+                        }
+                    });
+                    source += DEPTH;
+                }
                 machine.write(Table::RowOffsets, expert as u64, start);
                 machine.write(Table::ExpertIds, expert as u64, expert);
             }
@@ -252,7 +273,7 @@ fn receive_batch<M: Machine>(
         window.dispatch_flag(source, unit(lane, parts).flag())
     });
     let mut left = coming;
-    if left != 0 {
+    if left != 0 && is_tiled(shape) {
         wait_for_offsets(launch)?;
     }
     while left != 0 {
@@ -293,7 +314,7 @@ fn receive_unit<M: Machine>(
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let Some(places) = place_unit(launch, args, unit) else {
+    let Some(places) = place_unit(launch, args, unit)? else {
         return launch.give_up_on(Awaited {
             peer: unit.source,
             region: Region::DispatchRow,
@@ -314,6 +335,8 @@ fn receive_unit<M: Machine>(
         ..
     } = unit;
     if outside != 0 {
+        // If the outputs are too small, it is said there.
+        wait_for_offsets(launch)?;
         let first = outside.trailing_zeros();
         return refuse_row(launch, args, (source, token), positions, first);
     }
@@ -338,34 +361,38 @@ fn receive_unit<M: Machine>(
 }
 
 /// Puts payload and scales of a unit into their places, if they are inside the outputs. `None` where this
-/// launch should give up.
+/// launch should give up on its source.
 #[inline(always)]
 fn place_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     unit: Unit,
-) -> Option<Places<M::Lanes<u32>>> {
+) -> Result<Option<Places<M::Lanes<u32>>>, Stopped> {
     let Launch {
         machine, common, ..
     } = launch;
     let from = unit.place(common);
     let ahead = scales::read_ahead(launch, from);
-    let mut found = None;
+    let mut found = Ok(None);
     let is_copied = machine.copy_row(from.span, from.of(common.rank()), || {
-        let places = find_places(launch, args, (unit, from))?;
-        found = Some(places);
+        found = find_places(launch, args, (unit, from));
+        let places = found.ok()??;
         let targets = if places.outside == 0 { places.here } else { 0 };
         let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
         Some((targets as u64, to))
     });
-    let places = found.filter(|_| is_copied)?;
+    let Some(places) = found?.filter(|_| is_copied) else {
+        return Ok(None);
+    };
     if places.outside == 0 {
-        scales::place(launch, args, (from, ahead), places)?;
+        if scales::place(launch, args, (from, ahead), places).is_none() {
+            return Ok(None);
+        }
         if unit.part == 0 {
             scales::place_row_scale(launch, from.row, places);
         }
     }
-    Some(places)
+    Ok(Some(places))
 }
 
 /// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
@@ -437,36 +464,47 @@ pub struct Places<L: Copy> {
     pub outside: u32,
 }
 
-/// Reads a row's header and works out its places. After the offsets.
+/// Reads a row's header and works out its places, once the starts of its experts' rows are known. `None` as
+/// for [`place_unit`].
 #[inline(always)]
 fn find_places<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     (unit, from): (Unit, Place),
-) -> Option<Places<M::Lanes<u32>>> {
+) -> Result<Option<Places<M::Lanes<u32>>>, Stopped> {
     let Launch {
-        machine, common, ..
+        machine,
+        common,
+        epoch,
+        ..
     } = launch;
     let shape = &common.shape;
     let source = unit.source;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank * experts;
-    let entries = read_header(launch, (unit, from))?;
+    let Some(entries) = read_header(launch, (unit, from)) else {
+        return Ok(None);
+    };
+    // Lanes of foreign experts read of some expert rather than branch.
+    let local = |lane| machine.own(entries, lane).expert.wrapping_sub(first_expert);
+    let read = || {
+        machine.lanes(|lane| {
+            let expert = local(lane).min(experts - 1);
+            machine.load_tagged(common.window.start(source, expert))
+        })
+    };
+    let is_missing = |word: Tagged| word.value(*epoch).is_none();
+    let Some(starts) = wait_for(*machine, read(), read, is_missing) else {
+        // Who computes them says what is missing.
+        wait_for_offsets(launch)?;
+        return launch.stop();
+    };
     let places = machine.lanes(|lane| {
-        let Entry {
-            expert, ordinal, ..
-        } = machine.own(entries, lane);
-        // Lanes of foreign experts read of some expert rather than branch.
-        let local = expert.wrapping_sub(first_expert);
-        let some = local.min(experts - 1);
-        let base = machine.read(
-            Table::Bases,
-            some as u64 * shape.ranks as u64 + source.0 as u64,
-        );
-        let start = machine.read(Table::RowOffsets, some as u64);
-        let scale = scales::first_word(launch, (some, start), base.wrapping_add(ordinal));
+        let start = machine.own(starts, lane).0 as u32;
+        let position = start.wrapping_add(machine.own(entries, lane).ordinal);
+        let local = local(lane);
         match lane < top_k && local < experts {
-            true => (start.wrapping_add(base).wrapping_add(ordinal), scale),
+            true => (position, scales::first_word(launch, local, position)),
             false => (NOT_ROUTED, 0),
         }
     });
@@ -475,12 +513,12 @@ fn find_places<M: Machine>(
     let outside = machine.ballot(machine.lanes(|lane| {
         here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
     }));
-    Some(Places {
+    Ok(Some(Places {
         positions,
         scales: machine.lanes(|lane| machine.own(places, lane).1),
         here,
         outside,
-    })
+    }))
 }
 
 /// Reports a row position that lies outside the outputs.

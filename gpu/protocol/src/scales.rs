@@ -21,16 +21,18 @@ pub fn is_tiled(shape: &Shape) -> bool {
     shape.format().scale_layout() == Some(ScaleLayout::Tiled)
 }
 
-/// The first word of the scales of row `row` of a local expert that starts at output row `start`.
-/// For one lane.
+/// The first word of the scales of an output row, which is one of a local expert's. For one lane; where
+/// scales are tiled, after the offsets.
 #[inline(always)]
-pub fn first_word<M: Machine>(launch: &Launch<M>, (expert, start): (u32, u32), row: u32) -> u32 {
+pub fn first_word<M: Machine>(launch: &Launch<M>, expert: u32, position: u32) -> u32 {
     let shape = &launch.common.shape;
     match shape.format().scale_layout() {
-        None => start.wrapping_add(row),
-        Some(ScaleLayout::RowMajor) => start.wrapping_add(row).wrapping_mul(shape.scale_words()),
+        None => position,
+        Some(ScaleLayout::RowMajor) => position.wrapping_mul(shape.scale_words()),
         Some(ScaleLayout::Tiled) => {
+            let start = launch.machine.read(Table::RowOffsets, expert as u64);
             let offset = launch.machine.read(Table::ScalesOffsets, expert as u64);
+            let row = position.wrapping_sub(start);
             let block = scale_layout::first_block(start, offset)
                 .wrapping_add(row / scale_layout::BLOCK_ROWS);
             first_word_of_block(shape, block) + scale_layout::offset_in_block(row, 0) / 4
