@@ -2,6 +2,10 @@
 //!
 //! One warp turns the counts into row offsets while payload is still in flight; all warps then
 //! wait for rows, each for its own, and copy them to their final places as they come.
+//!
+//! One warp alone reads a part of a bare row, with a header of its own, and makes each word absent again
+//! once it has it. All are absent again when the launch ends, hence before this rank says in combine that it
+//! has consumed them, and before a peer writes there again.
 
 use ferry_layout::{
     Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table,

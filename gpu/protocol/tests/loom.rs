@@ -246,12 +246,16 @@ fn last_out_model(weak: Weak) {
             for epoch in (1..=ROUNDS).map(Epoch) {
                 wait(|| warp.load(Counter::Finished) + 1 == epoch.0);
                 memory.rows[part].store(epoch.0, Ordering::Relaxed);
-                if gather::last_out(&warp, Counter::Exits, 2) {
+                let mut is_last = false;
+                gather::pass(&warp, Counter::Exits, 2, || {
                     memory.rows.iter().for_each(|row| read(row, epoch.0));
                     assert_eq!(warp.load(Counter::Finished), epoch.0 - 1);
+                    is_last = true;
+                });
+                // The next launch of a stream starts when this one has ended, the counter set back.
+                if is_last {
                     warp.store(Counter::Finished, epoch.0);
                 }
-                // The next launch of a stream starts when this one has ended.
                 wait(|| warp.load(Counter::Finished) >= epoch.0);
             }
         }

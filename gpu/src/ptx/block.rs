@@ -47,11 +47,13 @@ const _: () = assert!(
 pub struct SetUp {
     /// The windows of `ranks` peers.
     pub peers: u64,
+    /// How many there are.
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
-    /// `ids_count` of the router's ids, at most [`FEW_ENTRIES`].
+    /// The router's ids.
     pub ids: u64,
+    /// How many they are, at most [`FEW_ENTRIES`].
     pub ids_count: u32,
     /// Experts of the group.
     pub experts: u32,
