@@ -350,7 +350,9 @@ mod tests {
             // A header has 16 bytes for each expert; both rows are whole cache lines.
             let near = ranks * tokens * (row + 128) + tokens * 8 * row;
             let staged = tokens * (row + 128) + ranks * tokens * row;
-            let rows = near + if ranks > p2p_world_size { staged } else { 0 };
+            // On one node, rows of 1024 tokens of all ranks can go bare, with a header for each of 16 parts.
+            let bare = 1024 * (row + 16 * 128) + 1024 / ranks * 8 * row;
+            let rows = near + if ranks > p2p_world_size { staged } else { bare };
             let counts = ranks * (256 / ranks + 1);
             let words = [counts, ranks * 128, ranks * tokens, ranks, tokens * 8];
             let signals: usize = words.iter().map(|n| (8 * n).next_multiple_of(128)).sum();
