@@ -226,6 +226,7 @@ fn a_communicator_begins_and_ends_in_order() {
         "alloc_windows",
         "fill 0",
         "fill 0",
+        "fill 255",
         "upload",
         "all_gather",
     ];
