@@ -22,6 +22,8 @@ pub mod probe;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
 #[cfg(target_arch = "nvptx64")]
+mod rows;
+#[cfg(target_arch = "nvptx64")]
 pub mod shmem;
 #[cfg(target_arch = "nvptx64")]
 pub mod silu;

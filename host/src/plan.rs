@@ -351,11 +351,12 @@ mod tests {
             // A header has 16 bytes for each expert; both rows are whole cache lines.
             let near = ranks * tokens * (row + 128) + tokens * 8 * row;
             let staged = tokens * (row + 128) + ranks * tokens * row;
-            // Rows of so few tokens are moved in two parts or more, and come back bare.
-            let bare = 2048 / (2 * ranks) * 8 * row;
+            // On one node, rows of 1024 tokens of all ranks can be dispatched bare, with a header for each of 16
+            // parts, and rows of 2048 be combined so.
+            let bare = 1024 * (row + 16 * 128) + 2048 / ranks * 8 * row;
             let rows = near + if ranks > p2p_world_size { staged } else { bare };
             let counts = ranks * (256 / ranks + 1);
-            let words = [counts, ranks * 128, ranks * tokens, ranks, tokens * 8];
+            let words = [counts, ranks * 128, 256, ranks * tokens, ranks, tokens * 8];
             let signals: usize = words.iter().map(|n| (8 * n).next_multiple_of(128)).sum();
             assert_eq!(
                 plan.window_bytes(),

@@ -90,6 +90,12 @@ fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
             ranks * TOKENS / 32,
         ),
         region(
+            "starts",
+            window.start(first, 0).bytes(),
+            window.start(last, (EXPERTS / ranks) as u32 - 1).bytes(),
+            EXPERTS,
+        ),
+        region(
             "dispatch flags",
             window.dispatch_flag(first, 0).bytes(),
             window.dispatch_flag(last, token).bytes(),
@@ -184,10 +190,13 @@ fn bare_rows(shape: &Shape, window: &Window) -> Vec<Region> {
         });
     }
     if shape.combine_mode == 0 {
+        // Whether they are cut or not: there is about a warp for each.
+        let tokens = 2048 / ranks;
+        let last = window.bare_combine_row(tokens as u32 - 1, TOP_K as u32 - 1);
         rows.push(Region {
             name: "bare combine rows",
             start: window.bare_combine_row(0, 0).bytes(),
-            last: window.bare_combine_row(token, TOP_K as u32 - 1).bytes(),
+            last: last.bytes(),
             items: tokens * TOP_K,
             each: 2 * HIDDEN,
         });
@@ -229,7 +238,6 @@ fn a_workspace_is_its_tables_one_after_another() {
                 entries / 256 * EXPERTS,
             ),
             ("routes", workspace.routes, entries),
-            ("bases", workspace.bases, EXPERTS),
             (
                 "row map",
                 workspace.row_map,

@@ -85,6 +85,11 @@ fn signals<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
             Box::new(move |i, j| of_signal(window.presence(rank(i), j as u32))),
         ),
         kind(
+            "start",
+            [ranks, u64::from(shape.local_experts())],
+            Box::new(move |i, j| of_signal(window.start(rank(i), j as u32))),
+        ),
+        kind(
             "dispatch_flag",
             [ranks, shape.max_units()],
             Box::new(move |i, j| of_signal(window.dispatch_flag(rank(i), j as u32))),
@@ -160,7 +165,8 @@ fn bare_rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
             at: Box::new(move |i, j| of_row(window.bare_dispatch_row(Rank(i as u32), j as u32))),
         });
     }
-    if shape.combines_bare(2) {
+    let tokens = u64::from(shape.max_bare_tokens());
+    if tokens > 0 {
         kinds.push(Kind {
             name: "bare_combine_row",
             bytes: u64::from(shape.combine_row_bytes()),
@@ -353,7 +359,6 @@ proptest! {
             table("ordinals", workspace.ordinals, entries),
             table("chunk counts", workspace.chunk_counts, chunks * u64::from(shape.experts)),
             table("routes", workspace.routes, entries),
-            table("bases", workspace.bases, u64::from(shape.experts)),
             table("row map", workspace.row_map, u64::from(shape.ranks) * entries),
         ];
         for (bytes, name) in &tables {

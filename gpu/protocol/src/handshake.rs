@@ -5,7 +5,8 @@
 //! only when it has heard that from every rank ([`has_consumed`]). So when a round's dispatch
 //! starts writing into a peer's window, the peer has finished reading the round before; and when
 //! its combine starts writing into the peer's combine rows, the peer has sent counts of this
-//! round, hence ended the combine before.
+//! round, hence ended the combine before. Bare rows are made absent again by whoever reads them, before the
+//! launch ends: those of dispatch before this rank says consumed, those of combine before it sends counts.
 //! Every rank takes part in every round, also with no tokens.
 
 use ferry_layout::{Epoch, Rank, Signal};

@@ -2,6 +2,10 @@
 //!
 //! One warp turns the counts into row offsets while payload is still in flight; all warps then
 //! wait for rows, each for its own, and copy them to their final places as they come.
+//!
+//! One warp alone reads a part of a bare row, with a header of its own, and makes each word absent again
+//! once it has it. All are absent again when the launch ends, hence before this rank says in combine that it
+//! has consumed them, and before a peer writes there again.
 
 use ferry_layout::{
     Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table,
@@ -314,19 +318,12 @@ fn receive_unit<M: Machine>(
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let Some(places) = place_unit(launch, args, unit)? else {
-        return launch.give_up_on(Awaited {
-            peer: unit.source,
-            region: Region::DispatchRow,
-            index: unit.token as u64,
-            saw: 0,
-        });
+    let placed = place_unit(launch, args, unit);
+    let Some(places) = placed.filter(|places| places.outside == 0) else {
+        return refuse_unit(launch, args, unit, placed);
     };
     let Places {
-        positions,
-        here,
-        outside,
-        ..
+        positions, here, ..
     } = places;
     let Unit {
         source,
@@ -334,12 +331,6 @@ fn receive_unit<M: Machine>(
         part,
         ..
     } = unit;
-    if outside != 0 {
-        // If the outputs are too small, it is said there.
-        wait_for_offsets(launch)?;
-        let first = outside.trailing_zeros();
-        return refuse_row(launch, args, (source, token), positions, first);
-    }
     if part != 0 {
         return Ok(());
     }
@@ -367,32 +358,28 @@ fn place_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     unit: Unit,
-) -> Result<Option<Places<M::Lanes<u32>>>, Stopped> {
+) -> Option<Places<M::Lanes<u32>>> {
     let Launch {
         machine, common, ..
     } = launch;
     let from = unit.place(common);
     let ahead = scales::read_ahead(launch, from);
-    let mut found = Ok(None);
+    let mut found = None;
     let is_copied = machine.copy_row(from.span, from.of(common.rank()), || {
-        found = find_places(launch, args, (unit, from));
-        let places = found.ok()??;
+        let places = find_places(launch, args, (unit, from))?;
+        found = Some(places);
         let targets = if places.outside == 0 { places.here } else { 0 };
         let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
         Some((targets as u64, to))
     });
-    let Some(places) = found?.filter(|_| is_copied) else {
-        return Ok(None);
-    };
+    let places = found.filter(|_| is_copied)?;
     if places.outside == 0 {
-        if scales::place(launch, args, (from, ahead), places).is_none() {
-            return Ok(None);
-        }
+        scales::place(launch, args, (from, ahead), places)?;
         if unit.part == 0 {
             scales::place_row_scale(launch, from.row, places);
         }
     }
-    Ok(Some(places))
+    Some(places)
 }
 
 /// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
@@ -471,7 +458,7 @@ fn find_places<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     (unit, from): (Unit, Place),
-) -> Result<Option<Places<M::Lanes<u32>>>, Stopped> {
+) -> Option<Places<M::Lanes<u32>>> {
     let Launch {
         machine,
         common,
@@ -482,9 +469,7 @@ fn find_places<M: Machine>(
     let source = unit.source;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank * experts;
-    let Some(entries) = read_header(launch, (unit, from)) else {
-        return Ok(None);
-    };
+    let entries = read_header(launch, (unit, from))?;
     // Lanes of foreign experts read of some expert rather than branch.
     let local = |lane| machine.own(entries, lane).expert.wrapping_sub(first_expert);
     let read = || {
@@ -494,11 +479,7 @@ fn find_places<M: Machine>(
         })
     };
     let is_missing = |word: Tagged| word.value(*epoch).is_none();
-    let Some(starts) = wait_for(*machine, read(), read, is_missing) else {
-        // Who computes them says what is missing.
-        wait_for_offsets(launch)?;
-        return launch.stop();
-    };
+    let starts = wait_for(*machine, read(), read, is_missing)?;
     let places = machine.lanes(|lane| {
         let start = machine.own(starts, lane).0 as u32;
         let position = start.wrapping_add(machine.own(entries, lane).ordinal);
@@ -513,30 +494,41 @@ fn find_places<M: Machine>(
     let outside = machine.ballot(machine.lanes(|lane| {
         here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
     }));
-    Ok(Some(Places {
+    Some(Places {
         positions,
         scales: machine.lanes(|lane| machine.own(places, lane).1),
         here,
         outside,
-    }))
+    })
 }
 
-/// Reports a row position that lies outside the outputs.
+/// Says why a unit was not put into its places: what it needs did not come, or one of its rows lies outside
+/// the outputs.
 #[inline(always)]
-fn refuse_row<M: Machine>(
+fn refuse_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (source, token): (Rank, u32),
-    positions: M::Lanes<u32>,
-    k: u32,
+    unit: Unit,
+    placed: Option<Places<M::Lanes<u32>>>,
 ) -> Result<(), Stopped> {
-    let saw = launch.machine.broadcast(positions, k) as u64;
+    // If counts are missing, or the outputs are too small, that is said there.
+    wait_for_offsets(launch)?;
+    let Some(places) = placed else {
+        return launch.give_up_on(Awaited {
+            peer: unit.source,
+            region: Region::DispatchRow,
+            index: unit.token as u64,
+            saw: 0,
+        });
+    };
+    let k = places.outside.trailing_zeros();
+    let saw = launch.machine.broadcast(places.positions, k) as u64;
     launch.machine.lanes(|lane| {
         if lane == 0 {
             let fault = Fault {
-                peer: source,
+                peer: unit.source,
                 region: Region::DispatchRow,
-                index: token as u64,
+                index: unit.token as u64,
                 wanted: args.row_capacity,
                 saw,
                 ..launch.fault()

@@ -1,7 +1,9 @@
 //! The sending half of dispatch.
 //!
 //! A row goes out payload first; its header needs the ordinals that the announcing warps work out
-//! meanwhile. Every part of a row is released and flagged by itself.
+//! meanwhile. Every part of a row is released and flagged by itself, but those of bare rows, whose words
+//! tell of themselves: no word is sent as it was before
+//! ([`Machine::encode_row`], [`Machine::copy_row`], [`Entry::sent`]).
 
 use ferry_layout::{
     ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED,

@@ -252,10 +252,10 @@ fn pass_model(weak: Weak) {
                     assert_eq!(warp.load(Counter::Finished), epoch.0 - 1);
                     is_last = true;
                 });
+                // The next launch of a stream starts when this one has ended, the counter set back.
                 if is_last {
                     warp.store(Counter::Finished, epoch.0);
                 }
-                // The next launch of a stream starts when this one has ended.
                 wait(|| warp.load(Counter::Finished) >= epoch.0);
             }
         }

@@ -47,6 +47,7 @@ const _: () = assert!(
 pub struct SetUp {
     /// The windows of `ranks` peers.
     pub peers: u64,
+    /// How many there are.
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],

@@ -25,6 +25,7 @@ mod memory;
 mod network;
 mod scheduler;
 mod silu;
+mod store_buffer;
 mod warp;
 
 use std::sync::mpsc::{Sender, channel};

@@ -14,7 +14,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
-use crate::warp::{StoreBuffer, Warp, run};
+use crate::store_buffer::StoreBuffer;
+use crate::warp::{Warp, run};
 use crate::{Args, Options, SimulatorError};
 
 /// Simulated time that a turn takes.

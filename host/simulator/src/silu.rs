@@ -5,7 +5,8 @@ use ferry_layout::{
 };
 
 use crate::encode::encode;
-use crate::warp::{Polled, Warp};
+use crate::store_buffer::Polled;
+use crate::warp::Warp;
 
 /// The arithmetic of a CPU, to the same bits as a GPU's.
 #[derive(Clone, Copy, Debug)]

@@ -9,38 +9,18 @@ use ferry_layout::{
     Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
-use rand::Rng;
 
 use crate::encode::{encode, largest};
-use crate::memory::{Memory, Outside, rank_of};
+use crate::memory::{Memory, Outside};
 use crate::network::Sent;
 use crate::scheduler::Shared;
+use crate::store_buffer::{Polled, StoreBuffer, Write};
 use crate::{Args, SimulatorError};
 
 /// Largest piece of a row that becomes visible at once, in bytes.
 const PIECE: usize = 1024;
 /// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
 const BARE_PIECE: usize = 404;
-/// Writes that a store buffer holds before it must drain.
-const BUFFERED: usize = 48;
-
-/// A write that is not yet visible.
-struct Write {
-    address: u64,
-    bytes: Vec<u8>,
-    polled: Polled,
-}
-
-/// Who may be waiting for what is written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Polled {
-    /// Nobody.
-    No,
-    /// Its rank: a signal.
-    Signal,
-    /// Its rank: words of a bare row.
-    Bare,
-}
 
 /// Who may be waiting for a row.
 fn polled(row: Row) -> Polled {
@@ -56,107 +36,6 @@ fn all_sent(bytes: &[u8]) -> Vec<u8> {
     words
         .flat_map(|&word| sent(u32::from_le_bytes(word)).to_le_bytes())
         .collect()
-}
-
-/// What a warp wrote and others do not see yet.
-pub struct StoreBuffer {
-    rank: u32,
-    writes: Vec<Write>,
-}
-
-impl StoreBuffer {
-    pub fn new(rank: u32) -> Self {
-        Self {
-            rank,
-            writes: Vec::new(),
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.writes.is_empty()
-    }
-
-    fn push(&mut self, write: Write, shared: &Shared) {
-        if let Err(outside) = shared
-            .memory
-            .borrow()
-            .check_write(write.address, write.bytes.len() as u64)
-        {
-            return shared.report(outside, &format!("rank {}", self.rank));
-        }
-        self.writes.push(write);
-        if self.writes.len() > BUFFERED {
-            self.drain_one(shared);
-        }
-    }
-
-    /// Makes any one write visible; writes to the same place stay in order.
-    pub fn drain_one(&mut self, shared: &Shared) {
-        let chosen = shared.rng.borrow_mut().random_range(0..self.writes.len());
-        let first = (0..chosen)
-            .find(|&earlier| overlap(&self.writes[earlier], &self.writes[chosen]))
-            .unwrap_or(chosen);
-        let write = self.writes.remove(first);
-        self.commit(&write, shared);
-    }
-
-    pub fn drain_all(&mut self, shared: &Shared) {
-        self.drain_if(shared, |_| true);
-    }
-
-    /// Makes visible what concerns the own rank's memory: all that a device-scope release does.
-    fn drain_own(&mut self, shared: &Shared) {
-        let own = Some(self.rank as usize);
-        self.drain_if(shared, |write| rank_of(write.address) == own);
-    }
-
-    /// A warp sees its own writes.
-    fn drain_under(&mut self, address: u64, bytes: u64, shared: &Shared) {
-        let read = address..address + bytes;
-        self.drain_if(shared, |write| {
-            write.address < read.end && read.start < write.address + write.bytes.len() as u64
-        });
-    }
-
-    fn drain_if(&mut self, shared: &Shared, chosen: impl Fn(&Write) -> bool) {
-        if !self.writes.iter().any(&chosen) {
-            return;
-        }
-        let (out, rest) = std::mem::take(&mut self.writes)
-            .into_iter()
-            .partition(chosen);
-        self.writes = rest;
-        let out: Vec<Write> = out;
-        for write in &out {
-            self.commit(write, shared);
-        }
-    }
-
-    fn commit(&self, write: &Write, shared: &Shared) {
-        if let Err(outside) = shared
-            .memory
-            .borrow_mut()
-            .write(write.address, &write.bytes)
-        {
-            shared.report(outside, &format!("rank {}", self.rank));
-        }
-        if write.polled == Polled::Bare
-            && let Some(rank) = rank_of(write.address)
-        {
-            shared.bump(rank as u32);
-        }
-        if write.polled == Polled::Signal {
-            let value = write.bytes.iter().rev();
-            shared.signalled(
-                write.address,
-                value.fold(0, |value, &byte| value << 8 | u64::from(byte)),
-            );
-        }
-    }
-}
-
-fn overlap(a: &Write, b: &Write) -> bool {
-    a.address < b.address + b.bytes.len() as u64 && b.address < a.address + a.bytes.len() as u64
 }
 
 /// What the warps of a block share.

@@ -1,0 +1,224 @@
+//! Rows on their way through a warp's registers: copied, summed, and waited for where they are bare.
+
+use ferry_layout::{ABSENT, Arguments, ByteOffset, Tensor, sent};
+use ferry_protocol::{Machine, Row, Span};
+
+use crate::device::Gpu;
+use crate::ptx::memory::Vector;
+use crate::ptx::thread;
+use crate::strip;
+
+/// Whether nobody writes a row while kernels read it.
+#[inline(always)]
+fn is_constant(row: Row) -> bool {
+    matches!(row, Row::Tensor(Tensor::Input | Tensor::Expert, _))
+}
+
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// [`Machine::copy_row`], `DEPTH` vectors a lane at a time.
+    #[inline(always)]
+    pub fn copy_strips<const DEPTH: usize, To: Fn(u32) -> Row>(
+        &self,
+        span: Span,
+        from: Row,
+        places: impl FnOnce() -> Option<(u64, To)>,
+    ) -> bool {
+        let source = self.row(from);
+        let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
+        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
+        let load = |start: u32| unsafe {
+            match is_constant(from) {
+                true => strip::load::<DEPTH>(source, start, span.end, true),
+                false => strip::load_arriving::<DEPTH>(source, start, span.end),
+            }
+        };
+        let mut start = span.start + self.lane * size_of::<Vector>() as u32;
+        let mut strip = load(start);
+        let Some((targets, to)) = places() else {
+            return false;
+        };
+        let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
+        loop {
+            if let Row::Bare(..) = from {
+                while thread::union((strip::largest_word(&strip) == ABSENT) as u32) != 0 {
+                    if !self.wait_for_last::<DEPTH>(source, start, span.end) {
+                        return false;
+                    }
+                    strip = load(start);
+                }
+                // SAFETY: as above.
+                unsafe { strip::store(source, start, span.end, &[[ABSENT; 4]; DEPTH]) };
+            }
+            if is_input {
+                strip = strip.map(|vector| vector.map(sent));
+            }
+            let mut left = targets;
+            while left != 0 {
+                let target = self.row(to(left.trailing_zeros()));
+                // SAFETY: as above.
+                unsafe {
+                    match is_input {
+                        true => strip::store_polled(target, start, span.end, &strip),
+                        false => strip::store(target, start, span.end, &strip),
+                    }
+                }
+                left &= left - 1;
+            }
+            start += DEPTH as u32 * strip::WARP_BYTES;
+            // The same for all lanes.
+            if start >= lane_end {
+                return true;
+            }
+            strip = load(start);
+        }
+    }
+
+    /// Waits for the last vectors of a strip of a bare row, which are sent last: to look at all of them
+    /// again and again would be in the way of those that come. False where this launch should give up.
+    #[inline(always)]
+    fn wait_for_last<const DEPTH: usize>(&self, row: u64, start: u32, end: u32) -> bool {
+        let strip_start = start - self.lane * size_of::<Vector>() as u32;
+        let vectors = (end - strip_start).div_ceil(strip::WARP_BYTES);
+        let last = start + (vectors.min(DEPTH as u32) - 1) * strip::WARP_BYTES;
+        loop {
+            // Also where it is there: others may never come.
+            if self.expired() {
+                return false;
+            }
+            // SAFETY: the caller's row has `end` bytes.
+            let [vector] = unsafe { strip::load_arriving::<1>(row, last, end) };
+            let is_absent = strip::largest_word(&[vector]) == ABSENT;
+            if thread::union(is_absent as u32) == 0 {
+                return true;
+            }
+        }
+    }
+
+    /// [`Machine::sum_rows`], `DEPTH` vectors a lane at a time.
+    #[inline(always)]
+    pub fn sum_strips<const DEPTH: usize>(
+        &self,
+        span: Span,
+        sources: u32,
+        from: impl Fn(u32) -> (Row, f32),
+        to: Row,
+    ) {
+        // The next row is on its way while this one is added, which takes registers: for sm_80 the
+        // assembler finds too few.
+        let loads_ahead = !matches!(to, Row::Tensor(..)) && cfg!(target_feature = "sm_90");
+        let target = self.row(to);
+        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            let start = strip_start + lane_start;
+            let load = |sources: u32| {
+                if sources == 0 {
+                    return [[0; 4]; DEPTH];
+                }
+                let (row, _) = from(sources.trailing_zeros());
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
+                unsafe { strip::load::<DEPTH>(self.row(row), start, span.end, is_constant(row)) }
+            };
+            let mut sums = [[0f32; 8]; DEPTH];
+            let mut left = sources;
+            let mut ahead = [[0; 4]; DEPTH];
+            if loads_ahead {
+                ahead = load(left);
+            }
+            while left != 0 {
+                let (_, weight) = from(left.trailing_zeros());
+                let mut strip = ahead;
+                if !loads_ahead {
+                    strip = load(left);
+                }
+                left &= left - 1;
+                if loads_ahead {
+                    ahead = load(left);
+                }
+                sums = core::array::from_fn(|i| strip::add(sums[i], strip[i], weight));
+            }
+            let strip = core::array::from_fn(|index| strip::round(&sums[index]));
+            // SAFETY: as above.
+            unsafe { strip::store_polled::<DEPTH>(target, start, span.end, &strip) };
+            strip_start += DEPTH as u32 * strip::WARP_BYTES;
+        }
+    }
+}
+
+/// Bare rows that a warp waits for at a time.
+const BARE_ROWS: u32 = 4;
+/// Vectors of each that a lane has in flight.
+pub const BARE_DEPTH: usize = 2;
+
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// A strip of [`Machine::sum_bare_rows`].
+    #[inline(always)]
+    pub fn sum_bare_strip(
+        &self,
+        (strip_start, end): (u32, u32),
+        sources: u32,
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32> {
+        let start = strip_start + self.lane * size_of::<Vector>() as u32;
+        let own = self.window(self.common().rank());
+        let mut sums = [[0f32; 8]; BARE_DEPTH];
+        let mut first = 0;
+        // The sources are the lowest bits.
+        while sources >> first != 0 {
+            let row = |index: usize| own + from(first + index as u32).bytes();
+            let is_some = |index: usize| sources >> (first + index as u32) & 1 != 0;
+            let end_of = |index: usize| if is_some(index) { end } else { 0 };
+            // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
+            let load = |index: usize| unsafe {
+                strip::load_arriving::<BARE_DEPTH>(row(index), start, end_of(index))
+            };
+            let rows = loop {
+                // Spelled out, so that they stay in registers.
+                let rows = [load(0), load(1), load(2), load(3)];
+                let is_absent =
+                    |index: usize| ((strip::largest_word(&rows[index]) == ABSENT) as u32) << index;
+                let absent = is_absent(0) | is_absent(1) | is_absent(2) | is_absent(3);
+                let absent = thread::union(absent);
+                if absent == 0 {
+                    break rows;
+                }
+                // One vector of one of them, until it is there: to look at all again and again would be
+                // in the way of those that come.
+                let missing = absent.trailing_zeros();
+                loop {
+                    let at = row(missing as usize);
+                    // SAFETY: as above.
+                    let [vector] = unsafe { strip::load_arriving::<1>(at, start, end) };
+                    let is_absent = strip::largest_word(&[vector]) == ABSENT;
+                    if thread::union(is_absent as u32) == 0 {
+                        break;
+                    }
+                    if self.expired() {
+                        return Err(first + missing);
+                    }
+                }
+                // Its other vectors may never come.
+                if self.expired() {
+                    return Err(first + missing);
+                }
+            };
+            let mut take = |index: usize| {
+                if is_some(index) {
+                    sums = core::array::from_fn(|i| strip::add(sums[i], rows[index][i], 1.0));
+                    // SAFETY: as above.
+                    unsafe { strip::store(row(index), start, end, &[[ABSENT; 4]; BARE_DEPTH]) };
+                }
+            };
+            take(0);
+            take(1);
+            take(2);
+            take(3);
+            first += BARE_ROWS;
+        }
+        let sums = core::array::from_fn(|index| strip::round(&sums[index]));
+        // SAFETY: as above.
+        unsafe { strip::store::<BARE_DEPTH>(self.row(to), start, end, &sums) };
+        Ok(())
+    }
+}
