@@ -174,8 +174,13 @@ impl Shape {
     /// Most rows that one rank can receive in a dispatch. A token may list an expert twice, so
     /// the bound is top-k rows a token, and the padding of every expert.
     pub const fn max_rows(&self) -> u64 {
+        self.most_rows(self.max_tokens_per_rank)
+    }
+
+    /// As [`max_rows`](Self::max_rows), where no rank brings more than `tokens`.
+    pub const fn most_rows(&self, tokens: u32) -> u64 {
         let padding = self.local_experts() as u64 * (self.row_alignment() as u64 - 1);
-        self.ranks as u64 * self.max_tokens_per_rank as u64 * self.top_k as u64 + padding
+        self.ranks as u64 * tokens as u64 * self.top_k as u64 + padding
     }
 
     /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own:

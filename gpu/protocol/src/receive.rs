@@ -39,11 +39,14 @@ pub fn receive<M: Machine>(
     if share.index == share.of - 1 {
         machine.store(Counter::Extent, extent.word());
     }
-    if is_tiled(&common.shape) {
+    let shape = &common.shape;
+    // Outputs that may be too small are left alone until that is known.
+    let needs_offsets = is_tiled(shape) || shape.most_rows(extent.tokens) > args.row_capacity;
+    if is_tiled(shape) {
         wait_for_offsets(launch)?;
         scales::clear_unused(launch, share);
     }
-    let mut next = Batch::first(&common.shape, extent, share);
+    let mut next = Batch::first(shape, extent, share);
     while let Some(batch) = next {
         let present = launch.wait_lanes(
             |lane: u32| batch.presence(launch, lane),
@@ -51,6 +54,9 @@ pub fn receive<M: Machine>(
         )?;
         let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
         let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
+        if needs_offsets && coming != 0 {
+            wait_for_offsets(launch)?;
+        }
         receive_batch(launch, args, (batch, parts, coming))?;
         next = batch.next();
     }
@@ -277,9 +283,6 @@ fn receive_batch<M: Machine>(
         window.dispatch_flag(source, unit(lane, parts).flag())
     });
     let mut left = coming;
-    if left != 0 && is_tiled(shape) {
-        wait_for_offsets(launch)?;
-    }
     while left != 0 {
         let arrived = launch.wait_any(
             left,

@@ -88,8 +88,8 @@ pub struct KnownWindow {
     start: u64,
     bytes: u64,
     workspace: u64,
-    /// Rounds that are over there: launches that have ended finished them.
-    ended: u64,
+    /// Rounds that were over when a launch last began or ended.
+    finished: u64,
 }
 
 impl Shared {
@@ -129,11 +129,25 @@ impl Shared {
         };
         // A word with a value carries its round in the upper half.
         let round = if value >> 32 == 0 { value } else { value >> 32 };
-        if round <= window.ended {
+        if round <= window.finished {
             let (seed, rank) = (self.seed, window.rank);
             let error = SimulatorError::LateSignal { seed, rank, round };
             self.violation.borrow_mut().get_or_insert(error);
         }
+    }
+
+    /// A launch of `rank` has ended: if it ended a round, nothing of that round may arrive any more.
+    fn launch_ended(&self, rank: u32) {
+        let mut windows = self.windows.borrow_mut();
+        for window in windows.iter_mut().filter(|window| window.rank == rank) {
+            window.finished = self.finished(window.workspace);
+        }
+    }
+
+    /// The rounds that a rank has finished.
+    fn finished(&self, workspace: u64) -> u64 {
+        let counter = workspace + Counter::Finished.bytes();
+        self.memory.borrow().read_u64(counter).unwrap_or(0)
     }
 
     /// Wakes whoever polls on `rank`.
@@ -146,17 +160,6 @@ impl Shared {
     /// The version of a rank's memory.
     pub fn version(&self, rank: u32) -> u64 {
         self.versions[rank as usize].get()
-    }
-
-    /// A rank's last warp has ended.
-    fn launch_ended(&self, rank: u32) {
-        let of_rank = |window: &&mut KnownWindow| window.rank == rank;
-        for window in self.windows.borrow_mut().iter_mut().filter(of_rank) {
-            let finished = window.workspace + Counter::Finished.bytes();
-            if let Ok(finished) = self.memory.borrow().read_u64(finished) {
-                window.ended = finished;
-            }
-        }
     }
 
     fn bump_all(&self) {
@@ -188,6 +191,8 @@ pub struct World {
     waiting: Vec<(u32, Reply<()>)>,
     stacks: Vec<DefaultStack>,
     steps: u64,
+    /// The sum of all versions when every idle warp was last woken.
+    woken_at: u64,
 }
 
 impl World {
@@ -211,6 +216,7 @@ impl World {
             waiting: Vec::new(),
             stacks: Vec::new(),
             steps: 0,
+            woken_at: 0,
             options,
         }
     }
@@ -395,14 +401,26 @@ impl World {
             _ => {
                 let stalled = self.running.iter_mut().filter(|w| w.stalled_until > 0);
                 let steps = self.steps;
-                return stalled.fold(false, |any, w| {
+                let any_stalled = stalled.fold(false, |any, w| {
                     let was = w.stalled_until > steps;
                     w.stalled_until = 0;
                     any | was
                 });
+                return any_stalled || self.wake_idle();
             }
         }
         true
+    }
+
+    /// Wakes every warp, once after each change: one may have read what it polls before a change, and have
+    /// found out afterwards that it must wait. False if nothing has changed.
+    fn wake_idle(&mut self) -> bool {
+        let now = self.shared.versions.iter().map(Cell::get).sum();
+        let has_changed = now != std::mem::replace(&mut self.woken_at, now);
+        if has_changed {
+            self.running.iter().for_each(|warp| warp.idle_at.set(None));
+        }
+        has_changed
     }
 
     fn drain(&mut self, full: &[usize]) {
@@ -475,13 +493,12 @@ impl World {
         let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
         let own = common.peers + 8 * u64::from(rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
-            let finished = common.workspace + Counter::Finished.bytes();
             let known = KnownWindow {
                 rank,
                 start,
                 bytes: common.window.bytes,
                 workspace: common.workspace,
-                ended: self.shared.memory.borrow().read_u64(finished).unwrap_or(0),
+                finished: self.shared.finished(common.workspace),
             };
             // Memory that was freed may have become another window.
             let mut windows = self.shared.windows.borrow_mut();
