@@ -22,13 +22,13 @@ pub trait Arithmetic: Copy {
         if value < limit { limit } else { value }
     }
 
-    /// [`multiply_add`](Self::multiply_add), then [`saturated`].
+    /// [`multiply_add`](Self::multiply_add), then brought between 0 and 1; a NaN gives 0.
     #[inline(always)]
     fn saturated_multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
         saturated(self.multiply_add(a, b, c))
     }
 
-    /// `a - |b|`, then [`saturated`].
+    /// `a - |b|`, then brought between 0 and 1; a NaN gives 0.
     #[inline(always)]
     fn saturated_rest(self, a: f32, b: f32) -> f32 {
         saturated(a - b.abs())

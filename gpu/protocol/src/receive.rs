@@ -186,24 +186,10 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
                 let last = machine
                     .own(counted, lane)
                     .map_or([0; DEPTH as usize], |(_, last)| last);
-                let (mut at, mut source) = (start, 0);
-                while source < ranks {
-                    let counts = match ranks <= DEPTH {
-                        true => last,
-                        false => {
-                            core::array::from_fn(|step| word(lane, source + step as u32).0 as u32)
-                        }
-                    };
-                    core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
-                        let source = Rank(source + step as u32);
-                        if source.0 < ranks {
-                            let value = Tagged::new(*epoch, at).0;
-                            machine.signal(common.rank(), window.start(source, expert), value);
-                            at += counts[step];
-                        }
-                    });
-                    source += DEPTH;
-                }
+                publish_starts(launch, (expert, start), |source| match ranks <= DEPTH {
+                    true => last,
+                    false => core::array::from_fn(|step| word(lane, source + step as u32).0 as u32),
+                });
                 machine.write(Table::RowOffsets, expert as u64, start);
                 machine.write(Table::ExpertIds, expert as u64, expert);
             }
@@ -237,6 +223,36 @@ fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Resul
     }
     machine.store(Counter::OffsetsReady, epoch.0);
     Ok(())
+}
+
+/// Says for each source where its rows of a local expert begin, whose first row is `start`. `counts` gives
+/// how many come from a source and those after it. For one lane.
+#[inline(always)]
+fn publish_starts<M: Machine>(
+    launch: &Launch<M>,
+    (expert, start): (u32, u32),
+    counts: impl Fn(u32) -> [u32; DEPTH as usize],
+) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let ranks = common.shape.ranks;
+    let (mut at, mut source) = (start, 0);
+    while source < ranks {
+        let counts = counts(source);
+        core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
+            let source = Rank(source + step as u32);
+            if source.0 < ranks {
+                let value = Tagged::new(*epoch, at).0;
+                machine.signal(common.rank(), common.window.start(source, expert), value);
+                at += counts[step];
+            }
+        });
+        source += DEPTH;
+    }
 }
 
 /// Stops if the outputs hold fewer rows (or blocks of them) than `needed`.

@@ -9,6 +9,7 @@ use ferry::{Config, Error, ExpertParallel, Plan, Stream, Unfinished};
 use super::inputs::{Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::Traffic;
+use crate::formats::Capacity;
 
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
@@ -86,12 +87,23 @@ impl RankBench<'_> {
     }
 }
 
+/// Up to so many tokens outputs hold what any routing can bring, as in a captured graph; above, that would
+/// be gigabytes, and they hold what the problems bring.
+const ANY_ROUTING_TOKENS: usize = 1024;
+
 impl<'a> Bench<'a> {
     /// Makes communicators and outputs. Collective, as all calls below that time or close.
     pub fn new(rig: &'a Rig<'a>, inputs: &'a Inputs, config: Config) -> Result<Self> {
         let (format, tokens) = (config.format, config.max_tokens_per_rank);
         let plan = Plan::new(&rig.group, config)?;
-        let capacity = inputs.capacity(tokens, format);
+        let capacity = match tokens <= ANY_ROUTING_TOKENS {
+            true => Capacity {
+                // The transposed scales want rows of 16 bytes.
+                rows: plan.max_rows().next_multiple_of(16),
+                blocks: plan.max_scale_blocks(),
+            },
+            false => inputs.capacity(tokens, format),
+        };
         let mut ranks = Vec::new();
         let eps = ExpertParallel::new(&rig.group, &plan)?.into_iter();
         for (local, (ep, gpu)) in eps.zip(&rig.gpus).enumerate() {
