@@ -1,9 +1,8 @@
 //! The embedded PTX for one shape: what kernels would load from their parameter, and is the same in every
 //! launch of a communicator, is written into them. The driver's compiler then drops what other shapes and
 //! formats need, and divides by constants. Shorter code is faster code: with few tokens a launch runs most
-//! of it once, and fetching it takes longer than running it.
+//! of it once, and has to fetch it.
 
-use std::fmt::Write;
 use std::mem::offset_of;
 
 use bytemuck::Zeroable;
@@ -77,9 +76,7 @@ fn constant(line: &str, common: &Common) -> Option<String> {
         .iter()
         .rev()
         .fold(0, |value, &byte| value << 8 | u64::from(byte));
-    let mut text = String::new();
-    write!(text, "\tmov.{width} \t{register}, {value};").ok()?;
-    Some(text)
+    Some(format!("\tmov.{width} \t{register}, {value};"))
 }
 
 #[cfg(test)]

@@ -48,6 +48,17 @@ pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// A folder for the loader's path in which the stub is the driver: programs that need one start, and each of
+/// its functions fails.
+pub(crate) fn loaded_from(places: &Places) -> Result<PathBuf> {
+    let folder = folder(places)?;
+    let loaded = folder.join("loaded");
+    let shell = Shell::new()?;
+    shell.create_dir(&loaded)?;
+    shell.copy_file(folder.join("lib64/libcuda.so"), loaded.join("libcuda.so.1"))?;
+    Ok(loaded)
+}
+
 /// Where cargo keeps the source of [`BINDINGS`].
 fn bindings_folder(root: &Path) -> Result<PathBuf> {
     let shell = Shell::new()?;

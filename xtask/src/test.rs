@@ -1,12 +1,17 @@
 //! `cargo xtask test` on a machine without GPUs: all tests, and the kernels' digest.
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::Places;
 use crate::build_ptx::{self, Mode};
+use crate::{Places, cuda_stub};
+
+/// Where the loader of programs looks first.
+const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,10 +60,11 @@ impl Tally {
 /// Runs everything and ends with one line that counts it.
 pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     let mut tally = Tally::default();
-    let tests = run_cargo_test(places, &mut tally);
+    let tests = run_cargo_test(places, &["--workspace"], &[], &mut tally);
+    let with_driver = run_driver_tests(places, &mut tally);
     let kernels = build_ptx::run(places, None, Mode::Check);
     tally.add_outcome(&kernels);
-    for error in [&tests, &kernels]
+    for error in [&tests, &with_driver, &kernels]
         .into_iter()
         .filter_map(|outcome| outcome.as_ref().err())
     {
@@ -66,7 +72,7 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     }
     println!("tests on GPUs were not run: `cargo xtask test --gpus N` runs them");
     println!("{}", tally.summary());
-    let all_passed = tests.is_ok() && kernels.is_ok();
+    let all_passed = tests.is_ok() && with_driver.is_ok() && kernels.is_ok();
     Ok(if all_passed {
         ExitCode::SUCCESS
     } else {
@@ -74,10 +80,33 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     })
 }
 
+/// Runs the unit tests of what is compiled for GPUs only: with a driver that does nothing.
+fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
+    let mut loaded_from = vec![cuda_stub::loaded_from(places)?];
+    if let Some(paths) = env::var_os(LOADER_PATH) {
+        loaded_from.extend(env::split_paths(&paths));
+    }
+    let variables = [
+        (cuda_stub::VARIABLE, cuda_stub::folder(places)?.into()),
+        (LOADER_PATH, env::join_paths(loaded_from)?),
+    ];
+    let packages = ["--package", "ferry", "--package", "ferry-tests", "--lib"];
+    let features = ["--features", "ferry/cuda,ferry-tests/cuda"];
+    let arguments = [&packages[..], &features].concat();
+    run_cargo_test(places, &arguments, &variables, tally)
+}
+
 /// Runs `cargo test`, shows what it prints, and counts.
-fn run_cargo_test(places: &Places, tally: &mut Tally) -> Result<()> {
+fn run_cargo_test(
+    places: &Places,
+    arguments: &[&str],
+    variables: &[(&str, OsString)],
+    tally: &mut Tally,
+) -> Result<()> {
     let mut cargo = Command::new("cargo")
-        .args(["test", "--workspace", "--no-fail-fast"])
+        .args(["test", "--no-fail-fast"])
+        .args(arguments)
+        .envs(variables.iter().cloned())
         .current_dir(&places.root)
         .stdout(Stdio::piped())
         .spawn()
@@ -93,7 +122,7 @@ fn run_cargo_test(places: &Places, tally: &mut Tally) -> Result<()> {
     }
     let status = cargo.wait().context("cannot wait for cargo")?;
     if !status.success() {
-        bail!("`cargo test --workspace` failed");
+        bail!("`cargo test {}` failed", arguments.join(" "));
     }
     Ok(())
 }
