@@ -256,6 +256,23 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn draw(&self, counter: Counter) -> u32 {
+        match self.lane {
+            // SAFETY: counters lie inside the workspace.
+            0 => unsafe { memory::draw_relaxed_gpu(self.counter(counter)) },
+            _ => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn reset(&self, counter: Counter) {
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            unsafe { memory::store_u32(self.counter(counter), 0) };
+        }
+    }
+
+    #[inline(always)]
     fn exclusive_sum(&self, values: u32) -> (u32, u32) {
         let mut sum = values;
         for step in 0..LANES.ilog2() {

@@ -26,11 +26,15 @@ pub enum Counter {
     FaultLock,
     /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
     Extent,
+    /// Tasks that dispatch's warps have drawn in this round. Combine resets it.
+    DispatchDraws,
+    /// Tasks that combine's warps have drawn in this round. Dispatch resets it.
+    CombineDraws,
 }
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 9;
+    pub const COUNT: u64 = 11;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;

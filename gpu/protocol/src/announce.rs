@@ -166,8 +166,11 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
         });
     }
     let end = entries.min((chunk + 1) * CHUNK_ENTRIES);
-    for first in (chunk * CHUNK_ENTRIES..end).step_by(LANES as usize) {
-        let ids = read_ids(*machine, false, first, end);
+    let mut first = chunk * CHUNK_ENTRIES;
+    let mut ahead = read_ids(*machine, false, first, end);
+    while first < end {
+        let ids = ahead;
+        ahead = read_ids(*machine, false, first + LANES, end);
         let alike = machine.matching(ids);
         // What the lanes before wrote can be read.
         machine.converge();
@@ -184,6 +187,7 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
                 machine.write(Table::ChunkCounts, count(id), so_far + before + 1);
             }
         });
+        first += LANES;
     }
     machine.add(Counter::ChunksDone, 1);
 }
@@ -279,13 +283,17 @@ fn sum_chunks<M: Machine>(launch: &Launch<M>, chunks: u32, task: u32) -> M::Lane
     machine.lanes(|lane| {
         let expert = task * LANES + lane;
         let at = |chunk: u32| chunk as u64 * experts as u64 + expert.min(experts - 1) as u64;
+        // Read again rather than branch.
+        let read = |first: u32| {
+            core::array::from_fn::<u32, DEPTH, _>(|step| {
+                machine.read(
+                    Table::ChunkCounts,
+                    at((first + step as u32).min(chunks - 1)),
+                )
+            })
+        };
         let (mut total, mut first) = (0, 0);
-        while first < chunks {
-            // Read again rather than branch.
-            let counts = core::array::from_fn::<u32, DEPTH, _>(|step| {
-                let chunk = (first + step as u32).min(chunks - 1);
-                machine.read(Table::ChunkCounts, at(chunk))
-            });
+        let mut write = |first: u32, counts: [u32; DEPTH]| {
             core::array::from_fn::<(), DEPTH, _>(|step| {
                 let chunk = first + step as u32;
                 if chunk < chunks && expert < experts {
@@ -293,6 +301,12 @@ fn sum_chunks<M: Machine>(launch: &Launch<M>, chunks: u32, task: u32) -> M::Lane
                     total += counts[step];
                 }
             });
+        };
+        let mut ahead = read(0);
+        while first < chunks {
+            let counts = ahead;
+            ahead = read(first + DEPTH as u32);
+            write(first, counts);
             first += DEPTH as u32;
         }
         total

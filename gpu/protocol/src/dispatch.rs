@@ -1,6 +1,6 @@
 //! Dispatch: the entries, and which warp does what.
 
-use ferry_layout::{DispatchArgs, Kernel, TokenFormat};
+use ferry_layout::{Counter, DispatchArgs, Kernel, TokenFormat};
 
 use crate::Machine;
 use crate::announce::{announce, tasks};
@@ -116,6 +116,9 @@ impl Roles {
     /// Announces and sends.
     #[inline(always)]
     fn send<M: Machine>(&self, launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
+        if launch.machine.warp() == 0 {
+            launch.machine.reset(Counter::CombineDraws);
+        }
         if let Some(share) = self.announcer {
             announce(launch, args, share)?;
         }

@@ -130,6 +130,11 @@ pub trait Machine: Signals + Counters {
     fn ballot(&self, values: Self::Lanes<bool>) -> u32;
     /// What `lane` holds.
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
+    /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
+    /// what it gives may come late: whoever uses it waits.
+    fn draw(&self, counter: Counter) -> Self::Lanes<u32>;
+    /// Sets a counter to 0 for later launches; nothing in this one uses it.
+    fn reset(&self, counter: Counter);
     /// The sum of all lower lanes, for each; and the sum of all.
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.

@@ -12,7 +12,7 @@ use ferry_layout::{
 
 use crate::announce::{count_alike, count_below, is_few, read_id, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
-use crate::share::{Share, callers};
+use crate::share::{Dealer, Share, callers};
 use crate::units::{Place, Unit};
 use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, gather, slot};
@@ -39,8 +39,8 @@ pub fn send_units<M: Machine>(
     let units = args.tokens * parts;
     let is_far = M::REACHES_FAR && shape.spans_nodes();
     let together = units <= share.of && !is_far;
-    let mut unit = share.index;
-    while unit < units {
+    let mut dealer = Dealer::new(*machine, share, units, Counter::DispatchDraws);
+    while let Some(unit) = dealer.deal() {
         let token = unit / parts;
         let route = read_route(launch, args, token);
         // Counted before the payload goes out: behind its stores, loads take many times as long.
@@ -56,7 +56,8 @@ pub fn send_units<M: Machine>(
         }
         .place(common);
         send_payload(launch, route, place);
-        if unit == share.index && !is_few(shape, args.tokens) {
+        dealer.draw();
+        if unit < share.of && !is_few(shape, args.tokens) {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
         let ordinals = match is_few(shape, args.tokens) {
@@ -71,7 +72,6 @@ pub fn send_units<M: Machine>(
         } else {
             publish(launch, route, unit);
         }
-        unit += share.of;
     }
     Ok(())
 }

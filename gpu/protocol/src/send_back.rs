@@ -7,8 +7,8 @@ use ferry_layout::{
 use crate::combine::Crews;
 use crate::receive::row_map_entry;
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
-use crate::share::{Share, callers};
-use crate::units::{Batch, Extent, Unit};
+use crate::share::{Dealer, Share, callers};
+use crate::units::{Extent, Unit};
 use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, Span, gather, handshake, slot};
 
@@ -23,59 +23,56 @@ pub fn send_back<M: Machine>(
         machine, common, ..
     } = launch;
     let shape = &common.shape;
+    if machine.warp() == 0 {
+        machine.reset(Counter::DispatchDraws);
+    }
     let Some(share) = crews.sender else {
         return Ok(());
     };
     let extent = Extent::of_word(machine.peek(Counter::Extent));
-    let mut next = Batch::first(shape, extent, share);
-    let says = Says {
-        crews,
-        at_once: extent.units(shape) <= share.of,
-    };
+    let units = extent.units(shape);
+    let mut dealer = Dealer::new(*machine, share, units, Counter::CombineDraws);
+    let at_once = dealer.is_one_each();
+    let says = Says { crews, at_once };
+    let together = (at_once && !crews.is_bare && flags_together(launch)).then_some((share, units));
     let mut has_read = false;
-    while let Some(batch) = next {
-        // The dispatch has seen these words arrive, and they stay until this rank says consumed.
-        let parts = machine.lanes(|lane| batch.presence(launch, lane).unwrap_or(0));
-        let mut here = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
-        let unit = |lane| {
-            let parts = machine.broadcast(parts, lane);
-            batch.unit(lane, parts, shape, common.rank())
-        };
-        let together = match crews.is_bare {
-            true => None,
-            false => together(launch, batch),
-        };
+    while let Some(index) = dealer.deal() {
+        let unit = unit_here(launch, extent, index);
         // Where units are flagged together, a warp without one takes part, too.
-        while here != 0 || together.is_some() {
-            let unit = (here != 0).then(|| unit(here.trailing_zeros()));
-            send_unit_back(
-                launch,
-                args,
-                unit.map(|unit| (unit, crews.is_bare)),
-                together.map(|units| (share, units)),
-                || {
-                    // Before the rows are written, which would have to be waited for.
-                    if says.at_once {
-                        has_read = true;
-                        says.read(launch);
-                    }
-                },
-            );
-            here &= here.wrapping_sub(1);
-            if together.is_some() {
-                break;
-            }
+        if unit.is_none() && together.is_none() {
+            dealer.draw();
+            continue;
         }
-        next = batch.next();
+        let unit = unit.map(|unit| (unit, crews.is_bare));
+        let read = || {
+            // Before the rows are written, which would have to be waited for.
+            if at_once {
+                has_read = true;
+                says.read(launch);
+            }
+        };
+        send_unit_back(launch, args, unit, together, (read, || dealer.draw()));
     }
     if !has_read {
         says.read(launch);
     }
     // A warp that gathers late, if at all.
-    if says.at_once && share.index == share.of / 2 {
+    if at_once && share.index == share.of / 2 {
         says.consumed(launch)?;
     }
     Ok(())
+}
+
+/// Unit `index` of all that can come here, if it has.
+#[inline(always)]
+fn unit_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Unit> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    // The dispatch has seen these words arrive, and they stay until this rank says consumed.
+    let parts = machine.lanes(|_| extent.presence(launch, index).unwrap_or(0));
+    let parts = machine.broadcast(parts, 0);
+    (parts != 0).then(|| extent.unit(&common.shape, common.rank(), (index, parts)))
 }
 
 /// How every rank is told that its rows were read, with counts, presence and headers.
@@ -131,16 +128,12 @@ fn tell_consumed<M: Machine>(launch: &Launch<M>) {
     });
 }
 
-/// The units of all warps, if none has more than one and the last warp of a block may flag those of
-/// all.
+/// Whether the last warp of a block may flag the units of all.
 #[inline(always)]
-fn together<M: Machine>(launch: &Launch<M>, batch: Batch) -> Option<u32> {
+fn flags_together<M: Machine>(launch: &Launch<M>) -> bool {
     let shape = &launch.common.shape;
     let is_far = M::REACHES_FAR && shape.spans_nodes();
-    match shape.mode() {
-        CombineMode::Reduced if !is_far => batch.one_each(),
-        _ => None,
-    }
+    shape.mode() == CombineMode::Reduced && !is_far
 }
 
 /// Releases what the warps of a block have written, once for all of them, and sets the flags that they
@@ -190,37 +183,39 @@ impl Flag {
 
 /// A part of the expert outputs of one token, if there is `unit`. `together`: this warp's share of how
 /// many units that are flagged together. `read` is called once all of the unit is read that dispatch
-/// has brought, in reduced mode.
+/// has brought, in reduced mode; `written` once its rows, if any, are written.
 #[inline(always)]
 fn send_unit_back<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
     unit: Option<(Unit, bool)>,
     together: Option<(Share, u32)>,
-    read: impl FnOnce(),
+    (read, written): (impl FnOnce(), impl FnOnce()),
 ) {
     let shape = &launch.common.shape;
     let node = node_of(shape, launch.common.rank());
     let near = |unit: Unit| !M::REACHES_FAR || node >> unit.source.0 & 1 != 0;
     match (shape.mode(), unit) {
         (CombineMode::Reduced, unit) => {
-            let mut flag = 0;
-            if let Some((unit, is_bare)) = unit {
-                let near = near(unit);
-                let slot = sum_unit(launch, args, (unit, near, is_bare), read);
-                flag = Flag { unit, slot }.to_word();
-                if is_bare {
-                    flag = 0;
-                } else if together.is_none() {
-                    publish_reduced(launch, unit, slot, near);
+            let slot = match unit {
+                Some((unit, is_bare)) => sum_unit(launch, args, (unit, near(unit), is_bare), read),
+                None => 0,
+            };
+            written();
+            let flagged = unit.filter(|&(_, is_bare)| !is_bare).map(|(unit, _)| unit);
+            match (together, flagged) {
+                (Some(together), flagged) => {
+                    let flag = flagged.map_or(0, |unit| Flag { unit, slot }.to_word());
+                    publish_together(launch, together, flag);
                 }
-            }
-            if let Some(together) = together {
-                publish_together(launch, together, flag);
+                (None, Some(unit)) => publish_reduced(launch, unit, slot, near(unit)),
+                (None, None) => {}
             }
         }
-        (CombineMode::Exact, Some((unit, _))) => send_exact(launch, args, unit, near(unit)),
-        (CombineMode::Exact, None) => {}
+        (CombineMode::Exact, Some((unit, _))) => {
+            send_exact(launch, args, (unit, near(unit)), written);
+        }
+        (CombineMode::Exact, None) => written(),
     }
 }
 
@@ -339,7 +334,12 @@ fn sum_unit<M: Machine>(
 
 /// Into one row a top-k slot: each as it is.
 #[inline(always)]
-fn send_exact<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, near: bool) {
+fn send_exact<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    (unit, near): (Unit, bool),
+    written: impl FnOnce(),
+) {
     let Launch {
         machine,
         common,
@@ -367,6 +367,7 @@ fn send_exact<M: Machine>(launch: &Launch<M>, args: &CombineArgs, unit: Unit, ne
         let row = Row::Tensor(Tensor::Expert, position);
         machine.copy_row(span, row, || Some((1, |_| Row::Window(home, at))));
     });
+    written();
     machine.release();
     if near {
         machine.lanes(|lane| {

@@ -1,4 +1,6 @@
-//! Who of the warps that share a piece of work a warp is.
+//! Who of the warps that share a piece of work a warp is, and how work is dealt to them.
+
+use ferry_layout::Counter;
 
 use crate::Machine;
 
@@ -14,6 +16,57 @@ impl Share {
     #[inline(always)]
     pub fn tasks(self, tasks: u32) -> impl Iterator<Item = u32> {
         (self.index..tasks).step_by(self.of as usize)
+    }
+}
+
+/// Deals tasks to the warps that share them: the first ones one each, the others to whoever is done
+/// first. Of warps that store to peers at the same time, some get several times as much of the wire as
+/// others.
+pub struct Dealer<'m, M: Machine> {
+    machine: &'m M,
+    share: Share,
+    tasks: u32,
+    /// Draws of all warps in this launch; 0 before.
+    counter: Counter,
+    /// Which of the tasks after everybody's first one is the next, on lane 0. Wraps around for a first one.
+    drawn: M::Lanes<u32>,
+}
+
+impl<'m, M: Machine> Dealer<'m, M> {
+    /// Of `tasks` tasks, for the warp with this `share`.
+    #[inline(always)]
+    pub fn new(machine: &'m M, share: Share, tasks: u32, counter: Counter) -> Self {
+        Self {
+            machine,
+            share,
+            tasks,
+            counter,
+            drawn: machine.lanes(|_| share.index.wrapping_sub(share.of)),
+        }
+    }
+
+    /// Whether no warp gets more than one.
+    #[inline(always)]
+    pub fn is_one_each(&self) -> bool {
+        self.tasks <= self.share.of
+    }
+
+    /// This warp's next task; its first one is below `share.of`. All lanes.
+    #[inline(always)]
+    pub fn deal(&mut self) -> Option<u32> {
+        let machine = self.machine;
+        let task = self.share.of.wrapping_add(machine.broadcast(self.drawn, 0));
+        (task < self.tasks).then_some(task)
+    }
+
+    /// Asks for the next task: once between two calls of [`deal`](Self::deal), before something that takes
+    /// long, so that nobody waits for the counter; but late, as nobody else does the task meanwhile. All lanes.
+    #[inline(always)]
+    pub fn draw(&mut self) {
+        self.drawn = match self.is_one_each() {
+            true => self.machine.lanes(|_| 0),
+            false => self.machine.draw(self.counter),
+        };
     }
 }
 

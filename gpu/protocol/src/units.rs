@@ -107,6 +107,48 @@ impl Extent {
         self.tokens * shape.ranks * self.parts
     }
 
+    /// Unit `index` of them, where its source has `parts`. Each rank starts with itself, so that not
+    /// all read from the same source at the same time.
+    #[inline(always)]
+    pub fn unit(self, shape: &Shape, me: Rank, (index, parts): (u32, u32)) -> Unit {
+        let (row, part) = (index / self.parts, index % self.parts);
+        let (token, turn) = (row / shape.ranks, row % shape.ranks);
+        Unit {
+            source: Rank((turn + me.0) % shape.ranks),
+            token,
+            part,
+            parts,
+        }
+    }
+
+    /// The parts that the source of unit `index` has, if the unit comes here, else 0; `None` while that
+    /// is not known. For one lane.
+    #[inline(always)]
+    pub fn presence<M: Machine>(self, launch: &Launch<M>, index: u32) -> Option<u32> {
+        let Launch {
+            machine,
+            common,
+            epoch,
+            ..
+        } = launch;
+        let Unit {
+            source,
+            token,
+            part,
+            ..
+        } = self.unit(&common.shape, common.rank(), (index, 1));
+        // Both are read before either is looked at.
+        let count = machine.load_tagged(common.window.token_count(source));
+        let word = machine.load_tagged(common.window.presence(source, token / LANES));
+        let tokens = count.value(*epoch)?;
+        let parts = common.shape.parts(tokens);
+        if token >= tokens || part >= parts {
+            return Some(0);
+        }
+        let present = word.value(*epoch)? >> (token % LANES) & 1 != 0;
+        Some(if present { parts } else { 0 })
+    }
+
     /// For [`Counter::Extent`](ferry_layout::Counter::Extent).
     #[inline(always)]
     pub fn word(self) -> u64 {
@@ -126,34 +168,23 @@ impl Extent {
 /// 32 units of a warp, one a lane.
 #[derive(Clone, Copy)]
 pub struct Batch {
+    extent: Extent,
     first: u32,
     units: u32,
     warps: u32,
-    parts: u32,
 }
 
 impl Batch {
     /// The first batch of a warp's share, if it has any.
     #[inline(always)]
     pub fn first(shape: &Shape, extent: Extent, share: Share) -> Option<Self> {
-        let (units, parts) = (extent.units(shape), extent.parts);
-        let Share {
-            index: first,
-            of: warps,
-        } = share;
         Self {
-            first,
-            units,
-            warps,
-            parts,
+            extent,
+            first: share.index,
+            units: extent.units(shape),
+            warps: share.of,
         }
         .if_any()
-    }
-
-    /// Units of all warps, if none has more than one.
-    #[inline(always)]
-    pub fn one_each(&self) -> Option<u32> {
-        (self.units <= self.warps).then_some(self.units)
     }
 
     /// The warp's next batch, if there is one.
@@ -171,50 +202,25 @@ impl Batch {
         (self.first < self.units).then_some(self)
     }
 
-    /// A lane's unit, where its source has `parts`. Each rank starts with itself, so that not
-    /// all read from the same source at the same time.
+    #[inline(always)]
+    fn index(&self, lane: u32) -> u32 {
+        self.first + lane * self.warps
+    }
+
+    /// A lane's unit, where its source has `parts`.
     #[inline(always)]
     pub fn unit(&self, lane: u32, parts: u32, shape: &Shape, me: Rank) -> Unit {
-        let index = self.first + lane * self.warps;
-        let (row, part) = (index / self.parts, index % self.parts);
-        let (token, turn) = (row / shape.ranks, row % shape.ranks);
-        Unit {
-            source: Rank((turn + me.0) % shape.ranks),
-            token,
-            part,
-            parts,
-        }
+        self.extent.unit(shape, me, (self.index(lane), parts))
     }
 
     /// The parts that the source of the lane's unit has, if the unit comes here, else 0; `None`
     /// while that is not known.
     #[inline(always)]
     pub fn presence<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<u32> {
-        let Launch {
-            machine,
-            common,
-            epoch,
-            ..
-        } = launch;
-        if self.first + lane * self.warps >= self.units {
+        if self.index(lane) >= self.units {
             return Some(0);
         }
-        let Unit {
-            source,
-            token,
-            part,
-            ..
-        } = self.unit(lane, 1, &common.shape, common.rank());
-        // Both are read before either is looked at.
-        let count = machine.load_tagged(common.window.token_count(source));
-        let word = machine.load_tagged(common.window.presence(source, token / LANES));
-        let tokens = count.value(*epoch)?;
-        let parts = common.shape.parts(tokens);
-        if token >= tokens || part >= parts {
-            return Some(0);
-        }
-        let present = word.value(*epoch)? >> (token % LANES) & 1 != 0;
-        Some(if present { parts } else { 0 })
+        self.extent.presence(launch, self.index(lane))
     }
 
     /// What a lane waits for in [`presence`](Self::presence).

@@ -268,6 +268,11 @@ impl Warp<'_> {
     /// Stores a counter and what was written before it on this rank.
     fn store_now(&self, counter: Counter, value: u64) {
         self.buffer.borrow_mut().drain_own(&self.shared);
+        self.store_alone(counter, value);
+    }
+
+    /// Stores a counter, whatever was written before it.
+    fn store_alone(&self, counter: Counter, value: u64) {
         let written = self
             .shared
             .memory
@@ -338,6 +343,19 @@ impl Machine for Warp<'_> {
 
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32 {
         values[lane as usize]
+    }
+
+    fn draw(&self, counter: Counter) -> [u32; LANES as usize] {
+        self.pause();
+        let before = self.load(counter);
+        self.store_alone(counter, before + 1);
+        let mut drawn = [u32::MAX; LANES as usize];
+        drawn[0] = before as u32;
+        drawn
+    }
+
+    fn reset(&self, counter: Counter) {
+        self.store_alone(counter, 0);
     }
 
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32) {
