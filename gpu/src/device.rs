@@ -447,7 +447,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn sum_bare_rows(
         &self,
         span: Span,
-        sources: u32,
+        sources: (u32, bool),
         from: impl Fn(u32) -> ByteOffset,
         to: Row,
     ) -> Result<(), u32> {

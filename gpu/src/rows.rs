@@ -156,7 +156,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     pub fn sum_bare_strip(
         &self,
         (strip_start, end): (u32, u32),
-        sources: u32,
+        (sources, few): (u32, bool),
         from: impl Fn(u32) -> ByteOffset,
         to: Row,
     ) -> Result<(), u32> {
@@ -186,7 +186,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 // One vector of one of them, until it is there: to look at all again and again would be
                 // in the way of those that come.
                 let missing = absent.trailing_zeros();
-                loop {
+                while !few {
                     let at = row(missing as usize);
                     // SAFETY: as above.
                     let [vector] = unsafe { strip::load_arriving::<1>(at, start, end) };

@@ -34,14 +34,24 @@ pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), S
 pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::Combine);
     launch.check()?;
-    let crews = Crews::of(&launch, args);
+    let crews = Crews::of(&launch);
     send_back(&launch, args, crews)?;
     gather_rows(&launch, args, crews)
 }
 
-/// One in how many warps of a block gathers and does nothing else, where there are more units than
-/// warps: rows are summed while others are still sent. Found by measuring (BENCHMARKS.md).
-const GATHERER_SHARE: u32 = 4;
+/// Of so many warps, those that gather can be more: the others fill the wire.
+const MANY_WARPS: u32 = 1056;
+
+/// Warps of a block of `in_block` that gather and do nothing else, where there are more units than `warps`:
+/// rows are summed while others are still sent. Found by measuring (BENCHMARKS.md).
+#[inline(always)]
+fn gatherers(in_block: u32, warps: u32) -> u32 {
+    match warps > MANY_WARPS {
+        true => in_block * 3 / 8,
+        false => in_block / 4,
+    }
+    .max(1)
+}
 
 /// Which warps send back and which gather: all both, or some the one and some the other. As many
 /// in every block.
@@ -75,15 +85,15 @@ impl Crews {
 
     /// Those of a launch that sends and gathers.
     #[inline(always)]
-    fn of<M: Machine>(launch: &Launch<M>, args: &CombineArgs) -> Self {
+    fn of<M: Machine>(launch: &Launch<M>) -> Self {
         let machine = launch.machine;
         let (warp, warps, blocks) = (machine.warp(), machine.warps(), machine.blocks());
         let in_block = warps / blocks;
-        let units = args.tokens * launch.common.shape.parts(args.tokens);
-        if units <= warps || in_block == 1 {
+        let extent = Extent::of_word(machine.peek(Counter::Extent));
+        if extent.units(&launch.common.shape) <= warps || in_block == 1 {
             return Self::apart(launch);
         }
-        let gatherers_in_block = (in_block / GATHERER_SHARE).max(1);
+        let gatherers_in_block = gatherers(in_block, warps);
         let gatherers = gatherers_in_block * blocks;
         let gathers = warp < gatherers;
         let share = match gathers {

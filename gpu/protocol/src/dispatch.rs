@@ -3,7 +3,7 @@
 use ferry_layout::{Counter, DispatchArgs, Kernel, TokenFormat};
 
 use crate::Machine;
-use crate::announce::{announce, tasks};
+use crate::announce::{announce, is_few, tasks};
 use crate::receive::receive;
 use crate::send::send_units;
 use crate::share::Share;
@@ -14,17 +14,24 @@ use crate::wait::{Launch, Stopped};
 /// (BENCHMARKS.md).
 const MANY_ROWS: u32 = 512;
 
-/// Warps that send and do nothing else, of `warps` for `units`: so many fill the wire, and the others
-/// put rows in their places meanwhile. Of a few warps, a larger share is needed. Encoding takes more
-/// warps than copying. Found by measuring (BENCHMARKS.md).
+/// Warps that send and do nothing else: so many fill the wire, and the others put rows in their places
+/// meanwhile. Encoding takes more warps than copying. Found by measuring (BENCHMARKS.md).
 #[inline(always)]
-fn senders(format: TokenFormat, units: u32, warps: u32) -> u32 {
-    let (enough, share_of_32) = match format {
-        TokenFormat::Bf16 => (264, 12),
-        TokenFormat::Mxfp4(_) => (1056, 16),
-        _ => (924, 16),
-    };
-    (warps * share_of_32 / 32).min(enough).min(units / 2)
+fn enough_senders(format: TokenFormat) -> u32 {
+    match format {
+        TokenFormat::Bf16 => 396,
+        TokenFormat::Mxfp4(_) => 1056,
+        _ => 528,
+    }
+}
+
+/// As [`enough_senders`], of few `warps`: what they can spare.
+#[inline(always)]
+fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
+    match format {
+        TokenFormat::Bf16 => warps * 3 / 8,
+        _ => warps / 2,
+    }
 }
 
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
@@ -74,7 +81,8 @@ impl Roles {
     /// `receives`: the launch goes on to receive.
     #[inline(always)]
     fn of<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, receives: bool) -> Self {
-        let (warp, warps) = (launch.machine.warp(), launch.machine.warps());
+        let machine = launch.machine;
+        let (warp, warps, blocks) = (machine.warp(), machine.warps(), machine.blocks());
         let shape = &launch.common.shape;
         let tasks = tasks(shape, args.tokens);
         let announcers = tasks.min(warps / 2).max(1);
@@ -84,9 +92,20 @@ impl Roles {
         let units = args.tokens * parts;
         let is_many = units > others || parts == 1 && units >= MANY_ROWS;
         let is_crowded = receives && is_many && others > 1;
+        let (enough, spared) = (
+            enough_senders(shape.format()),
+            spared_senders(shape.format(), warps),
+        );
         let senders = match is_crowded {
-            true => senders(shape.format(), units, warps).clamp(1, others - 1),
+            true => enough.min(spared).min(units / 2).clamp(1, others - 1),
             false => others,
+        };
+        // Loads queue behind their multiprocessor's stores to peers: where there are enough of them,
+        // some have only senders, others none. Few entries are counted by the first warps of all.
+        let is_apart = is_crowded && enough <= spared && !is_few(shape, args.tokens);
+        let warp = match is_apart {
+            true => warp % blocks * (warps / blocks) + warp / blocks,
+            false => warp,
         };
         let first_sender = warps - others;
         let share = |first: u32, of: u32| {

@@ -199,11 +199,12 @@ pub trait Machine: Signals + Counters {
 
     /// As [`sum_rows`](Self::sum_rows) with weights of 1, of bare rows in the own window: waits for every
     /// word of them, and makes it absent again. The number of a row that did not come, where this launch
-    /// should give up.
+    /// should give up. With `sources`, whether so few warps wait that each may look at all its words again
+    /// and again.
     fn sum_bare_rows(
         &self,
         span: Span,
-        sources: u32,
+        sources: (u32, bool),
         from: impl Fn(u32) -> ByteOffset,
         to: Row,
     ) -> Result<(), u32>;

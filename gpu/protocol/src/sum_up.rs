@@ -12,6 +12,10 @@ use crate::units::Unit;
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{Gate, LANES, Machine, Row, Span, gather, handshake, slot};
 
+/// Warps that may look at all their words again and again: those of many would be in the way of what
+/// comes. Found by measuring (BENCHMARKS.md).
+const FEW_POLLERS: u32 = 512;
+
 /// Sums what comes back for every token of this rank, and ends the round.
 #[inline(always)]
 pub fn gather_rows<M: Machine>(
@@ -114,8 +118,9 @@ fn gather_unit<M: Machine>(
             if is_bare {
                 let bare = |slot| window.bare_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
+                let few = args.tokens * parts <= FEW_POLLERS;
                 return machine
-                    .sum_bare_rows(span, slots, bare, to)
+                    .sum_bare_rows(span, (slots, few), bare, to)
                     .or_else(|slot| {
                         launch.give_up_on(Awaited {
                             peer: nth_rank(ranks, slot),

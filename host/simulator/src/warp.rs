@@ -537,7 +537,7 @@ impl Machine for Warp<'_> {
     fn sum_bare_rows(
         &self,
         span: Span,
-        sources: u32,
+        (sources, _): (u32, bool),
         from: impl Fn(u32) -> ByteOffset,
         to: Row,
     ) -> Result<(), u32> {
