@@ -6,7 +6,7 @@ use ferry_layout::{CombineArgs, Counter, Kernel};
 
 use crate::Machine;
 use crate::send_back::send_back;
-use crate::share::Share;
+use crate::share::{Seat, Share};
 use crate::sum_up::gather_rows;
 use crate::units::Extent;
 use crate::wait::{Launch, Stopped};
@@ -66,34 +66,48 @@ pub struct Crews {
 }
 
 impl Crews {
-    /// All warps do both, one after the other. Where there is little to do, the first ones send and the
-    /// last ones gather.
+    /// All warps do both, one after the other.
     #[inline(always)]
     fn apart<M: Machine>(launch: &Launch<M>) -> Self {
-        let machine = launch.machine;
-        let (index, of) = (machine.warp(), machine.warps());
+        Self::both(Seat::of(launch.machine), is_bare(launch))
+    }
+
+    /// Those of a launch that sends and gathers.
+    #[inline(always)]
+    fn of<M: Machine>(launch: &Launch<M>) -> Self {
+        let seat = Seat::of(launch.machine);
+        let extent = Extent::of_word(launch.machine.peek(Counter::Extent));
+        let is_much = extent.units(&launch.common.shape) > seat.warps;
+        match is_much && seat.in_block() > 1 {
+            true => Self::either(seat, is_bare(launch)),
+            false => Self::both(seat, is_bare(launch)),
+        }
+    }
+
+    /// Where there is little to do, the first ones send and the last ones gather.
+    #[inline(always)]
+    fn both(seat: Seat, is_bare: bool) -> Self {
+        let (index, of) = (seat.warp, seat.warps);
         Self {
             sender: Some(Share { index, of }),
             gatherer: Some(Share {
                 index: of - 1 - index,
                 of,
             }),
-            senders_in_block: machine.warps() / machine.blocks(),
-            is_bare: is_bare(launch),
+            senders_in_block: seat.in_block(),
+            is_bare,
         }
     }
 
-    /// Those of a launch that sends and gathers.
+    /// Each does one of them.
     #[inline(always)]
-    fn of<M: Machine>(launch: &Launch<M>) -> Self {
-        let machine = launch.machine;
-        let (warp, warps, blocks) = (machine.warp(), machine.warps(), machine.blocks());
-        let in_block = warps / blocks;
-        let extent = Extent::of_word(machine.peek(Counter::Extent));
-        if extent.units(&launch.common.shape) <= warps || in_block == 1 {
-            return Self::apart(launch);
-        }
-        let gatherers_in_block = gatherers(in_block, warps);
+    fn either(seat: Seat, is_bare: bool) -> Self {
+        let Seat {
+            warp,
+            warps,
+            blocks,
+        } = seat;
+        let gatherers_in_block = gatherers(seat.in_block(), warps);
         let gatherers = gatherers_in_block * blocks;
         let gathers = warp < gatherers;
         let share = match gathers {
@@ -109,8 +123,8 @@ impl Crews {
         Self {
             sender: (!gathers).then_some(share),
             gatherer: gathers.then_some(share),
-            senders_in_block: in_block - gatherers_in_block,
-            is_bare: is_bare(launch),
+            senders_in_block: seat.in_block() - gatherers_in_block,
+            is_bare,
         }
     }
 }
@@ -119,4 +133,36 @@ impl Crews {
 fn is_bare<M: Machine>(launch: &Launch<M>) -> bool {
     let extent = Extent::of_word(launch.machine.peek(Counter::Extent));
     launch.common.shape.combines_bare(extent.tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::share::each_once;
+
+    #[test]
+    fn every_share_has_one_warp_and_every_block_as_many_senders() {
+        for (blocks, in_block) in [(1, 2), (2, 3), (16, 16), (66, 16), (132, 16), (132, 4)] {
+            let warps = blocks * in_block;
+            let crews: Vec<_> = (0..warps)
+                .map(|warp| {
+                    let seat = Seat {
+                        warp,
+                        warps,
+                        blocks,
+                    };
+                    Crews::either(seat, false)
+                })
+                .collect();
+            each_once(crews.iter().filter_map(|crews| crews.sender));
+            each_once(crews.iter().filter_map(|crews| crews.gatherer));
+            for block in 0..blocks as usize {
+                let of_block = crews.iter().skip(block).step_by(blocks as usize);
+                let senders = of_block.filter(|crews| crews.sender.is_some()).count();
+                assert_eq!(senders as u32, crews[block].senders_in_block);
+            }
+        }
+    }
 }

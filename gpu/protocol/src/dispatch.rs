@@ -6,7 +6,7 @@ use crate::Machine;
 use crate::announce::{announce, is_few, tasks};
 use crate::receive::receive;
 use crate::send::send_units;
-use crate::share::Share;
+use crate::share::{Seat, Share};
 use crate::wait::{Launch, Stopped};
 
 /// From so many whole rows on, some warps send and do nothing else, also where there are more warps
@@ -77,35 +77,59 @@ struct Roles {
     receiver: Option<Share>,
 }
 
+/// What there is to do for the warps of a launch that sends.
+#[derive(Clone, Copy)]
+struct Work {
+    format: TokenFormat,
+    /// Warps that announcing keeps busy.
+    tasks: u32,
+    /// Parts of tokens to be sent.
+    units: u32,
+    /// Whether they are whole tokens.
+    is_whole: bool,
+    /// Whether entries are few: the first warps of all count them.
+    is_few: bool,
+    /// Whether the launch goes on to receive.
+    receives: bool,
+}
+
 impl Roles {
     /// `receives`: the launch goes on to receive.
     #[inline(always)]
     fn of<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, receives: bool) -> Self {
-        let machine = launch.machine;
-        let (warp, warps, blocks) = (machine.warp(), machine.warps(), machine.blocks());
         let shape = &launch.common.shape;
-        let tasks = tasks(shape, args.tokens);
-        let announcers = tasks.min(warps / 2).max(1);
+        let parts = shape.parts(args.tokens);
+        let work = Work {
+            format: shape.format(),
+            tasks: tasks(shape, args.tokens),
+            units: args.tokens * parts,
+            is_whole: parts == 1,
+            is_few: is_few(shape, args.tokens),
+            receives,
+        };
+        Self::assign(Seat::of(launch.machine), work)
+    }
+
+    #[inline(always)]
+    fn assign(seat: Seat, work: Work) -> Self {
+        let (warps, units) = (seat.warps, work.units);
+        let announcers = work.tasks.min(warps / 2).max(1);
         // A launch of a single warp announces first and sends then.
         let others = if warps == 1 { 1 } else { warps - announcers };
-        let parts = shape.parts(args.tokens);
-        let units = args.tokens * parts;
-        let is_many = units > others || parts == 1 && units >= MANY_ROWS;
-        let is_crowded = receives && is_many && others > 1;
-        let (enough, spared) = (
-            enough_senders(shape.format()),
-            spared_senders(shape.format(), warps),
-        );
+        let is_many = units > others || work.is_whole && units >= MANY_ROWS;
+        let is_crowded = work.receives && is_many && others > 1;
+        let enough = enough_senders(work.format);
+        let spared = spared_senders(work.format, warps);
         let senders = match is_crowded {
             true => enough.min(spared).min(units / 2).clamp(1, others - 1),
             false => others,
         };
         // Loads queue behind their multiprocessor's stores to peers: where there are enough of them,
-        // some have only senders, others none. Few entries are counted by the first warps of all.
-        let is_apart = is_crowded && enough <= spared && !is_few(shape, args.tokens);
+        // some have only senders, others none.
+        let is_apart = is_crowded && enough <= spared && !work.is_few;
         let warp = match is_apart {
-            true => warp % blocks * (warps / blocks) + warp / blocks,
-            false => warp,
+            true => seat.by_block().warp,
+            false => seat.warp,
         };
         let first_sender = warps - others;
         let share = |first: u32, of: u32| {
@@ -145,5 +169,79 @@ impl Roles {
             Some(share) => send_units(launch, args, share),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::share::each_once;
+
+    /// Blocks, warps of a block, and what there is to do: whole tokens of every kind of count.
+    fn launches() -> impl Iterator<Item = (u32, u32, Work)> {
+        let blocks = [1, 2, 16, 66, 132];
+        let in_block = [1, 4, 16];
+        let units = [0u32, 1, 13, 511, 512, 4096];
+        let formats = [TokenFormat::Bf16, TokenFormat::BlockwiseFp8];
+        let each = blocks
+            .into_iter()
+            .flat_map(move |blocks| in_block.map(|in_block| (blocks, in_block)));
+        let each = each.flat_map(move |(blocks, in_block)| units.map(|n| (blocks, in_block, n)));
+        each.flat_map(move |(blocks, in_block, units)| {
+            formats.map(|format| {
+                let work = Work {
+                    format,
+                    tasks: units.div_ceil(16).max(1),
+                    units,
+                    is_whole: true,
+                    is_few: units <= 13,
+                    receives: true,
+                };
+                (blocks, in_block, work)
+            })
+        })
+    }
+
+    fn roles(blocks: u32, in_block: u32, work: Work) -> Vec<Roles> {
+        let warps = blocks * in_block;
+        let seat = |warp| Seat {
+            warp,
+            warps,
+            blocks,
+        };
+        (0..warps)
+            .map(|warp| Roles::assign(seat(warp), work))
+            .collect()
+    }
+
+    #[test]
+    fn every_share_of_every_role_has_one_warp() {
+        for (blocks, in_block, work) in launches() {
+            let roles = roles(blocks, in_block, work);
+            each_once(roles.iter().filter_map(|roles| roles.announcer));
+            each_once(roles.iter().filter_map(|roles| roles.sender));
+            each_once(roles.iter().filter_map(|roles| roles.receiver));
+        }
+    }
+
+    #[test]
+    fn a_large_launch_keeps_senders_and_receivers_on_different_multiprocessors() {
+        let work = Work {
+            format: TokenFormat::BlockwiseFp8,
+            tasks: 256,
+            units: 4096,
+            is_whole: true,
+            is_few: false,
+            receives: true,
+        };
+        let roles = roles(132, 16, work);
+        let both = (0..132).filter(|block| {
+            let of_block = || roles.iter().skip(*block).step_by(132);
+            of_block().any(|roles| roles.sender.is_some())
+                && of_block().any(|roles| roles.receiver.is_some())
+        });
+        assert_eq!(both.count(), 0, "528 senders fill 33 blocks");
     }
 }

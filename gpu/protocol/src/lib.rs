@@ -10,6 +10,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+extern crate std;
+
 mod announce;
 mod combine;
 mod dispatch;

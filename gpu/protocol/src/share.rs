@@ -19,6 +19,41 @@ impl Share {
     }
 }
 
+/// Where a warp sits in its launch: warp `w` in block `w % blocks`, and all blocks have as many.
+#[derive(Clone, Copy, Debug)]
+pub struct Seat {
+    pub warp: u32,
+    pub warps: u32,
+    pub blocks: u32,
+}
+
+impl Seat {
+    /// That of the warp that runs this.
+    #[inline(always)]
+    pub fn of<M: Machine>(machine: &M) -> Self {
+        Self {
+            warp: machine.warp(),
+            warps: machine.warps(),
+            blocks: machine.blocks(),
+        }
+    }
+
+    /// Warps of each block.
+    #[inline(always)]
+    pub fn in_block(self) -> u32 {
+        self.warps / self.blocks
+    }
+
+    /// As all warps are numbered block by block: neighbours share a multiprocessor.
+    #[inline(always)]
+    pub fn by_block(self) -> Self {
+        Self {
+            warp: self.warp % self.blocks * self.in_block() + self.warp / self.blocks,
+            ..self
+        }
+    }
+}
+
 /// Deals tasks to the warps that share them: the first ones one each, the others to whoever is done
 /// first. Of warps that store to peers at the same time, some get several times as much of the wire as
 /// others.
@@ -77,4 +112,15 @@ pub fn callers<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
     let block = machine.warp() % blocks;
     let below = |warp: u32| (warp + blocks - 1 - block) / blocks;
     below(first + count) - below(first)
+}
+
+/// Panics unless `shares` are all of as many, each once.
+#[cfg(test)]
+pub fn each_once(shares: impl Iterator<Item = Share>) {
+    let mut indices: std::vec::Vec<_> = shares.map(|Share { index, of }| (of, index)).collect();
+    indices.sort_unstable();
+    let wanted: std::vec::Vec<_> = (0..indices.len() as u32)
+        .map(|index| (indices.len() as u32, index))
+        .collect();
+    assert_eq!(indices, wanted);
 }
