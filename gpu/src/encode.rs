@@ -18,19 +18,32 @@ pub const STRIP_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
 pub struct Encoded {
     /// Its payload: 16 bytes, or 8 in the first half.
     pub payload: Vector,
-    /// On every lane whose number is a multiple of [`Encoder::WORD_LANES`], a word of scales.
-    pub scales: u32,
+    /// The scale of the lane's group: a code, or the bits of an f32.
+    pub scale: u32,
 }
 
 /// A format with scales.
 pub trait Encoder {
     /// Bytes that a lane's elements become.
     const PAYLOAD_BYTES: u32;
+    /// Lanes that share a scale.
+    const GROUP_LANES: u32;
     /// Lanes whose scales fill a word.
     const WORD_LANES: u32;
 
     /// Encodes the lane's elements. All lanes.
     fn encode(&self, values: &[f32; 16]) -> Encoded;
+
+    /// On every lane whose number is a multiple of [`Encoder::WORD_LANES`], a word of the scales that
+    /// [`encode`](Self::encode) gave. All lanes.
+    #[inline(always)]
+    fn scales(scale: u32) -> u32 {
+        if Self::WORD_LANES == Self::GROUP_LANES {
+            return scale;
+        }
+        let pair = scale | thread::from_partner(scale, Self::GROUP_LANES) << 8;
+        pair | thread::from_partner(pair, 2 * Self::GROUP_LANES) << 16
+    }
 }
 
 /// Blockwise FP8.
@@ -61,11 +74,12 @@ impl Nvfp4 {
 /// The largest magnitude of a lane's elements; a NaN does not count.
 #[inline(always)]
 pub fn largest(values: &[f32; 16]) -> f32 {
-    // Two chains, since each step waits for the one before.
-    let (mut even, mut odd) = (0.0, 0.0);
-    core::array::from_fn::<(), 8, _>(|index| {
-        even = number::larger(even, values[2 * index]);
-        odd = number::larger(odd, values[2 * index + 1]);
+    // Two chains, since each step waits for the one before. One may begin with a NaN: the other
+    // does not.
+    let (mut even, mut odd) = (number::larger(0.0, values[0]), values[1]);
+    core::array::from_fn::<(), 7, _>(|index| {
+        even = number::larger(even, values[2 * index + 2]);
+        odd = number::larger(odd, values[2 * index + 3]);
     });
     number::larger(even, odd)
 }
@@ -102,25 +116,16 @@ fn e4m3_word<const FIRST: usize>(values: &[f32; 16], divide: &impl Fn(f32) -> f3
     )
 }
 
-/// Sixteen elements as e2m1 after multiplication with `multiplier`, in the first two words.
+/// Sixteen elements as e2m1, `eight` at a time, in the first two words.
 #[inline(always)]
-fn e2m1(values: &[f32; 16], multiplier: f32) -> Vector {
-    let word = |first: usize| {
-        let eight = core::array::from_fn(|index| values[first + index]);
-        number::e2m1_eight(eight, multiplier)
-    };
+fn e2m1(values: &[f32; 16], eight: impl Fn([f32; 8]) -> u32) -> Vector {
+    let word = |first: usize| eight(core::array::from_fn(|index| values[first + index]));
     [word(0), word(8), 0, 0]
-}
-
-/// The codes of lanes `4 * step` apart in one word, on lanes that are multiples of `4 * step`.
-#[inline(always)]
-fn gather_codes(code: u8, step: u32) -> u32 {
-    let pair = code as u32 | thread::from_partner(code as u32, step) << 8;
-    pair | thread::from_partner(pair, 2 * step) << 16
 }
 
 impl Encoder for BlockwiseFp8 {
     const PAYLOAD_BYTES: u32 = 16;
+    const GROUP_LANES: u32 = 8;
     const WORD_LANES: u32 = 8;
 
     #[inline(always)]
@@ -131,13 +136,14 @@ impl Encoder for BlockwiseFp8 {
         let divisor = Divisor::new(scale);
         Encoded {
             payload: e4m3(values, |value| divisor.divide(value, number::Instructions)),
-            scales: scale.to_bits(),
+            scale: scale.to_bits(),
         }
     }
 }
 
 impl Encoder for Mxfp8 {
     const PAYLOAD_BYTES: u32 = 16;
+    const GROUP_LANES: u32 = 2;
     const WORD_LANES: u32 = 8;
 
     #[inline(always)]
@@ -147,23 +153,24 @@ impl Encoder for Mxfp8 {
         let multiplier = mxfp8::multiplier(amax, scale);
         Encoded {
             payload: e4m3(values, |value| value * multiplier),
-            scales: gather_codes(scale, 2),
+            scale: scale.into(),
         }
     }
 }
 
 impl Encoder for Mxfp4 {
     const PAYLOAD_BYTES: u32 = 8;
+    const GROUP_LANES: u32 = 2;
     const WORD_LANES: u32 = 8;
 
     #[inline(always)]
     fn encode(&self, values: &[f32; 16]) -> Encoded {
         let amax = larger_of_partner(largest(values), 1);
         let scale = mxfp4::scale_bits(amax);
-        // Codes first: what they need is dead when elements become payload, which takes registers.
+        let multiplier = mxfp4::multiplier(scale);
         Encoded {
-            scales: gather_codes(scale, 2),
-            payload: e2m1(values, mxfp4::multiplier(scale)),
+            payload: e2m1(values, |eight| number::e2m1_eight_scaled(eight, multiplier)),
+            scale: scale.into(),
         }
     }
 }
@@ -177,14 +184,16 @@ pub fn multiplier(scale: u8, inverse_global: f32) -> f32 {
 
 impl Encoder for Nvfp4 {
     const PAYLOAD_BYTES: u32 = 8;
+    const GROUP_LANES: u32 = 1;
     const WORD_LANES: u32 = 4;
 
     #[inline(always)]
     fn encode(&self, values: &[f32; 16]) -> Encoded {
         let scale = number::e4m3(nvfp4::exact_scale(largest(values), self.global));
+        let multiplier = multiplier(scale, self.inverse);
         Encoded {
-            scales: gather_codes(scale, 1),
-            payload: e2m1(values, multiplier(scale, self.inverse)),
+            payload: e2m1(values, |eight| number::e2m1_eight(eight, multiplier)),
+            scale: scale.into(),
         }
     }
 }
@@ -271,7 +280,7 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
                 }
             });
             strip += STRIP_ELEMENTS;
-            if scales.take(encoded.scales, self.lane) || strip >= end {
+            if scales.take(E::scales(encoded.scale), self.lane) || strip >= end {
                 let first = self.scales_start + 4 * (scales.first + self.lane);
                 if scales.first + self.lane < scales.end {
                     // SAFETY: inside the row's scales.

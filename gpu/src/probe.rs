@@ -280,6 +280,7 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::Bf16 => number::bf16_pair(a, b),
         Conversion::E4m3 => number::e4m3_quad(a, b, b, a),
         Conversion::E2m1 => number::e2m1_eight([a, b, a, b, b, a, b, a], 1.0),
+        Conversion::ScaledE2m1 => number::e2m1_eight_scaled([a, b, a, b, b, a, b, a], 1.0),
         Conversion::Larger => number::larger(a.abs(), b).to_bits(),
         Conversion::Quotient => Divisor::new(b).divide(a, number::Instructions).to_bits(),
         Conversion::Reciprocal => number::reciprocal(a).to_bits(),

@@ -43,14 +43,17 @@ struct Bf16;
 
 /// What makes outputs of values.
 trait Output {
-    /// Stores a lane's 16 outputs, number `at` of the tensor, if `active`, and gives the scales.
+    /// Stores a lane's 16 outputs, number `at` of the tensor, if `active`, and gives the scale.
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32;
-    /// Lanes whose scales fill a word; 0 for none.
-    const WORD_LANES: u32;
+    /// Lanes that share a scale; 0 where there are none.
+    const GROUP_LANES: u32;
+    /// Scales of a word.
+    const WORD_SCALES: u32;
 }
 
 impl Output for Bf16 {
-    const WORD_LANES: u32 = 0;
+    const GROUP_LANES: u32 = 0;
+    const WORD_SCALES: u32 = 1;
 
     #[inline(always)]
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
@@ -66,11 +69,12 @@ impl Output for Bf16 {
 }
 
 impl<E: Encoder> Output for E {
-    const WORD_LANES: u32 = E::WORD_LANES;
+    const GROUP_LANES: u32 = E::GROUP_LANES;
+    const WORD_SCALES: u32 = E::WORD_LANES / E::GROUP_LANES;
 
     #[inline(always)]
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
-        let Encoded { payload, scales } = self.encode(values);
+        let Encoded { payload, scale } = self.encode(values);
         let at = output + E::PAYLOAD_BYTES as u64 * at;
         // SAFETY: the caller's promise.
         unsafe {
@@ -79,7 +83,7 @@ impl<E: Encoder> Output for E {
                 _ => memory::store_pair(at, payload, active),
             }
         }
-        scales
+        scale
     }
 }
 
@@ -319,36 +323,42 @@ impl<'a> Warp<'a> {
             let active = column < args.columns;
             // SAFETY: the caller's promise; active only inside the row.
             unsafe {
-                let scales = encoder.store(args.output, at, &values, active);
-                if O::WORD_LANES != 0 && self.lane.is_multiple_of(O::WORD_LANES.max(1)) {
-                    let word = column / (LANE_ELEMENTS * O::WORD_LANES.max(1));
-                    self.store_scales(format, (row, expert), word, scales, active);
+                let scale = encoder.store(args.output, at, &values, active);
+                if O::GROUP_LANES != 0 && self.lane.is_multiple_of(O::GROUP_LANES.max(1)) {
+                    self.store_scale::<O>(format, (row, expert), column, scale, active);
                 }
             }
             piece = following;
         }
     }
 
-    /// Stores a word of a row's scales.
+    /// Stores the scale of the group of a row that `column` is in. Each by itself: putting them
+    /// together takes more instructions than storing them.
     #[inline(always)]
-    unsafe fn store_scales(
+    unsafe fn store_scale<O: Output>(
         &self,
         format: TokenFormat,
         (row, expert): (u32, Expert),
-        word: u32,
-        scales: u32,
+        column: u32,
+        scale: u32,
         active: bool,
     ) {
         let args = self.args;
         if !active {
             return;
         }
+        let group = column / (LANE_ELEMENTS * O::GROUP_LANES);
+        let (word, place) = (group / O::WORD_SCALES, group % O::WORD_SCALES);
         // SAFETY: the caller's promise.
         unsafe {
             let first = args.first_scale(format, row, row - expert.start, expert.block);
             let index = first + word as u64 * args.scale_stride(format) as u64;
             if index < args.scale_words {
-                memory::store_u32(args.scales + 4 * index, scales);
+                let at = args.scales + 4 * index;
+                match O::WORD_SCALES {
+                    1 => memory::store_u32(at, scale),
+                    _ => memory::store_u8(at + place as u64, scale as u8),
+                }
             }
         }
     }

@@ -27,12 +27,6 @@ pub trait Arithmetic: Copy {
     fn saturated_multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
         saturated(self.multiply_add(a, b, c))
     }
-
-    /// `a - |b|`, then brought between 0 and 1; a NaN gives 0.
-    #[inline(always)]
-    fn saturated_rest(self, a: f32, b: f32) -> f32 {
-        saturated(a - b.abs())
-    }
 }
 
 /// What is nearest to `value` from 0 to 1; 0 for NaN. On a GPU it costs nothing after a sum

@@ -5,7 +5,7 @@
 //! the low half.
 //!
 //! GPUs before sm_100 have no instruction for it: [`e2m1x8_of_products`] makes the same codes of a few
-//! additions.
+//! additions and products.
 
 use crate::Arithmetic;
 
@@ -50,16 +50,52 @@ pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
 }
 
 /// As [`e2m1x8_bits`], of `values` times `multiplier`, where no product is a negative NaN.
-/// Seven instructions an element, most of them additions, of which a GPU does twice as many a cycle
-/// as of most others (CUDA C++ Programming Guide, "Arithmetic Instructions").
+/// Six instructions an element, most of them additions and products, of which a GPU does twice as
+/// many a cycle as of most others (CUDA C++ Programming Guide, "Arithmetic Instructions").
 #[inline(always)]
-pub fn e2m1x8_of_products(values: [f32; 8], multiplier: f32, arithmetic: impl Arithmetic) -> u32 {
-    let put = |(word, tops): (u32, u32), value: f32| {
+pub fn e2m1x8_of_products(values: [f32; 8], multiplier: f32) -> u32 {
+    eight(values, |value| {
         let product = value * multiplier;
-        let code = beside_base(product, arithmetic);
+        let magnitude = product.abs().min(4.0);
+        (BASE + magnitude, product * BEYOND)
+    })
+}
+
+/// As [`e2m1x8_of_products`], where `multiplier` is a power of two, 2^-126 at least: its products
+/// are exact or need not be, which saves an instruction an element.
+#[inline(always)]
+pub fn e2m1x8_of_scaled(values: [f32; 8], multiplier: f32, arithmetic: impl Arithmetic) -> u32 {
+    // The number before `4 / multiplier`, which is finite; the sum is rounded to `BASE + 4`.
+    let limit = f32::from_bits(0x7fff_ffff - multiplier.to_bits());
+    // Exact even where it is subnormal, since `BEYOND` is a multiple of 4 units in its last place.
+    let beyond = multiplier * BEYOND;
+    eight(values, |value| {
+        let magnitude = value.abs().min(limit);
+        let beside_base = arithmetic.multiply_add(magnitude, multiplier, BASE);
+        (beside_base, value * beyond)
+    })
+}
+
+/// 2^23 - 2.
+///
+/// Below 2^23, numbers of this size are 1/2 apart, and above it 1: as e2m1 below 2 and above it. So
+/// `BASE` plus a magnitude up to 4 is rounded as e2m1 is, ties to even included, and comes to as many
+/// numbers further as the code says. What is larger counts as 4 here, and so does a NaN.
+const BASE: f32 = 8_388_606.0;
+
+/// Just below 2/5: a magnitude times this is rounded to 2 or more if it is above 5, where 4 becomes
+/// 6, and to less than 2 if it is not. From 2 on, and for NaN, bit 30 of an f32 is set.
+const BEYOND: f32 = 0.4_f32.next_down();
+
+/// Eight elements as codes, each from [`BASE`] and its magnitude added up, and from its product with
+/// [`BEYOND`].
+#[inline(always)]
+fn eight(values: [f32; 8], of: impl Fn(f32) -> (f32, f32)) -> u32 {
+    let put = |(word, tops): (u32, u32), value: f32| {
+        let (beside_base, beyond) = of(value);
         (
-            (word << 4).wrapping_add(code),
-            tops << 4 | product.to_bits() >> 28,
+            (word << 4).wrapping_add(beside_base.to_bits()),
+            tops << 4 | beyond.to_bits() >> 28,
         )
     };
     // Spelled out: the compiler does not unroll it, and runs out of registers.
@@ -67,28 +103,9 @@ pub fn e2m1x8_of_products(values: [f32; 8], multiplier: f32, arithmetic: impl Ar
     let last = put(put(put(put((0, 0), h), g), f), e);
     let (word, tops) = put(put(put(put(last, d), c), b), a);
     const BASES: u32 = BASE.to_bits().wrapping_mul(0x1111_1111);
-    word.wrapping_sub(BASES).wrapping_add(tops & 0x8888_8888)
-}
-
-/// 2^23 - 2.
-const BASE: f32 = 8_388_606.0;
-
-/// The bits of [`BASE`] and the code of `value`, without sign, added up.
-///
-/// Below 2^23, numbers of this size are 1/2 apart, and above it 1: as e2m1 below 2 and above it. So
-/// `BASE` plus an element up to 4 is rounded as e2m1 is, ties to even included, and comes to as many
-/// numbers further as the code says.
-#[inline(always)]
-fn beside_base(value: f32, arithmetic: impl Arithmetic) -> u32 {
-    // Just above 21/4.
-    const LIMIT: f32 = 5.25_f32.next_up();
-    // 3/4 or more for elements up to 9/2, 1/4 or less for those above 5 alone, 0 for NaN. From
-    // `BASE + 1` it leaves `BASE` for the former and `BASE + 1` for the latter; in between
-    // `BASE + 1/2`, and 4 more than that is a tie that becomes 4's even code.
-    let rest = arithmetic.saturated_rest(LIMIT, value);
-    let base = (BASE + 1.0) - rest;
-    // The smaller one that is a number.
-    (base + value.abs().min(4.0)).to_bits()
+    // Signs in their places, and 1 more for what is above 5.
+    let more = tops & 0x8888_8888 | tops >> 2 & 0x1111_1111;
+    word.wrapping_sub(BASES).wrapping_add(more)
 }
 
 /// The value of the code in the low four bits of `bits`: exact. The high four are not looked at.

@@ -80,6 +80,8 @@ pub enum Conversion {
     E4m3,
     /// e2m1: `a`, `b`, `a`, `b`, `b`, `a`, `b`, `a` from the lowest four bits up, likewise.
     E2m1,
+    /// The same by what is for multipliers that are powers of two.
+    ScaledE2m1,
     /// The larger magnitude of `a`, which is no NaN, and `b`, as [`larger`](crate::fp8::larger).
     Larger,
     /// `a / b` by [`Divisor`](crate::fp8::Divisor).
@@ -108,11 +110,12 @@ impl Conversion {
             0 => Self::Bf16,
             1 => Self::E4m3,
             2 => Self::E2m1,
-            3 => Self::Larger,
-            4 => Self::Quotient,
-            5 => Self::Reciprocal,
-            6 => Self::Multiplier,
-            7 => Self::Silu,
+            3 => Self::ScaledE2m1,
+            4 => Self::Larger,
+            5 => Self::Quotient,
+            6 => Self::Reciprocal,
+            7 => Self::Multiplier,
+            8 => Self::Silu,
             _ => Self::ClampedSilu,
         }
     }

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::thread::{self, available_parallelism};
 
 use ferry_layout::e2m1::{
-    e2m1_bits, e2m1x2_bits, e2m1x8_bits, e2m1x8_of_products, f32_of_e2m1_bits,
+    e2m1_bits, e2m1x2_bits, e2m1x8_bits, e2m1x8_of_products, e2m1x8_of_scaled, f32_of_e2m1_bits,
 };
 use proptest::prelude::*;
 use support::Std;
@@ -80,15 +80,42 @@ fn the_first_element_is_lowest() {
     assert_eq!(e2m1x8_bits(values), 0xf654_3210);
 }
 
-/// Compares the two conversions of eight numbers from `bits` on, `step` apart.
+/// Compares the conversions of eight numbers from `bits` on, `step` apart.
 fn compare_conversions(bits: u32, step: u32) {
     let values = core::array::from_fn(|index| {
         let value = f32::from_bits(bits.wrapping_add(index as u32 * step));
         // The second one is for arithmetic that has no other NaN.
         if value.is_nan() { f32::NAN } else { value }
     });
-    let found = e2m1x8_of_products(values, 1.0, Std);
-    assert_eq!(found, e2m1x8_bits(values), "{values:?}");
+    let wanted = e2m1x8_bits(values);
+    assert_eq!(e2m1x8_of_products(values, 1.0), wanted, "{values:?}");
+    assert_eq!(e2m1x8_of_scaled(values, 1.0, Std), wanted, "{values:?}");
+}
+
+#[test]
+fn powers_of_two_scale_exactly() {
+    // Every boundary between codes and its neighbours, as it is before scaling, and all exponents.
+    let boundaries = [0.25_f32, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0];
+    for exponent in -126..=127 {
+        let multiplier = 2f32.powi(exponent);
+        let near = boundaries.into_iter().flat_map(|boundary| {
+            // 5 * 2^126 is no f32: infinity then.
+            let value = (f64::from(boundary) * 2f64.powi(-exponent)) as f32;
+            [value.next_down(), value, value.next_up()]
+        });
+        let of_exponents = (0..512).flat_map(|top: u32| {
+            let mantissas = [0, 1, 0x2a_aaaa, 0x40_0000, 0x7f_ffff];
+            mantissas.map(|mantissa| f32::from_bits(top << 23 | mantissa))
+        });
+        for value in near.chain(of_exponents).filter(|value| !value.is_nan()) {
+            for value in [value, -value] {
+                let wanted = e2m1x8_bits([value * multiplier; 8]);
+                let found = e2m1x8_of_scaled([value; 8], multiplier, Std);
+                assert_eq!(found, wanted, "{value:e} * 2^{exponent}");
+                assert_eq!(e2m1x8_of_products([value; 8], multiplier), wanted);
+            }
+        }
+    }
 }
 
 #[test]

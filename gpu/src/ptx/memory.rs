@@ -249,6 +249,20 @@ pub unsafe fn store_u16(address: u64, value: u16) {
     }
 }
 
+/// `st.global`, a byte, weak: ordered by a release after it.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_u8(address: u64, value: u8) {
+    // SAFETY: the caller's promise. A register of 16 bits is the least that there is; the byte is
+    // its lower one.
+    unsafe {
+        asm!("st.global.u8 [{}], {};", in(reg64) address, in(reg16) value as u16,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Declares a function for one load instruction.
 macro_rules! load_u64 {
     ($(#[$doc:meta])* $name:ident, $instruction:literal) => {

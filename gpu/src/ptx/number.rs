@@ -66,19 +66,6 @@ fn saturated_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     result
 }
 
-/// `sub.rn.sat.f32`: `a - |b|`, but at least 0 and at most 1; NaN becomes 0 (PTX ISA, "sub"). A
-/// magnitude costs nothing where the assembler sees it.
-#[inline(always)]
-fn saturated_rest(a: f32, b: f32) -> f32 {
-    let result;
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("{{ .reg .f32 m; abs.f32 m, {}; sub.rn.sat.f32 {}, {}, m; }}", in(reg32) b,
-            out(reg32) result, in(reg32) a, options(pure, nomem, nostack, preserves_flags));
-    }
-    result
-}
-
 /// Declares a function for one instruction of two f32.
 macro_rules! of_two {
     ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
@@ -151,11 +138,6 @@ impl Arithmetic for Instructions {
     fn saturated_multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
         saturated_multiply_add(a, b, c)
     }
-
-    #[inline(always)]
-    fn saturated_rest(self, a: f32, b: f32) -> f32 {
-        saturated_rest(a, b)
-    }
 }
 
 /// `max.f32` of magnitudes: the larger one, and the other if one is NaN (PTX ISA, "max"), as
@@ -165,8 +147,8 @@ pub fn larger(amax: f32, value: f32) -> f32 {
     let larger;
     // SAFETY: arithmetic on registers.
     unsafe {
-        asm!("{{ .reg .f32 m; abs.f32 m, {}; max.f32 {}, {}, m; }}", in(reg32) value,
-            out(reg32) larger, in(reg32) amax, options(pure, nomem, nostack, preserves_flags));
+        asm!("{{ .reg .f32 m, n; abs.f32 m, {}; abs.f32 n, {}; max.f32 {}, n, m; }}",
+            in(reg32) value, in(reg32) amax, out(reg32) larger, options(pure, nomem, nostack, preserves_flags));
     }
     larger
 }
@@ -262,5 +244,14 @@ pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
 #[cfg(not(target_feature = "sm_100a"))]
 #[inline(always)]
 pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
-    ferry_layout::e2m1::e2m1x8_of_products(values, multiplier, Instructions)
+    ferry_layout::e2m1::e2m1x8_of_products(values, multiplier)
+}
+
+/// As [`e2m1_eight`], where `multiplier` is a power of two, 2^-126 at least.
+#[inline(always)]
+pub fn e2m1_eight_scaled(values: [f32; 8], multiplier: f32) -> u32 {
+    #[cfg(target_feature = "sm_100a")]
+    return e2m1_eight(values, multiplier);
+    #[cfg(not(target_feature = "sm_100a"))]
+    ferry_layout::e2m1::e2m1x8_of_scaled(values, multiplier, Instructions)
 }

@@ -25,10 +25,11 @@ type Pair = [u32; 2];
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     type Test = fn(&Converter) -> Result<()>;
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, Test); 10] = [
         ("BF16", |on| every_pair(on, Conversion::Bf16)),
         ("e4m3", |on| every_pair(on, Conversion::E4m3)),
-        ("e2m1", products),
+        ("e2m1", |on| products(on, Conversion::E2m1)),
+        ("e2m1, scaled", |on| products(on, Conversion::ScaledE2m1)),
         ("larger magnitude", larger_magnitude),
         ("quotient by a scale", quotients),
         ("reciprocal", reciprocals),
@@ -94,14 +95,14 @@ fn every_pair(on: &Converter, conversion: Conversion) -> Result<()> {
 }
 
 /// What is made e2m1 are results of arithmetic, among which a GPU has one NaN, a positive one.
-fn products(on: &Converter) -> Result<()> {
+fn products(on: &Converter, conversion: Conversion) -> Result<()> {
     let mut pairs = pairs();
     for bits in pairs.as_flattened_mut() {
         if f32::from_bits(*bits).is_nan() {
             *bits = f32::NAN.to_bits();
         }
     }
-    on.compare(Conversion::E2m1, &pairs).map(drop)
+    on.compare(conversion, &pairs).map(drop)
 }
 
 fn larger_magnitude(on: &Converter) -> Result<()> {
@@ -193,7 +194,7 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
     match conversion {
         Conversion::Bf16 => u32::from(bf16_bits(a)) | u32::from(bf16_bits(b)) << 16,
         Conversion::E4m3 => u32::from_le_bytes([a, b, b, a].map(e4m3_bits)),
-        Conversion::E2m1 => e2m1x8_bits([a, b, a, b, b, a, b, a]),
+        Conversion::E2m1 | Conversion::ScaledE2m1 => e2m1x8_bits([a, b, a, b, b, a, b, a]),
         Conversion::Larger => fp8::larger(a.abs(), b).to_bits(),
         Conversion::Quotient => Divisor::new(b).divide(a, Portable).to_bits(),
         Conversion::Reciprocal => Portable.reciprocal(a).to_bits(),
@@ -210,7 +211,9 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
 fn same(conversion: Conversion, wanted: u32, given: u32) -> bool {
     let are_nan = || f32::from_bits(wanted).is_nan() && f32::from_bits(given).is_nan();
     match conversion {
-        Conversion::Bf16 | Conversion::E4m3 | Conversion::E2m1 => wanted == given,
+        Conversion::Bf16 | Conversion::E4m3 | Conversion::E2m1 | Conversion::ScaledE2m1 => {
+            wanted == given
+        }
         Conversion::Larger
         | Conversion::Quotient
         | Conversion::Reciprocal
