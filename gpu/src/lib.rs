@@ -26,6 +26,8 @@ mod rows;
 #[cfg(target_arch = "nvptx64")]
 pub mod shmem;
 #[cfg(target_arch = "nvptx64")]
+mod sigmoids;
+#[cfg(target_arch = "nvptx64")]
 pub mod silu;
 #[cfg(target_arch = "nvptx64")]
 mod strip;

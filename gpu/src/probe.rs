@@ -8,7 +8,7 @@
 
 use ferry_layout::fp8::Divisor;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
+use ferry_layout::{Conversion, ConvertArgs, ProbeArgs, sigmoids};
 
 use crate::encode;
 use crate::ptx::memory::{self, Vector};
@@ -287,5 +287,6 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::Multiplier => encode::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),
+        Conversion::Sigmoids => sigmoids::offsets(a.to_bits(), number::clamped_places),
     }
 }

@@ -1,14 +1,15 @@
 //! The fused SiLU kernel: a warp takes 512 output columns of a row at a time. Memory is its limit,
 //! so the next columns are loaded while these become outputs, and many warps share a multiprocessor.
 
-use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_layout};
 use ferry_protocol::LANES;
 
 use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, STRIP_ELEMENTS};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::number::{self, Instructions};
+use crate::ptx::table::Place;
 use crate::ptx::thread;
+use crate::sigmoids::Sigmoids;
 
 /// Reads gate and up, writes the activation in the token format. Any number of blocks of any
 /// multiple of 32 threads; waits for nothing.
@@ -93,6 +94,7 @@ struct Warp<'a> {
     lane: u32,
     warp: u32,
     warps: u32,
+    table: Place,
 }
 
 /// An expert, as a row finds it.
@@ -141,43 +143,69 @@ impl Piece {
 /// Sixteen numbers.
 type Values = [f32; 16];
 
-/// The gates and ups of what [`Warp::load`] gave, where all gates of a row stand before its ups.
-#[inline(always)]
-fn apart([a, b, c, d]: [Vector; 4]) -> (Values, Values) {
-    (encode::values([a, b]), encode::values([c, d]))
+/// Which halves of what [`Warp::load`] gave are gates, and which ups.
+trait Arrangement: Copy {
+    /// Two neighbours' gates and ups: `pair` counts them from 0.
+    fn pairs(self, loaded: &[Vector; 4], pair: usize) -> Pairs;
 }
 
-/// The gates and ups of what [`Warp::load`] gave, where they stand side by side.
-#[inline(always)]
-fn interleaved(loaded: [Vector; 4]) -> (Values, Values) {
-    let pair = |index: usize| number::f32_pair(loaded[index / 4][index % 4]);
-    let gates = core::array::from_fn(|index| pair(index).0);
-    (gates, core::array::from_fn(|index| pair(index).1))
+/// Two neighbours' gates and ups.
+struct Pairs {
+    /// The gates as BF16.
+    gates: u32,
+    /// The same as f32.
+    gate: (f32, f32),
+    up: (f32, f32),
 }
 
-/// `apply` to each gate and up.
+/// All gates of a row stand before its ups.
+#[derive(Clone, Copy)]
+struct Apart;
+
+/// They stand side by side.
+#[derive(Clone, Copy)]
+struct Interleaved;
+
+impl Arrangement for Apart {
+    #[inline(always)]
+    fn pairs(self, loaded: &[Vector; 4], pair: usize) -> Pairs {
+        let gates = loaded[pair / 4][pair % 4];
+        Pairs {
+            gates,
+            gate: number::f32_pair(gates),
+            up: number::f32_pair(loaded[2 + pair / 4][pair % 4]),
+        }
+    }
+}
+
+impl Arrangement for Interleaved {
+    #[inline(always)]
+    fn pairs(self, loaded: &[Vector; 4], pair: usize) -> Pairs {
+        let word = |index: usize| loaded[index / 4][index % 4];
+        let (first, second) = (word(2 * pair), word(2 * pair + 1));
+        let (first_of, second_of) = (number::f32_pair(first), number::f32_pair(second));
+        Pairs {
+            gates: number::low_halves(first, second),
+            gate: (first_of.0, second_of.0),
+            up: (first_of.1, second_of.1),
+        }
+    }
+}
+
+/// Sixteen values from what [`Warp::load`] gave, two by two.
 #[inline(always)]
-fn activated((gates, ups): (Values, Values), apply: impl Fn(f32, f32) -> f32) -> Values {
+fn values(
+    loaded: &[Vector; 4],
+    arrangement: impl Arrangement,
+    apply: impl Fn(Pairs) -> (f32, f32),
+) -> Values {
     // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time
     // leave the registers.
-    let at = |index: usize| apply(gates[index], ups[index]);
+    let at = |pair: usize| apply(arrangement.pairs(loaded, pair));
+    let [a, b, c, d] = [at(0), at(1), at(2), at(3)];
+    let [e, f, g, h] = [at(4), at(5), at(6), at(7)];
     [
-        at(0),
-        at(1),
-        at(2),
-        at(3),
-        at(4),
-        at(5),
-        at(6),
-        at(7),
-        at(8),
-        at(9),
-        at(10),
-        at(11),
-        at(12),
-        at(13),
-        at(14),
-        at(15),
+        a.0, a.1, b.0, b.1, c.0, c.1, d.0, d.1, e.0, e.1, f.0, f.1, g.0, g.1, h.0, h.1,
     ]
 }
 
@@ -189,6 +217,7 @@ impl<'a> Warp<'a> {
             lane: thread::lane(),
             warp: thread::thread() / LANES * thread::blocks() + thread::block(),
             warps: thread::threads() / LANES * thread::blocks(),
+            table: Place::declare(),
         }
     }
 
@@ -261,29 +290,37 @@ impl<'a> Warp<'a> {
     #[inline(always)]
     unsafe fn run<O: Output>(&self, format: TokenFormat, output: impl Fn(u32) -> O) {
         let args = self.args;
-        let silu = |gate, up| Activation::Silu.apply(gate, up, Instructions);
         let clamped = |gate, up| args.activation().apply(gate, up, Instructions);
+        let clamped =
+            || move |Pairs { gate, up, .. }: Pairs| (clamped(gate.0, up.0), clamped(gate.1, up.1));
+        let silu = || {
+            let sigmoids = Sigmoids::fill(self.table);
+            move |Pairs { gates, gate, up }: Pairs| {
+                let sigmoid = sigmoids.of_pair(gates);
+                (gate.0 * sigmoid.0 * up.0, gate.1 * sigmoid.1 * up.1)
+            }
+        };
         // A loop for each, so that none has a branch among the elements.
         // SAFETY: the caller's promise.
         unsafe {
             match (args.clamped != 0, args.interleaved != 0) {
-                (false, false) => self.run_with(format, output, apart, silu),
-                (false, true) => self.run_with(format, output, interleaved, silu),
-                (true, false) => self.run_with(format, output, apart, clamped),
-                (true, true) => self.run_with(format, output, interleaved, clamped),
+                (false, false) => self.run_with(format, output, Apart, silu),
+                (false, true) => self.run_with(format, output, Interleaved, silu),
+                (true, false) => self.run_with(format, output, Apart, clamped),
+                (true, true) => self.run_with(format, output, Interleaved, clamped),
             }
         }
     }
 
-    /// As [`run`](Self::run); `separate` makes gates and ups of what [`load`](Self::load) gives, and
-    /// `apply` a value of a gate and an up.
+    /// As [`run`](Self::run); `begin`, which all threads of the block call, gives what makes values of
+    /// gates and ups.
     #[inline(always)]
-    unsafe fn run_with<O: Output>(
+    unsafe fn run_with<O: Output, Apply: Fn(Pairs) -> (f32, f32)>(
         &self,
         format: TokenFormat,
         output: impl Fn(u32) -> O,
-        separate: impl Fn([Vector; 4]) -> (Values, Values),
-        apply: impl Fn(f32, f32) -> f32,
+        arrangement: impl Arrangement,
+        begin: impl Fn() -> Apply,
     ) {
         let args = self.args;
         // SAFETY: the caller's promise.
@@ -307,8 +344,10 @@ impl<'a> Warp<'a> {
         };
         let mut encoder = output(0);
         let mut loaded = load(piece);
+        // While that is on its way.
+        let apply = begin();
         while piece.row < rows {
-            let values = activated(separate(loaded), &apply);
+            let values = values(&loaded, arrangement, &apply);
             // Not before: what is loaded then takes the places of what was used, and no copies.
             let following = piece.plus(step, args.columns);
             loaded = load(following);

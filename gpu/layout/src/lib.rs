@@ -21,6 +21,7 @@ pub mod nvfp4;
 mod probe;
 pub mod scale_layout;
 mod shape;
+pub mod sigmoids;
 pub mod silu;
 mod tag;
 mod window;

@@ -95,6 +95,9 @@ pub enum Conversion {
     Silu,
     /// The same, clamped.
     ClampedSilu,
+    /// The places of sigmoids: [`sigmoids::offsets`](crate::sigmoids::offsets) of the BF16s in the
+    /// halves of `a`.
+    Sigmoids,
 }
 
 impl Conversion {
@@ -116,7 +119,8 @@ impl Conversion {
             6 => Self::Reciprocal,
             7 => Self::Multiplier,
             8 => Self::Silu,
-            _ => Self::ClampedSilu,
+            9 => Self::ClampedSilu,
+            _ => Self::Sigmoids,
         }
     }
 }
@@ -153,7 +157,7 @@ impl ConvertArgs {
 /// Host and device mean the same by a number.
 const _: () = {
     let mut number = 0;
-    while number <= Conversion::ClampedSilu.number() {
+    while number <= Conversion::Sigmoids.number() {
         assert!(Conversion::of_number(number).number() == number);
         number += 1;
     }

@@ -5,7 +5,8 @@
 //!
 //! All arithmetic is f32, each operation rounded to nearest even; what is contracted is written as
 //! [`Arithmetic::multiply_add`]. Against f64 the relative error is below `2^-20 + |x| 2^-24`, where `x`
-//! is the sigmoid's argument, wherever the result is not subnormal (a test looks at every BF16 gate). A NaN gives NaN; a gate of minus infinity too, since its product with 0 has no value.
+//! is the sigmoid's argument, wherever neither sigmoid nor result is subnormal (a test looks at every
+//! BF16 gate). A NaN gives NaN; a gate of minus infinity too, since its product with 0 has no value.
 
 use crate::Arithmetic;
 
@@ -28,11 +29,11 @@ impl Activation {
     #[inline(always)]
     pub fn apply(self, gate: f32, up: f32, arithmetic: impl Arithmetic) -> f32 {
         match self {
-            Self::Silu => times_sigmoid(gate, gate, arithmetic) * up,
+            Self::Silu => gate * sigmoid(gate, arithmetic) * up,
             Self::Clamped { alpha, limit } => {
                 let gate = arithmetic.at_most(gate, limit);
                 let up = arithmetic.at_least(arithmetic.at_most(up, limit), -limit);
-                (up + 1.0) * times_sigmoid(gate, alpha * gate, arithmetic)
+                (up + 1.0) * (gate * sigmoid(alpha * gate, arithmetic))
             }
         }
     }
@@ -41,11 +42,11 @@ impl Activation {
 /// What powers of two are kept away from the ends of f32 by.
 const SCALE: f32 = 1.0 / 65_536.0;
 
-/// `factor / (1 + exp(-x))`.
+/// `1 / (1 + exp(-x))`, of NaN any number.
 #[inline(always)]
-fn times_sigmoid(factor: f32, x: f32, arithmetic: impl Arithmetic) -> f32 {
+pub fn sigmoid(x: f32, arithmetic: impl Arithmetic) -> f32 {
     let denominator = scaled_exp_of_minus(x, arithmetic) + SCALE;
-    factor * SCALE * arithmetic.reciprocal(denominator)
+    SCALE * arithmetic.reciprocal(denominator)
 }
 
 /// `SCALE * exp(-x)`: `exp(-x) = 2^n * 2^r` with `|r| <= 1/2`.

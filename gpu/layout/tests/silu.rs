@@ -2,7 +2,8 @@
 
 mod support;
 
-use ferry_layout::silu::Activation;
+use ferry_layout::silu::{Activation, sigmoid};
+use ferry_layout::{f32_of_bf16_bits, sigmoids};
 use support::Std;
 
 const CLAMPED: Activation = Activation::Clamped {
@@ -56,6 +57,30 @@ fn compare(activation: Activation, gate: f32, up: f32) {
         error <= bound,
         "{activation:?} {gate} {up}: {found}, not {wanted}"
     );
+}
+
+#[test]
+fn the_table_has_the_sigmoid_of_every_bf16() {
+    for bits in 0..=u16::MAX {
+        let other = !bits;
+        let pair = u32::from(bits) | u32::from(other) << 16;
+        let offsets = sigmoids::offsets(pair, sigmoids::clamped);
+        for (bits, offset) in [(bits, offsets & 0xffff), (other, offsets >> 16)] {
+            assert!(
+                offset % 4 == 0 && offset / 4 < sigmoids::PLACES,
+                "{bits:#x}"
+            );
+            let gate = f32_of_bf16_bits(bits);
+            let found = sigmoid(sigmoids::argument(offset / 4), Std);
+            let wanted = sigmoid(gate, Std);
+            // A NaN's is multiplied with the NaN.
+            let is_same = found.to_bits() == wanted.to_bits() || gate.is_nan();
+            assert!(
+                is_same && found.is_finite(),
+                "{gate:e}: {found:e}, not {wanted:e}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -11,4 +11,5 @@ pub mod block;
 pub mod bulk;
 pub mod memory;
 pub mod number;
+pub mod table;
 pub mod thread;

@@ -140,6 +140,56 @@ impl Arithmetic for Instructions {
     }
 }
 
+/// As [`sigmoids::clamped`](ferry_layout::sigmoids::clamped): `add.s16x2` and `min.s16x2.relu`, which
+/// are one instruction of the machine (PTX ISA, "add", "min"; sm_90 and later).
+#[cfg(target_feature = "sm_90")]
+#[inline(always)]
+pub fn clamped_places(magnitudes: u32) -> u32 {
+    use ferry_layout::sigmoids::{FIRST, LAST};
+    const BOTH: u32 = 0x1_0001;
+    let places;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("{{ .reg .b32 s; add.s16x2 s, {}, {}; min.s16x2.relu {}, s, {}; }}",
+            in(reg32) magnitudes, in(reg32) ((0x1_0000 - FIRST) * BOTH), out(reg32) places,
+            in(reg32) (LAST - FIRST) * BOTH, options(pure, nomem, nostack, preserves_flags));
+    }
+    places
+}
+
+/// As [`sigmoids::clamped`](ferry_layout::sigmoids::clamped).
+#[cfg(not(target_feature = "sm_90"))]
+#[inline(always)]
+pub fn clamped_places(magnitudes: u32) -> u32 {
+    ferry_layout::sigmoids::clamped(magnitudes)
+}
+
+/// The low and the high half of a word. The former by `mad.lo`: a product, since what logical
+/// instructions would go through is busier (CUDA C++ Programming Guide, "Arithmetic Instructions").
+#[inline(always)]
+pub fn halves(word: u32) -> (u32, u32) {
+    let (low, high): (u32, u32);
+    high = word >> 16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("mad.lo.u32 {}, {}, 0xffff0000, {};", out(reg32) low, in(reg32) high, in(reg32) word,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    (low, high)
+}
+
+/// `prmt`: the low halves of two words, the first one's in the low half (PTX ISA, "prmt").
+#[inline(always)]
+pub fn low_halves(first: u32, second: u32) -> u32 {
+    let pair;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("prmt.b32 {}, {}, {}, 0x5410;", out(reg32) pair, in(reg32) first, in(reg32) second,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    pair
+}
+
 /// `max.f32` of magnitudes: the larger one, and the other if one is NaN (PTX ISA, "max"), as
 /// `fp8::larger` has it.
 #[inline(always)]

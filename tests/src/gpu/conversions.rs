@@ -12,7 +12,7 @@ use ferry::{Activation, Device, Rank, Stream};
 use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
-use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4};
+use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4, sigmoids};
 
 use super::{Outcome, Suite};
 
@@ -25,7 +25,7 @@ type Pair = [u32; 2];
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     type Test = fn(&Converter) -> Result<()>;
-    let tests: [(&str, Test); 10] = [
+    let tests: [(&str, Test); 11] = [
         ("BF16", |on| every_pair(on, Conversion::Bf16)),
         ("e4m3", |on| every_pair(on, Conversion::E4m3)),
         ("e2m1", |on| products(on, Conversion::E2m1)),
@@ -38,6 +38,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
         ("clamped SiLU", |on| {
             activations(on, Conversion::ClampedSilu)
         }),
+        ("places of sigmoids", places),
     ];
     for (name, test) in tests {
         suite.check(&format!("conversion: {name}"), |suite| {
@@ -187,6 +188,13 @@ fn activations(on: &Converter, conversion: Conversion) -> Result<()> {
     Ok(())
 }
 
+/// Every BF16 in the low half, another one in the high half.
+fn places(on: &Converter) -> Result<()> {
+    let halves = |bits: u16| u32::from(bits) | u32::from(!bits.rotate_left(5)) << 16;
+    let pairs: Vec<Pair> = (0..=u16::MAX).map(|bits| [halves(bits), 0]).collect();
+    on.compare(Conversion::Sigmoids, &pairs).map(drop)
+}
+
 /// What the portable code makes of a pair.
 fn portable(conversion: Conversion, pair: Pair) -> u32 {
     let [a, b] = pair.map(f32::from_bits);
@@ -204,6 +212,7 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
             alpha: ALPHA,
             limit: LIMIT,
         }),
+        Conversion::Sigmoids => sigmoids::offsets(a.to_bits(), sigmoids::clamped),
     }
 }
 
@@ -211,9 +220,11 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
 fn same(conversion: Conversion, wanted: u32, given: u32) -> bool {
     let are_nan = || f32::from_bits(wanted).is_nan() && f32::from_bits(given).is_nan();
     match conversion {
-        Conversion::Bf16 | Conversion::E4m3 | Conversion::E2m1 | Conversion::ScaledE2m1 => {
-            wanted == given
-        }
+        Conversion::Bf16
+        | Conversion::E4m3
+        | Conversion::E2m1
+        | Conversion::ScaledE2m1
+        | Conversion::Sigmoids => wanted == given,
         Conversion::Larger
         | Conversion::Quotient
         | Conversion::Reciprocal
