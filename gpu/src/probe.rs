@@ -7,8 +7,9 @@
 //! by number, so that it can be compared with the portable one.
 
 use ferry_layout::fp8::Divisor;
+use ferry_layout::sigmoids::Places;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Conversion, ConvertArgs, ProbeArgs, sigmoids};
+use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
 
 use crate::encode;
 use crate::ptx::memory::{self, Vector};
@@ -287,6 +288,6 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::Multiplier => encode::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),
-        Conversion::Sigmoids => sigmoids::offsets(a.to_bits(), number::clamped_places),
+        Conversion::Sigmoids => Places::of(args.clamped()).offsets(a.to_bits(), number::distances),
     }
 }

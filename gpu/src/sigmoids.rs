@@ -1,28 +1,36 @@
-//! The sigmoids of all BF16s in a block's shared memory: see `ferry_layout::sigmoids`.
+//! The sigmoids of all BF16 gates in a block's shared memory: see `ferry_layout::sigmoids`.
 
-use ferry_layout::{sigmoids, silu};
+use ferry_layout::sigmoids::{PLACES, Places};
+use ferry_layout::silu::Activation;
 
 use crate::ptx::number::{self, Instructions};
 use crate::ptx::table::{Place, Table};
 
 /// The table.
 #[derive(Clone, Copy)]
-pub struct Sigmoids(Table);
+pub struct Sigmoids {
+    table: Table,
+    places: Places,
+}
 
 impl Sigmoids {
     /// Computes them. Called once in a launch, by all threads of the block.
     #[inline(always)]
-    pub fn fill(place: Place) -> Self {
-        let of = |index| silu::sigmoid(sigmoids::argument(index), Instructions);
-        Self(place.fill::<{ sigmoids::PLACES }>(of))
+    pub fn fill(place: Place, activation: Activation) -> Self {
+        let places = Places::of(activation);
+        let of = |index| places.sigmoid(index, activation, Instructions);
+        Self {
+            table: place.fill::<PLACES>(of),
+            places,
+        }
     }
 
     /// Of the BF16s in the low and the high half.
     #[inline(always)]
     pub fn of_pair(self, pair: u32) -> (f32, f32) {
-        let offsets = sigmoids::offsets(pair, number::clamped_places);
+        let offsets = self.places.offsets(pair, number::distances);
         let (low, high) = number::halves(offsets);
         // SAFETY: offsets of places.
-        unsafe { (self.0.at(low), self.0.at(high)) }
+        unsafe { (self.table.at(low), self.table.at(high)) }
     }
 }

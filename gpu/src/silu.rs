@@ -1,6 +1,7 @@
 //! The fused SiLU kernel: a warp takes 512 output columns of a row at a time. Memory is its limit,
 //! so the next columns are loaded while these become outputs, and many warps share a multiprocessor.
 
+use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_layout};
 use ferry_protocol::LANES;
 
@@ -290,16 +291,9 @@ impl<'a> Warp<'a> {
     #[inline(always)]
     unsafe fn run<O: Output>(&self, format: TokenFormat, output: impl Fn(u32) -> O) {
         let args = self.args;
-        let clamped = |gate, up| args.activation().apply(gate, up, Instructions);
-        let clamped =
-            || move |Pairs { gate, up, .. }: Pairs| (clamped(gate.0, up.0), clamped(gate.1, up.1));
-        let silu = || {
-            let sigmoids = Sigmoids::fill(self.table);
-            move |Pairs { gates, gate, up }: Pairs| {
-                let sigmoid = sigmoids.of_pair(gates);
-                (gate.0 * sigmoid.0 * up.0, gate.1 * sigmoid.1 * up.1)
-            }
-        };
+        let silu = Activation::Silu;
+        let (alpha, limit) = (args.alpha, args.limit);
+        let clamped = Activation::Clamped { alpha, limit };
         // A loop for each, so that none has a branch among the elements.
         // SAFETY: the caller's promise.
         unsafe {
@@ -312,15 +306,14 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// As [`run`](Self::run); `begin`, which all threads of the block call, gives what makes values of
-    /// gates and ups.
+    /// As [`run`](Self::run). `activation` and `arrangement` are this launch's.
     #[inline(always)]
-    unsafe fn run_with<O: Output, Apply: Fn(Pairs) -> (f32, f32)>(
+    unsafe fn run_with<O: Output>(
         &self,
         format: TokenFormat,
         output: impl Fn(u32) -> O,
         arrangement: impl Arrangement,
-        begin: impl Fn() -> Apply,
+        activation: Activation,
     ) {
         let args = self.args;
         // SAFETY: the caller's promise.
@@ -345,7 +338,14 @@ impl<'a> Warp<'a> {
         let mut encoder = output(0);
         let mut loaded = load(piece);
         // While that is on its way.
-        let apply = begin();
+        let sigmoids = Sigmoids::fill(self.table, activation);
+        let apply = |Pairs { gates, gate, up }: Pairs| {
+            let sigmoid = sigmoids.of_pair(gates);
+            (
+                activation.with_sigmoid((gate.0, sigmoid.0), up.0, Instructions),
+                activation.with_sigmoid((gate.1, sigmoid.1), up.1, Instructions),
+            )
+        };
         while piece.row < rows {
             let values = values(&loaded, arrangement, &apply);
             // Not before: what is loaded then takes the places of what was used, and no copies.

@@ -13,6 +13,26 @@ use crate::formats::{self, Capacity, Encoded, Images, Place};
 /// What outputs hold before.
 const POISON: u8 = 0xa5;
 
+/// A clamped activation's `alpha` and limit.
+pub type Clamp = (f32, f32);
+
+/// gpt-oss' numbers first, then some for which the table of sigmoids begins elsewhere: with 0 for the
+/// steepest, and so late that it goes past infinity for the flattest.
+pub const CLAMPS: [Clamp; 7] = [
+    (1.702, 7.0),
+    (-1.702, 7.3),
+    (0.0, 7.0),
+    (0.01, f32::INFINITY),
+    (1e5, 1e-3),
+    (f32::MAX, 1e-42),
+    (1e-40, f32::MAX),
+];
+
+/// The activation with a clamp.
+pub const fn clamped((alpha, limit): Clamp) -> Activation {
+    Activation::Clamped { alpha, limit }
+}
+
 /// A problem.
 #[derive(Clone, Debug)]
 pub struct SiluCase {
@@ -240,10 +260,6 @@ fn encoded(format: TokenFormat, values: &[f32], global: f32) -> Encoded {
 /// Cases of all sizes, in every format.
 pub fn cases(large: bool) -> Vec<SiluCase> {
     let mut cases = Vec::new();
-    let clamped = Activation::Clamped {
-        alpha: 1.702,
-        limit: 7.0,
-    };
     let sizes: &[(Vec<usize>, usize)] = &[
         (vec![0], 128),
         (vec![1], 128),
@@ -261,7 +277,7 @@ pub fn cases(large: bool) -> Vec<SiluCase> {
                     columns: *columns,
                     format,
                     activation: if index % 2 == 0 {
-                        clamped
+                        clamped(CLAMPS[0])
                     } else {
                         Activation::Silu
                     },
@@ -269,6 +285,17 @@ pub fn cases(large: bool) -> Vec<SiluCase> {
                     seed: index as u64 * 2 + u64::from(interleaved),
                 });
             }
+        }
+        let (rows, columns) = if large { (100, 640) } else { (3, 128) };
+        for (index, clamp) in CLAMPS.into_iter().enumerate() {
+            cases.push(SiluCase {
+                rows: vec![rows],
+                columns,
+                format,
+                activation: clamped(clamp),
+                interleaved: index % 2 == 0,
+                seed: 100 + index as u64,
+            });
         }
     }
     cases
@@ -282,7 +309,8 @@ impl SiluCase {
             _ => "",
         };
         format!(
-            "silu to {}{layout}: {} rows of {} experts, {} columns{}",
+            "{:?} to {}{layout}: {} rows of {} experts, {} columns{}",
+            self.activation,
             self.format.name(),
             self.rows.iter().sum::<usize>(),
             self.rows.len(),

@@ -95,8 +95,8 @@ pub enum Conversion {
     Silu,
     /// The same, clamped.
     ClampedSilu,
-    /// The places of sigmoids: [`sigmoids::offsets`](crate::sigmoids::offsets) of the BF16s in the
-    /// halves of `a`.
+    /// The places of the clamped activation's sigmoids:
+    /// [`Places::offsets`](crate::sigmoids::Places::offsets) of the BF16s in the halves of `a`.
     Sigmoids,
 }
 

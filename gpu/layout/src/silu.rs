@@ -7,6 +7,7 @@
 //! [`Arithmetic::multiply_add`]. Against f64 the relative error is below `2^-20 + |x| 2^-24`, where `x`
 //! is the sigmoid's argument, wherever neither sigmoid nor result is subnormal (a test looks at every
 //! BF16 gate). A NaN gives NaN; a gate of minus infinity too, since its product with 0 has no value.
+//! A GPU looks the sigmoid up (see [`sigmoids`](crate::sigmoids)), which changes no bit.
 
 use crate::Arithmetic;
 
@@ -28,12 +29,34 @@ impl Activation {
     /// Of one element.
     #[inline(always)]
     pub fn apply(self, gate: f32, up: f32, arithmetic: impl Arithmetic) -> f32 {
+        self.with_sigmoid((gate, self.sigmoid(gate, arithmetic)), up, arithmetic)
+    }
+
+    /// The sigmoid that is part of it, a function of the gate alone; of NaN any number.
+    #[inline(always)]
+    pub fn sigmoid(self, gate: f32, arithmetic: impl Arithmetic) -> f32 {
         match self {
-            Self::Silu => gate * sigmoid(gate, arithmetic) * up,
+            Self::Silu => sigmoid(gate, arithmetic),
             Self::Clamped { alpha, limit } => {
+                sigmoid(alpha * arithmetic.at_most(gate, limit), arithmetic)
+            }
+        }
+    }
+
+    /// As [`apply`](Self::apply), of a gate and its [`sigmoid`](Self::sigmoid).
+    #[inline(always)]
+    pub fn with_sigmoid(
+        self,
+        (gate, sigmoid): (f32, f32),
+        up: f32,
+        arithmetic: impl Arithmetic,
+    ) -> f32 {
+        match self {
+            Self::Silu => gate * sigmoid * up,
+            Self::Clamped { limit, .. } => {
                 let gate = arithmetic.at_most(gate, limit);
                 let up = arithmetic.at_least(arithmetic.at_most(up, limit), -limit);
-                (up + 1.0) * (gate * sigmoid(alpha * gate, arithmetic))
+                (up + 1.0) * (gate * sigmoid)
             }
         }
     }

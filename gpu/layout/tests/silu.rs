@@ -2,6 +2,7 @@
 
 mod support;
 
+use ferry_layout::sigmoids::Places;
 use ferry_layout::silu::{Activation, sigmoid};
 use ferry_layout::{f32_of_bf16_bits, sigmoids};
 use support::Std;
@@ -59,27 +60,68 @@ fn compare(activation: Activation, gate: f32, up: f32) {
     );
 }
 
+/// Of every size, subnormal ones among them, and 0.
+fn steepnesses() -> impl Iterator<Item = f32> {
+    let some = (0..0x7f80_u32).step_by(0x1d3).map(|bits| bits << 16);
+    let ends = [0, 1, f32::MAX.to_bits()];
+    let ordinary = [1.702_f32, 1.0, 0.5, 3.999].map(f32::to_bits);
+    let positive = some.chain(ends).chain(ordinary).map(f32::from_bits);
+    positive.flat_map(|alpha| [alpha, -alpha])
+}
+
 #[test]
 fn the_table_has_the_sigmoid_of_every_bf16() {
+    table_has_all(Activation::Silu);
+    let limits = [7.0, 0.3, 1e-42, 1e-6, f32::MAX, f32::INFINITY];
+    for (alpha, limit) in steepnesses().zip(limits.into_iter().cycle()) {
+        table_has_all(Activation::Clamped { alpha, limit });
+    }
+    for limit in limits {
+        let alpha = 1.702;
+        table_has_all(Activation::Clamped { alpha, limit });
+    }
+}
+
+fn table_has_all(activation: Activation) {
+    let places = Places::of(activation);
+    let table: Vec<f32> = (0..sigmoids::PLACES)
+        .map(|place| places.sigmoid(place, activation, Std))
+        .collect();
     for bits in 0..=u16::MAX {
-        let other = !bits;
-        let pair = u32::from(bits) | u32::from(other) << 16;
-        let offsets = sigmoids::offsets(pair, sigmoids::clamped);
-        for (bits, offset) in [(bits, offsets & 0xffff), (other, offsets >> 16)] {
-            assert!(
-                offset % 4 == 0 && offset / 4 < sigmoids::PLACES,
-                "{bits:#x}"
-            );
+        let pair = u32::from(bits) | u32::from(!bits) << 16;
+        let offsets = places.offsets(pair, sigmoids::distances);
+        for (bits, offset) in [
+            (pair as u16, offsets & 0xffff),
+            ((pair >> 16) as u16, offsets >> 16),
+        ] {
             let gate = f32_of_bf16_bits(bits);
-            let found = sigmoid(sigmoids::argument(offset / 4), Std);
-            let wanted = sigmoid(gate, Std);
+            assert!(offset % 4 == 0, "{bits:#x}");
+            let found = table[offset as usize / 4];
+            let wanted = activation.sigmoid(gate, Std);
             // A NaN's is multiplied with the NaN.
             let is_same = found.to_bits() == wanted.to_bits() || gate.is_nan();
             assert!(
                 is_same && found.is_finite(),
-                "{gate:e}: {found:e}, not {wanted:e}"
+                "{activation:?} {gate:e}: {found:e}, not {wanted:e}"
             );
         }
+    }
+}
+
+/// What the table relies on, for arguments that are no BF16s.
+#[test]
+fn arguments_beyond_the_table_have_the_sigmoids_of_its_ends() {
+    let of = |bits: u32| sigmoid(f32::from_bits(bits), Std);
+    const NEGATIVE: u32 = 1 << 31;
+    let small = 2_f32.powf(-24.6).to_bits();
+    // The last ones, and some of the others.
+    for bits in (small - 10_000..=small).chain((0..small).step_by(9_973)) {
+        assert_eq!((of(bits), of(bits | NEGATIVE)), (0.5, 0.5), "{bits:#x}");
+    }
+    let large = 98.5_f32.to_bits();
+    let all = large..=f32::INFINITY.to_bits();
+    for bits in (large..large + 10_000).chain(all.step_by(9_973)) {
+        assert_eq!((of(bits), of(bits | NEGATIVE)), (1.0, 0.0), "{bits:#x}");
     }
 }
 

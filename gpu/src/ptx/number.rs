@@ -140,28 +140,30 @@ impl Arithmetic for Instructions {
     }
 }
 
-/// As [`sigmoids::clamped`](ferry_layout::sigmoids::clamped): `add.s16x2` and `min.s16x2.relu`, which
-/// are one instruction of the machine (PTX ISA, "add", "min"; sm_90 and later).
+/// As [`sigmoids::distances`](ferry_layout::sigmoids::distances): `add.s16x2` and `min.s16x2.relu`, which
+/// are one instruction of the machine (PTX ISA, "add", "min"; sm_90 and later). Magnitudes and `first`
+/// are not negative, so that no difference overflows.
 #[cfg(target_feature = "sm_90")]
 #[inline(always)]
-pub fn clamped_places(magnitudes: u32) -> u32 {
-    use ferry_layout::sigmoids::{FIRST, LAST};
+pub fn distances(magnitudes: u32, first: u32) -> u32 {
     const BOTH: u32 = 0x1_0001;
-    let places;
+    let negative = first.wrapping_neg() & 0xffff;
+    let distances;
     // SAFETY: arithmetic on registers.
     unsafe {
         asm!("{{ .reg .b32 s; add.s16x2 s, {}, {}; min.s16x2.relu {}, s, {}; }}",
-            in(reg32) magnitudes, in(reg32) ((0x1_0000 - FIRST) * BOTH), out(reg32) places,
-            in(reg32) (LAST - FIRST) * BOTH, options(pure, nomem, nostack, preserves_flags));
+            in(reg32) magnitudes, in(reg32) negative * BOTH, out(reg32) distances,
+            in(reg32) ferry_layout::sigmoids::LAST * BOTH,
+            options(pure, nomem, nostack, preserves_flags));
     }
-    places
+    distances
 }
 
-/// As [`sigmoids::clamped`](ferry_layout::sigmoids::clamped).
+/// As [`sigmoids::distances`](ferry_layout::sigmoids::distances).
 #[cfg(not(target_feature = "sm_90"))]
 #[inline(always)]
-pub fn clamped_places(magnitudes: u32) -> u32 {
-    ferry_layout::sigmoids::clamped(magnitudes)
+pub fn distances(magnitudes: u32, first: u32) -> u32 {
+    ferry_layout::sigmoids::distances(magnitudes, first)
 }
 
 /// The low and the high half of a word. The former by `mad.lo`: a product, since what logical

@@ -5,6 +5,7 @@ use ferry::{Activation, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat, fus
 
 use super::rig::{Repeats, Rig, Stage};
 use crate::formats::{self, Capacity};
+use crate::silu::{self, CLAMPS};
 
 /// Rows, of this many experts.
 const ROWS: usize = 32_768;
@@ -24,25 +25,49 @@ pub struct SiluTime {
     pub format: &'static str,
     /// Whether gates and ups stand side by side.
     pub interleaved: bool,
+    /// Whether the activation is the clamped one.
+    pub clamped: bool,
     /// Median of the slowest GPU.
     pub us: f64,
     /// Reading the input and writing the output at the copy's rate.
     pub floor_us: f64,
 }
 
+/// What is timed.
+#[derive(Clone, Copy)]
+struct Kind {
+    format: TokenFormat,
+    interleaved: bool,
+    activation: Activation,
+}
+
 /// Times every format. `hbm_gb_per_s` is the copy's rate, read and written.
 pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
     use ScaleLayout::Tiled;
+    let plain = Activation::Silu;
+    // gpt-oss' numbers.
+    let clamped = silu::clamped(CLAMPS[0]);
     let kinds = [
-        (TokenFormat::Bf16, false),
-        (TokenFormat::BlockwiseFp8, false),
-        (TokenFormat::Mxfp8(Tiled), false),
-        (TokenFormat::Mxfp8(Tiled), true),
-        (TokenFormat::Mxfp4(Tiled), false),
-        (TokenFormat::Nvfp4(Tiled), false),
-        (TokenFormat::Nvfp4(Tiled), true),
+        (TokenFormat::Bf16, false, plain),
+        (TokenFormat::Bf16, false, clamped),
+        (TokenFormat::BlockwiseFp8, false, plain),
+        (TokenFormat::BlockwiseFp8, false, clamped),
+        (TokenFormat::Mxfp8(Tiled), false, plain),
+        (TokenFormat::Mxfp8(Tiled), true, plain),
+        (TokenFormat::Mxfp8(Tiled), false, clamped),
+        (TokenFormat::Mxfp4(Tiled), false, plain),
+        (TokenFormat::Mxfp4(Tiled), false, clamped),
+        (TokenFormat::Mxfp4(Tiled), true, clamped),
+        (TokenFormat::Nvfp4(Tiled), false, plain),
+        (TokenFormat::Nvfp4(Tiled), true, plain),
+        (TokenFormat::Nvfp4(Tiled), false, clamped),
     ];
-    let measure = |&(format, interleaved): &(TokenFormat, bool)| -> Result<SiluTime> {
+    let measure = |(format, interleaved, activation)| -> Result<SiluTime> {
+        let kind = Kind {
+            format,
+            interleaved,
+            activation,
+        };
         let space = Capacity {
             rows: ROWS,
             blocks: ROWS / 128,
@@ -53,25 +78,29 @@ pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
         Ok(SiluTime {
             format: format.name(),
             interleaved,
-            us: time(rig, format, interleaved, space)?,
+            clamped: activation != plain,
+            us: time(rig, kind, space)?,
             floor_us: bytes / hbm_gb_per_s / 1e3,
         })
     };
-    kinds.iter().map(measure).collect()
+    kinds.into_iter().map(measure).collect()
 }
 
 /// Prints them.
 pub fn print(times: &[SiluTime]) {
     println!("\nfused SiLU, {ROWS} rows of {EXPERTS} experts, 2 * {COLUMNS} columns:");
-    println!("format            |      µs   floor (x)");
+    println!("{:26} |      µs   floor (x)", "format");
     for time in times {
-        let name = match time.interleaved {
-            true => format!("{} interleaved", time.format),
-            false => time.format.to_owned(),
-        };
+        let mut name = time.format.to_owned();
+        if time.interleaved {
+            name += " interleaved";
+        }
+        if time.clamped {
+            name += " clamped";
+        }
         let ratio = time.us / time.floor_us;
         println!(
-            "{name:17} | {:7.1} {:7.1} ({ratio:.2})",
+            "{name:26} | {:7.1} {:7.1} ({ratio:.2})",
             time.us, time.floor_us
         );
     }
@@ -81,7 +110,7 @@ pub fn print(times: &[SiluTime]) {
 /// special values have ways of their own.
 fn upload_inputs(device: &dyn Device, input: ferry::DevicePtr) -> Result<()> {
     const SOME_ROWS: usize = 64;
-    let values = crate::silu::ordinary_numbers(2 * COLUMNS * SOME_ROWS);
+    let values = silu::ordinary_numbers(2 * COLUMNS * SOME_ROWS);
     let bytes: &[u8] = bytemuck::cast_slice(&values);
     for row in (0..ROWS).step_by(SOME_ROWS) {
         device.upload(input.plus((4 * COLUMNS * row) as u64), bytes)?;
@@ -89,7 +118,12 @@ fn upload_inputs(device: &dyn Device, input: ferry::DevicePtr) -> Result<()> {
     Ok(())
 }
 
-fn time(rig: &Rig, format: TokenFormat, interleaved: bool, space: Capacity) -> Result<f64> {
+fn time(rig: &Rig, kind: Kind, space: Capacity) -> Result<f64> {
+    let Kind {
+        format,
+        interleaved,
+        activation,
+    } = kind;
     let offsets: Vec<u32> = (0..=EXPERTS).map(|e| (e * ROWS / EXPERTS) as u32).collect();
     let starts = formats::scales_offsets(&offsets);
     let mut owned = Vec::new();
@@ -112,7 +146,7 @@ fn time(rig: &Rig, format: TokenFormat, interleaved: bool, space: Capacity) -> R
             input: Tensor::contiguous(input, [ROWS, 2 * COLUMNS]),
             interleaved,
             row_offsets: Tensor::contiguous(row_offsets, [EXPERTS + 1]),
-            activation: Activation::Silu,
+            activation,
             format,
             input_scales: None,
             output: Tensor::contiguous(output, [ROWS, COLUMNS]),

@@ -12,13 +12,11 @@ use ferry::{Activation, Device, Rank, Stream};
 use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
-use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4, sigmoids};
+use ferry_layout::sigmoids::{self, Places};
+use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4};
 
 use super::{Outcome, Suite};
-
-/// What the clamped activation has: gpt-oss' numbers.
-const ALPHA: f32 = 1.702;
-const LIMIT: f32 = 7.0;
+use crate::silu::{self, CLAMPS, Clamp};
 
 /// Bits of two f32.
 type Pair = [u32; 2];
@@ -34,9 +32,11 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
         ("quotient by a scale", quotients),
         ("reciprocal", reciprocals),
         ("NVFP4 multiplier", multipliers),
-        ("SiLU", |on| activations(on, Conversion::Silu)),
+        ("SiLU", |on| activations(on, Conversion::Silu, CLAMPS[0])),
         ("clamped SiLU", |on| {
-            activations(on, Conversion::ClampedSilu)
+            CLAMPS
+                .into_iter()
+                .try_for_each(|clamp| activations(on, Conversion::ClampedSilu, clamp))
         }),
         ("places of sigmoids", places),
     ];
@@ -177,13 +177,14 @@ fn multipliers(on: &Converter) -> Result<()> {
 }
 
 /// Every BF16 gate with ups of all kinds.
-fn activations(on: &Converter, conversion: Conversion) -> Result<()> {
-    let near_limit = [LIMIT.next_down(), LIMIT, LIMIT.next_up()];
+fn activations(on: &Converter, conversion: Conversion, clamp: Clamp) -> Result<()> {
+    let (_, limit) = clamp;
+    let near_limit = [limit.next_down(), limit, limit.next_up()];
     let others = [0.0, 1e-40, 0.3, 1.0, 3.5, 1e30, f32::INFINITY];
     let ups = near_limit.into_iter().chain(others);
     for up in ups.flat_map(|up| [up, -up]).chain([f32::NAN]) {
         let pairs: Vec<Pair> = bf16s().map(|gate| [gate, up.to_bits()]).collect();
-        on.compare(conversion, &pairs)?;
+        on.compare_clamped(conversion, &pairs, clamp)?;
     }
     Ok(())
 }
@@ -192,12 +193,16 @@ fn activations(on: &Converter, conversion: Conversion) -> Result<()> {
 fn places(on: &Converter) -> Result<()> {
     let halves = |bits: u16| u32::from(bits) | u32::from(!bits.rotate_left(5)) << 16;
     let pairs: Vec<Pair> = (0..=u16::MAX).map(|bits| [halves(bits), 0]).collect();
-    on.compare(Conversion::Sigmoids, &pairs).map(drop)
+    CLAMPS.into_iter().try_for_each(|clamp| {
+        on.compare_clamped(Conversion::Sigmoids, &pairs, clamp)
+            .map(drop)
+    })
 }
 
 /// What the portable code makes of a pair.
-fn portable(conversion: Conversion, pair: Pair) -> u32 {
+fn portable(conversion: Conversion, pair: Pair, clamp: Clamp) -> u32 {
     let [a, b] = pair.map(f32::from_bits);
+    let clamped = silu::clamped(clamp);
     let activate = |activation: Activation| activation.apply(a, b, Portable).to_bits();
     match conversion {
         Conversion::Bf16 => u32::from(bf16_bits(a)) | u32::from(bf16_bits(b)) << 16,
@@ -208,11 +213,8 @@ fn portable(conversion: Conversion, pair: Pair) -> u32 {
         Conversion::Reciprocal => Portable.reciprocal(a).to_bits(),
         Conversion::Multiplier => nvfp4::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
-        Conversion::ClampedSilu => activate(Activation::Clamped {
-            alpha: ALPHA,
-            limit: LIMIT,
-        }),
-        Conversion::Sigmoids => sigmoids::offsets(a.to_bits(), sigmoids::clamped),
+        Conversion::ClampedSilu => activate(clamped),
+        Conversion::Sigmoids => Places::of(clamped).offsets(a.to_bits(), sigmoids::distances),
     }
 }
 
@@ -256,13 +258,23 @@ impl Converter {
 
     /// What the device makes of the pairs, which is what the portable code makes of them.
     fn compare(&self, conversion: Conversion, pairs: &[Pair]) -> Result<Vec<u32>> {
-        let given = self.convert(conversion, pairs)?;
+        self.compare_clamped(conversion, pairs, CLAMPS[0])
+    }
+
+    /// As [`compare`](Self::compare), for a conversion that a clamped activation is part of.
+    fn compare_clamped(
+        &self,
+        conversion: Conversion,
+        pairs: &[Pair],
+        clamp: Clamp,
+    ) -> Result<Vec<u32>> {
+        let given = self.convert(conversion, pairs, clamp)?;
         for (&pair, &given) in pairs.iter().zip(&given) {
-            let wanted = portable(conversion, pair);
+            let wanted = portable(conversion, pair, clamp);
             ensure!(
                 same(conversion, wanted, given),
                 "{conversion:?} of {:#010x} and {:#010x} is {given:#010x}, in the portable code \
-                 {wanted:#010x}",
+                 {wanted:#010x} ({clamp:?})",
                 pair[0],
                 pair[1]
             );
@@ -270,7 +282,12 @@ impl Converter {
         Ok(given)
     }
 
-    fn convert(&self, conversion: Conversion, pairs: &[Pair]) -> Result<Vec<u32>> {
+    fn convert(
+        &self,
+        conversion: Conversion,
+        pairs: &[Pair],
+        (alpha, limit): Clamp,
+    ) -> Result<Vec<u32>> {
         let mut results = vec![0_u32; pairs.len()];
         let input = self.device.alloc(size_of_val(pairs) as u64)?;
         let output = self.device.alloc(size_of_val(&results[..]) as u64)?;
@@ -280,8 +297,8 @@ impl Converter {
             output: output.0,
             count: pairs.len() as u32,
             conversion: conversion.number(),
-            alpha: ALPHA,
-            limit: LIMIT,
+            alpha,
+            limit,
         };
         // SAFETY: both tensors were allocated above with the sizes that `args` says, and are freed
         // after the stream has passed the kernel.
