@@ -290,11 +290,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn differ(&self, one: u32, other: u32) -> u32 {
-        thread::differ(one, other)
-    }
-
-    #[inline(always)]
     fn sum(&self, values: u32) -> u32 {
         thread::sum(values)
     }

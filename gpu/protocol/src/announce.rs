@@ -6,8 +6,7 @@
 //! himself, and nobody waits.
 
 use ferry_layout::{
-    CHUNK_ENTRIES, Counter, DispatchArgs, FEW_ENTRIES, NOT_ROUTED, Rank, Region, Shape, Table,
-    Tagged,
+    CHUNK_ENTRIES, Counter, DispatchArgs, FEW_ENTRIES, Rank, Region, Shape, Table, Tagged,
 };
 
 use crate::route::{on_each_rank, rank_bit};
@@ -230,7 +229,7 @@ fn valid_lanes(left: u32) -> u32 {
 }
 
 /// How many of the first `end` entries are for the expert of each lane below `top_k`; `wanted` holds
-/// them. Of lanes without an expert anything.
+/// them.
 #[inline(always)]
 pub fn count_alike<M: Machine>(
     launch: &Launch<M>,
@@ -244,8 +243,7 @@ pub fn count_alike<M: Machine>(
         let experts = core::array::from_fn::<u32, DEPTH, _>(|step| {
             machine.broadcast(wanted, (k + step as u32).min(LANES - 1))
         });
-        // Those that differ are counted, which takes fewer instructions.
-        let mut others = [machine.lanes(|_| 0); DEPTH];
+        let mut sums = [machine.lanes(|_| 0); DEPTH];
         let mut start = 0;
         while start < end {
             let groups = core::array::from_fn::<M::Lanes<u32>, COUNT_DEPTH, _>(|step| {
@@ -253,23 +251,19 @@ pub fn count_alike<M: Machine>(
             });
             core::array::from_fn::<(), COUNT_DEPTH, _>(|group| {
                 let left = end.saturating_sub(start + group as u32 * LANES);
-                let ids = machine.lanes(|lane| match lane < left {
-                    true => machine.own(groups[group], lane),
-                    false => NOT_ROUTED,
-                });
-                others = core::array::from_fn(|step| {
+                sums = core::array::from_fn(|step| {
                     machine.lanes(|lane| {
-                        let id = machine.own(ids, lane);
-                        machine.own(others[step], lane) + machine.differ(id, experts[step])
+                        let same = machine.own(groups[group], lane) == experts[step];
+                        machine.own(sums[step], lane) + (same && lane < left) as u32
                     })
                 });
             });
             start += COUNT_DEPTH as u32 * LANES;
         }
         core::array::from_fn::<(), DEPTH, _>(|step| {
-            let alike = start - machine.sum(others[step]);
+            let sum = machine.sum(sums[step]);
             counts = machine.lanes(|lane| match lane == k + step as u32 {
-                true => alike,
+                true => sum,
                 false => machine.own(counts, lane),
             });
         });

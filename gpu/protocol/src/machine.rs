@@ -139,10 +139,6 @@ pub trait Machine: Signals + Counters {
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
-    /// 1 if two words differ, else 0. For one lane.
-    fn differ(&self, one: u32, other: u32) -> u32 {
-        (one != other) as u32
-    }
     /// The sum of all values.
     fn sum(&self, values: Self::Lanes<u32>) -> u32;
     /// The largest value.

@@ -158,17 +158,3 @@ pub fn trap() -> ! {
     // SAFETY: ends the program.
     unsafe { asm!("trap;", "exit;", options(noreturn, nostack)) }
 }
-
-/// 1 if two words differ, else 0: one instruction on sm_90, where a comparison needs another one and a
-/// predicate.
-#[inline(always)]
-pub fn differ(one: u32, other: u32) -> u32 {
-    let differ;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("{{ .reg .u32 t; sub.u32 t, {}, {}; min.u32 {}, t, 1; }}",
-            in(reg32) one, in(reg32) other, out(reg32) differ,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    differ
-}
