@@ -101,21 +101,34 @@ pub struct Oracle {
     encoded: Vec<Vec<Encoded>>,
 }
 
-/// Every token in the format; a thread a rank.
+/// Tokens that a thread encodes.
+const ENCODED_TOGETHER: usize = 256;
+
+/// Every token in the format.
 fn encode(problem: &Problem, format: TokenFormat) -> Vec<Vec<Encoded>> {
     let hidden = problem.hidden;
+    let encode = move |x: &[bf16]| -> Vec<Encoded> {
+        let rows = x.chunks(hidden);
+        rows.map(|row| formats::encode(format, row)).collect()
+    };
     std::thread::scope(|scope| {
-        let encode = move |x: &[bf16]| -> Vec<Encoded> {
-            let rows = x.chunks(hidden);
-            rows.map(|row| formats::encode(format, row)).collect()
-        };
+        let spawn = |x| scope.spawn(move || encode(x));
         let inputs = problem.inputs.iter();
-        let threads: Vec<_> = inputs
-            .map(|input| scope.spawn(move || encode(&input.x)))
+        let threads: Vec<Vec<_>> = inputs
+            .map(|input| {
+                input
+                    .x
+                    .chunks(hidden * ENCODED_TOGETHER)
+                    .map(spawn)
+                    .collect()
+            })
             .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<Encoded>>| {
+            thread.join().expect("no panic while encoding")
+        };
         threads
             .into_iter()
-            .map(|thread| thread.join().expect("no panic while encoding"))
+            .map(|threads| threads.into_iter().flat_map(join).collect())
             .collect()
     })
 }

@@ -1,5 +1,8 @@
 //! What combine must give back to every rank.
 
+use std::ops::Range;
+use std::thread::ScopedJoinHandle;
+
 use half::bf16;
 
 use crate::problem::{Problem, rows_of_ranks};
@@ -26,6 +29,9 @@ pub fn round_to_bf16(value: f32) -> bf16 {
         bf16::from_f32(value)
     }
 }
+
+/// Tokens that a thread combines.
+const TOKENS_OF_THREAD: usize = 256;
 
 /// The row that answers one top-k slot.
 #[derive(Clone, Copy)]
@@ -72,37 +78,42 @@ pub fn combine(problem: &Problem, expert_rows: &[Vec<bf16>], mode: CombineMode) 
         }
     }
 
+    let combine_some = |source: usize, tokens: Range<usize>| {
+        let mut result = Vec::new();
+        for token in tokens {
+            let slots = token * problem.top_k..(token + 1) * problem.top_k;
+            let token = Token {
+                ranks: problem.ranks,
+                hidden: problem.hidden,
+                expert_rows,
+                places: &places[source][slots.clone()],
+                weights: &problem.inputs[source].topk_weights[slots],
+            };
+            result.extend(match mode {
+                CombineMode::Reduced => token.reduced(),
+                CombineMode::Exact => token.exact(),
+                CombineMode::Unreduced => token.unreduced(),
+            });
+        }
+        result
+    };
     std::thread::scope(|scope| {
-        let sources: Vec<_> = problem
-            .inputs
-            .iter()
-            .zip(&places)
-            .map(|(input, places)| {
-                scope.spawn(move || {
-                    let mut result = Vec::new();
-                    for token in 0..input.tokens {
-                        let slots = token * problem.top_k..(token + 1) * problem.top_k;
-                        let token = Token {
-                            ranks: problem.ranks,
-                            hidden: problem.hidden,
-                            expert_rows,
-                            places: &places[slots.clone()],
-                            weights: &input.topk_weights[slots],
-                        };
-                        result.extend(match mode {
-                            CombineMode::Reduced => token.reduced(),
-                            CombineMode::Exact => token.exact(),
-                            CombineMode::Unreduced => token.unreduced(),
-                        });
-                    }
-                    result
-                })
-            })
-            .collect();
-        sources
-            .into_iter()
-            .map(|source| source.join().expect("the thread of a rank panicked"))
-            .collect()
+        let spawn_source = |source: usize| -> Vec<_> {
+            let tokens = problem.inputs[source].tokens;
+            let firsts = (0..tokens).step_by(TOKENS_OF_THREAD);
+            let ranges = firsts.map(|first| first..tokens.min(first + TOKENS_OF_THREAD));
+            ranges
+                .map(|tokens| scope.spawn(move || combine_some(source, tokens)))
+                .collect()
+        };
+        let sources: Vec<_> = (0..problem.ranks).map(spawn_source).collect();
+        let join = |threads: Vec<ScopedJoinHandle<'_, Vec<bf16>>>| {
+            let parts = threads.into_iter().map(ScopedJoinHandle::join);
+            parts
+                .flat_map(|part| part.expect("a thread of a rank panicked"))
+                .collect()
+        };
+        sources.into_iter().map(join).collect()
     })
 }
 

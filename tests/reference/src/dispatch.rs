@@ -97,8 +97,8 @@ pub fn apply_expert_scale(
     assert_eq!(dispatched.len(), problem.ranks, "dispatched: one per rank");
     assert_eq!(scale.len(), problem.experts, "scale: one per expert");
     let local_experts = problem.local_experts();
-    let mut scaled_of_ranks = Vec::new();
-    for (rank, dispatched) in dispatched.iter().enumerate() {
+    let scale_one = |rank: usize| {
+        let dispatched = &dispatched[rank];
         let mut scaled = Vec::with_capacity(dispatched.tokens.len());
         for local_expert in 0..local_experts {
             let factor = scale[rank * local_experts + local_expert];
@@ -108,9 +108,17 @@ pub fn apply_expert_scale(
                 scaled.push(round_to_bf16(value.to_f32() * factor));
             }
         }
-        scaled_of_ranks.push(scaled);
-    }
-    scaled_of_ranks
+        scaled
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..problem.ranks)
+            .map(|rank| scope.spawn(move || scale_one(rank)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("the thread of a rank panicked"))
+            .collect()
+    })
 }
 
 #[cfg(test)]
