@@ -4,11 +4,11 @@ mod local_rank;
 
 use std::time::{Duration, Instant};
 
-use ferry::{Config, Error, ExpertParallel, Group, Plan, Stream};
+use ferry::{Config, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
 use crate::formats::Capacity;
-use local_rank::LocalRank;
+use local_rank::{Answers, LocalRank};
 
 /// What outputs hold before a round, in every byte.
 pub const POISON: u8 = 0xa5;
@@ -129,8 +129,12 @@ impl Session {
         }
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
+        let answers = match self.settings.config.format {
+            TokenFormat::Bf16 => None,
+            _ => Some(Answers::of(problem, scale)),
+        };
         for rank in &self.ranks {
-            rank.run_experts(problem, scale, &self.settings)?;
+            rank.run_experts((scale, answers.as_ref()), &self.settings)?;
         }
         let start = Instant::now();
         self.each(|rank| rank.start_combine(split, weights))?;

@@ -1,10 +1,11 @@
 //! One rank of a session: its communicator, its stream, its tensors.
 
+use bytemuck::Pod;
 use ferry::{
     CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchInput,
     DispatchOutput, Error, ExpertParallel, ScaleTensor, Stream, Tensor, TokenFormat, Unfinished,
 };
-use ferry_reference::{Problem, apply_expert_scale, bf16};
+use ferry_reference::{Dispatched, Problem, apply_expert_scale, bf16};
 
 use super::{POISON, RankOutputs, Settings, Turn};
 use crate::formats::{self, INPUT_SCALE};
@@ -120,12 +121,9 @@ impl LocalRank {
         let slot = &mut self.slots[slot];
         slot.tokens = input.tokens;
         let device = self.ep.device();
-        device.upload(slot.x, &bytes_of(&input.x, bf16::to_le_bytes))?;
-        device.upload(slot.topk_ids, &bytes_of(&input.topk_ids, i32::to_le_bytes))?;
-        device.upload(
-            slot.topk_weights,
-            &bytes_of(&input.topk_weights, f32::to_le_bytes),
-        )
+        device.upload(slot.x, bytemuck::cast_slice(&input.x))?;
+        device.upload(slot.topk_ids, bytemuck::cast_slice(&input.topk_ids))?;
+        device.upload(slot.topk_weights, bytemuck::cast_slice(&input.topk_weights))
     }
 
     /// Makes every output byte the poison.
@@ -228,24 +226,18 @@ impl LocalRank {
         dispatched.combine(stream, &rows, &combined).map(drop)
     }
 
-    /// The stand-in for the experts, on the rows as they arrived; in FP8 on the oracle's, since
-    /// experts get BF16 only after a matrix multiplication.
+    /// The stand-in for the experts, on the rows as they arrived, or by what they answer.
     pub(super) fn run_experts(
         &self,
-        problem: &Problem,
-        scale: &[f32],
+        (scale, answers): (&[f32], Option<&Answers>),
         settings: &Settings,
     ) -> Result<(), Error> {
         let (config, capacity) = (settings.config, settings.capacity.rows);
         let local = self.ep.plan().local_experts();
-        let offsets = self.words(self.output.row_offsets.at, local + 1, u32::from_le_bytes)?;
-        let mut rows = vec![bf16::NAN; capacity * config.hidden];
-        if config.format == TokenFormat::Bf16 {
-            rows = self.words(
-                self.output.tokens.at,
-                capacity * config.hidden,
-                bf16::from_le_bytes,
-            )?;
+        let offsets: Vec<u32> = self.words(self.output.row_offsets.at, local + 1)?;
+        let Some(answers) = answers else {
+            let tokens = self.output.tokens.at;
+            let mut rows: Vec<bf16> = self.words(tokens, capacity * config.hidden)?;
             for (expert, pair) in offsets.windows(2).enumerate() {
                 let factor = scale[self.rank() * local + expert];
                 let rows = rows
@@ -254,67 +246,60 @@ impl LocalRank {
                     *x = ferry_reference::round_to_bf16(x.to_f32() * factor);
                 }
             }
-        } else {
-            let dispatched = ferry_reference::dispatch(problem);
-            let answers = apply_expert_scale(problem, &dispatched, scale).swap_remove(self.rank());
-            let starts = &dispatched[self.rank()].row_offsets;
-            for (pair, &start) in starts.windows(2).zip(&offsets) {
-                let (from, to) = (
-                    pair[0] as usize * config.hidden,
-                    pair[1] as usize * config.hidden,
-                );
-                let start = start as usize * config.hidden;
-                if let Some(rows) = rows.get_mut(start..start + to - from) {
-                    rows.copy_from_slice(&answers[from..to]);
-                }
+            return self.upload_expert_rows(&rows);
+        };
+        let mut rows = vec![bf16::NAN; capacity * config.hidden];
+        let starts = &answers.dispatched[self.rank()].row_offsets;
+        for (pair, &start) in starts.windows(2).zip(&offsets) {
+            let (from, to) = (
+                pair[0] as usize * config.hidden,
+                pair[1] as usize * config.hidden,
+            );
+            let start = start as usize * config.hidden;
+            if let Some(rows) = rows.get_mut(start..start + to - from) {
+                rows.copy_from_slice(&answers.rows[self.rank()][from..to]);
             }
         }
-        self.ep
-            .device()
-            .upload(self.expert_rows, &bytes_of(&rows, bf16::to_le_bytes))
+        self.upload_expert_rows(&rows)
+    }
+
+    fn upload_expert_rows(&self, rows: &[bf16]) -> Result<(), Error> {
+        let bytes = bytemuck::cast_slice(rows);
+        self.ep.device().upload(self.expert_rows, bytes)
     }
 
     pub(super) fn outputs(&self, settings: &Settings, weights: bool) -> Result<RankOutputs, Error> {
         let (config, space) = (&settings.config, settings.capacity);
         let (format, hidden, capacity) = (config.format, config.hidden, space.rows);
         let output = &self.output;
-        let info = self.words(output.src_info.at, 2 * capacity, i32::from_le_bytes)?;
+        let info = self.words(output.src_info.at, capacity)?;
         let (scales, offsets) = match output.scales {
             None => (Vec::new(), Vec::new()),
             Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
                 let bytes = formats::scales_bytes(format, hidden, space);
-                (self.words(scales.at, bytes, u8::from_le_bytes)?, Vec::new())
+                (self.words(scales.at, bytes)?, Vec::new())
             }
             Some(ScaleTensor::Tiled { scales, offsets }) => (
-                self.words(scales.at, scales.elements(), u8::from_le_bytes)?,
-                self.words(offsets.at, offsets.elements(), u32::from_le_bytes)?,
+                self.words(scales.at, scales.elements())?,
+                self.words(offsets.at, offsets.elements())?,
             ),
         };
         let row_scales = output.row_scales.map(|scales| {
             let count = scales.elements();
-            self.words(scales.at, count, u16::from_le_bytes)
+            self.words(scales.at, count)
         });
         Ok(RankOutputs {
             rank: self.rank(),
             tokens: self.words(
                 output.tokens.at,
                 capacity * formats::row_bytes(format, hidden),
-                u8::from_le_bytes,
             )?,
             scales,
             scales_offsets: offsets,
             row_scales: row_scales.transpose()?.unwrap_or_default(),
-            row_offsets: self.words(
-                output.row_offsets.at,
-                output.row_offsets.elements(),
-                u32::from_le_bytes,
-            )?,
-            expert_ids: self.words(
-                output.expert_ids.at,
-                output.expert_ids.elements(),
-                i32::from_le_bytes,
-            )?,
-            src_info: info.as_chunks().0.to_vec(),
+            row_offsets: self.words(output.row_offsets.at, output.row_offsets.elements())?,
+            expert_ids: self.words(output.expert_ids.at, output.expert_ids.elements())?,
+            src_info: info,
             combined: self.combined(Turn::FIRST, weights)?,
             beyond: self.beyond(weights)?,
         })
@@ -325,7 +310,7 @@ impl LocalRank {
         let config = self.ep.plan().config();
         let rows = self.slots[turn.slot].tokens * rows_of_a_token(config, weights);
         let at = self.combined[turn.into];
-        self.words(at, rows * config.hidden, bf16::from_le_bytes)
+        self.words(at, rows * config.hidden)
     }
 
     /// The row behind the last one of the first turn's result.
@@ -334,23 +319,15 @@ impl LocalRank {
         let rows = self.slots[Turn::FIRST.slot].tokens * rows_of_a_token(config, weights);
         let bytes = 2 * config.hidden;
         let at = self.combined[Turn::FIRST.into].plus((rows * bytes) as u64);
-        self.words(at, bytes, u8::from_le_bytes)
+        self.words(at, bytes)
     }
 
-    fn words<T, const B: usize>(
-        &self,
-        at: DevicePtr,
-        count: usize,
-        value: fn([u8; B]) -> T,
-    ) -> Result<Vec<T>, Error> {
-        let mut bytes = vec![0; count * B];
-        self.ep.device().download(at, &mut bytes)?;
-        Ok(bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&word| value(word))
-            .collect())
+    /// `count` words on the device, whose bytes are in the host's order.
+    fn words<T: Pod>(&self, at: DevicePtr, count: usize) -> Result<Vec<T>, Error> {
+        let mut words = vec![T::zeroed(); count];
+        let bytes = bytemuck::cast_slice_mut(&mut words);
+        self.ep.device().download(at, bytes)?;
+        Ok(words)
     }
 
     pub(super) fn free(&self) -> Result<(), Error> {
@@ -367,6 +344,19 @@ impl LocalRank {
     }
 }
 
-fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
+/// What the experts answer where they can not be given what arrived: they get BF16 only after a matrix
+/// multiplication.
+pub(super) struct Answers {
+    dispatched: Vec<Dispatched>,
+    /// Of every rank, as the oracle has it.
+    rows: Vec<Vec<bf16>>,
+}
+
+impl Answers {
+    /// The oracle's.
+    pub(super) fn of(problem: &Problem, scale: &[f32]) -> Self {
+        let dispatched = ferry_reference::dispatch(problem);
+        let rows = apply_expert_scale(problem, &dispatched, scale);
+        Self { dispatched, rows }
+    }
 }
