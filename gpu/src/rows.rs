@@ -151,6 +151,22 @@ const BARE_ROWS: u32 = 4;
 pub const BARE_DEPTH: usize = 2;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// Waits for a vector a lane of a bare row. False where this launch should give up.
+    #[inline(always)]
+    fn wait_for_vector(&self, row: u64, start: u32, end: u32) -> bool {
+        loop {
+            // SAFETY: the caller's row has `end` bytes.
+            let [vector] = unsafe { strip::load_arriving::<1>(row, start, end) };
+            let is_absent = strip::largest_word(&[vector]) == ABSENT;
+            if thread::union(is_absent as u32) == 0 {
+                return true;
+            }
+            if self.expired() {
+                return false;
+            }
+        }
+    }
+
     /// A strip of [`Machine::sum_bare_rows`].
     #[inline(always)]
     pub fn sum_bare_strip(
@@ -186,17 +202,9 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 // One vector of one of them, until it is there: to look at all again and again would be
                 // in the way of those that come.
                 let missing = absent.trailing_zeros();
-                while !few {
-                    let at = row(missing as usize);
-                    // SAFETY: as above.
-                    let [vector] = unsafe { strip::load_arriving::<1>(at, start, end) };
-                    let is_absent = strip::largest_word(&[vector]) == ABSENT;
-                    if thread::union(is_absent as u32) == 0 {
-                        break;
-                    }
-                    if self.expired() {
-                        return Err(first + missing);
-                    }
+                let at = row(missing as usize);
+                if !few && !self.wait_for_vector(at, start, end) {
+                    return Err(first + missing);
                 }
                 // Its other vectors may never come.
                 if self.expired() {

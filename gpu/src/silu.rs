@@ -347,7 +347,7 @@ impl<'a> Warp<'a> {
             )
         };
         while piece.row < rows {
-            let values = values(&loaded, arrangement, &apply);
+            let values = values(&loaded, arrangement, apply);
             // Not before: what is loaded then takes the places of what was used, and no copies.
             let following = piece.plus(step, args.columns);
             loaded = load(following);

@@ -250,7 +250,7 @@ fn run_case(
             debug_checks: false,
             max_sms: None,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
-            specialise: weights && case.hidden >= SPECIALISED_HIDDEN,
+            specialise: weights && case.hidden >= SPECIALISED_HIDDEN && !suite.args.general,
         };
         let settings = Settings {
             config,

@@ -36,6 +36,9 @@ pub struct GpuArgs {
     /// Smaller shapes and fewer rounds
     #[arg(long)]
     quick: bool,
+    /// Only the kernels for all shapes: compiling some for a shape takes seconds
+    #[arg(long)]
+    general: bool,
     /// Only tests whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,

@@ -1,0 +1,48 @@
+//! A warp's counters: words that the warps of a rank share.
+
+use ferry_layout::Counter;
+use ferry_protocol::Counters;
+
+use super::Warp;
+
+impl Counters for Warp<'_> {
+    fn add(&self, counter: Counter, amount: u64) -> u64 {
+        self.pause();
+        let before = self.load(counter);
+        self.store_now(counter, before + amount);
+        before
+    }
+
+    fn load(&self, counter: Counter) -> u64 {
+        self.with_memory(|memory| memory.read_u64(self.counter(counter)))
+    }
+
+    fn peek(&self, counter: Counter) -> u64 {
+        // All warps of a block have looked before one of them goes on.
+        *self.block.peeked[counter as usize].get_or_init(|| self.load(counter))
+    }
+
+    fn store(&self, counter: Counter, value: u64) {
+        self.pause();
+        self.store_now(counter, value);
+    }
+}
+
+impl Warp<'_> {
+    /// Stores a counter and what was written before it on this rank.
+    fn store_now(&self, counter: Counter, value: u64) {
+        self.buffer.borrow_mut().drain_own(&self.shared);
+        self.store_alone(counter, value);
+    }
+
+    /// Stores a counter, whatever was written before it.
+    pub(super) fn store_alone(&self, counter: Counter, value: u64) {
+        let written = self
+            .shared
+            .memory
+            .borrow_mut()
+            .write(self.counter(counter), &value.to_le_bytes());
+        self.checked(written);
+        self.shared.bump(self.common.rank);
+    }
+}
