@@ -133,6 +133,29 @@ fn stragglers_are_not_overtaken_2() {
     all(3_300..3_600, stragglers);
 }
 
+/// As many warps as on a large GPU, and more whole rows than warps: some only send, others only put rows in
+/// their places, and units go to whoever is done first.
+fn as_large_as_on_a_gpu(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    let tokens = (0..2)
+        .map(|_| vec![640 + dice.below(64), dice.pick(&[600, 40])])
+        .collect();
+    Case {
+        experts: 16,
+        top_k: 4,
+        hidden: 128,
+        format: dice.pick(&[TokenFormat::Bf16, TokenFormat::BlockwiseFp8]),
+        tokens,
+        warps: 1060,
+        ..Case::small(seed)
+    }
+}
+
+#[test]
+fn launches_as_large_as_on_a_gpu() {
+    all(5_000..5_003, as_large_as_on_a_gpu);
+}
+
 #[test]
 fn bare_rows_are_what_was_sent() {
     all(4_000..4_300, bare_case);
