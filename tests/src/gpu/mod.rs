@@ -39,9 +39,9 @@ pub struct GpuArgs {
     /// Only the kernels for all shapes: compiling some for a shape takes seconds
     #[arg(long)]
     general: bool,
-    /// Only tests whose name contains this
+    /// Only tests whose name contains this; may be given several times, for tests with any of them
     #[arg(long, value_name = "TEXT")]
-    filter: Option<String>,
+    filter: Vec<String>,
     /// Rounds back to back without a reset
     #[arg(long, default_value_t = 1000)]
     rounds: usize,
@@ -164,12 +164,8 @@ impl Suite<'_> {
 
     /// Runs a test on every process; it failed if it failed on any.
     fn check(&mut self, name: &str, test: impl FnOnce(&mut Self) -> Result<Outcome>) -> Result<()> {
-        if self
-            .args
-            .filter
-            .as_ref()
-            .is_some_and(|text| !name.contains(text.as_str()))
-        {
+        let wanted = &self.args.filter;
+        if !wanted.is_empty() && !wanted.iter().any(|text| name.contains(text.as_str())) {
             return Ok(());
         }
         let start = Instant::now();
@@ -221,8 +217,9 @@ impl Suite<'_> {
         if failed > 0 {
             bail!("{failed} tests failed");
         }
-        if let (0, Some(text)) = (passed + skipped, &self.args.filter) {
-            bail!("--filter {text}: no test has that in its name");
+        if passed + skipped == 0 && !self.args.filter.is_empty() {
+            let texts = self.args.filter.join(", ");
+            bail!("--filter {texts}: no test has that in its name");
         }
         Ok(self.open.group.close()?)
     }
