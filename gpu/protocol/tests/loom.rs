@@ -9,7 +9,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ferry_layout::{Counter, Epoch, Rank, Shape, Signal, Window};
+use ferry_layout::{ABSENT, Counter, Epoch, Rank, Shape, Signal, Window};
 use ferry_protocol::{Counters, Signals, gather, handshake, slot};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
@@ -18,6 +18,9 @@ use loom::thread;
 const NOT_WHOLE: &str = "a row was read before it was whole";
 /// What a reader finds that came too late.
 const OVERWRITTEN: &str = "a row was overwritten before it was read";
+
+/// What a reader of a bare row finds that was made absent too late.
+const LOST: &str = "a word was made absent after it had been written again";
 
 const ROUNDS: u64 = 2;
 
@@ -188,6 +191,45 @@ fn slot_model(weak: Weak) {
     sender.join().unwrap();
 }
 
+/// Rank 0 sends a bare row of two words a round: no release, no flag. Rank 1 waits for each word, makes it
+/// absent again, and then says that it has read them.
+fn bare_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let absent = u64::from(ABSENT);
+    let words = |memory: &Memory, store: &dyn Fn(&AtomicU64)| memory.rows.iter().for_each(store);
+    words(&memory, &|word| word.store(absent, Ordering::Relaxed));
+    let sender = thread::spawn({
+        let memory = memory.clone();
+        move || {
+            let warp = memory.warp(0);
+            for epoch in (1..=ROUNDS).map(Epoch) {
+                words(&memory, &|word| word.store(epoch.0, Ordering::Relaxed));
+                if epoch.0 < ROUNDS && weak != Weak::ReuseGuard {
+                    wait(|| handshake::has_consumed(&warp, memory.consumed(1), epoch));
+                }
+            }
+            // For the test alone: nothing more will be written.
+            warp.store(Counter::Finished, ROUNDS);
+        }
+    });
+    let warp = memory.warp(1);
+    for epoch in (1..=ROUNDS).map(Epoch) {
+        for word in &memory.rows {
+            wait(|| {
+                let is_all = warp.load(Counter::Finished) != 0;
+                let is_there = word.load(Ordering::Relaxed) != absent;
+                assert!(is_there || !is_all, "{LOST}");
+                is_there
+            });
+            read(word, epoch.0);
+            word.store(absent, Ordering::Relaxed);
+        }
+        warp.release();
+        handshake::say_consumed(&warp, Rank(0), memory.consumed(1), epoch);
+    }
+    sender.join().unwrap();
+}
+
 /// Both ranks send each other a row a round, and neither runs a round ahead.
 fn handshake_model(weak: Weak) {
     let memory = Memory::new(weak);
@@ -314,6 +356,11 @@ fn a_slot_is_read_whole_and_reused_only_when_read() {
 }
 
 #[test]
+fn a_bare_row_needs_no_release_and_is_absent_before_it_is_written_again() {
+    check(bare_model, Weak::Nothing);
+}
+
+#[test]
 fn no_rank_runs_a_round_ahead() {
     check(handshake_model, Weak::Nothing);
 }
@@ -338,6 +385,7 @@ fn a_missing_release_is_found() {
     finds(hand_over_model, Weak::Release, NOT_WHOLE);
     finds(slot_model, Weak::Release, NOT_WHOLE);
     finds(handshake_model, Weak::Release, NOT_WHOLE);
+    finds(bare_model, Weak::Release, LOST);
 }
 
 #[test]
@@ -345,12 +393,14 @@ fn a_missing_acquire_is_found() {
     finds(hand_over_model, Weak::Acquire, NOT_WHOLE);
     finds(slot_model, Weak::Acquire, NOT_WHOLE);
     finds(handshake_model, Weak::Acquire, NOT_WHOLE);
+    finds(bare_model, Weak::Acquire, LOST);
 }
 
 #[test]
 fn a_missing_reuse_guard_is_found() {
     finds(slot_model, Weak::ReuseGuard, OVERWRITTEN);
     finds(handshake_model, Weak::ReuseGuard, OVERWRITTEN);
+    finds(bare_model, Weak::ReuseGuard, OVERWRITTEN);
 }
 
 #[test]
