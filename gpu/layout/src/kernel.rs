@@ -67,31 +67,21 @@ impl Kernel {
 const REGISTERS: u32 = 65_536;
 
 impl Kernel {
-    /// Threads of a block. The kernels take any multiple of 32; this is what the host launches.
+    /// Threads of a block, of which the host launches one for each multiprocessor. The kernels take any
+    /// multiple of 32.
     pub const fn threads_per_block(self) -> u32 {
         match self {
-            // Its loads are waited for by many warps rather than by few with many registers.
+            // Its loads are waited for by many warps rather than by few with many registers. They are of one
+            // block, since each block makes a table.
             Self::FusedSilu => 640,
             _ => 512,
         }
     }
 
-    /// Blocks that the host launches for each multiprocessor, all of them resident at once.
-    pub const fn blocks_per_sm(self) -> u32 {
-        match self {
-            Self::FusedSilu => Self::SILU_BLOCKS,
-            _ => 1,
-        }
-    }
-
-    /// Each has a table, which takes time and memory.
-    const SILU_BLOCKS: u32 = 1;
-
-    /// Registers that a thread may use, so that the blocks fit.
+    /// Registers that a thread may use, so that the block fits.
     pub const fn max_registers(self) -> u32 {
-        let threads = self.threads_per_block() * self.blocks_per_sm();
         // Handed out in eights.
-        REGISTERS / threads / 8 * 8
+        REGISTERS / self.threads_per_block() / 8 * 8
     }
 }
 

@@ -17,7 +17,7 @@ use crate::wait::{Launch, Stopped};
 pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
     launch.check()?;
-    send_back(&launch, args, Crews::apart(&launch))
+    send_back(&launch, args, Crews::of_half(&launch))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -26,7 +26,7 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
 pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
     launch.check()?;
-    gather_rows(&launch, args, Crews::apart(&launch))
+    gather_rows(&launch, args, Crews::of_half(&launch))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
@@ -66,9 +66,9 @@ pub struct Crews {
 }
 
 impl Crews {
-    /// All warps do both, one after the other.
+    /// Those of a launch that sends or gathers: all warps do.
     #[inline(always)]
-    fn apart<M: Machine>(launch: &Launch<M>) -> Self {
+    fn of_half<M: Machine>(launch: &Launch<M>) -> Self {
         Self::both(Seat::of(launch.machine), is_bare(launch))
     }
 
@@ -84,7 +84,8 @@ impl Crews {
         }
     }
 
-    /// Where there is little to do, the first ones send and the last ones gather.
+    /// All warps do both, one after the other. Where there is little to do, the first ones send and the last
+    /// ones gather.
     #[inline(always)]
     fn both(seat: Seat, is_bare: bool) -> Self {
         let (index, of) = (seat.warp, seat.warps);

@@ -1,7 +1,8 @@
 //! What a rank receives, cut into units of work: a part of a source's token.
 //!
-//! Units are dealt to the warps one by one, sources interleaved, and taken 32 at a time so that
-//! the lanes look at 32 presence bits at once.
+//! Sources are interleaved. Dispatch's receivers have their units from the start and take them 32 at a time,
+//! so that the lanes look at 32 presence bits at once; combine's are dealt one by one
+//! ([`Dealer`](crate::share::Dealer)).
 
 use ferry_layout::{ByteOffset, Common, Rank, Region, Shape};
 

@@ -7,6 +7,8 @@ use super::thread;
 /// Bytes of the table.
 pub const BYTES: u32 = 32_768;
 
+const _: () = assert!(BYTES == 32768, "as many bytes are declared below");
+
 /// Where the table will stand.
 #[derive(Clone, Copy)]
 pub struct Place {

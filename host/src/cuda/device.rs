@@ -322,7 +322,7 @@ impl Device for CudaDevice {
         let code = unsafe {
             sys::cuLaunchKernel(
                 function,
-                blocks * launch.kernel.blocks_per_sm(),
+                blocks,
                 1,
                 1,
                 launch.kernel.threads_per_block(),

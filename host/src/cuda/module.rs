@@ -237,9 +237,8 @@ fn function(module: CUmodule, kernel: Kernel, shmem: bool) -> Result<CUfunction,
     };
     let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
     check_about(call, code, about)?;
-    let wanted = kernel.blocks_per_sm();
-    if (blocks as u32) < wanted {
-        let detail = format!("{}: {blocks} of {wanted} fit on a multiprocessor", about());
+    if blocks < 1 {
+        let detail = format!("{}: no block fits on a multiprocessor", about());
         return Err(error(call, sys::LAUNCH_OUT_OF_RESOURCES, detail));
     }
     Ok(function)
