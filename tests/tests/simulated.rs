@@ -156,6 +156,31 @@ fn launches_as_large_as_on_a_gpu() {
     all(5_000..5_003, as_large_as_on_a_gpu);
 }
 
+/// Rows that no source has few enough of to send them bare, and more of them than warps: combine deals the last
+/// ones in pieces.
+fn in_pieces(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    let mut tokens = vec![0; 16];
+    tokens[dice.below(16)] = 133 + dice.below(20);
+    tokens[dice.below(16)] = 140;
+    Case {
+        ranks: 16,
+        p2p_world_size: 16,
+        experts: 32,
+        top_k: 4,
+        hidden: 1024,
+        format: TokenFormat::Bf16,
+        tokens: vec![tokens; 2],
+        warps: 12,
+        ..Case::small(seed)
+    }
+}
+
+#[test]
+fn rows_sent_back_in_pieces() {
+    all(5_100..5_106, in_pieces);
+}
+
 #[test]
 fn bare_rows_are_what_was_sent() {
     all(4_000..4_300, bare_case);

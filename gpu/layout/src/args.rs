@@ -89,6 +89,7 @@ pub trait Arguments: Copy {
             Table::ChunkCounts => workspace + tables.chunk_counts,
             Table::Routes => workspace + tables.routes,
             Table::RowMap => workspace + tables.row_map,
+            Table::Joined => workspace + tables.joined,
             _ => self.user_table(table),
         }
     }
@@ -309,7 +310,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
     assert!(core::mem::offset_of!(Common, tables) == 72 + 25 * 8);
-    assert!(size_of::<Common>() == 312);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 312);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 312);
+    assert!(size_of::<Common>() == 320);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 320);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 320);
 };

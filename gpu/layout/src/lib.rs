@@ -40,4 +40,4 @@ pub use shape::{
 };
 pub use tag::{Epoch, Tagged};
 pub use window::{ABSENT, ByteOffset, Signal, Window, received, sent};
-pub use workspace::{CHUNK_ENTRIES, Counter, FEW_ENTRIES, Table, Workspace};
+pub use workspace::{CHUNK_ENTRIES, Counter, FEW_ENTRIES, JOINS, PIECES, Table, Workspace};

@@ -75,6 +75,8 @@ pub enum Table {
     Routes,
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,
+    /// `[`[`JOINS`]`]` pieces that are written of each row that several warps write, over all rounds.
+    Joined,
 }
 
 /// Most entries of a source that everybody counts for himself rather than wait for others, and that a
@@ -83,6 +85,12 @@ pub const FEW_ENTRIES: u32 = 2048;
 
 /// Entries that a warp numbers at a time.
 pub const CHUNK_ENTRIES: u32 = 256;
+
+/// Pieces of a row that several warps write.
+pub const PIECES: u32 = 4;
+
+/// Most rows of a launch that several warps write.
+pub const JOINS: u32 = 2048;
 
 /// Where everything is in a workspace, in bytes.
 #[repr(C)]
@@ -96,6 +104,8 @@ pub struct Workspace {
     pub routes: u64,
     /// Start of [`Table::RowMap`].
     pub row_map: u64,
+    /// Start of [`Table::Joined`].
+    pub joined: u64,
     /// Bytes of the whole workspace.
     pub bytes: u64,
 }
@@ -109,12 +119,14 @@ impl Workspace {
         let chunks = entries.div_ceil(CHUNK_ENTRIES as u64);
         let routes = next(chunk_counts, chunks * shape.experts as u64);
         let row_map = next(routes, entries);
-        let bytes = next(row_map, shape.ranks as u64 * entries);
+        let joined = next(row_map, shape.ranks as u64 * entries);
+        let bytes = next(joined, JOINS as u64);
         Self {
             ordinals,
             chunk_counts,
             routes,
             row_map,
+            joined,
             bytes,
         }
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry_layout::{
     ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entry, Epoch, Fault, FaultKind,
-    FaultPage, Header, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape, Signal,
-    Tagged, TokenFormat, Window, Workspace,
+    FaultPage, Header, JOINS, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape,
+    Signal, Tagged, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -360,6 +360,7 @@ proptest! {
             table("chunk counts", workspace.chunk_counts, chunks * u64::from(shape.experts)),
             table("routes", workspace.routes, entries),
             table("row map", workspace.row_map, u64::from(shape.ranks) * entries),
+            table("joined", workspace.joined, u64::from(JOINS)),
         ];
         for (bytes, name) in &tables {
             prop_assert!(bytes.start.is_multiple_of(LINE), "{name}");

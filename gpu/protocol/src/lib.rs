@@ -19,6 +19,7 @@ mod dispatch;
 pub mod gather;
 pub mod handshake;
 mod machine;
+mod pieces;
 mod receive;
 mod route;
 mod scales;

@@ -133,6 +133,9 @@ pub trait Machine: Signals + Counters {
     /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
     /// what it gives may come late: whoever uses it waits.
     fn draw(&self, counter: Counter) -> Self::Lanes<u32>;
+    /// Adds one to a word of [`Table::Joined`]: what it was before. Whoever comes later sees what those before
+    /// wrote, and what it releases afterwards contains that. All lanes take part, one adds.
+    fn join(&self, index: u32) -> u32;
     /// Sets a counter to 0 for later launches; nothing in this one uses it.
     fn reset(&self, counter: Counter);
     /// The sum of all lower lanes, for each; and the sum of all.

@@ -5,8 +5,9 @@ use ferry_layout::{
 };
 
 use crate::combine::Crews;
+use crate::pieces::{Deal, Piece};
 use crate::receive::row_map_entry;
-use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of, reduced_slot};
+use crate::route::{for_each_bit, lane_or_none, on_each_rank, ranks_of, reduced_slot};
 use crate::share::{Dealer, Share, callers};
 use crate::units::{Extent, Unit};
 use crate::wait::{Launch, Stopped};
@@ -31,19 +32,30 @@ pub fn send_back<M: Machine>(
     };
     let extent = Extent::of_word(machine.peek(Counter::Extent));
     let units = extent.units(shape);
-    let mut dealer = Dealer::new(*machine, share, units, Counter::CombineDraws);
-    let at_once = dealer.is_one_each();
+    let at_once = units <= share.of;
+    let is_far = M::REACHES_FAR && shape.spans_nodes();
+    let deal = match at_once || crews.is_bare || extent.parts > 1 || is_far {
+        true => Deal::whole(units),
+        false => Deal::in_pieces(units, share.of),
+    };
+    let mut dealer = Dealer::new(*machine, share, deal.tasks(), Counter::CombineDraws);
     let says = Says { crews, at_once };
     let together = (at_once && !crews.is_bare && flags_together(launch)).then_some((share, units));
     let mut has_read = false;
-    while let Some(index) = dealer.deal() {
+    while let Some(task) = dealer.deal() {
+        let (index, piece) = deal.row(task);
         let unit = unit_here(launch, extent, index);
         // Where units are flagged together, a warp without one takes part, too.
         if unit.is_none() && together.is_none() {
             dealer.draw();
             continue;
         }
-        let unit = unit.map(|unit| (unit, crews.is_bare));
+        let part = unit.map(|unit| Part {
+            unit,
+            piece,
+            is_bare: crews.is_bare,
+            is_near: !is_far || shape.same_node(common.rank(), unit.source),
+        });
         let read = || {
             // Before the rows are written, which would have to be waited for.
             if at_once {
@@ -51,7 +63,7 @@ pub fn send_back<M: Machine>(
                 says.read(launch);
             }
         };
-        send_unit_back(launch, args, unit, together, (read, || dealer.draw()));
+        send_unit_back(launch, args, part, together, (read, || dealer.draw()));
     }
     if !has_read {
         says.read(launch);
@@ -156,6 +168,28 @@ fn publish_together<M: Machine>(launch: &Launch<M>, (share, units): (Share, u32)
     });
 }
 
+/// What of the expert outputs of a token a warp sends back.
+#[derive(Clone, Copy)]
+struct Part {
+    unit: Unit,
+    /// What of the unit.
+    piece: Piece,
+    is_bare: bool,
+    /// Whether its source is on this node.
+    is_near: bool,
+}
+
+impl Part {
+    /// What of a row of `bytes`.
+    #[inline(always)]
+    fn span(self, bytes: u32) -> Span {
+        match self.unit.parts {
+            1 => self.piece.span(bytes),
+            parts => Span::part(bytes, self.unit.part, parts),
+        }
+    }
+}
+
 /// The flag of a unit that was sent back.
 struct Flag {
     unit: Unit,
@@ -188,33 +222,28 @@ impl Flag {
 fn send_unit_back<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    unit: Option<(Unit, bool)>,
+    part: Option<Part>,
     together: Option<(Share, u32)>,
     (read, written): (impl FnOnce(), impl FnOnce()),
 ) {
-    let shape = &launch.common.shape;
-    let node = node_of(shape, launch.common.rank());
-    let near = |unit: Unit| !M::REACHES_FAR || node >> unit.source.0 & 1 != 0;
-    match (shape.mode(), unit) {
-        (CombineMode::Reduced, unit) => {
-            let slot = match unit {
-                Some((unit, is_bare)) => sum_unit(launch, args, (unit, near(unit), is_bare), read),
+    match (launch.common.shape.mode(), part) {
+        (CombineMode::Reduced, part) => {
+            let slot = match part {
+                Some(part) => sum_part(launch, args, part, read),
                 None => 0,
             };
             written();
-            let flagged = unit.filter(|&(_, is_bare)| !is_bare).map(|(unit, _)| unit);
+            let flagged = part.filter(|part| !part.is_bare);
             match (together, flagged) {
                 (Some(together), flagged) => {
-                    let flag = flagged.map_or(0, |unit| Flag { unit, slot }.to_word());
+                    let flag = flagged.map_or(0, |Part { unit, .. }| Flag { unit, slot }.to_word());
                     publish_together(launch, together, flag);
                 }
-                (None, Some(unit)) => publish_reduced(launch, unit, slot, near(unit)),
+                (None, Some(part)) => publish_reduced(launch, part, slot),
                 (None, None) => {}
             }
         }
-        (CombineMode::Exact, Some((unit, _))) => {
-            send_exact(launch, args, (unit, near(unit)), written);
-        }
+        (CombineMode::Exact, Some(part)) => send_exact(launch, args, part, written),
         (CombineMode::Exact, None) => written(),
     }
 }
@@ -246,7 +275,7 @@ fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u
 
 /// Flags the sum that a unit's source gets.
 #[inline(always)]
-fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: bool) {
+fn publish_reduced<M: Machine>(launch: &Launch<M>, part: Part, slot: u32) {
     let Launch {
         machine,
         common,
@@ -254,9 +283,13 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: 
         ..
     } = launch;
     let window = &common.window;
+    let Part { unit, is_near, .. } = part;
+    if !part.piece.completes(*machine) {
+        return;
+    }
     let flag = window.combine_flag(unit.flag(), slot);
     machine.release();
-    if near {
+    if is_near {
         machine.lanes(|lane| {
             if lane == 0 {
                 slot::publish(*machine, unit.source, flag, *epoch);
@@ -275,24 +308,20 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, unit: Unit, slot: u32, near: 
 }
 
 /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is not
-/// `near`, into the staging. Gives the slot that the row has there. `read`: as for [`send_unit_back`].
+/// near, into the staging. Gives the slot that the row has there. `read`: as for [`send_unit_back`].
 #[inline(always)]
-fn sum_unit<M: Machine>(
+fn sum_part<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    (unit, near, is_bare): (Unit, bool, bool),
+    work: Part,
     read: impl FnOnce(),
 ) -> u32 {
     let Launch {
         machine, common, ..
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let Unit {
-        source,
-        token,
-        part,
-        parts,
-    } = unit;
+    let unit = work.unit;
+    let Unit { source, token, .. } = unit;
     let header = window
         .dispatch_row(source, token)
         .plus(shape.header_start());
@@ -310,15 +339,15 @@ fn sum_unit<M: Machine>(
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
     read();
 
-    let to = if is_bare {
+    let to = if work.is_bare {
         Row::Bare(source, window.bare_combine_row(token, slot_index))
-    } else if near {
+    } else if work.is_near {
         Row::Window(source, window.combine_row(token, slot_index))
     } else {
         Row::Window(me, window.reduced_staging(source, token))
     };
     machine.sum_rows(
-        Span::part(shape.combine_row_bytes(), part, parts),
+        work.span(shape.combine_row_bytes()),
         here,
         |k| {
             let weight = f32::from_bits(machine.broadcast(weights, k));
@@ -337,7 +366,7 @@ fn sum_unit<M: Machine>(
 fn send_exact<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    (unit, near): (Unit, bool),
+    work: Part,
     written: impl FnOnce(),
 ) {
     let Launch {
@@ -347,19 +376,15 @@ fn send_exact<M: Machine>(
         ..
     } = launch;
     let (window, me) = (&common.window, common.rank());
-    let Unit {
-        source,
-        token,
-        part,
-        parts,
-    } = unit;
+    let Part { unit, is_near, .. } = work;
+    let Unit { source, token, .. } = unit;
     let positions = read_positions(launch, unit);
     let here = slots_here(*machine, args, positions);
-    let span = Span::part(common.shape.combine_row_bytes(), part, parts);
-    let home = Rank(if near { source.0 } else { me.0 });
+    let span = work.span(common.shape.combine_row_bytes());
+    let home = Rank(if is_near { source.0 } else { me.0 });
     for_each_bit(here as u64, |k| {
         let position = machine.broadcast(positions, k);
-        let at = if near {
+        let at = if is_near {
             window.combine_row(token, k)
         } else {
             window.exact_staging(position)
@@ -368,8 +393,11 @@ fn send_exact<M: Machine>(
         machine.copy_row(span, row, || Some((1, |_| Row::Window(home, at))));
     });
     written();
+    if !work.piece.completes(*machine) {
+        return;
+    }
     machine.release();
-    if near {
+    if is_near {
         machine.lanes(|lane| {
             if here >> lane & 1 != 0 {
                 let flag = window.combine_flag(unit.flag(), lane);

@@ -1,7 +1,7 @@
 //! The scheduler: who runs next, what becomes visible, when time passes.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 
@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
-use crate::store_buffer::StoreBuffer;
+use crate::store_buffer::{StoreBuffer, Write};
 use crate::warp::{Warp, run};
 use crate::{Args, Options, SimulatorError};
 
@@ -77,6 +77,9 @@ pub struct Shared {
     pub versions: Vec<Cell<u64>>,
     /// The first bad access, which ends the simulation.
     pub violation: RefCell<Option<SimulatorError>>,
+    /// By the address of the word where warps join: what those who have joined wrote, not yet visible to other
+    /// ranks.
+    pub joined: RefCell<HashMap<u64, Vec<Write>>>,
     /// The windows that launches have named so far.
     pub windows: RefCell<Vec<KnownWindow>>,
 }
@@ -206,6 +209,7 @@ impl World {
             clock: Cell::new(0),
             versions: vec![Cell::new(1); ranks as usize],
             violation: RefCell::default(),
+            joined: RefCell::default(),
             windows: RefCell::default(),
         };
         Self {

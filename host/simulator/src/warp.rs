@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, Rank, Signal,
-    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, PIECES, Rank,
+    Signal, Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -312,6 +312,28 @@ impl Machine for Warp<'_> {
         let mut drawn = [u32::MAX; LANES as usize];
         drawn[0] = before as u32;
         drawn
+    }
+
+    fn join(&self, index: u32) -> u32 {
+        self.pause();
+        self.buffer.borrow_mut().drain_own(&self.shared);
+        let at = self.table(Table::Joined) + 4 * u64::from(index);
+        let before = self.with_memory(|memory| memory.read_u32(at));
+        let written = self
+            .shared
+            .memory
+            .borrow_mut()
+            .write(at, &(before + 1).to_le_bytes());
+        self.checked(written);
+        // Whoever comes last releases what all of them wrote; until then it may become visible or not.
+        let mut joined = self.shared.joined.borrow_mut();
+        let left = joined.entry(at).or_default();
+        let own = &mut self.buffer.borrow_mut().writes;
+        match (before + 1).is_multiple_of(PIECES) {
+            true => own.append(left),
+            false => left.append(own),
+        }
+        before
     }
 
     fn reset(&self, counter: Counter) {
