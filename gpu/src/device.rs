@@ -11,7 +11,7 @@ use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
-use crate::ptx::block::{BLOCK_EXPERTS, Block, COUNTERS, SetUp};
+use crate::ptx::block::{Block, COUNTERS, SetUp};
 use crate::ptx::memory;
 use crate::ptx::thread;
 use crate::rows::BARE_DEPTH;
@@ -303,11 +303,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn sum(&self, values: u32) -> u32 {
-        thread::sum(values)
-    }
-
-    #[inline(always)]
     fn max(&self, values: u32) -> u32 {
         thread::max(values)
     }
@@ -337,19 +332,17 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn read_few_id(&self, index: u32) -> u32 {
-        self.block.id(index)
+        self.block.few().id(index)
     }
 
     #[inline(always)]
     fn count_few(&self, expert: u32, entries: u32) -> u32 {
-        if expert < BLOCK_EXPERTS {
-            return self.block.entries_of(expert);
-        }
-        let mut count = 0;
-        for index in 0..entries {
-            count += (self.block.id(index) == expert) as u32;
-        }
-        count
+        self.block.few().count(expert, entries)
+    }
+
+    #[inline(always)]
+    fn number_few(&self, index: u32, expert: u32, entries: u32) -> u32 {
+        self.block.few().number_of(index, expert, entries)
     }
 
     #[inline(always)]

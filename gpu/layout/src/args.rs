@@ -3,9 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::silu::Activation;
-use crate::{
-    FEW_ENTRIES, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout,
-};
+use crate::{Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 #[repr(C)]
@@ -59,8 +57,7 @@ pub trait Arguments: Copy {
     /// Device address of a tensor's first row.
     fn tensor(&self, tensor: Tensor) -> u64;
 
-    /// The router's ids, where there may be any and they are [few](crate::FEW_ENTRIES): their address and
-    /// number.
+    /// The router's ids, where there may be any and they are [few](Shape::is_few): their address and number.
     #[inline(always)]
     fn few_ids(&self) -> Option<(u64, u32)> {
         None
@@ -104,11 +101,8 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn few_ids(&self) -> Option<(u64, u32)> {
         // `dispatch_wait` has no input.
-        let entries = match self.topk_ids {
-            0 => 0,
-            _ => self.tokens * self.common.shape.top_k,
-        };
-        (entries <= FEW_ENTRIES).then_some((self.topk_ids, entries))
+        let is_few = self.topk_ids != 0 && self.common.shape.is_few(self.tokens);
+        is_few.then(|| (self.topk_ids, self.tokens * self.common.shape.top_k))
     }
 
     #[inline(always)]

@@ -79,10 +79,6 @@ pub enum Table {
     Joined,
 }
 
-/// Most entries of a source that everybody counts for himself rather than wait for others, and that a
-/// block keeps close: found by measuring (BENCHMARKS.md).
-pub const FEW_ENTRIES: u32 = 2048;
-
 /// Entries that a warp numbers at a time.
 pub const CHUNK_ENTRIES: u32 = 256;
 

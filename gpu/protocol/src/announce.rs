@@ -2,12 +2,10 @@
 //! each expert gets. Small words that carry their epoch; no row waits for them at the source.
 //!
 //! Entries are numbered in two steps: within a chunk by one warp each, then the chunks of every
-//! expert are summed, 32 experts a warp. Where they are few, whoever needs a number counts for
-//! himself, and nobody waits.
+//! expert are summed, 32 experts a warp. Where they are few, each block has numbered them all when it
+//! begins, and nobody waits.
 
-use ferry_layout::{
-    CHUNK_ENTRIES, Counter, DispatchArgs, FEW_ENTRIES, Rank, Region, Shape, Table, Tagged,
-};
+use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Shape, Table, Tagged};
 
 use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;
@@ -17,19 +15,11 @@ use crate::{LANES, Machine, gather};
 
 /// Words that a lane has in flight.
 const DEPTH: usize = 8;
-/// Those where as many are counted for each.
-const COUNT_DEPTH: usize = 4;
 
 /// Chunks that a source's entries are numbered in.
 #[inline(always)]
 fn chunks(top_k: u32, tokens: u32) -> u32 {
     (tokens * top_k).div_ceil(CHUNK_ENTRIES)
-}
-
-/// Whether there are so few entries that everybody counts them for himself.
-#[inline(always)]
-pub fn is_few(shape: &Shape, tokens: u32) -> bool {
-    tokens * shape.top_k <= FEW_ENTRIES
 }
 
 /// Groups of experts, a lane each.
@@ -42,7 +32,7 @@ pub fn scans(experts: u32) -> u32 {
 #[inline(always)]
 pub fn tasks(shape: &Shape, tokens: u32) -> u32 {
     let presence = tokens.div_ceil(LANES);
-    match is_few(shape, tokens) {
+    match shape.is_few(tokens) {
         true => presence + scans(shape.experts),
         false => scans(shape.experts).max(presence + chunks(shape.top_k, tokens)),
     }
@@ -63,14 +53,17 @@ pub fn announce<M: Machine>(
     if share.index == 0 {
         announce_tokens(launch, args);
     }
-    let is_few = is_few(shape, args.tokens);
+    let is_few = shape.is_few(args.tokens);
     let numbering = if is_few { scans(shape.experts) } else { chunks };
     for task in share.tasks(numbering + args.tokens.div_ceil(LANES)) {
         if task >= numbering {
             announce_presence(launch, args, task - numbering);
         } else if is_few {
             let entries = args.tokens * shape.top_k;
-            let totals = machine.lanes(|lane| machine.count_few(task * LANES + lane, entries));
+            let totals = machine.lanes(|lane| {
+                let expert = (task * LANES + lane).min(shape.experts - 1);
+                machine.count_few(expert, entries)
+            });
             announce_experts(launch, task, totals);
         } else {
             number_chunk(launch, args, task);
@@ -113,7 +106,7 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
         ..
     } = launch;
     let shape = &common.shape;
-    let is_few = is_few(shape, args.tokens);
+    let is_few = shape.is_few(args.tokens);
     let touched = machine.lanes(|lane| {
         let token = group * LANES + lane;
         let (mut ranks, mut first) = (0, 0);
@@ -167,10 +160,10 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
     }
     let end = entries.min((chunk + 1) * CHUNK_ENTRIES);
     let mut first = chunk * CHUNK_ENTRIES;
-    let mut ahead = read_ids(*machine, false, first, end);
+    let mut ahead = read_ids(*machine, first, end);
     while first < end {
         let ids = ahead;
-        ahead = read_ids(*machine, false, first + LANES, end);
+        ahead = read_ids(*machine, first + LANES, end);
         let alike = machine.matching(ids);
         // What the lanes before wrote can be read.
         machine.converge();
@@ -195,10 +188,10 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
 /// The expert ids of 32 entries from `first` on; of the last one before `end` again where there are
 /// fewer.
 #[inline(always)]
-fn read_ids<M: Machine>(machine: &M, is_few: bool, first: u32, end: u32) -> M::Lanes<u32> {
+fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
     machine.lanes(|lane| {
         let at = (first + lane).min(end - 1);
-        read_id(machine, is_few, at as u64)
+        read_id(machine, false, at as u64)
     })
 }
 
@@ -226,50 +219,6 @@ fn valid_lanes(left: u32) -> u32 {
     } else {
         u32::MAX
     }
-}
-
-/// How many of the first `end` entries are for the expert of each lane below `top_k`; `wanted` holds
-/// them.
-#[inline(always)]
-pub fn count_alike<M: Machine>(
-    launch: &Launch<M>,
-    wanted: M::Lanes<u32>,
-    end: u32,
-) -> M::Lanes<u32> {
-    let machine = launch.machine;
-    let mut counts = machine.lanes(|_| 0);
-    let mut k = 0;
-    while k < launch.common.shape.top_k {
-        let experts = core::array::from_fn::<u32, DEPTH, _>(|step| {
-            machine.broadcast(wanted, (k + step as u32).min(LANES - 1))
-        });
-        let mut sums = [machine.lanes(|_| 0); DEPTH];
-        let mut start = 0;
-        while start < end {
-            let groups = core::array::from_fn::<M::Lanes<u32>, COUNT_DEPTH, _>(|step| {
-                read_ids(machine, true, start + step as u32 * LANES, end)
-            });
-            core::array::from_fn::<(), COUNT_DEPTH, _>(|group| {
-                let left = end.saturating_sub(start + group as u32 * LANES);
-                sums = core::array::from_fn(|step| {
-                    machine.lanes(|lane| {
-                        let same = machine.own(groups[group], lane) == experts[step];
-                        machine.own(sums[step], lane) + (same && lane < left) as u32
-                    })
-                });
-            });
-            start += COUNT_DEPTH as u32 * LANES;
-        }
-        core::array::from_fn::<(), DEPTH, _>(|step| {
-            let sum = machine.sum(sums[step]);
-            counts = machine.lanes(|lane| match lane == k + step as u32 {
-                true => sum,
-                false => machine.own(counts, lane),
-            });
-        });
-        k += DEPTH as u32;
-    }
-    counts
 }
 
 /// Turns the counts of the chunks of 32 experts into those of all chunks before: how many entries

@@ -3,7 +3,7 @@
 use ferry_layout::{Counter, DispatchArgs, Kernel, TokenFormat};
 
 use crate::Machine;
-use crate::announce::{announce, is_few, tasks};
+use crate::announce::{announce, tasks};
 use crate::receive::receive;
 use crate::send::send_units;
 use crate::share::{Seat, Share};
@@ -104,7 +104,7 @@ impl Roles {
             tasks: tasks(shape, args.tokens),
             units: args.tokens * parts,
             is_whole: parts == 1,
-            is_few: is_few(shape, args.tokens),
+            is_few: shape.is_few(args.tokens),
             receives,
         };
         Self::assign(Seat::of(launch.machine), work)

@@ -31,6 +31,7 @@ mod sum_up;
 mod units;
 mod wait;
 
+pub use announce::count_below;
 pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
 pub use machine::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};

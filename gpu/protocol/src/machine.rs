@@ -142,8 +142,6 @@ pub trait Machine: Signals + Counters {
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
-    /// The sum of all values.
-    fn sum(&self, values: Self::Lanes<u32>) -> u32;
     /// The largest value.
     fn max(&self, values: Self::Lanes<u32>) -> u32;
     /// The bits that any lane holds.
@@ -153,16 +151,21 @@ pub trait Machine: Signals + Counters {
 
     /// Reads a word of a table. For one lane.
     fn read(&self, table: Table, index: u64) -> u32;
-    /// Reads a word of [`Table::TopkIds`] where there are at most
-    /// [`FEW_ENTRIES`](ferry_layout::FEW_ENTRIES). For one lane.
+    /// Reads a word of [`Table::TopkIds`] where entries are [few](ferry_layout::Shape::is_few). For one
+    /// lane.
     fn read_few_id(&self, index: u32) -> u32 {
         self.read(Table::TopkIds, index as u64)
     }
-    /// How many of `entries` ids, which are all and few, are `expert`. For one lane, of a warp that is among
-    /// the first `experts / 32` of the launch.
+    /// How many of `entries` ids, which are all and few, are `expert`, which exists. For one lane.
     fn count_few(&self, expert: u32, entries: u32) -> u32 {
         let ids = (0..entries).map(|index| self.read_few_id(index));
         ids.filter(|&id| id == expert).count() as u32
+    }
+    /// How many ids before that of entry `index` are `expert`, as that one is. Of `entries`, which are all
+    /// and few. For one lane.
+    fn number_few(&self, index: u32, expert: u32, entries: u32) -> u32 {
+        let _ = entries;
+        self.count_few(expert, index)
     }
     /// Writes a word of a table. For one lane.
     fn write(&self, table: Table, index: u64, value: u32);

@@ -10,7 +10,7 @@ use ferry_layout::{
     Rank, Region, Table, Tensor, TokenFormat,
 };
 
-use crate::announce::{count_alike, count_below, is_few, read_id, scans};
+use crate::announce::{read_id, scans};
 use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
 use crate::share::{Dealer, Share, callers};
 use crate::units::{Place, Unit};
@@ -44,8 +44,8 @@ pub fn send_units<M: Machine>(
         let token = unit / parts;
         let route = read_route(launch, args, token);
         // Counted before the payload goes out: behind its stores, loads take many times as long.
-        let counted = match is_few(shape, args.tokens) {
-            true => count_before(launch, route),
+        let counted = match shape.is_few(args.tokens) {
+            true => count_before(launch, args, route),
             false => machine.lanes(|_| 0),
         };
         let place = Unit {
@@ -57,10 +57,10 @@ pub fn send_units<M: Machine>(
         .place(common);
         send_payload(launch, route, place);
         dealer.draw();
-        if unit < share.of && !is_few(shape, args.tokens) {
+        if unit < share.of && !shape.is_few(args.tokens) {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
-        let ordinals = match is_few(shape, args.tokens) {
+        let ordinals = match shape.is_few(args.tokens) {
             true => counted,
             false => read_ordinals(launch, route),
         };
@@ -189,7 +189,7 @@ fn read_route<M: Machine>(
     let shape = &common.shape;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
-            let is_few = is_few(shape, args.tokens);
+            let is_few = shape.is_few(args.tokens);
             read_id(*machine, is_few, entry(shape.top_k, token, lane))
         })
     });
@@ -295,12 +295,24 @@ fn write_header<M: Machine>(
 
 /// The ordinal of each of a token's entries among those for its expert, where entries are few.
 #[inline(always)]
-fn count_before<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
-    let machine = launch.machine;
-    let before = entry(launch.common.shape.top_k, route.token, 0) as u32;
-    let earlier = count_alike(launch, route.experts, before);
-    let alike = machine.matching(route.experts);
-    machine.lanes(|lane| machine.own(earlier, lane) + count_below(machine.own(alike, lane), lane))
+fn count_before<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    route: Route<M::Lanes<u32>>,
+) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (shape, entries) = (&common.shape, args.tokens * common.shape.top_k);
+    machine.lanes(|lane| {
+        let expert = machine.own(route.experts, lane);
+        if expert >= shape.experts {
+            // No entry, or one that goes nowhere.
+            return 0;
+        }
+        let index = entry(shape.top_k, route.token, lane) as u32;
+        machine.number_few(index, expert, entries)
+    })
 }
 
 /// The ordinal of each of a token's entries among those for its expert, after the scans.

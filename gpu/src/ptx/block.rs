@@ -2,14 +2,18 @@
 
 use core::arch::asm;
 
-use ferry_layout::{FEW_ENTRIES, MAX_RANKS};
+use ferry_layout::MAX_RANKS;
 use ferry_protocol::{Gate, LANES};
 
+use super::few::Few;
 use super::{memory, thread};
 
 /// A counter for each gate that the warps of a block pass once in a launch, when it began, a double word
-/// for each warp to hand over, the peers' windows, what some counters held, and the router's ids, where
-/// they are few.
+/// for each warp to hand over, the peers' windows, what some counters held, and the router's ids and
+/// numbers, where they are few ([`Few`]).
+///
+/// It is as large in every kernel, so that a multiprocessor keeps its memory divided as it is from one to
+/// the next.
 #[derive(Clone, Copy)]
 pub struct Block {
     base: u32,
@@ -23,23 +27,17 @@ const WORDS: u32 = 32;
 const WINDOWS: u32 = WORDS + 8 * LANES;
 /// Bytes from the start to the counters.
 const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
-/// Bytes from the start to the ids.
-const IDS: u32 = HELD + 32;
+/// Bytes from the start to what is kept of few entries.
+const FEW: u32 = HELD + 32;
 
-/// Ids that a thread loads at a time.
-const DEPTH: u32 = 4;
 /// Counters that are looked at.
 pub const COUNTERS: usize = 3;
 
-/// Bytes from the start to the counts of entries.
-const ENTRIES: u32 = IDS + 4 * FEW_ENTRIES;
-/// Experts whose entries a block counts.
-pub const BLOCK_EXPERTS: u32 = 1024;
-
 const _: () = assert!(
     4 * Gate::COUNT <= STARTED as usize
-        && 8 * COUNTERS <= (IDS - HELD) as usize
-        && ENTRIES + 4 * BLOCK_EXPERTS == 13120,
+        && 8 * COUNTERS <= (FEW - HELD) as usize
+        && FEW.is_multiple_of(16)
+        && FEW + Few::BYTES == 43840,
     "as many bytes are declared below"
 );
 
@@ -51,7 +49,7 @@ pub struct SetUp {
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
-    /// Address and number of the router's ids, at most [`FEW_ENTRIES`]; `None` where nobody asks.
+    /// Address and number of the router's ids, few ones; `None` where nobody asks.
     pub ids: Option<(u64, u32)>,
     /// Experts of the group.
     pub experts: u32,
@@ -68,22 +66,18 @@ impl Block {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_block[13120]; mov.u32 {}, ferry_block; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[43840]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
         let block = Self { base };
         let (thread, threads) = (thread::thread(), thread::threads());
-        let (ids_at, ids_count) = set_up.ids.unwrap_or((0, 0));
-        // SAFETY: the caller's promise; looked at again rather than beyond the end.
-        let id_at = |index: u32| unsafe {
-            let index = index.min(ids_count.wrapping_sub(1));
-            memory::load_constant_u32(ids_at + 4 * index as u64)
-        };
+        let (few, (ids_at, entries)) = (block.few(), set_up.ids.unwrap_or((0, 0)));
+        // SAFETY: the caller's promise.
+        let id_at = |index: u32| unsafe { memory::load_constant_u32(ids_at + 4 * index as u64) };
         // SAFETY: the caller's promise.
         let window_of =
             |rank: u32| unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };
         let (mut held, mut window) = (0, 0);
-        let mut ids = [0; DEPTH as usize];
         for (index, &counter) in set_up.counters.iter().enumerate() {
             if thread == index as u32 {
                 // SAFETY: the caller's promise.
@@ -93,8 +87,12 @@ impl Block {
         if thread < set_up.ranks {
             window = window_of(thread);
         }
-        if ids_count != 0 {
-            ids = core::array::from_fn(|step| id_at(thread + step as u32 * threads));
+        let ids = few.load(entries, id_at);
+        block.clear();
+        if entries != 0 {
+            few.clear(entries, set_up.experts);
+            // What is loaded is still on its way.
+            thread::block_barrier();
         }
         if thread < COUNTERS as u32 {
             block.store(HELD + 8 * thread, held);
@@ -105,49 +103,8 @@ impl Block {
             rank += threads;
             window = window_of(rank.min(set_up.ranks - 1));
         }
-        let mut first = thread;
-        while first < ids_count {
-            core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
-                let index = first + step as u32 * threads;
-                if index < ids_count {
-                    block.store_word(IDS + 4 * index, ids[step]);
-                }
-            });
-            first += DEPTH * threads;
-            if first < ids_count {
-                ids = core::array::from_fn(|step| id_at(first + step as u32 * threads));
-            }
-        }
-        let counts = set_up.ids.is_some() && thread::block() * LANES < set_up.experts;
-        if counts {
-            let mut expert = thread;
-            while expert < set_up.experts.min(BLOCK_EXPERTS) {
-                block.store_word(ENTRIES + 4 * expert, 0);
-                expert += threads;
-            }
-        }
-        let mut at = 8 * thread;
-        while at < WINDOWS {
-            let is_start = at == STARTED;
-            block.store(
-                at,
-                if is_start {
-                    thread::global_timer_ns()
-                } else {
-                    0
-                },
-            );
-            at += 8 * threads;
-        }
+        few.number(entries, set_up.experts, ids, id_at);
         thread::block_barrier();
-        if counts {
-            let mut index = thread;
-            while index < ids_count {
-                block.count_entry(block.load_word(IDS + 4 * index));
-                index += threads;
-            }
-            thread::block_barrier();
-        }
         let after: u32;
         // SAFETY: copies a register. Not pure: it stays behind the barrier, and with it whatever needs
         // its result.
@@ -164,62 +121,27 @@ impl Block {
         self.load_constant(HELD + 8 * index)
     }
 
-    /// One of the router's ids.
+    /// What is kept of few entries.
     #[inline(always)]
-    pub fn id(self, index: u32) -> u32 {
-        self.load_constant_word(IDS + 4 * index)
+    pub fn few(self) -> Few {
+        Few::at(self.base + FEW)
     }
 
-    /// Counts one entry more for an expert.
+    /// No gate passed, no words, and when the launch began. By all threads.
     #[inline(always)]
-    fn count_entry(self, expert: u32) {
-        if expert < BLOCK_EXPERTS {
-            // SAFETY: one of the words of `set_up`.
-            unsafe {
-                asm!("red.relaxed.cta.shared.add.u32 [{}], 1;",
-                    in(reg32) self.base + ENTRIES + 4 * expert, options(nostack, preserves_flags));
-            }
-        }
-    }
-
-    /// Entries of an expert below [`BLOCK_EXPERTS`], in the first `experts / 32` blocks.
-    #[inline(always)]
-    pub fn entries_of(self, expert: u32) -> u32 {
-        self.load_constant_word(ENTRIES + 4 * expert)
-    }
-
-    /// Loads the word `at` bytes from the start, which stays as `set_up` left it.
-    #[inline(always)]
-    fn load_constant_word(self, at: u32) -> u32 {
-        let word;
-        // SAFETY: one of the words of `set_up`; `pure` and `nomem` hold because nobody writes there after
-        // it.
-        unsafe {
-            asm!("ld.shared.u32 {}, [{}];", out(reg32) word, in(reg32) self.base + at,
-                options(pure, nomem, nostack, preserves_flags));
-        }
-        word
-    }
-
-    /// Loads the word `at` bytes from the start.
-    #[inline(always)]
-    fn load_word(self, at: u32) -> u32 {
-        let word;
-        // SAFETY: the callers name words of `set_up`.
-        unsafe {
-            asm!("ld.shared.u32 {}, [{}];", out(reg32) word, in(reg32) self.base + at,
-                options(nostack, preserves_flags));
-        }
-        word
-    }
-
-    /// Stores the word `at` bytes from the start.
-    #[inline(always)]
-    fn store_word(self, at: u32, word: u32) {
-        // SAFETY: the callers name words of `set_up`, which nobody else writes meanwhile.
-        unsafe {
-            asm!("st.shared.u32 [{}], {};", in(reg32) self.base + at, in(reg32) word,
-                options(nostack, preserves_flags));
+    fn clear(self) {
+        let mut at = 8 * thread::thread();
+        while at < WINDOWS {
+            let is_start = at == STARTED;
+            self.store(
+                at,
+                if is_start {
+                    thread::global_timer_ns()
+                } else {
+                    0
+                },
+            );
+            at += 8 * thread::threads();
         }
     }
 

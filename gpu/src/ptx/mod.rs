@@ -9,6 +9,7 @@
 pub mod block;
 #[cfg(target_feature = "sm_90")]
 pub mod bulk;
+pub mod few;
 pub mod memory;
 pub mod number;
 pub mod table;

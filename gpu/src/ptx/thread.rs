@@ -15,8 +15,6 @@ unsafe extern "C" {
     fn llvm_shuffle_xor(mask: u32, value: u32, lanes: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.match.any.sync.i32"]
     fn llvm_match_any(mask: u32, value: u32) -> u32;
-    #[link_name = "llvm.nvvm.redux.sync.add"]
-    fn llvm_reduce_add(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.umax"]
     fn llvm_reduce_max(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.or"]
@@ -108,13 +106,6 @@ pub fn from_below(value: u32, distance: u32) -> u32 {
 pub fn matching(value: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_match_any(ALL, value) }
-}
-
-/// `redux.sync.add`, unsigned: the sum. All lanes.
-#[inline(always)]
-pub fn sum(value: u32) -> u32 {
-    // SAFETY: all lanes of the warp execute it together.
-    unsafe { llvm_reduce_add(value, ALL) }
 }
 
 /// `redux.sync.max`, unsigned: the largest value. All lanes.

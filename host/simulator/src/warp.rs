@@ -353,10 +353,6 @@ impl Machine for Warp<'_> {
         values.map(|value| self.ballot(values.map(|other| other == value)))
     }
 
-    fn sum(&self, values: Self::Lanes<u32>) -> u32 {
-        values.into_iter().sum()
-    }
-
     fn max(&self, values: Self::Lanes<u32>) -> u32 {
         values.into_iter().fold(0, u32::max)
     }
