@@ -86,22 +86,21 @@ impl FewCounts {
         let (mut sum, mut first) = (0, 0);
         while first < end {
             let words = read(row + first);
-            let left = end - first;
+            let left = (end - first) as i32;
             sum = dot(words[0], ones(left), sum);
-            sum = dot(words[1], ones(left.saturating_sub(4)), sum);
-            sum = dot(words[2], ones(left.saturating_sub(8)), sum);
-            sum = dot(words[3], ones(left.saturating_sub(12)), sum);
+            sum = dot(words[1], ones(left - 4), sum);
+            sum = dot(words[2], ones(left - 8), sum);
+            sum = dot(words[3], ones(left - 12), sum);
             first += VECTOR;
         }
         sum
     }
 }
 
-/// A word whose first `bytes` bytes are 1, and the others 0; all are 1 where it has fewer.
+/// A word whose first `bytes` bytes are 1, as far as it has them, and the others 0; none where there are
+/// less than none.
 #[inline(always)]
-const fn ones(bytes: u32) -> u32 {
-    match bytes {
-        0..4 => 0x01_01_01 >> (24 - 8 * bytes),
-        _ => 0x01_01_01_01,
-    }
+fn ones(bytes: i32) -> u32 {
+    let shift = (32 - 8 * bytes).max(0);
+    0x01_01_01_01_u32.checked_shr(shift as u32).unwrap_or(0)
 }

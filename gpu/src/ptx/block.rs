@@ -94,6 +94,7 @@ impl Block {
             // What is loaded is still on its way.
             thread::block_barrier();
         }
+        few.number(entries, set_up.experts, ids, id_at);
         if thread < COUNTERS as u32 {
             block.store(HELD + 8 * thread, held);
         }
@@ -103,7 +104,6 @@ impl Block {
             rank += threads;
             window = window_of(rank.min(set_up.ranks - 1));
         }
-        few.number(entries, set_up.experts, ids, id_at);
         thread::block_barrier();
         let after: u32;
         // SAFETY: copies a register. Not pure: it stays behind the barrier, and with it whatever needs
