@@ -3,7 +3,7 @@
 use core::arch::asm;
 
 use ferry_layout::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts, NOT_ROUTED};
-use ferry_protocol::{LANES, count_below};
+use ferry_protocol::count_below;
 
 use super::memory::Vector;
 use super::thread;
