@@ -87,8 +87,6 @@ struct Work {
     units: u32,
     /// Whether they are whole tokens.
     is_whole: bool,
-    /// Whether entries are few: the first warps of all count them.
-    is_few: bool,
     /// Whether the launch goes on to receive.
     receives: bool,
 }
@@ -104,7 +102,6 @@ impl Roles {
             tasks: tasks(shape, args.tokens),
             units: args.tokens * parts,
             is_whole: parts == 1,
-            is_few: shape.is_few(args.tokens),
             receives,
         };
         Self::assign(Seat::of(launch.machine), work)
@@ -126,7 +123,7 @@ impl Roles {
         };
         // Loads queue behind their multiprocessor's stores to peers: where there are enough of them,
         // some have only senders, others none.
-        let is_apart = is_crowded && enough <= spared && !work.is_few;
+        let is_apart = is_crowded && enough <= spared;
         let warp = match is_apart {
             true => seat.by_block().warp,
             false => seat.warp,
@@ -196,7 +193,6 @@ mod tests {
                     tasks: units.div_ceil(16).max(1),
                     units,
                     is_whole: true,
-                    is_few: units <= 13,
                     receives: true,
                 };
                 (blocks, in_block, work)
@@ -233,7 +229,6 @@ mod tests {
             tasks: 256,
             units: 4096,
             is_whole: true,
-            is_few: false,
             receives: true,
         };
         let roles = roles(132, 16, work);
