@@ -4,8 +4,8 @@ use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Entry, Fault, ROW_SCALE_BYTES, Rank, Signal, Table,
-    Tagged, Tensor, TokenFormat, nvfp4,
+    Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tagged,
+    Tensor, TokenFormat, nvfp4,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -370,18 +370,9 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn read_entry(&self, at: ByteOffset) -> Entry {
-        // SAFETY: offsets lie inside the windows.
-        let words = unsafe {
-            memory::load_relaxed_vector(self.window(self.common().rank()) + at.bytes(), true)
-        };
-        Entry::of_words(words)
-    }
-
-    #[inline(always)]
-    fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry) {
+    fn write_word(&self, to: Rank, at: ByteOffset, word: u32) {
         // SAFETY: offsets lie inside the windows, and `to` is mapped.
-        unsafe { memory::store_relaxed_vector(self.window(to) + at.bytes(), entry.words(), true) };
+        unsafe { memory::store_relaxed_u32(self.window(to) + at.bytes(), word) };
     }
 
     #[inline(always)]

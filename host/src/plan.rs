@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use ferry_layout::{
-    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace, scale_layout,
+    CombineMode, Entries, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace, scale_layout,
 };
 
 use crate::{Config, Error, Group};
@@ -203,6 +203,7 @@ fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
 
 fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
     let Config {
+        experts,
         top_k,
         hidden,
         max_tokens_per_rank,
@@ -243,6 +244,14 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         "max_tokens_per_rank",
         max_tokens_per_rank,
         format_args!("ranks * max_tokens_per_rank * top_k is {rows}, and at most {MAX_ROWS} rows can be counted"),
+    );
+    let entries = max_tokens_per_rank as u128 * top_k as u128;
+    let most = Entries::of(experts.min(MAX_EXPERTS as usize) as u32).most_ordinals();
+    problems.require(
+        entries <= u128::from(most),
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        format_args!("max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told apart where there are {experts} experts"),
     );
 }
 

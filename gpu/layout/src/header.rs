@@ -1,71 +1,78 @@
 //! The header of a dispatch row: what the receiver must know of a token beside its payload.
 
-use crate::{ABSENT, sent};
+use crate::NOT_ROUTED;
 
-/// A row's header: 16 bytes for each of its entries, so that a lane reads or writes an entry at
-/// once.
+/// A row's header: for each of its entries a word of the expert and the ordinal ([`Entries`]), and behind those a
+/// word each with the router's weight, as f32 bits.
 pub struct Header;
 
-/// An entry of a header: a token and one of the experts that it names.
+impl Header {
+    /// Bytes from a header's start to the word of entry `k`.
+    pub const fn entry(k: u32) -> u32 {
+        4 * k
+    }
+
+    /// Bytes from a header's start to the weight of entry `k` of `top_k`.
+    pub const fn weight(top_k: u32, k: u32) -> u32 {
+        4 * (top_k + k)
+    }
+
+    /// Bytes, so that the next one is aligned.
+    pub const fn bytes(top_k: u32) -> u32 {
+        (8 * top_k).next_multiple_of(16)
+    }
+}
+
+/// An entry of a header: one of the experts that a token names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The global expert id, or one that there is not.
+    /// The global expert id; where nothing is routed, one that there is not.
     pub expert: u32,
-    /// The router's weight, as f32 bits.
-    pub weight: u32,
     /// The entry's number among those that this source sends to that expert.
     pub ordinal: u32,
-    /// The source's token index.
-    pub token: u32,
 }
 
-impl Entry {
-    /// Bytes.
-    pub const BYTES: u32 = 16;
-    /// One that has not come.
-    pub const ABSENT: Self = Self::of_words([ABSENT; 4]);
+/// How an entry becomes a word, which is never [`ABSENT`](crate::ABSENT): the expert in the lowest bits, as many as
+/// the number of experts has, since that stands where nothing is routed; above it the ordinal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entries {
+    experts: u32,
+}
 
-    /// Whether a word of it has not come.
+impl Entries {
+    /// Of a group with so many experts.
     #[inline(always)]
-    pub const fn is_absent(self) -> bool {
-        let [a, b, c, d] = self.words();
-        a == ABSENT || b == ABSENT || c == ABSENT || d == ABSENT
+    pub const fn of(experts: u32) -> Self {
+        Self { experts }
     }
 
-    /// As it is [`sent`].
     #[inline(always)]
-    pub const fn sent(self) -> Self {
-        let [a, b, c, d] = self.words();
-        Self::of_words([sent(a), sent(b), sent(c), sent(d)])
+    const fn expert_bits(self) -> u32 {
+        u32::BITS - self.experts.leading_zeros()
     }
 
-    /// As it travels.
-    #[inline(always)]
-    pub const fn words(self) -> [u32; 4] {
-        [self.expert, self.weight, self.ordinal, self.token]
+    /// How many ordinals a word can tell apart.
+    pub const fn most_ordinals(self) -> u64 {
+        1 << (u32::BITS - self.expert_bits())
     }
 
-    /// What arrived.
+    /// The word of an entry. `expert` is a global expert id or [`NOT_ROUTED`], `ordinal` below
+    /// [`most_ordinals`](Self::most_ordinals); it does not travel where nothing is routed.
     #[inline(always)]
-    pub const fn of_words(words: [u32; 4]) -> Self {
-        let [expert, weight, ordinal, token] = words;
-        Self {
-            expert,
-            weight,
-            ordinal,
-            token,
+    pub const fn word(self, expert: u32, ordinal: u32) -> u32 {
+        match expert == NOT_ROUTED {
+            true => self.experts,
+            false => ordinal << self.expert_bits() | expert,
         }
     }
-}
 
-impl Header {
-    /// Bytes from a header's start to entry `k`.
-    pub const fn entry(k: u32) -> u32 {
-        k * Entry::BYTES
-    }
-
-    /// Bytes.
-    pub const fn bytes(top_k: u32) -> u32 {
-        top_k * Entry::BYTES
+    /// The entry of a word.
+    #[inline(always)]
+    pub const fn entry(self, word: u32) -> Entry {
+        let bits = self.expert_bits();
+        Entry {
+            expert: word & ((1 << bits) - 1),
+            ordinal: word >> bits,
+        }
     }
 }

@@ -34,7 +34,7 @@ pub use fault::{Fault, FaultKind, FaultPage, Region};
 pub use few::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};
-pub use header::{Entry, Header};
+pub use header::{Entries, Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs};
 pub use shape::{

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Header, Sizes, TokenFormat};
+use crate::{Entries, Header, Sizes, TokenFormat};
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;
@@ -22,10 +22,11 @@ const MAX_PARTS: u32 = 16;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
 const PART_UNITS: u32 = 2048;
 
-/// Parts of rows of `bytes`, so that `rows` of them keep all warps busy.
+/// Parts of rows of `bytes`, so that `rows` of them keep all warps busy: a power of two, as whoever divides by
+/// them waits for it before anything is sent.
 #[inline(always)]
 const fn cut(bytes: u32, rows: u32) -> u32 {
-    let strips = bytes.div_ceil(STRIP_BYTES);
+    let strips = bytes.div_ceil(STRIP_BYTES).next_power_of_two();
     let most = if strips < MAX_PARTS {
         strips
     } else {
@@ -34,7 +35,7 @@ const fn cut(bytes: u32, rows: u32) -> u32 {
     if rows == 0 || rows > PART_UNITS {
         return 1;
     }
-    let wanted = PART_UNITS / rows;
+    let wanted = PART_UNITS >> (rows.next_power_of_two().trailing_zeros());
     if wanted > most { most } else { wanted }
 }
 
@@ -134,6 +135,12 @@ impl Shape {
     /// Bytes of a dispatch row on the wire: payload, scales, the row's own scale, header.
     pub const fn dispatch_row_bytes(&self) -> u32 {
         self.header_start() + Header::bytes(self.top_k)
+    }
+
+    /// How entries of headers travel.
+    #[inline(always)]
+    pub const fn entries(&self) -> Entries {
+        Entries::of(self.experts)
     }
 
     /// Bytes from the start of a bare dispatch row to the header of a part: each has its own, so that one
@@ -236,9 +243,11 @@ impl Shape {
         tokens <= self.max_bare_tokens()
     }
 
-    /// Bytes `start..end` that make part `part` of `parts` of a row of `bytes`.
+    /// Bytes `start..end` that make part `part` of `parts`, a power of two, of a row of `bytes`.
+    #[inline(always)]
     pub const fn part(bytes: u32, part: u32, parts: u32) -> (u32, u32) {
-        let each = bytes.div_ceil(parts).next_multiple_of(STRIP_BYTES);
+        let each = (bytes + parts - 1) >> parts.trailing_zeros();
+        let each = each.next_multiple_of(STRIP_BYTES);
         let start = part * each;
         let end = start + each;
         (

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use ferry_layout::{
-    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entry, Epoch, Fault, FaultKind,
-    FaultPage, Header, JOINS, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region, Shape,
-    Signal, Tagged, TokenFormat, Window, Workspace,
+    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entries, Entry, Epoch, Fault,
+    FaultKind, FaultPage, Header, JOINS, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region,
+    Shape, Signal, Tagged, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -319,15 +319,25 @@ proptest! {
     }
 
     #[test]
-    fn no_entry_is_sent_as_absent(words in any::<[u32; 4]>(), which in 0..16_u32) {
-        let word = |index: usize| if which >> index & 1 != 0 { ABSENT } else { words[index] };
-        let words: [u32; 4] = core::array::from_fn(word);
-        let sent = Entry::of_words(words).sent();
-        prop_assert!(!sent.is_absent());
-        for (sent, word) in sent.words().into_iter().zip(words) {
-            prop_assert!(sent == word || word == ABSENT);
+    fn an_entry_is_what_was_sent_and_never_absent(
+        experts in (1..=MAX_EXPERTS, 0..=16_u32).prop_map(|(experts, bits)| experts >> bits | 1),
+        which in any::<u32>(),
+        ordinal in any::<u64>(),
+        end in 0..3_u64,
+    ) {
+        let entries = Entries::of(experts);
+        let most = entries.most_ordinals();
+        prop_assert!(most >= 1 << 16);
+        // Every third the largest that there is.
+        let ordinal = if end == 0 { most - 1 } else { ordinal % most } as u32;
+        for expert in [which % experts, experts - 1] {
+            let word = entries.word(expert, ordinal);
+            prop_assert_ne!(word, ABSENT);
+            prop_assert_eq!(entries.entry(word), Entry { expert, ordinal });
         }
-        prop_assert_eq!(Entry::of_words(words).is_absent(), words.contains(&ABSENT));
+        let word = entries.word(NOT_ROUTED, ordinal);
+        prop_assert_ne!(word, ABSENT);
+        prop_assert!(entries.entry(word).expert >= experts);
     }
 
     #[test]
@@ -371,11 +381,10 @@ proptest! {
 
     #[test]
     fn a_header_has_a_word_for_everything(top_k in 1..=MAX_TOP_K) {
-        let starts: Vec<u32> = (0..top_k).map(Header::entry).collect();
-        prop_assert!(starts.is_sorted_by(|a, b| a + Entry::BYTES <= *b));
-        prop_assert_eq!(starts[top_k as usize - 1] + Entry::BYTES, Header::bytes(top_k));
-        let entry = Entry { expert: 1, weight: 2, ordinal: 3, token: top_k };
-        prop_assert_eq!(Entry::of_words(entry.words()), entry);
+        let weight = |k| Header::weight(top_k, k);
+        let starts: Vec<u32> = (0..top_k).map(Header::entry).chain((0..top_k).map(weight)).collect();
+        prop_assert!(starts.is_sorted_by(|a, b| a + 4 <= *b));
+        prop_assert!(weight(top_k - 1) + 4 <= Header::bytes(top_k));
         prop_assert!(Header::bytes(top_k).is_multiple_of(16));
     }
 
@@ -387,7 +396,6 @@ proptest! {
         prop_assert!(shape.row_scale_start() + row_scale <= shape.header_start());
         let end = shape.header_start() + Header::bytes(shape.top_k);
         prop_assert!(end <= shape.dispatch_row_bytes());
-        // Entries are accessed 16 bytes at a time.
         prop_assert!(shape.header_start().is_multiple_of(16));
     }
 

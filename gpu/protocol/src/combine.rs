@@ -58,7 +58,8 @@ fn gatherers(in_block: u32, warps: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub struct Crews {
     pub sender: Option<Share>,
-    pub gatherer: Option<Share>,
+    /// Warps that gather and do nothing else: the first ones. None where all warps do both.
+    gatherers: u32,
     /// Warps of each block that send.
     pub senders_in_block: u32,
     /// Whether rows go bare: known from what the dispatch learnt of all sources, the same on all ranks.
@@ -84,17 +85,15 @@ impl Crews {
         }
     }
 
-    /// All warps do both, one after the other. Where there is little to do, the first ones send and the last
-    /// ones gather.
+    /// All warps do both, one after the other.
     #[inline(always)]
     fn both(seat: Seat, is_bare: bool) -> Self {
-        let (index, of) = (seat.warp, seat.warps);
         Self {
-            sender: Some(Share { index, of }),
-            gatherer: Some(Share {
-                index: of - 1 - index,
-                of,
+            sender: Some(Share {
+                index: seat.warp,
+                of: seat.warps,
             }),
+            gatherers: 0,
             senders_in_block: seat.in_block(),
             is_bare,
         }
@@ -110,22 +109,28 @@ impl Crews {
         } = seat;
         let gatherers_in_block = gatherers(seat.in_block(), warps);
         let gatherers = gatherers_in_block * blocks;
-        let gathers = warp < gatherers;
-        let share = match gathers {
-            true => Share {
-                index: warp,
-                of: gatherers,
-            },
-            false => Share {
+        Self {
+            sender: (warp >= gatherers).then(|| Share {
                 index: warp - gatherers,
                 of: warps - gatherers,
-            },
-        };
-        Self {
-            sender: (!gathers).then_some(share),
-            gatherer: gathers.then_some(share),
+            }),
+            gatherers,
             senders_in_block: seat.in_block() - gatherers_in_block,
             is_bare,
+        }
+    }
+
+    /// What the warp in `seat` gathers. Where all do both and there is little to do, the first ones send and the
+    /// last ones gather.
+    #[inline(always)]
+    pub fn gatherer(self, seat: Seat) -> Option<Share> {
+        let Seat { warp, warps, .. } = seat;
+        match self.gatherers {
+            0 => Some(Share {
+                index: warps - 1 - warp,
+                of: warps,
+            }),
+            of => (warp < of).then_some(Share { index: warp, of }),
         }
     }
 }
@@ -147,18 +152,17 @@ mod tests {
     fn every_share_has_one_warp_and_every_block_as_many_senders() {
         for (blocks, in_block) in [(1, 2), (2, 3), (16, 16), (66, 16), (132, 16), (132, 4)] {
             let warps = blocks * in_block;
+            let seat = |warp| Seat {
+                warp,
+                warps,
+                blocks,
+            };
             let crews: Vec<_> = (0..warps)
-                .map(|warp| {
-                    let seat = Seat {
-                        warp,
-                        warps,
-                        blocks,
-                    };
-                    Crews::either(seat, false)
-                })
+                .map(|warp| Crews::either(seat(warp), false))
                 .collect();
             each_once(crews.iter().filter_map(|crews| crews.sender));
-            each_once(crews.iter().filter_map(|crews| crews.gatherer));
+            let gatherer = |warp: u32| crews[warp as usize].gatherer(seat(warp));
+            each_once((0..warps).filter_map(gatherer));
             for block in 0..blocks as usize {
                 let of_block = crews.iter().skip(block).step_by(blocks as usize);
                 let senders = of_block.filter(|crews| crews.sender.is_some()).count();

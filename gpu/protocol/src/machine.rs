@@ -1,6 +1,6 @@
 //! What a machine must offer to run the protocol.
 
-use ferry_layout::{ByteOffset, Counter, Entry, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -175,11 +175,9 @@ pub trait Machine: Signals + Counters {
     fn read_window(&self, at: ByteOffset) -> u32;
     /// Writes a 4-byte word of a row in the own window. For one lane.
     fn write_window(&self, at: ByteOffset, word: u32);
-    /// Reads an entry of a header in the own window, whose words may be arriving. For one lane.
-    fn read_entry(&self, at: ByteOffset) -> Entry;
-    /// Writes an entry of a header in the window of a rank of this node, whose reader may be waiting for
-    /// each of its words. For one lane.
-    fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry);
+    /// Writes a 4-byte word of a row in the window of a rank of this node, whose reader may be waiting for it. For
+    /// one lane.
+    fn write_word(&self, to: Rank, at: ByteOffset, word: u32);
 
     /// Encodes a token in the shape's format: writes the bytes in a span of the payload, and the
     /// scales of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. With the

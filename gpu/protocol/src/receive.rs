@@ -8,8 +8,8 @@
 //! has consumed them, and before a peer writes there again.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape, Table,
-    Tagged, Tensor, scale_layout,
+    ABSENT, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Shape,
+    Table, Tagged, Tensor, scale_layout,
 };
 
 use crate::scales::{self, is_tiled};
@@ -422,39 +422,48 @@ pub fn wait_for<M: Machine, T: Copy>(
     }
 }
 
-/// The entries of a unit's header, once they have come. If it is bare, they are made absent again, and the
-/// first part's put where combine reads them.
+/// The words of the entries in a unit's header, once they have come. If it is bare, they are made absent again,
+/// and the first part's put where combine reads them, with the weights.
 #[inline(always)]
-fn read_header<M: Machine>(
+fn read_entries<M: Machine>(
     launch: &Launch<M>,
     (unit, from): (Unit, Place),
-) -> Option<M::Lanes<Entry>> {
+) -> Option<M::Lanes<u32>> {
     let Launch {
         machine, common, ..
     } = launch;
-    let (shape, me) = (&common.shape, common.rank());
+    let shape = &common.shape;
     let top_k = shape.top_k;
+    let header = from.row.plus(from.header);
     // The last lanes read of some entry rather than branch.
-    let at = |lane: u32| {
-        from.row
-            .plus(from.header + Header::entry(lane.min(top_k - 1)))
-    };
-    let read = || machine.lanes(|lane| machine.read_entry(at(lane)));
-    let entries = wait_for(*machine, read(), read, Entry::is_absent)?;
-    if from.is_bare {
-        let row = common.window.dispatch_row(unit.source, unit.token);
-        let kept = row.plus(shape.header_start());
-        machine.lanes(|lane| {
-            if lane < top_k {
-                machine.write_entry(me, at(lane), Entry::ABSENT);
-                if unit.part == 0 {
-                    let kept = kept.plus(Header::entry(lane));
-                    machine.write_entry(me, kept, machine.own(entries, lane));
-                }
-            }
-        });
+    let entry = |lane: u32| Header::entry(lane.min(top_k - 1));
+    let weight = |lane: u32| Header::weight(top_k, lane.min(top_k - 1));
+    let read = || machine.lanes(|lane| machine.read_window(header.plus(entry(lane))));
+    if !from.is_bare {
+        return Some(read());
     }
-    Some(entries)
+    let is_absent = |word| word == ABSENT;
+    let read_weights = || machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    // Both are on their way before one is waited for.
+    let (words, weights) = (read(), read_weights());
+    let words = wait_for(*machine, words, read, is_absent)?;
+    let weights = match unit.part {
+        0 => wait_for(*machine, weights, read_weights, is_absent)?,
+        _ => weights,
+    };
+    let kept = common.window.dispatch_row(unit.source, unit.token);
+    let kept = kept.plus(shape.header_start());
+    machine.lanes(|lane| {
+        if lane < top_k {
+            machine.write_window(header.plus(entry(lane)), ABSENT);
+            if unit.part == 0 {
+                machine.write_window(header.plus(weight(lane)), ABSENT);
+                machine.write_window(kept.plus(entry(lane)), machine.own(words, lane));
+                machine.write_window(kept.plus(weight(lane)), machine.own(weights, lane));
+            }
+        }
+    });
+    Some(words)
 }
 
 /// Where a row goes in the outputs.
@@ -488,9 +497,10 @@ fn find_places<M: Machine>(
     let source = unit.source;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank * experts;
-    let entries = read_header(launch, (unit, from))?;
+    let words = read_entries(launch, (unit, from))?;
+    let entry = |lane| shape.entries().entry(machine.own(words, lane));
     // Lanes of foreign experts read of some expert rather than branch.
-    let local = |lane| machine.own(entries, lane).expert.wrapping_sub(first_expert);
+    let local = |lane| entry(lane).expert.wrapping_sub(first_expert);
     let read = || {
         machine.lanes(|lane| {
             let expert = local(lane).min(experts - 1);
@@ -501,7 +511,7 @@ fn find_places<M: Machine>(
     let starts = wait_for(*machine, read(), read, is_missing)?;
     let places = machine.lanes(|lane| {
         let start = machine.own(starts, lane).0 as u32;
-        let position = start.wrapping_add(machine.own(entries, lane).ordinal);
+        let position = start.wrapping_add(entry(lane).ordinal);
         let local = local(lane);
         match lane < top_k && local < experts {
             true => (position, scales::first_word(launch, local, position)),

@@ -102,7 +102,9 @@ pub fn place<M: Machine>(
     while first < end {
         let next = read(launch, from.row, first + LANES, end);
         let here = || read(launch, from.row, first, end);
-        words = wait_for(*machine, words, here, |word| word == ABSENT)?;
+        if from.is_bare {
+            words = wait_for(*machine, words, here, |word| word == ABSENT)?;
+        }
         for_each_bit(places.here as u64, |k| {
             let start = machine.broadcast(places.scales, k) as u64;
             machine.lanes(|lane| {

@@ -3,11 +3,11 @@
 //! A row goes out payload first; its header needs the ordinals that the announcing warps work out
 //! meanwhile. Every part of a row is released and flagged by itself, but those of bare rows, whose words
 //! tell of themselves: no word is sent as it was before
-//! ([`Machine::encode_row`], [`Machine::copy_row`], [`Entry::sent`]).
+//! ([`Machine::encode_row`], [`Machine::copy_row`], [`Entries`](ferry_layout::Entries)).
 
 use ferry_layout::{
-    ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Entry, Fault, FaultKind, Header, NOT_ROUTED,
-    Rank, Region, Table, Tensor, TokenFormat,
+    ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank,
+    Region, Table, Tensor, TokenFormat, sent,
 };
 
 use crate::announce::{read_id, scans};
@@ -41,30 +41,31 @@ pub fn send_units<M: Machine>(
     let together = units <= share.of && !is_far;
     let mut dealer = Dealer::new(*machine, share, units, Counter::DispatchDraws);
     while let Some(unit) = dealer.deal() {
-        let token = unit / parts;
+        let token = unit >> parts.trailing_zeros();
         let route = read_route(launch, args, token);
         // Counted before the payload goes out: behind its stores, loads take many times as long.
-        let counted = match shape.is_few(args.tokens) {
-            true => count_before(launch, args, route),
-            false => machine.lanes(|_| 0),
+        let is_few = shape.is_few(args.tokens);
+        let words_or_experts = match is_few {
+            true => words(launch, route.experts, count_before(launch, args, route)),
+            false => route.experts,
         };
         let place = Unit {
             source: common.rank(),
             token,
-            part: unit % parts,
+            part: unit & (parts - 1),
             parts,
         }
         .place(common);
         send_payload(launch, route, place);
         dealer.draw();
-        if unit < share.of && !shape.is_few(args.tokens) {
+        if unit < share.of && !is_few {
             launch.wait_local(Counter::ScansDone, Region::Ordinals, is_numbered)?;
         }
-        let ordinals = match shape.is_few(args.tokens) {
-            true => counted,
-            false => read_ordinals(launch, route),
+        let entries = match (is_few, words_or_experts) {
+            (true, counted) => counted,
+            (false, experts) => words(launch, experts, read_ordinals(launch, token, experts)),
         };
-        write_header(launch, route, place, ordinals);
+        write_header(launch, route, (place, unit & (parts - 1)), entries);
         if place.is_bare {
             // Its words say themselves that they have come.
         } else if together {
@@ -123,16 +124,22 @@ fn send_payload<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, pla
     let Route { token, ranks, .. } = route;
     let node = node_of(shape, me);
     let span = place.span;
-    // A bit for each rank of the node, and one for the staging, where far ranks are served from.
-    let (first, staging) = (node.trailing_zeros(), node.count_ones());
-    let mut targets = (ranks & node) >> first;
+    // A bit for each rank of the node; for the staging, where far ranks are served from, that of a far rank. Each
+    // rank begins with another one, and with another one for each token: else all of them would store to the same
+    // rank at the same time.
+    let staging = (node.trailing_zeros() + shape.p2p_world_size) % u64::BITS;
+    let mut targets = ranks & node;
     if M::REACHES_FAR && ranks & !node != 0 {
         targets |= 1 << staging;
     }
-    let to = |target| match M::REACHES_FAR && target == staging {
-        true => Row::Window(me, window.dispatch_staging(token)),
-        false => place.of(Rank(first + target)),
+    let turn = (me.0 + token) % shape.ranks;
+    let to = |target| match (target + turn) % u64::BITS {
+        rank if M::REACHES_FAR && rank == staging => {
+            Row::Window(me, window.dispatch_staging(token))
+        }
+        rank => place.of(Rank(rank)),
     };
+    let targets = targets.rotate_right(turn);
     match shape.format() {
         TokenFormat::Bf16 => {
             machine.copy_row(span, Row::Tensor(Tensor::Input, token), || {
@@ -257,15 +264,29 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
     }
 }
 
+/// Entries as they travel, one a lane.
+#[inline(always)]
+fn words<M: Machine>(
+    launch: &Launch<M>,
+    experts: M::Lanes<u32>,
+    ordinals: M::Lanes<u32>,
+) -> M::Lanes<u32> {
+    let machine = launch.machine;
+    machine.lanes(|lane| {
+        let (expert, ordinal) = (machine.own(experts, lane), machine.own(ordinals, lane));
+        launch.common.shape.entries().word(expert, ordinal)
+    })
+}
+
 /// Writes a token's header behind its payload, an entry a lane: to its ranks of this node, and into
-/// the staging if the row also goes to others. Every part brings the header: whoever sees the part's
-/// flag sees the header, too. Bare parts have one each.
+/// the staging if the row also goes to others. Every part brings the entries: whoever sees the part's
+/// flag sees them, too. Bare parts have theirs each. The weights, which combine reads, go with the first one.
 #[inline(always)]
 fn write_header<M: Machine>(
     launch: &Launch<M>,
     route: Route<M::Lanes<u32>>,
-    place: Place,
-    ordinals: M::Lanes<u32>,
+    (place, part): (Place, u32),
+    words: M::Lanes<u32>,
 ) {
     let Launch {
         machine, common, ..
@@ -277,13 +298,12 @@ fn write_header<M: Machine>(
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {
             if lane < shape.top_k {
-                let entry = Entry {
-                    expert: machine.own(route.experts, lane),
-                    weight: machine.own(route.weights, lane),
-                    ordinal: machine.own(ordinals, lane),
-                    token,
-                };
-                machine.write_entry(to, header.plus(Header::entry(lane)), entry.sent());
+                let word = header.plus(Header::entry(lane));
+                machine.write_word(to, word, machine.own(words, lane));
+                if part == 0 {
+                    let weight = header.plus(Header::weight(shape.top_k, lane));
+                    machine.write_word(to, weight, sent(machine.own(route.weights, lane)));
+                }
             }
         });
     };
@@ -317,15 +337,19 @@ fn count_before<M: Machine>(
 
 /// The ordinal of each of a token's entries among those for its expert, after the scans.
 #[inline(always)]
-fn read_ordinals<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
+fn read_ordinals<M: Machine>(
+    launch: &Launch<M>,
+    token: u32,
+    experts_of: M::Lanes<u32>,
+) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
     let (experts, top_k) = (common.shape.experts, common.shape.top_k);
-    let before = entry(top_k, route.token, 0);
+    let before = entry(top_k, token, 0);
     machine.lanes(|lane| {
         let at = before + lane.min(top_k - 1) as u64;
-        let expert = machine.own(route.experts, lane).min(experts - 1);
+        let expert = machine.own(experts_of, lane).min(experts - 1);
         let counts = at / CHUNK_ENTRIES as u64 * experts as u64;
         let earlier = machine.read(Table::ChunkCounts, counts + expert as u64);
         earlier + machine.read(Table::Ordinals, at)

@@ -327,14 +327,15 @@ fn sum_part<M: Machine>(
         .plus(shape.header_start());
     // Everything is read before anything is waited for.
     let positions = read_positions(launch, unit);
-    let entries = machine.lanes(|lane| {
-        // The last lanes read an entry again rather than branch.
-        let k = lane.min(shape.top_k - 1);
-        machine.read_entry(header.plus(Header::entry(k)))
+    // The last lanes read of an entry again rather than branch.
+    let entry = |lane: u32| Header::entry(lane.min(shape.top_k - 1));
+    let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
+    let words = machine.lanes(|lane| machine.read_window(header.plus(entry(lane))));
+    let weights = machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    let experts = machine.lanes(|lane| {
+        let entry = shape.entries().entry(machine.own(words, lane));
+        lane_or_none(lane, shape.top_k, || entry.expert)
     });
-    let experts =
-        machine.lanes(|lane| lane_or_none(lane, shape.top_k, || machine.own(entries, lane).expert));
-    let weights = machine.lanes(|lane| machine.own(entries, lane).weight);
     let here = slots_here(*machine, args, positions);
     let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
     read();

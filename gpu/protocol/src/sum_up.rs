@@ -7,7 +7,7 @@ use ferry_layout::{
 use crate::combine::Crews;
 use crate::route::{lane_or_none, ranks_of};
 use crate::send::entry;
-use crate::share::Share;
+use crate::share::{Seat, Share};
 use crate::units::Unit;
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{Gate, LANES, Machine, Row, Span, gather, handshake, slot};
@@ -32,10 +32,11 @@ pub fn gather_rows<M: Machine>(
     if let Some(Share {
         index: mut unit,
         of,
-    }) = crews.gatherer
+    }) = crews.gatherer(Seat::of(*machine))
     {
         while unit < args.tokens * parts {
-            let (token, part) = (unit / parts, unit % parts);
+            let token = unit >> parts.trailing_zeros();
+            let part = unit & (parts - 1);
             let unit_of = Unit {
                 source: launch.common.rank(),
                 token,

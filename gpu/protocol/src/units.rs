@@ -81,7 +81,7 @@ impl Place {
 pub struct Extent {
     /// The most tokens that one has.
     pub tokens: u32,
-    /// The most parts that the rows of one have.
+    /// The most parts that the rows of one have, a power of two.
     pub parts: u32,
 }
 
@@ -112,7 +112,8 @@ impl Extent {
     /// all read from the same source at the same time.
     #[inline(always)]
     pub fn unit(self, shape: &Shape, me: Rank, (index, parts): (u32, u32)) -> Unit {
-        let (row, part) = (index / self.parts, index % self.parts);
+        let row = index >> self.parts.trailing_zeros();
+        let part = index & (self.parts - 1);
         let (token, turn) = (row / shape.ranks, row % shape.ranks);
         Unit {
             source: Rank((turn + me.0) % shape.ranks),

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Entry, Fault, FaultPage, Kernel, PIECES, Rank,
-    Signal, Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, PIECES, Rank, Signal,
+    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 
@@ -399,18 +399,9 @@ impl Machine for Warp<'_> {
         self.store_bytes(address, &word.to_le_bytes(), Polled::No);
     }
 
-    fn read_entry(&self, at: ByteOffset) -> Entry {
-        let own = self.window(self.common.rank());
-        let word = |index: u64| self.load_word(own + at.bytes() + 4 * index);
-        Entry::of_words([word(0), word(1), word(2), word(3)])
-    }
-
-    fn write_entry(&self, to: Rank, at: ByteOffset, entry: Entry) {
+    fn write_word(&self, to: Rank, at: ByteOffset, word: u32) {
         let address = self.mapped_window(to) + at.bytes();
-        // An access of 16 bytes is not one to the memory model: each word for itself.
-        for (index, word) in (0..).zip(entry.words()) {
-            self.store_bytes(address + 4 * index, &word.to_le_bytes(), Polled::Bare);
-        }
+        self.store_bytes(address, &word.to_le_bytes(), Polled::Bare);
     }
 
     fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
