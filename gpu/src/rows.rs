@@ -8,6 +8,9 @@ use crate::ptx::memory::Vector;
 use crate::ptx::thread;
 use crate::strip;
 
+/// So many vectors of a bare row a lane looks at all the time rather than at the last one first.
+const FEW_VECTORS: u32 = 2;
+
 /// Whether nobody writes a row while kernels read it.
 #[inline(always)]
 fn is_constant(row: Row) -> bool {
@@ -41,7 +44,11 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         loop {
             if let Row::Bare(..) = from {
                 while thread::union((strip::largest_word(&strip) == ABSENT) as u32) != 0 {
-                    if !self.wait_for_last::<DEPTH>(source, start, span.end) {
+                    let gives_up = match span.end - span.start > FEW_VECTORS * strip::WARP_BYTES {
+                        true => !self.wait_for_last::<DEPTH>(source, start, span.end),
+                        false => self.expired(),
+                    };
+                    if gives_up {
                         return false;
                     }
                     strip = load(start);

@@ -74,6 +74,8 @@ pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stop
 struct Roles {
     announcer: Option<Share>,
     sender: Option<Share>,
+    /// Whether senders do nothing else.
+    is_crowded: bool,
     receiver: Option<Share>,
 }
 
@@ -117,8 +119,13 @@ impl Roles {
         let is_crowded = work.receives && is_many && others > 1;
         let enough = enough_senders(work.format);
         let spared = spared_senders(work.format, warps);
+        // Two rows each at least where rows are copied: fewer keep the wire busy as well.
+        let most = match work.format {
+            TokenFormat::Bf16 => units / 2,
+            _ => units,
+        };
         let senders = match is_crowded {
-            true => enough.min(spared).min(units / 2).clamp(1, others - 1),
+            true => enough.min(spared).min(most).clamp(1, others - 1),
             false => others,
         };
         // Loads queue behind their multiprocessor's stores to peers: where there are enough of them,
@@ -149,6 +156,7 @@ impl Roles {
         Self {
             announcer: share(0, announcers),
             sender,
+            is_crowded,
             receiver,
         }
     }
@@ -163,7 +171,7 @@ impl Roles {
             announce(launch, args, share)?;
         }
         match self.sender {
-            Some(share) => send_units(launch, args, share),
+            Some(share) => send_units(launch, args, (share, self.is_crowded)),
             None => Ok(()),
         }
     }

@@ -17,12 +17,12 @@ use crate::units::{Place, Unit};
 use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, gather, slot};
 
-/// Sends this warp's share of the units (parts of tokens).
+/// Sends this warp's share of the units (parts of tokens). `is_crowded`: other warps only receive.
 #[inline(always)]
 pub fn send_units<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    share: Share,
+    (share, is_crowded): (Share, bool),
 ) -> Result<(), Stopped> {
     let Launch {
         machine,
@@ -38,7 +38,7 @@ pub fn send_units<M: Machine>(
     };
     let units = args.tokens * parts;
     let is_far = M::REACHES_FAR && shape.spans_nodes();
-    let together = units <= share.of && !is_far;
+    let together = units <= share.of && !is_far && !is_crowded;
     let mut dealer = Dealer::new(*machine, share, units, Counter::DispatchDraws);
     while let Some(unit) = dealer.deal() {
         let token = unit >> parts.trailing_zeros();
