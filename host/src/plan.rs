@@ -248,7 +248,7 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
     let entries = max_tokens_per_rank as u128 * top_k as u128;
     let most = Entries::of(experts.min(MAX_EXPERTS as usize) as u32).most_ordinals();
     problems.require(
-        entries <= u128::from(most),
+        rows > MAX_ROWS || entries <= u128::from(most),
         "max_tokens_per_rank",
         max_tokens_per_rank,
         format_args!("max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told apart where there are {experts} experts"),
@@ -357,12 +357,12 @@ mod tests {
             assert_eq!(plan.max_rows(), ranks * tokens * 8);
             let blocks = 256 / ranks + (ranks * tokens * 8 - 256 / ranks) / 128;
             assert_eq!(plan.max_scale_blocks(), blocks);
-            // A header has 16 bytes for each expert; both rows are whole cache lines.
+            // A header has 8 bytes for each expert; rows are whole cache lines.
             let near = ranks * tokens * (row + 128) + tokens * 8 * row;
             let staged = tokens * (row + 128) + ranks * tokens * row;
             // On one node, rows of 1024 tokens of all ranks can be dispatched bare, with a header for each of 16
             // parts, and rows of 2048 be combined so.
-            let bare = 1024 * (row + 16 * 128) + 2048 / ranks * 8 * row;
+            let bare = 1024 * (row + 16 * 64) + 2048 / ranks * 8 * row;
             let rows = near + if ranks > p2p_world_size { staged } else { bare };
             let counts = ranks * (256 / ranks + 1);
             let words = [counts, ranks * 128, 256, ranks * tokens, ranks, tokens * 8];
@@ -391,6 +391,11 @@ mod tests {
         let many = u32::MAX as usize / 2 / 32 + 1;
         refused("max_tokens_per_rank", &many.to_string(), |c| {
             c.max_tokens_per_rank = many;
+        });
+        // Where there are so many experts, a word has 16 bits for the ordinal.
+        refused("max_tokens_per_rank", "8193", |c| {
+            c.experts = 65_532;
+            c.max_tokens_per_rank = 8193;
         });
         let all = usize::MAX;
         refused("max_tokens_per_rank", &all.to_string(), |c| {

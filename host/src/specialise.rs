@@ -117,7 +117,7 @@ mod tests {
             None
         );
         assert_eq!(
-            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+312];"),
+            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+320];"),
             None
         );
         assert_eq!(of("\tld.param::func.b64 \t%rd1, [write_param_0];"), None);

@@ -88,8 +88,8 @@ fn the_wire_carries_headers_too() {
         0 < once && once < each,
         "{entries:?}: nothing to tell apart"
     );
-    // 16 BF16 elements; then 10 words of header, padded to a multiple of 16 bytes.
-    let (payload, header) = (32, 48);
+    // 16 BF16 elements; then two words for each of 3 experts, padded to a multiple of 16 bytes.
+    let (payload, header) = (32, 32);
     for wanted in [
         format!("dispatch {} bytes", once * (payload + header)),
         format!("combine {} bytes", once * payload),

@@ -50,7 +50,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
     })
 }
 
-/// Bytes of a dispatch row: elements, scales, the row's own scale, 16 bytes for each expert.
+/// Bytes of a dispatch row: elements, scales, the row's own scale, 8 bytes for each expert.
 fn dispatch_row(format: TokenFormat) -> u64 {
     let bytes = match format {
         TokenFormat::Bf16 => 2 * HIDDEN,
@@ -60,7 +60,7 @@ fn dispatch_row(format: TokenFormat) -> u64 {
         TokenFormat::Nvfp4(_) => HIDDEN / 2 + HIDDEN / 16,
         TokenFormat::Nvfp4RowScaled(_) => HIDDEN / 2 + HIDDEN / 16 + 16,
     };
-    (bytes + 16 * TOP_K).next_multiple_of(LINE)
+    (bytes + 8 * TOP_K).next_multiple_of(LINE)
 }
 
 fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
@@ -172,11 +172,11 @@ fn bare_rows(shape: &Shape, window: &Window) -> Vec<Region> {
     let ranks = u64::from(shape.ranks);
     let tokens = 1024 / ranks;
     let (last, token) = (Rank(shape.ranks - 1), tokens as u32 - 1);
-    // Payload and scales; a header for each part, of which there are 16 at most, of 512 bytes at least.
+    // Payload and scales; a header for each of 16 parts.
     let dispatch = match shape.format() {
-        TokenFormat::Bf16 => 2 * HIDDEN + 16 * 16 * TOP_K,
-        TokenFormat::BlockwiseFp8 => HIDDEN + HIDDEN / 128 * 4 + 14 * 16 * TOP_K,
-        TokenFormat::Mxfp8(_) => HIDDEN + HIDDEN / 32 + 14 * 16 * TOP_K,
+        TokenFormat::Bf16 => 2 * HIDDEN + 16 * 8 * TOP_K,
+        TokenFormat::BlockwiseFp8 => HIDDEN + HIDDEN / 128 * 4 + 16 * 8 * TOP_K,
+        TokenFormat::Mxfp8(_) => HIDDEN + HIDDEN / 32 + 16 * 8 * TOP_K,
         _ => 0,
     };
     let mut rows = Vec::new();

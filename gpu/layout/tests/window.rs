@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry_layout::{
     ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entries, Entry, Epoch, Fault,
-    FaultKind, FaultPage, Header, JOINS, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Region,
-    Shape, Signal, Tagged, TokenFormat, Window, Workspace,
+    FaultKind, FaultPage, Header, JOINS, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED,
+    Rank, Region, Shape, Signal, Tagged, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 

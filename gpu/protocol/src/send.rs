@@ -128,15 +128,11 @@ fn send_payload<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, pla
     // rank begins with another one, and with another one for each token: else all of them would store to the same
     // rank at the same time.
     let staging = (node.trailing_zeros() + shape.p2p_world_size) % u64::BITS;
-    let mut targets = ranks & node;
-    if M::REACHES_FAR && ranks & !node != 0 {
-        targets |= 1 << staging;
-    }
+    let is_far = M::REACHES_FAR && ranks & !node != 0;
+    let targets = ranks & node | (is_far as u64) << staging;
     let turn = (me.0 + token) % shape.ranks;
     let to = |target| match (target + turn) % u64::BITS {
-        rank if M::REACHES_FAR && rank == staging => {
-            Row::Window(me, window.dispatch_staging(token))
-        }
+        rank if is_far && rank == staging => Row::Window(me, window.dispatch_staging(token)),
         rank => place.of(Rank(rank)),
     };
     let targets = targets.rotate_right(turn);

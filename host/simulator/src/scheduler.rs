@@ -534,6 +534,7 @@ impl World {
                     shared,
                     buffer,
                     idle_at,
+                    polled: Cell::new((0, 0)),
                     yielder,
                     common,
                     args,

@@ -24,6 +24,10 @@ const PIECE: usize = 1024;
 /// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
 const BARE_PIECE: usize = 404;
 
+/// Looks at the same version after which a warp is idle: the first ones may be at what it has read long ago, for
+/// as many waits in a row.
+const POLLS: u32 = 8;
+
 /// Who may be waiting for a row.
 fn polled(row: Row) -> Polled {
     match row {
@@ -58,6 +62,8 @@ pub struct Warp<'y> {
     pub shared: Rc<Shared>,
     pub buffer: Rc<RefCell<StoreBuffer>>,
     pub idle_at: Rc<Cell<Option<u64>>>,
+    /// The version when it last found nothing new, and how often it did.
+    pub polled: Cell<(u64, u32)>,
     pub yielder: &'y Yielder<(), ()>,
     pub common: Common,
     pub args: Args,
@@ -553,7 +559,15 @@ impl Machine for Warp<'_> {
 
     fn expired(&self) -> bool {
         let version = self.shared.version(self.common.rank);
-        self.idle_at.set(Some(version));
+        let (before, polls) = self.polled.get();
+        match version == before && polls >= POLLS {
+            true => {
+                self.idle_at.set(Some(version));
+                self.polled.set((version, 0));
+            }
+            false if version == before => self.polled.set((version, polls + 1)),
+            false => self.polled.set((version, 0)),
+        }
         self.pause();
         let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
         stopped || self.shared.clock.get() >= self.deadline

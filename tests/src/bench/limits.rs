@@ -71,7 +71,7 @@ pub fn measure(rig: &Rig, sizes: &CopySizes, args: &BenchArgs) -> Result<Limits>
             cold_us: empty_call(rig, args, true)?,
             warm_us: empty_call(rig, args, false)?,
         },
-        hbm_gb_per_s: device_memory(rig)?,
+        hbm_gb_per_s: device_memory(rig, args.max_sms)?,
         ..Limits::default()
     };
     if rig.ranks() < 2 {
@@ -179,12 +179,12 @@ fn round_trip(rig: &Rig) -> Result<f64> {
     Ok(us / f64::from(PINGS))
 }
 
-fn device_memory(rig: &Rig) -> Result<f64> {
+fn device_memory(rig: &Rig, max_sms: Option<u32>) -> Result<f64> {
     const ROW_BYTES: u32 = 16 << 10;
     let kernels = Kernels {
         probe: Probe::Copy,
         times: 1,
-        blocks: 2 * multiprocessors(rig, None),
+        blocks: 2 * multiprocessors(rig, max_sms),
         threads: COPY_THREADS,
     };
     let args = |gpu: &Gpu| ProbeArgs {

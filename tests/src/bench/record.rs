@@ -9,7 +9,7 @@ use super::statistics::Summary;
 pub struct Limits {
     /// Most bytes a second of an all-to-all copy, a GPU and direction, in GB/s.
     pub wire_gb_per_s: f64,
-    /// Device memory, read and write counted, in GB/s.
+    /// Device memory, read and write counted, on as many multiprocessors as calls have, in GB/s.
     pub hbm_gb_per_s: f64,
     /// A signal there and back.
     pub round_trip_us: f64,
