@@ -75,7 +75,7 @@ pub enum Table {
     Routes,
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,
-    /// `[`[`JOINS`]`]` pieces that are written of each row that several warps write, over all rounds.
+    /// `[JOINS]` how many pieces were written of each row that several warps write, over all rounds.
     Joined,
 }
 

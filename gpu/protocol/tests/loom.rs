@@ -309,7 +309,8 @@ fn pass_model(weak: Weak) {
 }
 
 /// Two warps of a block write a row each and pass a gate; the last one releases both rows at once and
-/// flags them (`Machine::hand_over`). A counter stands for the gate: one round, so it needs no reset.
+/// flags them (`Machine::hand_over`; two warps of a rank that write a row's pieces do the same, `Machine::join`). A
+/// counter stands for the gate: one round, so it needs no reset.
 fn hand_over_model(weak: Weak) {
     let memory = Memory::new(weak);
     let epoch = Epoch(1);
