@@ -20,7 +20,9 @@ pub struct Config {
     /// Elements of a token, a multiple of 8; in formats with scales of the elements whose scales fill a
     /// word: 64 for NVFP4, 128 for the others.
     pub hidden: usize,
-    /// Most tokens that one rank brings to a dispatch. Each rank may bring fewer, or none.
+    /// Most tokens that one rank brings to a dispatch. Each rank may bring fewer, or none. Times `top_k`, at most as
+    /// many as the bits can count that the number of experts leaves of 32: 8,388,608 with 256 experts, 65,536 with
+    /// 65,535.
     pub max_tokens_per_rank: usize,
     /// Ranks of one node, which write each other's memory directly; divides the ranks. `None`:
     /// all ranks are on one node. A number below the real one sends more through NVSHMEM.
