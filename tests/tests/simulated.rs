@@ -156,6 +156,22 @@ fn launches_as_large_as_on_a_gpu() {
     all(5_000..5_003, as_large_as_on_a_gpu);
 }
 
+/// Likewise, with at most a row for each of those that only send: they are numbered block by block, and flag their
+/// rows each for itself.
+fn a_row_for_each_sender(seed: u64) -> Case {
+    let tokens = 513 + Dice::new(seed).below(15);
+    Case {
+        format: TokenFormat::BlockwiseFp8,
+        tokens: vec![vec![tokens, tokens]],
+        ..as_large_as_on_a_gpu(seed)
+    }
+}
+
+#[test]
+fn senders_with_a_row_each_flag_it_for_themselves() {
+    all(5_010..5_012, a_row_for_each_sender);
+}
+
 /// Rows that no source has few enough of to send them bare, and more of them than warps: combine deals the last
 /// ones in pieces.
 fn in_pieces(seed: u64) -> Case {

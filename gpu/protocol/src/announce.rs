@@ -191,7 +191,7 @@ fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32)
 fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
     machine.lanes(|lane| {
         let at = (first + lane).min(end - 1);
-        read_id(machine, false, at as u64)
+        machine.read(Table::TopkIds, at as u64)
     })
 }
 

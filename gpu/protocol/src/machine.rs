@@ -161,10 +161,9 @@ pub trait Machine: Signals + Counters {
         let ids = (0..entries).map(|index| self.read_few_id(index));
         ids.filter(|&id| id == expert).count() as u32
     }
-    /// How many ids before that of entry `index` are `expert`, as that one is. Of `entries`, which are all
+    /// How many ids before that of entry `index` are `expert`, as that one is. Of `_entries`, which are all
     /// and few. For one lane.
-    fn number_few(&self, index: u32, expert: u32, entries: u32) -> u32 {
-        let _ = entries;
+    fn number_few(&self, index: u32, expert: u32, _entries: u32) -> u32 {
         self.count_few(expert, index)
     }
     /// Writes a word of a table. For one lane.

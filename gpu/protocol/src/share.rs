@@ -82,7 +82,7 @@ impl<'m, M: Machine> Dealer<'m, M> {
 
     /// Whether no warp gets more than one.
     #[inline(always)]
-    pub fn is_one_each(&self) -> bool {
+    fn is_one_each(&self) -> bool {
         self.tasks <= self.share.of
     }
 

@@ -12,8 +12,8 @@ use super::{memory, thread};
 /// for each warp to hand over, the peers' windows, what some counters held, and the router's ids and
 /// numbers, where they are few ([`Few`]).
 ///
-/// It is as large in every kernel, so that a multiprocessor keeps its memory divided as it is from one to
-/// the next.
+/// It is as large in every kernel, so that a multiprocessor may keep its memory divided as it is from one to
+/// the next; what that is worth was not measured.
 #[derive(Clone, Copy)]
 pub struct Block {
     base: u32,

@@ -560,14 +560,12 @@ impl Machine for Warp<'_> {
     fn expired(&self) -> bool {
         let version = self.shared.version(self.common.rank);
         let (before, polls) = self.polled.get();
-        match version == before && polls >= POLLS {
-            true => {
-                self.idle_at.set(Some(version));
-                self.polled.set((version, 0));
-            }
-            false if version == before => self.polled.set((version, polls + 1)),
-            false => self.polled.set((version, 0)),
+        let polls = if version == before { polls + 1 } else { 0 };
+        let is_idle = polls > POLLS;
+        if is_idle {
+            self.idle_at.set(Some(version));
         }
+        self.polled.set((version, if is_idle { 0 } else { polls }));
         self.pause();
         let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
         stopped || self.shared.clock.get() >= self.deadline
