@@ -432,6 +432,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+        #[cfg(target_feature = "sm_90")]
+        if !SHMEM {
+            return self.sum_through_ring((span, sources), from, to);
+        }
         // With ranks of other nodes registers are scarce.
         if SHMEM {
             self.sum_strips::<2>(span, sources, from, to);

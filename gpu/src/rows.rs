@@ -1,10 +1,14 @@
 //! Rows on their way through a warp's registers: copied, summed, and waited for where they are bare.
 
+#[cfg(target_feature = "sm_90")]
+use ferry_layout::kernel::{RING_BYTES, RING_SLOTS};
 use ferry_layout::{ABSENT, Arguments, ByteOffset, Tensor, sent};
 use ferry_protocol::{Machine, Row, Span};
 
 use crate::device::Gpu;
 use crate::ptx::memory::Vector;
+#[cfg(target_feature = "sm_90")]
+use crate::ptx::ring::{self, Ring};
 use crate::ptx::thread;
 use crate::strip;
 
@@ -148,6 +152,64 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             // SAFETY: as above.
             unsafe { strip::store_polled::<DEPTH>(target, start, span.end, &strip) };
             strip_start += DEPTH as u32 * strip::WARP_BYTES;
+        }
+    }
+}
+
+#[cfg(target_feature = "sm_90")]
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// [`Machine::sum_rows`] of rows that go through the ring, a slot of a row's vectors at a time.
+    #[inline(always)]
+    pub fn sum_through_ring(
+        &self,
+        (span, sources): (Span, u32),
+        from: impl Fn(u32) -> (Row, f32),
+        to: Row,
+    ) {
+        const DEPTH: usize = (RING_BYTES / RING_SLOTS / strip::WARP_BYTES) as usize;
+        const STRIP: u32 = DEPTH as u32 * strip::WARP_BYTES;
+        let (ring, target) = (Ring::of_lane(), self.row(to));
+        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let next = |slot: u32| (slot + 1) % RING_SLOTS;
+        let (mut ahead_start, mut ahead, mut ahead_slot) = (span.start, sources, 0);
+        // Begins to load what comes next, if anything. Gives the slot that is read next: the one after.
+        let mut load = || {
+            if ahead != 0 && ahead_start < span.end {
+                let (row, _) = from(ahead.trailing_zeros());
+                let start = ahead_start + lane_start;
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides; the slot was read
+                // before the one that is read next.
+                unsafe { ring.load::<DEPTH>(ahead_slot, self.row(row), start, span.end) };
+                ahead &= ahead - 1;
+                if ahead == 0 {
+                    ahead = sources;
+                    ahead_start += STRIP;
+                }
+            }
+            ahead_slot = next(ahead_slot);
+            ring::commit();
+            ahead_slot
+        };
+        for _ in 1..RING_SLOTS {
+            load();
+        }
+        let mut strip_start = span.start;
+        while strip_start < span.end {
+            let mut sums = [[0f32; 8]; DEPTH];
+            let mut left = sources;
+            while left != 0 {
+                let slot = load();
+                ring::wait_for_all_but::<{ RING_SLOTS - 1 }>();
+                let strip = ring.read::<DEPTH>(slot);
+                let (_, weight) = from(left.trailing_zeros());
+                left &= left - 1;
+                sums = core::array::from_fn(|i| strip::add(sums[i], strip[i], weight));
+            }
+            let strip = core::array::from_fn(|index| strip::round(&sums[index]));
+            let start = strip_start + lane_start;
+            // SAFETY: as above.
+            unsafe { strip::store_polled::<DEPTH>(target, start, span.end, &strip) };
+            strip_start += STRIP;
         }
     }
 }

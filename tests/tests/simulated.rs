@@ -197,6 +197,41 @@ fn rows_sent_back_in_pieces() {
     all(5_100..5_106, in_pieces);
 }
 
+/// Many entries for few warps, which read about several tokens together.
+fn together(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    // Of 16 ranks, combine's rows are not bare.
+    let (ranks, top_k) = match dice.below(2) {
+        0 => (16, dice.pick(&[8, 16])),
+        _ => (1 + dice.below(4), dice.pick(&[3, 8, 12, 24])),
+    };
+    let mut tokens = vec![dice.below(30); ranks];
+    tokens[dice.below(ranks)] = 2048 / top_k + 1 + dice.below(60);
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts: 24 * ranks,
+        top_k,
+        hidden: 128,
+        format: dice.pick(&[TokenFormat::Bf16, TokenFormat::BlockwiseFp8]),
+        routing: match dice.below(2) {
+            0 => Routing::Uniform,
+            _ => Routing::Holes { probability: 0.4 },
+        },
+        how: dice.pick(&Return::ALL),
+        split: dice.below(16) as u64,
+        debug_checks: dice.below(2) == 0,
+        tokens: vec![tokens; 2],
+        warps: 4 + dice.below(5) as u32,
+        ..Case::small(seed)
+    }
+}
+
+#[test]
+fn tokens_that_a_warp_reads_about_together() {
+    all(5_200..5_216, together);
+}
+
 #[test]
 fn bare_rows_are_what_was_sent() {
     all(4_000..4_300, bare_case);

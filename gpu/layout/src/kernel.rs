@@ -62,6 +62,11 @@ impl Kernel {
     }
 }
 
+/// Slots of a warp's ring in shared memory, through which few warps load what they sum.
+pub const RING_SLOTS: u32 = 4;
+/// Shared memory for a warp's ring: 4 vectors of 16 bytes a lane in each slot.
+pub const RING_BYTES: u32 = RING_SLOTS * 4 * 16 * 32;
+
 /// Registers of a multiprocessor, on every architecture from sm_80 on (CUDA C++ Programming Guide,
 /// "Technical Specifications per Compute Capability").
 const REGISTERS: u32 = 65_536;
@@ -75,6 +80,16 @@ impl Kernel {
             // block, since each block makes a table.
             Self::FusedSilu => 640,
             _ => 512,
+        }
+    }
+
+    /// Shared memory that the host may give a block at launch, in bytes: the rings of its warps.
+    pub const fn ring_bytes(self) -> u32 {
+        match self {
+            Self::Combine | Self::CombineAsync | Self::CombineWait => {
+                self.threads_per_block() / 32 * RING_BYTES
+            }
+            _ => 0,
         }
     }
 

@@ -15,7 +15,7 @@ mod float;
 mod format;
 pub mod fp8;
 mod header;
-mod kernel;
+pub mod kernel;
 pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;

@@ -29,8 +29,8 @@ fn enough_senders(format: TokenFormat) -> u32 {
 #[inline(always)]
 fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
     match format {
-        TokenFormat::Bf16 => warps * 3 / 8,
-        _ => warps / 2,
+        TokenFormat::Bf16 => warps * 5 / 16,
+        _ => warps * 9 / 16,
     }
 }
 
@@ -112,7 +112,8 @@ impl Roles {
     #[inline(always)]
     fn assign(seat: Seat, work: Work) -> Self {
         let (warps, units) = (seat.warps, work.units);
-        let announcers = work.tasks.min(warps / 2).max(1);
+        // A quarter where others wait for them and there are few.
+        let announcers = work.tasks.min(warps / 4).max(1);
         // A launch of a single warp announces first and sends then.
         let others = if warps == 1 { 1 } else { warps - announcers };
         let is_many = units > others || work.is_whole && units >= MANY_ROWS;
@@ -140,7 +141,15 @@ impl Roles {
             let index = warp.wrapping_sub(first);
             (index < of).then_some(Share { index, of })
         };
-        let sender = share(first_sender, senders);
+        // Announcing takes far less than sending that much.
+        let joins = !work.receives && units > warps;
+        let sender = match joins {
+            true => Some(Share {
+                index: (warp + others) % warps,
+                of: warps,
+            }),
+            false => share(first_sender, senders),
+        };
         let receiver = match (is_crowded, sender) {
             (true, Some(_)) => None,
             (true, None) => {

@@ -13,39 +13,55 @@ use crate::{Machine, Span};
 /// How the rows of a launch are dealt to the warps that send them.
 #[derive(Clone, Copy)]
 pub struct Deal {
-    rows: u32,
-    /// The rows before the first one in pieces.
-    whole: u32,
+    /// Tasks of whole rows.
+    groups: u32,
+    /// Rows of each.
+    together: u32,
+    /// Rows in pieces, which come after the others.
+    cut: u32,
 }
 
 impl Deal {
     /// All of them whole.
     #[inline(always)]
     pub fn whole(rows: u32) -> Self {
-        Self { rows, whole: rows }
+        Self {
+            groups: rows,
+            together: 1,
+            cut: 0,
+        }
     }
 
-    /// The last ones in pieces: so many that each of `warps` has a few.
+    /// The last ones in pieces: so many that each of `warps` has a few. The others `together` at a time, a power
+    /// of two.
     #[inline(always)]
-    pub fn in_pieces(rows: u32, warps: u32) -> Self {
-        let cut = rows.min(warps).min(JOINS);
+    pub fn in_pieces(rows: u32, warps: u32, together: u32) -> Self {
+        let least = rows.min(warps).min(JOINS - together);
+        let groups = (rows - least) >> together.trailing_zeros();
         Self {
-            rows,
-            whole: rows - cut,
+            groups,
+            together,
+            cut: rows - (groups << together.trailing_zeros()),
         }
     }
 
     /// Tasks to be dealt.
     #[inline(always)]
     pub fn tasks(self) -> u32 {
-        self.whole + (self.rows - self.whole) * PIECES
+        self.groups + self.cut * PIECES
     }
 
-    /// The row of a task, and what of it.
+    /// Whether a task is several rows, as many as were to be dealt together.
+    #[inline(always)]
+    pub fn is_group(self, task: u32) -> bool {
+        self.together > 1 && task < self.groups
+    }
+
+    /// The first row of a task, and what of it.
     #[inline(always)]
     pub fn row(self, task: u32) -> (u32, Piece) {
-        match task.checked_sub(self.whole) {
-            None => (task, Piece::WHOLE),
+        match task.checked_sub(self.groups) {
+            None => (task << self.together.trailing_zeros(), Piece::WHOLE),
             Some(after) => {
                 let index = after / PIECES;
                 let piece = Piece {
@@ -53,7 +69,8 @@ impl Deal {
                     parts: PIECES,
                     join: index,
                 };
-                (self.whole + index, piece)
+                let whole = self.groups << self.together.trailing_zeros();
+                (whole + index, piece)
             }
         }
     }

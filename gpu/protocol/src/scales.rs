@@ -5,7 +5,7 @@ use ferry_layout::{
     ABSENT, ByteOffset, DispatchArgs, ScaleLayout, Shape, Table, received, scale_layout,
 };
 
-use crate::receive::{Places, wait_for};
+use crate::places::{Places, wait_for};
 use crate::route::for_each_bit;
 use crate::share::Share;
 use crate::units::Place;

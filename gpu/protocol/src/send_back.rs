@@ -5,13 +5,18 @@ use ferry_layout::{
 };
 
 use crate::combine::Crews;
+use crate::groups::Groups;
 use crate::pieces::{Deal, Piece};
-use crate::receive::row_map_entry;
+use crate::places::row_map_entry;
 use crate::route::{for_each_bit, lane_or_none, on_each_rank, ranks_of, reduced_slot};
+use crate::send_group_back::send_group_back;
 use crate::share::{Dealer, Share, callers};
 use crate::units::{Extent, Unit};
 use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, Span, gather, handshake, slot};
+
+/// From so many units a warp on, units are sent together.
+const MANY_UNITS: u32 = 32;
 
 /// Every row that this rank received, back to where it came from.
 #[inline(always)]
@@ -36,14 +41,25 @@ pub fn send_back<M: Machine>(
     let is_far = M::REACHES_FAR && shape.spans_nodes();
     let deal = match at_once || crews.is_bare || extent.parts > 1 || is_far {
         true => Deal::whole(units),
-        false => Deal::in_pieces(units, share.of),
+        false => Deal::in_pieces(
+            units,
+            share.of,
+            together_of(launch, units / MANY_UNITS >= share.of),
+        ),
     };
     let mut dealer = Dealer::new(*machine, share, deal.tasks(), Counter::CombineDraws);
     let says = Says { crews, at_once };
-    let together = (at_once && !crews.is_bare && flags_together(launch)).then_some((share, units));
+    // The last warp of a block flags the units of all.
+    let is_reduced = shape.mode() == CombineMode::Reduced;
+    let is_together = at_once && !crews.is_bare && !is_far && is_reduced;
+    let together = is_together.then_some((share, units));
     let mut has_read = false;
     while let Some(task) = dealer.deal() {
         let (index, piece) = deal.row(task);
+        if deal.is_group(task) {
+            send_group_back(launch, args, (extent, index), || dealer.draw());
+            continue;
+        }
         let unit = unit_here(launch, extent, index);
         // Where units are flagged together, a warp without one takes part, too.
         if unit.is_none() && together.is_none() {
@@ -73,6 +89,16 @@ pub fn send_back<M: Machine>(
         says.consumed(launch)?;
     }
     Ok(())
+}
+
+/// How many units a warp sends together, of which it has `many`.
+#[inline(always)]
+fn together_of<M: Machine>(launch: &Launch<M>, many: bool) -> u32 {
+    let shape = &launch.common.shape;
+    match shape.mode() == CombineMode::Reduced && many {
+        true => Groups::of(shape).most(),
+        false => 1,
+    }
 }
 
 /// Unit `index` of all that can come here, if it has.
@@ -138,14 +164,6 @@ fn tell_consumed<M: Machine>(launch: &Launch<M>) {
     on_each_rank(*machine, common.shape.ranks, |rank| {
         handshake::say_consumed(*machine, rank, word, *epoch);
     });
-}
-
-/// Whether the last warp of a block may flag the units of all.
-#[inline(always)]
-fn flags_together<M: Machine>(launch: &Launch<M>) -> bool {
-    let shape = &launch.common.shape;
-    let is_far = M::REACHES_FAR && shape.spans_nodes();
-    shape.mode() == CombineMode::Reduced && !is_far
 }
 
 /// Releases what the warps of a block have written, once for all of them, and sets the flags that they
@@ -266,7 +284,7 @@ fn read_positions<M: Machine>(launch: &Launch<M>, unit: Unit) -> M::Lanes<u32> {
 /// The slots whose rows are here. The dispatch checked the positions against its outputs; these
 /// may be smaller.
 #[inline(always)]
-fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
+pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
     machine.ballot(machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         position != NOT_ROUTED && (position as u64) < args.row_capacity

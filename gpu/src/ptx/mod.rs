@@ -12,5 +12,7 @@ pub mod bulk;
 pub mod few;
 pub mod memory;
 pub mod number;
+#[cfg(target_feature = "sm_90")]
+pub mod ring;
 pub mod table;
 pub mod thread;

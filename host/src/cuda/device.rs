@@ -316,6 +316,7 @@ impl Device for CudaDevice {
         let function = self.function(launch)?;
         let most = self.core.multiprocessors;
         let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
+        let shared_bytes = (self.core.module).ring_bytes(launch.kernel, launch.shmem);
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
         // the driver copies before it returns. A block fits on a multiprocessor (seen when the
         // kernels were loaded), and the stream is the caller's word.
@@ -328,7 +329,7 @@ impl Device for CudaDevice {
                 launch.kernel.threads_per_block(),
                 1,
                 1,
-                0,
+                shared_bytes,
                 raw(launch.stream),
                 [parameter.cast_mut()].as_mut_ptr(),
                 ptr::null_mut(),

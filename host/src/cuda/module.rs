@@ -50,6 +50,14 @@ impl Ptx {
         }
     }
 
+    /// Shared memory that blocks of a kernel may be given at launch, in bytes: what it loads through it.
+    fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
+        match (self.target, shmem) {
+            ("sm_80", _) | (_, true) => 0,
+            _ => kernel.ring_bytes(),
+        }
+    }
+
     /// For people: "PTX 8.3 for sm_90a".
     fn title(&self) -> String {
         let version = self
@@ -65,6 +73,7 @@ impl Ptx {
 /// [`unload`](Self::unload) with the context current.
 pub(super) struct Module {
     raw: CUmodule,
+    ptx: &'static Ptx,
     functions: [[CUfunction; 2]; Kernel::ALL.len()],
 }
 
@@ -94,14 +103,15 @@ impl Module {
     }
 
     /// Compiles `text`, which was made of `ptx`, and looks up `kernels`.
-    fn of(ptx: &Ptx, text: &str, kernels: &[(Kernel, bool)]) -> Result<Self, Error> {
+    fn of(ptx: &'static Ptx, text: &str, kernels: &[(Kernel, bool)]) -> Result<Self, Error> {
         let raw = compile(ptx, text)?;
         let mut module = Self {
             raw,
+            ptx,
             functions: [[ptr::null_mut(); 2]; Kernel::ALL.len()],
         };
         for &(kernel, shmem) in kernels {
-            match function(raw, kernel, shmem) {
+            match function((raw, ptx), kernel, shmem) {
                 Ok(found) => module.functions[kernel as usize][usize::from(shmem)] = found,
                 Err(error) => {
                     module.unload();
@@ -120,6 +130,11 @@ impl Module {
     /// A kernel; null if it is not among those that were looked up.
     pub(super) const fn function(&self, kernel: Kernel, shmem: bool) -> CUfunction {
         self.functions[kernel as usize][shmem as usize]
+    }
+
+    /// Shared memory that a kernel's blocks may be given at launch, in bytes.
+    pub(super) fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
+        self.ptx.ring_bytes(kernel, shmem)
     }
 
     /// Unloads the module. The context is current, and no kernel of it runs or will be launched.
@@ -222,7 +237,11 @@ fn is_too_new(code: sys::Code, log: &str) -> bool {
 /// Looks a kernel up and makes sure that its blocks fit on a multiprocessor. Asking for
 /// that loads it, where the driver would put that off: the first launch, which may find other
 /// kernels waiting for it, must not have to.
-fn function(module: CUmodule, kernel: Kernel, shmem: bool) -> Result<CUfunction, Error> {
+fn function(
+    (module, ptx): (CUmodule, &Ptx),
+    kernel: Kernel,
+    shmem: bool,
+) -> Result<CUfunction, Error> {
     let (entry, threads) = (kernel.entry(shmem), kernel.threads_per_block());
     let about = || format!("the kernel {entry} with blocks of {threads} threads");
     let name = CString::new(entry).unwrap_or_default();
@@ -230,10 +249,20 @@ fn function(module: CUmodule, kernel: Kernel, shmem: bool) -> Result<CUfunction,
     // SAFETY: the module is loaded in the current context, and `name` ends with a zero byte.
     let code = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
     check_about("cuModuleGetFunction", code, about)?;
+    let ring_bytes = ptx.ring_bytes(kernel, shmem);
+    let (attribute, bytes) = (sys::FUNC_MAX_DYNAMIC_SHARED_BYTES, ring_bytes as i32);
+    // SAFETY: the function was found in a module of the current context.
+    let code = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
+    check_about("cuFuncSetAttribute", code, about)?;
     let mut blocks = 0;
     // SAFETY: the function was found in a module of the current context; `blocks` is live.
     let code = unsafe {
-        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads as i32, 0)
+        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &mut blocks,
+            function,
+            threads as i32,
+            ring_bytes as usize,
+        )
     };
     let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
     check_about(call, code, about)?;

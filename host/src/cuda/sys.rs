@@ -31,6 +31,8 @@ pub(super) const LAUNCH_OUT_OF_RESOURCES: Code = 701;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+pub(super) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DEFAULT`: with timing.
@@ -73,6 +75,7 @@ unsafe extern "C" {
         threads_per_block: c_int,
         shared_bytes: usize,
     ) -> Code;
+    pub(super) fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> Code;
     pub(super) fn cuLaunchKernel(
         function: CUfunction,
         grid_x: c_uint,

@@ -1,0 +1,145 @@
+//! Where received rows go in the outputs: what their headers say, and the starts of their experts' rows.
+
+use ferry_layout::{ABSENT, DispatchArgs, Header, NOT_ROUTED, Rank, Shape, Tagged};
+
+use crate::Machine;
+use crate::scales;
+use crate::units::{Place, Unit};
+use crate::wait::Launch;
+
+/// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
+/// give up.
+#[inline(always)]
+pub fn wait_for<M: Machine, T: Copy>(
+    machine: &M,
+    mut values: M::Lanes<T>,
+    read: impl Fn() -> M::Lanes<T>,
+    is_absent: impl Fn(T) -> bool,
+) -> Option<M::Lanes<T>> {
+    loop {
+        let absent = machine.lanes(|lane| is_absent(machine.own(values, lane)));
+        if machine.ballot(absent) == 0 {
+            return Some(values);
+        }
+        if machine.expired() {
+            return None;
+        }
+        values = read();
+    }
+}
+
+/// The words of the entries in a unit's header, once they have come. If it is bare, they are made absent again,
+/// and the first part's put where combine reads them, with the weights.
+#[inline(always)]
+fn read_entries<M: Machine>(
+    launch: &Launch<M>,
+    (unit, from): (Unit, Place),
+) -> Option<M::Lanes<u32>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let top_k = shape.top_k;
+    let header = from.row.plus(from.header);
+    // The last lanes read of some entry rather than branch.
+    let entry = |lane: u32| Header::entry(lane.min(top_k - 1));
+    let weight = |lane: u32| Header::weight(top_k, lane.min(top_k - 1));
+    let read = || machine.lanes(|lane| machine.read_window(header.plus(entry(lane))));
+    if !from.is_bare {
+        return Some(read());
+    }
+    let is_absent = |word| word == ABSENT;
+    let read_weights = || machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    // Both are on their way before one is waited for.
+    let (words, weights) = (read(), read_weights());
+    let words = wait_for(*machine, words, read, is_absent)?;
+    let weights = match unit.part {
+        0 => wait_for(*machine, weights, read_weights, is_absent)?,
+        _ => weights,
+    };
+    let kept = common.window.dispatch_row(unit.source, unit.token);
+    let kept = kept.plus(shape.header_start());
+    machine.lanes(|lane| {
+        if lane < top_k {
+            machine.write_window(header.plus(entry(lane)), ABSENT);
+            if unit.part == 0 {
+                machine.write_window(header.plus(weight(lane)), ABSENT);
+                machine.write_window(kept.plus(entry(lane)), machine.own(words, lane));
+                machine.write_window(kept.plus(weight(lane)), machine.own(weights, lane));
+            }
+        }
+    });
+    Some(words)
+}
+
+/// Where a row goes in the outputs.
+#[derive(Clone, Copy)]
+pub struct Places<L: Copy> {
+    /// For each top-k slot its output row, or `NOT_ROUTED`.
+    pub positions: L,
+    /// For each, where the first word of its scales goes.
+    pub scales: L,
+    /// The slots whose experts live here.
+    pub here: u32,
+    /// Those of them whose rows lie outside the outputs.
+    pub outside: u32,
+}
+
+/// Reads a row's header and works out its places, once the starts of its experts' rows are known. `None` as
+/// where this launch should give up.
+#[inline(always)]
+pub fn find_places<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (unit, from): (Unit, Place),
+) -> Option<Places<M::Lanes<u32>>> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let shape = &common.shape;
+    let source = unit.source;
+    let (top_k, experts) = (shape.top_k, shape.local_experts());
+    let first_expert = common.rank * experts;
+    let words = read_entries(launch, (unit, from))?;
+    let entry = |lane| shape.entries().entry(machine.own(words, lane));
+    // Lanes of foreign experts read of some expert rather than branch.
+    let local = |lane| entry(lane).expert.wrapping_sub(first_expert);
+    let read = || {
+        machine.lanes(|lane| {
+            let expert = local(lane).min(experts - 1);
+            machine.load_tagged(common.window.start(source, expert))
+        })
+    };
+    let is_missing = |word: Tagged| word.value(*epoch).is_none();
+    let starts = wait_for(*machine, read(), read, is_missing)?;
+    let places = machine.lanes(|lane| {
+        let start = machine.own(starts, lane).0 as u32;
+        let position = start.wrapping_add(entry(lane).ordinal);
+        let local = local(lane);
+        match lane < top_k && local < experts {
+            true => (position, scales::first_word(launch, local, position)),
+            false => (NOT_ROUTED, 0),
+        }
+    });
+    let positions = machine.lanes(|lane| machine.own(places, lane).0);
+    let here = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
+    let outside = machine.ballot(machine.lanes(|lane| {
+        here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
+    }));
+    Some(Places {
+        positions,
+        scales: machine.lanes(|lane| machine.own(places, lane).1),
+        here,
+        outside,
+    })
+}
+
+/// Index of entry `k` of `source`'s token in the row map.
+#[inline(always)]
+pub fn row_map_entry(shape: &Shape, source: Rank, token: u32, k: u32) -> u64 {
+    let row = source.0 as u64 * shape.max_tokens_per_rank as u64 + token as u64;
+    row * shape.top_k as u64 + k as u64
+}
