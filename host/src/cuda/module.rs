@@ -52,9 +52,11 @@ impl Ptx {
 
     /// Shared memory that blocks of a kernel may be given at launch, in bytes: what it loads through it.
     fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
-        match (self.target, shmem) {
-            ("sm_80", _) | (_, true) => 0,
-            _ => kernel.ring_bytes(),
+        // Kernels that reach other nodes load without. Some are the same with and without such peers.
+        let reaches_far = kernel.entry(shmem) != kernel.entry(false);
+        match self.target == "sm_80" || reaches_far {
+            true => 0,
+            false => kernel.ring_bytes(),
         }
     }
 
@@ -297,6 +299,22 @@ mod tests {
         assert_eq!(chosen((10, 0)), Some("sm_100a"));
         assert_eq!(chosen((10, 3)), Some("sm_80"));
         assert_eq!(chosen((12, 0)), Some("sm_80"));
+    }
+
+    #[test]
+    fn kernels_that_load_through_rings_are_given_them() {
+        for ptx in EMBEDDED {
+            for (kernel, shmem) in Kernel::ALL
+                .into_iter()
+                .flat_map(|k| [(k, false), (k, true)])
+            {
+                let entry = format!(".entry {}(", kernel.entry(shmem));
+                let body = ptx.text.split(&entry).nth(1).expect(&entry);
+                let body = body.split(".entry ").next().expect(&entry);
+                let given = ptx.ring_bytes(kernel, shmem) > 0;
+                assert_eq!(given, body.contains("ferry_ring"), "{entry} {}", ptx.target);
+            }
+        }
     }
 
     #[test]
