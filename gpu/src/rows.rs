@@ -177,8 +177,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             if ahead != 0 && ahead_start < span.end {
                 let (row, _) = from(ahead.trailing_zeros());
                 let start = ahead_start + lane_start;
-                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides; the slot was read
-                // before the one that is read next.
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. The slot was read by
+                // this lane in the step before, and memory takes longer than that.
                 unsafe { ring.load::<DEPTH>(ahead_slot, self.row(row), start, span.end) };
                 ahead &= ahead - 1;
                 if ahead == 0 {

@@ -62,7 +62,7 @@ impl Kernel {
     }
 }
 
-/// Slots of a warp's ring in shared memory, through which few warps load what they sum.
+/// Slots of a warp's ring in shared memory, through which it loads what it sums.
 pub const RING_SLOTS: u32 = 4;
 /// Shared memory for a warp's ring: 4 vectors of 16 bytes a lane in each slot.
 pub const RING_BYTES: u32 = RING_SLOTS * 4 * 16 * 32;

@@ -112,7 +112,7 @@ impl Roles {
     #[inline(always)]
     fn assign(seat: Seat, work: Work) -> Self {
         let (warps, units) = (seat.warps, work.units);
-        // A quarter where others wait for them and there are few.
+        // Others wait for them, and have more to do.
         let announcers = work.tasks.min(warps / 4).max(1);
         // A launch of a single warp announces first and sends then.
         let others = if warps == 1 { 1 } else { warps - announcers };

@@ -88,8 +88,8 @@ pub fn send_group_back<M: Machine>(
     });
 }
 
-/// The slot that each unit's row has at its source, on the unit's lanes; [`ABSENT`] if the unit has not come. With the words of the entries, which lanes have
-/// one.
+/// The slot that each unit's row has at its source, on the unit's lanes; [`ABSENT`] if the unit has not come. `coming`:
+/// the lanes whose words are entries.
 #[inline(always)]
 fn slots_of<M: Machine>(
     launch: &Launch<M>,
