@@ -1,8 +1,8 @@
 //! Rows on their way through a warp's registers: copied, summed, and waited for where they are bare.
 
-#[cfg(target_feature = "sm_90")]
-use ferry_layout::kernel::{RING_BYTES, RING_SLOTS};
 use ferry_layout::{ABSENT, Arguments, ByteOffset, Tensor, sent};
+#[cfg(target_feature = "sm_90")]
+use ferry_layout::{RING_BYTES, RING_SLOTS};
 use ferry_protocol::{Machine, Row, Span};
 
 use crate::device::Gpu;

@@ -197,10 +197,10 @@ fn rows_sent_back_in_pieces() {
     all(5_100..5_106, in_pieces);
 }
 
-/// Many entries for few warps, which read about several tokens together.
-fn together(seed: u64) -> Case {
+/// Many tokens for few warps: where the halves are called apart, those that announced send afterwards, and where
+/// combine's rows are not bare, as of 16 ranks, a warp sends several back together.
+fn for_few_warps(seed: u64) -> Case {
     let mut dice = Dice::new(seed);
-    // Of 16 ranks, combine's rows are not bare.
     let (ranks, top_k) = match dice.below(2) {
         0 => (16, dice.pick(&[8, 16])),
         _ => (1 + dice.below(4), dice.pick(&[3, 8, 12, 24])),
@@ -228,8 +228,8 @@ fn together(seed: u64) -> Case {
 }
 
 #[test]
-fn tokens_that_a_warp_reads_about_together() {
-    all(5_200..5_216, together);
+fn many_tokens_for_few_warps() {
+    all(5_200..5_216, for_few_warps);
 }
 
 #[test]

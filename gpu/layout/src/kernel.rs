@@ -83,7 +83,8 @@ impl Kernel {
         }
     }
 
-    /// Shared memory that the host may give a block at launch, in bytes: the rings of its warps.
+    /// Shared memory for the rings of a block's warps, in bytes, where it has them: from sm_90 on, without peers on
+    /// other nodes. The host gives it at launch.
     pub const fn ring_bytes(self) -> u32 {
         match self {
             Self::Combine | Self::CombineAsync | Self::CombineWait => {

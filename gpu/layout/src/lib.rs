@@ -15,7 +15,7 @@ mod float;
 mod format;
 pub mod fp8;
 mod header;
-pub mod kernel;
+mod kernel;
 pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -35,7 +35,7 @@ pub use few::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entries, Entry, Header};
-pub use kernel::{Kernel, MAX_REGISTERS};
+pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs};
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,

@@ -203,14 +203,17 @@ mod tests {
             .into_iter()
             .flat_map(move |blocks| in_block.map(|in_block| (blocks, in_block)));
         let each = each.flat_map(move |(blocks, in_block)| units.map(|n| (blocks, in_block, n)));
-        each.flat_map(move |(blocks, in_block, units)| {
-            formats.map(|format| {
+        let each = each.flat_map(move |(blocks, in_block, units)| {
+            formats.map(|format| (blocks, in_block, units, format))
+        });
+        each.flat_map(|(blocks, in_block, units, format)| {
+            [true, false].map(|receives| {
                 let work = Work {
                     format,
                     tasks: units.div_ceil(16).max(1),
                     units,
                     is_whole: true,
-                    receives: true,
+                    receives,
                 };
                 (blocks, in_block, work)
             })

@@ -85,7 +85,7 @@ pub struct Places<L: Copy> {
     pub outside: u32,
 }
 
-/// Reads a row's header and works out its places, once the starts of its experts' rows are known. `None` as
+/// Reads a row's header and works out its places, once the starts of its experts' rows are known. `None`
 /// where this launch should give up.
 #[inline(always)]
 pub fn find_places<M: Machine>(

@@ -3,7 +3,7 @@
 
 use core::arch::{asm, global_asm};
 
-use ferry_layout::kernel::{RING_BYTES, RING_SLOTS};
+use ferry_layout::{RING_BYTES, RING_SLOTS};
 
 use crate::ptx::memory::Vector;
 use crate::ptx::thread;

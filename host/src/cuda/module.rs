@@ -50,7 +50,7 @@ impl Ptx {
         }
     }
 
-    /// Shared memory that blocks of a kernel may be given at launch, in bytes: what it loads through it.
+    /// Shared memory that a kernel's blocks need at launch, in bytes: their warps' rings.
     fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
         // Kernels that reach other nodes load without. Some are the same with and without such peers.
         let reaches_far = kernel.entry(shmem) != kernel.entry(false);
@@ -134,7 +134,7 @@ impl Module {
         self.functions[kernel as usize][shmem as usize]
     }
 
-    /// Shared memory that a kernel's blocks may be given at launch, in bytes.
+    /// Shared memory that a kernel's blocks need at launch, in bytes.
     pub(super) fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
         self.ptx.ring_bytes(kernel, shmem)
     }
