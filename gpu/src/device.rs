@@ -7,7 +7,7 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tagged,
     Tensor, TokenFormat, nvfp4,
 };
-use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
+use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
@@ -31,7 +31,6 @@ pub struct Gpu<'a, A, const SHMEM: bool> {
     args: &'a A,
     /// This lane.
     pub lane: u32,
-    warp: u32,
     polls: Cell<u32>,
     block: Block,
 }
@@ -45,7 +44,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     /// that the shape implies, and the peers' windows are mapped as it says.
     #[inline(always)]
     pub unsafe fn new(args: &'a A) -> Self {
-        let in_block = thread::thread() / LANES;
         let common = args.common();
         let counter = |counter: Counter| common.workspace + counter.bytes();
         // SAFETY: the host's promise; the table of peers has an entry for every rank, and it and the ids
@@ -63,7 +61,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
         Self {
             args,
             lane: thread::lane(),
-            warp: in_block * thread::blocks() + thread::block(),
             polls: Cell::new(0),
             block,
         }
@@ -201,18 +198,13 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn warp(&self) -> u32 {
-        self.warp
-    }
-
-    #[inline(always)]
-    fn warps(&self) -> u32 {
-        thread::threads() / LANES * thread::blocks()
-    }
-
-    #[inline(always)]
-    fn blocks(&self) -> u32 {
-        thread::blocks()
+    fn seat(&self) -> Seat {
+        Seat {
+            index: thread::thread() / LANES,
+            in_block: thread::threads() / LANES,
+            block: thread::block(),
+            blocks: thread::blocks(),
+        }
     }
 
     #[inline(always)]
@@ -383,7 +375,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             elements: shape.hidden,
             // With ranks of other nodes registers are scarce, and the network is slower.
             loads_ahead: !SHMEM,
-            scales_start: shape.payload_bytes(),
+            scales_start: self.common().row.payload_bytes,
             lane: self.lane,
             targets,
             to: |index| self.row(to(index)),
@@ -406,7 +398,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                     let inverse = nvfp4::inverse_global_bits(row.largest());
                     if span.start == 0 {
                         // Right before the header, whose place is in a register anyway.
-                        row.store_row_scale(shape.header_start() - ROW_SCALE_BYTES, inverse);
+                        row.store_row_scale(self.common().row.header - ROW_SCALE_BYTES, inverse);
                     }
                     let global = nvfp4::global_of_inverse(inverse);
                     row.encode(&encode::Nvfp4::new(global), span);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, Rank, Window, Workspace};
+use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, Rank};
 
 use crate::device::{Args, Launch};
 use crate::memory::{Leave, Private, Windows, agree};
@@ -84,15 +84,13 @@ impl ExpertParallel {
 
     fn of_rank(rank: Rank, plan: &Plan, memory: Private, windows: Arc<Windows>) -> Self {
         let common = Common {
-            shape: *plan.shape(),
             rank: rank.0,
             debug_checks: u32::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
             peers: memory.peers.0,
             workspace: memory.workspace.0,
             fault_page: memory.page.as_ref().map_or(0, |page| page.address().0),
-            window: Window::of(plan.shape()),
-            tables: Workspace::of(plan.shape()),
+            ..Common::of(plan.shape())
         };
         let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
         Self {

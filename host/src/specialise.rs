@@ -5,8 +5,7 @@
 
 use std::mem::offset_of;
 
-use bytemuck::Zeroable;
-use ferry_layout::{Common, Kernel, Shape, Window, Workspace};
+use ferry_layout::{Common, Kernel, Shape};
 
 /// The kernels that work in rounds; without peers on other nodes.
 pub(crate) const KERNELS: [Kernel; 6] = [
@@ -20,12 +19,7 @@ pub(crate) const KERNELS: [Kernel; 6] = [
 
 /// `ptx` with the round's kernels for `shape`, and no others.
 pub(crate) fn specialised(ptx: &str, shape: &Shape) -> String {
-    let common = Common {
-        shape: *shape,
-        window: Window::of(shape),
-        tables: Workspace::of(shape),
-        ..Common::zeroed()
-    };
+    let common = Common::of(shape);
     let mut text = String::with_capacity(ptx.len());
     let mut is_kept = true;
     for line in ptx.lines() {
@@ -97,10 +91,7 @@ mod tests {
 
     #[test]
     fn constants_are_moved_and_all_else_is_loaded() {
-        let common = Common {
-            shape: SHAPE,
-            ..Common::zeroed()
-        };
+        let common = Common::of(&SHAPE);
         let of = |line: &str| constant(line, &common);
         let moved = |line: &str, value: &str| assert_eq!(of(line).as_deref(), Some(value));
         moved(
@@ -117,7 +108,7 @@ mod tests {
             None
         );
         assert_eq!(
-            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+320];"),
+            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+352];"),
             None
         );
         assert_eq!(of("\tld.param::func.b64 \t%rd1, [write_param_0];"), None);

@@ -3,7 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::silu::Activation;
-use crate::{Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout};
+use crate::{
+    DispatchRow, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout,
+};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 #[repr(C)]
@@ -28,12 +30,33 @@ pub struct Common {
     pub window: Window,
     /// `Workspace::of(shape)`.
     pub tables: Workspace,
+    /// `DispatchRow::of(shape)`.
+    pub row: DispatchRow,
 }
 
 impl Common {
+    /// What follows from a shape; all else is zero.
+    pub fn of(shape: &Shape) -> Self {
+        Self {
+            shape: *shape,
+            window: Window::of(shape),
+            tables: Workspace::of(shape),
+            row: DispatchRow::of(shape),
+            ..Self::zeroed()
+        }
+    }
+
     /// This rank.
     pub const fn rank(&self) -> Rank {
         Rank(self.rank)
+    }
+
+    /// As [`Shape::dispatches_bare`].
+    #[inline(always)]
+    pub const fn dispatches_bare(&self, parts: u32) -> bool {
+        // The most first: a kernel for one shape has no code for what never comes.
+        (self.window.cuts_all() && self.shape.format().is_never_absent())
+            || self.shape.dispatches_bare(parts)
     }
 }
 
@@ -67,7 +90,7 @@ pub trait Arguments: Copy {
     #[inline(always)]
     fn row_bytes(&self, tensor: Tensor) -> u32 {
         match tensor {
-            Tensor::Output => self.common().shape.payload_bytes(),
+            Tensor::Output => self.common().row.payload_bytes,
             _ => self.common().shape.combine_row_bytes(),
         }
     }
@@ -304,7 +327,8 @@ const _: () = {
     assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
     assert!(core::mem::offset_of!(Common, window) == 72);
     assert!(core::mem::offset_of!(Common, tables) == 72 + 25 * 8);
-    assert!(size_of::<Common>() == 320);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 320);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 320);
+    assert!(core::mem::offset_of!(Common, row) == 320);
+    assert!(size_of::<Common>() == 352);
+    assert!(core::mem::offset_of!(DispatchArgs, x) == 352);
+    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 352);
 };

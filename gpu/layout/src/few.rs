@@ -20,6 +20,12 @@ impl Shape {
     /// Whether the entries of `tokens` tokens are few, and a block has room to count them.
     #[inline(always)]
     pub const fn is_few(&self, tokens: u32) -> bool {
+        // The most first: a kernel for one shape has no code for what never comes.
+        self.has_few(self.max_tokens_per_rank) || self.has_few(tokens)
+    }
+
+    #[inline(always)]
+    const fn has_few(&self, tokens: u32) -> bool {
         let entries = tokens * self.top_k;
         // Only few have a table whose bytes 32 bits can count.
         entries <= FEW_ENTRIES && FewCounts::of(entries).bytes(self.experts) <= FEW_COUNT_BYTES

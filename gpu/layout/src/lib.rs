@@ -20,6 +20,7 @@ pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;
 mod probe;
+mod row;
 pub mod scale_layout;
 mod shape;
 pub mod sigmoids;
@@ -37,6 +38,7 @@ pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entries, Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs};
+pub use row::DispatchRow;
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
 };

@@ -22,20 +22,24 @@ const MAX_PARTS: u32 = 16;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
 const PART_UNITS: u32 = 2048;
 
-/// Parts of rows of `bytes`, so that `rows` of them keep all warps busy: a power of two, as whoever divides by
-/// them waits for it before anything is sent.
-#[inline(always)]
-const fn cut(bytes: u32, rows: u32) -> u32 {
+/// Most parts that a row of `bytes` is cut into.
+const fn most_parts(bytes: u32) -> u32 {
     let strips = bytes.div_ceil(STRIP_BYTES).next_power_of_two();
-    let most = if strips < MAX_PARTS {
+    if strips < MAX_PARTS {
         strips
     } else {
         MAX_PARTS
-    };
+    }
+}
+
+/// Parts of rows, so that `rows` of them keep all warps busy, at most `most`: a power of two, as whoever divides by
+/// them waits for it before anything is sent.
+#[inline(always)]
+pub(crate) const fn cut(most: u32, rows: u32) -> u32 {
     if rows == 0 || rows > PART_UNITS {
         return 1;
     }
-    let wanted = PART_UNITS >> (rows.next_power_of_two().trailing_zeros());
+    let wanted = PART_UNITS >> (u32::BITS - (rows - 1).leading_zeros());
     if wanted > most { most } else { wanted }
 }
 
@@ -194,16 +198,21 @@ impl Shape {
     /// with few tokens, rows are cut so that all warps have work. Both ends know the source's
     /// tokens, so they agree. Rows for other nodes stay whole.
     pub const fn parts(&self, tokens: u32) -> u32 {
-        if self.spans_nodes() {
-            return 1;
+        cut(self.most_parts(), tokens.saturating_mul(self.ranks))
+    }
+
+    /// The most that [`parts`](Self::parts) can be.
+    pub const fn most_parts(&self) -> u32 {
+        match self.spans_nodes() {
+            true => 1,
+            false => most_parts(self.payload_bytes()),
         }
-        cut(self.payload_bytes(), tokens.saturating_mul(self.ranks))
     }
 
     /// Parts that the sum of a token's bare rows is made in, of a source with `tokens` tokens: bare rows
     /// may be read in other parts than they were written.
     pub const fn sum_parts(&self, tokens: u32) -> u32 {
-        cut(self.combine_row_bytes(), tokens)
+        cut(most_parts(self.combine_row_bytes()), tokens)
     }
 
     /// Most tokens of a source whose rows are moved in parts.
@@ -240,7 +249,9 @@ impl Shape {
 
     /// Whether combine's rows go bare where no source has more than `tokens`.
     pub const fn combines_bare(&self, tokens: u32) -> bool {
-        tokens <= self.max_bare_tokens()
+        let most = self.max_bare_tokens();
+        // As in `dispatches_bare`.
+        most == self.max_tokens_per_rank || tokens <= most
     }
 
     /// Bytes `start..end` that make part `part` of `parts`, a power of two, of a row of `bytes`.

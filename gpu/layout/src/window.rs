@@ -194,6 +194,11 @@ impl Window {
         }
     }
 
+    /// Whether all rows are moved in parts, however many there are.
+    pub const fn cuts_all(&self) -> bool {
+        self.max_cut_tokens == self.max_tokens
+    }
+
     /// Entries that `source` sends to `local_expert` this round.
     pub const fn count(&self, source: Rank, local_expert: u32) -> Signal {
         Signal(self.counts + 8 * (source.0 as u64 * self.counts_stride + local_expert as u64))

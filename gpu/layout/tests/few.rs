@@ -41,6 +41,11 @@ fn most_tokens_by_hand() {
         let is_few: Vec<u32> = (0..4096).filter(|&tokens| shape.is_few(tokens)).collect();
         let wanted: Vec<u32> = (0..=most).collect();
         assert_eq!(is_few, wanted, "{experts} experts, top-{top_k}");
+        let of_few = Shape {
+            max_tokens_per_rank: most,
+            ..shape
+        };
+        assert!(wanted.iter().all(|&tokens| of_few.is_few(tokens)));
     }
 }
 

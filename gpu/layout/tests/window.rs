@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use ferry_layout::{
-    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Counter, Entries, Entry, Epoch, Fault,
+    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Common, Counter, Entries, Entry, Epoch, Fault,
     FaultKind, FaultPage, Header, JOINS, Kernel, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED,
     Rank, Region, Shape, Signal, Tagged, TokenFormat, Window, Workspace,
 };
@@ -415,6 +415,34 @@ proptest! {
             .position(|first| (first..first + shape.p2p_world_size).contains(&rank));
         prop_assert_eq!(shape.same_node(Rank(a), Rank(b)), node(a) == node(b));
         prop_assert_eq!(shape.spans_nodes(), node(0) != node(shape.ranks - 1));
+    }
+
+    /// What follows from a shape is worked out once for all kernels: it is what the shape says.
+    #[test]
+    fn kernels_are_given_what_a_shape_says(
+        shape in any_shape(), tokens in any::<u32>(), few in 0..300_u32, rows in 0..1_u32 << 24,
+    ) {
+        let Common { shape: given, window, row, .. } = Common::of(&shape);
+        prop_assert_eq!((given, window), (shape, Window::of(&shape)));
+        let sizes = shape.sizes();
+        prop_assert_eq!(row.payload_bytes, shape.payload_bytes());
+        prop_assert_eq!(row.scale_words, shape.scale_words());
+        prop_assert_eq!(row.row_scale, shape.row_scale_start());
+        prop_assert_eq!(row.header, shape.header_start());
+        prop_assert_eq!(row.padded(rows), rows.next_multiple_of(shape.row_alignment()));
+        for tokens in [tokens, few].map(|tokens| tokens % (shape.max_tokens_per_rank + 1)) {
+            let parts = shape.parts(tokens);
+            prop_assert_eq!(row.parts(tokens), parts);
+            let is_bare = parts > 1 && shape.format().is_never_absent();
+            // Of no tokens, nothing is moved.
+            prop_assert!(tokens == 0 || Common::of(&shape).dispatches_bare(parts) == is_bare);
+            prop_assert_eq!(shape.combines_bare(tokens), tokens <= shape.max_bare_tokens());
+            for part in 0..parts {
+                let (_, end) = Shape::part(shape.payload_bytes(), part, parts);
+                let words = sizes.scale_words(end * 8 / sizes.element_bits);
+                prop_assert_eq!(row.scale_words_before(end), words);
+            }
+        }
     }
 
     #[test]

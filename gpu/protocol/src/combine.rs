@@ -70,16 +70,16 @@ impl Crews {
     /// Those of a launch that sends or gathers: all warps do.
     #[inline(always)]
     fn of_half<M: Machine>(launch: &Launch<M>) -> Self {
-        Self::both(Seat::of(launch.machine), is_bare(launch))
+        Self::both(launch.machine.seat(), is_bare(launch))
     }
 
     /// Those of a launch that sends and gathers.
     #[inline(always)]
     fn of<M: Machine>(launch: &Launch<M>) -> Self {
-        let seat = Seat::of(launch.machine);
+        let seat = launch.machine.seat();
         let extent = Extent::of_word(launch.machine.peek(Counter::Extent));
-        let is_much = extent.units(&launch.common.shape) > seat.warps;
-        match is_much && seat.in_block() > 1 {
+        let is_much = extent.units(&launch.common.shape) > seat.warps();
+        match is_much && seat.in_block > 1 {
             true => Self::either(seat, is_bare(launch)),
             false => Self::both(seat, is_bare(launch)),
         }
@@ -90,11 +90,11 @@ impl Crews {
     fn both(seat: Seat, is_bare: bool) -> Self {
         Self {
             sender: Some(Share {
-                index: seat.warp,
-                of: seat.warps,
+                index: seat.warp(),
+                of: seat.warps(),
             }),
             gatherers: 0,
-            senders_in_block: seat.in_block(),
+            senders_in_block: seat.in_block,
             is_bare,
         }
     }
@@ -102,20 +102,16 @@ impl Crews {
     /// Each does one of them.
     #[inline(always)]
     fn either(seat: Seat, is_bare: bool) -> Self {
-        let Seat {
-            warp,
-            warps,
-            blocks,
-        } = seat;
-        let gatherers_in_block = gatherers(seat.in_block(), warps);
-        let gatherers = gatherers_in_block * blocks;
+        let (warp, warps) = (seat.warp(), seat.warps());
+        let gatherers_in_block = gatherers(seat.in_block, warps);
+        let gatherers = gatherers_in_block * seat.blocks;
         Self {
             sender: (warp >= gatherers).then(|| Share {
                 index: warp - gatherers,
                 of: warps - gatherers,
             }),
             gatherers,
-            senders_in_block: seat.in_block() - gatherers_in_block,
+            senders_in_block: seat.in_block - gatherers_in_block,
             is_bare,
         }
     }
@@ -124,7 +120,7 @@ impl Crews {
     /// last ones gather.
     #[inline(always)]
     pub fn gatherer(self, seat: Seat) -> Option<Share> {
-        let Seat { warp, warps, .. } = seat;
+        let (warp, warps) = (seat.warp(), seat.warps());
         match self.gatherers {
             0 => Some(Share {
                 index: warps - 1 - warp,
@@ -153,8 +149,9 @@ mod tests {
         for (blocks, in_block) in [(1, 2), (2, 3), (16, 16), (66, 16), (132, 16), (132, 4)] {
             let warps = blocks * in_block;
             let seat = |warp| Seat {
-                warp,
-                warps,
+                index: warp / blocks,
+                in_block,
+                block: warp % blocks,
                 blocks,
             };
             let crews: Vec<_> = (0..warps)

@@ -48,9 +48,10 @@ pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<()
 pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchWait);
     launch.check()?;
+    let seat = machine.seat();
     let share = Share {
-        index: machine.warp(),
-        of: machine.warps(),
+        index: seat.warp(),
+        of: seat.warps(),
     };
     receive(&launch, args, share)
 }
@@ -98,7 +99,7 @@ impl Roles {
     #[inline(always)]
     fn of<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, receives: bool) -> Self {
         let shape = &launch.common.shape;
-        let parts = shape.parts(args.tokens);
+        let parts = launch.common.row.parts(args.tokens);
         let work = Work {
             format: shape.format(),
             tasks: tasks(shape, args.tokens),
@@ -106,12 +107,12 @@ impl Roles {
             is_whole: parts == 1,
             receives,
         };
-        Self::assign(Seat::of(launch.machine), work)
+        Self::assign(launch.machine.seat(), work)
     }
 
     #[inline(always)]
     fn assign(seat: Seat, work: Work) -> Self {
-        let (warps, units) = (seat.warps, work.units);
+        let (warps, units) = (seat.warps(), work.units);
         // Others wait for them, and have more to do.
         let announcers = work.tasks.min(warps / 4).max(1);
         // A launch of a single warp announces first and sends then.
@@ -133,8 +134,8 @@ impl Roles {
         // some have only senders, others none.
         let is_apart = is_crowded && enough <= spared;
         let warp = match is_apart {
-            true => seat.by_block().warp,
-            false => seat.warp,
+            true => seat.warp_by_block(),
+            false => seat.warp(),
         };
         let first_sender = warps - others;
         let share = |first: u32, of: u32| {
@@ -223,8 +224,9 @@ mod tests {
     fn roles(blocks: u32, in_block: u32, work: Work) -> Vec<Roles> {
         let warps = blocks * in_block;
         let seat = |warp| Seat {
-            warp,
-            warps,
+            index: warp / blocks,
+            in_block,
+            block: warp % blocks,
             blocks,
         };
         (0..warps)

@@ -1,5 +1,6 @@
 //! What a machine must offer to run the protocol.
 
+use crate::share::Seat;
 use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
 
 /// Lanes of a warp.
@@ -106,14 +107,18 @@ pub trait Machine: Signals + Counters {
 
     /// This rank.
     fn rank(&self) -> Rank;
-    /// This warp's number among those of the launch on this rank.
-    fn warp(&self) -> u32;
-    /// Warps of the launch on this rank.
-    fn warps(&self) -> u32;
-
-    /// Blocks of the launch on this rank: warp `w` is in block `w % blocks`, and all blocks have
-    /// as many warps.
-    fn blocks(&self) -> u32;
+    /// Where this warp sits in the launch on this rank.
+    fn seat(&self) -> Seat;
+    /// This warp's number among those of the launch: see [`Seat::warp`].
+    #[inline(always)]
+    fn warp(&self) -> u32 {
+        self.seat().warp()
+    }
+    /// Blocks of the launch.
+    #[inline(always)]
+    fn blocks(&self) -> u32 {
+        self.seat().blocks
+    }
     /// Passes this block's `gate`, as `callers` of its warps do in a launch. True for the last, which
     /// sees what the others of its block wrote, and after all they read.
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool;

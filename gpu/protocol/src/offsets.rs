@@ -10,7 +10,7 @@ use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine};
 
 /// Count words that a lane has in flight.
-const DEPTH: u32 = 8;
+const DEPTH: usize = 8;
 
 /// Waits until [`compute_offsets`] is done.
 #[inline(always)]
@@ -22,7 +22,7 @@ pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Stopped> {
 }
 
 /// Turns all counts into the first row of every expert, `row_offsets`, and of every source
-/// within it. A lane takes an expert.
+/// within it. Everybody waits for this: a lane takes as many experts as it can look at together.
 #[inline(always)]
 pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Stopped> {
     let Launch {
@@ -31,86 +31,35 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
         epoch,
         ..
     } = launch;
-    let (shape, window) = (&common.shape, &common.window);
-    let (ranks, experts) = (shape.ranks, shape.local_experts());
+    let shape = &common.shape;
+    let experts = shape.local_experts();
+    let each = (DEPTH as u32 / shape.ranks).max(1);
     let (mut rows, mut blocks) = (0, 0);
     let mut first = 0;
     while first < experts {
-        let word = |lane: u32, source: u32| {
-            let expert = (first + lane).min(experts - 1);
-            machine.load_tagged(window.count(Rank(source.min(ranks - 1)), expert))
+        let of_lane = |lane: u32| {
+            let first = (first + lane * each).min(experts);
+            Experts {
+                first,
+                end: (first + each).min(experts),
+            }
         };
-        let counted = launch.wait_lanes(
-            |lane| {
-                let (mut total, mut source, mut missing) = (0, 0, false);
-                let mut last = [0; DEPTH as usize];
-                while source < ranks {
-                    let words: [Tagged; DEPTH as usize] =
-                        core::array::from_fn(|step| word(lane, source + step as u32));
-                    // Written as an array so that it is unrolled, and the words stay in registers.
-                    core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
-                        if source + (step as u32) < ranks {
-                            let count = words[step].value(*epoch);
-                            missing |= count.is_none();
-                            last[step] = count.unwrap_or(0);
-                            total += last[step];
-                        }
-                    });
-                    source += DEPTH;
-                }
-                (!missing).then_some((total, last))
-            },
-            |lane| {
-                let missing = |&source: &u32| word(lane, source).value(*epoch).is_none();
-                let source = (0..ranks).find(missing).unwrap_or(0);
-                Awaited {
-                    peer: Rank(source),
-                    region: Region::Counts,
-                    index: (first + lane).min(experts - 1) as u64,
-                    saw: word(lane, source).0 >> 32,
-                }
-            },
-        )?;
-        let padded = machine.lanes(|lane| match machine.own(counted, lane) {
-            Some((total, _)) if first + lane < experts => {
-                total.next_multiple_of(shape.row_alignment())
-            }
-            _ => 0,
-        });
-        let (starts, total) = machine.exclusive_sum(padded);
+        let sums = wait_for_counts(launch, of_lane)?;
+        let sums = |lane| machine.own(sums, lane).unwrap_or_default();
+        let (rows_before, more_rows) = machine.exclusive_sum(machine.lanes(|lane| sums(lane).rows));
+        let (blocks_before, more_blocks) = match is_tiled(shape) {
+            true => machine.exclusive_sum(machine.lanes(|lane| sums(lane).blocks)),
+            false => (machine.lanes(|_| 0), 0),
+        };
         machine.lanes(|lane| {
-            let expert = first + lane;
-            if expert < experts {
-                let start = rows + machine.own(starts, lane);
-                // Those of few sources are still at hand.
-                let last = machine
-                    .own(counted, lane)
-                    .map_or([0; DEPTH as usize], |(_, last)| last);
-                publish_starts(launch, (expert, start), |source| match ranks <= DEPTH {
-                    true => last,
-                    false => core::array::from_fn(|step| word(lane, source + step as u32).0 as u32),
-                });
-                machine.write(Table::RowOffsets, expert as u64, start);
-                machine.write(Table::ExpertIds, expert as u64, expert);
-            }
+            let row = rows + machine.own(rows_before, lane);
+            let end = publish_starts(launch, of_lane(lane), row, sums(lane).counts);
+            let block = blocks + machine.own(blocks_before, lane);
+            describe(launch, of_lane(lane), block, end);
         });
-        if is_tiled(shape) {
-            let padded = |lane| machine.own(padded, lane);
-            let needed = machine.lanes(|lane| scale_layout::blocks(padded(lane)));
-            let (before, more) = machine.exclusive_sum(needed);
-            machine.lanes(|lane| {
-                let expert = first + lane;
-                if expert < experts {
-                    let start = rows + machine.own(starts, lane);
-                    let block = blocks + machine.own(before, lane);
-                    let offset = scale_layout::scales_offset(block, start);
-                    machine.write(Table::ScalesOffsets, expert as u64, offset);
-                }
-            });
-            blocks += more;
-        }
-        rows += total;
-        first += LANES;
+        rows += more_rows;
+        blocks += more_blocks;
+        first += LANES * each;
     }
     machine.lanes(|lane| {
         if lane == 0 {
@@ -125,33 +74,197 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
     Ok(())
 }
 
-/// Says for each source where its rows of a local expert begin, whose first row is `start`. `counts` gives
-/// how many come from a source and those after it. For one lane.
+/// Local experts of a lane.
+#[derive(Clone, Copy)]
+struct Experts {
+    first: u32,
+    end: u32,
+}
+
+impl Experts {
+    /// Calls `each` with every expert, every source for it, and how many come from there: `counts` gives the first
+    /// ones and [`DEPTH`] - 1 after them.
+    #[inline(always)]
+    fn walk(
+        self,
+        ranks: u32,
+        mut counts: impl FnMut(Self, u32) -> [u32; DEPTH],
+        mut each: impl FnMut(u32, u32, u32),
+    ) {
+        let (mut left, mut source) = (self, 0);
+        while left.first < left.end {
+            let counts = counts(left, source);
+            let mut take = |step: usize| {
+                if left.first < left.end {
+                    each(left.first, source, counts[step]);
+                    (left, source) = left.after(source, ranks);
+                }
+            };
+            // Spelled out, so that the counts stay in registers.
+            take(0);
+            take(1);
+            take(2);
+            take(3);
+            take(4);
+            take(5);
+            take(6);
+            take(7);
+        }
+    }
+
+    /// What follows a source of the first expert.
+    #[inline(always)]
+    fn after(self, source: u32, ranks: u32) -> (Self, u32) {
+        match source + 1 == ranks {
+            true => {
+                let first = self.first + 1;
+                (Self { first, ..self }, 0)
+            }
+            false => (self, source + 1),
+        }
+    }
+
+    /// The words of a source of the first expert, and [`DEPTH`] - 1 after it; of the last one again where there are
+    /// fewer.
+    #[inline(always)]
+    fn words<M: Machine>(self, launch: &Launch<M>, source: u32) -> [Tagged; DEPTH] {
+        let Launch {
+            machine, common, ..
+        } = launch;
+        let (mut at, mut next) = ((self, source), (self, source));
+        core::array::from_fn(|_| {
+            if next.0.first < self.end {
+                at = next;
+            }
+            next = at.0.after(at.1, common.shape.ranks);
+            machine.load_tagged(common.window.count(Rank(at.1), at.0.first))
+        })
+    }
+}
+
+/// What the counts of a lane's experts come to.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    /// Rows of the outputs.
+    rows: u32,
+    /// Blocks of tiled scales.
+    blocks: u32,
+    /// The counts themselves, where there are no more.
+    counts: [u32; DEPTH],
+}
+
+/// Waits for the counts of all lanes' experts.
 #[inline(always)]
-fn publish_starts<M: Machine>(
+fn wait_for_counts<M: Machine>(
     launch: &Launch<M>,
-    (expert, start): (u32, u32),
-    counts: impl Fn(u32) -> [u32; DEPTH as usize],
-) {
+    of_lane: impl Fn(u32) -> Experts,
+) -> Result<M::Lanes<Option<Sums>>, Stopped> {
     let Launch {
         machine,
         common,
         epoch,
         ..
     } = launch;
-    let ranks = common.shape.ranks;
-    let (mut at, mut source) = (start, 0);
-    while source < ranks {
-        let counts = counts(source);
-        core::array::from_fn::<(), { DEPTH as usize }, _>(|step| {
-            let source = Rank(source + step as u32);
-            if source.0 < ranks {
-                let value = Tagged::new(*epoch, at).0;
-                machine.signal(common.rank(), common.window.start(source, expert), value);
-                at += counts[step];
+    let (shape, window) = (&common.shape, &common.window);
+    launch.wait_lanes(
+        |lane| {
+            let (mut sums, mut rows, mut is_missing) = (Sums::default(), 0, false);
+            let read = |experts: Experts, source| {
+                let words = experts.words(launch, source);
+                sums.counts = core::array::from_fn(|step| {
+                    let count = words[step].value(*epoch);
+                    is_missing |= count.is_none();
+                    count.unwrap_or(0)
+                });
+                sums.counts
+            };
+            of_lane(lane).walk(shape.ranks, read, |_, source, count| {
+                rows += count;
+                if source + 1 == shape.ranks {
+                    rows = common.row.padded(rows);
+                    sums.rows += rows;
+                    sums.blocks += scale_layout::blocks(rows);
+                    rows = 0;
+                }
+            });
+            (!is_missing).then_some(sums)
+        },
+        |lane| {
+            let Experts { first, end } = of_lane(lane);
+            let word = |source, expert| machine.load_tagged(window.count(Rank(source), expert));
+            let (mut missing, mut saw) = ((0, first), Tagged(0));
+            for expert in first..end {
+                for source in 0..shape.ranks {
+                    let word = word(source, expert);
+                    if word.value(*epoch).is_none() {
+                        (missing, saw) = ((source, expert), word);
+                    }
+                }
             }
-        });
-        source += DEPTH;
+            Awaited {
+                peer: Rank(missing.0),
+                region: Region::Counts,
+                index: missing.1 as u64,
+                saw: saw.0 >> 32,
+            }
+        },
+    )
+}
+
+/// Says for each source and for all where the rows of a lane's experts begin, the first of them at `row`. `counts` are theirs, if
+/// there are no more than those. Gives the row after them. For one lane.
+#[inline(always)]
+fn publish_starts<M: Machine>(
+    launch: &Launch<M>,
+    experts: Experts,
+    mut row: u32,
+    counts: [u32; DEPTH],
+) -> u32 {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let shape = &common.shape;
+    let read = |experts: Experts, source| match shape.ranks <= DEPTH as u32 {
+        true => counts,
+        false => experts.words(launch, source).map(|word| word.0 as u32),
+    };
+    experts.walk(shape.ranks, read, |expert, source, count| {
+        let word = common.window.start(Rank(source), expert);
+        machine.signal(common.rank(), word, Tagged::new(*epoch, row).0);
+        if source == 0 {
+            machine.write(Table::RowOffsets, expert as u64, row);
+        }
+        row += count;
+        if source + 1 == shape.ranks {
+            // As every expert's first row.
+            row = common.row.padded(row);
+        }
+    });
+    row
+}
+
+/// What else is said of a lane's experts, of which the first one's first block of scales is `block`, and the last one's
+/// rows end at `end`. For one lane, after [`publish_starts`].
+#[inline(always)]
+fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, end: u32) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let start = |expert| match expert < experts.end {
+        true => machine.read(Table::RowOffsets, expert as u64),
+        false => end,
+    };
+    for expert in experts.first..experts.end {
+        machine.write(Table::ExpertIds, expert as u64, expert);
+        if is_tiled(&common.shape) {
+            let (row, next) = (start(expert), start(expert + 1));
+            let offset = scale_layout::scales_offset(block, row);
+            machine.write(Table::ScalesOffsets, expert as u64, offset);
+            block += scale_layout::blocks(next - row);
+        }
     }
 }
 

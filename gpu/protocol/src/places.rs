@@ -58,7 +58,7 @@ fn read_entries<M: Machine>(
         _ => weights,
     };
     let kept = common.window.dispatch_row(unit.source, unit.token);
-    let kept = kept.plus(shape.header_start());
+    let kept = kept.plus(common.row.header);
     machine.lanes(|lane| {
         if lane < top_k {
             machine.write_window(header.plus(entry(lane)), ABSENT);

@@ -103,7 +103,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Stopp
             return launch.stop();
         }
         let tokens = machine.lanes(|lane| machine.own(counts, lane).unwrap_or(0));
-        extent = extent.and(*machine, shape, tokens);
+        extent = extent.and(*machine, &common.row, tokens);
     }
     Ok(extent)
 }
@@ -134,7 +134,7 @@ fn receive_batch<M: Machine>(
             left,
             |lane| {
                 // Nothing tells of a bare one: its words are waited for.
-                shape.dispatches_bare(machine.own(parts, lane))
+                common.dispatches_bare(machine.own(parts, lane))
                     || slot::is_full(*machine, machine.own(flags, lane), *epoch)
             },
             |lane| Awaited {

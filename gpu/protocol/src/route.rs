@@ -1,6 +1,6 @@
 //! Routing arithmetic that sender, receiver and combine share.
 
-use ferry_layout::{NOT_ROUTED, Rank, Shape};
+use ferry_layout::{Common, NOT_ROUTED, Rank, Shape};
 
 use crate::{LANES, Machine};
 
@@ -24,6 +24,15 @@ pub fn rank_bit(shape: &Shape, expert: u32) -> u64 {
 #[inline(always)]
 pub fn ranks_of<M: Machine>(machine: &M, shape: &Shape, experts: M::Lanes<u32>) -> u64 {
     machine.union(machine.lanes(|lane| rank_bit(shape, machine.own(experts, lane))))
+}
+
+/// Those of `ranks` that are on this rank's node: all of them, where no others are reached.
+#[inline(always)]
+pub fn near<M: Machine>(common: &Common, ranks: u64) -> u64 {
+    match M::REACHES_FAR {
+        true => ranks & node_of(&common.shape, common.rank()),
+        false => ranks,
+    }
 }
 
 /// The ranks of `rank`'s node, as bits.

@@ -2,7 +2,7 @@
 //! layout is a first word for a row, and a stride.
 
 use ferry_layout::{
-    ABSENT, ByteOffset, DispatchArgs, ScaleLayout, Shape, Table, received, scale_layout,
+    ABSENT, ByteOffset, Common, DispatchArgs, ScaleLayout, Shape, Table, received, scale_layout,
 };
 
 use crate::places::{Places, wait_for};
@@ -28,21 +28,21 @@ pub fn first_word<M: Machine>(launch: &Launch<M>, expert: u32, position: u32) ->
     let shape = &launch.common.shape;
     match shape.format().scale_layout() {
         None => position,
-        Some(ScaleLayout::RowMajor) => position.wrapping_mul(shape.scale_words()),
+        Some(ScaleLayout::RowMajor) => position.wrapping_mul(launch.common.row.scale_words),
         Some(ScaleLayout::Tiled) => {
             let start = launch.machine.read(Table::RowOffsets, expert as u64);
             let offset = launch.machine.read(Table::ScalesOffsets, expert as u64);
             let row = position.wrapping_sub(start);
             let block = scale_layout::first_block(start, offset)
                 .wrapping_add(row / scale_layout::BLOCK_ROWS);
-            first_word_of_block(shape, block) + scale_layout::offset_in_block(row, 0) / 4
+            first_word_of_block(launch.common, block) + scale_layout::offset_in_block(row, 0) / 4
         }
     }
 }
 
 #[inline(always)]
-fn first_word_of_block(shape: &Shape, block: u32) -> u32 {
-    block.wrapping_mul(shape.scale_words() * TILE_WORDS)
+fn first_word_of_block(common: &Common, block: u32) -> u32 {
+    block.wrapping_mul(common.row.scale_words * TILE_WORDS)
 }
 
 /// Words from one of a row's words to the next.
@@ -57,10 +57,9 @@ fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
 
 /// A row's words of scales that belong to a span of its payload: the first, and the end.
 #[inline(always)]
-fn words_of(shape: &Shape, span: Span) -> (u32, u32) {
-    let sizes = shape.sizes();
-    let word_at = |byte: u32| sizes.scale_words(byte * 8 / sizes.element_bits);
-    (word_at(span.start), word_at(span.end))
+fn words_of(common: &Common, span: Span) -> (u32, u32) {
+    let before = |byte| common.row.scale_words_before(byte);
+    (before(span.start), before(span.end))
 }
 
 /// Words `first..` of a row's scales before `end`, one a lane; 0 behind.
@@ -69,7 +68,7 @@ fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -
     let Launch {
         machine, common, ..
     } = launch;
-    let from = row.plus(common.shape.payload_bytes());
+    let from = common.row.scales(row);
     machine.lanes(|lane| match first + lane < end {
         true => machine.read_window(from.word(first + lane)),
         false => 0,
@@ -80,7 +79,7 @@ fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -
 /// for.
 #[inline(always)]
 pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: Place) -> M::Lanes<u32> {
-    let (first, end) = words_of(&launch.common.shape, place.span);
+    let (first, end) = words_of(launch.common, place.span);
     read(launch, place.row, first, end)
 }
 
@@ -96,7 +95,7 @@ pub fn place<M: Machine>(
     let Launch {
         machine, common, ..
     } = launch;
-    let (mut first, end) = words_of(&common.shape, from.span);
+    let (mut first, end) = words_of(common, from.span);
     let stride = stride(&common.shape, args);
     let mut words = ahead;
     while first < end {
@@ -115,7 +114,7 @@ pub fn place<M: Machine>(
             });
         });
         if from.is_bare {
-            let scales = from.row.plus(common.shape.payload_bytes());
+            let scales = common.row.scales(from.row);
             machine.lanes(|lane| {
                 if first + lane < end {
                     machine.write_window(scales.word(first + lane), ABSENT);
@@ -144,7 +143,7 @@ pub fn place_row_scale<M: Machine>(
     }
     machine.lanes(|lane| {
         if places.here >> lane & 1 != 0 {
-            let scale = machine.read_window(row.plus(shape.row_scale_start()));
+            let scale = machine.read_window(row.plus(common.row.row_scale));
             let position = machine.own(places.positions, lane) as u64;
             machine.write_half(Table::RowScales, position, scale as u16);
         }
@@ -159,7 +158,7 @@ pub fn clear_unused<M: Machine>(launch: &Launch<M>, share: Share) {
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let words = shape.scale_words();
+    let words = common.row.scale_words;
     for task in share.tasks(shape.local_experts() * words) {
         let (expert, word) = ((task / words) as u64, task % words);
         let start = machine.read(Table::RowOffsets, expert);
@@ -170,7 +169,7 @@ pub fn clear_unused<M: Machine>(launch: &Launch<M>, share: Share) {
         }
         let offset = machine.read(Table::ScalesOffsets, expert);
         let block = scale_layout::first_block(start, offset) + rows / scale_layout::BLOCK_ROWS;
-        let tile = first_word_of_block(shape, block) + word * TILE_WORDS;
+        let tile = first_word_of_block(common, block) + word * TILE_WORDS;
         for first in (0..scale_layout::BLOCK_ROWS).step_by(LANES as usize) {
             machine.lanes(|lane| {
                 let row = first + lane;

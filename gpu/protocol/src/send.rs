@@ -11,8 +11,8 @@ use ferry_layout::{
 };
 
 use crate::announce::{read_id, scans};
-use crate::route::{for_each_bit, lane_or_none, node_of, on_each_rank, ranks_of};
-use crate::share::{Dealer, Share, callers};
+use crate::route::{for_each_bit, lane_or_none, near, node_of, on_each_rank, ranks_of};
+use crate::share::{Dealer, Seat, Share, callers};
 use crate::units::{Place, Unit};
 use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, gather, slot};
@@ -31,7 +31,7 @@ pub fn send_units<M: Machine>(
         ..
     } = launch;
     let shape = &common.shape;
-    let parts = shape.parts(args.tokens);
+    let parts = common.row.parts(args.tokens);
     let is_numbered = || {
         let scans = scans(shape.experts);
         gather::is_done(*machine, Counter::ScansDone, *epoch, scans)
@@ -94,7 +94,12 @@ fn publish_together<M: Machine>(launch: &Launch<M>, (share, units): (Share, u32)
     };
     machine.release();
     machine.lanes(|lane| {
-        let warp = lane * machine.blocks() + machine.warp() % machine.blocks();
+        let index = lane;
+        let warp = Seat {
+            index,
+            ..machine.seat()
+        }
+        .warp();
         for_each_bit(machine.own(ranks, lane), |rank| {
             let flag = common.window.dispatch_flag(common.rank(), warp - first);
             slot::publish(*machine, Rank(rank), flag, *epoch);
@@ -122,14 +127,17 @@ fn send_payload<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, pla
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let node = node_of(shape, me);
     let span = place.span;
     // A bit for each rank of the node; for the staging, where far ranks are served from, that of a far rank. Each
     // rank begins with another one, and with another one for each token: else all of them would store to the same
     // rank at the same time.
-    let staging = (node.trailing_zeros() + shape.p2p_world_size) % u64::BITS;
-    let is_far = M::REACHES_FAR && ranks & !node != 0;
-    let targets = ranks & node | (is_far as u64) << staging;
+    let near = near::<M>(common, ranks);
+    let is_far = near != ranks;
+    let staging = match is_far {
+        true => (node_of(shape, me).trailing_zeros() + shape.p2p_world_size) % u64::BITS,
+        false => 0,
+    };
+    let targets = near | (is_far as u64) << staging;
     let turn = (me.0 + token) % shape.ranks;
     let to = |target| match (target + turn) % u64::BITS {
         rank if is_far && rank == staging => Row::Window(me, window.dispatch_staging(token)),
@@ -157,8 +165,8 @@ fn publish<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, unit: u3
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let near = ranks & node_of(shape, me);
-    let far = if M::REACHES_FAR { ranks & !near } else { 0 };
+    let near = near::<M>(common, ranks);
+    let far = ranks & !near;
     machine.release();
     let flag = window.dispatch_flag(me, unit);
     on_each_rank(*machine, shape.ranks, |rank| {
@@ -289,8 +297,8 @@ fn write_header<M: Machine>(
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let near = ranks & node_of(shape, me);
-    let staging = window.dispatch_staging(token).plus(shape.header_start());
+    let near = near::<M>(common, ranks);
+    let staging = window.dispatch_staging(token).plus(common.row.header);
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {
             if lane < shape.top_k {
@@ -304,7 +312,7 @@ fn write_header<M: Machine>(
         });
     };
     for_each_bit(near, |rank| write(Rank(rank), place.row.plus(place.header)));
-    if M::REACHES_FAR && ranks != near {
+    if ranks != near {
         write(me, staging);
     }
 }

@@ -340,9 +340,7 @@ fn sum_part<M: Machine>(
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let unit = work.unit;
     let Unit { source, token, .. } = unit;
-    let header = window
-        .dispatch_row(source, token)
-        .plus(shape.header_start());
+    let header = window.dispatch_row(source, token).plus(common.row.header);
     // Everything is read before anything is waited for.
     let positions = read_positions(launch, unit);
     // The last lanes read of an entry again rather than branch.

@@ -34,9 +34,7 @@ pub fn send_group_back<M: Machine>(
     let slot_of = |lane| groups.slot(lane).min(shape.top_k - 1);
     let read = |word: u32, lane| {
         let Unit { source, token, .. } = unit_of(lane);
-        let header = window
-            .dispatch_row(source, token)
-            .plus(shape.header_start());
+        let header = window.dispatch_row(source, token).plus(common.row.header);
         machine.read_window(header.plus(word))
     };
     let positions = machine.lanes(|lane| {

@@ -15,42 +15,47 @@ impl Share {
     /// This one's of `tasks` tasks.
     #[inline(always)]
     pub fn tasks(self, tasks: u32) -> impl Iterator<Item = u32> {
-        (self.index..tasks).step_by(self.of as usize)
+        // Not `step_by`, which divides first.
+        let mut next = self.index;
+        core::iter::from_fn(move || {
+            let task = next;
+            next += self.of;
+            (task < tasks).then_some(task)
+        })
     }
 }
 
-/// Where a warp sits in its launch: warp `w` in block `w % blocks`, and all blocks have as many.
+/// Where a warp sits in its launch, of which all blocks have as many warps.
 #[derive(Clone, Copy, Debug)]
 pub struct Seat {
-    pub warp: u32,
-    pub warps: u32,
+    /// Its number in its block.
+    pub index: u32,
+    /// Warps of each block.
+    pub in_block: u32,
+    /// Its block's number.
+    pub block: u32,
+    /// Blocks of the launch.
     pub blocks: u32,
 }
 
 impl Seat {
-    /// That of the warp that runs this.
+    /// Its number in the launch: neighbours are on different multiprocessors, so that few tasks spread over all of
+    /// them.
     #[inline(always)]
-    pub fn of<M: Machine>(machine: &M) -> Self {
-        Self {
-            warp: machine.warp(),
-            warps: machine.warps(),
-            blocks: machine.blocks(),
-        }
+    pub fn warp(self) -> u32 {
+        self.index * self.blocks + self.block
     }
 
-    /// Warps of each block.
+    /// Its number where neighbours share a multiprocessor.
     #[inline(always)]
-    pub fn in_block(self) -> u32 {
-        self.warps / self.blocks
+    pub fn warp_by_block(self) -> u32 {
+        self.block * self.in_block + self.index
     }
 
-    /// As all warps are numbered block by block: neighbours share a multiprocessor.
+    /// Warps of the launch.
     #[inline(always)]
-    pub fn by_block(self) -> Self {
-        Self {
-            warp: self.warp % self.blocks * self.in_block() + self.warp / self.blocks,
-            ..self
-        }
+    pub fn warps(self) -> u32 {
+        self.in_block * self.blocks
     }
 }
 
@@ -108,8 +113,7 @@ impl<'m, M: Machine> Dealer<'m, M> {
 /// How many warps of this one's block are among warps `first..first + count`.
 #[inline(always)]
 pub fn callers<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
-    let blocks = machine.blocks();
-    let block = machine.warp() % blocks;
+    let Seat { block, blocks, .. } = machine.seat();
     let below = |warp: u32| (warp + blocks - 1 - block) / blocks;
     below(first + count) - below(first)
 }

@@ -27,12 +27,12 @@ pub fn gather_rows<M: Machine>(
     let shape = &launch.common.shape;
     let parts = match crews.is_bare {
         true => shape.sum_parts(args.tokens),
-        false => shape.parts(args.tokens),
+        false => launch.common.row.parts(args.tokens),
     };
     if let Some(Share {
         index: mut unit,
         of,
-    }) = crews.gatherer(Seat::of(*machine))
+    }) = crews.gatherer(machine.seat())
     {
         while unit < args.tokens * parts {
             let token = unit >> parts.trailing_zeros();
@@ -54,8 +54,10 @@ pub fn gather_rows<M: Machine>(
             machine.store(Counter::Finished, epoch.0);
         }
     }
-    let (warps, blocks) = (machine.warps(), machine.blocks());
-    if launch.kernel != Kernel::Combine && machine.last_of_block(Gate::Left, warps / blocks) {
+    let Seat {
+        in_block, blocks, ..
+    } = machine.seat();
+    if launch.kernel != Kernel::Combine && machine.last_of_block(Gate::Left, in_block) {
         gather::pass(*machine, Counter::Exits, blocks, || {
             machine.store(Counter::Finished, epoch.0);
         });

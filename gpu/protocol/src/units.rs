@@ -4,7 +4,7 @@
 //! so that the lanes look at 32 presence bits at once; combine's are dealt one by one
 //! ([`Dealer`](crate::share::Dealer)).
 
-use ferry_layout::{ByteOffset, Common, Rank, Region, Shape};
+use ferry_layout::{ByteOffset, Common, DispatchRow, Header, Rank, Region, Shape};
 
 use crate::share::Share;
 use crate::wait::{Awaited, Launch};
@@ -31,16 +31,16 @@ impl Unit {
     #[inline(always)]
     pub fn place(self, common: &Common) -> Place {
         let Common { shape, window, .. } = common;
-        let span = Span::part(shape.payload_bytes(), self.part, self.parts);
-        let is_bare = shape.dispatches_bare(self.parts);
+        let span = Span::part(common.row.payload_bytes, self.part, self.parts);
+        let is_bare = common.dispatches_bare(self.parts);
         let (row, header) = match is_bare {
             true => (
                 window.bare_dispatch_row(self.source, self.token),
-                shape.bare_header_start(self.part),
+                common.row.header + self.part * Header::bytes(shape.top_k),
             ),
             false => (
                 window.dispatch_row(self.source, self.token),
-                shape.header_start(),
+                common.row.header,
             ),
         };
         Place {
@@ -94,8 +94,8 @@ impl Extent {
 
     /// Of more sources, too: one `tokens` a lane, the same again where there are fewer.
     #[inline(always)]
-    pub fn and<M: Machine>(self, machine: &M, shape: &Shape, tokens: M::Lanes<u32>) -> Self {
-        let parts = machine.lanes(|lane| shape.parts(machine.own(tokens, lane)));
+    pub fn and<M: Machine>(self, machine: &M, row: &DispatchRow, tokens: M::Lanes<u32>) -> Self {
+        let parts = machine.lanes(|lane| row.parts(machine.own(tokens, lane)));
         Self {
             tokens: self.tokens.max(machine.max(tokens)),
             parts: self.parts.max(machine.max(parts)),
@@ -143,7 +143,7 @@ impl Extent {
         let count = machine.load_tagged(common.window.token_count(source));
         let word = machine.load_tagged(common.window.presence(source, token / LANES));
         let tokens = count.value(*epoch)?;
-        let parts = common.shape.parts(tokens);
+        let parts = common.row.parts(tokens);
         if token >= tokens || part >= parts {
             return Some(0);
         }

@@ -98,11 +98,14 @@ impl Block {
         if thread < COUNTERS as u32 {
             block.store(HELD + 8 * thread, held);
         }
-        let mut rank = thread;
-        while rank < set_up.ranks {
-            block.store(WINDOWS + 8 * rank, window);
+        if thread < set_up.ranks {
+            block.store(WINDOWS + 8 * thread, window);
+        }
+        let mut rank = thread + threads;
+        // Said of all threads first, so that kernels for a few ranks have no code for it.
+        while set_up.ranks > threads && rank < set_up.ranks {
+            block.store(WINDOWS + 8 * rank, window_of(rank));
             rank += threads;
-            window = window_of(rank.min(set_up.ranks - 1));
         }
         thread::block_barrier();
         let after: u32;

@@ -10,7 +10,7 @@ use ferry_layout::{
     ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, PIECES, Rank, Signal,
     Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
-use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
+use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
 use crate::encode::{encode, largest};
 use crate::memory::{Memory, Outside};
@@ -257,16 +257,13 @@ impl Machine for Warp<'_> {
         self.common.rank()
     }
 
-    fn warp(&self) -> u32 {
-        self.number
-    }
-
-    fn warps(&self) -> u32 {
-        self.warps
-    }
-
-    fn blocks(&self) -> u32 {
-        self.blocks
+    fn seat(&self) -> Seat {
+        Seat {
+            index: self.number / self.blocks,
+            in_block: self.warps / self.blocks,
+            block: self.number % self.blocks,
+            blocks: self.blocks,
+        }
     }
 
     fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
