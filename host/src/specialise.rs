@@ -1,11 +1,15 @@
 //! The embedded PTX for one shape: what kernels would load from their parameter, and is the same in every
-//! launch of a communicator, is written into them. The driver's compiler then drops what other shapes and
-//! formats need, and divides by constants. Shorter code is faster code: with few tokens a launch runs most
-//! of it once, and has to fetch it.
+//! launch of a communicator, is written into them, and what follows from it. The driver's compiler then drops what
+//! other shapes and formats need. Shorter code is faster code: with few tokens a launch runs most of it once, and has
+//! to fetch it.
 
 use std::mem::offset_of;
 
 use ferry_layout::{Common, Kernel, Shape};
+
+mod folding;
+
+use folding::fold;
 
 /// The kernels that work in rounds; without peers on other nodes.
 pub(crate) const KERNELS: [Kernel; 6] = [
@@ -20,22 +24,24 @@ pub(crate) const KERNELS: [Kernel; 6] = [
 /// `ptx` with the round's kernels for `shape`, and no others.
 pub(crate) fn specialised(ptx: &str, shape: &Shape) -> String {
     let common = Common::of(shape);
+    let lines: Vec<&str> = ptx.lines().collect();
+    // A function at a time: they name their registers alike.
+    let functions = lines.split_inclusive(|&line| line == "}");
+    let kept = functions.filter(|lines| {
+        let entry = lines
+            .iter()
+            .find_map(|line| line.strip_prefix(".visible .entry "));
+        let name = entry.map(|entry| entry.split('(').next().unwrap_or_default());
+        name.is_none_or(|name| KERNELS.iter().any(|kernel| kernel.entry(false) == name))
+    });
     let mut text = String::with_capacity(ptx.len());
-    let mut is_kept = true;
-    for line in ptx.lines() {
-        if let Some(entry) = line.strip_prefix(".visible .entry ") {
-            let name = entry.split('(').next().unwrap_or_default();
-            is_kept = KERNELS.iter().any(|kernel| kernel.entry(false) == name);
-        }
-        if is_kept {
-            match constant(line, &common) {
-                Some(line) => text.push_str(&line),
-                None => text.push_str(line),
-            }
+    for lines in kept {
+        let moved = lines
+            .iter()
+            .map(|line| constant(line, &common).unwrap_or_else(|| (*line).to_owned()));
+        for line in fold(&moved.collect::<Vec<_>>()) {
+            text.push_str(&line);
             text.push('\n');
-        }
-        if line == "}" {
-            is_kept = true;
         }
     }
     text
