@@ -15,6 +15,9 @@ use crate::strip;
 /// So many vectors of a bare row a lane looks at all the time rather than at the last one first.
 const FEW_VECTORS: u32 = 2;
 
+/// Vectors of a lane that are few enough to be handled apart: of those that there are not, nothing is done.
+const SHORT: usize = 2;
+
 /// Whether nobody writes a row while kernels read it.
 #[inline(always)]
 fn is_constant(row: Row) -> bool {
@@ -31,7 +34,6 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         places: impl FnOnce() -> Option<(u64, To)>,
     ) -> bool {
         let source = self.row(from);
-        let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
         // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
         let load = |start: u32| unsafe {
             match is_constant(from) {
@@ -46,42 +48,67 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         };
         let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
         loop {
-            if let Row::Bare(..) = from {
-                while thread::union((strip::largest_word(&strip) == ABSENT) as u32) != 0 {
-                    let gives_up = match span.end - span.start > FEW_VECTORS * strip::WARP_BYTES {
-                        true => !self.wait_for_last::<DEPTH>(source, start, span.end),
-                        false => self.expired(),
-                    };
-                    if gives_up {
-                        return false;
-                    }
-                    strip = load(start);
+            let rest = (source, start, span);
+            // The same for all lanes, as below.
+            let passed = match lane_end - start <= SHORT as u32 * strip::WARP_BYTES {
+                true => {
+                    let strip: [Vector; SHORT] = core::array::from_fn(|index| strip[index]);
+                    self.pass_strip(from, rest, strip, (targets, &to))
                 }
-                // SAFETY: as above.
-                unsafe { strip::store(source, start, span.end, &[[ABSENT; 4]; DEPTH]) };
-            }
-            if is_input {
-                strip = strip.map(|vector| vector.map(sent));
-            }
-            let mut left = targets;
-            while left != 0 {
-                let target = self.row(to(left.trailing_zeros()));
-                // SAFETY: as above.
-                unsafe {
-                    match is_input {
-                        true => strip::store_polled(target, start, span.end, &strip),
-                        false => strip::store(target, start, span.end, &strip),
-                    }
-                }
-                left &= left - 1;
+                false => self.pass_strip(from, rest, strip, (targets, &to)),
+            };
+            if !passed {
+                return false;
             }
             start += DEPTH as u32 * strip::WARP_BYTES;
-            // The same for all lanes.
             if start >= lane_end {
                 return true;
             }
             strip = load(start);
         }
+    }
+
+    /// Waits for the words of a strip, if it is of a bare row, and stores it. False where this launch should give up.
+    #[inline(always)]
+    fn pass_strip<const DEPTH: usize>(
+        &self,
+        from: Row,
+        (source, start, span): (u64, u32, Span),
+        mut strip: [Vector; DEPTH],
+        (targets, to): (u64, &impl Fn(u32) -> Row),
+    ) -> bool {
+        if let Row::Bare(..) = from {
+            while thread::union((strip::largest_word(&strip) == ABSENT) as u32) != 0 {
+                let gives_up = match span.end - span.start > FEW_VECTORS * strip::WARP_BYTES {
+                    true => !self.wait_for_last::<DEPTH>(source, start, span.end),
+                    false => self.expired(),
+                };
+                if gives_up {
+                    return false;
+                }
+                // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
+                strip = unsafe { strip::load_arriving::<DEPTH>(source, start, span.end) };
+            }
+            // SAFETY: as above.
+            unsafe { strip::store(source, start, span.end, &[[ABSENT; 4]; DEPTH]) };
+        }
+        let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
+        if is_input {
+            strip = strip.map(|vector| vector.map(sent));
+        }
+        let mut left = targets;
+        while left != 0 {
+            let target = self.row(to(left.trailing_zeros()));
+            // SAFETY: as above.
+            unsafe {
+                match is_input {
+                    true => strip::store_polled(target, start, span.end, &strip),
+                    false => strip::store(target, start, span.end, &strip),
+                }
+            }
+            left &= left - 1;
+        }
+        true
     }
 
     /// Waits for the last vectors of a strip of a bare row, which are sent last: to look at all of them
