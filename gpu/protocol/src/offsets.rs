@@ -101,6 +101,7 @@ impl Experts {
                 }
             };
             // Spelled out, so that the counts stay in registers.
+            const { assert!(DEPTH == 8) };
             take(0);
             take(1);
             take(2);
