@@ -48,14 +48,14 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         };
         let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
         loop {
-            let rest = (source, start, span);
-            // The same for all lanes, as below.
+            let at = (source, start, span);
+            // How much is left is the same for all lanes, here and below.
             let passed = match lane_end - start <= SHORT as u32 * strip::WARP_BYTES {
                 true => {
                     let strip: [Vector; SHORT] = core::array::from_fn(|index| strip[index]);
-                    self.pass_strip(from, rest, strip, (targets, &to))
+                    self.pass_strip(from, at, strip, (targets, &to))
                 }
-                false => self.pass_strip(from, rest, strip, (targets, &to)),
+                false => self.pass_strip(from, at, strip, (targets, &to)),
             };
             if !passed {
                 return false;

@@ -40,9 +40,8 @@ pub struct Config {
     pub max_sms: Option<u32>,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds
     /// for a shape's first one on a machine (the driver keeps the result), and faster calls, most of all
-    /// with few tokens. They have no code for more tokens than
-    /// [`max_tokens_per_rank`](Self::max_tokens_per_rank), and little code is fast code: a plan for decoding should not
-    /// be that of the prompts. The device keeps such kernels until it is closed. Without effect on the simulator
-    /// and where ranks are on several nodes.
+    /// with few tokens. Where [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have no code
+    /// for many tokens: a reason to give decoding a plan of its own. The device keeps such kernels until it is
+    /// closed. Without effect on the simulator and where ranks are on several nodes.
     pub specialise: bool,
 }

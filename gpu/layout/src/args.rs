@@ -51,12 +51,12 @@ impl Common {
         Rank(self.rank)
     }
 
-    /// As [`Shape::dispatches_bare`].
+    /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see [`Window`]).
     #[inline(always)]
     pub const fn dispatches_bare(&self, parts: u32) -> bool {
-        // The most first: a kernel for one shape has no code for what never comes.
+        // All first: a kernel for one shape has no code for what never comes.
         (self.window.cuts_all() && self.shape.format().is_never_absent())
-            || self.shape.dispatches_bare(parts)
+            || (parts > 1 && self.shape.format().is_never_absent())
     }
 }
 

@@ -17,6 +17,12 @@ impl Header {
         4 * (top_k + k)
     }
 
+    /// Where that of a part of a bare row begins, the first one at `start`.
+    #[inline(always)]
+    pub const fn of_part(start: u32, top_k: u32, part: u32) -> u32 {
+        start + part * Self::bytes(top_k)
+    }
+
     /// Bytes, so that the next one is aligned.
     pub const fn bytes(top_k: u32) -> u32 {
         (8 * top_k).next_multiple_of(16)

@@ -1,12 +1,12 @@
-//! What a dispatch row is made of.
+//! What kernels need to know of dispatch's rows.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::shape::cut;
 use crate::{ByteOffset, Shape};
 
-/// Where the parts of a dispatch row begin, in bytes from its start. The host works it out once for all launches: for
-/// kernels of all shapes it would be a handful of registers.
+/// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The host works
+/// it out once for all launches: kernels of all shapes would keep it in registers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchRow {
@@ -24,6 +24,7 @@ pub struct DispatchRow {
     most_parts: u32,
     /// [`Shape::row_alignment`], a power of two.
     alignment: u32,
+    /// [`Shape::ranks`](Shape).
     ranks: u32,
 }
 

@@ -151,7 +151,7 @@ impl Shape {
     /// warp alone reads it.
     #[inline(always)]
     pub const fn bare_header_start(&self, part: u32) -> u32 {
-        self.header_start() + part * Header::bytes(self.top_k)
+        Header::of_part(self.header_start(), self.top_k, part)
     }
 
     /// Bytes of a bare dispatch row: payload, scales, a header for each part.
@@ -240,17 +240,10 @@ impl Shape {
         }
     }
 
-    /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see
-    /// [`Window`](crate::Window)).
-    #[inline(always)]
-    pub const fn dispatches_bare(&self, parts: u32) -> bool {
-        parts > 1 && self.format().is_never_absent()
-    }
-
     /// Whether combine's rows go bare where no source has more than `tokens`.
     pub const fn combines_bare(&self, tokens: u32) -> bool {
         let most = self.max_bare_tokens();
-        // As in `dispatches_bare`.
+        // The most first: a kernel for one shape has no code for what never comes.
         most == self.max_tokens_per_rank || tokens <= most
     }
 

@@ -157,7 +157,7 @@ fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
 fn bare_rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
     let tokens = u64::from(shape.max_cut_tokens());
     let mut kinds = Vec::new();
-    if shape.dispatches_bare(2) {
+    if shape.format().is_never_absent() {
         kinds.push(Kind {
             name: "bare_dispatch_row",
             bytes: u64::from(shape.bare_dispatch_row_bytes()),
@@ -422,8 +422,9 @@ proptest! {
     fn kernels_are_given_what_a_shape_says(
         shape in any_shape(), tokens in any::<u32>(), few in 0..300_u32, rows in 0..1_u32 << 24,
     ) {
-        let Common { shape: given, window, row, .. } = Common::of(&shape);
-        prop_assert_eq!((given, window), (shape, Window::of(&shape)));
+        let common = Common::of(&shape);
+        let Common { row, window, .. } = common;
+        prop_assert_eq!((common.shape, window), (shape, Window::of(&shape)));
         let sizes = shape.sizes();
         prop_assert_eq!(row.payload_bytes, shape.payload_bytes());
         prop_assert_eq!(row.scale_words, shape.scale_words());
@@ -435,7 +436,7 @@ proptest! {
             prop_assert_eq!(row.parts(tokens), parts);
             let is_bare = parts > 1 && shape.format().is_never_absent();
             // Of no tokens, nothing is moved.
-            prop_assert!(tokens == 0 || Common::of(&shape).dispatches_bare(parts) == is_bare);
+            prop_assert!(tokens == 0 || common.dispatches_bare(parts) == is_bare);
             prop_assert_eq!(shape.combines_bare(tokens), tokens <= shape.max_bare_tokens());
             for part in 0..parts {
                 let (_, end) = Shape::part(shape.payload_bytes(), part, parts);

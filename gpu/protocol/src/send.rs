@@ -94,12 +94,12 @@ fn publish_together<M: Machine>(launch: &Launch<M>, (share, units): (Share, u32)
     };
     machine.release();
     machine.lanes(|lane| {
-        let index = lane;
-        let warp = Seat {
-            index,
+        // A lane for each warp of the block.
+        let seat = Seat {
+            index: lane,
             ..machine.seat()
-        }
-        .warp();
+        };
+        let warp = seat.warp();
         for_each_bit(machine.own(ranks, lane), |rank| {
             let flag = common.window.dispatch_flag(common.rank(), warp - first);
             slot::publish(*machine, Rank(rank), flag, *epoch);

@@ -36,7 +36,7 @@ impl Unit {
         let (row, header) = match is_bare {
             true => (
                 window.bare_dispatch_row(self.source, self.token),
-                common.row.header + self.part * Header::bytes(shape.top_k),
+                Header::of_part(common.row.header, shape.top_k, self.part),
             ),
             false => (
                 window.dispatch_row(self.source, self.token),

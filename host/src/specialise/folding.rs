@@ -115,7 +115,7 @@ impl<'a> Instruction<'a> {
 
 /// The registers of a kernel that hold the same in every launch.
 struct Constants<'a> {
-    /// The only instruction that writes a register; `None` where there are more, or none that is understood.
+    /// The only line that writes a register; `None` where there are more.
     writers: HashMap<&'a str, Option<&'a str>>,
     values: HashMap<&'a str, Option<u64>>,
 }
@@ -124,16 +124,16 @@ impl<'a> Constants<'a> {
     fn of(body: &'a [String]) -> Self {
         let mut writers = HashMap::new();
         for line in body {
-            let (written, writer) = match Instruction::of(line) {
-                Some(Instruction { operands, .. }) => (operands[0], Some(line.as_str())),
+            let written = match Instruction::of(line) {
+                Some(Instruction { operands, .. }) => operands[0],
                 // Any of its registers.
-                None => (line.as_str(), None),
+                None => line.as_str(),
             };
             for register in registers(written) {
                 writers
                     .entry(register)
                     .and_modify(|writer| *writer = None)
-                    .or_insert(writer);
+                    .or_insert(Some(line.as_str()));
             }
         }
         Self {
@@ -180,8 +180,9 @@ impl<'a> Constants<'a> {
                     values[0] >> 32
                 }
             }
-            Some(_) => return None,
-            None => evaluate(opcode, from.len(), values)?,
+            None if to == register => evaluate(opcode, from.len(), values)?,
+            // One of several results.
+            _ => return None,
         };
         Some(match Kind::of(register)? {
             Kind::DoubleWord => value,
@@ -218,15 +219,9 @@ fn evaluate(opcode: &str, count: usize, [a, b, c]: [u64; 3]) -> Option<u64> {
         ("mul.wide", 2) if kind == "u32" => x * y,
         ("and", 2) => x & y,
         ("or", 2) => x | y,
-        // By as much as there are bits at most (PTX ISA, "shl").
-        ("shl", 2) => x
-            .checked_shl(b as u32)
-            .filter(|_| b < bits.into())
-            .unwrap_or(0),
-        ("shr", 2) if !is_signed => x
-            .checked_shr(b as u32)
-            .filter(|_| b < bits.into())
-            .unwrap_or(0),
+        // Nothing is left where that is by too much (PTX ISA, "shl").
+        ("shl", 2) => x.checked_shl(b as u32).unwrap_or(0),
+        ("shr", 2) if !is_signed => x.checked_shr(b as u32).unwrap_or(0),
         ("min", 2) if !is_signed => x.min(y),
         ("max", 2) if !is_signed => x.max(y),
         ("div", 2) if kind == "u32" => x.checked_div(y)?,
@@ -285,6 +280,8 @@ mod tests {
             ("not.b32 %r9, %r1", "mov.b32 \t%r9, 4294967071"),
             ("shl.b32 %r9, %r1, 31", "mov.b32 \t%r9, 0"),
             ("shl.b32 %r9, %r1, 32", "mov.b32 \t%r9, 0"),
+            ("shr.u32 %r9, %r1, 32", "mov.b32 \t%r9, 0"),
+            ("shr.u64 %rd9, %rd1, 64", "mov.b64 \t%rd9, 0"),
             (
                 "shl.b64 %rd9, %rd1, 31",
                 "mov.b64 \t%rd9, 9223372051887161344",
@@ -345,6 +342,9 @@ mod tests {
             let line = "\tadd.s32 \t%r3, %r1, 1;";
             assert_eq!(last(&["\tmov.b32 \t%r1, 4;", other, line]), line, "{other}");
         }
+        // The second predicate is the other one's opposite.
+        let line = "\tor.pred \t%p3, %p2, %p2;";
+        assert_eq!(last(&["\tsetp.eq.s32 \t%p1|%p2, 1, 1;", line]), line);
         // Once, but not from constants, or by itself.
         for line in [
             "\tadd.s32 \t%r3, %r2, 1;",
