@@ -5,7 +5,7 @@
 
 use std::mem::offset_of;
 
-use ferry_layout::{Common, Kernel, Shape};
+use ferry_layout::{COMMON_OFFSET, Common, Kernel, Shape};
 
 mod folding;
 
@@ -63,12 +63,10 @@ fn constant(line: &str, common: &Common) -> Option<String> {
         return None;
     }
     let start: usize = offset.parse().ok()?;
-    let is_constant = |region: std::ops::Range<usize>| {
-        region.contains(&start) && region.contains(&(start + bytes - 1))
-    };
-    let shape = 0..offset_of!(Common, rank);
-    let layout = offset_of!(Common, window)..size_of::<Common>();
-    if !is_constant(shape) && !is_constant(layout) {
+    let start = start.checked_sub(COMMON_OFFSET)?;
+    // All that follows from the shape, which is its first.
+    let constants = offset_of!(Common, shape)..size_of::<Common>();
+    if !constants.contains(&start) || start + bytes > constants.end {
         return None;
     }
     let value = &bytemuck::bytes_of(common)[start..start + bytes];
@@ -101,22 +99,18 @@ mod tests {
         let of = |line: &str| constant(line, &common);
         let moved = |line: &str, value: &str| assert_eq!(of(line).as_deref(), Some(value));
         moved(
-            "\tld.param::entry.b64 \t%rd1, [ferry_dispatch_param_0];",
+            "\tld.param::entry.b64 \t%rd1, [ferry_dispatch_param_0+64];",
             &format!("\tmov.b64 \t%rd1, {};", 4_u64 << 32 | 4),
         );
         moved(
-            "\tld.param::entry.b32 \t%r7, [ferry_dispatch_param_0+16];",
+            "\tld.param::entry.b32 \t%r7, [ferry_dispatch_param_0+80];",
             "\tmov.b32 \t%r7, 7168;",
         );
-        // This rank, the end of its own field, a function's parameter, no load at all.
-        assert_eq!(
-            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+32];"),
-            None
-        );
-        assert_eq!(
-            of("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+352];"),
-            None
-        );
+        // A field of its own before, this rank, what comes behind the layout, a function's parameter, no load at all.
+        for offset in [16, 40, 376] {
+            let line = format!("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+{offset}];");
+            assert_eq!(of(&line), None, "{line}");
+        }
         assert_eq!(of("\tld.param::func.b64 \t%rd1, [write_param_0];"), None);
         assert_eq!(of("\tadd.s64 \t%rd1, %rd2, 8;"), None);
     }
@@ -124,7 +118,7 @@ mod tests {
     #[test]
     fn the_rounds_kernels_are_kept_and_no_others() {
         let ptx = ".version 8.3\n.func helper\n{\n\tret;\n}\n.visible .entry ferry_combine(\n)\n{\n\
-                   \tld.param::entry.b32 \t%r1, [ferry_combine_param_0+8];\n}\n\
+                   \tld.param::entry.b32 \t%r1, [ferry_combine_param_0+72];\n}\n\
                    .visible .entry ferry_combine_shmem(\n)\n{\n\tret;\n}\n\
                    .visible .entry ferry_fused_silu(\n)\n{\n\tret;\n}\n.func last\n{\n}\n";
         let wanted = ".version 8.3\n.func helper\n{\n\tret;\n}\n.visible .entry ferry_combine(\n)\n{\n\

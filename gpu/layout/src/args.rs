@@ -8,24 +8,26 @@ use crate::{
 };
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
+///
+/// What differs from communicator to communicator of a shape comes first: a kernel for one shape reads nothing else.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Common {
-    /// The group's sizes.
-    pub shape: Shape,
+    /// `[u64; ranks]`: each rank's window as it is addressed from here. For an unmapped rank it
+    /// is this rank's own window: the symmetric address that NVSHMEM calls take.
+    pub peers: u64,
+    /// This rank's workspace.
+    pub workspace: u64,
     /// This rank.
     pub rank: u32,
     /// Not zero: look for experts that a token lists twice.
     pub debug_checks: u32,
     /// Longest time a kernel waits, in nanoseconds from its start.
     pub deadline_ns: u64,
-    /// `[u64; ranks]`: each rank's window as it is addressed from here. For an unmapped rank it
-    /// is this rank's own window: the symmetric address that NVSHMEM calls take.
-    pub peers: u64,
-    /// This rank's workspace.
-    pub workspace: u64,
     /// This rank's [`FaultPage`](crate::FaultPage).
     pub fault_page: u64,
+    /// The group's sizes.
+    pub shape: Shape,
     /// `Window::of(shape)`.
     pub window: Window,
     /// `Workspace::of(shape)`.
@@ -59,6 +61,9 @@ impl Common {
             || (parts > 1 && self.shape.format().is_never_absent())
     }
 }
+
+/// Where [`Common`] stands in the arguments of every kernel that has it.
+pub const COMMON_OFFSET: usize = 24;
 
 /// A tensor of the user's that is read or written row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,27 +187,22 @@ impl Arguments for CombineArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchArgs {
-    /// What every kernel needs.
-    pub common: Common,
     /// BF16 `[tokens, hidden]`, contiguous.
     pub x: u64,
     /// i32 `[tokens, top_k]`.
     pub topk_ids: u64,
-    /// f32 `[tokens, top_k]`, or 0: every weight is 1.
-    pub topk_weights: u64,
+    /// Tokens of this rank.
+    pub tokens: u32,
+    /// Padding, zero.
+    pub reserved: u32,
+    /// What every kernel needs.
+    pub common: Common,
     /// `[row_capacity, hidden]` in the token format, written.
     pub output_tokens: u64,
     /// Scales of the output rows in the format's layout, written; 0 where it has none.
     pub output_scales: u64,
-    /// u32 `[local_experts]`, written: see `scale_layout`; 0 unless scales are tiled.
-    pub scales_offsets: u64,
-    /// BF16 `[row_capacity]`, written: inverse of each row's own global scale; 0 where the format
-    /// has none.
-    pub row_scales: u64,
-    /// f32 `[1]`, the global input scale of NVFP4; 0: it is 1.
-    pub input_scale: u64,
-    /// Blocks of 128 rows that tiled scales hold.
-    pub block_capacity: u64,
+    /// f32 `[tokens, top_k]`, or 0: every weight is 1.
+    pub topk_weights: u64,
     /// u32 `[local_experts + 1]`, written.
     pub row_offsets: u64,
     /// i32 `[local_experts]`, written.
@@ -211,30 +211,35 @@ pub struct DispatchArgs {
     pub src_info: u64,
     /// Rows that the outputs hold.
     pub row_capacity: u64,
-    /// Tokens of this rank.
-    pub tokens: u32,
-    /// Padding, zero.
-    pub reserved: u32,
+    /// u32 `[local_experts]`, written: see `scale_layout`; 0 unless scales are tiled.
+    pub scales_offsets: u64,
+    /// Blocks of 128 rows that tiled scales hold.
+    pub block_capacity: u64,
+    /// BF16 `[row_capacity]`, written: inverse of each row's own global scale; 0 where the format
+    /// has none.
+    pub row_scales: u64,
+    /// f32 `[1]`, the global input scale of NVFP4; 0: it is 1.
+    pub input_scale: u64,
 }
 
 /// Arguments of `combine_async`, `combine_wait` and `combine`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct CombineArgs {
-    /// What every kernel needs.
-    pub common: Common,
     /// BF16 `[row_capacity, hidden]`: expert outputs, in the order of the dispatch.
     pub expert_rows: u64,
-    /// f32 `[tokens, top_k]` for exact mode; 0 keeps the rows apart.
-    pub topk_weights: u64,
     /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` where rows stay apart; written.
     pub combined: u64,
-    /// Rows that `expert_rows` holds.
-    pub row_capacity: u64,
     /// Tokens of this rank in the dispatch.
     pub tokens: u32,
     /// Padding, zero.
     pub reserved: u32,
+    /// What every kernel needs.
+    pub common: Common,
+    /// f32 `[tokens, top_k]` for exact mode; 0 keeps the rows apart.
+    pub topk_weights: u64,
+    /// Rows that `expert_rows` holds.
+    pub row_capacity: u64,
 }
 
 /// Arguments of the fused SiLU kernel. Addresses are device addresses.
@@ -322,13 +327,16 @@ impl SiluArgs {
 /// A kernel parameter is at most 4 KiB on every architecture (CUDA C++ Programming Guide,
 /// "Function Parameters").
 const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs>() <= 4096);
-/// Host and device see the same fields at the same place.
+/// Host and device see the same fields at the same place. The first 48 bytes are what a launch begins with: they share
+/// a line of the constant cache, and each line is waited for by everybody.
 const _: () = {
-    assert!(core::mem::offset_of!(Common, deadline_ns) == 40);
-    assert!(core::mem::offset_of!(Common, window) == 72);
-    assert!(core::mem::offset_of!(Common, tables) == 72 + 25 * 8);
-    assert!(core::mem::offset_of!(Common, row) == 320);
+    use core::mem::offset_of;
+    assert!(offset_of!(DispatchArgs, common) == COMMON_OFFSET);
+    assert!(offset_of!(CombineArgs, common) == COMMON_OFFSET);
+    assert!(COMMON_OFFSET + offset_of!(Common, deadline_ns) == 48);
+    assert!(offset_of!(Common, shape) == 40);
+    assert!(offset_of!(Common, window) == 72);
+    assert!(offset_of!(Common, tables) == 72 + 25 * 8);
+    assert!(offset_of!(Common, row) == 320);
     assert!(size_of::<Common>() == 352);
-    assert!(core::mem::offset_of!(DispatchArgs, x) == 352);
-    assert!(core::mem::offset_of!(CombineArgs, expert_rows) == 352);
 };

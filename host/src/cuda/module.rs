@@ -281,7 +281,7 @@ mod tests {
 
     use std::mem::offset_of;
 
-    use ferry_layout::{CombineArgs, Common, DispatchArgs, SiluArgs};
+    use ferry_layout::{COMMON_OFFSET, CombineArgs, Common, DispatchArgs, SiluArgs};
 
     use super::*;
     use crate::specialise::SHAPE;
@@ -376,8 +376,8 @@ mod tests {
                 let offset = place.and_then(|rest| rest.trim_end_matches("];").parse().ok());
                 line.contains("ld.param::entry")
                     && offset.is_none_or(|offset: usize| {
-                        offset < 32
-                            || (offset_of!(Common, window)..size_of::<Common>()).contains(&offset)
+                        let constants = offset_of!(Common, shape)..size_of::<Common>();
+                        constants.contains(&offset.wrapping_sub(COMMON_OFFSET))
                     })
             });
             assert_eq!(
