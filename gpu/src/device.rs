@@ -7,18 +7,20 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tagged,
     Tensor, TokenFormat, nvfp4,
 };
-use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
+use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
 use crate::encode;
 use crate::encode::EncodedRow;
 use crate::ptx::block::{Block, COUNTERS, SetUp};
-use crate::ptx::memory;
+use crate::ptx::memory::{self, Vector};
 use crate::ptx::thread;
 use crate::rows::BARE_DEPTH;
 use crate::{fault, shmem, strip};
 
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 const COPY_DEPTH: usize = 7;
+/// With ranks of other nodes, where registers are scarce.
+const FEW_DEPTH: usize = 4;
 /// Vectors that a lane sums at a time.
 const SUM_DEPTH: usize = 4;
 /// Counters that are looked at when a launch begins.
@@ -190,6 +192,7 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 
 impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     type Lanes<T: Copy> = T;
+    type Ahead = [Vector; COPY_DEPTH];
     const REACHES_FAR: bool = SHMEM;
 
     #[inline(always)]
@@ -408,17 +411,30 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn copy_row<To: Fn(u32) -> Row>(
-        &self,
-        span: Span,
-        from: Row,
-        places: impl FnOnce() -> Option<(u64, To)>,
-    ) -> bool {
+    fn read_ahead(&self, span: Span, from: Row) -> Self::Ahead {
         // With ranks of other nodes registers are scarce.
+        let mut ahead = [[0; 4]; COPY_DEPTH];
         if SHMEM {
-            self.copy_strips::<4, _>(span, from, places)
+            ahead[..FEW_DEPTH].copy_from_slice(&self.first_strip::<FEW_DEPTH>(span, from));
         } else {
-            self.copy_strips::<COPY_DEPTH, _>(span, from, places)
+            ahead = self.first_strip(span, from);
+        }
+        ahead
+    }
+
+    #[inline(always)]
+    fn copy_row(
+        &self,
+        row: (Span, Row),
+        ahead: Self::Ahead,
+        targets: impl Bits,
+        to: impl Fn(u32) -> Row,
+    ) -> bool {
+        if SHMEM {
+            let ahead: [Vector; FEW_DEPTH] = core::array::from_fn(|index| ahead[index]);
+            self.copy_strips(row, ahead, targets, to)
+        } else {
+            self.copy_strips(row, ahead, targets, to)
         }
     }
 

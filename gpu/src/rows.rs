@@ -3,7 +3,7 @@
 use ferry_layout::{ABSENT, Arguments, ByteOffset, Tensor, sent};
 #[cfg(target_feature = "sm_90")]
 use ferry_layout::{RING_BYTES, RING_SLOTS};
-use ferry_protocol::{Machine, Row, Span};
+use ferry_protocol::{Bits, Machine, Row, Span};
 
 use crate::device::Gpu;
 use crate::ptx::memory::Vector;
@@ -25,27 +25,46 @@ fn is_constant(row: Row) -> bool {
 }
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// [`Machine::read_ahead`].
+    #[inline(always)]
+    pub fn first_strip<const DEPTH: usize>(&self, span: Span, from: Row) -> [Vector; DEPTH] {
+        let start = span.start + self.lane * size_of::<Vector>() as u32;
+        self.load_strip((self.row(from), start, span), from)
+    }
+
+    /// A strip of a row that is copied: as many vectors as there are, or a few, or none.
+    #[inline(always)]
+    fn load_strip<const DEPTH: usize>(
+        &self,
+        (source, start, span): (u64, u32, Span),
+        from: Row,
+    ) -> [Vector; DEPTH] {
+        let mut strip = [[0; 4]; DEPTH];
+        // The same for all lanes.
+        let left = span.end + self.lane * size_of::<Vector>() as u32 - start;
+        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
+        unsafe {
+            if left > SHORT as u32 * strip::WARP_BYTES {
+                strip = strip::load_again(source, start, span.end, is_constant(from));
+            } else if left > 0 {
+                let few = strip::load_again::<SHORT>(source, start, span.end, is_constant(from));
+                strip[..SHORT].copy_from_slice(&few);
+            }
+        }
+        strip
+    }
+
     /// [`Machine::copy_row`], `DEPTH` vectors a lane at a time.
     #[inline(always)]
-    pub fn copy_strips<const DEPTH: usize, To: Fn(u32) -> Row>(
+    pub fn copy_strips<const DEPTH: usize>(
         &self,
-        span: Span,
-        from: Row,
-        places: impl FnOnce() -> Option<(u64, To)>,
+        (span, from): (Span, Row),
+        ahead: [Vector; DEPTH],
+        targets: impl Bits,
+        to: impl Fn(u32) -> Row,
     ) -> bool {
-        let source = self.row(from);
-        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-        let load = |start: u32| unsafe {
-            match is_constant(from) {
-                true => strip::load::<DEPTH>(source, start, span.end, true),
-                false => strip::load_arriving::<DEPTH>(source, start, span.end),
-            }
-        };
+        let (source, mut strip) = (self.row(from), ahead);
         let mut start = span.start + self.lane * size_of::<Vector>() as u32;
-        let mut strip = load(start);
-        let Some((targets, to)) = places() else {
-            return false;
-        };
         let lane_end = span.end + self.lane * size_of::<Vector>() as u32;
         loop {
             let at = (source, start, span);
@@ -64,7 +83,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             if start >= lane_end {
                 return true;
             }
-            strip = load(start);
+            strip = self.load_strip((source, start, span), from);
         }
     }
 
@@ -75,7 +94,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         from: Row,
         (source, start, span): (u64, u32, Span),
         mut strip: [Vector; DEPTH],
-        (targets, to): (u64, &impl Fn(u32) -> Row),
+        (mut targets, to): (impl Bits, &impl Fn(u32) -> Row),
     ) -> bool {
         if let Row::Bare(..) = from {
             while thread::union((strip::largest_word(&strip) == ABSENT) as u32) != 0 {
@@ -87,7 +106,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                     return false;
                 }
                 // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-                strip = unsafe { strip::load_arriving::<DEPTH>(source, start, span.end) };
+                strip = unsafe { strip::load_again(source, start, span.end, false) };
             }
             // SAFETY: as above.
             unsafe { strip::store(source, start, span.end, &[[ABSENT; 4]; DEPTH]) };
@@ -96,9 +115,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         if is_input {
             strip = strip.map(|vector| vector.map(sent));
         }
-        let mut left = targets;
-        while left != 0 {
-            let target = self.row(to(left.trailing_zeros()));
+        while let Some(target) = targets.take_lowest() {
+            let target = self.row(to(target));
             // SAFETY: as above.
             unsafe {
                 match is_input {
@@ -106,7 +124,6 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                     false => strip::store(target, start, span.end, &strip),
                 }
             }
-            left &= left - 1;
         }
         true
     }

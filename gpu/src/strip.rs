@@ -8,6 +8,14 @@ use crate::ptx::number;
 /// Bytes that the lanes of a warp move with one instruction.
 pub const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 
+/// Bytes from a lane's first vector of a strip to another one, which instructions hold, and where in the row that is, if
+/// the strip begins at `start`.
+#[inline(always)]
+fn vector(index: usize, start: u32) -> (u64, u32) {
+    let before = index as u32 * WARP_BYTES;
+    (before as u64, start + before)
+}
+
 /// This lane's vectors from byte `start` of a row, `DEPTH` of them, zeros from byte `end` on.
 ///
 /// # Safety
@@ -19,14 +27,15 @@ pub unsafe fn load<const DEPTH: usize>(
     end: u32,
     constant: bool,
 ) -> [Vector; DEPTH] {
+    let first = row + start as u64;
     core::array::from_fn(|index| {
-        let at = start + index as u32 * WARP_BYTES;
+        let (before, at) = vector(index, start);
         // SAFETY: active only inside the row.
         unsafe {
             if constant {
-                memory::load_constant_vector(row + at as u64, at < end)
+                memory::load_constant_vector(first + before, at < end)
             } else {
-                memory::load_vector(row + at as u64, at < end)
+                memory::load_vector(first + before, at < end)
             }
         }
     })
@@ -38,10 +47,37 @@ pub unsafe fn load<const DEPTH: usize>(
 /// As for [`load`].
 #[inline(always)]
 pub unsafe fn load_arriving<const DEPTH: usize>(row: u64, start: u32, end: u32) -> [Vector; DEPTH] {
+    let first = row + start as u64;
     core::array::from_fn(|index| {
-        let at = start + index as u32 * WARP_BYTES;
+        let (before, at) = vector(index, start);
         // SAFETY: active only inside the row.
-        unsafe { memory::load_relaxed_vector(row + at as u64, at < end) }
+        unsafe { memory::load_relaxed_vector(first + before, at < end) }
+    })
+}
+
+/// As [`load`], of a row that is not at its end, with its last vector again behind it: the assembler has a load that
+/// may not take place wait for what another one brings.
+///
+/// # Safety
+/// `row` has `end` bytes, a vector at least.
+#[inline(always)]
+pub unsafe fn load_again<const DEPTH: usize>(
+    row: u64,
+    start: u32,
+    end: u32,
+    constant: bool,
+) -> [Vector; DEPTH] {
+    let last = end - size_of::<Vector>() as u32;
+    core::array::from_fn(|index| {
+        let (_, at) = vector(index, start);
+        let from = row + at.min(last) as u64;
+        // SAFETY: inside the row.
+        unsafe {
+            match constant {
+                true => memory::load_constant_vector(from, true),
+                false => memory::load_relaxed_vector(from, true),
+            }
+        }
     })
 }
 
@@ -61,10 +97,11 @@ pub fn largest_word<const DEPTH: usize>(strip: &[Vector; DEPTH]) -> u32 {
 /// `row` has `end` bytes.
 #[inline(always)]
 pub unsafe fn store<const DEPTH: usize>(row: u64, start: u32, end: u32, strip: &[Vector; DEPTH]) {
-    for (index, &vector) in strip.iter().enumerate() {
-        let at = start + index as u32 * WARP_BYTES;
+    let first = row + start as u64;
+    for (index, &value) in strip.iter().enumerate() {
+        let (before, at) = vector(index, start);
         // SAFETY: active only inside the row.
-        unsafe { memory::store_vector(row + at as u64, vector, at < end) };
+        unsafe { memory::store_vector(first + before, value, at < end) };
     }
 }
 
@@ -79,10 +116,11 @@ pub unsafe fn store_polled<const DEPTH: usize>(
     end: u32,
     strip: &[Vector; DEPTH],
 ) {
-    for (index, &vector) in strip.iter().enumerate() {
-        let at = start + index as u32 * WARP_BYTES;
+    let first = row + start as u64;
+    for (index, &value) in strip.iter().enumerate() {
+        let (before, at) = vector(index, start);
         // SAFETY: active only inside the row.
-        unsafe { memory::store_relaxed_vector(row + at as u64, vector, at < end) };
+        unsafe { memory::store_relaxed_vector(first + before, value, at < end) };
     }
 }
 

@@ -42,6 +42,17 @@ pub enum Args {
     Silu(SiluArgs),
 }
 
+impl Args {
+    /// The most tokens that a rank may have; none where a kernel has nothing to do with ranks.
+    pub const fn most_tokens(&self) -> u32 {
+        match self {
+            Self::Dispatch(args) => args.common.shape.max_tokens_per_rank,
+            Self::Combine(args) => args.common.shape.max_tokens_per_rank,
+            Self::Silu(_) => 0,
+        }
+    }
+}
+
 /// Which of a device's kernels: those for every shape, or those that [`Device::kernels`] gave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kernels(pub u32);

@@ -72,8 +72,19 @@ pub const RING_BYTES: u32 = RING_SLOTS * 4 * 16 * 32;
 const REGISTERS: u32 = 65_536;
 
 impl Kernel {
-    /// Threads of a block, of which the host launches one for each multiprocessor. The kernels take any
-    /// multiple of 32.
+    /// Threads of a block, of which the host launches one for each multiprocessor, where there may be `most_tokens`
+    /// a rank. The kernels take any multiple of 32. Few tokens keep few warps busy, and all of them begin by setting
+    /// up their block: found by measuring (BENCHMARKS.md).
+    pub const fn threads(self, most_tokens: u32) -> u32 {
+        const FEW_TOKENS: u32 = 16;
+        match self {
+            Self::FusedSilu => self.threads_per_block(),
+            _ if most_tokens <= FEW_TOKENS => self.threads_per_block() / 2,
+            _ => self.threads_per_block(),
+        }
+    }
+
+    /// Most threads of a block.
     pub const fn threads_per_block(self) -> u32 {
         match self {
             // Its loads are waited for by many warps rather than by few with many registers. They are of one

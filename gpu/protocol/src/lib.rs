@@ -38,6 +38,6 @@ mod wait;
 pub use announce::count_below;
 pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
-pub use machine::{Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
+pub use machine::{Bits, Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
 pub use share::Seat;
 pub use wait::Stopped;

@@ -96,12 +96,38 @@ impl Span {
     }
 }
 
+/// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
+pub trait Bits: Copy {
+    /// Takes the lowest out, if there is any.
+    fn take_lowest(&mut self) -> Option<u32>;
+}
+
+impl Bits for u32 {
+    #[inline(always)]
+    fn take_lowest(&mut self) -> Option<u32> {
+        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        *self &= self.wrapping_sub(1);
+        lowest
+    }
+}
+
+impl Bits for u64 {
+    #[inline(always)]
+    fn take_lowest(&mut self) -> Option<u32> {
+        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        *self &= self.wrapping_sub(1);
+        lowest
+    }
+}
+
 /// A warp of a GPU, or of something that behaves like one.
 ///
 /// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
 pub trait Machine: Signals + Counters {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
+    /// What of a row is on its way.
+    type Ahead;
     /// Whether it can reach ranks of other nodes; if not, there are none.
     const REACHES_FAR: bool;
 
@@ -188,17 +214,20 @@ pub trait Machine: Signals + Counters {
     /// first span of a row goes the row's own scale, if the format has one. Words of scales go as they are
     /// [`sent`](ferry_layout::sent).
     fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row);
-    /// Copies a span of a row to the same span of others, reading it once. `places` says which: a
-    /// set of bits, and the row for each. It is asked once, while reading is under way.
+    /// Begins to read what [`copy_row`](Self::copy_row) copies.
+    fn read_ahead(&self, span: Span, from: Row) -> Self::Ahead;
+    /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading it once.
+    /// `ahead` is what [`read_ahead`](Self::read_ahead) gave.
     ///
     /// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::sent). Of a bare row, which is in
     /// the own window, waits for every word, and makes it absent again. False where this launch should
-    /// give up, and where `places` says nothing.
-    fn copy_row<To: Fn(u32) -> Row>(
+    /// give up.
+    fn copy_row(
         &self,
-        span: Span,
-        from: Row,
-        places: impl FnOnce() -> Option<(u64, To)>,
+        row: (Span, Row),
+        ahead: Self::Ahead,
+        targets: impl Bits,
+        to: impl Fn(u32) -> Row,
     ) -> bool;
     /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
     /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded

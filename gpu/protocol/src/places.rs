@@ -81,18 +81,16 @@ pub struct Places<L: Copy> {
     pub scales: L,
     /// The slots whose experts live here.
     pub here: u32,
-    /// Those of them whose rows lie outside the outputs.
-    pub outside: u32,
 }
 
-/// Reads a row's header and works out its places, once the starts of its experts' rows are known. `None`
-/// where this launch should give up.
+/// Reads a row's header and works out its places, once the starts of its experts' rows are known. Otherwise gives
+/// one that is outside the outputs, or nothing where this launch should give up.
 #[inline(always)]
 pub fn find_places<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     (unit, from): (Unit, Place),
-) -> Option<Places<M::Lanes<u32>>> {
+) -> Result<Places<M::Lanes<u32>>, Option<u32>> {
     let Launch {
         machine,
         common,
@@ -100,40 +98,47 @@ pub fn find_places<M: Machine>(
         ..
     } = launch;
     let shape = &common.shape;
-    let source = unit.source;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank * experts;
-    let words = read_entries(launch, (unit, from))?;
+    let words = read_entries(launch, (unit, from)).ok_or(None)?;
     let entry = |lane| shape.entries().entry(machine.own(words, lane));
+    let local = machine.lanes(|lane| entry(lane).expert.wrapping_sub(first_expert));
+    let is_here = |lane| lane < top_k && machine.own(local, lane) < experts;
     // Lanes of foreign experts read of some expert rather than branch.
-    let local = |lane| entry(lane).expert.wrapping_sub(first_expert);
     let read = || {
         machine.lanes(|lane| {
-            let expert = local(lane).min(experts - 1);
-            machine.load_tagged(common.window.start(source, expert))
+            let expert = machine.own(local, lane).min(experts - 1);
+            machine.load_tagged(common.window.start(unit.source, expert))
         })
     };
+    // What needs no start is worked out before one is waited for.
+    let first = read();
+    let here = machine.ballot(machine.lanes(is_here));
     let is_missing = |word: Tagged| word.value(*epoch).is_none();
-    let starts = wait_for(*machine, read(), read, is_missing)?;
-    let places = machine.lanes(|lane| {
-        let start = machine.own(starts, lane).0 as u32;
-        let position = start.wrapping_add(entry(lane).ordinal);
-        let local = local(lane);
-        match lane < top_k && local < experts {
-            true => (position, scales::first_word(launch, local, position)),
-            false => (NOT_ROUTED, 0),
-        }
+    let starts = wait_for(*machine, first, read, is_missing).ok_or(None)?;
+    let positions = machine.lanes(|lane| match is_here(lane) {
+        true => (machine.own(starts, lane).0 as u32).wrapping_add(entry(lane).ordinal),
+        false => NOT_ROUTED,
     });
-    let positions = machine.lanes(|lane| machine.own(places, lane).0);
-    let here = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
-    let outside = machine.ballot(machine.lanes(|lane| {
-        here >> lane & 1 != 0 && machine.own(positions, lane) as u64 >= args.row_capacity
-    }));
-    Some(Places {
+    let outside =
+        machine.ballot(machine.lanes(|lane| {
+            is_here(lane) && machine.own(positions, lane) as u64 >= args.row_capacity
+        }));
+    if outside != 0 {
+        return Err(Some(machine.broadcast(positions, outside.trailing_zeros())));
+    }
+    let scales = machine.lanes(|lane| match is_here(lane) {
+        true => scales::first_word(
+            launch,
+            machine.own(local, lane),
+            machine.own(positions, lane),
+        ),
+        false => 0,
+    });
+    Ok(Places {
         positions,
-        scales: machine.lanes(|lane| machine.own(places, lane).1),
+        scales,
         here,
-        outside,
     })
 }
 

@@ -167,13 +167,12 @@ fn receive_unit<M: Machine>(
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let placed = place_unit(launch, args, unit);
-    let Some(places) = placed.filter(|places| places.outside == 0) else {
-        return refuse_unit(launch, args, unit, placed);
-    };
     let Places {
         positions, here, ..
-    } = places;
+    } = match place_unit(launch, args, unit) {
+        Ok(places) => places,
+        Err(outside) => return refuse_unit(launch, args, unit, outside),
+    };
     let Unit {
         source,
         token,
@@ -200,35 +199,32 @@ fn receive_unit<M: Machine>(
     Ok(())
 }
 
-/// Puts payload and scales of a unit into their places, if they are inside the outputs. `None` where this
-/// launch should give up on its source.
+/// Puts payload and scales of a unit into their places. Otherwise says where one of them is outside the outputs, or
+/// nothing where this launch should give up on its source.
 #[inline(always)]
 fn place_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     unit: Unit,
-) -> Option<Places<M::Lanes<u32>>> {
+) -> Result<Places<M::Lanes<u32>>, Option<u32>> {
     let Launch {
         machine, common, ..
     } = launch;
     let from = unit.place(common);
-    let ahead = scales::read_ahead(launch, from);
-    let mut found = None;
-    let is_copied = machine.copy_row(from.span, from.of(common.rank()), || {
-        let places = find_places(launch, args, (unit, from))?;
-        found = Some(places);
-        let targets = if places.outside == 0 { places.here } else { 0 };
-        let to = move |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
-        Some((targets as u64, to))
-    });
-    let places = found.filter(|_| is_copied)?;
-    if places.outside == 0 {
-        scales::place(launch, args, (from, ahead), places)?;
-        if unit.part == 0 {
-            scales::place_row_scale(launch, from.row, places);
-        }
+    let row = (from.span, from.of(common.rank()));
+    // All that there is to read is on its way before one thing is waited for.
+    let scales = scales::read_ahead(launch, from);
+    let ahead = machine.read_ahead(row.0, row.1);
+    let places = find_places(launch, args, (unit, from))?;
+    let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(places.positions, k));
+    if !machine.copy_row(row, ahead, places.here, to) {
+        return Err(None);
     }
-    Some(places)
+    scales::place(launch, args, (from, scales), places).ok_or(None)?;
+    if unit.part == 0 {
+        scales::place_row_scale(launch, from.row, places);
+    }
+    Ok(places)
 }
 
 /// Says why a unit was not put into its places: what it needs did not come, or one of its rows lies outside
@@ -238,11 +234,11 @@ fn refuse_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     unit: Unit,
-    placed: Option<Places<M::Lanes<u32>>>,
+    outside: Option<u32>,
 ) -> Result<(), Stopped> {
     // If counts are missing, or the outputs are too small, that is said there.
     wait_for_offsets(launch)?;
-    let Some(places) = placed else {
+    let Some(position) = outside else {
         return launch.give_up_on(Awaited {
             peer: unit.source,
             region: Region::DispatchRow,
@@ -250,8 +246,7 @@ fn refuse_unit<M: Machine>(
             saw: 0,
         });
     };
-    let k = places.outside.trailing_zeros();
-    let saw = launch.machine.broadcast(places.positions, k) as u64;
+    let saw = position as u64;
     launch.machine.lanes(|lane| {
         if lane == 0 {
             let fault = Fault {

@@ -2,7 +2,7 @@
 
 use ferry_layout::{Common, NOT_ROUTED, Rank, Shape};
 
-use crate::{LANES, Machine};
+use crate::{Bits, LANES, Machine};
 
 /// The experts of one token, one a lane; `NOT_ROUTED` where there is none.
 #[inline(always)]
@@ -51,10 +51,9 @@ pub fn reduced_slot(ranks: u64, rank: Rank) -> u32 {
 
 /// Calls `each` for every set bit, lowest first.
 #[inline(always)]
-pub fn for_each_bit(mut bits: u64, mut each: impl FnMut(u32)) {
-    while bits != 0 {
-        each(bits.trailing_zeros());
-        bits &= bits - 1;
+pub fn for_each_bit(mut bits: impl Bits, mut each: impl FnMut(u32)) {
+    while let Some(lowest) = bits.take_lowest() {
+        each(lowest);
     }
 }
 

@@ -62,17 +62,18 @@ fn words_of(common: &Common, span: Span) -> (u32, u32) {
     (before(span.start), before(span.end))
 }
 
-/// Words `first..` of a row's scales before `end`, one a lane; 0 behind.
+/// Words `first..` of a row's scales before `end`, one a lane, if there are any.
 #[inline(always)]
 fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
     let from = common.row.scales(row);
-    machine.lanes(|lane| match first + lane < end {
-        true => machine.read_window(from.word(first + lane)),
-        false => 0,
-    })
+    match first < end {
+        // The last lanes read the last word again rather than branch.
+        true => machine.lanes(|lane| machine.read_window(from.word((first + lane).min(end - 1)))),
+        false => machine.lanes(|_| 0),
+    }
 }
 
 /// The first words that [`place`] puts into their places: they are read before anything is waited
@@ -104,12 +105,15 @@ pub fn place<M: Machine>(
         if from.is_bare {
             words = wait_for(*machine, words, here, |word| word == ABSENT)?;
         }
-        for_each_bit(places.here as u64, |k| {
+        // What is the same for all places is worked out once.
+        let before = machine.lanes(|lane| (first + lane) as u64 * stride);
+        let values = machine.lanes(|lane| received(machine.own(words, lane)));
+        for_each_bit(places.here, |k| {
             let start = machine.broadcast(places.scales, k) as u64;
             machine.lanes(|lane| {
                 if first + lane < end {
-                    let index = start + (first + lane) as u64 * stride;
-                    machine.write(Table::Scales, index, received(machine.own(words, lane)));
+                    let index = start + machine.own(before, lane);
+                    machine.write(Table::Scales, index, machine.own(values, lane));
                 }
             });
         });

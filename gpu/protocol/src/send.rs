@@ -146,9 +146,8 @@ fn send_payload<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, pla
     let targets = targets.rotate_right(turn);
     match shape.format() {
         TokenFormat::Bf16 => {
-            machine.copy_row(span, Row::Tensor(Tensor::Input, token), || {
-                Some((targets, to))
-            });
+            let from = Row::Tensor(Tensor::Input, token);
+            machine.copy_row((span, from), machine.read_ahead(span, from), targets, to);
         }
         _ => machine.encode_row(span, token, targets, to),
     }

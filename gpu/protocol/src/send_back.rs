@@ -399,7 +399,7 @@ fn send_exact<M: Machine>(
     let here = slots_here(*machine, args, positions);
     let span = work.span(common.shape.combine_row_bytes());
     let home = Rank(if is_near { source.0 } else { me.0 });
-    for_each_bit(here as u64, |k| {
+    for_each_bit(here, |k| {
         let position = machine.broadcast(positions, k);
         let at = if is_near {
             window.combine_row(token, k)
@@ -407,7 +407,8 @@ fn send_exact<M: Machine>(
             window.exact_staging(position)
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(span, row, || Some((1, |_| Row::Window(home, at))));
+        let to = |_| Row::Window(home, at);
+        machine.copy_row((span, row), machine.read_ahead(span, row), 1u32, to);
     });
     written();
     if !work.piece.completes(*machine) {
@@ -422,7 +423,7 @@ fn send_exact<M: Machine>(
             }
         });
     } else {
-        for_each_bit(here as u64, |k| {
+        for_each_bit(here, |k| {
             machine.put(Put {
                 peer: source,
                 from: window.exact_staging(machine.broadcast(positions, k)),

@@ -208,7 +208,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, unit: Unit, slots: u32) {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row(span, from, || Some((1, |_| to)));
+            machine.copy_row((span, from), machine.read_ahead(span, from), 1u32, |_| to);
         } else {
             machine.sum_rows(span, 0, |_| (to, 0.0), to);
         }

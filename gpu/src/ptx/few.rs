@@ -185,13 +185,16 @@ impl Few {
 /// `match.any`. All lanes.
 #[inline(always)]
 fn alike(value: u32, most: u32) -> u32 {
-    let mut lanes = u32::MAX;
-    let mut bit = 1;
-    while bit <= most {
+    let same = |bit: u32| {
         let is_set = value & bit != 0;
         let set = thread::ballot(is_set);
-        lanes &= if is_set { set } else { !set };
-        bit <<= 1;
+        if is_set { set } else { !set }
+    };
+    let (mut lanes, mut bit) = (u32::MAX, 1);
+    // Three at a time: nobody has a bit above the highest of `most`.
+    while bit != 0 && bit <= most {
+        lanes &= same(bit) & same(bit << 1) & same(bit << 2);
+        bit <<= 3;
     }
     lanes
 }

@@ -10,7 +10,7 @@ use ferry_layout::{
     ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, PIECES, Rank, Signal,
     Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
-use ferry_protocol::{Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
+use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
 use crate::encode::{encode, largest};
 use crate::memory::{Memory, Outside};
@@ -251,6 +251,7 @@ impl Signals for Warp<'_> {
 
 impl Machine for Warp<'_> {
     type Lanes<T: Copy> = [T; LANES as usize];
+    type Ahead = Vec<u8>;
     const REACHES_FAR: bool = true;
 
     fn rank(&self) -> Rank {
@@ -445,21 +446,23 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn copy_row<To: Fn(u32) -> Row>(
+    fn read_ahead(&self, span: Span, from: Row) -> Vec<u8> {
+        match u64::from(span.end - span.start) {
+            0 => Vec::new(),
+            bytes => self.load_bytes(self.row(from) + u64::from(span.start), bytes),
+        }
+    }
+
+    fn copy_row(
         &self,
-        span: Span,
-        from: Row,
-        places: impl FnOnce() -> Option<(u64, To)>,
+        (span, from): (Span, Row),
+        ahead: Vec<u8>,
+        mut targets: impl Bits,
+        to: impl Fn(u32) -> Row,
     ) -> bool {
         let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
         let source = self.row(from) + start;
-        let mut data = match bytes {
-            0 => Vec::new(),
-            _ => self.load_bytes(source, bytes),
-        };
-        let Some((targets, to)) = places() else {
-            return false;
-        };
+        let mut data = ahead;
         if bytes == 0 {
             return true;
         }
@@ -477,7 +480,7 @@ impl Machine for Warp<'_> {
             Row::Tensor(Tensor::Input, _) => data = all_sent(&data),
             _ => {}
         }
-        for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
+        while let Some(target) = targets.take_lowest() {
             let to = to(target);
             self.store_bytes(self.row(to) + start, &data, polled(to));
             self.pause();

@@ -316,17 +316,18 @@ impl Device for CudaDevice {
         let function = self.function(launch)?;
         let most = self.core.multiprocessors;
         let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
+        let threads = launch.kernel.threads(launch.args.most_tokens());
         let shared_bytes = (self.core.module).ring_bytes(launch.kernel, launch.shmem);
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
-        // the driver copies before it returns. A block fits on a multiprocessor (seen when the
-        // kernels were loaded), and the stream is the caller's word.
+        // the driver copies before it returns. A block of as many threads as it may have fits on a
+        // multiprocessor (seen when the kernels were loaded), and the stream is the caller's word.
         let code = unsafe {
             sys::cuLaunchKernel(
                 function,
                 blocks,
                 1,
                 1,
-                launch.kernel.threads_per_block(),
+                threads,
                 1,
                 1,
                 shared_bytes,
