@@ -56,6 +56,9 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
                 peers: common.peers,
                 ranks: common.shape.ranks,
                 counters: PEEKED.map(counter),
+                deadline_ns: common.deadline_ns,
+                fault_page: common.fault_page,
+                last_word: args.last_word(),
                 ids: args.few_ids(),
                 experts: common.shape.experts,
             })
@@ -487,15 +490,15 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         if !self.polls.get().is_multiple_of(POLLS) {
             return false;
         }
-        let waited_ns = thread::global_timer_ns() - self.block.started_ns();
+        let is_late = thread::global_timer_ns() > self.block.deadline_ns();
         // SAFETY: counters lie inside the workspace.
         let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Stopped)) };
-        thread::ballot(stopped != 0 || waited_ns > self.common().deadline_ns) != 0
+        thread::ballot(stopped != 0 || is_late) != 0
     }
 
     #[inline(always)]
     fn record(&self, fault: &Fault) {
-        let page = self.common().fault_page;
+        let page = self.block.fault_page();
         let lock = self.counter(Counter::FaultLock);
         let packed = (fault::pack(fault), fault.rank);
         let Fault {

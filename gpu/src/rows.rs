@@ -202,16 +202,25 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
 
 #[cfg(target_feature = "sm_90")]
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// [`Machine::sum_rows`] of rows that go through the ring, a slot of a row's vectors at a time.
+    /// [`Machine::sum_rows`] of rows that go through the ring.
     #[inline(always)]
-    pub fn sum_through_ring(
+    pub fn sum_through_ring(&self, of: (Span, u32), from: impl Fn(u32) -> (Row, f32), to: Row) {
+        const DEPTH: usize = (RING_BYTES / RING_SLOTS / strip::WARP_BYTES) as usize;
+        match of.0.end - of.0.start <= SHORT as u32 * strip::WARP_BYTES {
+            true => self.sum_slots::<SHORT>(of, &from, to),
+            false => self.sum_slots::<DEPTH>(of, &from, to),
+        }
+    }
+
+    /// [`sum_through_ring`](Self::sum_through_ring), `DEPTH` of a row's vectors a lane at a time, which a slot holds.
+    #[inline(always)]
+    fn sum_slots<const DEPTH: usize>(
         &self,
         (span, sources): (Span, u32),
-        from: impl Fn(u32) -> (Row, f32),
+        from: &impl Fn(u32) -> (Row, f32),
         to: Row,
     ) {
-        const DEPTH: usize = (RING_BYTES / RING_SLOTS / strip::WARP_BYTES) as usize;
-        const STRIP: u32 = DEPTH as u32 * strip::WARP_BYTES;
+        let strip_bytes = DEPTH as u32 * strip::WARP_BYTES;
         let (ring, target) = (Ring::of_lane(), self.row(to));
         let lane_start = self.lane * size_of::<Vector>() as u32;
         let next = |slot: u32| (slot + 1) % RING_SLOTS;
@@ -227,7 +236,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 ahead &= ahead - 1;
                 if ahead == 0 {
                     ahead = sources;
-                    ahead_start += STRIP;
+                    ahead_start += strip_bytes;
                 }
             }
             ahead_slot = next(ahead_slot);
@@ -253,7 +262,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             let start = strip_start + lane_start;
             // SAFETY: as above.
             unsafe { strip::store_polled::<DEPTH>(target, start, span.end, &strip) };
-            strip_start += STRIP;
+            strip_start += strip_bytes;
         }
     }
 }

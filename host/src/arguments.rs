@@ -143,7 +143,10 @@ impl DispatchInput {
             None => {}
         }
         Ok(DispatchArgs {
-            common: *common,
+            common: Common {
+                tokens: tokens as u32,
+                ..*common
+            },
             x: self.x.at.0,
             topk_ids: self.topk_ids.at.0,
             topk_weights: address_or_none(self.topk_weights),
@@ -157,8 +160,6 @@ impl DispatchInput {
             expert_ids: 0,
             src_info: 0,
             row_capacity: 0,
-            tokens: tokens as u32,
-            reserved: 0,
         })
     }
 }
@@ -268,13 +269,14 @@ impl CombineInput {
             weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
         }
         Ok(CombineArgs {
-            common: *common,
+            common: Common {
+                tokens: tokens as u32,
+                ..*common
+            },
             expert_rows: self.expert_rows.at.0,
             topk_weights: address_or_none(self.topk_weights),
             combined: self.combined(output, plan, tokens)?.0,
             row_capacity: capacity as u64,
-            tokens: tokens as u32,
-            reserved: 0,
         })
     }
 

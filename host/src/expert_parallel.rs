@@ -84,8 +84,8 @@ impl ExpertParallel {
 
     fn of_rank(rank: Rank, plan: &Plan, memory: Private, windows: Arc<Windows>) -> Self {
         let common = Common {
-            rank: rank.0,
-            debug_checks: u32::from(plan.config().debug_checks),
+            rank: rank.0 as u16,
+            debug_checks: u16::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
             peers: memory.peers.0,
             workspace: memory.workspace.0,

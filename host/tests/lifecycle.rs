@@ -304,7 +304,7 @@ fn a_round_does_nothing_but_launch() {
         panic!("not a combine")
     };
     assert_eq!(
-        (args.combined, args.tokens, args.row_capacity),
+        (args.combined, args.common.tokens, args.row_capacity),
         (8192, 2, 6)
     );
     rank.close().unwrap();

@@ -19,9 +19,11 @@ pub struct Common {
     /// This rank's workspace.
     pub workspace: u64,
     /// This rank.
-    pub rank: u32,
+    pub rank: u16,
     /// Not zero: look for experts that a token lists twice.
-    pub debug_checks: u32,
+    pub debug_checks: u16,
+    /// Tokens of this rank, of the dispatch that combine follows.
+    pub tokens: u32,
     /// Longest time a kernel waits, in nanoseconds from its start.
     pub deadline_ns: u64,
     /// This rank's [`FaultPage`](crate::FaultPage).
@@ -50,7 +52,7 @@ impl Common {
 
     /// This rank.
     pub const fn rank(&self) -> Rank {
-        Rank(self.rank)
+        Rank(self.rank as u32)
     }
 
     /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see [`Window`]).
@@ -91,6 +93,12 @@ pub trait Arguments: Copy {
         None
     }
 
+    /// The last word that kernels need soon, far behind the first ones. 0 where there is none.
+    #[inline(always)]
+    fn last_word(&self) -> u64 {
+        0
+    }
+
     /// Bytes of a row of a tensor.
     #[inline(always)]
     fn row_bytes(&self, tensor: Tensor) -> u32 {
@@ -129,8 +137,14 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn few_ids(&self) -> Option<(u64, u32)> {
         // `dispatch_wait` has no input.
-        let is_few = self.topk_ids != 0 && self.common.shape.is_few(self.tokens);
-        is_few.then(|| (self.topk_ids, self.tokens * self.common.shape.top_k))
+        let Common { shape, tokens, .. } = &self.common;
+        let is_few = self.topk_ids != 0 && shape.is_few(*tokens);
+        is_few.then(|| (self.topk_ids, tokens * shape.top_k))
+    }
+
+    #[inline(always)]
+    fn last_word(&self) -> u64 {
+        self.row_capacity
     }
 
     #[inline(always)]
@@ -166,6 +180,11 @@ impl Arguments for CombineArgs {
     }
 
     #[inline(always)]
+    fn last_word(&self) -> u64 {
+        self.row_capacity
+    }
+
+    #[inline(always)]
     fn tensor(&self, tensor: Tensor) -> u64 {
         match tensor {
             Tensor::Expert => self.expert_rows,
@@ -191,18 +210,14 @@ pub struct DispatchArgs {
     pub x: u64,
     /// i32 `[tokens, top_k]`.
     pub topk_ids: u64,
-    /// Tokens of this rank.
-    pub tokens: u32,
-    /// Padding, zero.
-    pub reserved: u32,
+    /// f32 `[tokens, top_k]`, or 0: every weight is 1.
+    pub topk_weights: u64,
     /// What every kernel needs.
     pub common: Common,
     /// `[row_capacity, hidden]` in the token format, written.
     pub output_tokens: u64,
     /// Scales of the output rows in the format's layout, written; 0 where it has none.
     pub output_scales: u64,
-    /// f32 `[tokens, top_k]`, or 0: every weight is 1.
-    pub topk_weights: u64,
     /// u32 `[local_experts + 1]`, written.
     pub row_offsets: u64,
     /// i32 `[local_experts]`, written.
@@ -230,14 +245,10 @@ pub struct CombineArgs {
     pub expert_rows: u64,
     /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` where rows stay apart; written.
     pub combined: u64,
-    /// Tokens of this rank in the dispatch.
-    pub tokens: u32,
-    /// Padding, zero.
-    pub reserved: u32,
-    /// What every kernel needs.
-    pub common: Common,
     /// f32 `[tokens, top_k]` for exact mode; 0 keeps the rows apart.
     pub topk_weights: u64,
+    /// What every kernel needs.
+    pub common: Common,
     /// Rows that `expert_rows` holds.
     pub row_capacity: u64,
 }

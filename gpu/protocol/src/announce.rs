@@ -5,7 +5,7 @@
 //! expert are summed, 32 experts a warp. Where they are few, each block has numbered them all when it
 //! begins, and nobody waits.
 
-use ferry_layout::{CHUNK_ENTRIES, Counter, DispatchArgs, Rank, Region, Shape, Table, Tagged};
+use ferry_layout::{CHUNK_ENTRIES, Counter, Rank, Region, Shape, Table, Tagged};
 
 use crate::route::{on_each_rank, rank_bit};
 use crate::send::entry;
@@ -40,33 +40,29 @@ pub fn tasks(shape: &Shape, tokens: u32) -> u32 {
 
 /// Announces this warp's share.
 #[inline(always)]
-pub fn announce<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    share: Share,
-) -> Result<(), Stopped> {
+pub fn announce<M: Machine>(launch: &Launch<M>, share: Share) -> Result<(), Stopped> {
     let Launch {
         machine, common, ..
     } = launch;
     let shape = &common.shape;
-    let chunks = chunks(shape.top_k, args.tokens);
+    let chunks = chunks(shape.top_k, common.tokens);
     if share.index == 0 {
-        announce_tokens(launch, args);
+        announce_tokens(launch);
     }
-    let is_few = shape.is_few(args.tokens);
+    let is_few = shape.is_few(common.tokens);
     let numbering = if is_few { scans(shape.experts) } else { chunks };
-    for task in share.tasks(numbering + args.tokens.div_ceil(LANES)) {
+    for task in share.tasks(numbering + common.tokens.div_ceil(LANES)) {
         if task >= numbering {
-            announce_presence(launch, args, task - numbering);
+            announce_presence(launch, task - numbering);
         } else if is_few {
-            let entries = args.tokens * shape.top_k;
+            let entries = common.tokens * shape.top_k;
             let totals = machine.lanes(|lane| {
                 let expert = (task * LANES + lane).min(shape.experts - 1);
                 machine.count_few(expert, entries)
             });
             announce_experts(launch, task, totals);
         } else {
-            number_chunk(launch, args, task);
+            number_chunk(launch, task);
         }
     }
     if !is_few && share.index < scans(shape.experts) {
@@ -82,7 +78,7 @@ pub fn announce<M: Machine>(
 
 /// Tells every rank how many tokens this one has.
 #[inline(always)]
-fn announce_tokens<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
+fn announce_tokens<M: Machine>(launch: &Launch<M>) {
     let Launch {
         machine,
         common,
@@ -90,7 +86,7 @@ fn announce_tokens<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
         ..
     } = launch;
     let word = common.window.token_count(common.rank());
-    let value = Tagged::new(*epoch, args.tokens).0;
+    let value = Tagged::new(*epoch, common.tokens).0;
     on_each_rank(*machine, common.shape.ranks, |rank| {
         machine.signal(rank, word, value)
     });
@@ -98,7 +94,7 @@ fn announce_tokens<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) {
 
 /// Tells every rank which of 32 tokens come to it.
 #[inline(always)]
-fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group: u32) {
+fn announce_presence<M: Machine>(launch: &Launch<M>, group: u32) {
     let Launch {
         machine,
         common,
@@ -106,7 +102,7 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
         ..
     } = launch;
     let shape = &common.shape;
-    let is_few = shape.is_few(args.tokens);
+    let is_few = shape.is_few(common.tokens);
     let touched = machine.lanes(|lane| {
         let token = group * LANES + lane;
         let (mut ranks, mut first) = (0, 0);
@@ -114,13 +110,13 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
             // Read again rather than branch.
             let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
                 let k = (first + step as u32).min(shape.top_k - 1);
-                let token = token.min(args.tokens - 1);
+                let token = token.min(common.tokens - 1);
                 read_id(*machine, is_few, entry(shape.top_k, token, k))
             });
             core::array::from_fn::<(), DEPTH, _>(|step| ranks |= rank_bit(shape, ids[step]));
             first += DEPTH as u32;
         }
-        if token < args.tokens { ranks } else { 0 }
+        if token < common.tokens { ranks } else { 0 }
     });
     let word = common.window.presence(common.rank(), group);
     for first in (0..shape.ranks).step_by(LANES as usize) {
@@ -144,11 +140,11 @@ fn announce_presence<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, group:
 
 /// Numbers the entries of a chunk, for each expert in the order of entries, and counts them.
 #[inline(always)]
-fn number_chunk<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, chunk: u32) {
+fn number_chunk<M: Machine>(launch: &Launch<M>, chunk: u32) {
     let Launch {
         machine, common, ..
     } = launch;
-    let (experts, entries) = (common.shape.experts, args.tokens * common.shape.top_k);
+    let (experts, entries) = (common.shape.experts, common.tokens * common.shape.top_k);
     let counts = chunk as u64 * experts as u64;
     let count = |id: u32| counts + id as u64;
     for expert in (0..experts).step_by(LANES as usize) {

@@ -39,7 +39,7 @@ fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync);
     launch.check()?;
-    Roles::of(&launch, args, false).send(&launch, args)
+    Roles::of(&launch, false).send(&launch, args)
 }
 
 /// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
@@ -62,7 +62,7 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
 pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::Dispatch);
     launch.check()?;
-    let roles = Roles::of(&launch, args, true);
+    let roles = Roles::of(&launch, true);
     roles.send(&launch, args)?;
     match roles.receiver {
         Some(share) => receive(&launch, args, share),
@@ -97,13 +97,13 @@ struct Work {
 impl Roles {
     /// `receives`: the launch goes on to receive.
     #[inline(always)]
-    fn of<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, receives: bool) -> Self {
+    fn of<M: Machine>(launch: &Launch<M>, receives: bool) -> Self {
         let shape = &launch.common.shape;
-        let parts = launch.common.row.parts(args.tokens);
+        let parts = launch.common.row.parts(launch.common.tokens);
         let work = Work {
             format: shape.format(),
-            tasks: tasks(shape, args.tokens),
-            units: args.tokens * parts,
+            tasks: tasks(shape, launch.common.tokens),
+            units: launch.common.tokens * parts,
             is_whole: parts == 1,
             receives,
         };
@@ -178,7 +178,7 @@ impl Roles {
             launch.machine.reset(Counter::CombineDraws);
         }
         if let Some(share) = self.announcer {
-            announce(launch, args, share)?;
+            announce(launch, share)?;
         }
         match self.sender {
             Some(share) => send_units(launch, args, (share, self.is_crowded)),

@@ -99,7 +99,7 @@ pub fn find_places<M: Machine>(
     } = launch;
     let shape = &common.shape;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
-    let first_expert = common.rank * experts;
+    let first_expert = common.rank().0 * experts;
     let words = read_entries(launch, (unit, from)).ok_or(None)?;
     let entry = |lane| shape.entries().entry(machine.own(words, lane));
     let local = machine.lanes(|lane| entry(lane).expert.wrapping_sub(first_expert));

@@ -31,12 +31,12 @@ pub fn send_units<M: Machine>(
         ..
     } = launch;
     let shape = &common.shape;
-    let parts = common.row.parts(args.tokens);
+    let parts = common.row.parts(common.tokens);
     let is_numbered = || {
         let scans = scans(shape.experts);
         gather::is_done(*machine, Counter::ScansDone, *epoch, scans)
     };
-    let units = args.tokens * parts;
+    let units = common.tokens * parts;
     let is_far = M::REACHES_FAR && shape.spans_nodes();
     let together = units <= share.of && !is_far && !is_crowded;
     let mut dealer = Dealer::new(*machine, share, units, Counter::DispatchDraws);
@@ -44,9 +44,9 @@ pub fn send_units<M: Machine>(
         let token = unit >> parts.trailing_zeros();
         let route = read_route(launch, args, token);
         // Counted before the payload goes out: behind its stores, loads take many times as long.
-        let is_few = shape.is_few(args.tokens);
+        let is_few = shape.is_few(common.tokens);
         let words_or_experts = match is_few {
-            true => words(launch, route.experts, count_before(launch, args, route)),
+            true => words(launch, route.experts, count_before(launch, route)),
             false => route.experts,
         };
         let place = Unit {
@@ -199,7 +199,7 @@ fn read_route<M: Machine>(
     let shape = &common.shape;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
-            let is_few = shape.is_few(args.tokens);
+            let is_few = shape.is_few(common.tokens);
             read_id(*machine, is_few, entry(shape.top_k, token, lane))
         })
     });
@@ -318,15 +318,11 @@ fn write_header<M: Machine>(
 
 /// The ordinal of each of a token's entries among those for its expert, where entries are few.
 #[inline(always)]
-fn count_before<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    route: Route<M::Lanes<u32>>,
-) -> M::Lanes<u32> {
+fn count_before<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
     let Launch {
         machine, common, ..
     } = launch;
-    let (shape, entries) = (&common.shape, args.tokens * common.shape.top_k);
+    let (shape, entries) = (&common.shape, common.tokens * common.shape.top_k);
     machine.lanes(|lane| {
         let expert = machine.own(route.experts, lane);
         if expert >= shape.experts {

@@ -26,15 +26,15 @@ pub fn gather_rows<M: Machine>(
     let Launch { machine, epoch, .. } = launch;
     let shape = &launch.common.shape;
     let parts = match crews.is_bare {
-        true => shape.sum_parts(args.tokens),
-        false => launch.common.row.parts(args.tokens),
+        true => shape.sum_parts(launch.common.tokens),
+        false => launch.common.row.parts(launch.common.tokens),
     };
     if let Some(Share {
         index: mut unit,
         of,
     }) = crews.gatherer(machine.seat())
     {
-        while unit < args.tokens * parts {
+        while unit < launch.common.tokens * parts {
             let token = unit >> parts.trailing_zeros();
             let part = unit & (parts - 1);
             let unit_of = Unit {
@@ -121,7 +121,7 @@ fn gather_unit<M: Machine>(
             if is_bare {
                 let bare = |slot| window.bare_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
-                let few = args.tokens * parts <= FEW_POLLERS;
+                let few = launch.common.tokens * parts <= FEW_POLLERS;
                 return machine
                     .sum_bare_rows(span, (slots, few), bare, to)
                     .or_else(|slot| {

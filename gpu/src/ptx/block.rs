@@ -8,9 +8,9 @@ use ferry_protocol::{Gate, LANES};
 use super::few::Few;
 use super::{memory, thread};
 
-/// A counter for each gate that the warps of a block pass once in a launch, when it began, a double word
-/// for each warp to hand over, the peers' windows, what some counters held, and the router's ids and
-/// numbers, where they are few ([`Few`]).
+/// A counter for each gate that the warps of a block pass once in a launch, until when it may wait, where it reports
+/// faults, a double word for each warp to hand over, the peers' windows, what some counters held, and the router's ids
+/// and numbers, where they are few ([`Few`]).
 ///
 /// It is as large in every kernel, so that a multiprocessor may keep its memory divided as it is from one to
 /// the next; what that is worth was not measured.
@@ -19,12 +19,16 @@ pub struct Block {
     base: u32,
 }
 
-/// Bytes from the start to the time of the launch's start.
-const STARTED: u32 = 16;
+/// Bytes from the start to the time when the launch gives up.
+const DEADLINE: u32 = 16;
+/// Bytes from the start to the fault page's address.
+const FAULT_PAGE: u32 = 24;
 /// Bytes from the start to the double words that are handed over.
 const WORDS: u32 = 32;
+/// Bytes from the start to a word that nobody needs.
+const LAST: u32 = WORDS + 8 * LANES;
 /// Bytes from the start to the windows.
-const WINDOWS: u32 = WORDS + 8 * LANES;
+const WINDOWS: u32 = LAST + 16;
 /// Bytes from the start to the counters.
 const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
 /// Bytes from the start to what is kept of few entries.
@@ -34,10 +38,10 @@ const FEW: u32 = HELD + 32;
 pub const COUNTERS: usize = 3;
 
 const _: () = assert!(
-    4 * Gate::COUNT <= STARTED as usize
+    4 * Gate::COUNT <= DEADLINE as usize
         && 8 * COUNTERS <= (FEW - HELD) as usize
         && FEW.is_multiple_of(16)
-        && FEW + Few::BYTES == 43840,
+        && FEW + Few::BYTES == 43856,
     "as many bytes are declared below"
 );
 
@@ -49,6 +53,12 @@ pub struct SetUp {
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
+    /// Longest time the launch waits.
+    pub deadline_ns: u64,
+    /// Where it reports faults.
+    pub fault_page: u64,
+    /// The last word of the kernel's parameters that will be needed soon: reading it now brings it close.
+    pub last_word: u64,
     /// Address and number of the router's ids, few ones; `None` where nobody asks.
     pub ids: Option<(u64, u32)>,
     /// Experts of the group.
@@ -66,7 +76,7 @@ impl Block {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_block[43840]; mov.u32 {}, ferry_block; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[43856]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
         let block = Self { base };
@@ -88,7 +98,7 @@ impl Block {
             window = window_of(thread);
         }
         let ids = few.load(entries, id_at);
-        block.clear();
+        block.clear(set_up);
         if entries != 0 {
             few.clear(entries, set_up.experts);
             // What is loaded is still on its way.
@@ -130,20 +140,18 @@ impl Block {
         Few::at(self.base + FEW)
     }
 
-    /// No gate passed, no words, and when the launch began. By all threads.
+    /// No gate passed, no words, and what is the same throughout the launch. By all threads.
     #[inline(always)]
-    fn clear(self) {
+    fn clear(self, set_up: &SetUp) {
         let mut at = 8 * thread::thread();
         while at < WINDOWS {
-            let is_start = at == STARTED;
-            self.store(
-                at,
-                if is_start {
-                    thread::global_timer_ns()
-                } else {
-                    0
-                },
-            );
+            let word = match at {
+                DEADLINE => thread::global_timer_ns().saturating_add(set_up.deadline_ns),
+                FAULT_PAGE => set_up.fault_page,
+                LAST => set_up.last_word,
+                _ => 0,
+            };
+            self.store(at, word);
             at += 8 * thread::threads();
         }
     }
@@ -170,10 +178,17 @@ impl Block {
         word
     }
 
-    /// When the launch began. Here rather than in registers, which it would occupy all the time.
+    /// When the launch gives up. Here rather than in registers, which it would occupy all the time, and than among the
+    /// parameters, whose later lines are waited for.
     #[inline(always)]
-    pub fn started_ns(self) -> u64 {
-        self.load(STARTED)
+    pub fn deadline_ns(self) -> u64 {
+        self.load(DEADLINE)
+    }
+
+    /// Where the launch reports faults.
+    #[inline(always)]
+    pub fn fault_page(self) -> u64 {
+        self.load(FAULT_PAGE)
     }
 
     /// The window of a rank as it is addressed from here.

@@ -44,13 +44,15 @@ impl Ring {
     /// `row` has `end` bytes, and what the slot held was read.
     #[inline(always)]
     pub unsafe fn load<const DEPTH: usize>(self, slot: u32, row: u64, start: u32, end: u32) {
+        let first = row + start as u64;
         core::array::from_fn::<(), DEPTH, _>(|index| {
-            let at = start + index as u32 * WARP_BYTES;
+            let before = index as u32 * WARP_BYTES;
+            let at = start + before;
             // SAFETY: active only inside the row.
             unsafe {
                 asm!("{{ .reg .pred p; setp.lt.u32 p, {}, {};",
                     "@p cp.async.cg.shared.global [{}], [{}], 16; }}",
-                    in(reg32) at, in(reg32) end, in(reg32) self.at(slot, index as u32), in(reg64) row + at as u64,
+                    in(reg32) at, in(reg32) end, in(reg32) self.at(slot, index as u32), in(reg64) first + before as u64,
                     options(nostack, preserves_flags));
             }
         });

@@ -489,7 +489,7 @@ impl World {
             Args::Combine(args) => args.common,
             // It waits for nobody.
             Args::Silu(_) => Common {
-                rank,
+                rank: rank as u16,
                 deadline_ns: u64::MAX,
                 ..Common::zeroed()
             },

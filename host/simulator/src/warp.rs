@@ -100,7 +100,7 @@ impl Warp<'_> {
     }
 
     fn name(&self) -> String {
-        format!("warp {} of rank {}", self.number, self.common.rank)
+        format!("warp {} of rank {}", self.number, self.common.rank().0)
     }
 
     /// The value of an access, or the end of this simulation: the scheduler sees the report and
@@ -185,7 +185,7 @@ impl Warp<'_> {
         // Windows are allocated symmetrically: at the same place in each rank's memory.
         let own = self.window(self.common.rank());
         let stride = 1 << 40;
-        own - stride * u64::from(self.common.rank) + stride * u64::from(rank.0) + offset
+        own - stride * u64::from(self.common.rank().0) + stride * u64::from(rank.0) + offset
     }
 
     fn row(&self, row: Row) -> u64 {
@@ -230,7 +230,7 @@ impl Signals for Warp<'_> {
             );
         } else {
             let signal = self.far_address(to, at.bytes());
-            let sender = self.common.rank;
+            let sender = self.common.rank().0;
             let sent = Sent {
                 sender,
                 from: 0,
@@ -272,7 +272,7 @@ impl Machine for Warp<'_> {
         self.pause();
         let gate = &self.block.gates[gate as usize];
         gate.set(gate.get() + 1);
-        self.shared.bump(self.common.rank);
+        self.shared.bump(self.common.rank().0);
         gate.get() == callers
     }
 
@@ -546,7 +546,7 @@ impl Machine for Warp<'_> {
             .borrow_mut()
             .drain_under(from, bytes, &self.shared);
         let sent = Sent {
-            sender: self.common.rank,
+            sender: self.common.rank().0,
             from,
             to: self.far_address(put.peer, put.to.bytes()),
             bytes,
@@ -558,7 +558,7 @@ impl Machine for Warp<'_> {
     }
 
     fn expired(&self) -> bool {
-        let version = self.shared.version(self.common.rank);
+        let version = self.shared.version(self.common.rank().0);
         let (before, polls) = self.polled.get();
         let polls = if version == before { polls + 1 } else { 0 };
         let is_idle = polls > POLLS;

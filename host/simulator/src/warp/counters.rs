@@ -43,6 +43,6 @@ impl Warp<'_> {
             .borrow_mut()
             .write(self.counter(counter), &value.to_le_bytes());
         self.checked(written);
-        self.shared.bump(self.common.rank);
+        self.shared.bump(self.common.rank().0);
     }
 }
