@@ -21,22 +21,31 @@ const STUB_LIBRARY: u32 = 34;
 /// The crate that declares the driver's functions.
 const BINDINGS: &str = "cust_raw";
 
+/// Where those that it does not have are declared.
+const OURS: &str = "host/src/cuda";
+
 /// The folder to name in [`VARIABLE`]; its `lib64/libcuda.so` is made unless it is there.
 pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     let folder = places.target_dir.join("cuda-stub");
     let library = folder.join("lib64/libcuda.so");
-    if library.is_file() {
-        return Ok(folder);
-    }
-    let bindings = bindings_folder(&places.root)?;
     let mut names = BTreeSet::new();
-    collect_names(&bindings, &mut names)?;
-    if names.is_empty() {
-        bail!("{} declares no driver function", bindings.display());
+    for bindings in [bindings_folder(&places.root)?, places.root.join(OURS)] {
+        let before = names.len();
+        collect_names(&bindings, &mut names)?;
+        if names.len() == before {
+            bail!("{} declares no driver function", bindings.display());
+        }
     }
     let shell = Shell::new()?;
-    let source = folder.join("stub.c");
-    shell.write_file(&source, c_source(&names))?;
+    let (source, text) = (folder.join("stub.c"), c_source(&names));
+    if library.is_file()
+        && shell
+            .read_file(&source)
+            .is_ok_and(|made_of| made_of == text)
+    {
+        return Ok(folder);
+    }
+    shell.write_file(&source, text)?;
     shell.create_dir(folder.join("lib64"))?;
     cmd!(
         shell,

@@ -88,17 +88,25 @@ impl Block {
         let window_of =
             |rank: u32| unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };
         let (mut held, mut window) = (0, 0);
+        if thread < set_up.ranks {
+            window = window_of(thread);
+        }
+        // By some that have nothing else to load: each line of parameters is waited for.
+        match threads - 1 - thread {
+            0 => block.store(FAULT_PAGE, set_up.fault_page),
+            1 => block.store(LAST, set_up.last_word),
+            _ => {}
+        }
+        // Nothing before this depends on what the stream did before.
+        thread::wait_for_earlier_kernels();
         for (index, &counter) in set_up.counters.iter().enumerate() {
             if thread == index as u32 {
                 // SAFETY: the caller's promise.
                 held = unsafe { memory::load_relaxed_gpu(counter) };
             }
         }
-        if thread < set_up.ranks {
-            window = window_of(thread);
-        }
         let ids = few.load(entries, id_at);
-        block.clear(set_up);
+        block.clear(set_up.deadline_ns);
         if entries != 0 {
             few.clear(entries, set_up.experts);
             // What is loaded is still on its way.
@@ -140,18 +148,19 @@ impl Block {
         Few::at(self.base + FEW)
     }
 
-    /// No gate passed, no words, and what is the same throughout the launch. By all threads.
+    /// No gate passed, no words, and until when it may wait. By all threads.
     #[inline(always)]
-    fn clear(self, set_up: &SetUp) {
+    fn clear(self, deadline_ns: u64) {
         let mut at = 8 * thread::thread();
-        while at < WINDOWS {
-            let word = match at {
-                DEADLINE => thread::global_timer_ns().saturating_add(set_up.deadline_ns),
-                FAULT_PAGE => set_up.fault_page,
-                LAST => set_up.last_word,
-                _ => 0,
-            };
-            self.store(at, word);
+        while at < LAST {
+            match at {
+                FAULT_PAGE => {}
+                DEADLINE => {
+                    let now_ns = thread::global_timer_ns();
+                    self.store(at, now_ns.saturating_add(deadline_ns));
+                }
+                _ => self.store(at, 0),
+            }
             at += 8 * thread::threads();
         }
     }

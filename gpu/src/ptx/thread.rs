@@ -28,6 +28,17 @@ unsafe extern "C" {
 /// All lanes of a warp.
 const ALL: u32 = u32::MAX;
 
+/// Waits until the kernels before this one in its stream have ended, and what they wrote can be read: a launch may
+/// begin before. Nothing where launches do not, before sm_90.
+#[inline(always)]
+pub fn wait_for_earlier_kernels() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: waits.
+    unsafe {
+        asm!("griddepcontrol.wait;", options(nostack, preserves_flags));
+    }
+}
+
 /// Declares a function that reads a 32-bit special register that stays the same for a thread.
 macro_rules! register {
     ($(#[$doc:meta])* $name:ident, $register:literal) => {

@@ -11,7 +11,7 @@ use super::context::{Current, PrimaryContext};
 use super::error::{check, check_about, error};
 use super::module::Module;
 use super::page::PinnedPage;
-use super::sys::{self, CUfunction, CUstream};
+use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::{Args, Launch, SharedPage};
 use crate::{Device, DevicePtr, Error, Kernels, Stream};
 
@@ -198,7 +198,7 @@ impl CudaDevice {
             .filter(|function| !function.is_null())
             .ok_or_else(|| {
                 let detail = format!("{} is not among the kernels", launch.kernel.name());
-                error("cuLaunchKernel", sys::INVALID_VALUE, detail)
+                error("cuLaunchKernelEx", sys::INVALID_VALUE, detail)
             })
     }
 
@@ -318,25 +318,28 @@ impl Device for CudaDevice {
         let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
         let threads = launch.kernel.threads(launch.args.most_tokens());
         let shared_bytes = (self.core.module).ring_bytes(launch.kernel, launch.shmem);
+        let attributes = [LaunchAttribute::PROGRAMMATIC];
+        let waits = self.core.module.waits_for_earlier(launch.kernel);
+        let config = LaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes,
+            stream: raw(launch.stream),
+            attributes: attributes.as_ptr(),
+            attribute_count: u32::from(waits),
+        };
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
         // the driver copies before it returns. A block of as many threads as it may have fits on a
         // multiprocessor (seen when the kernels were loaded), and the stream is the caller's word.
         let code = unsafe {
-            sys::cuLaunchKernel(
+            sys::cuLaunchKernelEx(
+                &config,
                 function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared_bytes,
-                raw(launch.stream),
                 [parameter.cast_mut()].as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
-        check_about("cuLaunchKernel", code, || {
+        check_about("cuLaunchKernelEx", code, || {
             format!("{} on {}", launch.kernel.name(), self.core.name)
         })
     }
@@ -365,7 +368,7 @@ fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
                 "{} was given another kernel's arguments",
                 launch.kernel.name()
             );
-            Err(error("cuLaunchKernel", sys::INVALID_VALUE, detail))
+            Err(error("cuLaunchKernelEx", sys::INVALID_VALUE, detail))
         }
     }
 }

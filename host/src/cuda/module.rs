@@ -60,6 +60,11 @@ impl Ptx {
         }
     }
 
+    /// Whether a kernel says itself where it waits for those before it in its stream.
+    fn waits_for_earlier(&self, kernel: Kernel) -> bool {
+        self.target != "sm_80" && kernel != Kernel::FusedSilu
+    }
+
     /// For people: "PTX 8.3 for sm_90a".
     fn title(&self) -> String {
         let version = self
@@ -137,6 +142,11 @@ impl Module {
     /// Shared memory that a kernel's blocks need at launch, in bytes.
     pub(super) fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
         self.ptx.ring_bytes(kernel, shmem)
+    }
+
+    /// Whether a kernel says itself where it waits for those before it in its stream.
+    pub(super) fn waits_for_earlier(&self, kernel: Kernel) -> bool {
+        self.ptx.waits_for_earlier(kernel)
     }
 
     /// Unloads the module. The context is current, and no kernel of it runs or will be launched.
@@ -313,6 +323,22 @@ mod tests {
                 let body = body.split(".entry ").next().expect(&entry);
                 let given = ptx.ring_bytes(kernel, shmem) > 0;
                 assert_eq!(given, body.contains("ferry_ring"), "{entry} {}", ptx.target);
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_that_may_begin_early_wait_for_those_before() {
+        for ptx in EMBEDDED {
+            for kernel in Kernel::ALL {
+                for shmem in [false, true] {
+                    let entry = format!(".entry {}(", kernel.entry(shmem));
+                    let body = ptx.text.split(&entry).nth(1).expect(&entry);
+                    let body = body.split(".entry ").next().expect(&entry);
+                    let waits = body.matches("griddepcontrol.wait;").count();
+                    let wanted = usize::from(ptx.waits_for_earlier(kernel));
+                    assert_eq!(waits, wanted, "{entry} {}", ptx.target);
+                }
             }
         }
     }

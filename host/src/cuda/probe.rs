@@ -13,7 +13,7 @@ use super::CudaDevice;
 use super::device::{Core, raw};
 
 use super::error::{check, check_about, error};
-use super::sys::{self, CUfunction, CUmodule};
+use super::sys::{self, CUfunction, CUmodule, LaunchConfig};
 use crate::memory::agree;
 use crate::{CombineMode, Config, DevicePtr, Error, Fabric, Group, Plan, Stream, TokenFormat};
 
@@ -118,7 +118,7 @@ impl Probes {
     ) -> Result<(), Error> {
         if !self.has(probe) {
             let detail = format!("this device has no {}", probe.entry());
-            return Err(error("cuLaunchKernel", sys::INVALID_VALUE, detail));
+            return Err(error("cuLaunchKernelEx", sys::INVALID_VALUE, detail));
         }
         let kernel = (self.functions[probe as usize], probe.entry());
         // SAFETY: the kernel takes one `ProbeArgs`; what it holds is the caller's promise.
@@ -152,23 +152,24 @@ impl Probes {
         parameter: *const c_void,
     ) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
+        let config = LaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+            stream: raw(stream),
+            attributes: ptr::null(),
+            attribute_count: 0,
+        };
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.
         let code = unsafe {
-            sys::cuLaunchKernel(
+            sys::cuLaunchKernelEx(
+                &config,
                 kernel,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                raw(stream),
                 [parameter.cast_mut()].as_mut_ptr(),
                 ptr::null_mut(),
             )
         };
-        check_about("cuLaunchKernel", code, || entry.to_owned())
+        check_about("cuLaunchKernelEx", code, || entry.to_owned())
     }
 
     /// Enqueues writing `bytes` zeros at `at`: enough of them push everything else out of the

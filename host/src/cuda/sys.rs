@@ -42,6 +42,38 @@ pub(super) const MEMHOSTALLOC_PORTABLE: c_uint = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: devices may address it.
 pub(super) const MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
 
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin when the one before it has no block
+/// left to begin, and says itself where it waits for its end.
+const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+pub(super) struct LaunchAttribute {
+    id: c_uint,
+    padding: c_uint,
+    value: [c_ulonglong; 8],
+}
+
+impl LaunchAttribute {
+    /// The kernel waits by itself for those before it.
+    pub(super) const PROGRAMMATIC: Self = Self {
+        id: PROGRAMMATIC_STREAM_SERIALIZATION,
+        padding: 0,
+        value: [1, 0, 0, 0, 0, 0, 0, 0],
+    };
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) stream: CUstream,
+    pub(super) attributes: *const LaunchAttribute,
+    pub(super) attribute_count: c_uint,
+}
+
 // Signatures and symbol names are those of `cuda.h`, where a macro gives some names a version.
 unsafe extern "C" {
     pub(super) fn cuInit(flags: c_uint) -> Code;
@@ -76,16 +108,9 @@ unsafe extern "C" {
         shared_bytes: usize,
     ) -> Code;
     pub(super) fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> Code;
-    pub(super) fn cuLaunchKernel(
+    pub(super) fn cuLaunchKernelEx(
+        launch: *const LaunchConfig,
         function: CUfunction,
-        grid_x: c_uint,
-        grid_y: c_uint,
-        grid_z: c_uint,
-        block_x: c_uint,
-        block_y: c_uint,
-        block_z: c_uint,
-        shared_bytes: c_uint,
-        stream: CUstream,
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> Code;
