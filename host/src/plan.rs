@@ -365,8 +365,10 @@ mod tests {
             let bare = 1024 * (row + 16 * 64) + 2048 / ranks * 8 * row;
             let rows = near + if ranks > p2p_world_size { staged } else { bare };
             let counts = ranks * (256 / ranks + 1);
-            let words = [counts, ranks * 128, 256, ranks * tokens, ranks, tokens * 8];
-            let signals: usize = words.iter().map(|n| (8 * n).next_multiple_of(128)).sum();
+            let experts = [2 * 256 / ranks, 256];
+            let words = [counts, ranks * 128, ranks * tokens, ranks, tokens * 8];
+            let words = words.iter().chain(&experts);
+            let signals: usize = words.map(|n| (8 * n).next_multiple_of(128)).sum();
             assert_eq!(
                 plan.window_bytes(),
                 (rows + signals) as u64,

@@ -64,6 +64,51 @@ fn outputs_that_are_too_small_poison() {
     close(ranks);
 }
 
+/// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind the one that it has.
+#[test]
+fn tiled_scales_that_are_too_small_poison() {
+    let hidden = 128;
+    let format = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    let config = Config {
+        hidden,
+        format,
+        ..config()
+    };
+    let (block, behind) = (512, [0xa5; 512]);
+    for seed in 0..400 {
+        let mut scales_at = Vec::new();
+        let (mut ranks, mut tensors) = two_ranks(seed, config);
+        for (rank, t) in ranks.iter_mut().zip(&mut tensors) {
+            let capacity = t.output.tokens.dims[0];
+            let space = |bytes: usize| rank.device().alloc(bytes as u64).unwrap();
+            let x = upload(rank, &vec![0; t.input.x.dims[0] * hidden * 2]);
+            t.input.x = Tensor::contiguous(x, [t.input.x.dims[0], hidden]);
+            t.output.tokens = Tensor::contiguous(space(capacity * hidden), [capacity, hidden]);
+            let scales = upload(rank, &[behind; 2].concat());
+            scales_at.push(scales);
+            t.output.scales = Some(ScaleTensor::Tiled {
+                scales: Tensor::contiguous(scales, [1, 1, 32, 4, 4]),
+                offsets: Tensor::contiguous(space(16), [2]),
+            });
+            drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+        }
+        ranks[0].synchronize(STREAM).unwrap();
+        let Err(Error::Fault(fault)) = ranks[1].synchronize(STREAM) else {
+            panic!("no fault")
+        };
+        assert_eq!(
+            (fault.kind, fault.saw, fault.wanted),
+            (FaultKind::OutputTooSmall, 2, 1)
+        );
+        for (rank, at) in ranks.iter().zip(scales_at) {
+            let both = download(rank, at, 2 * block);
+            let is_kept = both[block..] == behind;
+            assert!(is_kept, "{:?} of seed {seed}", rank.rank());
+        }
+        close(ranks);
+    }
+}
+
 #[test]
 fn a_lost_rank_is_named_by_the_others_which_then_refuse_and_close() {
     for seed in 0..10 {

@@ -197,6 +197,32 @@ fn rows_sent_back_in_pieces() {
     all(5_100..5_106, in_pieces);
 }
 
+/// Tiled scales of few tokens: where an expert's begin differs from round to round.
+fn tiled(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    let tokens = (0..8)
+        .map(|_| (0..2).map(|_| dice.pick(&[0, 1, 2])).collect())
+        .collect();
+    Case {
+        ranks: 2,
+        p2p_world_size: 2,
+        experts: 8,
+        top_k: 2,
+        hidden: 128,
+        format: TokenFormat::Mxfp8(ScaleLayout::Tiled),
+        tokens,
+        warps: 3 + dice.below(6) as u32,
+        stall_one_in: dice.pick(&[4, 8]),
+        synchronize: false,
+        ..Case::small(seed)
+    }
+}
+
+#[test]
+fn tiled_scales_wait_for_where_they_begin() {
+    all(5_300..5_600, tiled);
+}
+
 /// Many tokens for few warps: where the halves are called apart, those that announced send afterwards, and where
 /// combine's rows are not bare, as of 16 ranks, a warp sends several back together.
 fn for_few_warps(seed: u64) -> Case {

@@ -68,6 +68,7 @@ pub const fn received(word: u32) -> u32 {
 /// |---|---|---|---|
 /// | counts | [`Tagged`](crate::Tagged) entries for an expert; at index `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
 /// | presence | [`Tagged`](crate::Tagged) bits of 32 tokens: which come here | `[source, token / 32]` | every source, as far as its tokens go |
+/// | begins | [`Tagged`](crate::Tagged) first row of an expert, and first block of its tiled scales | `[local expert, 2]` | the owner, every round, where scales are tiled |
 /// | starts | [`Tagged`](crate::Tagged) first row of a source's entries for an expert | `[source, local expert]` | the owner, every round |
 /// | dispatch flags | epoch: the part is complete | `[source, token × part]` | the source |
 /// | consumed | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
@@ -83,6 +84,7 @@ pub const fn received(word: u32) -> u32 {
 pub struct Window {
     counts: u64,
     presence: u64,
+    begins: u64,
     starts: u64,
     dispatch_flags: u64,
     consumed: u64,
@@ -151,6 +153,7 @@ impl Window {
         let mut cursor = Cursor(0);
         let counts = cursor.take(ranks * counts_stride, 8);
         let presence = cursor.take(ranks * presence_stride, 8);
+        let begins = cursor.take(2 * shape.local_experts() as u64, 8);
         let starts = cursor.take(shape.experts as u64, 8);
         let dispatch_flags = cursor.take(ranks * max_units, 8);
         let consumed = cursor.take(ranks, 8);
@@ -168,6 +171,7 @@ impl Window {
         Self {
             counts,
             presence,
+            begins,
             starts,
             dispatch_flags,
             consumed,
@@ -218,6 +222,16 @@ impl Window {
     pub const fn start(&self, source: Rank, local_expert: u32) -> Signal {
         let local_experts = self.counts_stride - 1;
         Signal(self.starts + 8 * (source.0 as u64 * local_experts + local_expert as u64))
+    }
+
+    /// The first output row of `local_expert`.
+    pub const fn first_row(&self, local_expert: u32) -> Signal {
+        Signal(self.begins + 16 * local_expert as u64)
+    }
+
+    /// The first block of the tiled scales of `local_expert`: beside [`first_row`](Self::first_row).
+    pub const fn first_block(&self, local_expert: u32) -> Signal {
+        Signal(self.first_row(local_expert).0 + 8)
     }
 
     /// A part of a dispatch row of `source` is complete. `unit` is `token * parts + part`; which

@@ -90,6 +90,12 @@ fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
             ranks * TOKENS / 32,
         ),
         region(
+            "begins",
+            window.first_row(0).bytes(),
+            window.first_block((EXPERTS / ranks) as u32 - 1).bytes(),
+            2 * EXPERTS / ranks,
+        ),
+        region(
             "starts",
             window.start(first, 0).bytes(),
             window.start(last, (EXPERTS / ranks) as u32 - 1).bytes(),

@@ -11,6 +11,8 @@ use crate::{LANES, Machine};
 
 /// Count words that a lane has in flight.
 const DEPTH: usize = 8;
+/// Most experts of a lane.
+const MOST_EXPERTS: usize = 4;
 
 /// Waits until [`compute_offsets`] is done.
 #[inline(always)]
@@ -33,7 +35,7 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
     } = launch;
     let shape = &common.shape;
     let experts = shape.local_experts();
-    let each = (DEPTH as u32 / shape.ranks).max(1);
+    let each = (DEPTH as u32 / shape.ranks).clamp(1, MOST_EXPERTS as u32);
     let (mut rows, mut blocks) = (0, 0);
     let mut first = 0;
     while first < experts {
@@ -51,11 +53,13 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
             true => machine.exclusive_sum(machine.lanes(|lane| sums(lane).blocks)),
             false => (machine.lanes(|_| 0), 0),
         };
-        machine.lanes(|lane| {
+        let ends = machine.lanes(|lane| {
             let row = rows + machine.own(rows_before, lane);
-            let end = publish_starts(launch, of_lane(lane), row, sums(lane).counts);
+            publish_starts(launch, of_lane(lane), row, sums(lane).counts)
+        });
+        machine.lanes(|lane| {
             let block = blocks + machine.own(blocks_before, lane);
-            describe(launch, of_lane(lane), block, end);
+            describe(launch, of_lane(lane), block, machine.own(ends, lane));
         });
         rows += more_rows;
         blocks += more_blocks;
@@ -247,26 +251,46 @@ fn publish_starts<M: Machine>(
     row
 }
 
-/// What else is said of a lane's experts, of which the first one's first block of scales is `block`, and the last one's
-/// rows end at `end`. For one lane, after [`publish_starts`].
+/// What else is said of a lane's experts, whose scales begin at `block` and whose rows end at `end`. For one lane, after
+/// [`publish_starts`].
 #[inline(always)]
 fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, end: u32) {
     let Launch {
-        machine, common, ..
+        machine,
+        common,
+        epoch,
+        ..
     } = launch;
-    let start = |expert| match expert < experts.end {
-        true => machine.read(Table::RowOffsets, expert as u64),
-        false => end,
-    };
-    for expert in experts.first..experts.end {
+    let has = |index: usize| experts.first + (index as u32) < experts.end;
+    // All are read before one is waited for.
+    let starts: [u32; MOST_EXPERTS] = core::array::from_fn(|index| {
+        let expert = experts.first as u64 + index as u64;
+        match has(index) && is_tiled(&common.shape) {
+            true => machine.read(Table::RowOffsets, expert),
+            false => end,
+        }
+    });
+    let say = |at, value| machine.signal(common.rank(), at, Tagged::new(*epoch, value).0);
+    let mut take = |index: usize, next: u32| {
+        if !has(index) {
+            return;
+        }
+        let expert = experts.first + index as u32;
         machine.write(Table::ExpertIds, expert as u64, expert);
         if is_tiled(&common.shape) {
-            let (row, next) = (start(expert), start(expert + 1));
-            let offset = scale_layout::scales_offset(block, row);
+            say(common.window.first_row(expert), starts[index]);
+            say(common.window.first_block(expert), block);
+            let offset = scale_layout::scales_offset(block, starts[index]);
             machine.write(Table::ScalesOffsets, expert as u64, offset);
-            block += scale_layout::blocks(next - row);
+            block += scale_layout::blocks(next - starts[index]);
         }
-    }
+    };
+    // Spelled out, so that the starts stay in registers.
+    const { assert!(MOST_EXPERTS == 4) };
+    take(0, starts[1]);
+    take(1, starts[2]);
+    take(2, starts[3]);
+    take(3, end);
 }
 
 /// Stops if the outputs hold fewer rows (or blocks of them) than `needed`.

@@ -1,6 +1,6 @@
 //! Where received rows go in the outputs: what their headers say, and the starts of their experts' rows.
 
-use ferry_layout::{ABSENT, DispatchArgs, Header, NOT_ROUTED, Rank, Shape, Tagged};
+use ferry_layout::{ABSENT, DispatchArgs, Header, NOT_ROUTED, Rank, Shape, Tagged, scale_layout};
 
 use crate::Machine;
 use crate::scales;
@@ -83,6 +83,44 @@ pub struct Places<L: Copy> {
     pub here: u32,
 }
 
+/// What is said of a source's entries for an expert.
+#[derive(Clone, Copy)]
+struct Start {
+    /// Whether all of it has been said in this round.
+    is_known: bool,
+    /// Their first row.
+    row: u32,
+    /// That row counted in rows of blocks of scales, of all experts together, where they are tiled.
+    scales: u32,
+}
+
+impl Start {
+    #[inline(always)]
+    fn read<M: Machine>(launch: &Launch<M>, source: Rank, expert: u32) -> Self {
+        let Launch {
+            machine,
+            common,
+            epoch,
+            ..
+        } = launch;
+        let window = &common.window;
+        let row = machine.load_tagged(window.start(source, expert));
+        let (mut first, mut block) = (row, row);
+        if scales::is_tiled(&common.shape) {
+            first = machine.load_tagged(window.first_row(expert));
+            block = machine.load_tagged(window.first_block(expert));
+        }
+        let is_known = |word: Tagged| word.value(*epoch).is_some();
+        Self {
+            is_known: is_known(row) && is_known(first) && is_known(block),
+            row: row.0 as u32,
+            scales: (block.0 as u32)
+                .wrapping_mul(scale_layout::BLOCK_ROWS)
+                .wrapping_add((row.0 as u32).wrapping_sub(first.0 as u32)),
+        }
+    }
+}
+
 /// Reads a row's header and works out its places, once the starts of its experts' rows are known. Otherwise gives
 /// one that is outside the outputs, or nothing where this launch should give up.
 #[inline(always)]
@@ -92,10 +130,7 @@ pub fn find_places<M: Machine>(
     (unit, from): (Unit, Place),
 ) -> Result<Places<M::Lanes<u32>>, Option<u32>> {
     let Launch {
-        machine,
-        common,
-        epoch,
-        ..
+        machine, common, ..
     } = launch;
     let shape = &common.shape;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
@@ -108,16 +143,16 @@ pub fn find_places<M: Machine>(
     let read = || {
         machine.lanes(|lane| {
             let expert = machine.own(local, lane).min(experts - 1);
-            machine.load_tagged(common.window.start(unit.source, expert))
+            Start::read(launch, unit.source, expert)
         })
     };
-    // What needs no start is worked out before one is waited for.
-    let first = read();
+    let starts = wait_for(*machine, read(), read, |start| !start.is_known).ok_or(None)?;
     let here = machine.ballot(machine.lanes(is_here));
-    let is_missing = |word: Tagged| word.value(*epoch).is_none();
-    let starts = wait_for(*machine, first, read, is_missing).ok_or(None)?;
     let positions = machine.lanes(|lane| match is_here(lane) {
-        true => (machine.own(starts, lane).0 as u32).wrapping_add(entry(lane).ordinal),
+        true => machine
+            .own(starts, lane)
+            .row
+            .wrapping_add(entry(lane).ordinal),
         false => NOT_ROUTED,
     });
     let outside =
@@ -128,11 +163,11 @@ pub fn find_places<M: Machine>(
         return Err(Some(machine.broadcast(positions, outside.trailing_zeros())));
     }
     let scales = machine.lanes(|lane| match is_here(lane) {
-        true => scales::first_word(
-            launch,
-            machine.own(local, lane),
-            machine.own(positions, lane),
-        ),
+        true => {
+            let scales = machine.own(starts, lane).scales;
+            let row = scales.wrapping_add(entry(lane).ordinal);
+            scales::first_word(common, machine.own(positions, lane), row)
+        }
         false => 0,
     });
     Ok(Places {

@@ -7,7 +7,9 @@
 //! once it has it. All are absent again when the launch ends, hence before this rank says in combine that it
 //! has consumed them, and before a peer writes there again.
 
-use ferry_layout::{Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tensor};
+use ferry_layout::{
+    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tensor, scale_layout,
+};
 
 use crate::offsets::{compute_offsets, wait_for_offsets};
 use crate::places::{Places, find_places, row_map_entry};
@@ -37,13 +39,14 @@ pub fn receive<M: Machine>(
     }
     let shape = &common.shape;
     // Outputs that may be too small are left alone until that is known.
-    let needs_offsets = is_tiled(shape) || shape.most_rows(extent.tokens) > args.row_capacity;
-    if is_tiled(shape) {
-        wait_for_offsets(launch)?;
-        scales::clear_unused(launch, share);
-    }
-    let mut next = Batch::first(shape, extent, share);
-    while let Some(batch) = next {
+    let most_rows = shape.most_rows(extent.tokens);
+    let most_blocks = match is_tiled(shape) {
+        true => scale_layout::max_blocks(most_rows, shape.local_experts()),
+        false => 0,
+    };
+    let needs_offsets = most_rows > args.row_capacity || most_blocks > args.block_capacity;
+    let mut batch = Batch::first(shape, extent, share);
+    while batch.is_some() {
         let present = launch.wait_lanes(
             |lane: u32| batch.presence(launch, lane),
             |lane| batch.awaited(launch, lane),
@@ -54,7 +57,11 @@ pub fn receive<M: Machine>(
             wait_for_offsets(launch)?;
         }
         receive_batch(launch, args, (batch, parts, coming))?;
-        next = batch.next();
+        batch = batch.next();
+    }
+    if is_tiled(shape) {
+        wait_for_offsets(launch)?;
+        scales::clear_unused(launch, batch.share());
     }
     Ok(())
 }

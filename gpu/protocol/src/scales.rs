@@ -21,21 +21,15 @@ pub fn is_tiled(shape: &Shape) -> bool {
     shape.format().scale_layout() == Some(ScaleLayout::Tiled)
 }
 
-/// The first word of the scales of an output row, which is one of a local expert's. For one lane; where
-/// scales are tiled, after the offsets.
+/// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled scales.
 #[inline(always)]
-pub fn first_word<M: Machine>(launch: &Launch<M>, expert: u32, position: u32) -> u32 {
-    let shape = &launch.common.shape;
-    match shape.format().scale_layout() {
+pub fn first_word(common: &Common, position: u32, row: u32) -> u32 {
+    match common.shape.format().scale_layout() {
         None => position,
-        Some(ScaleLayout::RowMajor) => position.wrapping_mul(launch.common.row.scale_words),
+        Some(ScaleLayout::RowMajor) => position.wrapping_mul(common.row.scale_words),
         Some(ScaleLayout::Tiled) => {
-            let start = launch.machine.read(Table::RowOffsets, expert as u64);
-            let offset = launch.machine.read(Table::ScalesOffsets, expert as u64);
-            let row = position.wrapping_sub(start);
-            let block = scale_layout::first_block(start, offset)
-                .wrapping_add(row / scale_layout::BLOCK_ROWS);
-            first_word_of_block(launch.common, block) + scale_layout::offset_in_block(row, 0) / 4
+            let block = row / scale_layout::BLOCK_ROWS;
+            first_word_of_block(common, block) + scale_layout::offset_in_block(row, 0) / 4
         }
     }
 }
@@ -161,27 +155,46 @@ pub fn clear_unused<M: Machine>(launch: &Launch<M>, share: Share) {
     let Launch {
         machine, common, ..
     } = launch;
-    let shape = &common.shape;
     let words = common.row.scale_words;
-    for task in share.tasks(shape.local_experts() * words) {
-        let (expert, word) = ((task / words) as u64, task % words);
-        let start = machine.read(Table::RowOffsets, expert);
-        let rows = machine.read(Table::RowOffsets, expert + 1) - start;
-        let used = rows % scale_layout::BLOCK_ROWS;
-        if used == 0 {
-            continue;
-        }
-        let offset = machine.read(Table::ScalesOffsets, expert);
-        let block = scale_layout::first_block(start, offset) + rows / scale_layout::BLOCK_ROWS;
-        let tile = first_word_of_block(common, block) + word * TILE_WORDS;
-        for first in (0..scale_layout::BLOCK_ROWS).step_by(LANES as usize) {
-            machine.lanes(|lane| {
-                let row = first + lane;
-                if row >= used {
-                    let at = tile + scale_layout::offset_in_block(row, 0) / 4;
-                    machine.write(Table::Scales, at as u64, 0);
-                }
-            });
-        }
+    let tasks = common.shape.local_experts() * words;
+    let mut first = share.index;
+    while first < tasks {
+        // A task a lane, so that the warp waits once; the last ones look at some again rather than branch.
+        let task = |lane| first + lane * share.of;
+        let unused = machine.lanes(|lane| {
+            let (expert, word) = (task(lane).min(tasks - 1) / words, task(lane) % words);
+            let start = machine.read(Table::RowOffsets, expert as u64);
+            let end = machine.read(Table::RowOffsets, expert as u64 + 1);
+            let offset = machine.read(Table::ScalesOffsets, expert as u64);
+            let rows = end - start;
+            let block = scale_layout::first_block(start, offset) + rows / scale_layout::BLOCK_ROWS;
+            let tile = first_word_of_block(common, block) + word * TILE_WORDS;
+            (tile, rows % scale_layout::BLOCK_ROWS)
+        });
+        let tiles = machine.lanes(|lane| machine.own(unused, lane).0);
+        let used = machine.lanes(|lane| machine.own(unused, lane).1);
+        let begun = |lane| task(lane) < tasks && machine.own(used, lane) != 0;
+        for_each_bit(machine.ballot(machine.lanes(begun)), |lane| {
+            let (tile, used) = (
+                machine.broadcast(tiles, lane),
+                machine.broadcast(used, lane),
+            );
+            clear_tile(*machine, tile, used);
+        });
+        first += LANES * share.of;
+    }
+}
+
+/// Zeros for all rows of a tile but the first `used`.
+#[inline(always)]
+fn clear_tile<M: Machine>(machine: &M, tile: u32, used: u32) {
+    for first in (0..scale_layout::BLOCK_ROWS).step_by(LANES as usize) {
+        machine.lanes(|lane| {
+            let row = first + lane;
+            if row >= used {
+                let at = tile + scale_layout::offset_in_block(row, 0) / 4;
+                machine.write(Table::Scales, at as u64, 0);
+            }
+        });
     }
 }

@@ -177,31 +177,39 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The first batch of a warp's share, if it has any.
+    /// The first batch of a warp's share.
     #[inline(always)]
-    pub fn first(shape: &Shape, extent: Extent, share: Share) -> Option<Self> {
+    pub fn first(shape: &Shape, extent: Extent, share: Share) -> Self {
         Self {
             extent,
             first: share.index,
             units: extent.units(shape),
             warps: share.of,
         }
-        .if_any()
     }
 
-    /// The warp's next batch, if there is one.
+    /// The warp's next batch.
     #[inline(always)]
-    pub fn next(self) -> Option<Self> {
+    pub fn next(self) -> Self {
         Self {
             first: self.first + LANES * self.warps,
             ..self
         }
-        .if_any()
     }
 
+    /// Whether there are any units.
     #[inline(always)]
-    fn if_any(self) -> Option<Self> {
-        (self.first < self.units).then_some(self)
+    pub fn is_some(&self) -> bool {
+        self.first < self.units
+    }
+
+    /// The warp's share: asked again where it would occupy registers meanwhile.
+    #[inline(always)]
+    pub fn share(&self) -> Share {
+        Share {
+            index: self.first % self.warps,
+            of: self.warps,
+        }
     }
 
     #[inline(always)]
