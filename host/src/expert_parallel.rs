@@ -18,6 +18,9 @@ use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, S
 /// and split and fused calls may be mixed between ranks. The kernels of a round belong in one
 /// stream, or in streams that the caller orders.
 ///
+/// From compute capability 9.0 on, a kernel may begin before the one before it in its stream has ended, and waits for
+/// that itself before it reads or writes a tensor (programmatic stream serialization): a captured graph has such edges.
+///
 /// What a kernel meets (an invalid expert id, a peer that does not come) is found by
 /// [`check`](Self::check), after the stream was synchronised.
 ///
