@@ -17,7 +17,7 @@ use super::sys::{self, CUfunction, CUmodule, LaunchConfig};
 use crate::memory::agree;
 use crate::{CombineMode, Config, DevicePtr, Error, Fabric, Group, Plan, Stream, TokenFormat};
 
-/// Threads of a block in the launches of a round.
+/// Most threads of a block in the launches of a round.
 pub const CALL_THREADS: u32 = ferry_layout::Kernel::Dispatch.threads_per_block();
 
 /// A kernel that measures.
