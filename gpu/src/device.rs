@@ -19,8 +19,8 @@ use crate::{fault, shmem, strip};
 
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 const COPY_DEPTH: usize = 7;
-/// With ranks of other nodes, where registers are scarce.
-const FEW_DEPTH: usize = 4;
+/// As [`COPY_DEPTH`], with ranks of other nodes: registers are scarce then.
+const FAR_COPY_DEPTH: usize = 4;
 /// Vectors that a lane sums at a time.
 const SUM_DEPTH: usize = 4;
 /// Counters that are looked at when a launch begins.
@@ -415,10 +415,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn read_ahead(&self, span: Span, from: Row) -> Self::Ahead {
-        // With ranks of other nodes registers are scarce.
         let mut ahead = [[0; 4]; COPY_DEPTH];
         if SHMEM {
-            ahead[..FEW_DEPTH].copy_from_slice(&self.first_strip::<FEW_DEPTH>(span, from));
+            ahead[..FAR_COPY_DEPTH]
+                .copy_from_slice(&self.first_strip::<FAR_COPY_DEPTH>(span, from));
         } else {
             ahead = self.first_strip(span, from);
         }
@@ -434,7 +434,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         to: impl Fn(u32) -> Row,
     ) -> bool {
         if SHMEM {
-            let ahead: [Vector; FEW_DEPTH] = core::array::from_fn(|index| ahead[index]);
+            let ahead: [Vector; FAR_COPY_DEPTH] = core::array::from_fn(|index| ahead[index]);
             self.copy_strips(row, ahead, targets, to)
         } else {
             self.copy_strips(row, ahead, targets, to)

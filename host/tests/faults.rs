@@ -23,9 +23,7 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
     };
     round(&mut ranks, &tensors);
     ranks[0].synchronize(STREAM).unwrap();
-    let Err(Error::Fault(fault)) = ranks[1].synchronize(STREAM) else {
-        panic!("no fault")
-    };
+    let fault = fault_of(ranks[1].synchronize(STREAM));
     assert_eq!(
         (fault.kind, fault.rank, fault.index),
         (FaultKind::InvalidExpert, Rank(1), 0)
@@ -53,9 +51,7 @@ fn outputs_that_are_too_small_poison() {
         drop(dispatched);
     }
     ranks[1].synchronize(STREAM).unwrap();
-    let Err(Error::Fault(fault)) = ranks[0].synchronize(STREAM) else {
-        panic!("no fault")
-    };
+    let fault = fault_of(ranks[0].synchronize(STREAM));
     assert_eq!(
         (fault.kind, fault.saw, fault.wanted),
         (FaultKind::OutputTooSmall, 3, 2)
@@ -93,9 +89,7 @@ fn tiled_scales_that_are_too_small_poison() {
             drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
         }
         ranks[0].synchronize(STREAM).unwrap();
-        let Err(Error::Fault(fault)) = ranks[1].synchronize(STREAM) else {
-            panic!("no fault")
-        };
+        let fault = fault_of(ranks[1].synchronize(STREAM));
         assert_eq!(
             (fault.kind, fault.saw, fault.wanted),
             (FaultKind::OutputTooSmall, 2, 1)
@@ -174,11 +168,17 @@ fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
     let t = Tensors::new(&ranks[0], &[(1.0, [99, 3], [1.0, 1.0])]);
     drop(ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap());
     ranks[0].device().synchronize(STREAM).unwrap();
-    let Err(Error::Fault(fault)) = ranks[0].check() else {
-        panic!("no fault")
-    };
+    let fault = fault_of(ranks[0].check());
     assert_eq!((fault.kind, fault.peer), (FaultKind::PeerTimeout, Rank(1)));
     let again = ranks[0].synchronize(STREAM);
     assert!(matches!(again, Err(Error::Poisoned(poison)) if poison == fault));
     close(ranks);
+}
+
+/// The fault that a call reports.
+fn fault_of(result: Result<(), Error>) -> Fault {
+    match result {
+        Err(Error::Fault(fault)) => fault,
+        other => panic!("{other:?} is no fault"),
+    }
 }

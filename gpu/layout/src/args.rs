@@ -24,7 +24,7 @@ pub struct Common {
     pub debug_checks: u16,
     /// Tokens of this rank, of the dispatch that combine follows.
     pub tokens: u32,
-    /// Longest time a kernel waits, in nanoseconds from its start.
+    /// Longest time a kernel waits, in nanoseconds from when those before it in its stream have ended.
     pub deadline_ns: u64,
     /// This rank's [`FaultPage`](crate::FaultPage).
     pub fault_page: u64,
@@ -93,11 +93,8 @@ pub trait Arguments: Copy {
         None
     }
 
-    /// The last word that kernels need soon, far behind the first ones. 0 where there is none.
-    #[inline(always)]
-    fn last_word(&self) -> u64 {
-        0
-    }
+    /// The last word that kernels need soon, far behind the first ones.
+    fn last_word(&self) -> u64;
 
     /// Bytes of a row of a tensor.
     #[inline(always)]

@@ -11,7 +11,7 @@ use crate::{LANES, Machine};
 
 /// Count words that a lane has in flight.
 const DEPTH: usize = 8;
-/// Most experts of a lane.
+/// Most experts of a lane: their starts are kept in registers.
 const MOST_EXPERTS: usize = 4;
 
 /// Waits until [`compute_offsets`] is done.

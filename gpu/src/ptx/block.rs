@@ -53,7 +53,7 @@ pub struct SetUp {
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
-    /// Longest time the launch waits.
+    /// Longest time the launch waits, from when those before it in its stream have ended.
     pub deadline_ns: u64,
     /// Where it reports faults.
     pub fault_page: u64,
@@ -70,7 +70,8 @@ impl Block {
     /// threads. All loads are on their way before one is waited for.
     ///
     /// # Safety
-    /// The addresses are those of as many words. Nobody writes windows and ids.
+    /// The addresses are those of as many words. Nobody writes the windows, and the ids only what came before this kernel
+    /// in its stream.
     #[inline(always)]
     pub unsafe fn set_up(set_up: &SetUp) -> Self {
         let base: u32;
