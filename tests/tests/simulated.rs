@@ -282,6 +282,28 @@ fn bare_rows_with_many_scales() {
     });
 }
 
+/// Each warp has a large part at most: those that send them sit on one half of the blocks, if there is room. Headers go
+/// first.
+#[test]
+fn large_bare_parts() {
+    all(4_304..4_308, |seed| Case {
+        ranks: 2,
+        p2p_world_size: 2,
+        experts: 4,
+        top_k: 2,
+        // Sixteen parts of 4,608 bytes and more.
+        hidden: 128 * 552,
+        format: match seed % 2 {
+            0 => TokenFormat::BlockwiseFp8,
+            _ => TokenFormat::Bf16,
+        },
+        // Room for the parts of one token, not of two.
+        warps: 40,
+        tokens: vec![vec![1, 1], vec![1, 2], vec![0, 1]],
+        ..bare_case(seed)
+    });
+}
+
 /// Whatever a word of a row may be in the end, on the wire it is not that of a row that has not come: two
 /// NaNs `0xffff` of BF16, four e8m0 NaNs, a weight of only ones, an expert that there is not.
 #[test]

@@ -11,6 +11,9 @@ pub const FEW_ENTRIES: u32 = 2048;
 /// Most bytes of [`FewCounts`].
 pub const FEW_COUNT_BYTES: u32 = 32 * 1024;
 
+/// Most tokens of a rank that keep few warps busy: found by measuring (BENCHMARKS.md).
+pub(crate) const FEW_TOKENS: u32 = 16;
+
 /// Entries of a group: one for each lane of a warp.
 const GROUP: u32 = 32;
 /// Bytes that are read at a time.
@@ -22,6 +25,12 @@ impl Shape {
     pub const fn is_few(&self, tokens: u32) -> bool {
         // The most first: a kernel for one shape has no code for what never comes.
         self.has_few(self.max_tokens_per_rank) || self.has_few(tokens)
+    }
+
+    /// Whether no rank brings more tokens than keep few warps busy.
+    #[inline(always)]
+    pub const fn has_few_tokens(&self) -> bool {
+        self.max_tokens_per_rank <= FEW_TOKENS
     }
 
     #[inline(always)]

@@ -1,5 +1,7 @@
 //! The kernels by name.
 
+use crate::few::FEW_TOKENS;
+
 /// A kernel entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
@@ -76,7 +78,6 @@ impl Kernel {
     /// a rank. The kernels take any multiple of 32. Few tokens keep few warps busy, and all of them begin by setting
     /// up their block: found by measuring (BENCHMARKS.md).
     pub const fn threads(self, most_tokens: u32) -> u32 {
-        const FEW_TOKENS: u32 = 16;
         match self {
             Self::FusedSilu => self.threads_per_block(),
             _ if most_tokens <= FEW_TOKENS => self.threads_per_block() / 2,

@@ -2,17 +2,21 @@
 
 use ferry_layout::{Counter, DispatchArgs, Kernel, TokenFormat};
 
-use crate::Machine;
 use crate::announce::{announce, tasks};
 use crate::receive::receive;
 use crate::send::send_units;
 use crate::share::{Seat, Share};
 use crate::wait::{Launch, Stopped};
+use crate::{Machine, Span};
 
 /// From so many whole rows on, some warps send and do nothing else, also where there are more warps
 /// than rows: the first rows are in their places before the last ones leave. Found by measuring
 /// (BENCHMARKS.md).
 const MANY_ROWS: u32 = 512;
+
+/// Bytes of a bare part's payload from which on its sender is kept apart from others. Found by measuring
+/// (BENCHMARKS.md).
+const LARGE_PART: u32 = 3584;
 
 /// Warps that send and do nothing else: so many fill the wire, and the others put rows in their places
 /// meanwhile. Encoding takes more warps than copying. Found by measuring (BENCHMARKS.md).
@@ -31,6 +35,24 @@ fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
     match format {
         TokenFormat::Bf16 => warps * 5 / 16,
         _ => warps * 9 / 16,
+    }
+}
+
+/// The number of a warp in a launch whose `units` senders come behind its announcers: senders sit on one half of the
+/// multiprocessors, if there is room, so that what the other half waits for does not queue behind their stores.
+#[inline(always)]
+fn halved(seat: Seat, announcers: u32, units: u32) -> u32 {
+    let half = seat.blocks / 2;
+    let others = seat.blocks - half;
+    if units > half * seat.in_block || announcers > others * seat.in_block {
+        return seat.warp();
+    }
+    match seat.block.checked_sub(half) {
+        None => announcers + seat.index * half + seat.block,
+        Some(block) => match seat.index * others + block {
+            index if index < announcers => index,
+            index => index + half * seat.in_block,
+        },
     }
 }
 
@@ -90,6 +112,8 @@ struct Work {
     units: u32,
     /// Whether they are whole tokens.
     is_whole: bool,
+    /// Bytes of the payload of the first one, if they go bare.
+    bare_bytes: u32,
     /// Whether the launch goes on to receive.
     receives: bool,
 }
@@ -105,6 +129,10 @@ impl Roles {
             tasks: tasks(shape, launch.common.tokens),
             units: launch.common.tokens * parts,
             is_whole: parts == 1,
+            bare_bytes: match launch.common.dispatches_bare(parts) {
+                true => Span::part(launch.common.row.payload_bytes, 0, parts).end,
+                false => 0,
+            },
             receives,
         };
         Self::assign(launch.machine.seat(), work)
@@ -133,9 +161,13 @@ impl Roles {
         // Loads queue behind their multiprocessor's stores to peers: where there are enough of them,
         // some have only senders, others none.
         let is_apart = is_crowded && enough <= spared;
-        let warp = match is_apart {
-            true => seat.warp_by_block(),
-            false => seat.warp(),
+        let is_halved = work.receives && !is_crowded && work.bare_bytes >= LARGE_PART;
+        let warp = if is_apart {
+            seat.warp_by_block()
+        } else if is_halved {
+            halved(seat, announcers, units)
+        } else {
+            seat.warp()
         };
         let first_sender = warps - others;
         let share = |first: u32, of: u32| {
@@ -192,9 +224,12 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+    use ferry_layout::Shape;
+
+    use crate::receive::makes_offsets;
     use crate::share::each_once;
 
-    /// Blocks, warps of a block, and what there is to do: whole tokens of every kind of count.
+    /// Blocks, warps of a block, and what there is to do: whole tokens of every kind of count, and bare parts.
     fn launches() -> impl Iterator<Item = (u32, u32, Work)> {
         let blocks = [1, 2, 16, 66, 132];
         let in_block = [1, 4, 16];
@@ -213,7 +248,8 @@ mod tests {
                     format,
                     tasks: units.div_ceil(16).max(1),
                     units,
-                    is_whole: true,
+                    is_whole: units >= MANY_ROWS,
+                    bare_bytes: if units < MANY_ROWS { LARGE_PART } else { 0 },
                     receives,
                 };
                 (blocks, in_block, work)
@@ -251,6 +287,7 @@ mod tests {
             tasks: 256,
             units: 4096,
             is_whole: true,
+            bare_bytes: 0,
             receives: true,
         };
         let roles = roles(132, 16, work);
@@ -260,5 +297,50 @@ mod tests {
                 && of_block().any(|roles| roles.receiver.is_some())
         });
         assert_eq!(both.count(), 0, "528 senders fill 33 blocks");
+    }
+
+    /// Four ranks with at most so many tokens.
+    fn shape(max_tokens_per_rank: u32) -> Shape {
+        Shape {
+            ranks: 4,
+            p2p_world_size: 4,
+            experts: 256,
+            top_k: 8,
+            hidden: 7168,
+            max_tokens_per_rank,
+            combine_mode: 0,
+            token_format: TokenFormat::Bf16.number(),
+        }
+    }
+
+    #[test]
+    fn of_few_tokens_who_makes_offsets_receives_nothing() {
+        let (shape, of) = (shape(8), 8 * 132);
+        let units = 8 * shape.ranks * shape.parts(8);
+        let maker = (0..of).find(|&index| makes_offsets(&shape, Share { index, of }));
+        assert!(maker.is_some_and(|index| index >= units), "{maker:?}");
+    }
+
+    #[test]
+    fn large_parts_are_sent_by_one_half_of_the_multiprocessors_and_offsets_made_by_the_other() {
+        let work = Work {
+            format: TokenFormat::Bf16,
+            tasks: 12,
+            units: 512,
+            is_whole: false,
+            bare_bytes: LARGE_PART,
+            receives: true,
+        };
+        let roles = roles(132, 16, work);
+        for (warp, roles) in roles.iter().enumerate() {
+            let sends = roles.sender.is_some_and(|share| share.index < work.units);
+            let receiver = roles.receiver.expect("all warps receive");
+            let makes_offsets = makes_offsets(&shape(128), receiver);
+            assert!(!sends || warp % 132 < 66, "warp {warp} sends");
+            assert!(
+                !makes_offsets || warp % 132 >= 66,
+                "warp {warp} makes offsets"
+            );
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! has consumed them, and before a peer writes there again.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tensor, scale_layout,
+    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Shape, Table, Tensor, scale_layout,
 };
 
 use crate::offsets::{compute_offsets, wait_for_offsets};
@@ -19,6 +19,18 @@ use crate::units::{Batch, Extent, Unit};
 use crate::wait::{Awaited, Launch, Stopped};
 use crate::{LANES, Machine, Row, slot};
 
+/// Whether the warp with this share turns counts into offsets. One in between: in a fused launch the first ones
+/// receive first, and the last ones count and send. Of few tokens one that receives nothing, of others one that is not
+/// among those that send large parts.
+#[inline(always)]
+pub fn makes_offsets(shape: &Shape, share: Share) -> bool {
+    share.index
+        == match shape.has_few_tokens() {
+            true => share.of / 2,
+            false => share.of / 4,
+        }
+}
+
 #[inline(always)]
 pub fn receive<M: Machine>(
     launch: &Launch<M>,
@@ -28,8 +40,7 @@ pub fn receive<M: Machine>(
     let Launch {
         machine, common, ..
     } = launch;
-    // One in the middle: in a fused launch the first ones count, and the last ones receive first.
-    if share.index == share.of / 2 {
+    if makes_offsets(&common.shape, share) {
         compute_offsets(launch, args)?;
     }
     let extent = wait_for_token_counts(launch)?;

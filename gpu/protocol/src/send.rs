@@ -17,6 +17,9 @@ use crate::units::{Place, Unit};
 use crate::wait::{Launch, Stopped};
 use crate::{Gate, Machine, Put, Row, gather, slot};
 
+/// Bytes of a bare part's payload from which on its header goes first. Found by measuring (BENCHMARKS.md).
+const HEADER_FIRST: u32 = 2048;
+
 /// Sends this warp's share of the units (parts of tokens). `is_crowded`: other warps only receive.
 #[inline(always)]
 pub fn send_units<M: Machine>(
@@ -56,6 +59,11 @@ pub fn send_units<M: Machine>(
             parts,
         }
         .place(common);
+        // Of a large part, the header can be made use of before the payload has come.
+        let is_first = is_few && place.is_bare && place.span.end - place.span.start >= HEADER_FIRST;
+        if is_first {
+            write_header(launch, route, (place, unit & (parts - 1)), words_or_experts);
+        }
         send_payload(launch, route, place);
         dealer.draw();
         if unit < share.of && !is_few {
@@ -65,7 +73,9 @@ pub fn send_units<M: Machine>(
             (true, counted) => counted,
             (false, experts) => words(launch, experts, read_ordinals(launch, token, experts)),
         };
-        write_header(launch, route, (place, unit & (parts - 1)), entries);
+        if !is_first {
+            write_header(launch, route, (place, unit & (parts - 1)), entries);
+        }
         if place.is_bare {
             // Its words say themselves that they have come.
         } else if together {
