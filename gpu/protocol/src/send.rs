@@ -1,7 +1,7 @@
 //! The sending half of dispatch.
 //!
 //! A row goes out payload first; its header needs the ordinals that the announcing warps work out
-//! meanwhile. Every part of a row is released and flagged by itself, but those of bare rows, whose words
+//! meanwhile. Where entries are few they are known before, and the header of a large bare part goes first. Every part of a row is released and flagged by itself, but those of bare rows, whose words
 //! tell of themselves: no word is sent as it was before
 //! ([`Machine::encode_row`], [`Machine::copy_row`], [`Entries`](ferry_layout::Entries)).
 
