@@ -263,22 +263,28 @@ fn bare_rows_are_what_was_sent() {
     all(4_000..4_300, bare_case);
 }
 
-/// A part of a row has more words of scales than a warp has lanes.
-#[test]
-fn bare_rows_with_many_scales() {
-    all(4_300..4_304, |seed| Case {
+/// Rows of sixteen parts of 4,608 bytes and more, with 36 words of scales if they have any.
+fn large_parts(seed: u64) -> Case {
+    Case {
         ranks: 2,
         p2p_world_size: 2,
         experts: 4,
         top_k: 2,
-        // Sixteen parts of 36 words.
         hidden: 128 * 552,
+        tokens: vec![vec![1, 1]; 3],
+        ..bare_case(seed)
+    }
+}
+
+/// A part of a row has more words of scales than a warp has lanes.
+#[test]
+fn bare_rows_with_many_scales() {
+    all(4_300..4_304, |seed| Case {
         format: match seed % 2 {
             0 => TokenFormat::BlockwiseFp8,
             _ => TokenFormat::Mxfp8(ScaleLayout::Tiled),
         },
-        tokens: vec![vec![1, 1]; 3],
-        ..bare_case(seed)
+        ..large_parts(seed)
     });
 }
 
@@ -287,12 +293,6 @@ fn bare_rows_with_many_scales() {
 #[test]
 fn large_bare_parts() {
     all(4_304..4_308, |seed| Case {
-        ranks: 2,
-        p2p_world_size: 2,
-        experts: 4,
-        top_k: 2,
-        // Sixteen parts of 4,608 bytes and more.
-        hidden: 128 * 552,
         format: match seed % 2 {
             0 => TokenFormat::BlockwiseFp8,
             _ => TokenFormat::Bf16,
@@ -300,7 +300,7 @@ fn large_bare_parts() {
         // Room for the parts of one token, not of two.
         warps: 40,
         tokens: vec![vec![1, 1], vec![1, 2], vec![0, 1]],
-        ..bare_case(seed)
+        ..large_parts(seed)
     });
 }
 

@@ -38,24 +38,6 @@ fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
     }
 }
 
-/// The number of a warp in a launch whose `units` senders come behind its announcers: senders sit on one half of the
-/// multiprocessors, if there is room, so that what the other half waits for does not queue behind their stores.
-#[inline(always)]
-fn halved(seat: Seat, announcers: u32, units: u32) -> u32 {
-    let half = seat.blocks / 2;
-    let others = seat.blocks - half;
-    if units > half * seat.in_block || announcers > others * seat.in_block {
-        return seat.warp();
-    }
-    match seat.block.checked_sub(half) {
-        None => announcers + seat.index * half + seat.block,
-        Some(block) => match seat.index * others + block {
-            index if index < announcers => index,
-            index => index + half * seat.in_block,
-        },
-    }
-}
-
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
@@ -161,11 +143,12 @@ impl Roles {
         // Loads queue behind their multiprocessor's stores to peers: where there are enough of them,
         // some have only senders, others none.
         let is_apart = is_crowded && enough <= spared;
+        // All receive here, but what the half without senders waits for comes at once.
         let is_halved = work.receives && !is_crowded && work.bare_bytes >= LARGE_PART;
         let warp = if is_apart {
             seat.warp_by_block()
         } else if is_halved {
-            halved(seat, announcers, units)
+            seat.warp_by_half(announcers, units)
         } else {
             seat.warp()
         };
@@ -223,9 +206,9 @@ impl Roles {
 mod tests {
     use std::vec::Vec;
 
-    use super::*;
     use ferry_layout::Shape;
 
+    use super::*;
     use crate::receive::makes_offsets;
     use crate::share::each_once;
 

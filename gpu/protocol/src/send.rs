@@ -52,17 +52,18 @@ pub fn send_units<M: Machine>(
             true => words(launch, route.experts, count_before(launch, route)),
             false => route.experts,
         };
-        let place = Unit {
+        let row_part = Unit {
             source: common.rank(),
             token,
             part: unit & (parts - 1),
             parts,
-        }
-        .place(common);
+        };
+        let place = row_part.place(common);
         // Of a large part, the header can be made use of before the payload has come.
-        let is_first = is_few && place.is_bare && place.span.end - place.span.start >= HEADER_FIRST;
-        if is_first {
-            write_header(launch, route, (place, unit & (parts - 1)), words_or_experts);
+        let bytes = place.span.end - place.span.start;
+        let header_first = is_few && place.is_bare && bytes >= HEADER_FIRST;
+        if header_first {
+            write_header(launch, route, (place, row_part.part), words_or_experts);
         }
         send_payload(launch, route, place);
         dealer.draw();
@@ -73,8 +74,8 @@ pub fn send_units<M: Machine>(
             (true, counted) => counted,
             (false, experts) => words(launch, experts, read_ordinals(launch, token, experts)),
         };
-        if !is_first {
-            write_header(launch, route, (place, unit & (parts - 1)), entries);
+        if !header_first {
+            write_header(launch, route, (place, row_part.part), entries);
         }
         if place.is_bare {
             // Its words say themselves that they have come.

@@ -52,6 +52,24 @@ impl Seat {
         self.block * self.in_block + self.index
     }
 
+    /// Its number where warps `first..first + count` are on one half of the multiprocessors, and all others before those
+    /// that are left there; as [`warp`](Self::warp) if there is no room.
+    #[inline(always)]
+    pub fn warp_by_half(self, first: u32, count: u32) -> u32 {
+        let half = self.blocks / 2;
+        let others = self.blocks - half;
+        if count > half * self.in_block || first > others * self.in_block {
+            return self.warp();
+        }
+        match self.block.checked_sub(half) {
+            None => first + self.index * half + self.block,
+            Some(block) => match self.index * others + block {
+                index if index < first => index,
+                index => index + half * self.in_block,
+            },
+        }
+    }
+
     /// Warps of the launch.
     #[inline(always)]
     pub fn warps(self) -> u32 {
