@@ -306,10 +306,12 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         while sources >> first != 0 {
             let row = |index: usize| own + from(first + index as u32).bytes();
             let is_some = |index: usize| sources >> (first + index as u32) & 1 != 0;
-            let end_of = |index: usize| if is_some(index) { end } else { 0 };
+            // Where there are fewer, the last one again: loads that may not take place would be made one
+            // after the other.
+            let last = (sources.ilog2() - first) as usize;
             // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
             let load = |index: usize| unsafe {
-                strip::load_arriving::<BARE_DEPTH>(row(index), start, end_of(index))
+                strip::load_again::<BARE_DEPTH>(row(index.min(last)), start, end, false)
             };
             let rows = loop {
                 // Spelled out, so that they stay in registers.

@@ -124,8 +124,10 @@ struct Route<L> {
     token: u32,
     /// Its experts, one a lane.
     experts: L,
-    /// The router's weights for them, as f32 bits.
+    /// The router's weights for them, as f32 bits, if it gave any.
     weights: L,
+    /// Whether it did.
+    is_weighted: bool,
     /// The ranks of its experts, as bits.
     ranks: u64,
 }
@@ -214,11 +216,15 @@ fn read_route<M: Machine>(
             read_id(*machine, is_few, entry(shape.top_k, token, lane))
         })
     });
+    // Always read, though it may be something else, and looked at where it is written: a load that may not take place
+    // would be waited for before the payload is read.
+    let is_weighted = args.topk_weights != 0;
+    let table = match is_weighted {
+        true => Table::TopkWeights,
+        false => Table::TopkIds,
+    };
     let weights = machine.lanes(|lane| {
-        if lane >= shape.top_k || args.topk_weights == 0 {
-            return 1f32.to_bits();
-        }
-        machine.read(Table::TopkWeights, entry(shape.top_k, token, lane))
+        machine.read(table, entry(shape.top_k, token, lane.min(shape.top_k - 1)))
     });
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
@@ -247,6 +253,7 @@ fn read_route<M: Machine>(
         token,
         experts,
         weights,
+        is_weighted,
         ranks: ranks_of(*machine, shape, experts),
     }
 }
@@ -316,7 +323,11 @@ fn write_header<M: Machine>(
                 machine.write_word(to, word, machine.own(words, lane));
                 if part == 0 {
                     let weight = header.plus(Header::weight(shape.top_k, lane));
-                    machine.write_word(to, weight, sent(machine.own(route.weights, lane)));
+                    let bits = match route.is_weighted {
+                        true => machine.own(route.weights, lane),
+                        false => 1f32.to_bits(),
+                    };
+                    machine.write_word(to, weight, sent(bits));
                 }
             }
         });

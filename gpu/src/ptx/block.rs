@@ -100,11 +100,16 @@ impl Block {
         }
         // Nothing before this depends on what the stream did before.
         thread::wait_for_earlier_kernels();
-        for (index, &counter) in set_up.counters.iter().enumerate() {
+        // One load of each thread's own: of several that may not take place, each would wait for the one before.
+        let mut counter = set_up.counters[0];
+        for (index, &other) in set_up.counters.iter().enumerate().skip(1) {
             if thread == index as u32 {
-                // SAFETY: the caller's promise.
-                held = unsafe { memory::load_relaxed_gpu(counter) };
+                counter = other;
             }
+        }
+        if thread < COUNTERS as u32 {
+            // SAFETY: the caller's promise.
+            held = unsafe { memory::load_relaxed_gpu(counter) };
         }
         let ids = few.load(entries, id_at);
         block.clear(set_up.deadline_ns);

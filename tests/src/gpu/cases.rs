@@ -157,9 +157,9 @@ impl OfTwo for Group {
 fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<()> {
     let group = other.unwrap_or_else(|| suite.group().clone());
     let nodes: Vec<usize> = match group.reaches_other_nodes() {
-        true => [ranks, 2, 1]
+        true => [ranks, 4, 2, 1]
             .into_iter()
-            .filter(|&size| ranks.is_multiple_of(size))
+            .filter(|&size| size <= ranks && ranks.is_multiple_of(size))
             .collect(),
         false => vec![ranks],
     };
