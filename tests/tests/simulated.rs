@@ -345,3 +345,24 @@ fn no_word_of_a_row_is_taken_for_absent() {
         run.expect_success();
     }
 }
+
+/// A router that gives no weights: all are 1.
+#[test]
+fn without_weights_all_are_one() {
+    for seed in 4_500..4_600 {
+        let case = match seed % 2 {
+            0 => bare_case(seed),
+            _ => any_case(seed),
+        };
+        let mut problems = case.problems();
+        for input in problems.iter_mut().flat_map(|problem| &mut problem.inputs) {
+            input.topk_weights.fill(1.0);
+        }
+        let run = Run::with(&case, &problems, |tensors, _| {
+            for tensors in tensors.iter_mut().flatten() {
+                tensors.input.topk_weights = None;
+            }
+        });
+        run.expect_success();
+    }
+}
