@@ -223,9 +223,8 @@ fn read_route<M: Machine>(
         true => Table::TopkWeights,
         false => Table::TopkIds,
     };
-    let weights = machine.lanes(|lane| {
-        machine.read(table, entry(shape.top_k, token, lane.min(shape.top_k - 1)))
-    });
+    let weights = machine
+        .lanes(|lane| machine.read(table, entry(shape.top_k, token, lane.min(shape.top_k - 1))));
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
     }

@@ -159,7 +159,7 @@ fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<(
     let nodes: Vec<usize> = match group.reaches_other_nodes() {
         true => [ranks, 4, 2, 1]
             .into_iter()
-            .filter(|&size| size <= ranks && ranks.is_multiple_of(size))
+            .filter(|&size| ranks.is_multiple_of(size))
             .collect(),
         false => vec![ranks],
     };
