@@ -141,7 +141,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 return false;
             }
             // SAFETY: the caller's row has `end` bytes.
-            let [vector] = unsafe { strip::load_arriving::<1>(row, last, end) };
+            let vector = unsafe { strip::load_arriving(row, last, end) };
             let is_absent = strip::largest_word(&[vector]) == ABSENT;
             if thread::union(is_absent as u32) == 0 {
                 return true;
@@ -278,7 +278,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     fn wait_for_vector(&self, row: u64, start: u32, end: u32) -> bool {
         loop {
             // SAFETY: the caller's row has `end` bytes.
-            let [vector] = unsafe { strip::load_arriving::<1>(row, start, end) };
+            let vector = unsafe { strip::load_arriving(row, start, end) };
             let is_absent = strip::largest_word(&[vector]) == ABSENT;
             if thread::union(is_absent as u32) == 0 {
                 return true;

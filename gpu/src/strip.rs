@@ -41,22 +41,18 @@ pub unsafe fn load<const DEPTH: usize>(
     })
 }
 
-/// As [`load`], of words that a peer may be writing.
+/// One of this lane's vectors, from byte `at` of a row that a peer may be writing, zeros from byte `end` on.
 ///
 /// # Safety
 /// As for [`load`].
 #[inline(always)]
-pub unsafe fn load_arriving<const DEPTH: usize>(row: u64, start: u32, end: u32) -> [Vector; DEPTH] {
-    let first = row + start as u64;
-    core::array::from_fn(|index| {
-        let (before, at) = vector(index, start);
-        // SAFETY: active only inside the row.
-        unsafe { memory::load_relaxed_vector(first + before, at < end) }
-    })
+pub unsafe fn load_arriving(row: u64, at: u32, end: u32) -> Vector {
+    // SAFETY: active only inside the row.
+    unsafe { memory::load_relaxed_vector(row + at as u64, at < end) }
 }
 
 /// As [`load`], of a row that is not at its end, with its last vector again behind it: the assembler has a load that
-/// may not take place wait for what another one brings.
+/// may not take place wait for what another one brings. A peer may be writing the row, unless it is constant.
 ///
 /// # Safety
 /// `row` has `end` bytes, a vector at least.

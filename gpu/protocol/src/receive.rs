@@ -24,11 +24,11 @@ use crate::{LANES, Machine, Row, slot};
 /// among those that send large parts.
 #[inline(always)]
 pub fn makes_offsets(shape: &Shape, share: Share) -> bool {
-    share.index
-        == match shape.has_few_tokens() {
-            true => share.of / 2,
-            false => share.of / 4,
-        }
+    let maker = match shape.has_few_tokens() {
+        true => share.of / 2,
+        false => share.of / 4,
+    };
+    share.index == maker
 }
 
 #[inline(always)]

@@ -1,9 +1,10 @@
 //! The sending half of dispatch.
 //!
 //! A row goes out payload first; its header needs the ordinals that the announcing warps work out
-//! meanwhile. Where entries are few they are known before, and the header of a large bare part goes first. Every part of a row is released and flagged by itself, but those of bare rows, whose words
-//! tell of themselves: no word is sent as it was before
-//! ([`Machine::encode_row`], [`Machine::copy_row`], [`Entries`](ferry_layout::Entries)).
+//! meanwhile. Where entries are few they are known before, and the header of a large bare part goes first.
+//! Every part of a row is released and flagged by itself, but those of bare rows, whose words tell of
+//! themselves: no word is sent as it was before ([`Machine::encode_row`], [`Machine::copy_row`],
+//! [`Entries`](ferry_layout::Entries)).
 
 use ferry_layout::{
     ByteOffset, CHUNK_ENTRIES, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank,
@@ -216,8 +217,8 @@ fn read_route<M: Machine>(
             read_id(*machine, is_few, entry(shape.top_k, token, lane))
         })
     });
-    // Always read, though it may be something else, and looked at where it is written: a load that may not take place
-    // would be waited for before the payload is read.
+    // Always read, of the ids if there are no weights, and looked at only where it is written: a load that may not take
+    // place would be waited for before the payload is read.
     let is_weighted = args.topk_weights != 0;
     let table = match is_weighted {
         true => Table::TopkWeights,

@@ -100,7 +100,7 @@ impl Block {
         }
         // Nothing before this depends on what the stream did before.
         thread::wait_for_earlier_kernels();
-        // One load of each thread's own: of several that may not take place, each would wait for the one before.
+        // One load for all of them: of several that may not take place, each would wait for the one before.
         let mut counter = set_up.counters[0];
         for (index, &other) in set_up.counters.iter().enumerate().skip(1) {
             if thread == index as u32 {
