@@ -21,6 +21,7 @@ pub mod mxfp8;
 pub mod nvfp4;
 mod probe;
 mod row;
+mod row_groups;
 pub mod scale_layout;
 mod shape;
 pub mod sigmoids;
@@ -39,6 +40,7 @@ pub use header::{Entries, Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs};
 pub use row::DispatchRow;
+pub use row_groups::RowGroup;
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
 };
