@@ -246,7 +246,7 @@ pub struct CombineArgs {
     pub topk_weights: u64,
     /// What every kernel needs.
     pub common: Common,
-    /// Rows that `expert_rows` holds.
+    /// Rows that `expert_rows` holds, at most [`Shape::max_rows`].
     pub row_capacity: u64,
 }
 

@@ -169,7 +169,7 @@ pub trait Machine: Signals + Counters {
     fn join(&self, index: u32) -> u32;
     /// Sets a counter to 0 for later launches; nothing in this one uses it.
     fn reset(&self, counter: Counter);
-    /// The sum of all lower lanes, for each; and the sum of all.
+    /// The sum of all lower lanes, for each; and the sum of all. Sums wrap around.
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
