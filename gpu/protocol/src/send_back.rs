@@ -161,8 +161,9 @@ fn tell_consumed<M: Machine>(launch: &Launch<M>) {
         ..
     } = launch;
     let word = common.window.consumed(common.rank());
+    let consumed = handshake::Consumed::release(*machine, word, *epoch);
     on_each_rank(*machine, common.shape.ranks, |rank| {
-        handshake::say_consumed(*machine, rank, word, *epoch);
+        consumed.say(*machine, rank);
     });
 }
 
