@@ -484,7 +484,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tagged_word_belongs_to_one_epoch(epoch in 1..=u64::MAX / 2, value in any::<u32>(), apart in 1..=u64::from(u32::MAX)) {
+    fn a_tagged_word_belongs_to_one_epoch(epoch in 1..=u64::MAX / 2, value in any::<u32>(), apart in 1..u64::from(u32::MAX)) {
         let word = Tagged::new(Epoch(epoch), value);
         prop_assert_eq!(word.value(Epoch(epoch)), Some(value));
         prop_assert_eq!(word.value(Epoch(epoch + apart)), None);
@@ -569,8 +569,20 @@ fn a_tag_wraps() {
         assert_eq!(Tagged::new(after, 8).value(after), Some(8));
         assert_eq!(Tagged::new(after, 8).value(before), None);
     }
-    // A cleared word belongs to no round.
-    assert_eq!(Tagged(0).value(Epoch(1)), None);
+}
+
+/// Words are zero before the first round, and some are first written in a late one.
+#[test]
+fn a_cleared_word_belongs_to_no_round() {
+    for high in [0, 1, 2, 3, u64::from(u32::MAX)] {
+        for low in [0, 1, u64::from(u32::MAX) - high, u64::from(u32::MAX)] {
+            let epoch = Epoch(high << 32 | low);
+            if epoch.0 != 0 {
+                assert_eq!(Tagged(0).value(epoch), None, "{epoch:?}");
+                assert_eq!(Tagged::new(epoch, 0).value(epoch), Some(0), "{epoch:?}");
+            }
+        }
+    }
 }
 
 #[test]
