@@ -90,8 +90,8 @@ impl SharedPage for NotedPage {
     fn read(&self) -> FaultPage {
         *self.0.page.lock().unwrap()
     }
-    fn clear(&self) {
-        *self.0.page.lock().unwrap() = FaultPage::default();
+    fn acknowledge(&self, number: u64) {
+        self.0.page.lock().unwrap().acknowledged = number;
     }
 }
 
@@ -207,6 +207,7 @@ fn timeout() -> Fault {
         kernel: Kernel::Dispatch,
         rank: Rank(0),
         peer: Rank(1),
+        culprit: Rank(1),
         region: Region::Counts,
         index: 0,
         wanted: 1,
@@ -235,7 +236,14 @@ fn a_communicator_begins_and_ends_in_order() {
     rank.close().unwrap();
     assert_eq!(
         notes.take(),
-        ["free", "free", "drop page", "barrier", "free_windows"]
+        [
+            "download",
+            "free",
+            "free",
+            "drop page",
+            "barrier",
+            "free_windows"
+        ]
     );
 }
 
@@ -405,7 +413,7 @@ fn after_a_timeout_close_waits_for_nobody() {
         let mut rank = start(&notes, ranks, config()).unwrap();
         let (input, output) = empty_tensors(&rank);
         notes.take();
-        *notes.page.lock().unwrap() = FaultPage::of(&timeout());
+        *notes.page.lock().unwrap() = FaultPage::of(&timeout(), 1);
         let refused = rank.dispatch(Stream(0), &input, &output);
         assert!(matches!(refused, Err(Error::Poisoned(fault)) if fault == timeout()));
         assert!(matches!(rank.check(), Err(Error::Poisoned(_))));
@@ -426,7 +434,7 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
         kind: FaultKind::DuplicateExpert,
         ..timeout()
     };
-    *notes.page.lock().unwrap() = FaultPage::of(&fault);
+    *notes.page.lock().unwrap() = FaultPage::of(&fault, 1);
     assert!(rank.dispatch(Stream(0), &input, &output).is_ok());
     assert!(matches!(rank.check(), Err(Error::Fault(told)) if told == fault));
     rank.check().unwrap();
@@ -439,7 +447,7 @@ fn a_page_that_makes_no_sense_is_shown() {
     let rank = start(&notes, 2, config()).unwrap();
     *notes.page.lock().unwrap() = FaultPage {
         kind: 99,
-        ..FaultPage::of(&timeout())
+        ..FaultPage::of(&timeout(), 1)
     };
     assert!(matches!(
         rank.check(),

@@ -344,7 +344,7 @@ const _: () = {
     assert!(COMMON_OFFSET + offset_of!(Common, deadline_ns) == 48);
     assert!(offset_of!(Common, shape) == 40);
     assert!(offset_of!(Common, window) == 72);
-    assert!(offset_of!(Common, tables) == 72 + 26 * 8);
-    assert!(offset_of!(Common, row) == 328);
-    assert!(size_of::<Common>() == 360);
+    assert!(offset_of!(Common, tables) == 72 + 27 * 8);
+    assert!(offset_of!(Common, row) == 336);
+    assert!(size_of::<Common>() == 368);
 };

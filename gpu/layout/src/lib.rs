@@ -32,7 +32,7 @@ mod workspace;
 
 pub use args::{Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, SiluArgs, Tensor};
 pub use arithmetic::Arithmetic;
-pub use fault::{Fault, FaultKind, FaultPage, Region};
+pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
 pub use few::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};

@@ -121,15 +121,6 @@ impl Start {
     }
 }
 
-/// A position that came over the wire and lies outside the outputs.
-#[derive(Clone, Copy)]
-pub struct Outside {
-    /// The position: a row, or a row of blocks of tiled scales.
-    pub position: u32,
-    /// The first position that the outputs do not hold.
-    pub capacity: u64,
-}
-
 /// Reads a row's header and works out its places, once the starts of its experts' rows are known. Otherwise gives
 /// one that is outside the outputs, or nothing where this launch should give up.
 #[inline(always)]
@@ -137,7 +128,7 @@ pub fn find_places<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     (unit, from): (Unit, Place),
-) -> Result<Places<M::Lanes<u32>>, Option<Outside>> {
+) -> Result<Places<M::Lanes<u32>>, Option<u32>> {
     let Launch {
         machine, common, ..
     } = launch;
@@ -164,14 +155,18 @@ pub fn find_places<M: Machine>(
             .wrapping_add(entry(lane).ordinal),
         false => NOT_ROUTED,
     });
-    refuse_outside(*machine, here, positions, args.row_capacity)?;
     let rows = machine.lanes(|lane| {
         let start = machine.own(starts, lane).scales;
         start.wrapping_add(entry(lane).ordinal)
     });
-    if scales::is_tiled(shape) {
-        let capacity = args.block_capacity * scale_layout::BLOCK_ROWS as u64;
-        refuse_outside(*machine, here, rows, capacity)?;
+    let is_outside = |lane| {
+        let block = machine.own(rows, lane) / scale_layout::BLOCK_ROWS;
+        let has_block = !scales::is_tiled(shape) || block < args.block_capacity as u32;
+        is_here(lane) && !(has_block && (machine.own(positions, lane) as u64) < args.row_capacity)
+    };
+    let outside = machine.ballot(machine.lanes(is_outside));
+    if outside != 0 {
+        return Err(Some(machine.broadcast(positions, outside.trailing_zeros())));
     }
     let scales = machine.lanes(|lane| match is_here(lane) {
         true => {
@@ -185,23 +180,6 @@ pub fn find_places<M: Machine>(
         scales,
         here,
     })
-}
-
-/// Gives one of the positions on the lanes `here` that is not below `capacity`, if there is any.
-#[inline(always)]
-fn refuse_outside<M: Machine>(
-    machine: &M,
-    here: u32,
-    positions: M::Lanes<u32>,
-    capacity: u64,
-) -> Result<(), Option<Outside>> {
-    let is_outside = |lane| machine.own(positions, lane) as u64 >= capacity;
-    let outside = here & machine.ballot(machine.lanes(is_outside));
-    if outside == 0 {
-        return Ok(());
-    }
-    let position = machine.broadcast(positions, outside.trailing_zeros());
-    Err(Some(Outside { position, capacity }))
 }
 
 /// Index of entry `k` of `source`'s token in the row map.

@@ -12,7 +12,7 @@ use ferry_layout::{
 };
 
 use crate::offsets::{compute_offsets, wait_for_offsets};
-use crate::places::{Outside, Places, find_places, row_map_entry};
+use crate::places::{Places, find_places, row_map_entry};
 use crate::scales::{self, is_tiled};
 use crate::share::Share;
 use crate::units::{Batch, Extent, Unit};
@@ -189,7 +189,7 @@ fn receive_unit<M: Machine>(
         positions, here, ..
     } = match place_unit(launch, args, unit) {
         Ok(places) => places,
-        Err(outside) => return refuse_unit(launch, unit, outside),
+        Err(outside) => return refuse_unit(launch, args, unit, outside),
     };
     let Unit {
         source,
@@ -224,7 +224,7 @@ fn place_unit<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     unit: Unit,
-) -> Result<Places<M::Lanes<u32>>, Option<Outside>> {
+) -> Result<Places<M::Lanes<u32>>, Option<u32>> {
     let Launch {
         machine, common, ..
     } = launch;
@@ -250,12 +250,13 @@ fn place_unit<M: Machine>(
 #[inline(always)]
 fn refuse_unit<M: Machine>(
     launch: &Launch<M>,
+    args: &DispatchArgs,
     unit: Unit,
-    outside: Option<Outside>,
+    outside: Option<u32>,
 ) -> Result<(), Stopped> {
     // If counts are missing, or the outputs are too small, that is said there.
     wait_for_offsets(launch)?;
-    let Some(Outside { position, capacity }) = outside else {
+    let Some(position) = outside else {
         return launch.give_up_on(Awaited {
             peer: unit.source,
             region: Region::DispatchRow,
@@ -270,7 +271,7 @@ fn refuse_unit<M: Machine>(
                 peer: unit.source,
                 region: Region::DispatchRow,
                 index: unit.token as u64,
-                wanted: capacity,
+                wanted: args.row_capacity,
                 saw,
                 ..launch.fault()
             };

@@ -1,6 +1,6 @@
 //! Routing arithmetic that sender, receiver and combine share.
 
-use ferry_layout::{Common, NOT_ROUTED, Rank, Shape};
+use ferry_layout::{Common, NOT_ROUTED, Rank, Shape, Window};
 
 use crate::{Bits, LANES, Machine};
 
@@ -46,9 +46,9 @@ pub fn node_of(shape: &Shape, rank: Rank) -> u64 {
 /// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order. `ranks` came over
 /// the wire: if they do not name `rank`, the slot is one of the token's all the same.
 #[inline(always)]
-pub fn reduced_slot(shape: &Shape, ranks: u64, rank: Rank) -> u32 {
+pub fn reduced_slot(window: &Window, ranks: u64, rank: Rank) -> u32 {
     let before = (ranks & ((1 << rank.0) - 1)).count_ones();
-    before.min(shape.combine_slots() - 1)
+    before.min(window.last_combine_slot())
 }
 
 /// Calls `each` for every set bit, lowest first.
@@ -90,10 +90,11 @@ mod tests {
         };
         for (ranks, top_k) in [(2, 1), (8, 2), (64, 8), (64, 32), (4, 32)] {
             (shape.ranks, shape.top_k) = (ranks, top_k);
+            let window = Window::of(&shape);
             for me in 0..ranks {
                 for named in 0..=top_k.min(ranks) {
                     let lowest = ((1u128 << named) - 1) as u64;
-                    let slot = reduced_slot(&shape, lowest, Rank(me));
+                    let slot = reduced_slot(&window, lowest, Rank(me));
                     assert!(
                         slot < shape.combine_slots(),
                         "{named} of {ranks} ranks named, not {me}"
@@ -102,7 +103,7 @@ mod tests {
                     if named_too.count_ones() <= top_k {
                         let before = lowest & ((1 << me) - 1);
                         assert_eq!(
-                            reduced_slot(&shape, named_too, Rank(me)),
+                            reduced_slot(&window, named_too, Rank(me)),
                             before.count_ones()
                         );
                     }

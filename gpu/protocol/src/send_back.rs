@@ -354,7 +354,7 @@ fn sum_part<M: Machine>(
         lane_or_none(lane, shape.top_k, || entry.expert)
     });
     let here = slots_here(*machine, args, positions);
-    let slot_index = reduced_slot(shape, ranks_of(*machine, shape, experts), me);
+    let slot_index = reduced_slot(window, ranks_of(*machine, shape, experts), me);
     read();
 
     let to = if work.is_bare {

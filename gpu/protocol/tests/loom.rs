@@ -167,6 +167,10 @@ impl Counters for Warp<'_> {
     fn store(&self, counter: Counter, value: u64) {
         self.memory.counters[counter as usize].store(value, Ordering::Release);
     }
+
+    fn raise(&self, counter: Counter, value: u64) -> bool {
+        self.memory.counters[counter as usize].fetch_max(value, Ordering::Relaxed) < value
+    }
 }
 
 fn wait(mut ready: impl FnMut() -> bool) {
