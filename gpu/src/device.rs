@@ -335,13 +335,8 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn read(&self, table: Table, index: u64) -> u32 {
         let at = self.args.table(table) + 4 * index;
-        // SAFETY: the protocol stays inside the tables; the user's inputs stay as they are.
-        unsafe {
-            match table {
-                Table::TopkIds | Table::TopkWeights => memory::load_constant_u32(at),
-                _ => memory::load_u32(at),
-            }
-        }
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::load_u32(at) }
     }
 
     #[inline(always)]
@@ -412,7 +407,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                 TokenFormat::Nvfp4(_) => {
                     let global = match self.args.table(Table::InputScale) {
                         0 => 1.0,
-                        at => f32::from_bits(memory::load_constant_u32(at)),
+                        at => f32::from_bits(memory::load_u32(at)),
                     };
                     row.encode(&encode::Nvfp4::new(global), span);
                 }

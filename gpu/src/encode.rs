@@ -238,8 +238,8 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
         // SAFETY: active only inside the token.
         unsafe {
             [
-                memory::load_constant_piece(from, start < end),
-                memory::load_constant_piece(from + size_of::<Vector>() as u64, start < end),
+                memory::load_piece(from, start < end),
+                memory::load_piece(from + size_of::<Vector>() as u64, start < end),
             ]
         }
     }

@@ -18,10 +18,10 @@ const FEW_VECTORS: u32 = 2;
 /// Vectors of a lane that are few enough to be handled apart: of those that there are not, nothing is done.
 const SHORT: usize = 2;
 
-/// Whether nobody writes a row while kernels read it.
+/// Whether peers may be writing a row while it is read.
 #[inline(always)]
-fn is_constant(row: Row) -> bool {
-    matches!(row, Row::Tensor(Tensor::Input | Tensor::Expert, _))
+fn arrives(row: Row) -> bool {
+    matches!(row, Row::Window(..) | Row::Bare(..))
 }
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
@@ -45,9 +45,9 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
         unsafe {
             if left > SHORT as u32 * strip::WARP_BYTES {
-                strip = strip::load_again(source, start, span.end, is_constant(from));
+                strip = strip::load_again(source, start, span.end, arrives(from));
             } else if left > 0 {
-                let few = strip::load_again::<SHORT>(source, start, span.end, is_constant(from));
+                let few = strip::load_again::<SHORT>(source, start, span.end, arrives(from));
                 strip[..SHORT].copy_from_slice(&few);
             }
         }
@@ -106,7 +106,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                     return false;
                 }
                 // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-                strip = unsafe { strip::load_again(source, start, span.end, false) };
+                strip = unsafe { strip::load_again(source, start, span.end, true) };
             }
             // SAFETY: as above.
             unsafe { strip::store(source, start, span.end, &[[ABSENT; 4]; DEPTH]) };
@@ -172,7 +172,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 }
                 let (row, _) = from(sources.trailing_zeros());
                 // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
-                unsafe { strip::load::<DEPTH>(self.row(row), start, span.end, is_constant(row)) }
+                unsafe { strip::load::<DEPTH>(self.row(row), start, span.end) }
             };
             let mut sums = [[0f32; 8]; DEPTH];
             let mut left = sources;
@@ -230,8 +230,9 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             if ahead != 0 && ahead_start < span.end {
                 let (row, _) = from(ahead.trailing_zeros());
                 let start = ahead_start + lane_start;
-                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. The slot was read by
-                // this lane in the step before, and memory takes longer than that.
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. This lane alone reads and
+                // writes its part of the slot, and has read it in program order before: CUDA's own pipelines of one
+                // thread (libcu++, `pipeline<thread_scope_thread>`) reuse a stage with nothing in between either.
                 unsafe { ring.load::<DEPTH>(ahead_slot, self.row(row), start, span.end) };
                 ahead &= ahead - 1;
                 if ahead == 0 {
@@ -307,7 +308,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             // after the other.
             // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
             let load = |index: u32| unsafe {
-                strip::load_again::<BARE_DEPTH>(row(index), start, end, false)
+                strip::load_again::<BARE_DEPTH>(row(index), start, end, true)
             };
             let rows = loop {
                 // Spelled out, so that they stay in registers.

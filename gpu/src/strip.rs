@@ -21,23 +21,12 @@ fn vector(index: usize, start: u32) -> (u64, u32) {
 /// # Safety
 /// `row` has `end` bytes.
 #[inline(always)]
-pub unsafe fn load<const DEPTH: usize>(
-    row: u64,
-    start: u32,
-    end: u32,
-    constant: bool,
-) -> [Vector; DEPTH] {
+pub unsafe fn load<const DEPTH: usize>(row: u64, start: u32, end: u32) -> [Vector; DEPTH] {
     let first = row + start as u64;
     core::array::from_fn(|index| {
         let (before, at) = vector(index, start);
         // SAFETY: active only inside the row.
-        unsafe {
-            if constant {
-                memory::load_constant_vector(first + before, at < end)
-            } else {
-                memory::load_vector(first + before, at < end)
-            }
-        }
+        unsafe { memory::load_vector(first + before, at < end) }
     })
 }
 
@@ -52,7 +41,7 @@ pub unsafe fn load_arriving(row: u64, at: u32, end: u32) -> Vector {
 }
 
 /// As [`load`], of a row that is not at its end, with its last vector again behind it: the assembler has a load that
-/// may not take place wait for what another one brings. A peer may be writing the row, unless it is constant.
+/// may not take place wait for what another one brings. Nobody writes the row meanwhile, unless it `arrives`.
 ///
 /// # Safety
 /// `row` has `end` bytes, a vector at least.
@@ -61,7 +50,7 @@ pub unsafe fn load_again<const DEPTH: usize>(
     row: u64,
     start: u32,
     end: u32,
-    constant: bool,
+    arrives: bool,
 ) -> [Vector; DEPTH] {
     let last = end - size_of::<Vector>() as u32;
     core::array::from_fn(|index| {
@@ -69,9 +58,9 @@ pub unsafe fn load_again<const DEPTH: usize>(
         let from = row + at.min(last) as u64;
         // SAFETY: inside the row.
         unsafe {
-            match constant {
-                true => memory::load_constant_vector(from, true),
-                false => memory::load_relaxed_vector(from, true),
+            match arrives {
+                true => memory::load_relaxed_vector(from, true),
+                false => memory::load_vector(from, true),
             }
         }
     })

@@ -84,7 +84,7 @@ impl Block {
         let (thread, threads) = (thread::thread(), thread::threads());
         let (few, (ids_at, entries)) = (block.few(), set_up.ids.unwrap_or((0, 0)));
         // SAFETY: the caller's promise.
-        let id_at = |index: u32| unsafe { memory::load_constant_u32(ids_at + 4 * index as u64) };
+        let id_at = |index: u32| unsafe { memory::load_u32(ids_at + 4 * index as u64) };
         // SAFETY: the caller's promise.
         let window_of =
             |rank: u32| unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };

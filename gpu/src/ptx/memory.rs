@@ -1,5 +1,9 @@
 //! Loads, stores, atomics and fences in global memory.
 //!
+//! `.nc` loads are for memory that nobody writes from before the launch to its end. A user's tensor is none where the
+//! launch may begin before the kernel before it has ended: the compiler and the assembler may move such a load to
+//! before the wait for that kernel.
+//!
 //! # Safety
 //!
 //! Every function takes a generic address that must lie in global memory (a device's, a mapped
@@ -116,29 +120,29 @@ pub unsafe fn load_constant_vector(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
-/// `ld.global.nc.v4`, if `active`, else zeros: a lane that reads 32 bytes in two pieces finds the
-/// second in the L1 cache. Written by nobody while the kernel runs.
+/// `ld.global.v4`, if `active`, else zeros: weak. A lane that reads 32 bytes in two pieces finds the
+/// second in the L1 cache.
 ///
 /// # Safety
 /// See the module; nothing is asked of the address when not active.
 #[inline(always)]
-pub unsafe fn load_constant_piece(address: u64, active: bool) -> Vector {
+pub unsafe fn load_piece(address: u64, active: bool) -> Vector {
     let [mut a, mut b, mut c, mut d] = [0u32; 4];
-    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    // SAFETY: the caller's promise.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
-            "@p ld.global.nc.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
+            "@p ld.global.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
             in(reg32) active as u32, inout(reg32) a, inout(reg32) b, inout(reg32) c,
             inout(reg32) d, in(reg64) address,
-            options(pure, nomem, nostack, preserves_flags));
+            options(nostack, preserves_flags));
     }
     [a, b, c, d]
 }
 
-/// As [`load_constant_piece`], but anything if not `active`: there is nothing to set to zero.
+/// `ld.global.nc.v4`, if `active`, else anything. Written by nobody while the kernel runs.
 ///
 /// # Safety
-/// As there.
+/// See the module; nothing is asked of the address when not active.
 #[inline(always)]
 pub unsafe fn load_constant_or_any(address: u64, active: bool) -> Vector {
     let (a, b, c, d);

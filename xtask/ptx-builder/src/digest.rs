@@ -11,70 +11,15 @@ use crate::assemble::{Resources, assemble};
 use crate::compile::{Artifact, Variant};
 use crate::error::{FileContext, Result};
 use crate::ptx::{PtxFunction, PtxModule};
+use crate::violation::{Violation, violations};
 
 /// Where the digest is committed, below the workspace root.
 pub const DIGEST_FILE: &str = "gpu/ptx-digest.txt";
-
-/// Kernels that may use local memory, each with the reason.
-///
-/// Local memory lies behind the caches in device memory: a kernel that copies rows has no
-/// use for it, and it appears by accident (a parameter indexed at run time, a spill).
-pub const LOCAL_MEMORY_ALLOWED: &[(&str, &str)] = &[];
 
 const HEADER: &str = "\
 # What the compiler made of the kernels: memory operations by full opcode, calls, local memory,
 # and what ptxas needs to run them. Written by `cargo xtask build-ptx --bless`.
 ";
-
-/// A rule that the PTX breaks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Violation {
-    /// A function has no body: the module would not load.
-    ExternalFunction {
-        /// Where.
-        variant: Variant,
-        /// Its name.
-        name: String,
-    },
-    /// A function uses local memory and is not in [`LOCAL_MEMORY_ALLOWED`].
-    LocalMemory {
-        /// Where.
-        variant: Variant,
-        /// Its name.
-        name: String,
-        /// How much.
-        bytes: u64,
-    },
-    /// There is no kernel at all.
-    NoKernels {
-        /// Where.
-        variant: Variant,
-    },
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Violation::ExternalFunction { variant, name } => {
-                write!(
-                    formatter,
-                    "{variant}: `.extern .func {name}`: nothing defines it"
-                )
-            }
-            Violation::LocalMemory {
-                variant,
-                name,
-                bytes,
-            } => {
-                write!(
-                    formatter,
-                    "{variant}: {name} uses {bytes} bytes of local memory"
-                )
-            }
-            Violation::NoKernels { variant } => write!(formatter, "{variant}: no kernel"),
-        }
-    }
-}
 
 /// The digest of some variants, and the rules they break.
 #[derive(Clone, Debug, Default)]
@@ -191,33 +136,6 @@ fn committed_text(workspace_root: &Path) -> Result<String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
         outcome => outcome.file("read", path),
     }
-}
-
-fn violations(
-    variant: Variant,
-    module: &PtxModule,
-    kernels: &[(String, Resources)],
-) -> Vec<Violation> {
-    let external = module.external_functions.iter().cloned();
-    let external = external.map(|name| Violation::ExternalFunction { variant, name });
-    let local = module.functions.iter().filter_map(|function| {
-        let assembled = kernels.iter().find(|(name, _)| *name == function.name);
-        let stack = assembled.map_or(0, |(_, needs)| u64::from(needs.stack_bytes));
-        let bytes = function.local_bytes.max(stack);
-        let allowed = LOCAL_MEMORY_ALLOWED
-            .iter()
-            .any(|(name, _)| *name == function.name);
-        let name = function.name.clone();
-        (bytes > 0 && !allowed).then_some(Violation::LocalMemory {
-            variant,
-            name,
-            bytes,
-        })
-    });
-    let none = kernels
-        .is_empty()
-        .then_some(Violation::NoKernels { variant });
-    external.chain(local).chain(none).collect()
 }
 
 fn section(variant: Variant, module: &PtxModule, kernels: &[(String, Resources)]) -> String {
@@ -424,26 +342,5 @@ mod tests {
                 variant: Variant::Sm90a
             }]
         );
-    }
-
-    #[test]
-    fn local_memory_stack_and_external_functions_are_violations() {
-        let local = PTX.replace("\tret", "\t.local .align 8 .b8 depot[32];\n\tret");
-        let text = digest(&local, Resources::default()).violations[0].to_string();
-        assert!(
-            text.contains("send uses 32 bytes of local memory"),
-            "{text}"
-        );
-        let spilled = digest(
-            PTX,
-            Resources {
-                stack_bytes: 8,
-                ..Resources::default()
-            },
-        );
-        assert!(spilled.violations[0].to_string().contains("8 bytes"));
-        let external = format!("{PTX}.extern .func nvshmem_quiet\n()\n;\n");
-        let text = digest(&external, Resources::default()).violations[0].to_string();
-        assert!(text.contains("nvshmem_quiet"), "{text}");
     }
 }

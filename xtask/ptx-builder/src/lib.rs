@@ -20,12 +20,14 @@ mod error;
 mod nvshmem;
 mod ptx;
 mod stamp;
+mod violation;
 mod wheel;
 
 pub use assemble::{Ptxas, Resources, assemble};
 pub use compile::{Artifact, Variant, build, build_all, target_dir};
-pub use digest::{DIGEST_FILE, Digest, LOCAL_MEMORY_ALLOWED, Violation};
+pub use digest::{DIGEST_FILE, Digest};
 pub use error::{Error, Result};
 pub use nvshmem::{DEVICE_FUNCTIONS, NVSHMEM_VERSION};
 pub use ptx::{PtxFunction, PtxModule};
+pub use violation::{LOCAL_MEMORY_ALLOWED, Violation};
 pub use wheel::Wheel;
