@@ -18,12 +18,16 @@ use crate::ptx::thread;
 use crate::rows::BARE_DEPTH;
 use crate::{shmem, strip};
 
+/// Whether the target is sm_90 or later. Before that the assembler finds fewer registers.
+const IS_SM_90: bool = cfg!(target_feature = "sm_90");
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
-const COPY_DEPTH: usize = 7;
+const COPY_DEPTH: usize = if IS_SM_90 { 7 } else { 5 };
 /// As [`COPY_DEPTH`], with ranks of other nodes: registers are scarce then.
-const FAR_COPY_DEPTH: usize = 4;
+const FAR_COPY_DEPTH: usize = if IS_SM_90 { 4 } else { 2 };
 /// Vectors that a lane sums at a time.
 const SUM_DEPTH: usize = 4;
+/// As [`SUM_DEPTH`], with ranks of other nodes.
+const FAR_SUM_DEPTH: usize = if IS_SM_90 { 2 } else { 1 };
 /// Counters that are looked at when a launch begins.
 const PEEKED: [Counter; COUNTERS] = [Counter::Stopped, Counter::Finished, Counter::Extent];
 /// Polls between two looks at the clock.
@@ -458,9 +462,8 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         if !SHMEM {
             return self.sum_through_ring((span, sources), from, to);
         }
-        // With ranks of other nodes registers are scarce.
         if SHMEM {
-            self.sum_strips::<2>(span, sources, from, to);
+            self.sum_strips::<FAR_SUM_DEPTH>(span, sources, from, to);
         } else {
             self.sum_strips::<SUM_DEPTH>(span, sources, from, to);
         }
