@@ -131,6 +131,15 @@ pub enum BootstrapError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A rank was lost: its process ended, its connection broke, or it did not answer. Told by another
+    /// rank, or known from an earlier call; each later call fails so, at once.
+    #[error("rank {rank} was lost: {reason}")]
+    Lost {
+        /// The lost one.
+        rank: u32,
+        /// What the rank that saw it said.
+        reason: String,
+    },
     /// Another transport failed: MPI, or an engine's own.
     #[error("{call} failed: {reason}")]
     Other {
@@ -139,4 +148,17 @@ pub enum BootstrapError {
         /// What it said.
         reason: String,
     },
+}
+
+impl BootstrapError {
+    /// The rank that was lost, or did not keep to the protocol, once the processes had met.
+    pub const fn lost_rank(&self) -> Option<u32> {
+        match self {
+            Self::Lost { rank: peer, .. }
+            | Self::Io { peer, .. }
+            | Self::Timeout { peer, .. }
+            | Self::Unexpected { peer, .. } => Some(*peer),
+            _ => None,
+        }
+    }
 }
