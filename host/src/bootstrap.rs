@@ -10,7 +10,11 @@ pub use tcp::TcpBootstrap;
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
 /// engine already has.
 ///
-/// All ranks make the same calls in the same order. Every wait must end.
+/// All ranks make the same calls in the same order. Every wait must end, with an error that names a rank that was
+/// lost ([`BootstrapError::lost_rank`]), and after an error each later call should fail at once, as
+/// [`TcpBootstrap`]'s do. An NVSHMEM group comes to a barrier here before each call that waits for all ranks
+/// inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not), making, closing and leaving
+/// communicators and groups wait for ever for a rank that was lost.
 pub trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;

@@ -96,9 +96,13 @@ pub mod device;
 mod error;
 mod expert_parallel;
 mod group;
+#[cfg(any(feature = "cuda", test))]
+mod job;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvshmem;
+#[cfg(any(feature = "cuda", test))]
+mod own_gpu;
 mod plan;
 mod round;
 mod silu;
