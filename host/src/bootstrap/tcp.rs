@@ -74,7 +74,8 @@ impl Loss {
 
 impl TcpBootstrap {
     /// Meets the other ranks at `address`: rank 0 listens there, the others connect, again and
-    /// again until it does. Collective. `timeout` bounds this call and each later one.
+    /// again until it does. Collective. `timeout` bounds this call and each later one; one that fails may take
+    /// two seconds more, to tell the others.
     ///
     /// # Errors
     /// [`BootstrapError`], on every rank that takes part: a rank is missing, stands there
