@@ -1,7 +1,7 @@
 //! Processes that are killed: the others are told who was lost, and meet again without it.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +16,7 @@ const RANKS: u32 = 4;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// From the kill until all survivors have met again and ended, on a machine with much to do.
 const BOUND: Duration = Duration::from_secs(30);
-const KILLS: u64 = 20;
+const KILLS: u8 = 20;
 
 /// Not a test of its own: what a process does that [`survivors_of_a_killed_process_name_it_and_meet_again`]
 /// starts. Without its variable it does nothing.
@@ -103,24 +103,25 @@ impl Drop for Member {
     }
 }
 
-/// Addresses that nobody listens on at the moment.
-fn free_addresses() -> [SocketAddr; 2] {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+/// Addresses that nobody else gets: an address of the machine's own for every kill.
+fn free_addresses(kill: u8) -> [SocketAddr; 2] {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, high, low, kill + 1);
+    let listeners = [(); 2].map(|()| TcpListener::bind((own, 0)).unwrap());
     listeners.map(|listener| listener.local_addr().unwrap())
 }
 
 #[test]
 fn survivors_of_a_killed_process_name_it_and_meet_again() {
     for kill in 0..KILLS {
-        let victim = (kill % u64::from(RANKS)) as usize;
+        let victim = usize::from(kill) % RANKS as usize;
         // Spread over a few calls of every kind.
-        let after = Duration::from_micros(kill * 7_919 % 30_000);
-        kill_one(victim, after);
+        let after = Duration::from_micros(u64::from(kill) * 7_919 % 30_000);
+        kill_one(free_addresses(kill), victim, after);
     }
 }
 
-fn kill_one(victim: usize, after: Duration) {
-    let [first, second] = free_addresses();
+fn kill_one([first, second]: [SocketAddr; 2], victim: usize, after: Duration) {
     let mut members: Vec<_> = (0..RANKS)
         .map(|rank| Member::start(rank, first, second))
         .collect();

@@ -244,6 +244,13 @@ struct Present {
     nonce: u64,
 }
 
+impl Present {
+    /// Whether its connection broke, or it sent what nobody asked for.
+    fn is_gone(&mut self) -> bool {
+        self.peer.poll(0, "joining").is_err()
+    }
+}
+
 /// What a newcomer says.
 struct Hello {
     rank: u32,
@@ -311,7 +318,12 @@ impl Rendezvous {
         };
         listener.set_nonblocking(true).map_err(io)?;
         let mut newcomers: Vec<Newcomer> = Vec::new();
-        while present.iter().any(Option::is_none) {
+        loop {
+            // A rank that has gone may be started again.
+            let is_here = |here: &mut Option<Present>| here.as_mut().is_some_and(|h| !h.is_gone());
+            if present.iter_mut().all(is_here) {
+                return Ok(());
+            }
             if self.limit.left().is_none() {
                 return Err(self.missing(present));
             }
@@ -337,13 +349,18 @@ impl Rendezvous {
                 }
             }
         }
-        Ok(())
     }
 
-    fn missing(self, present: &[Option<Present>]) -> BootstrapError {
-        let absent = |(rank, here): (u32, &Option<Present>)| here.is_none().then_some(rank);
+    /// Who did not come; where all came, who has gone.
+    fn missing(self, present: &mut [Option<Present>]) -> BootstrapError {
+        let all_came = present.iter().all(Option::is_some);
+        let missing = |(rank, here): (u32, &mut Option<Present>)| {
+            let here = here.as_mut();
+            let is_missing = here.is_none_or(|here| all_came && here.is_gone());
+            is_missing.then_some(rank)
+        };
         BootstrapError::MissingRanks {
-            missing: (1..).zip(present).filter_map(absent).collect(),
+            missing: (1..).zip(present).filter_map(missing).collect(),
             ranks: self.ranks,
             address: self.address,
             seconds: self.limit.timeout.as_secs_f64(),
@@ -395,7 +412,7 @@ impl Rendezvous {
             .and_then(|index| present.get_mut(index as usize));
         if let Some(Some(here)) = &mut place
             && here.nonce != nonce
-            && here.peer.poll(0, "joining").is_ok()
+            && !here.is_gone()
         {
             place = None;
         }

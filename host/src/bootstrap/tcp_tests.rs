@@ -1,5 +1,7 @@
 //! Ranks that meet, and ranks that do not.
 
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -8,9 +10,13 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
 
-/// An address that nobody listens on at the moment.
+/// An address that nobody else gets: every call has one of the machine's own for itself, so that another test
+/// cannot take the port before it is listened on.
 fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
+    static CALLS: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, high, low, CALLS.fetch_add(1, Ordering::Relaxed));
+    TcpListener::bind((own, 0))
         .and_then(|listener| listener.local_addr())
         .unwrap()
 }
@@ -146,12 +152,7 @@ fn strangers_do_not_disturb() {
     use std::io::Write;
     let address = free_address();
     let host = thread::spawn(move || TcpBootstrap::connect(0, 2, address, LONG));
-    let mut stranger = loop {
-        match TcpStream::connect(address) {
-            Ok(stream) => break stream,
-            Err(_) => thread::sleep(PAUSE),
-        }
-    };
+    let mut stranger = stranger(address);
     stranger
         .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .unwrap();
@@ -295,11 +296,13 @@ fn survivors_meet_again_at_the_same_address() {
 
 /// Connects to a rendezvous without saying anything.
 fn stranger(address: SocketAddr) -> TcpStream {
+    let start = Instant::now();
     loop {
         match TcpStream::connect(address) {
             Ok(stream) => return stream,
-            Err(_) => thread::sleep(PAUSE),
+            Err(error) => assert!(start.elapsed() < LONG, "{address}: {error}"),
         }
+        thread::sleep(PAUSE);
     }
 }
 
@@ -393,7 +396,10 @@ fn a_rank_that_was_started_again_takes_the_place_of_the_one_that_ended() {
     hello(&mut other, 2);
     assert_eq!(verdict(&mut other), Some(DUPLICATE));
     drop(ended);
-    let (one, two) = (join(1), join(2));
+    // Rank 2 comes first: with the rank that ended, all would be there.
+    let two = join(2);
+    thread::sleep(20 * PAUSE);
+    let one = join(1);
     let mut ranks: Vec<_> = [host, one, two].map(|t| t.join().unwrap().unwrap()).into();
     ranks.sort_by_key(|rank| rank.rank);
     assert!(call_all(ranks).iter().all(|(_, called)| called.is_ok()));
