@@ -10,7 +10,11 @@ pub use tcp::TcpBootstrap;
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
 /// engine already has.
 ///
-/// All ranks make the same calls in the same order. Every wait must end.
+/// All ranks make the same calls in the same order. Every wait must end, with an error that names a rank that was
+/// lost ([`BootstrapError::lost_rank`]), and after an error each later call should fail at once, as
+/// [`TcpBootstrap`]'s do. An NVSHMEM group comes to a barrier here before each call that waits for all ranks
+/// inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not), making, closing and leaving
+/// communicators and groups wait for ever for a rank that was lost.
 pub trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;
@@ -131,6 +135,15 @@ pub enum BootstrapError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A rank was lost: its process ended, its connection broke, or it did not answer. Told by another
+    /// rank, or known from an earlier call; each later call fails so, at once.
+    #[error("rank {rank} was lost: {reason}")]
+    Lost {
+        /// The lost one.
+        rank: u32,
+        /// What the rank that saw it said.
+        reason: String,
+    },
     /// Another transport failed: MPI, or an engine's own.
     #[error("{call} failed: {reason}")]
     Other {
@@ -139,4 +152,17 @@ pub enum BootstrapError {
         /// What it said.
         reason: String,
     },
+}
+
+impl BootstrapError {
+    /// The rank that was lost, or did not keep to the protocol, once the processes had met.
+    pub const fn lost_rank(&self) -> Option<u32> {
+        match self {
+            Self::Lost { rank: peer, .. }
+            | Self::Io { peer, .. }
+            | Self::Timeout { peer, .. }
+            | Self::Unexpected { peer, .. } => Some(*peer),
+            _ => None,
+        }
+    }
 }

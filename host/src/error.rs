@@ -92,6 +92,19 @@ pub enum Error {
         /// The device it would write to.
         to: usize,
     },
+    /// A GPU that two processes of a group were given.
+    #[error(
+        "ranks {} and {} were given the same GPU, {device}; each rank needs one of its own",
+        first.0, second.0
+    )]
+    GpuShared {
+        /// The first rank that has it.
+        first: Rank,
+        /// The next one.
+        second: Rank,
+        /// The GPU, as the driver's tools name it.
+        device: String,
+    },
     /// A rank that this process does not drive.
     #[error("rank {} is not driven by this process, which drives {local:?}", rank.0)]
     NotLocal {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use ferry_layout::{Common, Counter, Fault, Kernel, Rank};
 
 use crate::device::{Args, Launch};
-use crate::memory::{Leave, Private, Windows, agree};
+use crate::memory::{Leave, Private, Windows, agree, give_up};
 use crate::round::{CombinePending, DispatchPending, Dispatched, Received, Round, Unfinished};
 use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
 
@@ -43,9 +43,14 @@ impl ExpertParallel {
     /// configurations. One value for each rank of this process, ascending. Collective.
     /// Synchronises.
     ///
+    /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one; what they had
+    /// allocated is freed, but for windows that only all ranks can free: those are leaked, with a warning. In
+    /// an NVSHMEM group a rank that is lost while the windows are allocated can keep the others waiting
+    /// for ever, see [`Group::close`].
+    ///
     /// # Errors
-    /// [`Error::PlanForOtherGroup`], [`Error::ShapeMismatch`], [`Error::PeerFailed`], and what
-    /// the group's devices report.
+    /// [`Error::PlanForOtherGroup`], [`Error::ShapeMismatch`], [`Error::PeerFailed`],
+    /// [`Error::Bootstrap`] that names the lost rank, and what the group's devices report.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
         let (fabric, shape) = (group.fabric(), plan.shape());
         if shape.ranks != group.ranks() {
@@ -71,7 +76,9 @@ impl ExpertParallel {
                 memory.set_up(plan, own, &peers)
             });
         // Also the barrier: nobody signals before all signals are clear.
-        if let Err(error) = agree(&**fabric, "setting up device memory", set_up)? {
+        let agreed = agree(&**fabric, "setting up device memory", set_up)
+            .inspect_err(|_| give_up(&**fabric, &at))?;
+        if let Err(error) = agreed {
             if let Err(error) = fabric.free_windows(&at) {
                 tracing::warn!(%error, "cannot free windows");
             }
@@ -225,11 +232,13 @@ impl ExpertParallel {
     /// Synchronises.
     ///
     /// A communicator that gave up is closed without a barrier; if it spans processes, its
-    /// windows are leaked. If another process's gave up and this one's did not, do not close it:
-    /// the barrier would wait in vain. Drop it, which leaks the windows, too.
+    /// windows are leaked. If another process's gave up or was lost and this one's did not, the barrier fails
+    /// as soon as the group's bootstrap says so, at the latest after its timeout, and the windows are leaked,
+    /// with a warning. In an NVSHMEM group a rank that is lost after the barrier, while windows are freed,
+    /// can keep the others waiting for ever, see [`Group::close`].
     ///
     /// # Errors
-    /// What the device or the group reports.
+    /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
     pub fn close(mut self) -> Result<(), Error> {
         let gave_up = self.require_alive().is_err()
             || self

@@ -75,7 +75,7 @@ impl Group {
     /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. Collective.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`],
+    /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`],
     /// [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn nvshmem(
@@ -136,8 +136,14 @@ impl Group {
     /// Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
     /// process ends; for the others it makes no difference.
     ///
+    /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing windows does, and
+    /// nothing bounds that. So all ranks come to a barrier of their [`Bootstrap`](crate::Bootstrap) first. Where
+    /// that fails, because a rank was lost, its error is returned, and this process stays joined until it ends.
+    /// Two things can still wait for ever: NVSHMEM itself, if a rank is lost after the barrier and before
+    /// its call is over, and a bootstrap whose own waits do not end, as MPI's.
+    ///
     /// # Errors
-    /// What the group reports.
+    /// [`Error::Bootstrap`] that names a lost rank, and what the group reports.
     pub fn close(self) -> Result<(), Error> {
         self.fabric.close()
     }

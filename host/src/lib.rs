@@ -98,9 +98,13 @@ mod expert_parallel;
 #[cfg(any(feature = "cuda", test))]
 mod fault_page;
 mod group;
+#[cfg(any(feature = "cuda", test))]
+mod job;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvshmem;
+#[cfg(any(feature = "cuda", test))]
+mod own_gpu;
 mod plan;
 mod round;
 mod silu;

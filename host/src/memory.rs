@@ -153,8 +153,23 @@ impl Windows {
             );
             return Ok(());
         }
-        self.fabric.barrier()?;
+        self.fabric.barrier().inspect_err(|error| {
+            tracing::warn!(%error, windows = self.at.len(), "the windows of a communicator are leaked");
+        })?;
         self.fabric.free_windows(&self.at)
+    }
+}
+
+/// Gives back the windows of a communicator that did not come about, when nobody knows how the others fared:
+/// where freeing them waits for other processes, they are leaked.
+pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
+    if windows.len() < fabric.ranks() as usize {
+        tracing::warn!(
+            windows = windows.len(),
+            "windows are leaked: freeing them waits for ranks that may not come"
+        );
+    } else if let Err(error) = fabric.free_windows(windows) {
+        tracing::warn!(%error, "cannot free windows");
     }
 }
 
@@ -175,3 +190,7 @@ pub(crate) fn agree<T>(
         None => Ok(value),
     }))
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ferry_layout::{Rank, Shape};
 use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, Current};
+use crate::job::{Calls, Job, agree};
+use crate::own_gpu::{Gpu, require_own};
 use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric};
 
 /// A rank's membership of an NVSHMEM job.
@@ -24,15 +26,51 @@ pub struct NvshmemFabric {
     rank: Rank,
     ranks: u32,
     device: Arc<CudaDevice>,
-    library: HostLibrary,
     /// Held during every call of NVSHMEM's, so that there is one at a time.
-    job: Mutex<Job>,
+    job: Mutex<Job<Joined>>,
 }
 
-/// What changes.
-struct Job {
-    bootstrap: Box<dyn Bootstrap>,
-    open: bool,
+/// What NVSHMEM was joined with.
+struct Joined {
+    device: Arc<CudaDevice>,
+    library: HostLibrary,
+}
+
+impl Calls for Joined {
+    type Entered = Current;
+
+    fn enter(&self) -> Result<Current, Error> {
+        self.device.enter()
+    }
+
+    unsafe fn malloc(&self, bytes: u64) -> Option<DevicePtr> {
+        // SAFETY: the caller says that the job is open and this thread's, and the device current.
+        let at = unsafe { self.library.functions().nvshmem_malloc(bytes as usize) };
+        (!at.is_null()).then(|| DevicePtr(at.addr() as u64))
+    }
+
+    unsafe fn free(&self, window: DevicePtr) {
+        let at = ptr::without_provenance_mut::<c_void>(window.0 as usize);
+        // SAFETY: as in `malloc`, which gave the window, as the caller says.
+        unsafe { self.library.functions().nvshmem_free(at) };
+    }
+
+    unsafe fn leave(&self, registered: bool) -> Result<(), Error> {
+        let mut result = Ok(());
+        if registered {
+            // SAFETY: `get_ready` registered the module; the caller says that no kernel runs.
+            result = unsafe { self.library.unregister_module(self.device.module()) };
+        }
+        // SAFETY: this process joined the job and leaves it once, and nothing uses windows any more, as the
+        // caller says.
+        unsafe { self.library.finalize() };
+        result.map_err(refused)
+    }
+
+    fn keep(&self) {
+        // NVSHMEM still uses the context, and knows the module.
+        std::mem::forget(self.device.clone());
+    }
 }
 
 impl NvshmemFabric {
@@ -42,7 +80,7 @@ impl NvshmemFabric {
     ///
     /// # Errors
     /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],
-    /// [`Error::LibraryMissing`], [`Error::NvshmemVersion`], [`Error::Nvshmem`],
+    /// [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`], [`Error::Nvshmem`],
     /// [`Error::NvshmemRanks`], and those of [`CudaDevice::open`].
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
@@ -54,12 +92,17 @@ impl NvshmemFabric {
             return Err(Error::NoRanks);
         }
         let prepared = prepare(rank, device, library);
-        let announced = |(_, _, id): &(_, _, Option<UniqueId>)| {
-            id.map_or_else(Vec::new, |id| id.to_bytes().to_vec())
+        let announced = |prepared: &Prepared| {
+            let id = prepared.id.map(UniqueId::to_bytes);
+            let id = id.as_ref().map_or(&[][..], |id| &id[..]);
+            [&prepared.gpu.to_bytes(), id].concat()
         };
         let step = "opening the device and loading NVSHMEM";
-        let ((device, library, _), announced) = agree(&mut *bootstrap, step, prepared, announced)?;
-        let id = unique_id(&announced)?;
+        let (prepared, announced) = agree(&mut *bootstrap, step, prepared, announced)?;
+        let Prepared {
+            device, library, ..
+        } = prepared;
+        let id = heard(&announced)?;
 
         let joined = join(&device, &library, &id, rank, ranks);
         let is_in = joined.is_ok();
@@ -75,19 +118,20 @@ impl NvshmemFabric {
         let registered = ready.is_ok();
         let step = "letting the kernels call NVSHMEM";
         let agreed = agree(&mut *bootstrap, step, ready, |()| Vec::new());
+        let calls = Joined {
+            device: device.clone(),
+            library,
+        };
         let fabric = Self {
             rank: Rank(rank),
             ranks,
             device,
-            library,
-            job: Mutex::new(Job {
-                bootstrap,
-                open: true,
-            }),
+            job: Mutex::new(Job::new(bootstrap, calls)),
         };
         if let Err(error) = agreed {
             // Every rank is in the job and learns the same, so all leave it together.
-            if let Err(error) = fabric.leave(registered) {
+            // SAFETY: no window was allocated, and no kernel was launched.
+            if let Err(error) = unsafe { fabric.lock().leave(registered) } {
                 tracing::warn!(%error, "cannot leave the NVSHMEM job");
             }
             return Err(error);
@@ -109,48 +153,19 @@ impl NvshmemFabric {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Job> {
+    fn lock(&self) -> MutexGuard<'_, Job<Joined>> {
         self.job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job, if it has not been left.
-    fn job(&self) -> Result<MutexGuard<'_, Job>, Error> {
-        let job = self.lock();
-        if job.open {
-            Ok(job)
-        } else {
-            Err(Error::GroupClosed)
-        }
-    }
-
-    /// Leaves the job, once. Collective.
-    fn leave(&self, registered: bool) -> Result<(), Error> {
-        let mut job = self.lock();
-        if !std::mem::replace(&mut job.open, false) {
-            return Ok(());
-        }
-        let _current = self.device.enter()?;
-        let mut result = Ok(());
-        if registered {
-            // SAFETY: `get_ready` registered the module; the caller says that no kernel runs.
-            result = unsafe { self.library.unregister_module(self.device.module()) };
-        }
-        // SAFETY: this process joined the job and leaves it once. The caller says that nothing
-        // uses windows any more.
-        unsafe { self.library.finalize() };
-        result.map_err(refused)
-    }
-
     /// `window` of this rank as `peer`, a rank of the same node, is addressed.
-    fn mapped(&self, window: DevicePtr, peer: Rank) -> Result<DevicePtr, Error> {
+    fn mapped(&self, job: &Job<Joined>, window: DevicePtr, peer: Rank) -> Result<DevicePtr, Error> {
+        if !job.is_open() {
+            return Err(Error::GroupClosed);
+        }
         let own = ptr::without_provenance::<c_void>(window.0 as usize);
-        // SAFETY: the job is open (the caller holds it), and NVSHMEM gives null for an address
-        // that is not symmetric.
-        let at = unsafe {
-            self.library
-                .functions()
-                .nvshmem_ptr(own, pe_number(peer.0)?)
-        };
+        let functions = job.calls.library.functions();
+        // SAFETY: the job is open, and NVSHMEM gives null for an address that is not symmetric.
+        let at = unsafe { functions.nvshmem_ptr(own, pe_number(peer.0)?) };
         if at.is_null() {
             return Err(Error::PeerNotMapped {
                 rank: self.rank,
@@ -201,20 +216,7 @@ impl Fabric for NvshmemFabric {
     }
 
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
-        let mut job = self.job()?;
-        let _current = self.device.enter()?;
-        // SAFETY: the job is open and held, and the device's context is current.
-        let at = unsafe { self.library.functions().nvshmem_malloc(bytes as usize) };
-        let window = if at.is_null() {
-            Err(Error::NvshmemHeap { bytes })
-        } else {
-            Ok(DevicePtr(at.addr() as u64))
-        };
-        // The heap is symmetric: it is exhausted on all ranks or on none. Should they disagree
-        // all the same, the memory is leaked, because giving it back waits for every rank.
-        let step = "allocating windows";
-        let (window, _) = agree(&mut *job.bootstrap, step, window, |_| Vec::new())?;
-        Ok(vec![window])
+        Ok(vec![self.lock().alloc(bytes)?])
     }
 
     fn peer_windows(
@@ -230,11 +232,11 @@ impl Fabric for NvshmemFabric {
                 local: Vec::new(),
             });
         };
-        let _job = self.job()?;
+        let job = self.lock();
         let _current = self.device.enter()?;
         let as_seen = |peer| {
             if shape.same_node(rank, peer) && peer != rank {
-                self.mapped(own, peer)
+                self.mapped(&job, own, peer)
             } else {
                 Ok(own)
             }
@@ -243,56 +245,73 @@ impl Fabric for NvshmemFabric {
     }
 
     fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
-        let _job = self.job()?;
-        let _current = self.device.enter()?;
-        for window in windows {
-            let at = ptr::without_provenance_mut::<c_void>(window.0 as usize);
-            // SAFETY: the job is open and held, and `alloc_windows` got the window from it.
-            unsafe { self.library.functions().nvshmem_free(at) };
-        }
-        Ok(())
+        // SAFETY: `alloc_windows` gave them, and nothing uses them any more: so says the caller of
+        // `Fabric::free_windows`.
+        unsafe { self.lock().free(windows) }
     }
 
     fn close(&self) -> Result<(), Error> {
-        self.leave(true)
+        // SAFETY: nothing uses windows any more, and no kernel runs: so says the caller of
+        // `Fabric::close`.
+        unsafe { self.lock().leave(true) }
     }
 }
 
 impl Drop for NvshmemFabric {
     fn drop(&mut self) {
-        if self.lock().open {
-            // NVSHMEM still uses the context, and knows the module.
+        let job = self.lock();
+        if job.is_open() {
             tracing::warn!(
                 rank = self.rank.0,
                 "an NVSHMEM group was dropped without close"
             );
-            std::mem::forget(self.device.clone());
+            job.calls.keep();
         }
     }
 }
 
-/// What a rank can do by itself. Rank 0 names the job.
-fn prepare(
-    rank: u32,
-    device: usize,
-    library: Option<PathBuf>,
-) -> Result<(Arc<CudaDevice>, HostLibrary, Option<UniqueId>), Error> {
+/// What a rank can do by itself.
+struct Prepared {
+    device: Arc<CudaDevice>,
+    gpu: Gpu,
+    library: HostLibrary,
+    /// Rank 0's name for the job.
+    id: Option<UniqueId>,
+}
+
+fn prepare(rank: u32, device: usize, library: Option<PathBuf>) -> Result<Prepared, Error> {
     let path = library.as_deref();
     let library = HostLibrary::load(path).map_err(|error| not_loaded(path, &error))?;
     let device = Arc::new(CudaDevice::open(device)?);
+    let gpu = Gpu::here(device.uuid()?);
     let _current = device.enter()?;
     let id = match rank {
         0 => Some(library.new_unique_id().map_err(refused)?),
         _ => None,
     };
-    Ok((device.clone(), library, id))
+    Ok(Prepared {
+        device: device.clone(),
+        gpu,
+        library,
+        id,
+    })
 }
 
-/// Rank 0's name for the job.
-fn unique_id(announced: &[Vec<u8>]) -> Result<UniqueId, Error> {
-    let bytes = announced.first().map_or(&[][..], Vec::as_slice);
-    let wrong = |_| wrong_length(0, bytes.len(), UniqueId::BYTES);
-    Ok(UniqueId::from_bytes(bytes.try_into().map_err(wrong)?))
+/// Rank 0's name for the job, if every rank has a GPU of its own.
+fn heard(announced: &[Vec<u8>]) -> Result<UniqueId, Error> {
+    let mut gpus = Vec::new();
+    let mut id = &[][..];
+    for (rank, bytes) in announced.iter().enumerate() {
+        let (gpu, rest) = Gpu::split_from(bytes)
+            .ok_or_else(|| wrong_length(rank, bytes.len(), size_of::<[u8; 17]>()))?;
+        gpus.push(gpu);
+        if rank == 0 {
+            id = rest;
+        }
+    }
+    require_own(&gpus)?;
+    let wrong = |_| wrong_length(0, id.len(), UniqueId::BYTES);
+    Ok(UniqueId::from_bytes(id.try_into().map_err(wrong)?))
 }
 
 /// Initialises NVSHMEM. Collective.
@@ -330,32 +349,6 @@ fn get_ready(
     }
     // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
     unsafe { library.register_module(device.module()) }.map_err(refused)
-}
-
-/// Tells all ranks whether this one came out of `step` well, with a few bytes if it did, and
-/// gives every rank's bytes. Collective.
-fn agree<T>(
-    bootstrap: &mut dyn Bootstrap,
-    step: &'static str,
-    result: Result<T, Error>,
-    attached: impl FnOnce(&T) -> Vec<u8>,
-) -> Result<(T, Vec<Vec<u8>>), Error> {
-    const WELL: u8 = 1;
-    let message = match &result {
-        Ok(value) => [&[WELL][..], &attached(value)].concat(),
-        Err(_) => vec![0],
-    };
-    let gathered = bootstrap.all_gather(&message);
-    // This rank's own error says more than that of telling it.
-    let value = result?;
-    let mut attached = Vec::new();
-    for (rank, message) in (0..).map(Rank).zip(gathered?) {
-        match message.split_first() {
-            Some((&WELL, rest)) => attached.push(rest.to_vec()),
-            _ => return Err(Error::PeerFailed { rank, step }),
-        }
-    }
-    Ok((value, attached))
 }
 
 /// NVSHMEM counts in C's `int`.
@@ -421,26 +414,6 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_fails_is_named_to_the_others() {
-        let mut bootstrap = Recorded(vec![vec![1, 7], vec![0]]);
-        let Err(error) = agree(&mut bootstrap, "testing", Ok(()), |()| vec![5]) else {
-            panic!("rank 2 failed");
-        };
-        let text = error.to_string();
-        assert!(
-            text.contains("rank 2") && text.contains("testing"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn what_ranks_attach_comes_by_rank() {
-        let mut bootstrap = Recorded(vec![vec![1, 7]]);
-        let agreed = agree(&mut bootstrap, "testing", Ok(3), |_| vec![5, 6]);
-        assert!(matches!(agreed, Ok((3, bytes)) if bytes == [vec![5, 6], vec![7]]));
-    }
-
-    #[test]
     fn a_missing_library_is_named_on_its_own_rank() {
         let library = Some(PathBuf::from("no/such/libnvshmem_host.so.3"));
         let bootstrap = Box::new(Recorded(vec![vec![1]]));
@@ -451,9 +424,27 @@ mod tests {
         assert!(error.to_string().contains("no/such/libnvshmem_host.so.3"));
     }
 
+    /// What a rank announces.
+    fn announced(gpu: u8, id: usize) -> Vec<u8> {
+        let gpu = Gpu {
+            uuid: [gpu; 16],
+            machine: "here".into(),
+        };
+        [gpu.to_bytes(), vec![1; id]].concat()
+    }
+
     #[test]
     fn a_short_unique_id_is_refused() {
-        assert!(matches!(unique_id(&[vec![1; 4]]), Err(Error::Bootstrap(_))));
-        assert!(unique_id(&[vec![1; UniqueId::BYTES]]).is_ok());
+        let short = [announced(1, 4), announced(2, 0)];
+        assert!(matches!(heard(&short), Err(Error::Bootstrap(_))));
+        let whole = [announced(1, UniqueId::BYTES), announced(2, 0)];
+        assert!(heard(&whole).is_ok());
+        assert!(matches!(heard(&[vec![1; 9]]), Err(Error::Bootstrap(_))));
+    }
+
+    #[test]
+    fn two_ranks_on_one_gpu_are_refused_before_nvshmem_is_joined() {
+        let same = [announced(1, UniqueId::BYTES), announced(1, 0)];
+        assert!(matches!(heard(&same), Err(Error::GpuShared { .. })));
     }
 }

@@ -105,7 +105,8 @@ const fn struct_version<T>() -> c_int {
 
 /// The loaded host library, of the version that the kernels are linked with.
 ///
-/// It is never unloaded before the process ends: NVSHMEM keeps threads and exit handlers.
+/// It is never unloaded before the process ends: NVSHMEM keeps threads and exit handlers. Nor is a library
+/// that [`load`](Self::load) refused: its constructors have run.
 pub struct HostLibrary {
     functions: ManuallyDrop<HostFunctions>,
 }
@@ -124,6 +125,10 @@ impl HostLibrary {
             source,
         };
         // SAFETY: loading NVSHMEM runs its constructors, which touch nothing of this program.
+        let kept = unsafe { libloading::Library::new(file) }.map_err(failed)?;
+        // The loader counts: as this one is never closed, a library that is refused stays loaded, too.
+        core::mem::forget(kept);
+        // SAFETY: as above; it is loaded already.
         let library = unsafe { libloading::Library::new(file) }.map_err(failed)?;
         let found = version_of(&library).map_err(failed)?;
         if found != LINKED_VERSION {
@@ -268,6 +273,12 @@ mod tests {
     use std::process::Command;
     use std::string::ToString;
 
+    /// Whether a file is loaded into this process.
+    fn is_loaded(library: &Path) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.contains(library.to_str().unwrap())
+    }
+
     /// Compiles a stand-in for the host library that has nothing but a version.
     fn stand_in(name: &str, version: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
@@ -301,6 +312,7 @@ mod tests {
         let library = stand_in("old-nvshmem", "*a = 3; *b = 3; *c = 9;");
         let text = HostLibrary::load(Some(&library)).unwrap_err().to_string();
         assert!(text.contains("3.3.9") && text.contains("3.4.5"), "{text}");
+        assert!(is_loaded(&library), "unloaded after its constructors ran");
     }
 
     #[test]
@@ -308,6 +320,7 @@ mod tests {
         let library = stand_in("broken-nvshmem", "*a = 3; *b = 4; *c = 5;");
         let error = HostLibrary::load(Some(&library)).unwrap_err();
         assert!(matches!(error, LoadError::Library { .. }), "{error}");
+        assert!(is_loaded(&library), "unloaded after its constructors ran");
     }
 
     #[test]

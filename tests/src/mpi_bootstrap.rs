@@ -6,6 +6,8 @@ use mpi::environment::Universe;
 use mpi::traits::{Communicator, CommunicatorCollectives};
 
 /// All processes that mpirun started.
+///
+/// MPI bounds no wait: where a process is lost, the calls of the others do not return. `mpirun` ends them.
 pub struct MpiBootstrap {
     universe: Universe,
 }

@@ -6,12 +6,19 @@ use std::time::{Duration, Instant};
 
 use crate::BootstrapError;
 
-/// "FRY1": first in every message.
-const MAGIC: u32 = u32::from_le_bytes(*b"FRY1");
-/// Longest message taken.
-const MAX_BYTES: u64 = 64 << 20;
-/// How long rank 0 lets a newcomer take to say who it is: strangers may connect, too.
+/// First in every message of a call; the digit is raised when messages change.
+const CALL: u32 = u32::from_le_bytes(*b"FRY2");
+/// First in the message that a rank was lost: its number is that rank, its payload the reason.
+const LOST: u32 = u32::from_le_bytes(*b"FRYL");
+/// A tag, a number, the payload's length.
+const HEADER_BYTES: usize = 16;
+/// Longest payload taken.
+pub const MAX_BYTES: u64 = 64 << 20;
+/// How long rank 0 lets a newcomer take to say who it is: strangers may connect, too. Also how long telling
+/// that a rank was lost may take.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks at what has come.
+pub const PAUSE: Duration = Duration::from_millis(1);
 
 /// When a call must have ended.
 #[derive(Clone, Copy)]
@@ -38,15 +45,16 @@ impl Limit {
         (!left.is_zero()).then(|| left.min(day))
     }
 
-    /// The earlier of this and `timeout` from now.
-    pub fn at_most(self, timeout: Duration) -> Self {
-        Self::of(self.left().unwrap_or_default().min(timeout))
-    }
-
     /// This, but long enough for a short message to a peer that is listening.
     pub fn at_least(self) -> Self {
         Self::of(self.left().unwrap_or_default().max(HELLO_TIMEOUT))
     }
+}
+
+/// A message that has come whole.
+pub struct Message {
+    pub number: u32,
+    pub bytes: Vec<u8>,
 }
 
 /// A connection to another rank.
@@ -54,25 +62,28 @@ impl Limit {
 pub struct Peer {
     pub rank: u32,
     pub address: SocketAddr,
-    pub stream: TcpStream,
+    /// Does not block.
+    stream: TcpStream,
+    /// What has come of the next message.
+    received: Vec<u8>,
+    /// A message to it was cut off: what is sent now would be taken for the rest.
+    cut_off: bool,
 }
 
 impl Peer {
-    pub fn prepare(&self) -> Result<(), BootstrapError> {
-        self.stream
-            .set_nonblocking(false)
-            .and_then(|()| self.stream.set_nodelay(true))
-            .map_err(|source| self.io("connecting", source))
-    }
-
-    /// What a newcomer calls itself, and how many ranks it expects.
-    pub fn hear_hello(&mut self, limit: Limit) -> Result<(u32, u32), BootstrapError> {
-        let doing = "joining";
-        let bytes = self.receive(0, doing, limit)?;
-        match (word(&bytes, 0), word(&bytes, 1)) {
-            (Some(rank), Some(ranks)) => Ok((rank, ranks)),
-            _ => Err(self.unexpected(doing, 8, bytes.len() as u64)),
-        }
+    pub fn new(rank: u32, address: SocketAddr, stream: TcpStream) -> Result<Self, BootstrapError> {
+        let peer = Self {
+            rank,
+            address,
+            stream,
+            received: Vec::new(),
+            cut_off: false,
+        };
+        peer.stream
+            .set_nonblocking(true)
+            .and_then(|()| peer.stream.set_nodelay(true))
+            .map_err(|source| peer.io("connecting", source))?;
+        Ok(peer)
     }
 
     pub fn send(
@@ -82,18 +93,20 @@ impl Peer {
         doing: &'static str,
         limit: Limit,
     ) -> Result<(), BootstrapError> {
-        let length = bytes.len() as u64;
-        if length > MAX_BYTES {
-            return Err(self.unexpected(doing, MAX_BYTES, length));
-        }
-        let header = [
-            &MAGIC.to_le_bytes()[..],
-            &number.to_le_bytes(),
-            &length.to_le_bytes(),
-        ]
-        .concat();
+        let header = header(CALL, number, bytes);
         self.write_all(&header, doing, limit)?;
         self.write_all(bytes, doing, limit)
+    }
+
+    /// Tells that `rank` was lost, if the peer can still be told. It hears it in its next look.
+    pub fn tell_lost(&mut self, rank: u32, reason: &str, limit: Limit) {
+        if self.cut_off {
+            return;
+        }
+        let message = [&header(LOST, rank, reason.as_bytes()), reason.as_bytes()].concat();
+        if let Err(error) = self.write_all(&message, "telling who was lost", limit) {
+            tracing::debug!(peer = self.rank, %error, "not told that rank {rank} was lost");
+        }
     }
 
     /// The payload of a message that must carry `number`.
@@ -103,80 +116,141 @@ impl Peer {
         doing: &'static str,
         limit: Limit,
     ) -> Result<Vec<u8>, BootstrapError> {
-        let (got, bytes) = self.receive_any(doing, limit)?;
-        if got != number {
-            return Err(self.unexpected(doing, number.into(), got.into()));
-        }
-        Ok(bytes)
+        let message = self.receive_any(doing, limit)?;
+        self.require(number, message, doing)
     }
 
-    /// The number and the payload of the next message.
+    /// The next message.
     pub fn receive_any(
         &mut self,
         doing: &'static str,
         limit: Limit,
-    ) -> Result<(u32, Vec<u8>), BootstrapError> {
-        let mut header = [0; 16];
-        self.read_exact(&mut header, doing, limit)?;
-        let [m0, m1, m2, m3, n0, n1, n2, n3, length @ ..] = header;
-        let magic = u32::from_le_bytes([m0, m1, m2, m3]);
-        let length = u64::from_le_bytes(length);
-        if magic != MAGIC {
-            return Err(self.unexpected(doing, MAGIC.into(), magic.into()));
+    ) -> Result<Message, BootstrapError> {
+        loop {
+            if let Some(message) = self.poll(MAX_BYTES, doing)? {
+                return Ok(message);
+            }
+            self.pause(doing, limit)?;
         }
-        if length > MAX_BYTES {
-            return Err(self.unexpected(doing, MAX_BYTES, length));
-        }
-        let mut bytes = vec![0; length as usize];
-        self.read_exact(&mut bytes, doing, limit)?;
-        Ok((u32::from_le_bytes([n0, n1, n2, n3]), bytes))
     }
 
-    fn read_exact(
-        &mut self,
-        mut bytes: &mut [u8],
+    /// The payload, if the message carries `number`.
+    pub fn require(
+        &self,
+        number: u32,
+        message: Message,
         doing: &'static str,
-        limit: Limit,
-    ) -> Result<(), BootstrapError> {
-        while !bytes.is_empty() {
-            let Some(left) = limit.left() else {
-                return Err(self.timeout(doing, limit));
-            };
-            let read = self
-                .stream
-                .set_read_timeout(Some(left))
-                .and_then(|()| self.stream.read(bytes));
-            match read {
+    ) -> Result<Vec<u8>, BootstrapError> {
+        if message.number != number {
+            return Err(self.unexpected(doing, number.into(), message.number.into()));
+        }
+        Ok(message.bytes)
+    }
+
+    /// The next message, if it has come whole; it is taken if its payload has at most `most` bytes. Does not
+    /// wait. That a rank was lost comes as an error.
+    pub fn poll(
+        &mut self,
+        most: u64,
+        doing: &'static str,
+    ) -> Result<Option<Message>, BootstrapError> {
+        let mut chunk = [0; 1 << 14];
+        loop {
+            let missing = self.missing(most, doing)?;
+            if missing == 0 {
+                return self.take().map(Some);
+            }
+            let room = missing.min(chunk.len());
+            match self.stream.read(&mut chunk[..room]) {
                 Ok(0) => return Err(self.io(doing, ErrorKind::UnexpectedEof.into())),
-                Ok(count) => bytes = &mut bytes[count..],
-                Err(error) if again(&error) => {}
+                Ok(count) => self.received.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.io(doing, error)),
             }
         }
-        Ok(())
+    }
+
+    /// Bytes that the message, or its header, lacks. Nothing is kept free for what was only announced.
+    fn missing(&self, most: u64, doing: &'static str) -> Result<usize, BootstrapError> {
+        let Some(&[m0, m1, m2, m3, _, _, _, _, length @ ..]) =
+            self.received.first_chunk::<HEADER_BYTES>()
+        else {
+            return Ok(HEADER_BYTES - self.received.len());
+        };
+        let tag = u32::from_le_bytes([m0, m1, m2, m3]);
+        if tag != CALL && tag != LOST {
+            return Err(self.unexpected(doing, CALL.into(), tag.into()));
+        }
+        let length = u64::from_le_bytes(length);
+        if length > most {
+            return Err(self.unexpected(doing, most, length));
+        }
+        Ok(HEADER_BYTES + length as usize - self.received.len())
+    }
+
+    /// Takes the message, which is whole.
+    fn take(&mut self) -> Result<Message, BootstrapError> {
+        let mut bytes = std::mem::take(&mut self.received);
+        let tag = word(&bytes, 0);
+        let number = word(&bytes, 1).unwrap_or_default();
+        bytes.drain(..HEADER_BYTES);
+        if tag == Some(LOST) {
+            let reason = String::from_utf8_lossy(&bytes).into_owned();
+            return Err(BootstrapError::Lost {
+                rank: number,
+                reason,
+            });
+        }
+        Ok(Message { number, bytes })
     }
 
     fn write_all(
+        &mut self,
+        bytes: &[u8],
+        doing: &'static str,
+        limit: Limit,
+    ) -> Result<(), BootstrapError> {
+        let written = self.write_on(bytes, doing, limit);
+        self.cut_off |= written.is_err();
+        written
+    }
+
+    fn write_on(
         &mut self,
         mut bytes: &[u8],
         doing: &'static str,
         limit: Limit,
     ) -> Result<(), BootstrapError> {
         while !bytes.is_empty() {
-            let Some(left) = limit.left() else {
-                return Err(self.timeout(doing, limit));
-            };
-            let written = self
-                .stream
-                .set_write_timeout(Some(left))
-                .and_then(|()| self.stream.write(bytes));
-            match written {
+            match self.stream.write(bytes) {
                 Ok(0) => return Err(self.io(doing, ErrorKind::WriteZero.into())),
                 Ok(count) => bytes = &bytes[count..],
-                Err(error) if again(&error) => {}
-                Err(error) => return Err(self.io(doing, error)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // A peer that has given up does not read on, and has said why.
+                    if let Some(message) = self.poll(MAX_BYTES, doing)? {
+                        return Err(self.unexpected(doing, 0, message.number.into()));
+                    }
+                    self.pause(doing, limit)?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // What it said before it left counts for more than that it has left.
+                    return match self.poll(MAX_BYTES, doing) {
+                        Err(lost @ BootstrapError::Lost { .. }) => Err(lost),
+                        _ => Err(self.io(doing, error)),
+                    };
+                }
             }
         }
+        Ok(())
+    }
+
+    fn pause(&self, doing: &'static str, limit: Limit) -> Result<(), BootstrapError> {
+        if limit.left().is_none() {
+            return Err(self.timeout(doing, limit));
+        }
+        std::thread::sleep(PAUSE);
         Ok(())
     }
 
@@ -189,7 +263,7 @@ impl Peer {
         }
     }
 
-    fn timeout(&self, doing: &'static str, limit: Limit) -> BootstrapError {
+    pub fn timeout(&self, doing: &'static str, limit: Limit) -> BootstrapError {
         let seconds = limit.timeout.as_secs_f64();
         BootstrapError::Timeout {
             peer: self.rank,
@@ -199,7 +273,7 @@ impl Peer {
         }
     }
 
-    fn unexpected(&self, doing: &'static str, wanted: u64, got: u64) -> BootstrapError {
+    pub fn unexpected(&self, doing: &'static str, wanted: u64, got: u64) -> BootstrapError {
         BootstrapError::Unexpected {
             peer: self.rank,
             address: self.address,
@@ -210,12 +284,12 @@ impl Peer {
     }
 }
 
-/// Whether to try again: the time is up (the limit is looked at next), or a signal came.
-fn again(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-    )
+fn header(tag: u32, number: u32, bytes: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..4].copy_from_slice(&tag.to_le_bytes());
+    header[4..8].copy_from_slice(&number.to_le_bytes());
+    header[8..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    header
 }
 
 /// The `index`-th 32-bit word.

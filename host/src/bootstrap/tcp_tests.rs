@@ -1,5 +1,7 @@
 //! Ranks that meet, and ranks that do not.
 
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -8,9 +10,13 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
 
-/// An address that nobody listens on at the moment.
+/// An address that nobody else gets: every call has one of the machine's own for itself, so that another test
+/// cannot take the port before it is listened on.
 fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
+    static CALLS: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, high, low, CALLS.fetch_add(1, Ordering::Relaxed));
+    TcpListener::bind((own, 0))
         .and_then(|listener| listener.local_addr())
         .unwrap()
 }
@@ -146,12 +152,7 @@ fn strangers_do_not_disturb() {
     use std::io::Write;
     let address = free_address();
     let host = thread::spawn(move || TcpBootstrap::connect(0, 2, address, LONG));
-    let mut stranger = loop {
-        match TcpStream::connect(address) {
-            Ok(stream) => break stream,
-            Err(_) => thread::sleep(PAUSE),
-        }
-    };
+    let mut stranger = stranger(address);
     stranger
         .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .unwrap();
@@ -174,10 +175,234 @@ fn a_rank_that_leaves_or_stays_silent_is_named() {
     ));
     assert!(start.elapsed() < 10 * SHORT);
     drop(one);
+    // Failed once, it does not even look.
+    let start = Instant::now();
     assert!(matches!(
         zero.barrier(),
-        Err(BootstrapError::Io { peer: 1, .. })
+        Err(BootstrapError::Lost { rank: 1, .. })
     ));
+    assert!(start.elapsed() < SHORT / 2);
+}
+
+/// Ranks that have met, ascending.
+fn met(ranks: u32, timeout: Duration) -> Vec<TcpBootstrap> {
+    let who: Vec<_> = (0..ranks).map(|rank| (rank, ranks)).collect();
+    let joined = meet(&who, timeout);
+    joined.into_iter().map(Result::unwrap).collect()
+}
+
+/// Lets each make a call, on a thread of its own, and gives them back with what came of it.
+fn call_all(ranks: Vec<TcpBootstrap>) -> Vec<(TcpBootstrap, Result<(), BootstrapError>)> {
+    let call = |mut rank: TcpBootstrap| {
+        thread::spawn(move || {
+            let called = rank.barrier();
+            (rank, called)
+        })
+    };
+    let threads: Vec<_> = ranks.into_iter().map(call).collect();
+    threads.into_iter().map(|t| t.join().unwrap()).collect()
+}
+
+#[test]
+fn a_lost_rank_is_told_to_all_at_once_and_every_later_call_names_it() {
+    for lost in 0..4 {
+        let mut ranks = met(4, LONG);
+        drop(ranks.remove(lost as usize));
+        let start = Instant::now();
+        let mut called = call_all(ranks);
+        for (rank, called) in &mut called {
+            let error = called.as_ref().unwrap_err();
+            assert_eq!(error.lost_rank(), Some(lost), "rank {}: {error}", rank.rank);
+            let again = rank.barrier().unwrap_err();
+            assert!(
+                matches!(again, BootstrapError::Lost { rank, .. } if rank == lost),
+                "{again}"
+            );
+        }
+        assert!(start.elapsed() < LONG / 2);
+    }
+}
+
+#[test]
+fn a_lost_rank_is_found_although_another_one_has_not_called() {
+    let mut ranks = met(4, LONG);
+    let late = ranks.remove(2);
+    drop(ranks.remove(1));
+    let start = Instant::now();
+    for (_, called) in call_all(ranks) {
+        assert_eq!(called.unwrap_err().lost_rank(), Some(1));
+    }
+    let (_, called) = call_all(vec![late]).remove(0);
+    assert!(matches!(called, Err(BootstrapError::Lost { rank: 1, .. })));
+    assert!(start.elapsed() < LONG / 2);
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named_to_those_that_did() {
+    // Rank 0 gives up a second before the others would.
+    let mut ranks = met(4, Duration::from_secs(8));
+    let silent = ranks.remove(2);
+    for (_, called) in call_all(ranks) {
+        assert_eq!(called.unwrap_err().lost_rank(), Some(2));
+    }
+    drop(silent);
+}
+
+#[test]
+fn whoever_writes_to_a_rank_that_gave_up_learns_why() {
+    // More than sockets take, so that rank 2 is still writing when rank 0 gives up.
+    let mut ranks = met(3, LONG);
+    let mut two = ranks.pop().unwrap();
+    drop(ranks.pop());
+    let two = thread::spawn(move || two.all_gather(&vec![7; MAX_BYTES as usize]));
+    let mut zero = ranks.pop().unwrap();
+    assert_eq!(zero.barrier().unwrap_err().lost_rank(), Some(1));
+    let start = Instant::now();
+    let told = two.join().unwrap().unwrap_err();
+    assert!(
+        matches!(told, BootstrapError::Lost { rank: 1, .. }),
+        "{told}"
+    );
+    assert!(start.elapsed() < LONG / 2);
+}
+
+#[test]
+fn too_many_bytes_end_the_call_of_all_and_name_who_sent_them() {
+    let mut ranks = met(3, LONG);
+    let mut one = ranks.remove(1);
+    let too_many = one.all_gather(&vec![0; MAX_BYTES as usize + 1]);
+    assert!(matches!(too_many, Err(BootstrapError::Other { .. })));
+    for (_, called) in call_all(ranks) {
+        assert_eq!(called.unwrap_err().lost_rank(), Some(1));
+    }
+}
+
+#[test]
+fn survivors_meet_again_at_the_same_address() {
+    let address = free_address();
+    let join = |rank, ranks| {
+        thread::spawn(move || TcpBootstrap::connect(rank, ranks, address, LONG).unwrap())
+    };
+    let first: Vec<_> = (0..3).map(|rank| join(rank, 3)).collect();
+    let mut ranks: Vec<_> = first.into_iter().map(|t| t.join().unwrap()).collect();
+    drop(ranks.remove(1));
+    for (_, called) in call_all(ranks) {
+        assert_eq!(called.unwrap_err().lost_rank(), Some(1));
+    }
+    let again: Vec<_> = (0..2).map(|rank| join(rank, 2)).collect();
+    let again = again.into_iter().map(|t| t.join().unwrap()).collect();
+    assert!(call_all(again).iter().all(|(_, called)| called.is_ok()));
+}
+
+/// Connects to a rendezvous without saying anything.
+fn stranger(address: SocketAddr) -> TcpStream {
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(start.elapsed() < LONG, "{address}: {error}"),
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+#[test]
+fn silent_strangers_keep_nobody_waiting() {
+    let address = free_address();
+    let host = thread::spawn(move || TcpBootstrap::connect(0, 2, address, LONG));
+    let silent: Vec<_> = (0..30).map(|_| stranger(address)).collect();
+    let start = Instant::now();
+    assert!(TcpBootstrap::connect(1, 2, address, LONG).is_ok());
+    assert!(host.join().unwrap().is_ok());
+    assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
+    drop(silent);
+}
+
+#[test]
+fn more_silent_strangers_than_are_let_in_do_not_keep_a_rank_out() {
+    let address = free_address();
+    let host = thread::spawn(move || TcpBootstrap::connect(0, 2, address, LONG));
+    let silent: Vec<_> = (0..MOST_NEWCOMERS + 50)
+        .map(|_| stranger(address))
+        .collect();
+    assert!(TcpBootstrap::connect(1, 2, address, LONG).is_ok());
+    assert!(host.join().unwrap().is_ok());
+    drop(silent);
+}
+
+#[test]
+fn a_hello_is_short() {
+    use std::io::{Read, Write};
+    let address = free_address();
+    let host = thread::spawn(move || TcpBootstrap::connect(0, 2, address, LONG));
+    let mut long = stranger(address);
+    let hello = [*b"FRY2\0\0\0\0", MAX_BYTES.to_le_bytes()].concat();
+    long.write_all(&hello).unwrap();
+    long.set_read_timeout(Some(LONG)).unwrap();
+    // Sent away for the length alone, before its bytes come.
+    let start = Instant::now();
+    assert!(matches!(long.read(&mut [0]), Ok(0) | Err(_)));
+    assert!(start.elapsed() < HELLO_TIMEOUT / 2, "{:?}", start.elapsed());
+    assert!(TcpBootstrap::connect(1, 2, address, LONG).is_ok());
+    assert!(host.join().unwrap().is_ok());
+}
+
+/// Says that it is rank 1 of 3, and what it is known by.
+fn hello(stream: &mut TcpStream, nonce: u64) {
+    use std::io::Write;
+    let words = [u32::from_le_bytes(*b"FRY2"), 0, HELLO_BYTES as u32, 0, 1, 3];
+    let words = words.map(u32::to_le_bytes).concat();
+    let message = [words, nonce.to_le_bytes().to_vec()].concat();
+    stream.write_all(&message).unwrap();
+}
+
+/// The verdict that comes, or nothing.
+fn verdict(stream: &mut TcpStream) -> Option<u32> {
+    use std::io::Read;
+    let mut answer = [0; 20];
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.read_exact(&mut answer).ok()?;
+    word(&answer, 1)
+}
+
+#[test]
+fn a_rank_that_comes_again_takes_its_own_place() {
+    let address = free_address();
+    let join = |rank| thread::spawn(move || TcpBootstrap::connect(rank, 3, address, LONG));
+    let host = join(0);
+    // The first connection stays open, as it does where the network lost one end.
+    let (mut first, mut again) = (stranger(address), stranger(address));
+    hello(&mut first, 77);
+    hello(&mut again, 77);
+    assert_eq!(verdict(&mut first), None);
+    // Another process of the same rank is still sent away.
+    let mut other = stranger(address);
+    hello(&mut other, 78);
+    assert_eq!(verdict(&mut other), Some(DUPLICATE));
+    let two = join(2);
+    assert_eq!(verdict(&mut again), Some(WELCOME));
+    assert!(host.join().unwrap().is_ok() && two.join().unwrap().is_ok());
+}
+
+#[test]
+fn a_rank_that_was_started_again_takes_the_place_of_the_one_that_ended() {
+    let address = free_address();
+    let join = |rank| thread::spawn(move || TcpBootstrap::connect(rank, 3, address, LONG));
+    let host = join(0);
+    let mut ended = stranger(address);
+    hello(&mut ended, 1);
+    // Rank 0 has heard it: a second one is refused.
+    let mut other = stranger(address);
+    hello(&mut other, 2);
+    assert_eq!(verdict(&mut other), Some(DUPLICATE));
+    drop(ended);
+    // Rank 2 comes first: with the rank that ended, all would be there.
+    let two = join(2);
+    thread::sleep(20 * PAUSE);
+    let one = join(1);
+    let mut ranks: Vec<_> = [host, one, two].map(|t| t.join().unwrap().unwrap()).into();
+    ranks.sort_by_key(|rank| rank.rank);
+    assert!(call_all(ranks).iter().all(|(_, called)| called.is_ok()));
 }
 
 #[test]

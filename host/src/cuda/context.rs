@@ -111,6 +111,16 @@ impl PrimaryContext {
             .map_err(|error| of_cust("cuDeviceGetName", error))
     }
 
+    /// What no other device has; of a part of a GPU, the part's.
+    pub(super) fn uuid(&self) -> Result<[u8; 16], Error> {
+        let mut uuid = [0; 16];
+        // SAFETY: `uuid` is a live array of `CUuuid`'s size, and the device exists.
+        check("cuDeviceGetUuid", unsafe {
+            sys::cuDeviceGetUuid_v2(&mut uuid, self.device.as_raw())
+        })?;
+        Ok(uuid)
+    }
+
     /// Whether this device can address the memory of `peer`.
     pub(super) fn can_access(&self, peer: &Self) -> Result<bool, Error> {
         let mut can = 0;

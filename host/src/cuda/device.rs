@@ -155,6 +155,11 @@ impl CudaDevice {
         self.core.multiprocessors
     }
 
+    /// What no other device has.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16], Error> {
+        self.core.context.uuid()
+    }
+
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.core
     }

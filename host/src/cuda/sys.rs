@@ -80,6 +80,7 @@ unsafe extern "C" {
     pub(super) fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code;
     pub(super) fn cuDriverGetVersion(version: *mut c_int) -> Code;
     pub(super) fn cuDeviceGetCount(count: *mut c_int) -> Code;
+    pub(super) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
 
     pub(super) fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;

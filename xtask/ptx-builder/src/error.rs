@@ -51,6 +51,18 @@ pub enum Error {
         /// The command that gets it.
         get: String,
     },
+    /// A file that calls itself NVSHMEM's bitcode and is not.
+    #[error("{path} has the sha256 {found}, but NVSHMEM's is {wanted}; get it with `{get}`, or unset NVSHMEM_HOME", path = path.display())]
+    NvshmemSum {
+        /// The bitcode file.
+        path: PathBuf,
+        /// Its sum.
+        found: String,
+        /// The sums of the version that Ferry links.
+        wanted: String,
+        /// The command that gets it.
+        get: String,
+    },
     /// `NVSHMEM_HOME` is set, but holds no device bitcode.
     #[error("NVSHMEM_HOME is {home}, which has no lib/libnvshmem_device.bc; unset it, or point it at NVSHMEM 3.4.5", home = home.display())]
     NvshmemHome {

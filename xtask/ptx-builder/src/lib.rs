@@ -19,6 +19,7 @@ mod digest;
 mod error;
 mod nvshmem;
 mod ptx;
+mod sha256;
 mod stamp;
 mod violation;
 mod wheel;

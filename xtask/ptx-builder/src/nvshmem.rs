@@ -9,6 +9,7 @@ use std::process::Command;
 
 use crate::command::output_of;
 use crate::error::{Error, FileContext, Result};
+use crate::sha256;
 use crate::stamp::Stamp;
 use crate::wheel::{Wheel, site_packages};
 
@@ -24,6 +25,13 @@ pub const DEVICE_FUNCTIONS: [&str; 3] = [
 
 /// What the host library writes into when a module is registered.
 const DEVICE_STATE: [&str; 2] = ["nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"];
+
+/// The sums of [`NVSHMEM_VERSION`]'s bitcode in [`Wheel::NVSHMEM`] for x86_64 and for aarch64. In what is used of
+/// them, only the places of the sources differ.
+const BITCODE_SHA256: [&str; 2] = [
+    "39ed77a212066c98689a2cf003a889ddd6433a4a90cdb9ced08642db5ff4526b",
+    "9281a1361d05365fd37b217f9ca98f9e3ae765b25e5a8c79a5c5dadee9d83389",
+];
 
 /// Where the bitcode lies below an NVSHMEM folder.
 const BITCODE: &str = "lib/libnvshmem_device.bc";
@@ -75,30 +83,45 @@ fn home_bitcode(home: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Uses the wheel in site-packages if it fits, else fetches the right one.
+/// Uses the wheel in site-packages if it is of the right version, else fetches it.
 fn reduce_found(tools: &Path, target_dir: &Path, reduced: &Path) -> Result<()> {
-    let installed = site_packages()
-        .into_iter()
-        .map(|packages| packages.join("nvidia/nvshmem").join(BITCODE))
-        .find(|bitcode| bitcode.is_file());
-    if let Some(bitcode) = installed {
-        match reduce_checked(tools, &bitcode, reduced) {
-            Err(unfit @ Error::NvshmemVersion { .. }) => eprintln!("not used: {unfit}"),
-            outcome => return outcome,
-        }
-    }
-    let wheel = Wheel::NVSHMEM.fetch(target_dir)?;
-    reduce_checked(tools, &wheel.join("nvidia/nvshmem").join(BITCODE), reduced)
+    let folder = match installed(site_packages()) {
+        Some(packages) => packages,
+        None => Wheel::NVSHMEM.fetch(target_dir)?,
+    };
+    reduce_checked(tools, &folder.join("nvidia/nvshmem").join(BITCODE), reduced)
 }
 
-/// Cuts `bitcode` down to [`DEVICE_FUNCTIONS`] and refuses another version.
+/// The first folder of packages that has the wheel.
+fn installed(packages: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
+    packages
+        .into_iter()
+        .find(|folder| Wheel::NVSHMEM.is_in(folder))
+}
+
+/// Cuts `bitcode` down to [`DEVICE_FUNCTIONS`], if it is the known one.
 fn reduce_checked(tools: &Path, bitcode: &Path, reduced: &Path) -> Result<()> {
+    check_sum(bitcode)?;
     let scratch = reduced.with_extension(format!("partial-{}", std::process::id()));
     fs::create_dir_all(&scratch).file("create", &scratch)?;
     let outcome = reduce(tools, bitcode, &scratch)
         .and_then(|small| fs::rename(&small, reduced).file("move into place", reduced));
     fs::remove_dir_all(&scratch).file("remove", &scratch)?;
     outcome
+}
+
+/// Refuses bitcode that is not NVIDIA's, before any tool reads it.
+fn check_sum(bitcode: &Path) -> Result<()> {
+    let found = sha256::hex(&fs::read(bitcode).file("read", bitcode)?);
+    if BITCODE_SHA256.contains(&found.as_str()) {
+        return Ok(());
+    }
+    Err(Error::NvshmemSum {
+        path: bitcode.into(),
+        found,
+        wanted: BITCODE_SHA256.join(" or "),
+        get: Wheel::NVSHMEM.get_command(),
+    })
 }
 
 fn reduce(tools: &Path, bitcode: &Path, scratch: &Path) -> Result<PathBuf> {
@@ -259,6 +282,45 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(text.contains("3.3.5") && text.contains("3.4.5"), "{text}");
+    }
+
+    /// A folder for a test's files.
+    fn scratch(name: &str) -> PathBuf {
+        let folder = env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn bitcode_with_another_sum_is_refused_with_both_before_a_tool_reads_it() {
+        let folder = scratch("tampered");
+        let bitcode = folder.join("libnvshmem_device.bc");
+        fs::write(&bitcode, b"abc").unwrap();
+        let refused = reduce_checked(Path::new("no/tools"), &bitcode, &folder.join("small.bc"));
+        let text = refused.unwrap_err().to_string();
+        let found = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        for part in [found, BITCODE_SHA256[0], BITCODE_SHA256[1]] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(text.contains(bitcode.to_str().unwrap()), "{text}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn an_installed_wheel_of_another_version_or_name_is_not_used() {
+        let folder = scratch("packages");
+        let other = folder.join("other");
+        for record in [
+            "nvidia_nvshmem_cu13-3.3.20.dist-info",
+            "nvidia_nvshmem_cu12-3.4.5.dist-info",
+        ] {
+            fs::create_dir_all(other.join(record)).unwrap();
+        }
+        assert_eq!(installed([other.clone()]), None);
+        let right = folder.join("right");
+        fs::create_dir_all(right.join("nvidia_nvshmem_cu13-3.4.5.dist-info")).unwrap();
+        assert_eq!(installed([other, right.clone()]), Some(right));
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -1,0 +1,175 @@
+//! What becomes of windows when a rank is lost.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use super::*;
+use crate::{BootstrapError, CombineMode, Config, ExpertParallel, Group, Shape, TokenFormat};
+
+/// Simulated ranks of this process, or rank 0 of two processes, whose bootstrap fails after some calls.
+struct Failing {
+    inside: Group,
+    ranks: u32,
+    /// Calls of the bootstrap that are answered.
+    answered: AtomicUsize,
+    freed: AtomicUsize,
+}
+
+impl Failing {
+    fn new(ranks: u32, processes: u32, answered: usize) -> Arc<Self> {
+        Arc::new(Self {
+            inside: Group::simulated(ranks / processes, 1).unwrap(),
+            ranks,
+            answered: answered.into(),
+            freed: 0.into(),
+        })
+    }
+
+    fn ask(&self) -> Result<(), Error> {
+        let left = self.answered.load(Ordering::Relaxed).checked_sub(1);
+        let left = left.ok_or_else(|| BootstrapError::Lost {
+            rank: 1,
+            reason: "killed".into(),
+        })?;
+        self.answered.store(left, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn freed(&self) -> usize {
+        self.freed.load(Ordering::Relaxed)
+    }
+}
+
+impl Fabric for Failing {
+    fn name(&self) -> &'static str {
+        "failing"
+    }
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+    fn local_ranks(&self) -> Vec<Rank> {
+        self.inside.local_ranks()
+    }
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        self.inside.device(rank)
+    }
+    fn reaches_other_nodes(&self) -> bool {
+        true
+    }
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        self.ask()?;
+        Ok(vec![value; self.ranks as usize])
+    }
+    fn barrier(&self) -> Result<(), Error> {
+        self.ask()
+    }
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        self.inside.fabric().alloc_windows(bytes)
+    }
+    fn peer_windows(
+        &self,
+        _: Rank,
+        windows: &[DevicePtr],
+        _: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        Ok(vec![windows[0]; self.ranks as usize])
+    }
+    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        self.freed.fetch_add(windows.len(), Ordering::Relaxed);
+        self.inside.fabric().free_windows(windows)
+    }
+}
+
+fn config() -> Config {
+    Config {
+        experts: 2,
+        top_k: 1,
+        hidden: 8,
+        max_tokens_per_rank: 4,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Exact,
+        deadline: Duration::from_secs(1),
+        debug_checks: false,
+        max_sms: None,
+        specialise: false,
+    }
+}
+
+fn begin(fabric: &Arc<Failing>) -> Result<Vec<ExpertParallel>, Error> {
+    let group = Group::with_fabric(fabric.clone())?;
+    let plan = Plan::new(&group, config())?;
+    ExpertParallel::new(&group, &plan)
+}
+
+/// Keeps the warnings of a thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    /// Those of `call`.
+    fn of<T>(call: impl FnOnce() -> T) -> (T, String) {
+        let warnings = Self::default();
+        let result = tracing::subscriber::with_default(warnings.clone(), call);
+        let text = warnings.0.lock().unwrap().join("; ");
+        (result, text)
+    }
+}
+
+impl Visit for Warnings {
+    fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+fn names_rank_1<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Bootstrap(error)) if error.lost_rank() == Some(1))
+}
+
+#[test]
+fn windows_are_freed_where_that_waits_for_nobody_when_setting_up_cannot_be_agreed() {
+    // Shapes and memory are agreed, the third call fails.
+    let fabric = Failing::new(2, 1, 2);
+    assert!(names_rank_1(&begin(&fabric)));
+    assert_eq!(fabric.freed(), 2);
+}
+
+#[test]
+fn windows_are_leaked_with_a_warning_where_freeing_waits_for_other_processes() {
+    let fabric = Failing::new(2, 2, 2);
+    let (begun, warnings) = Warnings::of(|| begin(&fabric));
+    assert!(names_rank_1(&begun));
+    assert_eq!(fabric.freed(), 0);
+    assert!(warnings.contains("leaked"), "warned of: {warnings}");
+}
+
+#[test]
+fn a_rank_that_is_lost_before_close_is_named_and_the_windows_are_leaked_with_a_warning() {
+    let fabric = Failing::new(2, 2, 3);
+    let mut ranks = begin(&fabric).unwrap();
+    let (closed, warnings) = Warnings::of(|| ranks.remove(0).close());
+    assert!(names_rank_1(&closed));
+    assert_eq!(fabric.freed(), 0);
+    assert!(warnings.contains("leaked"), "warned of: {warnings}");
+}
