@@ -72,6 +72,16 @@ pub struct Capacity {
 }
 
 impl Capacity {
+    /// So many rows more, or a few more than that where the format wants it.
+    #[must_use]
+    pub const fn with_spare_rows(self, format: TokenFormat, rows: usize) -> Self {
+        let alignment = format.sizes().row_alignment as usize;
+        Self {
+            rows: (self.rows + rows).next_multiple_of(alignment),
+            ..self
+        }
+    }
+
     /// Enough for both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
