@@ -6,7 +6,7 @@ use ferry::{
 use ferry_tests::silu::cases;
 
 #[test]
-fn every_format_gives_what_the_portable_arithmetic_says() {
+fn every_format_gives_what_the_oracle_says() {
     let group = Group::simulated(1, 3).unwrap();
     let device = group.device(Rank(0)).unwrap();
     for case in cases(false) {
