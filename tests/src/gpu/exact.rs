@@ -55,11 +55,21 @@ impl Random {
 
 impl Spreadable {
     /// `spec` is of one rank. `weights`: whether rows are summed, or kept apart.
+    ///
+    /// Most orders of f32s give the same BF16. So that another order shows, some experts' rows are so large that
+    /// little is left of the others', and they cancel out: all slots of a token weigh the same.
     pub fn new(spec: WorkloadSpec, format: TokenFormat, weights: bool) -> Self {
-        let scale: Vec<f32> = (0..spec.experts)
-            .map(|expert| 0.7 + expert as f32 / 7.0)
-            .collect();
-        let whole = generate(spec);
+        let scale = (0..spec.experts).map(|expert| match expert % 4 {
+            0 => 4096.0,
+            1 => -4096.0,
+            _ => 0.7 + expert as f32 / 7.0,
+        });
+        let scale: Vec<f32> = scale.collect();
+        let mut whole = generate(spec);
+        let (input, top_k) = (&mut whole.inputs[0], whole.top_k);
+        for weights in input.topk_weights.chunks_mut(top_k) {
+            weights.fill(weights[0]);
+        }
         let oracle = Oracle::new(&whole, &scale, format);
         let wanted = oracle.combined(&whole, CombineMode::Exact, weights);
         Self {
