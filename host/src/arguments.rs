@@ -23,8 +23,8 @@ pub struct DispatchInput {
     /// are 1.
     pub topk_weights: Option<Tensor<2>>,
     /// f32 `[1]`, [`TokenFormat::Nvfp4`](crate::TokenFormat) only: the global scale that the block
-    /// scales are multiplied with, usually `448 * 6 / amax` of a calibration. `None`: it is 1. Rows do
-    /// not carry it: every rank gives the same, or the experts cannot tell whose rows mean what.
+    /// scales are multiplied with, 2^-126 to 2^126, usually `448 * 6 / amax` of a calibration. `None`: it
+    /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows mean what.
     pub input_scale: Option<Tensor<1>>,
 }
 

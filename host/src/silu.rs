@@ -38,7 +38,7 @@ pub struct FusedSilu {
     /// What the results are rounded to, straight from f32. Not
     /// [`Nvfp4RowScaled`](TokenFormat::Nvfp4RowScaled).
     pub format: TokenFormat,
-    /// f32 `[experts]`, NVFP4 only: the global scale of each expert. `None`: they are 1.
+    /// f32 `[experts]`, NVFP4 only: the global scale of each expert, 2^-126 to 2^126. `None`: they are 1.
     pub input_scales: Option<Tensor<1>>,
     /// `[capacity, columns]` in `format`, 16-byte aligned, written.
     pub output: Tensor<2>,

@@ -170,8 +170,7 @@ fn options(format: TokenFormat) -> [&'static str; 4] {
 fn encoded(problem: &Problem, rank: usize, format: TokenFormat) -> Vec<Vec<Encoded>> {
     let dispatched = &dispatch(problem)[rank];
     let row = |row: u32| {
-        let tokens = dispatched.tokens.chunks(problem.hidden);
-        let token = tokens.skip(row as usize).next().unwrap();
+        let token = &dispatched.tokens[row as usize * problem.hidden..][..problem.hidden];
         formats::encode_with(format, token, INPUT_SCALE)
     };
     let experts = dispatched.row_offsets.windows(2);

@@ -48,7 +48,7 @@ fn mxfp8_scales_by_hand() {
         (0.0, 0),
         (BF16_LEAST, 0),
         (f32::MIN_POSITIVE, 0),
-        (1.75 * 2f32.powi(-119), 0),      // 448 times 2^-127
+        (1.75 * 2f32.powi(-119), 0),        // 448 times 2^-127
         (1.757_812_5 * 2f32.powi(-119), 1), // the next BF16
         (448.0 * 2f32.powi(-126), 1),
         (1.0, 127 - 8), // 1/448 is above 2^-9

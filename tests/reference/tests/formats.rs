@@ -7,7 +7,10 @@ use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, larger};
 use ferry_reference::{bf16, e2m1, fp8, mxfp4, mxfp8, nvfp4, scale_layout};
 use proptest::prelude::*;
 
-const VECTORS: &str = include_str!("../vectors/block-scaled.txt");
+const VECTORS: &str = concat!(
+    include_str!("../vectors/block-scaled.txt"),
+    include_str!("../vectors/wide.txt")
+);
 
 /// Payload and scales.
 type Encoded = (Vec<u8>, Vec<u8>);

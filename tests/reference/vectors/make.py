@@ -1,7 +1,7 @@
-"""Writes block-scaled.txt: BF16 and f32 rows and what the formats with scales make of them.
+"""Writes block-scaled.txt and wide.txt: BF16 and f32 rows and what the formats with scales make of them.
 
 The casts to e4m3, e2m1 and e8m0 are those of ml_dtypes, the arithmetic is numpy's in f32; no code
-of Ferry takes part. Needs numpy and ml_dtypes from PyPI; the versions used stand in the file.
+of Ferry takes part. Needs numpy and ml_dtypes from PyPI; the versions used stand in the files.
 
     python make.py
 
@@ -13,7 +13,7 @@ up for here, in `e4m3`, `e2m1` and `e8m0_up` and nowhere else:
 - float4_e2m1fn has no NaN and makes -0 of NaN, +0 of -NaN. It becomes 7, which is 6.
 - float8_e8m0fnu rounds to nearest and makes NaN of 0. Only exact powers are cast.
 
-Lines of the file, numbers in hex:
+Lines of the files, numbers in hex:
 
 - `values FORMAT` and the f32 of each code from 0 on, `nan` for NaN;
 - `cast FORMAT` and `BF16:CODE` for the codes of all BF16s, 0 to ffff: where the code changes;
@@ -35,6 +35,8 @@ WIDE = 2 * HIDDEN
 RANDOM_ROWS = 40
 RANDOM_F32_ROWS = 8
 SEED = 20
+# Global scales.
+OTHERS = [0.037, 300.0, 2.0**-126, 2.0**126, 1 / 3]
 F32 = np.float32
 
 
@@ -269,12 +271,8 @@ def cast_lines():
         yield f"cast {name} {' '.join(f'{start:x}:{codes[start]:x}' for start in starts)}"
 
 
-def row_lines():
-    random = np.random.Generator(np.random.PCG64(SEED))
-    others = [0.037, 300.0, 2.0**-126, 2.0**126, 1 / 3]
-    adversarial, random_ones = adversarial_rows(), [*random_rows(random)]
-    rows = [*adversarial, *random_ones]
-    cases = [(F32(others[index % len(others)]), row) for index, row in enumerate(rows)]
+def row_lines(rows):
+    cases = [(F32(OTHERS[index % len(OTHERS)]), row) for index, row in enumerate(rows)]
     for other, row in [*cases, *association_rows()]:
         yield f"row {hexed(row)}"
         yield " ".join(["mxfp8", *map(hexed, mxfp8(row))])
@@ -284,6 +282,9 @@ def row_lines():
         inverse = inverse_global(row)
         gs = F32(1) / F32(inverse)
         yield " ".join(["nvfp4-by-row", hexed(np.array(inverse)), *map(hexed, nvfp4(row, gs))])
+
+
+def wide_lines(adversarial, random_ones, random):
     for row in wide_rows(adversarial, random_ones):
         yield f"row {hexed(row)}"
         yield " ".join(["fp8", *map(hexed, blockwise_fp8(row))])
@@ -292,16 +293,23 @@ def row_lines():
         yield " ".join(["fp8", *map(hexed, blockwise_fp8(row))])
         yield " ".join(["mxfp8", *map(hexed, mxfp8(row))])
         yield " ".join(["mxfp4", *map(hexed, mxfp4(row))])
-        for gs in [F32(1), F32(others[index % len(others)])]:
+        for gs in [F32(1), F32(OTHERS[index % len(OTHERS)])]:
             yield " ".join(["nvfp4", hexed(gs), *map(hexed, nvfp4(row, gs))])
 
 
+def write(name, lines):
+    first = f"# By make.py, with ml_dtypes {ml_dtypes.__version__} and numpy {np.__version__}."
+    path = pathlib.Path(__file__).with_name(name)
+    path.write_text("\n".join([first, *lines]) + "\n")
+
+
 def main():
-    lines = [f"# By make.py, with ml_dtypes {ml_dtypes.__version__} and numpy {np.__version__}."]
+    random = np.random.Generator(np.random.PCG64(SEED))
+    adversarial, random_ones = adversarial_rows(), [*random_rows(random)]
     with np.errstate(all="ignore"):
-        lines += [*value_lines(), *cast_lines(), *row_lines()]
-    path = pathlib.Path(__file__).with_name("block-scaled.txt")
-    path.write_text("\n".join(lines) + "\n")
+        rows = row_lines([*adversarial, *random_ones])
+        write("block-scaled.txt", [*value_lines(), *cast_lines(), *rows])
+        write("wide.txt", wide_lines(adversarial, random_ones, random))
 
 
 if __name__ == "__main__":
