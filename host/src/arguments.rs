@@ -3,7 +3,7 @@
 use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, ScaleLayout, TokenFormat};
 
 use crate::round::Received;
-use crate::{DevicePtr, Error, Plan, Tensor};
+use crate::{DevicePtr, Error, Plan, Tensor, TensorError};
 
 /// Alignment of BF16 rows: kernels move 16 bytes at a time.
 const ROW_ALIGN: u64 = 16;
@@ -23,8 +23,8 @@ pub struct DispatchInput {
     /// are 1.
     pub topk_weights: Option<Tensor<2>>,
     /// f32 `[1]`, [`TokenFormat::Nvfp4`](crate::TokenFormat) only: the global scale that the block
-    /// scales are multiplied with, usually `448 * 6 / amax` of a calibration. `None`: it is 1. Rows do
-    /// not carry it: every rank gives the same, or the experts cannot tell whose rows mean what.
+    /// scales are multiplied with, 2^-126 to 2^126, usually `448 * 6 / amax` of a calibration. `None`: it
+    /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows mean what.
     pub input_scale: Option<Tensor<1>>,
 }
 
@@ -32,7 +32,8 @@ pub struct DispatchInput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleTensor {
     /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
-    /// want it. The columns of padding rows are left as they are.
+    /// want it, which load it by TMA. So it is 16-byte aligned, and so is its stride: `capacity` is a
+    /// multiple of 4. The columns of padding rows are left as they are.
     Transposed(Tensor<2>),
     /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
     Tiled {
@@ -50,8 +51,8 @@ pub enum ScaleTensor {
     RowMajor(Tensor<2>),
 }
 
-/// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows;
-/// [`Plan::max_rows`] always suffice, and too few are reported as a fault.
+/// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
+/// multiple of 4; [`Plan::max_rows`] always suffice, and too few are reported as a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
@@ -217,7 +218,7 @@ impl DispatchOutput {
         match (&self.scales, config.format.scale_layout()) {
             (None, None) if groups == 0 => Ok(Scales::default()),
             (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
-                scales.require("scales", [groups, capacity], WORD_ALIGN)?;
+                require_transposed(scales, groups, capacity)?;
                 Ok(Scales {
                     at: scales.at.0,
                     ..Scales::default()
@@ -305,6 +306,24 @@ impl CombineInput {
             (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
         }
     }
+}
+
+/// Checks transposed scales: TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
+/// "cuTensorMapEncodeTiled").
+pub(crate) fn require_transposed(
+    scales: &Tensor<2>,
+    groups: usize,
+    capacity: usize,
+) -> Result<(), TensorError> {
+    scales.require("scales", [groups, capacity], ROW_ALIGN)?;
+    if !capacity.is_multiple_of(4) {
+        return Err(TensorError {
+            tensor: "scales",
+            wanted: "a number of rows that is a multiple of 4, as 16 bytes hold".to_owned(),
+            given: capacity.to_string(),
+        });
+    }
+    Ok(())
 }
 
 /// Where scales go: 0 for what the format has not.

@@ -50,6 +50,12 @@ pub enum Error {
         /// Experts: one less than row offsets.
         experts: usize,
     },
+    /// A fused SiLU that clamps to nothing.
+    #[error("the activation's limit is {limit}, but it must be above 0")]
+    SiluLimit {
+        /// [`Activation::Clamped`](crate::Activation)'s.
+        limit: f32,
+    },
     /// The configuration does not work; every problem is listed.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -139,10 +139,11 @@ impl Plan {
     }
 
     /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k`, and in
-    /// blockwise FP8 up to 3 rows of padding for each local expert. Output tensors with this capacity
-    /// are never too small.
+    /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
+    /// transposed scales want it. Output tensors with this capacity are never too small.
     pub const fn max_rows(&self) -> usize {
-        self.shape.max_rows() as usize
+        let alignment = self.shape.row_alignment() as u64;
+        self.shape.max_rows().next_multiple_of(alignment) as usize
     }
 
     /// Most blocks of 128 rows that tiled scales can take on one rank.
@@ -385,6 +386,19 @@ mod tests {
             let row_map = 4 * (ranks * tokens * 8) as u64;
             assert!(plan.workspace_bytes() > row_map);
         }
+    }
+
+    #[test]
+    fn blockwise_fp8_has_whole_strides_of_scales() {
+        let config = Config {
+            experts: 64,
+            max_tokens_per_rank: 4096,
+            format: TokenFormat::BlockwiseFp8,
+            ..GOOD
+        };
+        let plan = Plan::check(32, false, config).unwrap();
+        // Two experts, each with up to 3 rows of padding: 6 rows, rounded up.
+        assert_eq!(plan.max_rows(), 32 * 4096 * 8 + 8);
     }
 
     #[test]

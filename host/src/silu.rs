@@ -4,7 +4,7 @@
 use ferry_layout::silu::Activation;
 use ferry_layout::{Kernel, ScaleLayout, SiluArgs, TokenFormat};
 
-use crate::arguments::address_or_none;
+use crate::arguments::{address_or_none, require_transposed};
 use crate::device::{Args, Launch};
 use crate::{Device, Error, Kernels, ScaleTensor, Stream, Tensor};
 
@@ -38,7 +38,7 @@ pub struct FusedSilu {
     /// What the results are rounded to, straight from f32. Not
     /// [`Nvfp4RowScaled`](TokenFormat::Nvfp4RowScaled).
     pub format: TokenFormat,
-    /// f32 `[experts]`, NVFP4 only: the global scale of each expert. `None`: they are 1.
+    /// f32 `[experts]`, NVFP4 only: the global scale of each expert, 2^-126 to 2^126. `None`: they are 1.
     pub input_scales: Option<Tensor<1>>,
     /// `[capacity, columns]` in `format`, 16-byte aligned, written.
     pub output: Tensor<2>,
@@ -51,7 +51,7 @@ pub struct FusedSilu {
 /// captured in a graph. `max_sms` bounds the multiprocessors that it occupies.
 ///
 /// # Errors
-/// [`Error::Tensor`], [`Error::WrongScales`], [`Error::UnusedInputScale`] or
+/// [`Error::Tensor`], [`Error::WrongScales`], [`Error::UnusedInputScale`], [`Error::SiluLimit`] or
 /// [`Error::SiluColumns`] for arguments that do not fit together; what the launch reports.
 pub fn fused_silu(
     device: &dyn Device,
@@ -101,7 +101,9 @@ impl FusedSilu {
         let scale_words = self.scale_words(columns);
         let (clamped, alpha, limit) = match self.activation {
             Activation::Silu => (0, 0.0, 0.0),
-            Activation::Clamped { alpha, limit } => (1, alpha, limit),
+            Activation::Clamped { alpha, limit } if limit > 0.0 => (1, alpha, limit),
+            // NaN, too.
+            Activation::Clamped { limit, .. } => return Err(Error::SiluLimit { limit }),
         };
         Ok(SiluArgs {
             input: self.input.at.0,
@@ -143,7 +145,7 @@ impl FusedSilu {
             _ if self.format.sizes().has_row_scale => {}
             (None, None) if groups == 0 => return Ok((0, 0)),
             (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
-                scales.require("scales", [groups, capacity], WORD_ALIGN)?;
+                require_transposed(scales, groups, capacity)?;
                 return Ok((scales.at.0, 0));
             }
             (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {

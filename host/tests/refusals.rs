@@ -231,3 +231,41 @@ fn a_plan_lists_every_problem() {
     let fields: Vec<_> = error.problems.iter().map(|problem| problem.field).collect();
     assert_eq!(fields, ["experts", "hidden"]);
 }
+
+#[test]
+fn transposed_scales_stand_where_bulk_copies_can_read_them() {
+    let (mut rank, t) = alone(Config {
+        hidden: 128,
+        format: TokenFormat::BlockwiseFp8,
+        ..config()
+    });
+    let at = rank.device().alloc(1 << 16).unwrap();
+    let mut dispatch = |rows: usize, place: u64| {
+        let scales = Tensor::contiguous(at.plus(place), [1, rows]);
+        let input = DispatchInput {
+            x: Tensor::contiguous(at, [1, 128]),
+            ..t.input
+        };
+        let output = DispatchOutput {
+            tokens: Tensor::contiguous(at, [rows, 128]),
+            scales: Some(ScaleTensor::Transposed(scales)),
+            src_info: Tensor::contiguous(at, [rows, 2]),
+            ..t.output
+        };
+        sentence(rank.dispatch(STREAM, &input, &output))
+    };
+    let text = dispatch(8, 4);
+    assert!(
+        text.contains("tensor scales: wanted an address that is a multiple of 16"),
+        "{text}"
+    );
+    for rows in [7, 9, 10] {
+        let text = dispatch(rows, 0);
+        assert!(
+            text.contains("tensor scales: wanted a number of rows that is a multiple of 4"),
+            "{text}"
+        );
+        assert!(text.contains(&format!("given {rows}")), "{text}");
+    }
+    rank.close().unwrap();
+}

@@ -24,29 +24,58 @@ pub fn encode(format: TokenFormat, row: &[bf16]) -> Encoded {
 
 /// Encodes a token.
 pub fn encode_with(format: TokenFormat, row: &[bf16], input_scale: f32) -> Encoded {
-    let plain = |(payload, scales)| (payload, scales, None);
-    let (payload, scales, row_scale) = match format {
-        TokenFormat::Bf16 => {
-            let bytes = row.iter().flat_map(|x| x.to_le_bytes());
-            (bytes.collect(), Vec::new(), None)
+    match format {
+        TokenFormat::Bf16 => Encoded::bare(row),
+        TokenFormat::Nvfp4RowScaled(_) => {
+            let (payload, scales, inverse) = nvfp4::encode_by_row(row);
+            Encoded {
+                payload,
+                scales,
+                row_scale: Some(inverse.to_bits()),
+            }
         }
+        _ => encode_groups(format, row, input_scale),
+    }
+}
+
+/// Encodes a row of an activation's results, in every format but NVFP4 with scales of rows.
+pub fn encode_f32(format: TokenFormat, row: &[f32], input_scale: f32) -> Encoded {
+    match format {
+        TokenFormat::Bf16 => {
+            let rounded = row.iter().map(|&x| ferry_reference::round_to_bf16(x));
+            Encoded::bare(&rounded.collect::<Vec<_>>())
+        }
+        _ => encode_groups(format, row, input_scale),
+    }
+}
+
+/// In a format that has scales of groups and no others.
+fn encode_groups<T: Into<f64> + Copy>(format: TokenFormat, row: &[T], input_scale: f32) -> Encoded {
+    let (payload, scales) = match format {
         TokenFormat::BlockwiseFp8 => {
             let (codes, scales) = fp8::blockwise(row);
             let bytes = scales.iter().flat_map(|scale| scale.to_le_bytes());
-            (codes, bytes.collect(), None)
+            (codes, bytes.collect())
         }
-        TokenFormat::Mxfp8(_) => plain(mxfp8::encode(row)),
-        TokenFormat::Mxfp4(_) => plain(mxfp4::encode(row)),
-        TokenFormat::Nvfp4(_) => plain(nvfp4::encode(row, input_scale)),
-        TokenFormat::Nvfp4RowScaled(_) => {
-            let (payload, scales, inverse) = nvfp4::encode_by_row(row);
-            (payload, scales, Some(inverse.to_bits()))
-        }
+        TokenFormat::Mxfp8(_) => mxfp8::encode(row),
+        TokenFormat::Mxfp4(_) => mxfp4::encode(row),
+        TokenFormat::Nvfp4(_) => nvfp4::encode(row, input_scale),
+        TokenFormat::Bf16 | TokenFormat::Nvfp4RowScaled(_) => unreachable!("{format:?}"),
     };
     Encoded {
         payload,
         scales,
-        row_scale,
+        row_scale: None,
+    }
+}
+
+impl Encoded {
+    /// BF16.
+    fn bare(row: &[bf16]) -> Self {
+        Self {
+            payload: row.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -72,6 +101,16 @@ pub struct Capacity {
 }
 
 impl Capacity {
+    /// So many rows more, or a few more than that where the format wants it.
+    #[must_use]
+    pub const fn with_spare_rows(self, format: TokenFormat, rows: usize) -> Self {
+        let alignment = format.sizes().row_alignment as usize;
+        Self {
+            rows: (self.rows + rows).next_multiple_of(alignment),
+            ..self
+        }
+    }
+
     /// Enough for both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {

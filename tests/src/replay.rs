@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferry::{CombineMode, Config, Plan, TokenFormat};
+use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::session::{Session, Settings};
@@ -18,10 +18,17 @@ use file::{Given, Tensors, read, serialize, tensors, write};
 ///
 /// IN holds, for each rank r: `x.r` bf16 `[tokens, hidden]`, `topk_ids.r` i32 `[tokens, top_k]`,
 /// `topk_weights.r` f32 `[tokens, top_k]` (on all ranks or on none), and `expert_scale` f32
-/// `[experts]`: the stand-in for an expert multiplies each row by it and rounds to bf16.
+/// `[experts]`: the stand-in for an expert multiplies each token's row of `x`, whatever the format, by it and
+/// rounds to bf16. With --format nvfp4 it may hold `input_scale` f32 `[1]`, else 1 is taken.
+///
 /// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
 /// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every
 /// weight is 1.
+///
+/// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
+/// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32, 4, 4]` tiled,
+/// then with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds `row_scales.r`, bf16 `[rows]`. Rows that
+/// pad an expert in fp8 hold 0xa5 in every byte, as nobody writes them.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// Tensors to read
@@ -36,6 +43,12 @@ pub struct ReplayArgs {
     /// How expert outputs come back
     #[arg(long, value_enum, default_value = "reduced")]
     mode: Mode,
+    /// What dispatch makes of tokens
+    #[arg(long, value_enum, default_value = "bf16")]
+    format: Format,
+    /// Where scales of one byte go
+    #[arg(long, value_enum, default_value = "tiled")]
+    scales: Scales,
     /// Ranks of a node [default: all]
     #[arg(long, value_name = "N")]
     p2p_world_size: Option<usize>,
@@ -60,6 +73,49 @@ enum Mode {
     Reduced,
     /// One row a top-k slot, weighted at the source
     Exact,
+}
+
+/// [`TokenFormat`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// BF16
+    Bf16,
+    /// Blockwise FP8
+    Fp8,
+    /// MXFP8
+    Mxfp8,
+    /// MXFP4
+    Mxfp4,
+    /// NVFP4 under one global scale
+    Nvfp4,
+    /// NVFP4 under a global scale of each row's own
+    Nvfp4Row,
+}
+
+/// [`ScaleLayout`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Scales {
+    /// In tiles of 128 rows and 4 groups
+    Tiled,
+    /// A row of them for each row
+    RowMajor,
+}
+
+impl ReplayArgs {
+    fn token_format(&self) -> TokenFormat {
+        let layout = match self.scales {
+            Scales::Tiled => ScaleLayout::Tiled,
+            Scales::RowMajor => ScaleLayout::RowMajor,
+        };
+        match self.format {
+            Format::Bf16 => TokenFormat::Bf16,
+            Format::Fp8 => TokenFormat::BlockwiseFp8,
+            Format::Mxfp8 => TokenFormat::Mxfp8(layout),
+            Format::Mxfp4 => TokenFormat::Mxfp4(layout),
+            Format::Nvfp4 => TokenFormat::Nvfp4(layout),
+            Format::Nvfp4Row => TokenFormat::Nvfp4RowScaled(layout),
+        }
+    }
 }
 
 /// Runs a replay. Under mpirun, every process reads and rank 0 writes.
@@ -102,9 +158,10 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     open.agree(written)?;
     if open.is_first() {
         println!(
-            "wrote {}: {} ranks, {:?} mode, {} group",
+            "wrote {}: {} ranks, {}, {:?} mode, {} group",
             args.output.display(),
             open.group.ranks(),
+            settings.config.format.name(),
             settings.config.combine,
             open.group.name()
         );
@@ -126,11 +183,12 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
 
 /// What a round left on this process's ranks, as a file.
 fn round(session: &mut Session, given: &Given, settings: &Settings) -> Result<Vec<u8>> {
+    session.set_input_scale(given.input_scale)?;
     let outputs = session.round(&given.problem, &given.scale, given.weights)?;
     let apart = settings.config.combine == CombineMode::Exact && !given.weights;
     let own: Tensors = outputs
         .iter()
-        .flat_map(|output| tensors(output, &given.problem, apart))
+        .flat_map(|output| tensors(output, &given.problem, settings, apart))
         .collect();
     serialize(&own)
 }
@@ -149,7 +207,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         hidden: problem.hidden,
         max_tokens_per_rank: most.max(1),
         p2p_world_size: args.p2p_world_size,
-        format: TokenFormat::Bf16,
+        format: args.token_format(),
         combine: match args.mode {
             Mode::Reduced => CombineMode::Reduced,
             Mode::Exact => CombineMode::Exact,
@@ -161,7 +219,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
     };
     Settings {
         config,
-        capacity: capacity_for(problem, TokenFormat::Bf16),
+        capacity: capacity_for(problem, config.format),
         split: args.split,
     }
 }
@@ -189,6 +247,7 @@ mod tests {
             problem,
             scale: vec![1.0; 4],
             weights: true,
+            input_scale: 1.0,
         }
     }
 
@@ -198,6 +257,8 @@ mod tests {
             output,
             group: GroupKind::Simulated,
             mode: Mode::Reduced,
+            format: Format::Bf16,
+            scales: Scales::Tiled,
             p2p_world_size: None,
             split: false,
             seed: 1,

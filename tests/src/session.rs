@@ -150,6 +150,13 @@ impl Session {
             .collect()
     }
 
+    /// Gives NVFP4 this global scale from now on, in place of [`INPUT_SCALE`](crate::formats::INPUT_SCALE).
+    /// Synchronises.
+    pub fn set_input_scale(&self, scale: f32) -> Result<(), Error> {
+        let mut ranks = self.ranks.iter();
+        ranks.try_for_each(|rank| rank.set_input_scale(scale))
+    }
+
     /// Puts a problem's inputs into a slot. Synchronises.
     pub fn upload(&mut self, slot: usize, problem: &Problem) -> Result<(), Error> {
         self.each(|rank| rank.upload(slot, problem))

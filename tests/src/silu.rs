@@ -1,14 +1,15 @@
-//! Fused SiLU on any device, compared with the portable arithmetic and with f64.
+//! Fused SiLU on any device: activations by the portable arithmetic, which is compared with f64, and what becomes
+//! of them in a format by the oracle.
 
 use anyhow::{Result, ensure};
-use ferry::simulator::{Portable, encode};
+use ferry::simulator::Portable;
 use ferry::{
     Activation, Device, DevicePtr, FusedSilu, ScaleLayout, ScaleTensor, Stream, Tensor,
     TokenFormat, fused_silu,
 };
 use ferry_reference::{bf16, fp8};
 
-use crate::formats::{self, Capacity, Encoded, Images, Place};
+use crate::formats::{self, Capacity, Images, Place};
 
 /// What outputs hold before.
 const POISON: u8 = 0xa5;
@@ -105,10 +106,11 @@ impl SiluCase {
     /// Runs it on a device and compares all that it leaves. Synchronises.
     pub fn run(&self, device: &dyn Device, stream: Stream) -> Result<()> {
         let offsets = self.row_offsets();
-        let space = Capacity {
-            rows: offsets[offsets.len() - 1] as usize + 3,
+        let needed = Capacity {
+            rows: offsets[offsets.len() - 1] as usize,
             blocks: formats::first_blocks(&offsets)[offsets.len() - 1] + 1,
         };
+        let space = needed.with_spare_rows(self.format, 3);
         let mut random = Random(self.seed);
         let input: Vec<bf16> = (0..space.rows * 2 * self.columns)
             .map(|_| random.number())
@@ -184,7 +186,7 @@ impl SiluCase {
                     block: blocks[expert],
                     row: (row - pair[0]) as usize,
                 };
-                let row = encoded(format, &values, input_scales[expert]);
+                let row = formats::encode_f32(format, &values, input_scales[expert]);
                 wanted.put(format, columns, space, (place, &row));
             }
         }
@@ -235,25 +237,6 @@ fn exact(activation: Activation, gate: f64, up: f64) -> f64 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (up + 1.0) * gate * sigmoid(alpha * gate)
         }
-    }
-}
-
-/// A row of f32 in a format, by the portable arithmetic.
-fn encoded(format: TokenFormat, values: &[f32], global: f32) -> Encoded {
-    if format == TokenFormat::Bf16 {
-        let bytes = values
-            .iter()
-            .flat_map(|&value| ferry_reference::round_to_bf16(value).to_le_bytes());
-        return Encoded {
-            payload: bytes.collect(),
-            ..Encoded::default()
-        };
-    }
-    let encode::Encoded { payload, scales } = encode::encode(format, values, global);
-    Encoded {
-        payload,
-        scales,
-        row_scale: None,
     }
 }
 

@@ -342,10 +342,7 @@ mod tests {
         };
         let settings = Settings {
             config,
-            capacity: Capacity {
-                rows: capacity_for(&problem, format).rows + 2,
-                ..capacity_for(&problem, format)
-            },
+            capacity: capacity_for(&problem, format).with_spare_rows(format, 2),
             split: false,
         };
         let mut session = Session::new(&Group::simulated(2, 7).unwrap(), &settings).unwrap();

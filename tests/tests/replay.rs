@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-use ferry::{CombineMode, TokenFormat};
+use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
-use ferry_reference::{Problem, bf16, dispatch};
+use ferry_reference::{Problem, bf16, dispatch, fp8, scale_layout};
+use ferry_tests::formats::{self, Encoded};
 use ferry_tests::verify::{Oracle, compare_rows};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -151,6 +152,181 @@ fn a_file_comes_back_exact() {
 #[test]
 fn a_file_comes_back_apart() {
     comes_back("apart", CombineMode::Exact, false);
+}
+
+/// NVFP4's global scale in the file.
+const INPUT_SCALE: f32 = 0.375;
+
+/// The options that name a format.
+fn options(format: TokenFormat) -> [&'static str; 4] {
+    let layout = match format.scale_layout() {
+        Some(ScaleLayout::RowMajor) => "row-major",
+        _ => "tiled",
+    };
+    ["--format", format.name(), "--scales", layout]
+}
+
+/// A rank's rows as the oracle encodes them, by expert.
+fn encoded(problem: &Problem, rank: usize, format: TokenFormat) -> Vec<Vec<Encoded>> {
+    let dispatched = &dispatch(problem)[rank];
+    let row = |row: u32| {
+        let token = &dispatched.tokens[row as usize * problem.hidden..][..problem.hidden];
+        formats::encode_with(format, token, INPUT_SCALE)
+    };
+    let experts = dispatched.row_offsets.windows(2);
+    experts
+        .map(|pair| (pair[0]..pair[1]).map(row).collect())
+        .collect()
+}
+
+/// Rows of each expert, and as many again as pad it.
+fn padded(experts: &[Vec<Encoded>], format: TokenFormat) -> Vec<Option<&Encoded>> {
+    let alignment = format.sizes().row_alignment as usize;
+    let padded = experts.iter().flat_map(|rows| {
+        let padding = rows.len().next_multiple_of(alignment) - rows.len();
+        rows.iter()
+            .map(Some)
+            .chain(std::iter::repeat_n(None, padding))
+    });
+    padded.collect()
+}
+
+/// Type, shape and bytes of a rank's scales.
+fn scales(
+    experts: &[Vec<Encoded>],
+    format: TokenFormat,
+    groups: usize,
+) -> (Dtype, Vec<usize>, Vec<u8>) {
+    let rows = padded(experts, format);
+    let bytes_of = |row: Option<&Encoded>, group: usize, bytes: usize| match row {
+        Some(row) => row.scales[bytes * group..][..bytes].to_vec(),
+        None => vec![0xa5; bytes],
+    };
+    match format.scale_layout() {
+        None => {
+            let columns = (0..groups).flat_map(|group| rows.iter().map(move |row| (*row, group)));
+            let bytes = columns.flat_map(|(row, group)| bytes_of(row, group, 4));
+            (Dtype::F32, vec![groups, rows.len()], bytes.collect())
+        }
+        Some(ScaleLayout::RowMajor) => {
+            let bytes = rows.iter().flat_map(|row| bytes_of(*row, 0, groups));
+            (Dtype::U8, vec![rows.len(), groups], bytes.collect())
+        }
+        Some(ScaleLayout::Tiled) => {
+            let (bytes, _) = scale_layout::place(&scales_of(experts), groups);
+            let blocks = bytes.len() / (128 * groups);
+            (Dtype::U8, vec![blocks, groups / 4, 32, 4, 4], bytes)
+        }
+    }
+}
+
+/// `[expert][row][group]`.
+fn scales_of(experts: &[Vec<Encoded>]) -> Vec<Vec<Vec<u8>>> {
+    let rows = |rows: &Vec<Encoded>| rows.iter().map(|row| row.scales.clone()).collect();
+    experts.iter().map(rows).collect()
+}
+
+/// Compares what dispatch gave a rank with the oracle's rows.
+fn compare_codes(file: &SafeTensors<'_>, problem: &Problem, rank: usize, format: TokenFormat) {
+    let experts = encoded(problem, rank, format);
+    let rows = padded(&experts, format);
+    let row_bytes = formats::row_bytes(format, problem.hidden);
+    let codes = rows.iter().flat_map(|row| match row {
+        Some(row) => row.payload.clone(),
+        None => vec![0xa5; row_bytes],
+    });
+    let wanted = match format {
+        TokenFormat::Bf16 => (Dtype::BF16, vec![rows.len(), problem.hidden]),
+        _ => (Dtype::U8, vec![rows.len(), row_bytes]),
+    };
+    let same = |name: &str, (dtype, shape, bytes): (Dtype, Vec<usize>, Vec<u8>)| {
+        let view = file.tensor(&format!("{name}.{rank}")).unwrap();
+        let place = format!("{name}.{rank} of {format:?}");
+        assert_eq!((view.dtype(), view.shape()), (dtype, &shape[..]), "{place}");
+        assert!(view.data() == bytes, "{place}");
+    };
+    let has = |name: &str| file.tensor(&format!("{name}.{rank}")).is_ok();
+    same("tokens", (wanted.0, wanted.1, codes.collect()));
+    let groups = formats::groups(format, problem.hidden);
+    match groups {
+        0 => assert!(!has("scales")),
+        _ => same("scales", scales(&experts, format, groups)),
+    }
+    match format.scale_layout() {
+        Some(ScaleLayout::Tiled) => {
+            let (_, offsets) = scale_layout::place(&scales_of(&experts), groups);
+            let bytes = bytes(&offsets, u32::to_le_bytes);
+            same("scales_offsets", (Dtype::U32, vec![offsets.len()], bytes));
+        }
+        _ => assert!(!has("scales_offsets")),
+    }
+    let inverses: Option<Vec<u16>> = rows
+        .iter()
+        .map(|row| row.and_then(|row| row.row_scale))
+        .collect();
+    match inverses.filter(|_| format.sizes().has_row_scale) {
+        Some(inverses) => {
+            let bytes = bytes(&inverses, u16::to_le_bytes);
+            same("row_scales", (Dtype::BF16, vec![rows.len()], bytes));
+        }
+        None => assert!(!has("row_scales")),
+    }
+}
+
+/// Two ranks, one of which has experts without rows and one with more than a block of 128.
+fn problem_of_groups() -> Problem {
+    generate(WorkloadSpec {
+        ranks: 2,
+        experts: 12,
+        top_k: 2,
+        hidden: 256,
+        tokens: vec![140, 9],
+        routing: Routing::Zipf { exponent: 2.0 },
+        seed: 4,
+    })
+}
+
+#[test]
+fn every_format_comes_back_with_its_scales() {
+    let problem = problem_of_groups();
+    let mut given = tensors(&problem, true);
+    let scale = INPUT_SCALE.to_le_bytes().to_vec();
+    given.insert("input_scale".into(), (Dtype::F32, vec![1], scale));
+    let given = file_of(&given);
+    for format in TokenFormat::ALL {
+        let written = replay("formats", &given, &options(format)).unwrap();
+        let file = SafeTensors::deserialize(&written).unwrap();
+        let oracle = Oracle::new(&problem, &SCALE, format);
+        let combined = oracle.combined(&problem, CombineMode::Reduced, true);
+        for (rank, wanted) in dispatch(&problem).iter().enumerate() {
+            compare_codes(&file, &problem, rank, format);
+            let offsets = values(&file, &format!("row_offsets.{rank}"), u32::from_le_bytes);
+            let alignment = format.sizes().row_alignment;
+            assert_eq!(offsets, fp8::padded_offsets(&wanted.row_offsets, alignment));
+            let sums = values(&file, &format!("combined.{rank}"), bf16::from_le_bytes);
+            compare_rows(rank, "combined", &combined[rank], &sums, problem.hidden).unwrap();
+        }
+    }
+}
+
+#[test]
+fn without_an_input_scale_it_is_1() {
+    let problem = problem_of_groups();
+    let mut given = tensors(&problem, true);
+    let mut written = |scale: Option<f32>| {
+        if let Some(scale) = scale {
+            let bytes = scale.to_le_bytes().to_vec();
+            given.insert("input_scale".into(), (Dtype::F32, vec![1], bytes));
+        }
+        replay("scale", &file_of(&given), &["--format", "nvfp4"])
+    };
+    let bare = written(None).unwrap();
+    assert!(bare == written(Some(1.0)).unwrap());
+    assert!(bare != written(Some(0.5)).unwrap());
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-40, 1.5e38] {
+        let text = written(Some(scale)).unwrap_err();
+        assert!(text.contains("tensor input_scale is"), "{text}");
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Fused SiLU on a simulated device.
 
-use ferry::{Activation, Error, FusedSilu, Group, Rank, Stream, Tensor, TokenFormat, fused_silu};
+use ferry::{
+    Activation, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor, TokenFormat, fused_silu,
+};
 use ferry_tests::silu::cases;
 
 #[test]
-fn every_format_gives_what_the_portable_arithmetic_says() {
+fn every_format_gives_what_the_oracle_says() {
     let group = Group::simulated(1, 3).unwrap();
     let device = group.device(Rank(0)).unwrap();
     for case in cases(false) {
@@ -55,9 +57,58 @@ fn arguments_that_do_not_fit_are_refused() {
     });
     assert!(matches!(error, Error::WrongScales { .. }), "{text}");
     assert!(text.contains("no scales"), "{text}");
+    for limit in [0.0, -0.0, -7.0, f32::NEG_INFINITY, f32::NAN] {
+        let (text, error) = told(FusedSilu {
+            activation: Activation::Clamped { alpha: 1.7, limit },
+            ..silu
+        });
+        assert!(matches!(error, Error::SiluLimit { .. }), "{text}");
+        assert!(text.contains(&format!("limit is {limit}")), "{text}");
+    }
     let (text, error) = told(FusedSilu {
         input_scales: Some(Tensor::contiguous(at, [2])),
         ..silu
     });
     assert!(matches!(error, Error::UnusedInputScale { .. }), "{text}");
+}
+
+/// Rows, and where their scales are.
+fn transposed(rows: usize, place: u64) -> Result<(), Error> {
+    let group = Group::simulated(1, 3).unwrap();
+    let device = group.device(Rank(0)).unwrap();
+    let at = device.alloc(1 << 16).unwrap();
+    device.fill(at, 0, 1 << 16).unwrap();
+    let scales = Tensor::contiguous(at.plus(place), [1, rows]);
+    let silu = FusedSilu {
+        input: Tensor::contiguous(at, [rows, 256]),
+        interleaved: false,
+        row_offsets: Tensor::contiguous(at, [3]),
+        activation: Activation::Silu,
+        format: TokenFormat::BlockwiseFp8,
+        input_scales: None,
+        output: Tensor::contiguous(at, [rows, 128]),
+        scales: Some(ScaleTensor::Transposed(scales)),
+    };
+    fused_silu(&*device, Stream(0), &silu, None)?;
+    device.synchronize(Stream(0))
+}
+
+#[test]
+fn transposed_scales_stand_where_bulk_copies_can_read_them() {
+    transposed(4, 16).unwrap();
+    transposed(0, 0).unwrap();
+    let said = |rows, place| transposed(rows, place).unwrap_err().to_string();
+    let text = said(4, 4);
+    assert!(
+        text.contains("tensor scales: wanted an address that is a multiple of 16"),
+        "{text}"
+    );
+    for rows in [1, 2, 3, 5, 6] {
+        let text = said(rows, 0);
+        assert!(
+            text.contains("tensor scales: wanted a number of rows that is a multiple of 4"),
+            "{text}"
+        );
+        assert!(text.contains(&format!("given {rows}")), "{text}");
+    }
 }

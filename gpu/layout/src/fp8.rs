@@ -6,7 +6,8 @@
 //! (Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433).
 //!
 //! A NaN element becomes NaN and does not count for `amax`. If an element is infinite, so is the
-//! scale; infinite elements become NaN and the others 0.
+//! scale; infinite elements become NaN and the others 0. As 0 times infinity is NaN, the whole group
+//! decodes to NaN.
 
 use crate::Arithmetic;
 

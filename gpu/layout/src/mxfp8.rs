@@ -10,7 +10,7 @@
 //! | all zeros | 2^-127 | zeros, with their signs | zeros |
 //! | has a NaN | from the other elements | `0x7f` for the NaN alone | NaN there |
 //! | has an infinity | NaN | `0x7f` for all | NaN |
-//! | subnormal `amax` | 2^-127 or little more | as any | within e4m3's error |
+//! | `amax` up to 448 · 2^-127 | 2^-127 | as any | within e4m3's error |
 //! | largest finite `amax` | 2^120 | as any | finite |
 
 use crate::{e8m0, fp8};

@@ -10,7 +10,9 @@
 //!
 //! The global scale is a calibrated one of the tensor, or one a row ([`inverse_global_bits`]) that
 //! travels with it as its BF16 inverse. A calibrated one is positive and normal, and so is its
-//! inverse: 2^-126 to 2^126. Others do no harm: where the multiplier would not be finite it is 0.
+//! inverse: 2^-126 to 2^126. Others do no harm: where the multiplier would not be finite it is 0. With
+//! a scale that is not 0, that happens only to groups of tiny elements: up to 6.4 · 2^-128, under a global
+//! scale above 2^118.
 //!
 //! e2m1 has neither NaN nor infinity:
 //!
@@ -21,6 +23,7 @@
 //! | has an infinity, calibrated global scale | 448 | ±7 for it | ±6 · 448 / global there |
 //! | has an infinity, global scale of the row | inverse is infinite | 7 for it, else 0 | NaN, the whole row |
 //! | `amax` so small that the scale rounds to 0 | 0 | zeros | zeros |
+//! | `scale / global`, rounded to f32, is 2^-128 or less | as any | zeros | zeros |
 //! | `amax` above 6 · 448 / global | 448 | saturated | at most 6 · 448 / global |
 
 use crate::{Arithmetic, bf16_bits, e2m1, f32_of_bf16_bits, fp8};

@@ -20,7 +20,7 @@ pub enum Activation {
     Clamped {
         /// Steepness of the sigmoid; gpt-oss has 1.702.
         alpha: f32,
-        /// Bound of gate and up, positive; gpt-oss has 7.
+        /// Bound of gate and up, above 0, infinity included; gpt-oss has 7.
         limit: f32,
     },
 }

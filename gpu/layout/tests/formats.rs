@@ -47,6 +47,9 @@ fn mxfp8_scales_by_hand() {
     let cases = [
         (0.0, 0),
         (BF16_LEAST, 0),
+        (f32::MIN_POSITIVE, 0),
+        (1.75 * 2f32.powi(-119), 0),        // 448 times 2^-127
+        (1.757_812_5 * 2f32.powi(-119), 1), // the next BF16
         (448.0 * 2f32.powi(-126), 1),
         (1.0, 127 - 8), // 1/448 is above 2^-9
         (448.0, 127),
@@ -127,6 +130,12 @@ fn nvfp4_scales_by_hand() {
     assert_eq!(nvfp4::multiplier(0x38, 1.0), 1.0);
     assert_eq!(nvfp4::multiplier(0x40, 0.25), 2.0);
     assert_eq!(nvfp4::multiplier(0x00, 1.0), 0.0);
+    // Scales of 1/4 and the next one: 2^-128, of which no f32 is the reciprocal, and what is next to it.
+    assert_eq!(nvfp4::multiplier(0x28, 2f32.powi(-126)), 0.0);
+    assert_eq!(
+        nvfp4::multiplier(0x29, 2f32.powi(-126)),
+        1.0 / (1.125 * 2f32.powi(-64)) * 2f32.powi(64)
+    );
 }
 
 #[test]
@@ -270,17 +279,27 @@ fn close(x: f32, value: f32, scale: f64, bound: f64) -> Result<(), TestCaseError
     Ok(())
 }
 
+/// Whether what a scale stands for is so small, 2^-128 at most, that no f32 is its reciprocal.
+fn has_no_reciprocal(code: u8, global: f32) -> bool {
+    f32_of_e4m3_bits(code) * (1.0 / global) <= 2f32.powi(-64) * 2f32.powi(-64)
+}
+
+/// Numbers times a power of two, as the nearest BF16s.
+fn scaled(xs: &[f32], exponent: i32) -> Vec<f32> {
+    let scaled = xs.iter().map(|&x| f64::from(x) * 2f64.powi(exponent));
+    scaled
+        .map(|x| f32_of_bf16_bits(bf16_bits(x as f32)))
+        .collect()
+}
+
 /// Blocks of BF16s as f32s, finite and less than 2^127: of any exponents, or of one octave or few.
 fn blocks() -> impl Strategy<Value = Vec<f32>> {
     let wide = any::<u16>().prop_map(|bits| match f32_of_bf16_bits(bits) {
         value if value.abs() < 2f32.powi(127) => value,
         _ => 1.0,
     });
-    let narrow =
-        (-120i32..120, prop::collection::vec(-8f32..8.0, 32)).prop_map(|(exponent, xs)| {
-            let scaled = xs.iter().map(|x| x * 2f32.powi(exponent));
-            scaled.map(|x| f32_of_bf16_bits(bf16_bits(x))).collect()
-        });
+    let narrow = (-134i32..120, prop::collection::vec(-8f32..8.0, 32))
+        .prop_map(|(exponent, xs)| scaled(&xs, exponent));
     prop_oneof![prop::collection::vec(wide, 32), narrow]
 }
 
@@ -311,6 +330,33 @@ proptest! {
         }
     }
 
+    /// As README has it: under any global scale that is allowed, of any block that it makes a normal scale of.
+    #[test]
+    fn nvfp4_is_within_its_bound(
+        block in prop::collection::vec(-1f32..1.0, 16),
+        exponent in -126i32..126,
+        mantissa in 1f32..2.0,
+        above in -5i32..12,
+    ) {
+        let global = mantissa * 2f32.powi(exponent);
+        // The largest magnitude times `global` is up to 2^above.
+        let block = scaled(&block, above - exponent - 1);
+        // From 2^127 on, what it decodes to may be beyond f32.
+        prop_assume!(amax(&block) < 2f32.powi(127));
+        let product = f64::from(amax(&block)) * f64::from(global);
+        prop_assume!((6.0 * 2f64.powi(-6)..=2688.0).contains(&product));
+        let (code, values) = through_nvfp4(&block, global);
+        let scale = f64::from(f32_of_e4m3_bits(code)) / f64::from(global);
+        for (x, value) in block.iter().zip(values) {
+            if has_no_reciprocal(code, global) {
+                prop_assert_eq!(value, 0.0);
+                continue;
+            }
+            let y = f64::from(x.abs()) / scale;
+            close(*x, value, scale, 0.25 * y.max(1.0))?;
+        }
+    }
+
     #[test]
     fn nvfp4_by_row_is_within_its_bound(row in blocks()) {
         let inverse = nvfp4::inverse_global_bits(amax(&row));
@@ -325,6 +371,10 @@ proptest! {
                 if code == 0 {
                     // Lost: less than half of the least scale, 6 times.
                     close(*x, value, unit, 6.0 * 2f64.powi(-10))?;
+                    prop_assert_eq!(value, 0.0);
+                    continue;
+                }
+                if has_no_reciprocal(code, global) {
                     prop_assert_eq!(value, 0.0);
                     continue;
                 }

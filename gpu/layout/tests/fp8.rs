@@ -48,6 +48,16 @@ fn scales_have_a_floor() {
     assert_eq!(scale(448.0), 1.0);
 }
 
+#[test]
+fn an_infinity_makes_nan_of_its_group() {
+    let scale = scale(f32::INFINITY);
+    assert_eq!(scale, f32::INFINITY);
+    for (value, code) in [(f32::INFINITY, 0x7f), (1.0, 0), (f32::MAX, 0), (-0.0, 0x80)] {
+        assert_eq!(e4m3_bits(value / scale), code, "{value:e}");
+        assert!((f32_of_e4m3_bits(code) * scale).is_nan(), "{value:e}");
+    }
+}
+
 /// Every BF16 divided by the scale of every mantissa of `amax`, at exponents from the smallest to
 /// the largest.
 #[test]

@@ -254,6 +254,10 @@ fn registers(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[cfg(test)]
+#[path = "evaluate_tests.rs"]
+mod evaluate_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,7 +1,5 @@
 //! Blockwise FP8 in f64, by looking at every code: slow and obvious.
 
-use half::bf16;
-
 /// Elements that share a scale.
 pub const GROUP: usize = 128;
 
@@ -43,13 +41,13 @@ pub fn nearest_code(value: f64) -> u8 {
     sign | if take_low { low } else { high }
 }
 
-/// A BF16 row as e4m3 codes, and the f32 scale of each [`GROUP`] of its elements:
+/// A row of BF16 or f32 as e4m3 codes, and the f32 scale of each [`GROUP`] of its elements:
 /// `scale = max(amax, 1e-4) / 448`, `code = e4m3(x / scale)`, scale and quotient rounded to f32.
 /// A NaN does not count for `amax`.
 ///
 /// # Panics
 /// If the row is not a whole number of groups.
-pub fn blockwise(row: &[bf16]) -> (Vec<u8>, Vec<f32>) {
+pub fn blockwise<T: Into<f64> + Copy>(row: &[T]) -> (Vec<u8>, Vec<f32>) {
     assert!(
         row.len().is_multiple_of(GROUP),
         "a row of {} elements",
@@ -59,12 +57,12 @@ pub fn blockwise(row: &[bf16]) -> (Vec<u8>, Vec<f32>) {
     for group in row.chunks(GROUP) {
         let numbers = group
             .iter()
-            .map(|x| x.to_f64().abs())
+            .map(|&x| x.into().abs())
             .filter(|x| !x.is_nan());
         let amax = numbers.fold(f64::from(1e-4_f32), f64::max);
         let scale = (amax / 448.0) as f32;
-        for x in group {
-            let quotient = (x.to_f64() / f64::from(scale)) as f32;
+        for &x in group {
+            let quotient = (x.into() / f64::from(scale)) as f32;
             codes.push(if quotient.is_infinite() {
                 0x7e
             } else {
@@ -91,6 +89,8 @@ pub fn padded_offsets(row_offsets: &[u32], alignment: u32) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     #[test]

@@ -1,7 +1,5 @@
 //! MXFP4 in f64: e2m1 elements, a power-of-two scale for each 32 of them; slow and obvious.
 
-use half::bf16;
-
 use crate::e2m1;
 use crate::mxfp8::{largest, value_of_scale};
 
@@ -16,18 +14,18 @@ pub fn scale_of(amax: f64) -> u8 {
     (exponent - 2 + 127) as u8
 }
 
-/// A BF16 row `[hidden]` as packed e2m1 codes `[hidden / 2]` and scales' codes `[hidden / 32]`.
+/// A row `[hidden]` of BF16 or f32 as packed e2m1 codes `[hidden / 2]` and scales' codes `[hidden / 32]`.
 ///
 /// # Panics
 /// If the row is not a whole number of groups.
-pub fn encode(row: &[bf16]) -> (Vec<u8>, Vec<u8>) {
+pub fn encode<T: Into<f64> + Copy>(row: &[T]) -> (Vec<u8>, Vec<u8>) {
     assert!(row.len().is_multiple_of(GROUP), "{} elements", row.len());
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for group in row.chunks(GROUP) {
         let scale = scale_of(largest(group));
         scales.push(scale);
-        for x in group {
-            codes.push(e2m1::nearest_code(x.to_f64() / value_of_scale(scale)));
+        for &x in group {
+            codes.push(e2m1::nearest_code(x.into() / value_of_scale(scale)));
         }
     }
     (e2m1::pack(&codes), scales)
@@ -44,6 +42,8 @@ pub fn decode(payload: &[u8], scales: &[u8]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     fn group(elements: &[f32]) -> Vec<bf16> {

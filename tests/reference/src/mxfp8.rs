@@ -1,7 +1,5 @@
 //! MXFP8 in f64: e4m3 elements, a power-of-two scale for each 32 of them; slow and obvious.
 
-use half::bf16;
-
 use crate::fp8;
 
 /// Elements that share a scale.
@@ -18,8 +16,8 @@ pub fn value_of_scale(code: u8) -> f64 {
 }
 
 /// The largest magnitude of a group; a NaN does not count, and without numbers it is 0.
-pub fn largest(group: &[bf16]) -> f64 {
-    let magnitudes = group.iter().map(|x| x.to_f64().abs());
+pub fn largest<T: Into<f64> + Copy>(group: &[T]) -> f64 {
+    let magnitudes = group.iter().map(|&x| x.into().abs());
     magnitudes.filter(|x| !x.is_nan()).fold(0.0, f64::max)
 }
 
@@ -31,18 +29,18 @@ pub fn scale_of(amax: f64) -> u8 {
     (0..255).find(enough).unwrap_or(255)
 }
 
-/// A BF16 row `[hidden]` as e4m3 codes `[hidden]` and scales' codes `[hidden / 32]`.
+/// A row `[hidden]` of BF16 or f32 as e4m3 codes `[hidden]` and scales' codes `[hidden / 32]`.
 ///
 /// # Panics
 /// If the row is not a whole number of groups.
-pub fn encode(row: &[bf16]) -> (Vec<u8>, Vec<u8>) {
+pub fn encode<T: Into<f64> + Copy>(row: &[T]) -> (Vec<u8>, Vec<u8>) {
     assert!(row.len().is_multiple_of(GROUP), "{} elements", row.len());
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for group in row.chunks(GROUP) {
         let scale = scale_of(largest(group));
         scales.push(scale);
-        for x in group {
-            codes.push(fp8::nearest_code(x.to_f64() / value_of_scale(scale)));
+        for &x in group {
+            codes.push(fp8::nearest_code(x.into() / value_of_scale(scale)));
         }
     }
     (codes, scales)
@@ -58,6 +56,8 @@ pub fn decode(codes: &[u8], scales: &[u8]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     fn group(elements: &[f32]) -> Vec<bf16> {

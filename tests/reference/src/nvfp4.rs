@@ -32,20 +32,20 @@ pub fn multiplier_of(scale: u8, global: f32) -> f64 {
     }
 }
 
-/// A BF16 row `[hidden]` under the global scale `global` as packed e2m1 codes `[hidden / 2]` and
+/// A row `[hidden]` of BF16 or f32 under the global scale `global` as packed e2m1 codes `[hidden / 2]` and
 /// scales' e4m3 codes `[hidden / 16]`.
 ///
 /// # Panics
 /// If the row is not a whole number of groups.
-pub fn encode(row: &[bf16], global: f32) -> (Vec<u8>, Vec<u8>) {
+pub fn encode<T: Into<f64> + Copy>(row: &[T], global: f32) -> (Vec<u8>, Vec<u8>) {
     assert!(row.len().is_multiple_of(GROUP), "{} elements", row.len());
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for group in row.chunks(GROUP) {
         let scale = scale_of(largest(group), global);
         let multiplier = multiplier_of(scale, global);
         scales.push(scale);
-        for x in group {
-            codes.push(e2m1::nearest_code(rounded(x.to_f64() * multiplier)));
+        for &x in group {
+            codes.push(e2m1::nearest_code(rounded(x.into() * multiplier)));
         }
     }
     (e2m1::pack(&codes), scales)

@@ -1,7 +1,7 @@
-"""Writes block-scaled.txt: BF16 rows and what MXFP8, MXFP4 and NVFP4 make of them.
+"""Writes block-scaled.txt and wide.txt: BF16 and f32 rows and what the formats with scales make of them.
 
 The casts to e4m3, e2m1 and e8m0 are those of ml_dtypes, the arithmetic is numpy's in f32; no code
-of Ferry takes part. Needs numpy and ml_dtypes from PyPI; the versions used stand in the file.
+of Ferry takes part. Needs numpy and ml_dtypes from PyPI; the versions used stand in the files.
 
     python make.py
 
@@ -13,11 +13,12 @@ up for here, in `e4m3`, `e2m1` and `e8m0_up` and nowhere else:
 - float4_e2m1fn has no NaN and makes -0 of NaN, +0 of -NaN. It becomes 7, which is 6.
 - float8_e8m0fnu rounds to nearest and makes NaN of 0. Only exact powers are cast.
 
-Lines of the file, numbers in hex:
+Lines of the files, numbers in hex:
 
 - `values FORMAT` and the f32 of each code from 0 on, `nan` for NaN;
 - `cast FORMAT` and `BF16:CODE` for the codes of all BF16s, 0 to ffff: where the code changes;
-- `row` and its BF16s; then what it becomes, until the next `row`:
+- `row` and its BF16s, or `row-f32` and its f32s; then what it becomes, until the next of them:
+- `fp8`: payload bytes, scales (f32);
 - `mxfp8`, `mxfp4`: payload bytes, scale bytes;
 - `nvfp4`: global scale (f32), payload bytes, scale bytes;
 - `nvfp4-by-row`: inverse of the row's global scale (BF16), payload bytes, scale bytes.
@@ -30,8 +31,12 @@ import numpy as np
 from ml_dtypes import bfloat16, float4_e2m1fn, float8_e4m3fn, float8_e8m0fnu
 
 HIDDEN = 64
+WIDE = 2 * HIDDEN
 RANDOM_ROWS = 40
+RANDOM_F32_ROWS = 8
 SEED = 20
+# Global scales.
+OTHERS = [0.037, 300.0, 2.0**-126, 2.0**126, 1 / 3]
 F32 = np.float32
 
 
@@ -66,6 +71,12 @@ def groups_of(row, size):
     groups = row.astype(F32).reshape(-1, size)
     magnitudes = np.abs(groups)
     return groups, np.max(np.where(np.isnan(magnitudes), F32(0), magnitudes), axis=1)
+
+
+def blockwise_fp8(row):
+    groups, amax = groups_of(row, 128)
+    scales = np.maximum(amax, F32(1e-4)) / F32(448)
+    return e4m3(groups / scales[:, None]).ravel(), scales
 
 
 def mxfp8(row):
@@ -162,6 +173,10 @@ ASSOCIATIONS = [
     (0x3C421F8D, 0x45FD, 0x44D3),
     (0x423162C6, 0x403E, 0x3DFE),
     (0x414C2BFA, 0x3DC4, 0x3CA3),
+    # scale / global is 2^-128 or less, whose reciprocal is infinite, and what is next to it.
+    (0x7E800000, 0x0080, 0x0060),
+    (0x7E800000, 0x00C0, 0x0060),
+    (0x7E800000, 0x00E0, 0x0060),
     # 1 / global is not the row's BF16 inverse, although global is the inverse's reciprocal.
     (0x40124925, 0x4493, 0x4244),
 ]
@@ -172,6 +187,64 @@ def association_rows():
         row = np.zeros(HIDDEN, np.uint16)
         row[[3, 8]] = amax, other
         yield np.uint32(gs).view(F32), row.view(bfloat16)
+
+
+def wide_rows(adversarial, random_ones):
+    """BF16 rows of a group of blockwise FP8 each, of the rows above."""
+    floor = np.full(HIDDEN, 1e-4)
+    for amax in [9.97e-5, 1e-4, 1.004e-4]:
+        floor[7] = amax
+        yield np.concatenate([floor * 0.9, floor]).astype(bfloat16)
+    for row in adversarial:
+        yield np.concatenate([row, row[::-1]])
+    for first, second in zip(random_ones[::2], random_ones[1::2]):
+        yield np.concatenate([first, second])
+
+
+def neighbours(row):
+    """A row, and those whose f32s are next to its own on either side, all but the first of 16, `amax`."""
+    for to in [-np.inf, None, np.inf]:
+        moved = row if to is None else np.nextafter(row, F32(to))
+        yield np.where(np.arange(row.size) % 16 == 0, row, moved)
+
+
+def f32_rows(random):
+    """What a fused activation encodes: f32s between BF16s, next to ties and to the ends of scales."""
+    positive = np.arange(0x7F, dtype=np.uint8).view(float8_e4m3fn).astype(F32)
+    e4m3_ties = np.append((positive[:-1] + positive[1:]) / 2, [448, 448]).astype(F32)
+    e2m1_ties = np.array([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], F32)
+    signs = np.where(np.arange(WIDE) % 3 == 0, F32(-1), F32(1))
+    for amax in [F32(448), F32(3.3), F32(1e-4)]:
+        row = e4m3_ties * (amax / F32(448)) * signs
+        row[::16] = amax
+        yield from neighbours(row)
+    for scale in [F32(1), F32(1.375), F32(2.0**-100)]:
+        powers = 2.0 ** (np.arange(WIDE) // 32 * 5 - 8)
+        yield from neighbours((np.tile(e2m1_ties, 16) * powers).astype(F32) * scale * signs)
+    # The largest of each group of 32, around where a scale changes.
+    ends = [448.0, 1.75, 6.0, 1.75 * 2.0**-119, 1.75 * 2.0**-125, 2.0**-126, 2.0**127, 1e-4]
+    for first, second in zip(ends[::2], ends[1::2]):
+        row = np.linspace(-1, 1, WIDE).astype(F32)
+        row *= np.repeat(np.array([first, first, second, second], F32), 32)
+        row[[0, 32]] = np.nextafter(F32(first), F32(0)), np.nextafter(F32(first), F32(np.inf))
+        row[[64, 96]] = np.nextafter(F32(second), F32(0)), np.nextafter(F32(second), F32(np.inf))
+        yield row
+    yield np.where(np.arange(WIDE) % 5 == 0, np.finfo(F32).max, F32(1)) * signs
+    yield np.arange(WIDE, dtype=np.uint32).view(F32) * signs
+    special = np.ones(WIDE, F32)
+    special[[3, 40, 41, 70]] = np.inf, np.nan, -np.nan, -np.inf
+    yield special
+    for index in range(RANDOM_F32_ROWS):
+        match index % 4:
+            case 0:
+                yield random.standard_normal(WIDE).astype(F32)
+            case 1:
+                yield (random.standard_normal(WIDE) * 2.0 ** random.integers(-120, 120)).astype(F32)
+            case 2:
+                yield (random.standard_normal(WIDE) * 2.0 ** random.integers(-12, 12, WIDE)).astype(F32)
+            case _:
+                row = random.integers(0, 1 << 32, WIDE).astype(np.uint32).view(F32)
+                yield np.where(np.isinf(row), F32(1), row)
 
 
 def hexed(array):
@@ -198,11 +271,8 @@ def cast_lines():
         yield f"cast {name} {' '.join(f'{start:x}:{codes[start]:x}' for start in starts)}"
 
 
-def row_lines():
-    random = np.random.Generator(np.random.PCG64(SEED))
-    others = [0.037, 300.0, 2.0**-126, 2.0**126, 1 / 3]
-    rows = [*adversarial_rows(), *random_rows(random)]
-    cases = [(F32(others[index % len(others)]), row) for index, row in enumerate(rows)]
+def row_lines(rows):
+    cases = [(F32(OTHERS[index % len(OTHERS)]), row) for index, row in enumerate(rows)]
     for other, row in [*cases, *association_rows()]:
         yield f"row {hexed(row)}"
         yield " ".join(["mxfp8", *map(hexed, mxfp8(row))])
@@ -214,12 +284,32 @@ def row_lines():
         yield " ".join(["nvfp4-by-row", hexed(np.array(inverse)), *map(hexed, nvfp4(row, gs))])
 
 
+def wide_lines(adversarial, random_ones, random):
+    for row in wide_rows(adversarial, random_ones):
+        yield f"row {hexed(row)}"
+        yield " ".join(["fp8", *map(hexed, blockwise_fp8(row))])
+    for index, row in enumerate(f32_rows(random)):
+        yield f"row-f32 {hexed(row)}"
+        yield " ".join(["fp8", *map(hexed, blockwise_fp8(row))])
+        yield " ".join(["mxfp8", *map(hexed, mxfp8(row))])
+        yield " ".join(["mxfp4", *map(hexed, mxfp4(row))])
+        for gs in [F32(1), F32(OTHERS[index % len(OTHERS)])]:
+            yield " ".join(["nvfp4", hexed(gs), *map(hexed, nvfp4(row, gs))])
+
+
+def write(name, lines):
+    first = f"# By make.py, with ml_dtypes {ml_dtypes.__version__} and numpy {np.__version__}."
+    path = pathlib.Path(__file__).with_name(name)
+    path.write_text("\n".join([first, *lines]) + "\n")
+
+
 def main():
-    lines = [f"# By make.py, with ml_dtypes {ml_dtypes.__version__} and numpy {np.__version__}."]
+    random = np.random.Generator(np.random.PCG64(SEED))
+    adversarial, random_ones = adversarial_rows(), [*random_rows(random)]
     with np.errstate(all="ignore"):
-        lines += [*value_lines(), *cast_lines(), *row_lines()]
-    path = pathlib.Path(__file__).with_name("block-scaled.txt")
-    path.write_text("\n".join(lines) + "\n")
+        rows = row_lines([*adversarial, *random_ones])
+        write("block-scaled.txt", [*value_lines(), *cast_lines(), *rows])
+        write("wide.txt", wide_lines(adversarial, random_ones, random))
 
 
 if __name__ == "__main__":

@@ -221,8 +221,8 @@ fn run_case(
         .map(|p| capacity_for(p, case.format))
         .fold(Capacity::default(), Capacity::max);
     let capacity = Capacity {
-        rows: capacity.rows + 3,
         blocks: capacity.blocks + 1,
+        ..capacity.with_spare_rows(case.format, 3)
     };
     let all = [
         (CombineMode::Reduced, true, false),

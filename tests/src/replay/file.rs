@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use ferry::{Config, ScaleLayout, TokenFormat};
 use ferry_reference::{Problem, RankInput, bf16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::session::RankOutputs;
+use crate::formats;
+use crate::session::{RankOutputs, Settings};
 
 /// What a file holds.
 pub struct Given {
@@ -18,6 +20,8 @@ pub struct Given {
     pub scale: Vec<f32>,
     /// Whether there are router weights.
     pub weights: bool,
+    /// NVFP4's global scale.
+    pub input_scale: f32,
 }
 
 /// Reads a file.
@@ -101,6 +105,7 @@ fn parse(bytes: &[u8]) -> Result<Given> {
     let ranks = ranks_of(&file, "x.")?
         .max(ranks_of(&file, "topk_ids.")?)
         .max(weighted);
+    let input_scale = parse_input_scale(&file)?;
     let hidden = tensor(&file, "x.0", Dtype::BF16, X)?.shape()[1];
     let top_k = tensor(&file, "topk_ids.0", Dtype::I32, ENTRIES)?.shape()[1];
     let weights = weighted > 0;
@@ -119,7 +124,25 @@ fn parse(bytes: &[u8]) -> Result<Given> {
         problem,
         scale,
         weights,
+        input_scale,
     })
+}
+
+fn parse_input_scale(file: &SafeTensors<'_>) -> Result<f32> {
+    const NAME: &str = "input_scale";
+    if !file.names().into_iter().any(|name| name == NAME) {
+        return Ok(1.0);
+    }
+    let view = tensor(file, NAME, Dtype::F32, &["1"])?;
+    let &[scale] = &values(&view, f32::from_le_bytes)[..] else {
+        bail!("tensor {NAME} has shape {:?}, wanted [1]", view.shape())
+    };
+    let both = [scale, 1.0 / scale];
+    ensure!(
+        scale > 0.0 && both.iter().all(|x| x.is_normal()),
+        "tensor {NAME} is {scale:e}, wanted 2^-126 to 2^126"
+    );
+    Ok(scale)
 }
 
 fn parse_rank(
@@ -148,59 +171,99 @@ fn parse_rank(
     })
 }
 
-/// Tensors by name: type, shape, bytes.
-pub type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+/// A tensor: type, shape, bytes.
+type Stored = (Dtype, Vec<usize>, Vec<u8>);
+
+/// Tensors by name.
+pub type Tensors = HashMap<String, Stored>;
+
+fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
+    values.iter().flat_map(|&value| bytes(value)).collect()
+}
 
 /// What a rank's round left, without the rows that are not in use.
-pub fn tensors(output: &RankOutputs, problem: &Problem, apart: bool) -> Tensors {
-    let rank = output.rank;
-    let rows = output.row_offsets.last().copied().unwrap_or(0) as usize;
+pub fn tensors(
+    output: &RankOutputs,
+    problem: &Problem,
+    settings: &Settings,
+    apart: bool,
+) -> Tensors {
+    let (rank, rows) = (output.rank, rows(output));
     let (tokens, hidden) = (problem.inputs[rank].tokens, problem.hidden);
-    let info = output.src_info[..rows].as_flattened();
+    let info = bytes_of(output.src_info[..rows].as_flattened(), i32::to_le_bytes);
+    let sums = bytes_of(&output.combined, bf16::to_le_bytes);
     let combined = if apart {
         vec![tokens, problem.top_k, hidden]
     } else {
         vec![tokens, hidden]
     };
-    let bytes_of = |words: &[i32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let offsets = output
-        .row_offsets
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .collect();
-    let sums = output
-        .combined
-        .iter()
-        .flat_map(|x| x.to_le_bytes())
-        .collect();
-    let named = |name: &str| format!("{name}.{rank}");
-    HashMap::from([
+    let words = |words: &[u32]| {
+        let bytes = bytes_of(words, u32::to_le_bytes);
+        (Dtype::U32, vec![words.len()], bytes)
+    };
+    let ids = bytes_of(&output.expert_ids, i32::to_le_bytes);
+    let mut all = vec![
+        ("tokens", codes(output, settings)),
+        ("row_offsets", words(&output.row_offsets)),
         (
-            named("tokens"),
-            (
-                Dtype::BF16,
-                vec![rows, hidden],
-                output.tokens[..2 * rows * hidden].to_vec(),
-            ),
+            "expert_ids",
+            (Dtype::I32, vec![output.expert_ids.len()], ids),
         ),
-        (
-            named("row_offsets"),
-            (Dtype::U32, vec![output.row_offsets.len()], offsets),
-        ),
-        (
-            named("expert_ids"),
-            (
-                Dtype::I32,
-                vec![output.expert_ids.len()],
-                bytes_of(&output.expert_ids),
-            ),
-        ),
-        (
-            named("src_info"),
-            (Dtype::I32, vec![rows, 2], bytes_of(info)),
-        ),
-        (named("combined"), (Dtype::BF16, combined, sums)),
-    ])
+        ("src_info", (Dtype::I32, vec![rows, 2], info)),
+        ("combined", (Dtype::BF16, combined, sums)),
+    ];
+    let format = settings.config.format;
+    if format.sizes().group > 0 {
+        all.push(("scales", scales(output, settings)));
+    }
+    if format.scale_layout() == Some(ScaleLayout::Tiled) {
+        all.push(("scales_offsets", words(&output.scales_offsets)));
+    }
+    if format.sizes().has_row_scale {
+        let inverses = bytes_of(&output.row_scales[..rows], u16::to_le_bytes);
+        all.push(("row_scales", (Dtype::BF16, vec![rows], inverses)));
+    }
+    let named = all.into_iter();
+    named
+        .map(|(name, tensor)| (format!("{name}.{rank}"), tensor))
+        .collect()
+}
+
+/// Rows that are in use, padding included.
+fn rows(output: &RankOutputs) -> usize {
+    output.row_offsets.last().copied().unwrap_or(0) as usize
+}
+
+fn codes(output: &RankOutputs, settings: &Settings) -> Stored {
+    let Config { format, hidden, .. } = settings.config;
+    let (rows, row_bytes) = (rows(output), formats::row_bytes(format, hidden));
+    let bytes = output.tokens[..rows * row_bytes].to_vec();
+    match format {
+        TokenFormat::Bf16 => (Dtype::BF16, vec![rows, hidden], bytes),
+        _ => (Dtype::U8, vec![rows, row_bytes], bytes),
+    }
+}
+
+fn scales(output: &RankOutputs, settings: &Settings) -> Stored {
+    let Config { format, hidden, .. } = settings.config;
+    let (rows, groups) = (rows(output), formats::groups(format, hidden));
+    match format.scale_layout() {
+        None => {
+            let stride = 4 * settings.capacity.rows;
+            let used = (0..groups).flat_map(|group| &output.scales[group * stride..][..4 * rows]);
+            (Dtype::F32, vec![groups, rows], used.copied().collect())
+        }
+        Some(ScaleLayout::RowMajor) => {
+            let used = &output.scales[..rows * groups];
+            (Dtype::U8, vec![rows, groups], used.to_vec())
+        }
+        Some(ScaleLayout::Tiled) => {
+            let blocks = formats::first_blocks(&output.row_offsets);
+            let blocks = blocks.last().copied().unwrap_or(0);
+            let used = &output.scales[..blocks * groups * 128];
+            (Dtype::U8, vec![blocks, groups / 4, 32, 4, 4], used.to_vec())
+        }
+    }
 }
 
 /// The bytes of a file.

@@ -126,6 +126,11 @@ impl LocalRank {
         device.upload(slot.topk_weights, bytemuck::cast_slice(&input.topk_weights))
     }
 
+    pub(super) fn set_input_scale(&self, scale: f32) -> Result<(), Error> {
+        let bytes = scale.to_le_bytes();
+        self.ep.device().upload(self.input_scale, &bytes)
+    }
+
     /// Makes every output byte the poison.
     pub(super) fn poison(&self, settings: &Settings) -> Result<(), Error> {
         let config = &settings.config;

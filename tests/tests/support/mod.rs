@@ -55,10 +55,11 @@ impl Expected {
     /// What a rank's outputs can hold.
     fn capacity(&self, rank: usize, case: &Case) -> Capacity {
         let blocks = formats::first_blocks(&self.offsets[rank]);
-        Capacity {
-            rows: self.rows(rank) + case.spare_rows,
+        let needed = Capacity {
+            rows: self.rows(rank),
             blocks: blocks[blocks.len() - 1] + case.spare_rows,
-        }
+        };
+        needed.with_spare_rows(case.format, case.spare_rows)
     }
 
     /// Rows of a rank's outputs that are in use, padding included.
