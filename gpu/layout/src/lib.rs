@@ -37,7 +37,7 @@ pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entries, Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
-pub use probe::{Conversion, ConvertArgs, ProbeArgs};
+pub use probe::{Conversion, ConvertArgs, ProbeArgs, WriteArgs, WritePiece};
 pub use row::DispatchRow;
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
