@@ -119,7 +119,7 @@ fn kill_one(args: &KilledArgs, ranks: usize, time: u64) -> Result<String> {
     let mut dice = Dice(args.seed * 1000 + time);
     let victim = dice.below(ranks as u64) as u32;
     let moment = Duration::from_micros(dice.below(LATEST_KILL.as_micros() as u64));
-    let mut processes = Processes::start(args, ranks, time % 2 == 0)?;
+    let mut processes = Processes::start(args, ranks, time.is_multiple_of(2))?;
     processes.wait_until_ready()?;
     std::thread::sleep(moment);
     let kill = Kill {
