@@ -80,10 +80,11 @@ pub fn run(args: &KilledArgs) -> Result<()> {
         return Ok(());
     }
     let mut failed = 0;
+    let mut dice = Dice(args.seed);
     for time in 1..=args.times {
         let name = format!("a killed process, {time} of {}, {ranks} ranks", args.times);
         let start = Instant::now();
-        match kill_one(args, ranks, time) {
+        match kill_one(args, ranks, time, &mut dice) {
             Ok(figures) => println!(
                 "ok   {name} ({} ms): {figures}",
                 start.elapsed().as_millis()
@@ -115,8 +116,7 @@ fn now_ns() -> u64 {
 }
 
 /// Once: what was measured.
-fn kill_one(args: &KilledArgs, ranks: usize, time: u64) -> Result<String> {
-    let mut dice = Dice(args.seed * 1000 + time);
+fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Result<String> {
     let victim = dice.below(ranks as u64) as u32;
     let moment = Duration::from_micros(dice.below(LATEST_KILL.as_micros() as u64));
     let mut processes = Processes::start(args, ranks, time.is_multiple_of(2))?;
