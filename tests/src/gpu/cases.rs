@@ -154,6 +154,13 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     plain.chain(on_few).chain(without_weights)
 }
 
+/// What each expert multiplies by.
+pub(super) fn scale(experts: usize) -> Vec<f32> {
+    (0..experts)
+        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
+        .collect()
+}
+
 /// A round's problem. All weights are 1 where dispatch is given none.
 fn problem(suite: &Suite<'_>, case: &Case, round: u64) -> Problem {
     let mut problem = generate(WorkloadSpec {
@@ -266,9 +273,7 @@ fn run_case(
     let problems: Vec<_> = (0..rounds)
         .map(|round| problem(suite, case, round))
         .collect();
-    let scale: Vec<f32> = (0..case.experts)
-        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
-        .collect();
+    let scale = scale(case.experts);
     let oracles: Vec<_> = problems
         .iter()
         .map(|problem| Oracle::new(problem, &scale, case.format))

@@ -8,6 +8,7 @@ use ferry::{CombineMode, Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
+use super::cases::scale;
 use super::{Outcome, Suite};
 use crate::formats::Capacity;
 use crate::session::{Session, Settings};
@@ -121,9 +122,7 @@ fn run_case(suite: &mut Suite<'_>, case: Case) -> Result<Outcome> {
     let problems: Vec<Problem> = (0..PROBLEMS as u64)
         .map(|seed| problem(suite, case, seed))
         .collect();
-    let scale: Vec<f32> = (0..EXPERTS)
-        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
-        .collect();
+    let scale = scale(EXPERTS);
     let oracles: Vec<Oracle> = problems
         .iter()
         .map(|problem| Oracle::new(problem, &scale, case.format))

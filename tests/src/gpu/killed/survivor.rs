@@ -23,7 +23,7 @@ const MEET: Duration = Duration::from_secs(20);
 /// Runs until a peer is lost, reports, and ends. The process that is killed never gets there.
 pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<()> {
     let ranks = args.ranks.context("--rendezvous needs --ranks")?;
-    let mut open = join(args, (address, rank), ranks)?;
+    let mut open = join(args, address, rank, ranks)?;
     let group = open.group.clone();
     let settings = settings(args, &group);
     let session = set_up(&group, &settings, args.seed);
@@ -58,7 +58,7 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
 }
 
 /// The group and a way to talk. Simulated ranks have only the way: each is alone in a group of its own.
-fn join(args: &KilledArgs, (address, rank): (SocketAddr, u32), ranks: usize) -> Result<OpenGroup> {
+fn join(args: &KilledArgs, address: SocketAddr, rank: u32, ranks: usize) -> Result<OpenGroup> {
     let options = GroupOptions {
         kind: args.group,
         ranks,

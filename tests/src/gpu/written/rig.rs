@@ -111,14 +111,15 @@ impl Rig {
         }
         let ranks = session.local_ranks().into_iter().enumerate();
         ranks
-            .map(|(index, rank)| Self::of_rank(group, session, (index, rank), sources))
+            .map(|(index, rank)| Self::of_rank(group, session, index, rank, sources))
             .collect()
     }
 
     fn of_rank(
         group: &Group,
         session: &mut Session,
-        (index, rank): (usize, usize),
+        index: usize,
+        rank: usize,
         sources: &Sources<'_>,
     ) -> Result<Self> {
         let number = Rank(rank as u32);
@@ -141,18 +142,14 @@ impl Rig {
         for problem in sources.problems {
             let rows = apply_expert_scale(problem, &dispatch(problem), sources.scale);
             let rows: &[u8] = bytemuck::cast_slice(&rows[rank]);
+            let (bytes, room) = (rows.len(), expert_rows.bytes);
             ensure!(
-                rows.len() <= expert_rows.bytes,
-                "rank {rank}: {} bytes of expert rows, room for {}",
-                rows.len(),
-                expert_rows.bytes
+                bytes <= room,
+                "rank {rank}: {bytes} bytes of expert rows, room for {room}"
             );
-            let at = alloc(rows.len())?;
+            let at = alloc(bytes)?;
             device.upload(at, rows)?;
-            answers.push(Space {
-                at,
-                bytes: rows.len(),
-            });
+            answers.push(Space { at, bytes });
         }
         let staged = Space {
             at: alloc(expert_rows.bytes)?,
