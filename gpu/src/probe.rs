@@ -3,13 +3,14 @@
 //!
 //! Every wait ends at a deadline, and says so in [`ProbeArgs::EXPIRED`].
 //!
-//! One kernel measures nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
-//! by number, so that it can be compared with the portable one.
+//! Two kernels measure nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
+//! by number, so that it can be compared with the portable one, and [`ferry_probe_write`] writes
+//! tensors that a round in the same stream reads.
 
 use ferry_layout::fp8::Divisor;
 use ferry_layout::sigmoids::Places;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
+use ferry_layout::{Conversion, ConvertArgs, ProbeArgs, WriteArgs};
 
 use crate::encode;
 use crate::ptx::memory::{self, Vector};
@@ -289,5 +290,31 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),
         Conversion::Sigmoids => Places::of(args.clamped()).offsets(a.to_bits(), number::distances),
+    }
+}
+
+/// Copies tensors word by word, after it has let the next kernel of its stream begin: one that reads them before it
+/// waits for this kernel's end reads what was there before. Any number of blocks of any number of threads.
+///
+/// # Safety
+/// The host built `args`: source and target of each piece are live allocations of its words, and nobody else writes
+/// them.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_write(args: WriteArgs) {
+    thread::allow_later_kernels();
+    let step = u64::from(thread::threads() * thread::blocks());
+    let first = u64::from(thread::block() * thread::threads() + thread::thread());
+    for piece in args.pieces {
+        let mut index = first;
+        while index < piece.words {
+            // SAFETY: the word lies in both tensors: the host's promise.
+            unsafe {
+                memory::store_u32(
+                    piece.to + 4 * index,
+                    memory::load_u32(piece.from + 4 * index),
+                )
+            };
+            index += step;
+        }
     }
 }

@@ -180,7 +180,7 @@ impl Bootstrap for Shared {
 
 /// MPI if this program has it, else TCP.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
+pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
     if let Some(address) = options.rendezvous {
         let Some(rank) = options.rank else {
             bail!("--rendezvous needs --rank")

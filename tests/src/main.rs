@@ -21,6 +21,10 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
     Gpu(gpu::GpuArgs),
+    /// Start a process a GPU and kill one of them, again and again
+    Killed(gpu::killed::KilledArgs),
+    /// Run the acceptance tests on one GPU under the tools of compute-sanitizer
+    Sanitize(gpu::sanitize::SanitizeArgs),
     /// Measure dispatch and combine on GPUs, beside what the machine can do
     Bench(bench::BenchArgs),
 }
@@ -30,6 +34,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Gpu(args) => gpu::run(&args),
+        Command::Killed(args) => gpu::killed::run(&args),
+        Command::Sanitize(args) => gpu::sanitize::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {

@@ -4,7 +4,7 @@ mod local_rank;
 
 use std::time::{Duration, Instant};
 
-use ferry::{Config, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
+use ferry::{Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
 use crate::formats::Capacity;
@@ -212,6 +212,44 @@ impl Session {
     /// Enqueues a round on one local rank. See [`launch_identity`](Self::launch_identity).
     pub fn launch_identity_on(&mut self, index: usize, turn: Turn) -> Result<(), Error> {
         self.ranks[index].launch_identity(turn)
+    }
+
+    /// Whether dispatches are given the router's weights from now on. They are until this is called.
+    pub fn give_weights(&mut self, weights: bool) {
+        for rank in &mut self.ranks {
+            rank.gives_weights = weights;
+        }
+    }
+
+    /// Where the inputs of a slot lie on a local rank, and their bytes: the tokens, their experts, the weights, and the
+    /// scale of all, which slots share.
+    pub fn inputs(&self, index: usize, slot: usize) -> [(DevicePtr, usize); 4] {
+        self.ranks[index].inputs(slot)
+    }
+
+    /// Where everything lies that a [first](Turn::FIRST) round writes on a local rank, and its bytes.
+    pub fn written(&self, index: usize) -> Vec<(DevicePtr, usize)> {
+        self.ranks[index].written(&self.settings)
+    }
+
+    /// Where the experts' rows are expected on a local rank, and their bytes.
+    pub fn expert_rows(&self, index: usize) -> (DevicePtr, usize) {
+        self.ranks[index].expert_rows(&self.settings)
+    }
+
+    /// Enqueues the dispatch of a [first](Turn::FIRST) round on one local rank. Does not synchronise.
+    pub fn dispatch_on(&mut self, index: usize) -> Result<(), Error> {
+        self.ranks[index].start_dispatch(false)
+    }
+
+    /// Enqueues the combine behind [`dispatch_on`](Self::dispatch_on). Does not synchronise.
+    pub fn combine_on(&mut self, index: usize) -> Result<(), Error> {
+        self.ranks[index].start_combine(false, true)
+    }
+
+    /// What stands in a local rank's outputs. Synchronises, but not with the rank's stream.
+    pub fn outputs_on(&self, index: usize) -> Result<RankOutputs, Error> {
+        self.ranks[index].outputs(&self.settings, true)
     }
 
     /// Enqueues a [first](Turn::FIRST) round on one local rank, with an event before, between and after its

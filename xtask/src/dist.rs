@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_script_turns_multicast_off_and_requires_the_gpus() {
         assert!(SCRIPT.contains("export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0\n"));
-        assert_eq!(SCRIPT.matches("--require-gpus \"$gpus\"").count(), 2);
+        assert_eq!(SCRIPT.matches("--require-gpus \"$gpus\"").count(), 3);
     }
 
     #[test]
@@ -67,5 +67,23 @@ mod tests {
         let output = run_script(&["none"]);
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
+        let output = run_script(&["1", "--sanitise"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
+    }
+
+    #[test]
+    fn the_script_sanitizes_on_one_gpu() {
+        let output = run_script(&["2", "--sanitize"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("give 1"));
+        // There is no program here; that it is the only one is what counts.
+        let output = run_script(&["1", "--sanitize"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(
+            text,
+            "+ ./ferry-tests sanitize\nferry: 0 passed, 1 failed\n"
+        );
+        assert_eq!(output.status.code(), Some(1));
     }
 }

@@ -53,6 +53,9 @@ enum Task {
         /// Run the tests on this many GPUs, in one process and under mpirun
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
+        /// Run small ones on one GPU under compute-sanitizer's memcheck, racecheck, synccheck and initcheck
+        #[arg(long, requires = "gpus")]
+        sanitize: bool,
     },
     /// Carry a text's tokens to their experts and back (`cargo xtask demo --help` lists all)
     #[command(disable_help_flag = true)]
@@ -104,8 +107,11 @@ fn main() -> ExitCode {
 fn run(task: Task, places: &Places) -> Result<ExitCode> {
     match task {
         // These two end with a line that counts, so they say themselves what failed.
-        Task::Test { gpus: None } => return test::run(places),
-        Task::Test { gpus: Some(count) } => return gpu_tests::run(places, count),
+        Task::Test { gpus: None, .. } => return test::run(places),
+        Task::Test {
+            gpus: Some(count),
+            sanitize,
+        } => return gpu_tests::run(places, count, sanitize),
         Task::BuildPtx { arch, check, bless } => {
             build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?
         }

@@ -38,7 +38,7 @@ pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};
 pub use header::{Entries, Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
-pub use probe::{Conversion, ConvertArgs, ProbeArgs};
+pub use probe::{Conversion, ConvertArgs, ProbeArgs, WriteArgs, WritePiece};
 pub use row::DispatchRow;
 pub use row_groups::RowGroup;
 pub use shape::{

@@ -1,5 +1,5 @@
 //! Arguments of the kernels that measure the machine, and where their words lie; and those of the
-//! kernel that converts numbers.
+//! kernels that convert numbers and write tensors.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -152,6 +152,26 @@ impl ConvertArgs {
             limit: self.limit,
         }
     }
+}
+
+/// A tensor that the writing kernel copies. Addresses are device addresses, multiples of 4.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct WritePiece {
+    /// `[u32; words]`.
+    pub from: u64,
+    /// `[u32; words]`, written.
+    pub to: u64,
+    /// 32-bit words; 0 for no tensor.
+    pub words: u64,
+}
+
+/// What the writing kernel takes, by value: tensors that it copies one after the other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct WriteArgs {
+    /// In this order.
+    pub pieces: [WritePiece; 4],
 }
 
 /// Host and device mean the same by a number.

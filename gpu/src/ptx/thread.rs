@@ -39,6 +39,20 @@ pub fn wait_for_earlier_kernels() {
     }
 }
 
+/// Says that the kernel after this one in its stream may begin, once every block of this one has said so. Nothing
+/// before sm_90.
+#[inline(always)]
+pub fn allow_later_kernels() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: touches no memory.
+    unsafe {
+        asm!(
+            "griddepcontrol.launch_dependents;",
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// Declares a function that reads a 32-bit special register that stays the same for a thread.
 macro_rules! register {
     ($(#[$doc:meta])* $name:ident, $register:literal) => {

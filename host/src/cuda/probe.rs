@@ -1,5 +1,5 @@
-//! Kernels that measure the machine, for the benchmark, and one that converts numbers, for the
-//! tests: see [`Probes`].
+//! Kernels that measure the machine, for the benchmark, and two that convert numbers and write
+//! tensors, for the tests: see [`Probes`].
 
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use ferry_layout::{Conversion, ConvertArgs, ProbeArgs};
+pub use ferry_layout::{Conversion, ConvertArgs, ProbeArgs, WriteArgs, WritePiece};
 
 use super::CudaDevice;
 use super::device::{Core, raw};
@@ -62,12 +62,17 @@ pub struct Probes {
     core: Arc<Core>,
     functions: [CUfunction; Probe::ALL.len()],
     convert: CUfunction,
+    write: CUfunction,
 }
 
 /// The entry of the kernel that converts numbers.
 const CONVERT: &str = "ferry_probe_convert";
 /// Blocks and threads of each that it is launched with.
 const CONVERT_GRID: (u32, u32) = (256, 256);
+/// The entry of the kernel that writes tensors.
+const WRITE: &str = "ferry_probe_write";
+/// Blocks and threads of each that it is launched with: few, so that the next kernel finds multiprocessors to begin on.
+const WRITE_GRID: (u32, u32) = (16, 256);
 
 // SAFETY: the driver's function handles may be used from any thread.
 unsafe impl Send for Probes {}
@@ -93,6 +98,7 @@ impl Probes {
             core: device.core().clone(),
             functions,
             convert: function(device.module().cast(), CONVERT)?,
+            write: function(device.module().cast(), WRITE)?,
         })
     }
 
@@ -137,6 +143,21 @@ impl Probes {
         let kernel = (self.convert, CONVERT);
         // SAFETY: the kernel takes one `ConvertArgs`; what it holds is the caller's promise.
         unsafe { self.enqueue(stream, kernel, CONVERT_GRID, ptr::from_ref(args).cast()) }
+    }
+
+    /// Enqueues the kernel that writes tensors and lets the next one in the stream begin before it has. Does not
+    /// synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// Both addresses of each piece in `args` are live allocations of its words, which nothing else writes, until
+    /// `stream` has passed the kernel.
+    pub unsafe fn write(&self, stream: Stream, args: &WriteArgs) -> Result<(), Error> {
+        let kernel = (self.write, WRITE);
+        // SAFETY: the kernel takes one `WriteArgs`; what it holds is the caller's promise.
+        unsafe { self.enqueue(stream, kernel, WRITE_GRID, ptr::from_ref(args).cast()) }
     }
 
     /// Enqueues a kernel.

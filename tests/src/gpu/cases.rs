@@ -1,7 +1,5 @@
 //! Shapes, routings, formats and modes, split and fused.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use ferry::ScaleLayout::{RowMajor, Tiled};
 use ferry::{CombineMode, Config, Group, TokenFormat};
@@ -14,21 +12,24 @@ use crate::session::{Session, Settings};
 use crate::verify::{Oracle, capacity_for};
 use ferry_reference::Problem;
 
-/// Longest wait of a kernel in tests where nobody is missing.
-pub const DEADLINE: Duration = Duration::from_secs(20);
-
 /// From this hidden size on, kernels are compiled for some of the shapes.
 const SPECIALISED_HIDDEN: usize = 2048;
 
+/// From more tokens a rank on, a problem keeps the oracle busy.
+const MANY_TOKENS: usize = 512;
+
 /// One problem.
 struct Case {
-    name: &'static str,
+    name: String,
     tokens: Vec<usize>,
     hidden: usize,
     experts: usize,
     top_k: usize,
     routing: Routing,
     format: TokenFormat,
+    max_sms: Option<u32>,
+    /// Whether dispatch is given the router's weights: without, all are 1.
+    weights: bool,
 }
 
 /// Tokens of the ranks.
@@ -94,10 +95,33 @@ const CASES: [Row; 41] = [
     ("NVFP4 by row, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4RowScaled(Tiled)),
 ];
 
-fn cases(ranks: usize) -> impl Iterator<Item = Case> {
-    CASES.into_iter().map(
-        move |(name, tokens, [hidden, experts, top_k], routing, format)| Case {
-            name,
+/// With few multiprocessors. Of 4,096 tokens for 8 or 16 of them, a warp of combine sends several rows back together.
+#[rustfmt::skip]
+const ON_FEW: [(u32, Row); 7] = [
+    (8, ("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16)),
+    (16, ("4096 tokens", Each(4096), [7168, 256, 8], SKEW, Bf16)),
+    (16, ("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled))),
+    (8, ("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16)),
+    (8, ("1 token", Each(1), [7168, 256, 8], Uniform, Bf16)),
+    (16, ("FP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, BlockwiseFp8)),
+    (66, ("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16)),
+];
+
+/// Whose dispatch is given no weights.
+#[rustfmt::skip]
+const WITHOUT_WEIGHTS: [Row; 3] = [
+    ("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
+    ("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
+    ("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
+];
+
+impl Case {
+    fn of_row(
+        (name, tokens, [hidden, experts, top_k], routing, format): Row,
+        ranks: usize,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
             tokens: match tokens {
                 Each(tokens) => vec![tokens; ranks],
                 First(tokens) => (0..ranks)
@@ -109,8 +133,51 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
             top_k,
             routing,
             format,
-        },
-    )
+            max_sms: None,
+            weights: true,
+        }
+    }
+}
+
+fn cases(ranks: usize) -> impl Iterator<Item = Case> {
+    let plain = CASES.into_iter().map(move |row| Case::of_row(row, ranks));
+    let on_few = ON_FEW.into_iter().map(move |(sms, row)| Case {
+        name: format!("{}, {sms} multiprocessors", row.0),
+        max_sms: Some(sms),
+        ..Case::of_row(row, ranks)
+    });
+    let without_weights = WITHOUT_WEIGHTS.into_iter().map(move |row| Case {
+        name: format!("{}, no weights", row.0),
+        weights: false,
+        ..Case::of_row(row, ranks)
+    });
+    plain.chain(on_few).chain(without_weights)
+}
+
+/// What each expert multiplies by.
+pub(super) fn scale(experts: usize) -> Vec<f32> {
+    (0..experts)
+        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
+        .collect()
+}
+
+/// A round's problem. All weights are 1 where dispatch is given none.
+fn problem(suite: &Suite<'_>, case: &Case, round: u64) -> Problem {
+    let mut problem = generate(WorkloadSpec {
+        ranks: case.tokens.len(),
+        experts: case.experts,
+        top_k: case.top_k,
+        hidden: case.hidden,
+        tokens: case.tokens.clone(),
+        routing: case.routing.clone(),
+        seed: suite.args.seed * 100 + round,
+    });
+    if !case.weights {
+        for input in &mut problem.inputs {
+            input.topk_weights.fill(1.0);
+        }
+    }
+    problem
 }
 
 /// The same with fewer and shorter tokens, for the simulator.
@@ -175,6 +242,10 @@ fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<(
             let case = if suite.args.quick { shrink(case) } else { case };
             // Across nodes, what matters is the way a row travels, not every shape.
             let far = index > 0;
+            let is_large = case.tokens.iter().any(|&tokens| tokens > MANY_TOKENS);
+            if far && case.max_sms.is_some() && is_large {
+                continue;
+            }
             let name = format!(
                 "{}, hidden {}, {ranks} ranks, {p2p_world_size} a node",
                 case.name, case.hidden
@@ -196,22 +267,13 @@ fn run_case(
     far: bool,
 ) -> Result<Outcome> {
     let most = case.tokens.iter().copied().max().unwrap_or(0).max(1);
-    let spec = |round| WorkloadSpec {
-        ranks: case.tokens.len(),
-        experts: case.experts,
-        top_k: case.top_k,
-        hidden: case.hidden,
-        tokens: case.tokens.clone(),
-        routing: case.routing.clone(),
-        seed: suite.args.seed * 100 + round,
-    };
     // Large problems keep the oracle busy: fewer ways, one round.
-    let large = most > 512;
+    let large = most > MANY_TOKENS;
     let rounds = if large { 1 } else { 2 };
-    let problems: Vec<_> = (0..rounds).map(|round| generate(spec(round))).collect();
-    let scale: Vec<f32> = (0..case.experts)
-        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
+    let problems: Vec<_> = (0..rounds)
+        .map(|round| problem(suite, case, round))
         .collect();
+    let scale = scale(case.experts);
     let oracles: Vec<_> = problems
         .iter()
         .map(|problem| Oracle::new(problem, &scale, case.format))
@@ -246,9 +308,9 @@ fn run_case(
             p2p_world_size: Some(p2p_world_size),
             format: case.format,
             combine,
-            deadline: DEADLINE,
+            deadline: suite.deadline(),
             debug_checks: false,
-            max_sms: None,
+            max_sms: case.max_sms,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
             specialise: weights && case.hidden >= SPECIALISED_HIDDEN && !suite.args.general,
         };
@@ -258,6 +320,7 @@ fn run_case(
             split,
         };
         let mut session = suite.session(group, &settings, 1)?;
+        session.give_weights(case.weights);
         let result = problems
             .iter()
             .zip(&oracles)

@@ -7,7 +7,6 @@ use ferry::{CombineMode, Config, Error, FaultKind, Rank, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, bf16};
 
-use super::cases::DEADLINE;
 use super::{Outcome, Suite};
 use crate::formats::Capacity;
 use crate::session::{Session, Settings, Turn};
@@ -70,7 +69,7 @@ fn invalid_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
     let entry = 5 * 8 + 2;
     bad.inputs[0].topk_ids[entry] = 64;
     as_routed.inputs[0].topk_ids[entry] = -1;
-    let settings = settings(capacity_for(&good, TokenFormat::Bf16), DEADLINE);
+    let settings = settings(capacity_for(&good, TokenFormat::Bf16), suite.deadline());
     let group = suite.group().clone();
     let mut session = suite.session(&group, &settings, 1)?;
     let result = round_of(&mut session, &bad)
@@ -196,7 +195,7 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
 /// A new communicator on the same group, in the same contexts.
 fn works_again(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 4);
-    let settings = settings(capacity_for(&problem, TokenFormat::Bf16), DEADLINE);
+    let settings = settings(capacity_for(&problem, TokenFormat::Bf16), suite.deadline());
     let group = suite.group().clone();
     let mut session = suite.session(&group, &settings, 1)?;
     let oracle = Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16);

@@ -5,16 +5,21 @@ mod cases;
 mod conversions;
 pub mod exact;
 mod faults;
+mod invalid;
+pub mod killed;
 mod rounds;
+pub mod sanitize;
 mod silu;
 #[cfg(feature = "cuda")]
 mod timing;
+mod two;
+mod written;
 
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ferry::Group;
@@ -43,6 +48,15 @@ pub struct GpuArgs {
     /// Only tests whose name contains this; may be given several times, for tests with any of them
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
+    /// Only print the tests' names
+    #[arg(long)]
+    list: bool,
+    /// Begin no further test after so many seconds, and say how many were not run
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
+    /// Longest wait of a kernel where nobody is missing, in seconds
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    deadline: u64,
     /// Rounds back to back without a reset
     #[arg(long, default_value_t = 1000)]
     rounds: usize,
@@ -76,6 +90,9 @@ struct Suite<'a> {
     passed: usize,
     failed: usize,
     skipped: usize,
+    /// Not begun, because the time was over.
+    not_run: usize,
+    start: Instant,
     /// Where a line for every test goes, in the process that speaks for the group.
     json: Option<File>,
 }
@@ -115,11 +132,16 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         passed: 0,
         failed: 0,
         skipped: 0,
+        not_run: 0,
+        start: Instant::now(),
     };
     suite.introduce()?;
     cases::run(&mut suite)?;
     rounds::run(&mut suite)?;
     exact::run(&mut suite)?;
+    two::run(&mut suite)?;
+    written::run(&mut suite)?;
+    invalid::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     conversions::run(&mut suite)?;
     #[cfg(feature = "cuda")]
@@ -132,7 +154,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
 
 impl Suite<'_> {
     fn introduce(&self) -> Result<()> {
-        if !self.open.is_first() {
+        if !self.open.is_first() || self.args.list {
             return Ok(());
         }
         let group = &self.open.group;
@@ -149,6 +171,25 @@ impl Suite<'_> {
 
     fn ranks(&self) -> usize {
         self.group().ranks() as usize
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.args.group == GroupKind::Simulated
+    }
+
+    /// Longest wait of a kernel in tests where nobody is missing.
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(self.args.deadline)
+    }
+
+    /// Whether the time is over on any process. Collective.
+    fn is_over(&mut self) -> Result<bool> {
+        let Some(seconds) = self.args.seconds else {
+            return Ok(false);
+        };
+        let over = self.start.elapsed() >= Duration::from_secs(seconds);
+        let all = (self.open.gather)(&[u8::from(over)])?;
+        Ok(all.iter().any(|over| over == &[1]))
     }
 
     /// Makes communicators and tensors on every process, or on none. Collective.
@@ -168,6 +209,17 @@ impl Suite<'_> {
     fn check(&mut self, name: &str, test: impl FnOnce(&mut Self) -> Result<Outcome>) -> Result<()> {
         let wanted = &self.args.filter;
         if !wanted.is_empty() && !wanted.iter().any(|text| name.contains(text.as_str())) {
+            return Ok(());
+        }
+        if self.args.list {
+            self.passed += 1;
+            if self.open.is_first() {
+                println!("{name}");
+            }
+            return Ok(());
+        }
+        if self.is_over()? {
+            self.not_run += 1;
             return Ok(());
         }
         let start = Instant::now();
@@ -211,15 +263,19 @@ impl Suite<'_> {
             passed,
             failed,
             skipped,
+            not_run,
             ..
         } = self;
-        if self.open.is_first() {
+        if self.open.is_first() && !self.args.list {
             println!("{passed} passed, {failed} failed, {skipped} skipped");
+            if not_run > 0 {
+                println!("{not_run} not run: the time was over");
+            }
         }
         if failed > 0 {
             bail!("{failed} tests failed");
         }
-        if passed + skipped == 0 && !self.args.filter.is_empty() {
+        if passed + skipped + not_run == 0 && !self.args.filter.is_empty() {
             let texts = self.args.filter.join(", ");
             bail!("--filter {texts}: no test has that in its name");
         }

@@ -7,36 +7,56 @@ use ferry::{CombineMode, Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
-use super::cases::DEADLINE;
 use super::{Outcome, Suite};
 use crate::formats::Capacity;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, compare_rows};
 
 /// Problems that rounds take turns with.
-const SLOTS: usize = 8;
+pub(super) const SLOTS: usize = 8;
 /// Places that results take turns with: one fewer, so that a place never gets the same result
 /// twice in a row, and a round that did not run, or did not write, is found out.
-const PLACES: usize = SLOTS - 1;
+pub(super) const PLACES: usize = SLOTS - 1;
 
 /// The turn of a round.
-const fn turn(round: usize) -> Turn {
+pub(super) const fn turn(round: usize) -> Turn {
     Turn {
         slot: round % SLOTS,
         into: round % PLACES,
     }
 }
 
+/// What decides a [`Turns`].
+#[derive(Clone, Copy)]
+pub(super) struct TurnsOf {
+    pub(super) p2p_world_size: usize,
+    pub(super) max_sms: Option<u32>,
+    pub(super) seed: u64,
+}
+
 /// A session with a problem in each slot, and what each must give with experts that return what
 /// they get.
-struct Turns {
-    session: Session,
+pub(super) struct Turns {
+    pub(super) session: Session,
     problems: Vec<Problem>,
     wanted: Vec<Vec<Vec<ferry_reference::bf16>>>,
 }
 
 impl Turns {
     fn new(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Self> {
+        let seed = suite.args.seed * 1000;
+        Self::of(
+            suite,
+            TurnsOf {
+                p2p_world_size,
+                max_sms: None,
+                seed,
+            },
+        )
+    }
+
+    /// Makes the session and works out what it must give. Collective.
+    pub(super) fn of(suite: &mut Suite<'_>, of: TurnsOf) -> Result<Self> {
         let (tokens, hidden) = if suite.args.quick {
             (6, 128)
         } else {
@@ -54,7 +74,7 @@ impl Turns {
                         .map(|rank| tokens - (rank + slot as usize) % 5)
                         .collect(),
                     routing: Routing::Zipf { exponent: 0.5 },
-                    seed: suite.args.seed * 1000 + slot,
+                    seed: of.seed + slot,
                 })
             })
             .collect();
@@ -68,12 +88,12 @@ impl Turns {
             top_k: 8,
             hidden,
             max_tokens_per_rank: tokens,
-            p2p_world_size: Some(p2p_world_size),
+            p2p_world_size: Some(of.p2p_world_size),
             format: TokenFormat::Bf16,
             combine: CombineMode::Reduced,
-            deadline: DEADLINE,
+            deadline: suite.deadline(),
             debug_checks: false,
-            max_sms: None,
+            max_sms: of.max_sms,
             specialise: false,
         };
         let settings = Settings {
@@ -105,7 +125,8 @@ impl Turns {
         })
     }
 
-    fn verify(&self, round: usize) -> Result<()> {
+    /// Compares what a round's combine gave; no later one may have had its place.
+    pub(super) fn verify(&self, round: usize) -> Result<()> {
         let turn = turn(round);
         let (hidden, wanted) = (self.problems[turn.slot].hidden, &self.wanted[turn.slot]);
         for (rank, given) in self.session.combined(turn)? {
@@ -116,12 +137,16 @@ impl Turns {
     }
 }
 
+/// Rounds of a test that has many.
+pub(super) fn count(suite: &Suite<'_>) -> usize {
+    match suite.args.quick {
+        true => suite.args.rounds.min(40),
+        false => suite.args.rounds,
+    }
+}
+
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
-    let rounds = if suite.args.quick {
-        suite.args.rounds.min(40)
-    } else {
-        suite.args.rounds
-    };
+    let rounds = count(suite);
     let ranks = suite.ranks();
     let nodes: &[usize] = if suite.group().reaches_other_nodes() && ranks > 1 {
         &[ranks, 1]
@@ -171,6 +196,25 @@ fn enqueue_rounds(turns: &mut Turns, rounds: usize) -> Result<Duration> {
     Ok(busy)
 }
 
+/// Knuth's MMIX generator.
+pub(super) struct Dice(pub(super) u64);
+
+impl Dice {
+    pub(super) const fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for index in (1..items.len()).rev() {
+            items.swap(index, self.below(index as u64 + 1) as usize);
+        }
+    }
+}
+
 /// Ranks start in random order, each up to 3 ms after the one before.
 fn late_ranks(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
     let mut turns = Turns::new(suite, p2p_world_size)?;
@@ -181,21 +225,12 @@ fn late_ranks(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
 
 fn start_late(turns: &mut Turns, seed: u64) -> Result<()> {
     let locals = turns.session.local_ranks();
-    let mut state = seed + locals[0] as u64;
-    let mut random = move |below: u64| {
-        // Knuth's MMIX generator.
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut dice = Dice(seed + locals[0] as u64);
     for round in 0..40 {
         let mut order: Vec<usize> = (0..locals.len()).collect();
-        for index in (1..order.len()).rev() {
-            order.swap(index, random(index as u64 + 1) as usize);
-        }
+        dice.shuffle(&mut order);
         turns.session.launch_identity(turn(round), &order, |_| {
-            std::thread::sleep(Duration::from_micros(random(3000)));
+            std::thread::sleep(Duration::from_micros(dice.below(3000)));
         })?;
         turns.session.synchronize()?;
         turns.verify(round)?;

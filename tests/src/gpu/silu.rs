@@ -6,7 +6,7 @@ use super::{Outcome, Suite};
 use crate::silu::cases;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
-    let large = suite.args.group != crate::group::GroupKind::Simulated;
+    let large = !suite.is_simulated() && !suite.args.quick;
     for format in crate::silu::formats() {
         let name = format!(
             "fused SiLU to {} {:?}",

@@ -8,7 +8,6 @@ use ferry::{CombineMode, Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
-use super::cases::DEADLINE;
 use super::{Outcome, Suite};
 use crate::session::{Session, Settings};
 use crate::verify::capacity_for;
@@ -45,7 +44,7 @@ fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
         p2p_world_size: None,
         format: TokenFormat::Bf16,
         combine: CombineMode::Reduced,
-        deadline: DEADLINE,
+        deadline: suite.deadline(),
         debug_checks: false,
         max_sms: None,
         specialise: false,

@@ -32,6 +32,8 @@ pub(super) struct LocalRank {
     /// All of dispatch's outputs, and their bytes.
     written: Vec<(DevicePtr, usize)>,
     expert_rows: DevicePtr,
+    /// Whether dispatch is given the router's weights.
+    pub(super) gives_weights: bool,
 }
 
 /// Rows that a token's result has.
@@ -108,6 +110,7 @@ impl LocalRank {
             input_scale,
             written,
             expert_rows: alloc(capacity * hidden * 2)?,
+            gives_weights: true,
             ep,
         })
     }
@@ -151,10 +154,40 @@ impl LocalRank {
         DispatchInput {
             x: Tensor::contiguous(x, [tokens, hidden]),
             topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),
-            topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
+            topk_weights: (self.gives_weights)
+                .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
             input_scale: matches!(self.ep.plan().config().format, TokenFormat::Nvfp4(_))
                 .then(|| Tensor::contiguous(self.input_scale, [1])),
         }
+    }
+
+    pub(super) fn inputs(&self, slot: usize) -> [(DevicePtr, usize); 4] {
+        let Config { top_k, hidden, .. } = *self.ep.plan().config();
+        let Slot {
+            x,
+            topk_ids,
+            topk_weights,
+            tokens,
+        } = self.slots[slot];
+        [
+            (x, tokens * hidden * 2),
+            (topk_ids, tokens * top_k * 4),
+            (topk_weights, tokens * top_k * 4),
+            (self.input_scale, 4),
+        ]
+    }
+
+    pub(super) fn written(&self, settings: &Settings) -> Vec<(DevicePtr, usize)> {
+        let combined = (
+            self.combined[Turn::FIRST.into],
+            place_bytes(&settings.config),
+        );
+        self.written.iter().copied().chain([combined]).collect()
+    }
+
+    pub(super) fn expert_rows(&self, settings: &Settings) -> (DevicePtr, usize) {
+        let bytes = settings.capacity.rows * settings.config.hidden * 2;
+        (self.expert_rows, bytes)
     }
 
     /// What combine takes and gives; `expert_rows` is where the rows lie.

@@ -1,0 +1,223 @@
+//! A rank whose experts all do not exist: its round ends as soon as another, and nobody else is harmed.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use ferry::{CombineMode, Config, Error, Fault, FaultKind, TokenFormat};
+use ferry_reference::Problem;
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+use super::{Outcome, Suite};
+use crate::session::{Session, Settings, Turn};
+use crate::verify::{Oracle, capacity_for, compare_rows};
+
+const EXPERTS: usize = 64;
+const TOP_K: usize = 8;
+
+/// A round with many faults takes at most so many times as long as one without, and so much.
+const MOST_TIMES: u32 = 3;
+const MOST_MORE: Duration = Duration::from_millis(5);
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    suite.check(
+        "a rank with 4096 tokens and no expert that exists",
+        |suite| no_expert(suite),
+    )
+}
+
+fn problem(suite: &Suite<'_>) -> Problem {
+    let (tokens, hidden) = match suite.args.quick {
+        true => (128, 128),
+        false => (4096, 2048),
+    };
+    generate(WorkloadSpec {
+        ranks: suite.ranks(),
+        experts: EXPERTS,
+        top_k: TOP_K,
+        hidden,
+        tokens: vec![tokens; suite.ranks()],
+        routing: Routing::Uniform,
+        seed: suite.args.seed * 77 + 9,
+    })
+}
+
+/// Ids around all that exist, -1 left out: it means that an entry is not routed.
+fn id_of_none(entry: usize) -> i32 {
+    let entry = entry as i32;
+    match entry % 4 {
+        0 => EXPERTS as i32 + entry,
+        1 => -2 - entry,
+        2 => i32::MAX - entry,
+        _ => i32::MIN + entry,
+    }
+}
+
+/// A problem, the same with a rank that has no expert, and what that must give.
+struct Problems {
+    lost: usize,
+    good: Problem,
+    bad: Problem,
+    wanted: Vec<Vec<ferry_reference::bf16>>,
+    wanted_of_bad: Vec<Vec<ferry_reference::bf16>>,
+}
+
+impl Problems {
+    fn of(suite: &Suite<'_>) -> Self {
+        let lost = suite.ranks() - 1;
+        let good = problem(suite);
+        let (mut bad, mut as_routed) = (good.clone(), good.clone());
+        let ids = bad.inputs[lost].topk_ids.iter_mut().enumerate();
+        ids.for_each(|(entry, id)| *id = id_of_none(entry));
+        as_routed.inputs[lost].topk_ids.fill(-1);
+        let combined = |problem: &Problem| {
+            Oracle::new(problem, &[1.0; EXPERTS], TokenFormat::Bf16).combined(
+                problem,
+                CombineMode::Reduced,
+                true,
+            )
+        };
+        Self {
+            lost,
+            wanted: combined(&good),
+            wanted_of_bad: combined(&as_routed),
+            good,
+            bad,
+        }
+    }
+}
+
+fn no_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let problems = Problems::of(suite);
+    let config = Config {
+        experts: EXPERTS,
+        top_k: TOP_K,
+        hidden: problems.good.hidden,
+        max_tokens_per_rank: problems.good.inputs[0].tokens,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Reduced,
+        deadline: suite.deadline(),
+        debug_checks: false,
+        max_sms: None,
+        specialise: false,
+    };
+    let settings = Settings {
+        config,
+        capacity: capacity_for(&problems.good, TokenFormat::Bf16),
+        split: false,
+    };
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings, 2)?;
+    let result = rounds(&mut session, &problems, suite.is_simulated());
+    let figures = result.as_ref().cloned().unwrap_or_default();
+    suite.conclude(session, result.map(drop))?;
+    Ok(Outcome::Measured(figures))
+}
+
+/// The slots with the good and the bad inputs, and the place where the results of both go.
+const GOOD: Turn = Turn { slot: 0, into: 1 };
+const BAD: Turn = Turn { slot: 1, into: 1 };
+
+/// Good rounds, bad ones, and a good one again.
+fn rounds(session: &mut Session, problems: &Problems, is_simulated: bool) -> Result<String> {
+    session.upload(GOOD.slot, &problems.good)?;
+    session.upload(BAD.slot, &problems.bad)?;
+    session.poison()?;
+    let mut usual = Duration::ZERO;
+    // The first one loads code.
+    for round in 0..4 {
+        let took = timed(session, GOOD)?;
+        session.synchronize()?;
+        usual = if round == 0 { usual } else { usual.max(took) };
+    }
+    compare(session, problems, &problems.wanted)?;
+    let most = MOST_TIMES * usual + MOST_MORE;
+    let (mut slowest, mut epoch) = (Duration::ZERO, 0);
+    for round in 0..3 {
+        let took = timed(session, BAD)?;
+        if let Some(fault) = told(session, problems)? {
+            ensure!(
+                fault.epoch > epoch,
+                "bad round {round} tells of round {}, the one before of {epoch}: {fault}",
+                fault.epoch
+            );
+            epoch = fault.epoch;
+        }
+        compare(session, problems, &problems.wanted_of_bad)?;
+        // The simulator's time is not a GPU's.
+        ensure!(
+            is_simulated || took <= most,
+            "a round without experts took {took:?}, others {usual:?}; at most {most:?}"
+        );
+        slowest = slowest.max(took);
+    }
+    enqueue(session, GOOD)?;
+    session.synchronize()?;
+    compare(session, problems, &problems.wanted)?;
+    Ok(format!(
+        "{slowest:?} without experts, others {usual:?}, host wall time"
+    ))
+}
+
+/// A round's wall time, until the last local rank is done. All ranks begin together, because each has just ended a good
+/// round. What they say is not asked for.
+fn timed(session: &mut Session, turn: Turn) -> Result<Duration> {
+    enqueue(session, GOOD)?;
+    wait(session)?;
+    let start = Instant::now();
+    enqueue(session, turn)?;
+    wait(session)?;
+    Ok(start.elapsed())
+}
+
+fn enqueue(session: &mut Session, turn: Turn) -> Result<()> {
+    let order: Vec<usize> = (0..session.local_ranks().len()).collect();
+    Ok(session.launch_identity(turn, &order, |_| ())?)
+}
+
+fn wait(session: &mut Session) -> Result<()> {
+    for index in 0..session.local_ranks().len() {
+        let (ep, stream) = session.local(index);
+        ep.device().synchronize(stream)?;
+    }
+    Ok(())
+}
+
+/// The fault of the rank without experts, if it is here. The others have none.
+fn told(session: &Session, problems: &Problems) -> Result<Option<Fault>> {
+    let mut told = None;
+    for (rank, outcome) in session.outcomes() {
+        match outcome {
+            Err(Error::Fault(fault)) if rank == problems.lost => {
+                ensure!(fault.kind == FaultKind::InvalidExpert, "{fault}");
+                let entry = fault.index as usize * TOP_K + fault.peer.0 as usize;
+                let id = problems.bad.inputs[rank].topk_ids.get(entry);
+                ensure!(
+                    id.is_some_and(|&id| id == fault.saw as u32 as i32),
+                    "{fault}; entry {entry} is {id:?}"
+                );
+                told = Some(fault);
+            }
+            Ok(()) if rank != problems.lost => {}
+            other => bail!("rank {rank}: {other:?}"),
+        }
+    }
+    Ok(told)
+}
+
+fn compare(
+    session: &Session,
+    problems: &Problems,
+    wanted: &[Vec<ferry_reference::bf16>],
+) -> Result<()> {
+    for (rank, given) in session.combined(GOOD)? {
+        compare_rows(
+            rank,
+            "combined",
+            &wanted[rank],
+            &given,
+            problems.good.hidden,
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! Processes that lose one of them: each survivor is told in time, leaves in time, and meets the others again.
+
+mod report;
+mod survivor;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::rounds::Dice;
+use crate::group::{GroupKind, gpus};
+use report::{Kill, Report};
+
+/// What a process says when its rounds go on.
+const READY: &str = "ready";
+/// What a survivor's report follows.
+const REPORT: &str = "report ";
+
+/// Longest start of all processes.
+const START: Duration = Duration::from_secs(120);
+/// Longest time from the kill to the last report, beside the deadline.
+const REPORTS: Duration = Duration::from_secs(60);
+/// Longest end of a process that has reported.
+const EXIT: Duration = Duration::from_secs(10);
+/// The kill comes at most so late after all processes are ready.
+const LATEST_KILL: Duration = Duration::from_millis(500);
+
+/// Options of `ferry-tests killed`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct KilledArgs {
+    /// Where the ranks are: nvshmem, or simulated, where each process has a simulated rank of its own and all it has
+    /// of the others is what they say to each other
+    #[arg(long, value_enum, default_value = "nvshmem")]
+    group: GroupKind,
+    /// Processes [default: as many as there are GPUs]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Fail if this machine has fewer GPUs
+    #[arg(long, value_name = "N")]
+    require_gpus: Option<usize>,
+    /// How often
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    times: u64,
+    /// Longest wait of a kernel, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    deadline_ms: u64,
+    /// Of the moments, and of who is killed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Whether survivors also try to make a communicator before they leave the group
+    #[arg(long, hide = true)]
+    tries_again: bool,
+    /// Where the processes meet: this is one of them
+    #[arg(long, value_name = "HOST:PORT", hide = true, requires = "rank")]
+    rendezvous: Option<SocketAddr>,
+    /// Which one
+    #[arg(long, hide = true, requires = "rendezvous")]
+    rank: Option<u32>,
+}
+
+/// Starts the processes and kills one of them, again and again. An error if any survivor was not told in time.
+pub fn run(args: &KilledArgs) -> Result<()> {
+    if let (Some(address), Some(rank)) = (args.rendezvous, args.rank) {
+        return survivor::run(args, address, rank);
+    }
+    let found = gpus();
+    if let Some(wanted) = args.require_gpus.filter(|&wanted| found < wanted) {
+        bail!("--require-gpus {wanted}: this machine has {found}");
+    }
+    if args.group == GroupKind::Local {
+        bail!("--group local: one process has all ranks of it");
+    }
+    let ranks = args.ranks.or(args.require_gpus).unwrap_or(found);
+    if ranks < 2 {
+        println!("skip a killed process: needs two processes");
+        return Ok(());
+    }
+    let mut failed = 0;
+    let mut dice = Dice(args.seed);
+    for time in 1..=args.times {
+        let name = format!("a killed process, {time} of {}, {ranks} ranks", args.times);
+        let start = Instant::now();
+        match kill_one(args, ranks, time, &mut dice) {
+            Ok(figures) => println!(
+                "ok   {name} ({} ms): {figures}",
+                start.elapsed().as_millis()
+            ),
+            Err(error) => {
+                failed += 1;
+                println!(
+                    "FAIL {name} ({} ms): {error:#}",
+                    start.elapsed().as_millis()
+                );
+            }
+        }
+    }
+    println!("{} passed, {failed} failed, 0 skipped", args.times - failed);
+    ensure!(failed == 0, "{failed} of {} times", args.times);
+    Ok(())
+}
+
+/// An address that nobody listens on at the moment.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
+    Ok(listener.local_addr()?)
+}
+
+/// Nanoseconds since 1970: processes compare theirs.
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Once: what was measured.
+fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Result<String> {
+    let victim = dice.below(ranks as u64) as u32;
+    let moment = Duration::from_micros(dice.below(LATEST_KILL.as_micros() as u64));
+    let mut processes = Processes::start(args, ranks, time.is_multiple_of(2))?;
+    processes.wait_until_ready()?;
+    std::thread::sleep(moment);
+    let kill = Kill {
+        victim,
+        ns: now_ns(),
+        deadline: Duration::from_millis(args.deadline_ms),
+        is_simulated: args.group == GroupKind::Simulated,
+    };
+    processes.kill(victim)?;
+    processes.tell(victim, &format!("{victim} {}", free_address()?))?;
+    let reports = processes.reports(victim, kill.deadline + REPORTS)?;
+    let exits = processes.wait_for_exits(victim)?;
+    let mut problems = kill.problems(&reports);
+    // How a process ends that has lost others is NVSHMEM's business, where it is in: it is told, not judged.
+    if kill.is_simulated {
+        problems.extend(exits.problems.iter().cloned());
+    }
+    ensure!(problems.is_empty(), "{}", problems.join("; "));
+    let moment = moment.as_millis();
+    let ends = match exits.problems.is_empty() {
+        true => format!(
+            "ended {} ms after the last report",
+            exits.slowest.as_millis()
+        ),
+        false => exits.problems.join("; "),
+    };
+    Ok(format!(
+        "rank {victim} killed after {moment} ms: {}; {ends}",
+        kill.figures(&reports)
+    ))
+}
+
+/// How processes ended that had reported.
+#[derive(Default)]
+struct Exits {
+    slowest: Duration,
+    problems: Vec<String>,
+}
+
+/// The processes, by rank. Dropped, they are killed.
+struct Processes {
+    children: Vec<Child>,
+    /// What they print; none at the end of it.
+    lines: Receiver<(u32, Option<String>)>,
+}
+
+impl Processes {
+    fn start(args: &KilledArgs, ranks: usize, tries_again: bool) -> Result<Self> {
+        let program = std::env::current_exe().context("finding this program")?;
+        let address = free_address()?;
+        let (sender, lines) = channel();
+        let mut processes = Self {
+            children: Vec::new(),
+            lines,
+        };
+        for rank in 0..ranks as u32 {
+            let mut command = Command::new(&program);
+            command
+                .args(["killed", "--ranks", &ranks.to_string()])
+                .args(["--rank", &rank.to_string()])
+                .args(["--rendezvous", &address.to_string()])
+                .args(["--deadline-ms", &args.deadline_ms.to_string()])
+                .args(["--seed", &args.seed.to_string()])
+                .args(["--group", group_name(args.group)])
+                .args(tries_again.then_some("--tries-again"))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped());
+            let mut child = command
+                .spawn()
+                .with_context(|| format!("starting {}", program.display()))?;
+            listen(rank, &mut child, sender.clone());
+            processes.children.push(child);
+        }
+        Ok(processes)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let limit = Instant::now() + START;
+        let mut missing: Vec<u32> = (0..self.children.len() as u32).collect();
+        while !missing.is_empty() {
+            let (rank, line) = self
+                .line(limit)
+                .with_context(|| format!("ranks {missing:?} are not ready after {START:?}"))?;
+            match line.as_deref() {
+                Some(READY) => missing.retain(|&other| other != rank),
+                Some(line) => eprintln!("rank {rank}: {line}"),
+                None => bail!("rank {rank} ended before all were ready"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line that any of them prints.
+    fn line(&mut self, limit: Instant) -> Result<(u32, Option<String>)> {
+        let left = limit.saturating_duration_since(Instant::now());
+        Ok(self.lines.recv_timeout(left)?)
+    }
+
+    /// SIGKILL, and the end.
+    fn kill(&mut self, rank: u32) -> Result<()> {
+        let child = &mut self.children[rank as usize];
+        child
+            .kill()
+            .with_context(|| format!("killing rank {rank}"))?;
+        child
+            .wait()
+            .with_context(|| format!("waiting for rank {rank}"))?;
+        Ok(())
+    }
+
+    /// Writes a line to all but one.
+    fn tell(&mut self, victim: u32, line: &str) -> Result<()> {
+        for (rank, child) in (0..).zip(&mut self.children) {
+            if rank != victim {
+                let stdin = child.stdin.as_mut().context("a process has no input")?;
+                writeln!(stdin, "{line}").with_context(|| format!("telling rank {rank}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reports(&mut self, victim: u32, within: Duration) -> Result<Vec<Report>> {
+        let limit = Instant::now() + within;
+        let mut missing: Vec<u32> = (0..self.children.len() as u32).collect();
+        missing.retain(|&rank| rank != victim);
+        let mut reports = Vec::new();
+        while !missing.is_empty() {
+            let (rank, line) = self.line(limit).with_context(|| {
+                format!(
+                    "rank {victim} was killed; no report of ranks {missing:?} within {within:?}"
+                )
+            })?;
+            // What the victim had still to say, and the end of those that have reported.
+            if !missing.contains(&rank) {
+                continue;
+            }
+            let Some(line) = line else {
+                bail!("rank {victim} was killed, and rank {rank} ended without a report");
+            };
+            match line.strip_prefix(REPORT) {
+                Some(report) => {
+                    reports.push(serde_json::from_str(report)?);
+                    missing.retain(|&other| other != rank);
+                }
+                None => eprintln!("rank {rank}: {line}"),
+            }
+        }
+        Ok(reports)
+    }
+
+    fn wait_for_exits(&mut self, victim: u32) -> Result<Exits> {
+        let start = Instant::now();
+        let mut exits = Exits::default();
+        for (rank, child) in (0..).zip(&mut self.children) {
+            if rank == victim {
+                continue;
+            }
+            match wait(child, start + EXIT)? {
+                Some(status) if status.success() => {}
+                Some(status) => exits
+                    .problems
+                    .push(format!("rank {rank} ended with {status}")),
+                None => {
+                    let problem = format!("rank {rank} has not ended {EXIT:?} after its report");
+                    exits.problems.push(problem);
+                }
+            }
+        }
+        exits.slowest = start.elapsed();
+        Ok(exits)
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // One that has ended already cannot be killed, and need not be.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Hands on what a process prints, line by line, until it ends.
+fn listen(rank: u32, child: &mut Child, to: Sender<(u32, Option<String>)>) {
+    let Some(printed) = child.stdout.take() else {
+        return;
+    };
+    std::thread::spawn(move || {
+        let lines = BufReader::new(printed).lines().map_while(Result::ok);
+        for line in lines.map(Some).chain([None]) {
+            if to.send((rank, line)).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// How a process ended, if it did in time.
+fn wait(child: &mut Child, limit: Instant) -> Result<Option<ExitStatus>> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= limit {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const fn group_name(kind: GroupKind) -> &'static str {
+    match kind {
+        GroupKind::Local => "local",
+        GroupKind::Nvshmem => "nvshmem",
+        GroupKind::Simulated => "simulated",
+    }
+}

@@ -1,0 +1,276 @@
+//! What a survivor tells, and what must hold of it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest time that leaving takes.
+const CLOSE: Duration = Duration::from_secs(5);
+
+/// A call, how long it took, and what came of it.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Call {
+    pub(super) ms: u64,
+    /// Empty: it succeeded.
+    pub(super) error: String,
+}
+
+impl Call {
+    fn is_late(&self) -> bool {
+        Duration::from_millis(self.ms) > CLOSE
+    }
+
+    fn outcome(&self) -> &str {
+        match self.error.is_empty() {
+            true => "ok",
+            false => &self.error,
+        }
+    }
+}
+
+/// What a survivor met.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Report {
+    pub(super) rank: u32,
+    /// Whether the first error was one that says that a peer is lost, by its type.
+    pub(super) is_typed: bool,
+    /// The first error.
+    pub(super) error: String,
+    /// When the last round was launched, and when the error came: nanoseconds since 1970.
+    pub(super) launched_ns: u64,
+    pub(super) told_ns: u64,
+    /// Of the communicator.
+    pub(super) close: Call,
+    pub(super) leave_group: Call,
+    /// A further exchange with the group.
+    pub(super) exchange: Call,
+    /// A further communicator on the group, where one was tried.
+    pub(super) communicator: Option<Call>,
+    /// The survivors, somewhere else.
+    pub(super) meet: Call,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kill {
+    pub(super) victim: u32,
+    /// When: nanoseconds since 1970.
+    pub(super) ns: u64,
+    pub(super) deadline: Duration,
+    /// Whether processes had no kernels that wait for each other.
+    pub(super) is_simulated: bool,
+}
+
+impl Kill {
+    /// From the later of the kill and the rank's last launch until it was told.
+    fn wait_of(&self, report: &Report) -> Duration {
+        let since = self.ns.max(report.launched_ns);
+        Duration::from_nanos(report.told_ns.saturating_sub(since))
+    }
+
+    /// Whether a survivor's error has the lost rank's number.
+    fn is_named(&self, report: &Report) -> bool {
+        let number = |text: &str| {
+            let end = text.find(|digit: char| !digit.is_ascii_digit());
+            text[..end.unwrap_or(text.len())].parse().ok()
+        };
+        let mut named = report.error.split("rank ").skip(1).filter_map(number);
+        named.any(|rank: u32| rank == self.victim)
+    }
+
+    /// What is wrong with the reports.
+    pub(super) fn problems(&self, reports: &[Report]) -> Vec<String> {
+        let mut problems: Vec<String> = reports
+            .iter()
+            .flat_map(|report| self.problems_of(report))
+            .collect();
+        if !reports.iter().any(|report| self.is_named(report)) {
+            let told: Vec<_> = reports.iter().map(|report| report.error.as_str()).collect();
+            let (victim, told) = (self.victim, told.join(" / "));
+            problems.push(format!("nobody names rank {victim}: {told}"));
+        }
+        problems
+    }
+
+    fn problems_of(&self, report: &Report) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut say = |problem: String| problems.push(format!("rank {}: {problem}", report.rank));
+        if !report.is_typed {
+            say(format!("not an error of a lost peer: {}", report.error));
+        }
+        let (waited, most) = (self.wait_of(report), self.deadline.mul_f64(1.1));
+        if waited > most {
+            say(format!(
+                "was told after {waited:?}, at most {most:?}: {}",
+                report.error
+            ));
+        }
+        let calls = [
+            ("closing the communicator", Some(&report.close)),
+            ("leaving the group", Some(&report.leave_group)),
+            ("an exchange after the loss", Some(&report.exchange)),
+            (
+                "a communicator after the loss",
+                report.communicator.as_ref(),
+            ),
+            ("meeting the other survivors", Some(&report.meet)),
+        ];
+        for (name, call) in calls {
+            if let Some(call) = call.filter(|call| call.is_late()) {
+                say(format!("{name} took {} ms: {}", call.ms, call.outcome()));
+            }
+        }
+        if !report.meet.error.is_empty() {
+            say(format!("the survivors did not meet: {}", report.meet.error));
+        }
+        problems
+    }
+
+    /// In a line.
+    pub(super) fn figures(&self, reports: &[Report]) -> String {
+        let slowest = |of: fn(&Report) -> u64| reports.iter().map(of).max().unwrap_or(0);
+        let waits = reports
+            .iter()
+            .map(|report| self.wait_of(report).as_millis());
+        let names = reports.iter().filter(|report| self.is_named(report));
+        let mut text = format!(
+            "{} survivors told within {} ms, {} of them by its name; close {} ms, leaving the group {} ms, meeting \
+             again {} ms",
+            reports.len(),
+            waits.max().unwrap_or(0),
+            names.count(),
+            slowest(|report| report.close.ms),
+            slowest(|report| report.leave_group.ms),
+            slowest(|report| report.meet.ms),
+        );
+        if let Some(report) = reports.first() {
+            let calls = [
+                ("close", Some(&report.close)),
+                ("leaving the group", Some(&report.leave_group)),
+                ("a further exchange", Some(&report.exchange)),
+                ("a further communicator", report.communicator.as_ref()),
+            ];
+            for (name, call) in calls {
+                if let Some(call) = call {
+                    text += &format!("; rank {}, {name}: {}", report.rank, call.outcome());
+                }
+            }
+        }
+        if !self.is_simulated {
+            text += "; no new NVSHMEM group was made in a process that had one";
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn kill() -> Kill {
+        Kill {
+            victim: 2,
+            ns: 5000 * MS,
+            deadline: Duration::from_millis(1000),
+            is_simulated: true,
+        }
+    }
+
+    /// Launched before the kill, told at the last moment.
+    fn good() -> Report {
+        Report {
+            rank: 1,
+            is_typed: true,
+            error: "rank 1 gave up: rank 2 did not answer".into(),
+            launched_ns: 4900 * MS,
+            told_ns: 6100 * MS,
+            ..Report::default()
+        }
+    }
+
+    fn problems(report: Report) -> String {
+        kill().problems(&[report]).join("; ")
+    }
+
+    #[test]
+    fn a_survivor_that_is_told_in_time_is_fine() {
+        assert_eq!(problems(good()), "");
+        let launched_later = Report {
+            launched_ns: 5200 * MS,
+            told_ns: 6300 * MS,
+            ..good()
+        };
+        assert_eq!(problems(launched_later), "");
+    }
+
+    #[test]
+    fn a_millisecond_more_is_late() {
+        let late = Report {
+            told_ns: 6101 * MS,
+            ..good()
+        };
+        let text = problems(late);
+        assert!(text.contains("rank 1: was told after 1.101s"), "{text}");
+    }
+
+    #[test]
+    fn what_else_is_wrong_is_named() {
+        let late = Call {
+            ms: 5001,
+            error: "it hung".into(),
+        };
+        let cases = [
+            (
+                Report {
+                    is_typed: false,
+                    ..good()
+                },
+                "not an error of a lost peer",
+            ),
+            (
+                Report {
+                    error: "rank 1 gave up: rank 22 did not answer".into(),
+                    ..good()
+                },
+                "nobody names rank 2",
+            ),
+            (
+                Report {
+                    close: late.clone(),
+                    ..good()
+                },
+                "closing the communicator took 5001 ms: it hung",
+            ),
+            (
+                Report {
+                    leave_group: late.clone(),
+                    ..good()
+                },
+                "leaving the group took 5001 ms",
+            ),
+            (
+                Report {
+                    communicator: Some(late),
+                    ..good()
+                },
+                "a communicator after the loss took 5001 ms",
+            ),
+            (
+                Report {
+                    meet: Call {
+                        ms: 1,
+                        error: "nobody came".into(),
+                    },
+                    ..good()
+                },
+                "the survivors did not meet: nobody came",
+            ),
+        ];
+        for (report, wanted) in cases {
+            let text = problems(report);
+            assert!(text.contains(wanted), "{text}; wanted: {wanted}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The program that tests GPUs, as far as a machine without them can run it.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn program(arguments: &str) -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ferry-tests"));
+    program.args(arguments.split(' '));
+    program
+}
+
+fn printed(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// Runs the suite in the simulator: as many tests as `ok` says pass, and none fails.
+fn suite(filter: &str, ok: usize) {
+    let mut suite = program("gpu --group simulated --ranks 2 --quick --filter");
+    let output = suite.arg(filter).output().unwrap();
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains(&format!("{ok} passed, 0 failed")), "{text}");
+}
+
+#[test]
+fn few_multiprocessors() {
+    // Of two nodes, too.
+    suite("multiprocessors", 14);
+}
+
+#[test]
+fn dispatch_without_weights() {
+    suite("no weights", 6);
+}
+
+#[test]
+fn two_communicators() {
+    suite("two communicators", 1);
+}
+
+#[test]
+fn inputs_that_are_written_before_each_round() {
+    suite("a kernel writes", 3);
+}
+
+#[test]
+fn a_rank_without_experts() {
+    suite("no expert that exists", 1);
+}
+
+#[test]
+fn tests_are_listed_without_being_run() {
+    let mut list = program("gpu --group simulated --ranks 2 --list --filter");
+    let output = list.arg("rounds back to back").output().unwrap();
+    let text = "1000 rounds back to back, 2 a node\n1000 rounds back to back, 1 a node\n";
+    assert_eq!(printed(&output), text);
+}
+
+#[test]
+fn when_the_time_is_over_no_test_begins() {
+    let output = program("gpu --group simulated --ranks 2 --quick --seconds 0")
+        .output()
+        .unwrap();
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("0 passed, 0 failed, 0 skipped\n"), "{text}");
+    assert!(text.contains(" not run: the time was over"), "{text}");
+}
+
+/// With a deadline for a loaded machine: without word of the loss, survivors would wait for a minute.
+#[test]
+fn survivors_of_a_killed_process_are_told_and_meet_again() {
+    let output = program("killed --group simulated --ranks 3 --times 4 --deadline-ms 20000")
+        .output()
+        .unwrap();
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("4 passed, 0 failed"), "{text}");
+}
+
+/// A folder with a `compute-sanitizer` of this text.
+fn folder_with(name: &str, script: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("compute-sanitizer");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+/// Runs tests under a `compute-sanitizer` of this text.
+fn sanitize(name: &str, script: &str, arguments: &str) -> Output {
+    let folder = folder_with(name, script);
+    let path = std::env::var("PATH").unwrap_or_default();
+    program("sanitize --group simulated --filter no_such --filter exist")
+        .args(arguments.split(' '))
+        .env("PATH", format!("{}:{path}", folder.display()))
+        .output()
+        .unwrap()
+}
+
+/// What stands before the program, each option with a value, is dropped.
+const DROP_OPTIONS: &str = r#"while [ "${1#--}" != "$1" ]; do shift 2; done"#;
+
+#[test]
+fn a_sanitizer_that_finds_nothing_is_fine() {
+    let script = format!("{DROP_OPTIONS}\nexec \"$@\"");
+    let output = sanitize("finds-nothing", &script, "--seconds 100");
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("ok   initcheck: 2 tests ran in"), "{text}");
+    assert!(text.contains("4 passed, 0 failed"), "{text}");
+}
+
+#[test]
+fn a_sanitizer_that_finds_something_fails() {
+    let script = format!("{DROP_OPTIONS}\n\"$@\"\necho '========= Invalid read'\nexit 99");
+    let output = sanitize("finds-something", &script, "--tool synccheck");
+    let text = printed(&output);
+    assert!(!output.status.success(), "{text}");
+    assert!(text.contains("FAIL synccheck: 2 tests ran in"), "{text}");
+    assert!(text.contains("exit status: 99"), "{text}");
+}
+
+#[test]
+fn a_sanitizer_that_takes_too_long_is_stopped_and_says_what_was_cut_short() {
+    let script = "echo 'ok   an expert that does not exist (1 ms)'\nsleep 600";
+    let output = sanitize("too-long", script, "--tool racecheck --seconds 2");
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}");
+    let wanted = "; cut short, 1 not run: a rank with 4096 tokens and no expert that exists";
+    assert!(text.contains(wanted), "{text}");
+}
+
+#[test]
+fn a_sanitizer_that_is_missing_is_named() {
+    if Path::new("/usr/local/cuda/bin/compute-sanitizer").exists() {
+        return;
+    }
+    let output = program("sanitize").env("PATH", "").output().unwrap();
+    let text = printed(&output);
+    assert!(!output.status.success(), "{text}");
+    assert!(
+        text.contains("compute-sanitizer is neither in PATH nor in"),
+        "{text}"
+    );
+}
