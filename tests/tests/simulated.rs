@@ -172,6 +172,22 @@ fn senders_with_a_row_each_flag_it_for_themselves() {
     all(5_010..5_012, a_row_for_each_sender);
 }
 
+/// Rows that no source has few enough of to send them bare, and a warp for each: combine flags those of a block
+/// together.
+fn a_warp_for_each_row(seed: u64) -> Case {
+    let tokens = 1025 + Dice::new(seed).below(31);
+    Case {
+        tokens: vec![vec![tokens, 40]],
+        warps: 2112,
+        ..Case::small(seed)
+    }
+}
+
+#[test]
+fn rows_sent_back_by_a_warp_each_are_flagged_together() {
+    all(5_020..5_022, a_warp_for_each_row);
+}
+
 /// Rows that no source has few enough of to send them bare, and more of them than warps: combine deals the last
 /// ones in pieces.
 fn in_pieces(seed: u64) -> Case {

@@ -436,3 +436,25 @@ fn send_exact<M: Machine>(
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_read_back_from_their_words() {
+        for (source, slot) in [(0, 0), (1, 2), (63, 63)] {
+            for (token, part) in [(0, 0), (5, 3), (1 << 20, 0)] {
+                let unit = Unit {
+                    source: Rank(source),
+                    token,
+                    part,
+                    parts: 4,
+                };
+                let word = Flag { unit, slot }.to_word();
+                assert_ne!(word, 0, "a warp that hands over a flag is seen to");
+                assert_eq!(Flag::of_word(word), (Rank(source), 4 * token + part, slot));
+            }
+        }
+    }
+}

@@ -384,6 +384,13 @@ impl Machine for Warp<'_> {
         }
     }
 
+    fn count_few(&self, expert: u32, entries: u32) -> u32 {
+        // On a GPU, the counts of one that there is not are outside of the table.
+        assert!(expert < self.common.shape.experts, "expert {expert}");
+        let ids = (0..entries).map(|index| self.read_few_id(index));
+        ids.filter(|&id| id == expert).count() as u32
+    }
+
     fn write(&self, table: Table, index: u64, value: u32) {
         self.store_bytes(
             self.table(table) + 4 * index,
