@@ -212,6 +212,7 @@ fn timeout() -> Fault {
         wanted: 1,
         saw: 0,
         epoch: 1,
+        patience_ms: None,
     }
 }
 

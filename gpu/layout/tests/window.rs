@@ -494,6 +494,7 @@ proptest! {
     fn a_fault_page_says_what_was_written(
         kind in 0..KINDS.len(), kernel in 0..Kernel::ALL.len(), region in 0..REGIONS.len(),
         rank in any::<u32>(), peer in any::<u32>(), words in any::<[u64; 4]>(),
+        patience_ms in any::<Option<u32>>(),
     ) {
         let fault = Fault {
             kind: KINDS[kind],
@@ -505,6 +506,7 @@ proptest! {
             wanted: words[1],
             saw: words[2],
             epoch: words[3],
+            patience_ms: patience_ms,
         };
         let page = FaultPage::of(&fault);
         prop_assert_eq!(page.fault(), Some(fault));

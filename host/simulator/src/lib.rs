@@ -17,7 +17,8 @@
 //!
 //! What it does not model: reads that see old values although their flag was acquired (the model
 //! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
-//! else can happen.
+//! else can happen. While another thread may still launch something, that takes
+//! [`Options::patience`] of wall time.
 #![forbid(unsafe_code)]
 
 pub mod encode;
@@ -48,9 +49,10 @@ pub struct Options {
     pub stall_one_in: u32,
     /// A rank that dies on the way.
     pub lost: Option<Lost>,
-    /// How long a simulation in which nothing more can happen waits for a launch from another
-    /// thread, before it lets deadlines pass.
-    pub patience: Duration,
+    /// How long a simulation in which nothing more can happen, but some rank runs nothing, waits for a
+    /// launch from another thread before it lets the next deadline pass, in wall time. `None`: as long as
+    /// that deadline allows. Faults that come of it name it. Set it where a rank is to be missed quickly.
+    pub patience: Option<Duration>,
 }
 
 /// A rank that dies.
@@ -63,7 +65,7 @@ pub struct Lost {
 }
 
 impl Options {
-    /// Four warps a rank, occasional stalls, nobody lost.
+    /// Four warps a rank, occasional stalls, nobody lost, as patient as the deadlines.
     pub fn new(ranks: u32, seed: u64) -> Self {
         Self {
             ranks,
@@ -71,7 +73,7 @@ impl Options {
             warps: 4,
             stall_one_in: 64,
             lost: None,
-            patience: Duration::from_millis(50),
+            patience: None,
         }
     }
 }

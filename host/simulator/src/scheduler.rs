@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
@@ -72,6 +73,8 @@ pub struct Shared {
     pub seed: u64,
     /// Nanoseconds.
     pub clock: Cell<u64>,
+    /// The patience that ended when a deadline was last made to pass; `None` if nobody could come any more.
+    pub patience: Cell<Option<Duration>>,
     /// By rank: grows whenever a word of its memory changes that its warps may poll. Warps poll no
     /// other rank's.
     pub versions: Vec<Cell<u64>>,
@@ -182,6 +185,8 @@ struct Running {
     stalled_until: u64,
     /// When its launch gives up.
     deadline: u64,
+    /// How long its launch waits.
+    deadline_ns: u64,
 }
 
 /// A machine.
@@ -196,6 +201,8 @@ pub struct World {
     steps: u64,
     /// The sum of all versions when every idle warp was last woken.
     woken_at: u64,
+    /// Since when nothing can happen but a launch or a deadline.
+    idle_since: Option<Instant>,
 }
 
 impl World {
@@ -207,6 +214,7 @@ impl World {
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
             clock: Cell::new(0),
+            patience: Cell::new(None),
             versions: vec![Cell::new(1); ranks as usize],
             violation: RefCell::default(),
             joined: RefCell::default(),
@@ -221,6 +229,7 @@ impl World {
             stacks: Vec::new(),
             steps: 0,
             woken_at: 0,
+            idle_since: None,
             options,
         }
     }
@@ -240,19 +249,19 @@ impl World {
                 Some(command) => self.obey(command),
                 None => {
                     if self.turn() {
+                        self.idle_since = None;
                         self.answer_waiting();
                         continue;
                     }
                     // Nothing can happen but a launch from outside, or a deadline.
-                    let patience = if self.everyone_runs() {
-                        None
-                    } else {
-                        Some(self.options.patience)
-                    };
-                    match patience.map(|patience| inbox.recv_timeout(patience)) {
+                    let patience = self.patience();
+                    // Other commands than launches do not make it start anew.
+                    let since = *self.idle_since.get_or_insert_with(Instant::now);
+                    let left = patience.map(|patience| patience.saturating_sub(since.elapsed()));
+                    match left.map(|left| inbox.recv_timeout(left)) {
                         Some(Ok(command)) => self.obey(command),
                         Some(Err(RecvTimeoutError::Disconnected)) => return,
-                        None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(),
+                        None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(patience),
                     }
                 }
             }
@@ -494,7 +503,8 @@ impl World {
                 ..Common::zeroed()
             },
         };
-        let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
+        let deadline_ns = common.deadline_ns;
+        let deadline = self.shared.clock.get().saturating_add(deadline_ns);
         let own = common.peers + 8 * u64::from(rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
             let known = KnownWindow {
@@ -554,21 +564,32 @@ impl World {
                 idle_at,
                 stalled_until: 0,
                 deadline,
+                deadline_ns,
             });
         }
     }
 
-    /// Whether every rank has something running, or never will.
-    fn everyone_runs(&self) -> bool {
-        (0..self.options.ranks)
-            .all(|rank| self.lost[rank as usize] || self.running.iter().any(|w| w.rank == rank))
+    /// How long to wait for launches before the next deadline passes. `None`: every rank has something
+    /// running, or never will, so that no launch can begin before.
+    fn patience(&self) -> Option<Duration> {
+        let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
+        let everyone_runs =
+            (0..self.options.ranks).all(|rank| self.lost[rank as usize] || is_running(rank));
+        let next = self.running.iter().min_by_key(|warp| warp.deadline);
+        let allowed = next.map_or(0, |warp| warp.deadline_ns);
+        (!everyone_runs).then(|| {
+            let allowed = Duration::from_nanos(allowed);
+            self.options.patience.unwrap_or(allowed)
+        })
     }
 
-    /// Lets time pass until the next deadline, and wakes everybody.
-    fn pass_deadline(&mut self) {
+    /// Lets time pass until the next deadline, and wakes everybody. `patience` is what made it pass.
+    fn pass_deadline(&mut self, patience: Option<Duration>) {
+        self.idle_since = None;
         if let Some(deadline) = self.running.iter().map(|warp| warp.deadline).min() {
             let clock = &self.shared.clock;
             clock.set(clock.get().max(deadline));
+            self.shared.patience.set(patience);
             self.shared.bump_all();
         }
     }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, PIECES, Rank, Signal,
-    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, PIECES,
+    Rank, Signal, Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
@@ -576,7 +576,13 @@ impl Machine for Warp<'_> {
         let (state, kind) =
             self.with_memory(|memory| Ok((memory.read_u64(page)?, memory.read_u64(page + 8)?)));
         if FaultPage::gives_way(state, kind, fault.kind as u64) {
-            let record = FaultPage::of(fault);
+            let is_timeout = matches!(fault.kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
+            let patience = self.shared.patience.get().filter(|_| is_timeout);
+            let patience_ms = patience.map(|patience| patience.as_millis() as u32);
+            let record = FaultPage::of(&Fault {
+                patience_ms,
+                ..*fault
+            });
             let written = self
                 .shared
                 .memory

@@ -268,7 +268,7 @@ impl Run {
             warps: case.warps,
             stall_one_in: case.stall_one_in,
             lost: case.lost,
-            patience: Duration::ZERO,
+            patience: Some(Duration::ZERO),
             ..Options::new(case.ranks as u32, case.seed)
         })
         .unwrap();
