@@ -11,4 +11,5 @@ mod mpi_bootstrap;
 pub mod replay;
 pub mod session;
 pub mod silu;
+pub mod simulated;
 pub mod verify;
