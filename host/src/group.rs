@@ -160,7 +160,9 @@ impl Group {
         self.fabric.reaches_other_nodes()
     }
 
-    pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {
+    /// What it is a group over, for tests that put one of their own between.
+    #[doc(hidden)]
+    pub fn fabric(&self) -> &Arc<dyn Fabric> {
         &self.fabric
     }
 }

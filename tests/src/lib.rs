@@ -2,6 +2,7 @@
 //! integration tests are built on it.
 
 pub mod bench;
+pub mod damaged;
 pub mod demo;
 pub mod formats;
 pub mod gpu;

@@ -1,7 +1,7 @@
 //! The scheduler: who runs next, what becomes visible, when time passes.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use ferry_layout::{Common, Counter, Kernel};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::memory::{Memory, Outside, rank_of};
-use crate::network::Network;
-use crate::store_buffer::{StoreBuffer, Write};
+use crate::memory::{Memory, Outside};
+use crate::shared::{KnownWindow, Shared};
+use crate::store_buffer::StoreBuffer;
 use crate::warp::{Warp, run};
 use crate::{Args, Options, SimulatorError};
 
@@ -23,6 +23,8 @@ use crate::{Args, Options, SimulatorError};
 const TURN_NS: u64 = 100;
 /// Bytes of a fibre's stack.
 const STACK_BYTES: usize = 256 * 1024;
+/// Turns that a warp may take after its deadline, if all warps that run take as many.
+const LATE_TURNS: u64 = 100_000;
 /// Turns that a stall lasts at most.
 const LONGEST_STALL: u64 = 400;
 
@@ -63,114 +65,6 @@ pub enum Command {
         rank: u32,
         reply: Reply<()>,
     },
-}
-
-/// What the fibres share with the scheduler.
-pub struct Shared {
-    pub memory: RefCell<Memory>,
-    pub network: RefCell<Network>,
-    pub rng: RefCell<ChaCha8Rng>,
-    pub seed: u64,
-    /// Nanoseconds.
-    pub clock: Cell<u64>,
-    /// The patience that ended when a deadline was last made to pass; `None` if nobody could come any more.
-    pub patience: Cell<Option<Duration>>,
-    /// By rank: grows whenever a word of its memory changes that its warps may poll. Warps poll no
-    /// other rank's.
-    pub versions: Vec<Cell<u64>>,
-    /// The first bad access, which ends the simulation.
-    pub violation: RefCell<Option<SimulatorError>>,
-    /// By the address of the word where warps join: what those who have joined wrote, not yet visible to other
-    /// ranks.
-    pub joined: RefCell<HashMap<u64, Vec<Write>>>,
-    /// The windows that launches have named so far.
-    pub windows: RefCell<Vec<KnownWindow>>,
-}
-
-/// A rank's window, and where it counts its rounds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct KnownWindow {
-    rank: u32,
-    start: u64,
-    bytes: u64,
-    workspace: u64,
-    /// Rounds that were over when a launch last began or ended.
-    finished: u64,
-}
-
-impl Shared {
-    /// Notes an access outside all allocations.
-    pub fn report(&self, outside: Outside, by: &str) {
-        let Outside {
-            what,
-            address,
-            bytes,
-        } = outside;
-        let error = SimulatorError::BadAccess {
-            seed: self.seed,
-            what,
-            address,
-            bytes,
-            by: if by.is_empty() {
-                String::new()
-            } else {
-                format!(", by {by}")
-            },
-        };
-        self.violation.borrow_mut().get_or_insert(error);
-    }
-
-    /// A signal has arrived: its round must not be over there. Whoever waits for what a round
-    /// sends misses nothing, so nothing comes afterwards.
-    pub fn signalled(&self, address: u64, value: u64) {
-        if let Some(rank) = rank_of(address) {
-            self.bump(rank as u32);
-        }
-        let windows = self.windows.borrow();
-        let Some(window) = windows
-            .iter()
-            .find(|window| (window.start..window.start + window.bytes).contains(&address))
-        else {
-            return;
-        };
-        // A word with a value carries its round in the upper half.
-        let round = if value >> 32 == 0 { value } else { value >> 32 };
-        if round <= window.finished {
-            let (seed, rank) = (self.seed, window.rank);
-            let error = SimulatorError::LateSignal { seed, rank, round };
-            self.violation.borrow_mut().get_or_insert(error);
-        }
-    }
-
-    /// A launch of `rank` has ended: if it ended a round, nothing of that round may arrive any more.
-    fn launch_ended(&self, rank: u32) {
-        let mut windows = self.windows.borrow_mut();
-        for window in windows.iter_mut().filter(|window| window.rank == rank) {
-            window.finished = self.finished(window.workspace);
-        }
-    }
-
-    /// The rounds that a rank has finished.
-    fn finished(&self, workspace: u64) -> u64 {
-        let counter = workspace + Counter::Finished.bytes();
-        self.memory.borrow().read_u64(counter).unwrap_or(0)
-    }
-
-    /// Wakes whoever polls on `rank`.
-    pub fn bump(&self, rank: u32) {
-        if let Some(version) = self.versions.get(rank as usize) {
-            version.set(version.get() + 1);
-        }
-    }
-
-    /// The version of a rank's memory.
-    pub fn version(&self, rank: u32) -> u64 {
-        self.versions[rank as usize].get()
-    }
-
-    fn bump_all(&self) {
-        (0..self.versions.len() as u32).for_each(|rank| self.bump(rank));
-    }
 }
 
 type Fibre = Coroutine<(), (), (), DefaultStack>;
@@ -219,6 +113,7 @@ impl World {
             violation: RefCell::default(),
             joined: RefCell::default(),
             windows: RefCell::default(),
+            allow_late_signals: options.allow_late_signals,
         };
         Self {
             shared: Rc::new(shared),
@@ -395,6 +290,7 @@ impl World {
         self.lose_rank();
         self.start_launches();
         self.shared.clock.set(self.shared.clock.get() + TURN_NS);
+        self.find_overdue();
         let is_idle = |warp: &Running| warp.idle_at.get() == Some(self.shared.version(warp.rank));
         let awake: Vec<usize> = (0..self.running.len())
             .filter(|&w| !is_idle(&self.running[w]))
@@ -423,6 +319,20 @@ impl World {
             }
         }
         true
+    }
+
+    /// Reports a launch that does not end although its deadline has passed.
+    fn find_overdue(&self) {
+        let late_ns = |warp: &Running| self.shared.clock.get().saturating_sub(warp.deadline);
+        let allowed_ns = LATE_TURNS * TURN_NS * self.running.len() as u64;
+        if let Some(warp) = self.running.iter().find(|warp| late_ns(warp) > allowed_ns) {
+            let error = SimulatorError::Overdue {
+                seed: self.shared.seed,
+                rank: warp.rank,
+                late_ns: late_ns(warp),
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+        }
     }
 
     /// Wakes every warp, once after each change: one may have read what it polls before a change, and have
