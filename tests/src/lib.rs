@@ -13,4 +13,5 @@ pub mod replay;
 pub mod session;
 pub mod silu;
 pub mod simulated;
+pub mod soak;
 pub mod verify;

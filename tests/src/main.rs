@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::{bench, demo, gpu, replay};
+use ferry_tests::{bench, demo, gpu, replay, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -23,6 +23,8 @@ enum Command {
     Gpu(gpu::GpuArgs),
     /// Measure dispatch and combine on GPUs, beside what the machine can do
     Bench(bench::BenchArgs),
+    /// Run rounds with fresh seeds until the time is up, each compared with the oracle
+    Soak(soak::SoakArgs),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Soak(args) => soak::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

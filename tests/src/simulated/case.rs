@@ -106,6 +106,18 @@ impl Case {
         }
     }
 
+    /// The same on so many ranks, all of one node.
+    #[must_use]
+    pub fn on_one_node(mut self, ranks: usize) -> Self {
+        self.experts = ranks * (self.experts / self.ranks);
+        self.top_k = self.top_k.min(self.experts);
+        for tokens in &mut self.tokens {
+            *tokens = tokens.iter().copied().cycle().take(ranks).collect();
+        }
+        (self.ranks, self.p2p_world_size) = (ranks, ranks);
+        self
+    }
+
     /// The inputs of a round.
     pub fn problem(&self, round: usize) -> Problem {
         generate(WorkloadSpec {
@@ -227,6 +239,26 @@ pub fn any_case(seed: u64) -> Case {
         debug_checks: false,
         lost: None,
         absent: None,
+    }
+}
+
+/// A case for GPUs, all of one node: [`any_case`] with larger sizes, and eight rounds' tokens.
+pub fn gpu_case(seed: u64, ranks: usize) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let experts = ranks * dice.pick(&[1, 2, 4, 8, 16, 32]);
+    let most = dice.pick(&[1, 1, 2, 4, 8, 16, 32, 128]);
+    let tokens = (0..8)
+        .map(|_| (0..ranks).map(|_| dice.below(most + 1)).collect())
+        .collect();
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts,
+        top_k: (1 + dice.below(9)).min(experts),
+        hidden: case.hidden * dice.pick(&[1, 1, 2, 3]),
+        tokens,
+        ..case
     }
 }
 
