@@ -29,6 +29,8 @@ pub struct DamagedCase {
     pub case: Case,
     /// A rank that launches nothing: all that is waited for of it comes from the damage.
     absent: Option<usize>,
+    /// Half rounds before anything is damaged.
+    calm: usize,
 }
 
 impl DamagedCase {
@@ -50,8 +52,10 @@ impl DamagedCase {
         }
         case.tokens.truncate(3);
         let absent = dice.below(2 * case.ranks);
+        let absent = (absent < case.ranks).then_some(absent);
         Self {
-            absent: (absent < case.ranks).then_some(absent),
+            calm: absent.map_or_else(|| dice.below(2 * HALVES), |_| 0),
+            absent,
             case,
         }
     }
@@ -100,7 +104,9 @@ impl DamagedCase {
             session.upload(0, problem)?;
             session.poison()?;
             for half in 0..HALVES {
-                windows += self.damage(guarded, &session, round, &mut dice)?;
+                if HALVES * round + half >= self.calm {
+                    windows += self.damage(guarded, &session, round, &mut dice)?;
+                }
                 let start = Instant::now();
                 let goes_on = self.half(&mut session, half)?;
                 let took = start.elapsed();
@@ -183,13 +189,15 @@ impl DamagedCase {
 fn many_tokens(seed: u64) -> Case {
     let case = any_case(seed);
     let mut dice = Dice::new(!seed);
-    let ranks = dice.pick(&[2, 3]);
-    let tokens = vec![120 + dice.below(80); ranks];
+    // Of 16 ranks with more than 128 tokens, combine's rows are not bare.
+    let ranks = dice.pick(&[2, 3, 16]);
+    let mut tokens = vec![dice.below(3); ranks];
+    tokens[dice.below(ranks)] = 130 + dice.below(60);
     Case {
         ranks,
         p2p_world_size: ranks,
-        experts: 4 * ranks,
-        top_k: dice.pick(&[1, 3, 8]).min(4 * ranks),
+        experts: 2 * ranks,
+        top_k: dice.pick(&[1, 3, 4]),
         hidden: 128,
         tokens: vec![tokens; 2],
         warps: 2 + dice.below(3) as u32,

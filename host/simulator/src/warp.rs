@@ -292,10 +292,11 @@ impl Machine for Warp<'_> {
     }
 
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32) {
-        let mut sum = 0;
+        let mut sum = 0u32;
         let before = values.map(|value| {
-            sum += value;
-            sum - value
+            let before = sum;
+            sum = sum.wrapping_add(value);
+            before
         });
         (before, sum)
     }

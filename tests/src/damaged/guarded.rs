@@ -232,3 +232,29 @@ impl Device for GuardedDevice {
         self.inner.fault_page()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_outside_of_an_allocation_is_found() {
+        let inner = Group::simulated(1, 1).unwrap();
+        for (offset, found) in [(None, None), (Some(8), Some("byte 0 of the 256 behind"))] {
+            let guarded = GuardedGroup::new(&inner, 256).unwrap();
+            let device = guarded.group.device(Rank(0)).unwrap();
+            let at = device.alloc(8).unwrap();
+            device.upload(at, &[0; 8]).unwrap();
+            if let Some(offset) = offset {
+                device.upload(at.plus(offset), &[1]).unwrap();
+            }
+            let damage = guarded.damage().unwrap();
+            let is_right = match (&damage, found) {
+                (Some(damage), Some(found)) => damage.starts_with(found),
+                (damage, _) => damage.is_none() && found.is_none(),
+            };
+            assert!(is_right, "{damage:?}");
+            device.free(at).unwrap();
+        }
+    }
+}

@@ -60,14 +60,17 @@ impl Damage<'_> {
             true => 1,
             false => self.dice.pick(&[1, 4, 32]),
         };
+        // Counts that fit: a round with others ends early.
+        let mut left = self.rows as usize;
         for source in (0..self.shape.ranks).map(Rank) {
             let tokens = self.tokens[source.0 as usize] as u32;
-            self.tagged(window.token_count(source), one_in, tokens, 16);
+            self.tagged(window.token_count(source), one_in, tokens, 100);
             for expert in 0..self.shape.local_experts() {
-                let count = self.dice.below(3) as u32;
-                self.tagged(window.count(source, expert), one_in, count, 16);
+                let count = self.dice.below(3.min(left + 1));
+                left -= count;
+                self.tagged(window.count(source, expert), one_in, count as u32, 200);
                 let row = self.dice.below(self.rows as usize + 1) as u32;
-                self.tagged(window.start(source, expert), one_in, row, 8);
+                self.tagged(window.start(source, expert), one_in, row, 50);
             }
             for word in 0..self.shape.presence_words() {
                 let bits = self.random();
@@ -80,9 +83,9 @@ impl Damage<'_> {
         }
         for expert in 0..self.shape.local_experts() {
             let row = self.dice.below(self.rows as usize + 1) as u32;
-            self.tagged(window.first_row(expert), one_in, row, 8);
+            self.tagged(window.first_row(expert), one_in, row, 30);
             let block = self.dice.below(self.shape.local_experts() as usize) as u32;
-            self.tagged(window.first_block(expert), one_in, block, 8);
+            self.tagged(window.first_block(expert), one_in, block, 30);
         }
         for unit in 0..self.shape.max_units() as u32 {
             for slot in 0..self.shape.combine_slots() {

@@ -3,6 +3,7 @@
 mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
+mod damaged;
 mod faults;
 mod rounds;
 mod silu;
@@ -118,6 +119,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     suite.introduce()?;
     cases::run(&mut suite)?;
     rounds::run(&mut suite)?;
+    damaged::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     conversions::run(&mut suite)?;
     #[cfg(feature = "cuda")]
