@@ -506,7 +506,7 @@ proptest! {
             wanted: words[1],
             saw: words[2],
             epoch: words[3],
-            patience_ms: patience_ms,
+            patience_ms,
         };
         let page = FaultPage::of(&fault);
         prop_assert_eq!(page.fault(), Some(fault));
