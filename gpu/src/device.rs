@@ -211,7 +211,6 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     type Lanes<T: Copy> = T;
     type Ahead = [Vector; COPY_DEPTH];
-    const REACHES_FAR: bool = SHMEM;
 
     #[inline(always)]
     fn rank(&self) -> Rank {
@@ -221,6 +220,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn ranks(&self) -> u32 {
         self.common().shape.ranks
+    }
+
+    #[inline(always)]
+    fn spans_nodes(&self) -> bool {
+        SHMEM
     }
 
     #[inline(always)]

@@ -32,6 +32,13 @@ pub struct NvshmemOptions {
 impl Group {
     /// `ranks` simulated ranks in this process. `seed` decides every choice of the simulation.
     ///
+    /// The simulation runs while some thread waits in [`ExpertParallel::synchronize`](crate::ExpertParallel::synchronize),
+    /// in a time of its own, of which a step takes 100 ns. A deadline passes when so much of that time has passed,
+    /// or when nothing more can happen: at once if every rank has a kernel running or was lost; otherwise some
+    /// thread may still launch one, and the deadline passes when nothing was launched for as long in wall time.
+    /// [`Options::patience`] sets another time. A [`Fault`](crate::Fault) that came of it
+    /// names it in `patience_ms`.
+    ///
     /// # Errors
     /// [`Error::NoRanks`] for zero ranks.
     pub fn simulated(ranks: u32, seed: u64) -> Result<Self, Error> {
@@ -159,7 +166,9 @@ impl Group {
         self.fabric.reaches_other_nodes()
     }
 
-    pub(crate) fn fabric(&self) -> &Arc<dyn Fabric> {
+    /// What it is a group over, for tests that put one of their own between.
+    #[doc(hidden)]
+    pub fn fabric(&self) -> &Arc<dyn Fabric> {
         &self.fabric
     }
 }

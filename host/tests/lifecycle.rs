@@ -213,6 +213,7 @@ fn timeout() -> Fault {
         wanted: 1,
         saw: 0,
         epoch: 1,
+        patience_ms: None,
     }
 }
 

@@ -2,6 +2,7 @@
 //! integration tests are built on it.
 
 pub mod bench;
+pub mod damaged;
 pub mod demo;
 pub mod formats;
 pub mod gpu;
@@ -11,4 +12,6 @@ mod mpi_bootstrap;
 pub mod replay;
 pub mod session;
 pub mod silu;
+pub mod simulated;
+pub mod soak;
 pub mod verify;

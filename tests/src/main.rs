@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::{bench, demo, gpu, replay};
+use ferry_tests::{bench, demo, gpu, replay, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -27,6 +27,8 @@ enum Command {
     Sanitize(gpu::sanitize::SanitizeArgs),
     /// Measure dispatch and combine on GPUs, beside what the machine can do
     Bench(bench::BenchArgs),
+    /// Run rounds with fresh seeds until the time is up, each compared with the oracle
+    Soak(soak::SoakArgs),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Command::Killed(args) => gpu::killed::run(&args),
         Command::Sanitize(args) => gpu::sanitize::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Soak(args) => soak::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,6 +13,9 @@ use local_rank::{Answers, LocalRank};
 /// What outputs hold before a round, in every byte.
 pub const POISON: u8 = 0xa5;
 
+/// Half calls that a round is made of, each followed by its wait; a fused rank skips the waits.
+pub const HALVES: usize = 4;
+
 /// What a session is made for.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -167,6 +170,27 @@ impl Session {
         self.ranks
             .iter()
             .try_for_each(|rank| rank.poison(&self.settings))
+    }
+
+    /// Enqueues a half call of a round on one local rank: dispatch, its wait, combine, its wait. Experts return
+    /// whatever lies in their rows.
+    pub fn launch_half(&mut self, index: usize, half: usize, weights: bool) -> Result<(), Error> {
+        let (rank, split) = (&mut self.ranks[index], self.settings.split);
+        match half {
+            0 => rank.start_dispatch(split),
+            2 => rank.start_combine(split, weights),
+            _ => rank.finish_half(),
+        }
+    }
+
+    /// What the local ranks' communicators were made with.
+    pub fn plan(&self) -> &Plan {
+        self.ranks[0].ep.plan()
+    }
+
+    /// What the dispatch's outputs hold.
+    pub const fn capacity(&self) -> Capacity {
+        self.settings.capacity
     }
 
     /// Enqueues a round with experts that return what they get (BF16 only), on every local rank

@@ -1,13 +1,11 @@
 //! What simulated ranks make of a peer that does not come and of inputs that do not fit: a fault
 //! that says so, results that are right wherever there are any, and an end.
 
-mod support;
-
 use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;
 use ferry_tests::formats;
-use support::*;
+use ferry_tests::simulated::*;
 
 /// A case with a rank that dies somewhere on the way.
 fn lost_case(seed: u64) -> Case {

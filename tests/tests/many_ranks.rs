@@ -1,14 +1,12 @@
 //! Rounds of 8, 16 and 64 simulated ranks, more than any machine of the GPU tests has, on one node
 //! and on several. A failure prints the whole case; its seed reproduces it.
 
-mod support;
-
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
 
 use ferry::TokenFormat;
 use ferry_reference::workload::Routing;
-use support::*;
+use ferry_tests::simulated::*;
 
 /// Ranks, and how many of them a node has.
 #[derive(Clone, Copy)]

@@ -1,14 +1,12 @@
 //! Dispatch and combine on simulated ranks give what the oracle gives, bit for bit, whatever the
 //! order of events. A failure prints the whole case; its seed reproduces it.
 
-mod support;
-
 use std::ops::Range;
 
 use ferry::{ScaleLayout, TokenFormat};
 use ferry_reference::bf16;
 use ferry_reference::workload::Routing;
-use support::*;
+use ferry_tests::simulated::*;
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {

@@ -15,6 +15,7 @@ mod cuda_stub;
 mod demo;
 mod dist;
 mod gpu_tests;
+mod soak;
 mod test;
 mod tidy;
 
@@ -71,6 +72,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run rounds with fresh seeds, each compared with the oracle (`cargo xtask soak --help` lists all)
+    #[command(disable_help_flag = true)]
+    Soak {
+        /// Arguments of `ferry-tests soak`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Print a folder for CUDA_LIBRARY_PATH, to build with GPU support where there is no driver
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
@@ -119,6 +127,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Tidy => tidy::run(&places.root)?,
         Task::Demo { arguments } => demo::run(places, &arguments)?,
         Task::Bench { arguments } => bench::run(places, &arguments)?,
+        Task::Soak { arguments } => soak::run(places, &arguments)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
         }

@@ -125,6 +125,9 @@ pub struct Fault {
     pub saw: u64,
     /// The round.
     pub epoch: u64,
+    /// In the simulator, where a deadline passed because nobody launched anything for so long in wall
+    /// time: its patience, in milliseconds.
+    pub patience_ms: Option<u32>,
 }
 
 impl fmt::Display for Fault {
@@ -181,6 +184,13 @@ impl fmt::Display for Fault {
                 "rank {peer} announced {saw} tokens to rank {rank} in {kernel}, round {epoch}; the plan \
                  allows {wanted}"
             ),
+        }?;
+        match self.patience_ms {
+            Some(patience_ms) => write!(
+                f,
+                " (simulated: the deadline passed when nothing was launched for the patience of {patience_ms} ms)"
+            ),
+            None => Ok(()),
         }
     }
 }
@@ -200,7 +210,7 @@ pub struct FaultPage {
     pub begun: u64,
     /// Index into the kinds.
     pub kind: u64,
-    /// Index into [`Kernel::ALL`].
+    /// Index into [`Kernel::ALL`]; in the upper half one more than [`Fault::patience_ms`], if there is one.
     pub kernel: u64,
     /// See [`Fault::rank`].
     pub rank: u64,
@@ -230,7 +240,11 @@ impl FaultPage {
         Self {
             begun: number,
             kind: fault.kind as u64,
-            kernel: fault.kernel as u64,
+            kernel: fault.kernel as u64
+                | match fault.patience_ms {
+                    Some(patience_ms) => (patience_ms as u64 + 1) << 32,
+                    None => 0,
+                },
             rank: fault.rank.0 as u64,
             peer: fault.peer.0 as u64,
             culprit: fault.culprit.0 as u64,
@@ -256,7 +270,7 @@ impl FaultPage {
         }
         Some(Fault {
             kind: *FaultKind::ALL.get(self.kind as usize)?,
-            kernel: *Kernel::ALL.get(self.kernel as usize)?,
+            kernel: *Kernel::ALL.get(self.kernel as u32 as usize)?,
             rank: Rank(self.rank as u32),
             peer: Rank(self.peer as u32),
             culprit: Rank(self.culprit as u32),
@@ -265,6 +279,9 @@ impl FaultPage {
             wanted: self.wanted,
             saw: self.saw,
             epoch: self.epoch,
+            patience_ms: (self.kernel >> 32)
+                .checked_sub(1)
+                .map(|patience_ms| patience_ms as u32),
         })
     }
 }

@@ -495,6 +495,7 @@ proptest! {
         kind in 0..KINDS.len(), kernel in 0..Kernel::ALL.len(), region in 0..REGIONS.len(),
         rank in any::<u32>(), peer in any::<u32>(), culprit in any::<u32>(), words in any::<[u64; 4]>(),
         number in 1..u64::MAX,
+        patience_ms in proptest::option::of(0..u32::MAX),
     ) {
         let fault = Fault {
             kind: KINDS[kind],
@@ -507,6 +508,7 @@ proptest! {
             wanted: words[1],
             saw: words[2],
             epoch: words[3],
+            patience_ms,
         };
         let page = FaultPage::of(&fault, number);
         prop_assert_eq!(page.fault(), Some(fault));

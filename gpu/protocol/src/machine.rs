@@ -131,13 +131,13 @@ pub trait Machine: Signals + Counters {
     type Lanes<T: Copy>: Copy;
     /// What of a row is on its way.
     type Ahead;
-    /// Whether it can reach ranks of other nodes; if not, there are none.
-    const REACHES_FAR: bool;
 
     /// This rank.
     fn rank(&self) -> Rank;
     /// Ranks of the group.
     fn ranks(&self) -> u32;
+    /// Whether some of them are on other nodes: on a GPU, which of two kernels this is.
+    fn spans_nodes(&self) -> bool;
     /// Where this warp sits in the launch on this rank.
     fn seat(&self) -> Seat;
     /// This warp's number among those of the launch: see [`Seat::warp`].

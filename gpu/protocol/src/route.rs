@@ -26,10 +26,10 @@ pub fn ranks_of<M: Machine>(machine: &M, shape: &Shape, experts: M::Lanes<u32>) 
     machine.union(machine.lanes(|lane| rank_bit(shape, machine.own(experts, lane))))
 }
 
-/// Those of `ranks` that are on this rank's node: all of them, where no others are reached.
+/// Those of `ranks` that are on this rank's node: all of them, where there is no other.
 #[inline(always)]
-pub fn near<M: Machine>(common: &Common, ranks: u64) -> u64 {
-    match M::REACHES_FAR {
+pub fn near<M: Machine>(machine: &M, common: &Common, ranks: u64) -> u64 {
+    match machine.spans_nodes() {
         true => ranks & node_of(&common.shape, common.rank()),
         false => ranks,
     }

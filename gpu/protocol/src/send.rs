@@ -41,7 +41,7 @@ pub fn send_units<M: Machine>(
         gather::is_done(*machine, Counter::ScansDone, *epoch, scans)
     };
     let units = common.tokens * parts;
-    let is_far = M::REACHES_FAR && shape.spans_nodes();
+    let is_far = machine.spans_nodes();
     let together = units <= share.of && !is_far && !is_crowded;
     let mut dealer = Dealer::new(*machine, share, units, Counter::DispatchDraws);
     while let Some(unit) = dealer.deal() {
@@ -145,7 +145,7 @@ fn send_payload<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, pla
     // A bit for each rank of the node; for the staging, where far ranks are served from, that of a far rank. Each
     // rank begins with another one, and with another one for each token: else all of them would store to the same
     // rank at the same time.
-    let near = near::<M>(common, ranks);
+    let near = near(*machine, common, ranks);
     let is_far = near != ranks;
     let staging = match is_far {
         true => (node_of(shape, me).trailing_zeros() + shape.p2p_world_size) % u64::BITS,
@@ -178,7 +178,7 @@ fn publish<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, unit: u3
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let near = near::<M>(common, ranks);
+    let near = near(*machine, common, ranks);
     let far = ranks & !near;
     machine.release();
     let flag = window.dispatch_flag(me, unit);
@@ -309,7 +309,7 @@ fn write_header<M: Machine>(
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let near = near::<M>(common, ranks);
+    let near = near(*machine, common, ranks);
     let staging = window.dispatch_staging(token).plus(common.row.header);
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {

@@ -38,7 +38,7 @@ pub fn send_back<M: Machine>(
     let extent = Extent::of_word(machine.peek(Counter::Extent));
     let units = extent.units(shape);
     let at_once = units <= share.of;
-    let is_far = M::REACHES_FAR && shape.spans_nodes();
+    let is_far = machine.spans_nodes();
     let deal = match at_once || crews.is_bare || extent.parts > 1 || is_far {
         true => Deal::whole(units),
         false => Deal::in_pieces(

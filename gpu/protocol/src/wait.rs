@@ -209,6 +209,7 @@ impl<'a, M: Machine> Launch<'a, M> {
             wanted: 0,
             saw: 0,
             epoch: self.epoch.0,
+            patience_ms: None,
         }
     }
 

@@ -10,20 +10,23 @@
 //!   its source when the piece is delivered; its signal comes after the last piece.
 //! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
 //!
-//! Every access is checked against the live allocations, and writes into the window of a rank of
-//! another node are refused: a wild write is an error, not a corruption. So is a signal that
+//! Every access is checked against the allocation that it belongs to, and writes into the window of a rank of
+//! another node are refused: a wild write is an error, not a corruption. So is a launch that goes on after its
+//! deadline. So is a signal that
 //! arrives when its round is over: it could pass for one of a later round, or undo it.
 //! Allocations start out filled with a pattern, not zeros.
 //!
 //! What it does not model: reads that see old values although their flag was acquired (the model
 //! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
-//! else can happen.
+//! else can happen. While another thread may still launch something, that takes
+//! [`Options::patience`] of wall time.
 #![forbid(unsafe_code)]
 
 pub mod encode;
 mod memory;
 mod network;
 mod scheduler;
+mod shared;
 mod silu;
 mod store_buffer;
 mod warp;
@@ -48,9 +51,12 @@ pub struct Options {
     pub stall_one_in: u32,
     /// A rank that dies on the way.
     pub lost: Option<Lost>,
-    /// How long a simulation in which nothing more can happen waits for a launch from another
-    /// thread, before it lets deadlines pass.
-    pub patience: Duration,
+    /// How long a simulation in which nothing more can happen, but some rank runs nothing, waits for a
+    /// launch from another thread before it lets the next deadline pass, in wall time. `None`: as long as
+    /// that deadline allows. Faults that come of it name it. Set it where a rank is to be missed quickly.
+    pub patience: Option<Duration>,
+    /// Whether a signal may arrive when its round is over: where a test damages windows, rounds end early.
+    pub allow_late_signals: bool,
 }
 
 /// A rank that dies.
@@ -63,7 +69,7 @@ pub struct Lost {
 }
 
 impl Options {
-    /// Four warps a rank, occasional stalls, nobody lost.
+    /// Four warps a rank, occasional stalls, nobody lost, as patient as the deadlines.
     pub fn new(ranks: u32, seed: u64) -> Self {
         Self {
             ranks,
@@ -71,7 +77,8 @@ impl Options {
             warps: 4,
             stall_one_in: 64,
             lost: None,
-            patience: Duration::from_millis(50),
+            patience: None,
+            allow_late_signals: false,
         }
     }
 }
@@ -105,6 +112,32 @@ pub enum SimulatorError {
         bytes: u64,
         /// Which warp, if it was one.
         by: String,
+    },
+    /// An access that left the allocation of the tensor, window or workspace that it was for.
+    #[error(
+        "simulator (seed {seed}): an access at {address:#x} is outside the allocation of {base:#x}, for which it was, by {by}"
+    )]
+    StrayAccess {
+        /// The run's seed.
+        seed: u64,
+        /// Where.
+        address: u64,
+        /// Where the tensor, window or workspace begins.
+        base: u64,
+        /// Which warp.
+        by: String,
+    },
+    /// A launch goes on long after its deadline.
+    #[error(
+        "simulator (seed {seed}): a launch of rank {rank} goes on {late_ns} ns after its deadline"
+    )]
+    Overdue {
+        /// The run's seed.
+        seed: u64,
+        /// Whose.
+        rank: u32,
+        /// How late it is, in simulated time.
+        late_ns: u64,
     },
     /// A warp touched the window of a rank of another node.
     #[error(

@@ -1,9 +1,10 @@
 //! The scheduler: who runs next, what becomes visible, when time passes.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
@@ -12,9 +13,9 @@ use ferry_layout::{Common, Counter, Kernel};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::memory::{Memory, Outside, rank_of};
-use crate::network::Network;
-use crate::store_buffer::{StoreBuffer, Write};
+use crate::memory::{Memory, Outside};
+use crate::shared::{KnownWindow, Shared};
+use crate::store_buffer::StoreBuffer;
 use crate::warp::{Warp, run};
 use crate::{Args, Options, SimulatorError};
 
@@ -22,6 +23,8 @@ use crate::{Args, Options, SimulatorError};
 const TURN_NS: u64 = 100;
 /// Bytes of a fibre's stack.
 const STACK_BYTES: usize = 256 * 1024;
+/// Turns that a warp may take after its deadline, if all warps that run take as many.
+const LATE_TURNS: u64 = 100_000;
 /// Turns that a stall lasts at most.
 const LONGEST_STALL: u64 = 400;
 
@@ -64,112 +67,6 @@ pub enum Command {
     },
 }
 
-/// What the fibres share with the scheduler.
-pub struct Shared {
-    pub memory: RefCell<Memory>,
-    pub network: RefCell<Network>,
-    pub rng: RefCell<ChaCha8Rng>,
-    pub seed: u64,
-    /// Nanoseconds.
-    pub clock: Cell<u64>,
-    /// By rank: grows whenever a word of its memory changes that its warps may poll. Warps poll no
-    /// other rank's.
-    pub versions: Vec<Cell<u64>>,
-    /// The first bad access, which ends the simulation.
-    pub violation: RefCell<Option<SimulatorError>>,
-    /// By the address of the word where warps join: what those who have joined wrote, not yet visible to other
-    /// ranks.
-    pub joined: RefCell<HashMap<u64, Vec<Write>>>,
-    /// The windows that launches have named so far.
-    pub windows: RefCell<Vec<KnownWindow>>,
-}
-
-/// A rank's window, and where it counts its rounds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct KnownWindow {
-    rank: u32,
-    start: u64,
-    bytes: u64,
-    workspace: u64,
-    /// Rounds that were over when a launch last began or ended.
-    finished: u64,
-}
-
-impl Shared {
-    /// Notes an access outside all allocations.
-    pub fn report(&self, outside: Outside, by: &str) {
-        let Outside {
-            what,
-            address,
-            bytes,
-        } = outside;
-        let error = SimulatorError::BadAccess {
-            seed: self.seed,
-            what,
-            address,
-            bytes,
-            by: if by.is_empty() {
-                String::new()
-            } else {
-                format!(", by {by}")
-            },
-        };
-        self.violation.borrow_mut().get_or_insert(error);
-    }
-
-    /// A signal has arrived: its round must not be over there. Whoever waits for what a round
-    /// sends misses nothing, so nothing comes afterwards.
-    pub fn signalled(&self, address: u64, value: u64) {
-        if let Some(rank) = rank_of(address) {
-            self.bump(rank as u32);
-        }
-        let windows = self.windows.borrow();
-        let Some(window) = windows
-            .iter()
-            .find(|window| (window.start..window.start + window.bytes).contains(&address))
-        else {
-            return;
-        };
-        // A word with a value carries its round in the upper half.
-        let round = if value >> 32 == 0 { value } else { value >> 32 };
-        if round <= window.finished {
-            let (seed, rank) = (self.seed, window.rank);
-            let error = SimulatorError::LateSignal { seed, rank, round };
-            self.violation.borrow_mut().get_or_insert(error);
-        }
-    }
-
-    /// A launch of `rank` has ended: if it ended a round, nothing of that round may arrive any more.
-    fn launch_ended(&self, rank: u32) {
-        let mut windows = self.windows.borrow_mut();
-        for window in windows.iter_mut().filter(|window| window.rank == rank) {
-            window.finished = self.finished(window.workspace);
-        }
-    }
-
-    /// The rounds that a rank has finished.
-    fn finished(&self, workspace: u64) -> u64 {
-        let counter = workspace + Counter::Finished.bytes();
-        self.memory.borrow().read_u64(counter).unwrap_or(0)
-    }
-
-    /// Wakes whoever polls on `rank`.
-    pub fn bump(&self, rank: u32) {
-        if let Some(version) = self.versions.get(rank as usize) {
-            version.set(version.get() + 1);
-        }
-    }
-
-    /// The version of a rank's memory.
-    pub fn version(&self, rank: u32) -> u64 {
-        self.versions[rank as usize].get()
-    }
-
-    fn bump_all(&self) {
-        (0..self.versions.len() as u32).for_each(|rank| self.bump(rank));
-    }
-}
-
 type Fibre = Coroutine<(), (), (), DefaultStack>;
 
 /// A warp of a running launch.
@@ -182,6 +79,8 @@ struct Running {
     stalled_until: u64,
     /// When its launch gives up.
     deadline: u64,
+    /// How long its launch waits.
+    deadline_ns: u64,
 }
 
 /// A machine.
@@ -196,6 +95,8 @@ pub struct World {
     steps: u64,
     /// The sum of all versions when every idle warp was last woken.
     woken_at: u64,
+    /// Since when nothing can happen but a launch or a deadline.
+    idle_since: Option<Instant>,
 }
 
 impl World {
@@ -207,10 +108,12 @@ impl World {
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
             clock: Cell::new(0),
+            patience: Cell::new(None),
             versions: vec![Cell::new(1); ranks as usize],
             violation: RefCell::default(),
             joined: RefCell::default(),
             windows: RefCell::default(),
+            allow_late_signals: options.allow_late_signals,
         };
         Self {
             shared: Rc::new(shared),
@@ -221,6 +124,7 @@ impl World {
             stacks: Vec::new(),
             steps: 0,
             woken_at: 0,
+            idle_since: None,
             options,
         }
     }
@@ -240,19 +144,19 @@ impl World {
                 Some(command) => self.obey(command),
                 None => {
                     if self.turn() {
+                        self.idle_since = None;
                         self.answer_waiting();
                         continue;
                     }
                     // Nothing can happen but a launch from outside, or a deadline.
-                    let patience = if self.everyone_runs() {
-                        None
-                    } else {
-                        Some(self.options.patience)
-                    };
-                    match patience.map(|patience| inbox.recv_timeout(patience)) {
+                    let patience = self.patience();
+                    // Other commands than launches do not make it start anew.
+                    let since = *self.idle_since.get_or_insert_with(Instant::now);
+                    let left = patience.map(|patience| patience.saturating_sub(since.elapsed()));
+                    match left.map(|left| inbox.recv_timeout(left)) {
                         Some(Ok(command)) => self.obey(command),
                         Some(Err(RecvTimeoutError::Disconnected)) => return,
-                        None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(),
+                        None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(patience),
                     }
                 }
             }
@@ -386,6 +290,7 @@ impl World {
         self.lose_rank();
         self.start_launches();
         self.shared.clock.set(self.shared.clock.get() + TURN_NS);
+        self.find_overdue();
         let is_idle = |warp: &Running| warp.idle_at.get() == Some(self.shared.version(warp.rank));
         let awake: Vec<usize> = (0..self.running.len())
             .filter(|&w| !is_idle(&self.running[w]))
@@ -414,6 +319,20 @@ impl World {
             }
         }
         true
+    }
+
+    /// Reports a launch that does not end although its deadline has passed.
+    fn find_overdue(&self) {
+        let late_ns = |warp: &Running| self.shared.clock.get().saturating_sub(warp.deadline);
+        let allowed_ns = LATE_TURNS * TURN_NS * self.running.len() as u64;
+        if let Some(warp) = self.running.iter().find(|warp| late_ns(warp) > allowed_ns) {
+            let error = SimulatorError::Overdue {
+                seed: self.shared.seed,
+                rank: warp.rank,
+                late_ns: late_ns(warp),
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+        }
     }
 
     /// Wakes every warp, once after each change: one may have read what it polls before a change, and have
@@ -494,7 +413,8 @@ impl World {
                 ..Common::zeroed()
             },
         };
-        let deadline = self.shared.clock.get().saturating_add(common.deadline_ns);
+        let deadline_ns = common.deadline_ns;
+        let deadline = self.shared.clock.get().saturating_add(deadline_ns);
         let own = common.peers + 8 * u64::from(rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
             let known = KnownWindow {
@@ -554,21 +474,32 @@ impl World {
                 idle_at,
                 stalled_until: 0,
                 deadline,
+                deadline_ns,
             });
         }
     }
 
-    /// Whether every rank has something running, or never will.
-    fn everyone_runs(&self) -> bool {
-        (0..self.options.ranks)
-            .all(|rank| self.lost[rank as usize] || self.running.iter().any(|w| w.rank == rank))
+    /// How long to wait for launches before the next deadline passes. `None`: every rank has something
+    /// running, or never will, so that no launch can begin before.
+    fn patience(&self) -> Option<Duration> {
+        let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
+        let everyone_runs =
+            (0..self.options.ranks).all(|rank| self.lost[rank as usize] || is_running(rank));
+        let next = self.running.iter().min_by_key(|warp| warp.deadline);
+        let allowed = next.map_or(0, |warp| warp.deadline_ns);
+        (!everyone_runs).then(|| {
+            let allowed = Duration::from_nanos(allowed);
+            self.options.patience.unwrap_or(allowed)
+        })
     }
 
-    /// Lets time pass until the next deadline, and wakes everybody.
-    fn pass_deadline(&mut self) {
+    /// Lets time pass until the next deadline, and wakes everybody. `patience` is what made it pass.
+    fn pass_deadline(&mut self, patience: Option<Duration>) {
+        self.idle_since = None;
         if let Some(deadline) = self.running.iter().map(|warp| warp.deadline).min() {
             let clock = &self.shared.clock;
             clock.set(clock.get().max(deadline));
+            self.shared.patience.set(patience);
             self.shared.bump_all();
         }
     }

@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use crate::memory::rank_of;
-use crate::scheduler::Shared;
+use crate::shared::Shared;
 
 /// Writes that a store buffer holds before it must drain.
 const BUFFERED: usize = 48;

@@ -1,6 +1,7 @@
 //! A warp: the protocol's machine, on the CPU.
 
 mod counters;
+mod places;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::mem::offset_of;
@@ -8,17 +9,17 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, LastRecord, PIECES,
+    ABSENT, ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, PIECES,
     Rank, Signal, Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
+use crate::Args;
 use crate::encode::{encode, largest};
 use crate::memory::{Memory, Outside};
 use crate::network::Sent;
-use crate::scheduler::Shared;
+use crate::shared::Shared;
 use crate::store_buffer::{Polled, StoreBuffer, Write};
-use crate::{Args, SimulatorError};
 
 /// Largest piece of a row that becomes visible at once, in bytes.
 const PIECE: usize = 1024;
@@ -159,61 +160,6 @@ impl Warp<'_> {
             );
         }
     }
-
-    /// The start of a rank's window as this rank addresses it.
-    fn window(&self, rank: Rank) -> u64 {
-        self.with_memory(|memory| memory.read_u64(self.common.peers + 8 * u64::from(rank.0)))
-    }
-
-    /// The window of a rank that must be on this node.
-    fn mapped_window(&self, rank: Rank) -> u64 {
-        let (seed, me) = (self.shared.seed, self.common.rank());
-        if !self.common.shape.same_node(me, rank) {
-            let error = SimulatorError::NotMapped {
-                seed,
-                rank: me.0,
-                peer: rank.0,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.give_up();
-        }
-        self.window(rank)
-    }
-
-    /// The same place in the window of a rank of another node, found from the symmetric address
-    /// as NVSHMEM does.
-    fn far_address(&self, rank: Rank, offset: u64) -> u64 {
-        // Windows are allocated symmetrically: at the same place in each rank's memory.
-        let own = self.window(self.common.rank());
-        let stride = 1 << 40;
-        own - stride * u64::from(self.common.rank().0) + stride * u64::from(rank.0) + offset
-    }
-
-    fn row(&self, row: Row) -> u64 {
-        match row {
-            Row::Window(rank, at) | Row::Bare(rank, at) => self.mapped_window(rank) + at.bytes(),
-            Row::Tensor(tensor, index) => {
-                let (first, bytes) = match &self.args {
-                    Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
-                    Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
-                    Args::Silu(_) => (0, 0),
-                };
-                first + u64::from(index) * u64::from(bytes)
-            }
-        }
-    }
-
-    fn table(&self, table: Table) -> u64 {
-        match &self.args {
-            Args::Dispatch(args) => args.table(table),
-            Args::Combine(args) => args.table(table),
-            Args::Silu(_) => 0,
-        }
-    }
-
-    fn counter(&self, counter: Counter) -> u64 {
-        self.common.workspace + counter.bytes()
-    }
 }
 
 impl Signals for Warp<'_> {
@@ -224,8 +170,9 @@ impl Signals for Warp<'_> {
 
     fn signal(&self, to: Rank, at: Signal, value: u64) {
         if self.common.shape.same_node(self.common.rank(), to) {
+            let window = self.window(to);
             self.store_bytes(
-                self.window(to) + at.bytes(),
+                self.within(window, window + at.bytes()),
                 &value.to_le_bytes(),
                 Polled::Signal,
             );
@@ -245,7 +192,7 @@ impl Signals for Warp<'_> {
     }
 
     fn load_signal(&self, at: Signal) -> u64 {
-        let address = self.window(self.common.rank()) + at.bytes();
+        let address = self.in_window(at.bytes());
         self.with_memory(|memory| memory.read_u64(address))
     }
 }
@@ -253,10 +200,13 @@ impl Signals for Warp<'_> {
 impl Machine for Warp<'_> {
     type Lanes<T: Copy> = [T; LANES as usize];
     type Ahead = Vec<u8>;
-    const REACHES_FAR: bool = true;
 
     fn ranks(&self) -> u32 {
         self.common.shape.ranks
+    }
+
+    fn spans_nodes(&self) -> bool {
+        self.common.shape.spans_nodes()
     }
 
     fn rank(&self) -> Rank {
@@ -326,7 +276,7 @@ impl Machine for Warp<'_> {
     fn join(&self, index: u32) -> u32 {
         self.pause();
         self.buffer.borrow_mut().drain_own(&self.shared);
-        let at = self.table(Table::Joined) + 4 * u64::from(index);
+        let at = self.in_table(Table::Joined, 4 * u64::from(index));
         let before = self.with_memory(|memory| memory.read_u32(at));
         let written = self
             .shared
@@ -374,7 +324,7 @@ impl Machine for Warp<'_> {
     fn converge(&self) {}
 
     fn read(&self, table: Table, index: u64) -> u32 {
-        let address = self.table(table) + 4 * index;
+        let address = self.in_table(table, 4 * index);
         match table {
             // Nobody writes these during a launch.
             Table::TopkIds | Table::TopkWeights => {
@@ -393,7 +343,7 @@ impl Machine for Warp<'_> {
 
     fn write(&self, table: Table, index: u64, value: u32) {
         self.store_bytes(
-            self.table(table) + 4 * index,
+            self.in_table(table, 4 * index),
             &value.to_le_bytes(),
             Polled::No,
         );
@@ -401,23 +351,23 @@ impl Machine for Warp<'_> {
 
     fn write_half(&self, table: Table, index: u64, value: u16) {
         self.store_bytes(
-            self.table(table) + 2 * index,
+            self.in_table(table, 2 * index),
             &value.to_le_bytes(),
             Polled::No,
         );
     }
 
     fn read_window(&self, at: ByteOffset) -> u32 {
-        self.load_word(self.window(self.common.rank()) + at.bytes())
+        self.load_word(self.in_window(at.bytes()))
     }
 
     fn write_window(&self, at: ByteOffset, word: u32) {
-        let address = self.window(self.common.rank()) + at.bytes();
+        let address = self.in_window(at.bytes());
         self.store_bytes(address, &word.to_le_bytes(), Polled::No);
     }
 
     fn write_word(&self, to: Rank, at: ByteOffset, word: u32) {
-        let address = self.mapped_window(to) + at.bytes();
+        let address = self.row(Row::Bare(to, at));
         self.store_bytes(address, &word.to_le_bytes(), Polled::Bare);
     }
 
@@ -474,11 +424,11 @@ impl Machine for Warp<'_> {
         to: impl Fn(u32) -> Row,
     ) -> bool {
         let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
-        let source = self.row(from) + start;
         let mut data = ahead;
         if bytes == 0 {
             return true;
         }
+        let source = self.row(from) + start;
         match from {
             Row::Bare(..) => {
                 while data.as_chunks().0.contains(&ABSENT.to_le_bytes()) {
@@ -533,10 +483,9 @@ impl Machine for Warp<'_> {
             return Ok(());
         }
         let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
-        let own = self.window(self.common.rank());
         let absent = ABSENT.to_le_bytes();
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
-            let at = own + from(source).bytes() + start;
+            let at = self.in_window(from(source).bytes()) + start;
             while self.load_bytes(at, bytes).as_chunks().0.contains(&absent) {
                 if self.expired() {
                     return Err(source);
@@ -546,15 +495,14 @@ impl Machine for Warp<'_> {
         let row = |source| (Row::Window(self.common.rank(), from(source)), 1.0);
         self.sum_rows(span, sources, row, to);
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
-            let at = own + from(source).bytes() + start;
+            let at = self.in_window(from(source).bytes()) + start;
             self.store_bytes(at, &absent.repeat(bytes as usize / 4), Polled::No);
         }
         Ok(())
     }
 
     fn put(&self, put: Put) {
-        let own = self.window(self.common.rank());
-        let (from, bytes) = (own + put.from.bytes(), u64::from(put.bytes));
+        let (from, bytes) = (self.in_window(put.from.bytes()), u64::from(put.bytes));
         self.buffer
             .borrow_mut()
             .drain_under(from, bytes, &self.shared);
@@ -592,6 +540,13 @@ impl Machine for Warp<'_> {
         let asked = || self.with_memory(|memory| memory.read_u64(acknowledged));
         let Some(number) = last.next(fault.kind as u64, asked) else {
             return;
+        };
+        let is_timeout = matches!(fault.kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
+        let patience = self.shared.patience.get().filter(|_| is_timeout);
+        let patience_ms = patience.map(|patience| patience.as_millis() as u32);
+        let fault = &Fault {
+            patience_ms,
+            ..*fault
         };
         let record = FaultPage::of(fault, number);
         let words = &bytemuck::bytes_of(&record)[..offset_of!(FaultPage, acknowledged)];

@@ -3,6 +3,7 @@
 mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
+mod damaged;
 pub mod exact;
 mod faults;
 mod invalid;
@@ -142,6 +143,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     two::run(&mut suite)?;
     written::run(&mut suite)?;
     invalid::run(&mut suite)?;
+    damaged::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     conversions::run(&mut suite)?;
     #[cfg(feature = "cuda")]

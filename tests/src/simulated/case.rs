@@ -19,8 +19,10 @@ pub enum Return {
 }
 
 impl Return {
+    /// Every way.
     pub const ALL: [Self; 3] = [Self::Reduced, Self::Exact, Self::Apart];
 
+    /// The plan's.
     pub const fn mode(self) -> CombineMode {
         match self {
             Self::Reduced => CombineMode::Reduced,
@@ -28,6 +30,7 @@ impl Return {
         }
     }
 
+    /// The oracle's.
     pub const fn reference(self) -> ferry_reference::CombineMode {
         match self {
             Self::Reduced => ferry_reference::CombineMode::Reduced,
@@ -42,25 +45,37 @@ impl Return {
 pub struct Case {
     /// Of the scheduler and of the workloads.
     pub seed: u64,
+    /// How many ranks.
     pub ranks: usize,
+    /// Ranks of a node.
     pub p2p_world_size: usize,
+    /// Experts of all ranks.
     pub experts: usize,
+    /// Experts of a token.
     pub top_k: usize,
+    /// Elements of a token.
     pub hidden: usize,
     /// `[round][rank]`.
     pub tokens: Vec<Vec<usize>>,
+    /// How tokens find their experts.
     pub routing: Routing,
+    /// Of the tokens.
     pub format: TokenFormat,
+    /// How rows come back.
     pub how: Return,
     /// Bit `r`: rank `r` makes the split calls.
     pub split: u64,
+    /// As in the simulator's options.
     pub warps: u32,
+    /// As in the simulator's options.
     pub stall_one_in: u32,
     /// Whether the host waits after every call; if not, all rounds are enqueued at once.
     pub synchronize: bool,
     /// Rows of the outputs that are not needed.
     pub spare_rows: usize,
+    /// As in the plan's configuration.
     pub debug_checks: bool,
+    /// As in the simulator's options.
     pub lost: Option<Lost>,
     /// A rank that never launches anything.
     pub absent: Option<usize>,
@@ -91,6 +106,18 @@ impl Case {
         }
     }
 
+    /// The same on so many ranks, all of one node.
+    #[must_use]
+    pub fn on_one_node(mut self, ranks: usize) -> Self {
+        self.experts = ranks * (self.experts / self.ranks);
+        self.top_k = self.top_k.min(self.experts);
+        for tokens in &mut self.tokens {
+            *tokens = tokens.iter().copied().cycle().take(ranks).collect();
+        }
+        (self.ranks, self.p2p_world_size) = (ranks, ranks);
+        self
+    }
+
     /// The inputs of a round.
     pub fn problem(&self, round: usize) -> Problem {
         generate(WorkloadSpec {
@@ -111,6 +138,7 @@ impl Case {
             .collect()
     }
 
+    /// The plan's configuration.
     pub fn config(&self) -> Config {
         let most = self.tokens.iter().flatten().max().copied();
         Config {
@@ -128,6 +156,7 @@ impl Case {
         }
     }
 
+    /// Whether a rank makes the split calls.
     pub fn is_split(&self, rank: usize) -> bool {
         self.split >> rank & 1 != 0
     }
@@ -137,10 +166,12 @@ impl Case {
 pub struct Dice(u64);
 
 impl Dice {
+    /// Of a seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
+    /// A number below `end`.
     pub const fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -149,6 +180,7 @@ impl Dice {
         ((z ^ (z >> 31)) % end as u64) as usize
     }
 
+    /// One of them.
     pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.below(values.len())]
     }
@@ -207,6 +239,26 @@ pub fn any_case(seed: u64) -> Case {
         debug_checks: false,
         lost: None,
         absent: None,
+    }
+}
+
+/// A case for GPUs, all of one node: [`any_case`] with larger sizes, and eight rounds' tokens.
+pub fn gpu_case(seed: u64, ranks: usize) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let experts = ranks * dice.pick(&[1, 2, 4, 8, 16, 32]);
+    let most = dice.pick(&[1, 1, 2, 4, 8, 16, 32, 128]);
+    let tokens = (0..8)
+        .map(|_| (0..ranks).map(|_| dice.below(most + 1)).collect())
+        .collect();
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts,
+        top_k: (1 + dice.below(9)).min(experts),
+        hidden: case.hidden * dice.pick(&[1, 1, 2, 3]),
+        tokens,
+        ..case
     }
 }
 

@@ -1,6 +1,5 @@
-//! Rounds on simulated ranks: seeded cases, how they run, and what the oracle says of them.
-
-#![allow(dead_code)] // Each test program uses a part.
+//! Rounds on simulated ranks: seeded cases, how they run, and what the oracle says of them. Whatever is wrong
+//! panics with the whole case.
 
 mod case;
 
@@ -9,10 +8,12 @@ use std::time::Duration;
 use ferry::simulator::{Options, SimulatorError};
 use ferry::*;
 use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference, fp8};
-use ferry_tests::formats::{self, Capacity, Images, Place};
+
+use crate::formats::{self, Capacity, Images, Place};
 
 pub use case::*;
 
+/// A simulated rank has one.
 pub const STREAM: Stream = Stream(0);
 /// What outputs hold before a round.
 pub const POISON: u8 = 0xcd;
@@ -105,12 +106,17 @@ fn assert_same<T: PartialEq + std::fmt::Debug>(
 /// A rank's tensors of one round.
 #[derive(Clone, Copy)]
 pub struct Tensors {
+    /// What dispatch takes.
     pub input: DispatchInput,
+    /// What it writes.
     pub output: DispatchOutput,
+    /// What combine takes.
     pub expert_rows: CombineInput,
+    /// What it writes.
     pub combined: CombineOutput,
 }
 
+/// A copy of `values` on a rank's device.
 pub fn upload<T: Copy, const B: usize>(
     rank: &ExpertParallel,
     values: &[T],
@@ -129,6 +135,7 @@ fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
     at
 }
 
+/// `count` values from a rank's device.
 pub fn download<T, const B: usize>(
     rank: &ExpertParallel,
     at: DevicePtr,
@@ -233,6 +240,7 @@ fn enqueue(rank: &mut ExpertParallel, phase: usize, split: bool, t: &Tensors) ->
 /// How a rank came out of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
+    /// Well.
     Finished,
     /// It gave up.
     Fault(Fault),
@@ -242,10 +250,13 @@ pub enum Outcome {
 
 /// A run that is over; its outputs are still on the devices.
 pub struct Run {
+    /// What was run.
     pub case: Case,
+    /// Its communicators.
     pub ranks: Vec<ExpertParallel>,
     /// `[round][rank]`.
     pub tensors: Vec<Vec<Tensors>>,
+    /// By rank.
     pub outcomes: Vec<Outcome>,
     /// Input faults, as they were found, with the rank whose check returned them.
     pub input_faults: Vec<Fault>,
@@ -269,7 +280,7 @@ impl Run {
             warps: case.warps,
             stall_one_in: case.stall_one_in,
             lost: case.lost,
-            patience: Duration::ZERO,
+            patience: Some(Duration::ZERO),
             ..Options::new(case.ranks as u32, case.seed)
         })
         .unwrap();

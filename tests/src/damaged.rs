@@ -1,0 +1,206 @@
+//! Rounds whose windows a peer has damaged. Wrong values may come of it, and faults; no access outside of what was
+//! allocated, and no wait beyond the deadline.
+
+mod guarded;
+mod words;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ferry::simulator::Options;
+use ferry::{Config, Error, Group, Shape};
+use ferry_layout::Window;
+
+use crate::formats::Capacity;
+use crate::session::{HALVES, Session, Settings};
+use crate::simulated::{Case, Dice, Return, any_case, bare_case};
+use crate::verify::capacity_for;
+use guarded::GuardedGroup;
+use words::Damage;
+
+/// Longest wait of a kernel.
+const DEADLINE: Duration = Duration::from_millis(20);
+/// How much later everybody is back, on a machine with other things to do.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// What is damaged, and how; all of it drawn from the seed.
+pub struct DamagedCase {
+    /// The rounds.
+    pub case: Case,
+    /// A rank that launches nothing: all that is waited for of it comes from the damage.
+    absent: Option<usize>,
+    /// Half rounds before anything is damaged.
+    calm: usize,
+}
+
+impl DamagedCase {
+    /// Of a seed. `ranks`: how many ranks, all on one node, if the group is already there.
+    pub fn of(seed: u64, ranks: Option<usize>) -> Self {
+        let mut dice = Dice::new(seed ^ 0x6461_6d61_6765);
+        let mut case = match dice.below(8) {
+            0..4 => any_case(seed),
+            4..7 => bare_case(seed),
+            _ => many_tokens(seed),
+        };
+        if dice.below(4) == 0 {
+            // More rows than can come: a position that the outputs have may be one that a window has not.
+            let most = case.tokens.iter().flatten().max().copied().unwrap_or(0);
+            case.spare_rows = case.ranks * most * case.top_k + dice.below(64);
+        }
+        if let Some(ranks) = ranks {
+            case = case.on_one_node(ranks);
+        }
+        case.tokens.truncate(3);
+        let absent = dice.below(2 * case.ranks);
+        let absent = (absent < case.ranks).then_some(absent);
+        Self {
+            calm: absent.map_or_else(|| dice.below(2 * HALVES), |_| 0),
+            absent,
+            case,
+        }
+    }
+
+    /// Runs it on simulated ranks of its own. Gives the windows that were damaged.
+    pub fn simulate(&self) -> Result<u64> {
+        let case = &self.case;
+        let group = Group::simulated_with(Options {
+            warps: case.warps,
+            stall_one_in: case.stall_one_in,
+            patience: Some(Duration::ZERO),
+            allow_late_signals: true,
+            ..Options::new(case.ranks as u32, case.seed)
+        })?;
+        self.run(&GuardedGroup::new(&group, 0)?, None)
+    }
+
+    /// Runs it on the GPUs of a group. Gives the windows that were damaged.
+    pub fn run_on(&self, group: &Group, guard_bytes: u64) -> Result<u64> {
+        self.run(
+            &GuardedGroup::new(group, guard_bytes)?,
+            Some(DEADLINE + SLACK),
+        )
+    }
+
+    /// `longest`: how long a half round may take.
+    fn run(&self, guarded: &GuardedGroup, longest: Option<Duration>) -> Result<u64> {
+        let (case, problems) = (&self.case, self.case.problems());
+        let capacity = problems.iter().map(|p| capacity_for(p, case.format));
+        let capacity = capacity.fold(Capacity::default(), Capacity::max);
+        let settings = Settings {
+            config: Config {
+                deadline: DEADLINE,
+                ..case.config()
+            },
+            capacity: Capacity {
+                rows: capacity.rows + case.spare_rows,
+                blocks: capacity.blocks + case.spare_rows,
+            },
+            split: case.is_split(0),
+        };
+        let mut session = Session::new(&guarded.group, &settings)?;
+        let mut dice = Dice::new(!case.seed);
+        let mut windows = 0;
+        for (round, problem) in problems.iter().enumerate() {
+            session.upload(0, problem)?;
+            session.poison()?;
+            for half in 0..HALVES {
+                if HALVES * round + half >= self.calm {
+                    windows += self.damage(guarded, &session, round, &mut dice)?;
+                }
+                let start = Instant::now();
+                let goes_on = self.half(&mut session, half)?;
+                let took = start.elapsed();
+                ensure!(
+                    longest.is_none_or(|longest| took <= longest),
+                    "half {half} of round {round} took {took:?}, the deadline is {DEADLINE:?}"
+                );
+                if let Some(damage) = guarded.damage()? {
+                    bail!("half {half} of round {round}: {damage}");
+                }
+                if !goes_on {
+                    return session.close().map(|()| windows).map_err(Into::into);
+                }
+            }
+        }
+        session.close()?;
+        Ok(windows)
+    }
+
+    /// Half a round on all ranks that are there; whether all can go on.
+    fn half(&self, session: &mut Session, half: usize) -> Result<bool> {
+        let locals = session.local_ranks();
+        let weights = self.case.how != Return::Apart;
+        for (index, &rank) in locals.iter().enumerate() {
+            if self.absent != Some(rank) {
+                session.launch_half(index, half, weights)?;
+            }
+        }
+        let mut goes_on = true;
+        for (rank, outcome) in session.outcomes() {
+            match outcome {
+                Ok(()) => {}
+                Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
+                    goes_on &= fault.kind.is_input();
+                }
+                Err(error) => {
+                    return Err(error).with_context(|| format!("rank {rank}, half {half}"));
+                }
+            }
+        }
+        Ok(goes_on)
+    }
+
+    /// Damages the windows of all ranks that are there. Gives how many.
+    fn damage(
+        &self,
+        guarded: &GuardedGroup,
+        session: &Session,
+        round: usize,
+        dice: &mut Dice,
+    ) -> Result<u64> {
+        let mut damaged = 0;
+        let shape: &Shape = session.plan().shape();
+        let windows = guarded.windows();
+        for (rank, at) in guarded.group.local_ranks().into_iter().zip(windows) {
+            let skips = dice.below(4) == 0 && self.absent.is_none();
+            if self.absent == Some(rank.0 as usize) || skips {
+                continue;
+            }
+            let device = guarded.group.device(rank)?;
+            let mut bytes = vec![0; Window::of(shape).bytes as usize];
+            device.download(at, &mut bytes)?;
+            let mut damage = Damage {
+                shape,
+                epoch: round as u64 + 1,
+                tokens: &self.case.tokens[round],
+                rows: session.capacity().rows as u32,
+                bytes: &mut bytes,
+                dice,
+            };
+            damage.run(self.absent.is_some());
+            device.upload(at, &bytes)?;
+            damaged += 1;
+        }
+        Ok(damaged)
+    }
+}
+
+/// Many tokens for few warps: combine sends several rows together, or in pieces.
+fn many_tokens(seed: u64) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    // Of 16 ranks with more than 128 tokens, combine's rows are not bare.
+    let ranks = dice.pick(&[2, 3, 16]);
+    let mut tokens = vec![dice.below(3); ranks];
+    tokens[dice.below(ranks)] = 130 + dice.below(60);
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts: 2 * ranks,
+        top_k: dice.pick(&[1, 3, 4]),
+        hidden: 128,
+        tokens: vec![tokens; 2],
+        warps: 2 + dice.below(3) as u32,
+        ..case
+    }
+}

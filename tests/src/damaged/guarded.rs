@@ -1,0 +1,260 @@
+//! A group whose every allocation has guard zones on both sides, and whose windows can be written.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ferry::device::{Launch, SharedPage};
+use ferry::{Device, DevicePtr, Error, Fabric, Group, Kernels, Rank, Shape, Stream};
+
+/// What guard zones hold.
+const GUARD: u8 = 0xb7;
+
+/// An allocation, of which the user sees all but the guard zones.
+#[derive(Clone)]
+struct Guarded {
+    device: Arc<dyn Device>,
+    whole: DevicePtr,
+    bytes: u64,
+}
+
+/// All that is allocated, by the address that the user sees.
+type Allocations = Mutex<BTreeMap<DevicePtr, Guarded>>;
+
+struct Zones {
+    inner: Arc<dyn Fabric>,
+    guard_bytes: u64,
+    live: Allocations,
+    /// The windows of the last communicator.
+    windows: Mutex<Vec<DevicePtr>>,
+}
+
+impl Zones {
+    /// Notes an allocation of `bytes` between guard zones, and makes those.
+    fn note(
+        &self,
+        device: &Arc<dyn Device>,
+        whole: DevicePtr,
+        bytes: u64,
+    ) -> Result<DevicePtr, Error> {
+        let at = whole.plus(self.guard_bytes);
+        device.fill(whole, GUARD, self.guard_bytes)?;
+        device.fill(at.plus(bytes), GUARD, self.guard_bytes)?;
+        let device = device.clone();
+        let guarded = Guarded {
+            device,
+            whole,
+            bytes,
+        };
+        lock(&self.live).insert(at, guarded);
+        Ok(at)
+    }
+
+    /// What was allocated for `at`, which is no longer noted.
+    fn forget(&self, at: DevicePtr) -> DevicePtr {
+        lock(&self.live)
+            .remove(&at)
+            .map_or(at, |guarded| guarded.whole)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A group with guard zones, over another one.
+pub struct GuardedGroup {
+    /// The group.
+    pub group: Group,
+    zones: Arc<Zones>,
+}
+
+impl GuardedGroup {
+    /// `guard_bytes`: of a zone; 0 where the machine itself checks every access.
+    pub fn new(inner: &Group, guard_bytes: u64) -> Result<Self, Error> {
+        let zones = Arc::new(Zones {
+            inner: inner.fabric().clone(),
+            guard_bytes,
+            live: Mutex::default(),
+            windows: Mutex::default(),
+        });
+        let fabric = Arc::new(GuardedFabric(zones.clone()));
+        let group = Group::with_fabric(fabric)?;
+        Ok(Self { group, zones })
+    }
+
+    /// The windows of the communicator that was made last, in the order of the local ranks.
+    pub fn windows(&self) -> Vec<DevicePtr> {
+        lock(&self.zones.windows).clone()
+    }
+
+    /// The first guard zone that was written, if one was: how far from its allocation, and which.
+    pub fn damage(&self) -> Result<Option<String>, Error> {
+        let guard_bytes = self.zones.guard_bytes;
+        let mut zone = vec![0; guard_bytes as usize];
+        for (at, guarded) in lock(&self.zones.live).iter() {
+            let ends = [
+                ("before", guarded.whole),
+                ("behind", at.plus(guarded.bytes)),
+            ];
+            for (side, start) in ends {
+                guarded.device.download(start, &mut zone)?;
+                if let Some(byte) = zone.iter().position(|&byte| byte != GUARD) {
+                    return Ok(Some(format!(
+                        "byte {byte} of the {guard_bytes} {side} an allocation of {} bytes on {} was written",
+                        guarded.bytes,
+                        guarded.device.name()
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+struct GuardedFabric(Arc<Zones>);
+
+impl Fabric for GuardedFabric {
+    fn name(&self) -> &'static str {
+        self.0.inner.name()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.0.inner.ranks()
+    }
+
+    fn local_ranks(&self) -> Vec<Rank> {
+        self.0.inner.local_ranks()
+    }
+
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        Ok(Arc::new(GuardedDevice {
+            inner: self.0.inner.device(rank)?,
+            zones: self.0.clone(),
+        }))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, rank: Rank) -> Option<Arc<ferry::cuda::CudaDevice>> {
+        self.0.inner.cuda(rank)
+    }
+
+    fn reaches_other_nodes(&self) -> bool {
+        self.0.inner.reaches_other_nodes()
+    }
+
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        self.0.inner.all_gather(value)
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        self.0.inner.barrier()
+    }
+
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        let whole = self.0.inner.alloc_windows(bytes + 2 * self.0.guard_bytes)?;
+        let windows: Vec<_> = self
+            .local_ranks()
+            .into_iter()
+            .zip(whole)
+            .map(|(rank, whole)| self.0.note(&self.0.inner.device(rank)?, whole, bytes))
+            .collect::<Result<_, Error>>()?;
+        lock(&self.0.windows).clone_from(&windows);
+        Ok(windows)
+    }
+
+    fn peer_windows(
+        &self,
+        rank: Rank,
+        windows: &[DevicePtr],
+        shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        self.0.inner.peer_windows(rank, windows, shape)
+    }
+
+    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        let whole: Vec<_> = windows.iter().map(|&at| self.0.forget(at)).collect();
+        self.0.inner.free_windows(&whole)
+    }
+
+    fn close(&self) -> Result<(), Error> {
+        self.0.inner.close()
+    }
+}
+
+struct GuardedDevice {
+    inner: Arc<dyn Device>,
+    zones: Arc<Zones>,
+}
+
+impl Device for GuardedDevice {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
+        let whole = self.inner.alloc(bytes + 2 * self.zones.guard_bytes)?;
+        self.zones.note(&self.inner, whole, bytes)
+    }
+
+    fn free(&self, at: DevicePtr) -> Result<(), Error> {
+        self.inner.free(self.zones.forget(at))
+    }
+
+    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
+        self.inner.upload(to, bytes)
+    }
+
+    fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error> {
+        self.inner.download(from, bytes)
+    }
+
+    fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error> {
+        self.inner.fill(at, value, bytes)
+    }
+
+    fn stream(&self) -> Result<Stream, Error> {
+        self.inner.stream()
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+        self.inner.synchronize(stream)
+    }
+
+    fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
+        self.inner.kernels(shape)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        self.inner.launch(launch)
+    }
+
+    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
+        self.inner.fault_page()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_outside_of_an_allocation_is_found() {
+        let inner = Group::simulated(1, 1).unwrap();
+        for (offset, found) in [(None, None), (Some(8), Some("byte 0 of the 256 behind"))] {
+            let guarded = GuardedGroup::new(&inner, 256).unwrap();
+            let device = guarded.group.device(Rank(0)).unwrap();
+            let at = device.alloc(8).unwrap();
+            device.upload(at, &[0; 8]).unwrap();
+            if let Some(offset) = offset {
+                device.upload(at.plus(offset), &[1]).unwrap();
+            }
+            let damage = guarded.damage().unwrap();
+            let is_right = match (&damage, found) {
+                (Some(damage), Some(found)) => damage.starts_with(found),
+                (damage, _) => damage.is_none() && found.is_none(),
+            };
+            assert!(is_right, "{damage:?}");
+            device.free(at).unwrap();
+        }
+    }
+}

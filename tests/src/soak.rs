@@ -1,0 +1,238 @@
+//! Rounds with fresh seeds until the time is up, each compared with the oracle: in the simulator on all processors, or
+//! on GPUs. What was run is counted by format and size, and a line of it can be kept in a log.
+
+mod gpus;
+mod log;
+mod simulated;
+mod tally;
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail};
+
+use tally::Tally;
+
+/// Between lines that say how far it is.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// Longest that a seed may take: they take milliseconds, on GPUs seconds.
+const LONGEST: Duration = Duration::from_secs(180);
+/// Seeds that a second of the clock has for itself, so that no two runs draw the same ones.
+const SEEDS_A_SECOND: u64 = 1 << 20;
+
+/// Options of `ferry-tests soak`.
+#[derive(clap::Args, Debug)]
+pub struct SoakArgs {
+    /// Begin no seed after so many seconds
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u64,
+    /// Run on so many GPUs, a shape with 100 rounds a seed [default: in the simulator, on all processors]
+    #[arg(long, value_name = "N")]
+    gpus: Option<usize>,
+    /// The first seed [default: one that the clock gives]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// End after so many seeds
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Append a line of what was run, unless something failed
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// What the log calls this program's source
+    #[arg(long, value_name = "HASH", default_value = "unknown")]
+    commit: String,
+}
+
+/// Which seeds are run, and what came of them so far.
+struct Course {
+    start: Instant,
+    seconds: Duration,
+    first: u64,
+    end: u64,
+    next: AtomicU64,
+    done: Mutex<Done>,
+}
+
+/// What the workers have to say.
+#[derive(Default)]
+struct Done {
+    tally: Tally,
+    /// Seeds that run, and since when.
+    busy: Vec<(u64, Instant)>,
+    /// The first seed that failed, and why.
+    failure: Option<(u64, String)>,
+}
+
+impl Course {
+    fn new(args: &SoakArgs) -> Self {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH);
+        let clock = clock.map_or(0, |since| since.as_secs());
+        let first = args.seed.unwrap_or(clock * SEEDS_A_SECOND);
+        Self {
+            start: Instant::now(),
+            seconds: Duration::from_secs(args.seconds),
+            first,
+            end: args
+                .count
+                .map_or(u64::MAX, |count| first.saturating_add(count)),
+            next: AtomicU64::new(first),
+            done: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Done> {
+        self.done
+            .lock()
+            .expect("no panic while holding what is done")
+    }
+
+    /// Runs seeds until the time is up or one fails.
+    fn work(&self, mut run: impl FnMut(u64) -> Result<Tally, String>) {
+        while self.start.elapsed() < self.seconds && self.lock().failure.is_none() {
+            let seed = self.next.fetch_add(1, Ordering::Relaxed);
+            if seed >= self.end {
+                return;
+            }
+            self.lock().busy.push((seed, Instant::now()));
+            let outcome = run(seed);
+            let mut done = self.lock();
+            done.busy.retain(|&(other, _)| other != seed);
+            match outcome {
+                Ok(tally) => done.tally.add(&tally),
+                Err(why) => done.failure = done.failure.take().or(Some((seed, why))),
+            }
+        }
+    }
+
+    /// Seeds that were begun: from the first, to this one.
+    fn reached(&self) -> u64 {
+        self.next.load(Ordering::Relaxed).min(self.end)
+    }
+
+    /// Says how far it is until all workers are done. Gives up on a seed that does not end: nobody can stop its
+    /// worker, so the process ends.
+    fn watch(&self, args: &SoakArgs, is_done: impl Fn() -> bool) {
+        let mut said = Instant::now();
+        while !is_done() {
+            std::thread::sleep(Duration::from_millis(50));
+            let done = self.lock();
+            if let Some((seed, _)) = done
+                .busy
+                .iter()
+                .find(|(_, since)| since.elapsed() > LONGEST)
+            {
+                println!(
+                    "FAIL seed {seed}: no end after {LONGEST:?}\n{}",
+                    rerun(args, *seed)
+                );
+                std::process::exit(1);
+            }
+            if said.elapsed() >= PROGRESS {
+                said = Instant::now();
+                let seconds = self.start.elapsed().as_secs();
+                println!(
+                    "{seconds:>6} s: {} rounds of {} seeds",
+                    done.tally.rounds(),
+                    done.tally.seeds()
+                );
+            }
+        }
+    }
+}
+
+/// How a seed is run again.
+fn rerun(args: &SoakArgs, seed: u64) -> String {
+    let gpus = args
+        .gpus
+        .map(|gpus| format!(" --gpus {gpus}"))
+        .unwrap_or_default();
+    format!(
+        "run it again: cargo xtask soak{gpus} --seed {seed} --count 1   (or: ferry-tests soak{gpus} --seed {seed} --count 1)"
+    )
+}
+
+/// Runs until the time is up. An error if a round was wrong.
+pub fn run(args: &SoakArgs) -> Result<()> {
+    let course = Course::new(args);
+    let machine = match args.gpus {
+        Some(gpus) => gpus::run(&course, args, gpus)?,
+        None => simulated::run(&course, args),
+    };
+    let (first, reached) = (course.first, course.reached());
+    let seconds = course.start.elapsed().as_secs();
+    let done = course.done.into_inner().expect("no worker panicked");
+    print!("{}", done.tally.table());
+    let (rounds, seeds) = (done.tally.rounds(), done.tally.seeds());
+    println!("{machine}: {rounds} rounds of {seeds} seeds {first}..{reached} in {seconds} s");
+    if let Some((seed, why)) = done.failure {
+        println!("FAIL seed {seed}: {why}\n{}", rerun(args, seed));
+        bail!("seed {seed} failed");
+    }
+    println!("every round as the oracle has it");
+    let line = log::line(args, &machine, first..reached, &done.tally);
+    match &args.log {
+        Some(path) => log::append(path, &line),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(text: &str) -> SoakArgs {
+        #[derive(clap::Parser)]
+        struct Arguments {
+            #[command(flatten)]
+            soak: SoakArgs,
+        }
+        let words = text.split_whitespace();
+        <Arguments as clap::Parser>::parse_from(std::iter::once("soak").chain(words)).soak
+    }
+
+    #[test]
+    fn seeds_are_run_once_each_and_counted() {
+        let course = Course::new(&args("--seed 5 --count 3"));
+        let mut seen = Vec::new();
+        course.work(|seed| {
+            seen.push(seed);
+            Ok(Tally::of_round("Bf16", 2))
+        });
+        assert_eq!(seen, [5, 6, 7]);
+        assert_eq!((course.reached(), course.lock().tally.rounds()), (8, 3));
+    }
+
+    #[test]
+    fn the_first_failure_ends_it() {
+        let course = Course::new(&args("--seed 1 --count 9"));
+        course.work(|seed| {
+            if seed == 3 {
+                Err("no".into())
+            } else {
+                Ok(Tally::default())
+            }
+        });
+        assert_eq!(course.lock().failure, Some((3, "no".into())));
+        assert_eq!(course.reached(), 4);
+        let text = rerun(&args("--gpus 4"), 3);
+        assert!(
+            text.contains("cargo xtask soak --gpus 4 --seed 3 --count 1"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_wrong_case_is_told_with_its_parameters() {
+        let why = simulated::caught(|| panic!("tokens differ: {}", 7)).unwrap_err();
+        assert_eq!(why, "tokens differ: 7");
+    }
+
+    #[test]
+    fn rounds_on_a_group_are_compared() {
+        let group = ferry::Group::simulated(2, 1).unwrap();
+        let tally = gpus::shape(&group, 11, 9).unwrap();
+        assert_eq!(tally.rounds(), 9);
+    }
+}

@@ -1,0 +1,44 @@
+//! Cases in the simulator, on all processors.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::tally::Tally;
+use super::{Course, SoakArgs};
+use crate::simulated::{Run, any_case};
+
+/// Runs seeds until the time is up. Gives the machine's name.
+pub fn run(course: &Course, args: &SoakArgs) -> String {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    println!(
+        "simulator on {threads} threads, seeds from {}",
+        course.first
+    );
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(|| course.work(case)))
+            .collect();
+        course.watch(args, || workers.iter().all(|worker| worker.is_finished()));
+    });
+    String::from("simulator")
+}
+
+/// Runs the case of a seed.
+fn case(seed: u64) -> Result<Tally, String> {
+    let case = any_case(seed);
+    caught(|| Run::of(&case).expect_success())?;
+    let mut tally = Tally::default();
+    for tokens in &case.tokens {
+        let most = tokens.iter().copied().max().unwrap_or(0);
+        tally.add(&Tally::of_round(&format!("{:?}", case.format), most));
+    }
+    Ok(tally.of_one_seed())
+}
+
+/// What a panic says.
+pub fn caught(run: impl FnOnce()) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()));
+        text.unwrap_or_else(|| String::from("a panic without a text"))
+    })
+}

@@ -1,0 +1,181 @@
+//! When simulated deadlines pass: not while a rank may still come, and whoever made one pass is named.
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use ferry::simulator::{Lost, Options};
+use ferry::*;
+
+const STREAM: Stream = Stream(0);
+
+/// Two experts a rank, of three ranks.
+fn config(deadline: Duration) -> Config {
+    Config {
+        experts: 6,
+        top_k: 1,
+        hidden: 8,
+        max_tokens_per_rank: 1,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Reduced,
+        deadline,
+        debug_checks: false,
+        max_sms: None,
+        specialise: false,
+    }
+}
+
+fn ranks(group: &Group, deadline: Duration) -> Vec<ExpertParallel> {
+    let plan = Plan::new(group, config(deadline)).unwrap();
+    ExpertParallel::new(group, &plan).unwrap()
+}
+
+/// Tensors of a rank without tokens, which receives none.
+fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
+    let at = rank.device().alloc(64).unwrap();
+    let input = DispatchInput {
+        x: Tensor::contiguous(at, [0, 8]),
+        topk_ids: Tensor::contiguous(at, [0, 1]),
+        topk_weights: None,
+        input_scale: None,
+    };
+    let output = DispatchOutput {
+        tokens: Tensor::contiguous(at, [1, 8]),
+        scales: None,
+        row_scales: None,
+        row_offsets: Tensor::contiguous(at, [3]),
+        expert_ids: Tensor::contiguous(at.plus(16), [2]),
+        src_info: Tensor::contiguous(at.plus(32), [1, 2]),
+    };
+    (input, output)
+}
+
+/// A round in which the experts take so long, on the host.
+fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
+    let (input, output) = tensors(&rank);
+    let dispatched = rank.dispatch(STREAM, &input, &output)?;
+    std::thread::sleep(experts);
+    let rows = CombineInput {
+        expert_rows: output.tokens,
+        topk_weights: None,
+    };
+    let combined = Tensor::contiguous(output.tokens.at, [0, 8]);
+    let combined = CombineOutput {
+        combined: CombineTensor::Summed(combined),
+    };
+    dispatched.combine(STREAM, &rows, &combined)?;
+    rank.synchronize(STREAM)?;
+    rank.close()
+}
+
+#[test]
+fn a_rank_that_works_on_its_host_is_waited_for() {
+    let group = Group::simulated(3, 1).unwrap();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks(&group, Duration::from_secs(60))
+            .into_iter()
+            .map(|rank| {
+                let experts = Duration::from_millis(200 * u64::from(rank.rank() == Rank(1)));
+                scope.spawn(move || round(rank, experts))
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    for outcome in outcomes {
+        outcome.unwrap();
+    }
+}
+
+/// What rank 0 says when the others never come.
+fn alone(patience: Option<Duration>, deadline: Duration) -> Fault {
+    let group = Group::simulated_with(Options {
+        patience,
+        ..Options::new(3, 2)
+    })
+    .unwrap();
+    let mut ranks = ranks(&group, deadline);
+    let (input, output) = tensors(&ranks[0]);
+    drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
+    let Err(Error::Fault(fault)) = ranks[0].synchronize(STREAM) else {
+        panic!("nobody was missed");
+    };
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+    fault
+}
+
+#[test]
+fn a_fault_names_the_patience_that_caused_it() {
+    let fault = alone(Some(Duration::from_millis(20)), Duration::from_secs(3600));
+    assert_eq!(
+        (fault.kind, fault.patience_ms),
+        (FaultKind::PeerTimeout, Some(20))
+    );
+    let text = fault.to_string();
+    assert!(text.ends_with("for the patience of 20 ms)"), "{text}");
+}
+
+#[test]
+fn without_a_patience_the_deadline_passes_in_wall_time() {
+    let (start, deadline) = (Instant::now(), Duration::from_millis(300));
+    let fault = alone(None, deadline);
+    assert!(start.elapsed() >= deadline, "{:?}", start.elapsed());
+    assert_eq!(fault.patience_ms, Some(300));
+}
+
+/// A rank that was lost never launches anything: nobody waits for that.
+#[test]
+fn a_lost_rank_is_not_waited_for() {
+    let lost = |rank| {
+        Some(Lost {
+            rank,
+            after_steps: 0,
+        })
+    };
+    let group = Group::simulated_with(Options {
+        lost: lost(1),
+        ..Options::new(2, 2)
+    })
+    .unwrap();
+    let config = Config {
+        experts: 4,
+        ..config(Duration::from_secs(3600))
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let (input, output) = tensors(&ranks[0]);
+    drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
+    let Err(Error::Fault(fault)) = ranks[0].synchronize(STREAM) else {
+        panic!("nobody was missed");
+    };
+    assert_eq!((fault.peer, fault.patience_ms), (Rank(1), None));
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
+
+/// Whoever looks at memory now and then does not keep deadlines from passing.
+#[test]
+fn other_calls_do_not_renew_the_patience() {
+    let group = Group::simulated_with(Options {
+        patience: Some(Duration::from_millis(400)),
+        ..Options::new(3, 2)
+    })
+    .unwrap();
+    let mut ranks = ranks(&group, Duration::from_secs(3600));
+    let others = ranks.split_off(1);
+    let (input, output) = tensors(&ranks[0]);
+    drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
+    let (done, is_done) = channel();
+    let other = &others[0];
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Far more often than the patience is long.
+            while is_done.recv_timeout(Duration::from_millis(20)).is_err() {
+                other.check().unwrap();
+            }
+        });
+        let outcome = ranks[0].synchronize(STREAM);
+        done.send(()).unwrap();
+        assert!(matches!(outcome, Err(Error::Fault(_))), "{outcome:?}");
+    });
+    let all = ranks.into_iter().chain(others);
+    all.for_each(|rank| rank.close().unwrap());
+}
