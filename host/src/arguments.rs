@@ -3,12 +3,8 @@
 use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, ScaleLayout, TokenFormat};
 
 use crate::round::Received;
+use crate::tensor::Element;
 use crate::{DevicePtr, Error, Plan, Tensor};
-
-/// Alignment of BF16 rows: kernels move 16 bytes at a time.
-const ROW_ALIGN: u64 = 16;
-/// Alignment of tensors of 32-bit words.
-const WORD_ALIGN: u64 = 4;
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
@@ -126,15 +122,16 @@ impl DispatchInput {
                 max: config.max_tokens_per_rank,
             });
         }
-        self.x.require("x", [tokens, config.hidden], ROW_ALIGN)?;
+        self.x
+            .require("x", [tokens, config.hidden], Element::BF16_ROW)?;
         self.topk_ids
-            .require("topk_ids", [tokens, config.top_k], WORD_ALIGN)?;
+            .require("topk_ids", [tokens, config.top_k], Element::WORD)?;
         if let Some(weights) = &self.topk_weights {
-            weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
+            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
         let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
         match &self.input_scale {
-            Some(scale) if takes_scale => scale.require("input_scale", [1], WORD_ALIGN)?,
+            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::WORD)?,
             Some(_) => {
                 return Err(Error::UnusedInputScale {
                     format: config.format,
@@ -147,8 +144,8 @@ impl DispatchInput {
                 tokens: tokens as u32,
                 ..*common
             },
-            x: self.x.at.0,
-            topk_ids: self.topk_ids.at.0,
+            x: self.x.at.address(),
+            topk_ids: self.topk_ids.at.address(),
             topk_weights: address_or_none(self.topk_weights),
             output_tokens: 0,
             output_scales: 0,
@@ -168,15 +165,16 @@ impl DispatchOutput {
     /// `args`, with these outputs.
     pub(crate) fn add_to(&self, args: DispatchArgs, plan: &Plan) -> Result<DispatchArgs, Error> {
         let capacity = self.capacity();
+        let element = Element::row(plan.shape().sizes().element_bits);
         self.tokens
-            .require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
+            .require("tokens", [capacity, plan.config().hidden], element)?;
         let Scales {
             at: output_scales,
             offsets,
             blocks,
         } = self.scales(plan)?;
         match (&self.row_scales, plan.shape().sizes().has_row_scale) {
-            (Some(given), true) => given.require("row_scales", [capacity], 2)?,
+            (Some(given), true) => given.require("row_scales", [capacity], Element::HALF)?,
             (None, false) => {}
             (given, _) => {
                 return Err(Error::WrongRowScales {
@@ -186,20 +184,20 @@ impl DispatchOutput {
             }
         }
         self.row_offsets
-            .require("row_offsets", [plan.local_experts() + 1], WORD_ALIGN)?;
+            .require("row_offsets", [plan.local_experts() + 1], Element::WORD)?;
         self.expert_ids
-            .require("expert_ids", [plan.local_experts()], WORD_ALIGN)?;
+            .require("expert_ids", [plan.local_experts()], Element::WORD)?;
         self.src_info
-            .require("src_info", [capacity, 2], WORD_ALIGN)?;
+            .require("src_info", [capacity, 2], Element::WORD)?;
         Ok(DispatchArgs {
-            output_tokens: self.tokens.at.0,
+            output_tokens: self.tokens.at.address(),
             output_scales,
             scales_offsets: offsets,
             row_scales: address_or_none(self.row_scales),
             block_capacity: blocks,
-            row_offsets: self.row_offsets.at.0,
-            expert_ids: self.expert_ids.at.0,
-            src_info: self.src_info.at.0,
+            row_offsets: self.row_offsets.at.address(),
+            expert_ids: self.expert_ids.at.address(),
+            src_info: self.src_info.at.address(),
             row_capacity: capacity as u64,
             ..args
         })
@@ -217,26 +215,26 @@ impl DispatchOutput {
         match (&self.scales, config.format.scale_layout()) {
             (None, None) if groups == 0 => Ok(Scales::default()),
             (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
-                scales.require("scales", [groups, capacity], WORD_ALIGN)?;
+                scales.require("scales", [groups, capacity], Element::WORD)?;
                 Ok(Scales {
-                    at: scales.at.0,
+                    at: scales.at.address(),
                     ..Scales::default()
                 })
             }
             (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
-                scales.require("scales", [capacity, groups], WORD_ALIGN)?;
+                scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
                 Ok(Scales {
-                    at: scales.at.0,
+                    at: scales.at.address(),
                     ..Scales::default()
                 })
             }
             (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
                 let blocks = scales.dims[0];
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], ROW_ALIGN)?;
-                offsets.require("offsets", [plan.local_experts()], WORD_ALIGN)?;
+                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
+                offsets.require("offsets", [plan.local_experts()], Element::WORD)?;
                 Ok(Scales {
-                    at: scales.at.0,
-                    offsets: offsets.at.0,
+                    at: scales.at.address(),
+                    offsets: offsets.at.address(),
                     blocks: blocks as u64,
                 })
             }
@@ -261,21 +259,21 @@ impl CombineInput {
     ) -> Result<CombineArgs, Error> {
         let config = plan.config();
         self.expert_rows
-            .require("expert_rows", [capacity, config.hidden], ROW_ALIGN)?;
+            .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
         if let Some(weights) = &self.topk_weights {
             if config.combine == CombineMode::Reduced {
                 return Err(Error::WeightsInReducedMode);
             }
-            weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
+            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
         Ok(CombineArgs {
             common: Common {
                 tokens: tokens as u32,
                 ..*common
             },
-            expert_rows: self.expert_rows.at.0,
+            expert_rows: self.expert_rows.at.address(),
             topk_weights: address_or_none(self.topk_weights),
-            combined: self.combined(output, plan, tokens)?.0,
+            combined: self.combined(output, plan, tokens)?.address(),
             row_capacity: capacity as u64,
         })
     }
@@ -293,12 +291,12 @@ impl CombineInput {
             (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
             (CombineMode::Reduced, _, CombineTensor::Summed(combined))
             | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
-                combined.require("combined", [tokens, config.hidden], ROW_ALIGN)?;
+                combined.require("combined", [tokens, config.hidden], Element::BF16_ROW)?;
                 Ok(combined.at)
             }
             (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
                 let dims = [tokens, config.top_k, config.hidden];
-                combined.require("combined", dims, ROW_ALIGN)?;
+                combined.require("combined", dims, Element::BF16_ROW)?;
                 Ok(combined.at)
             }
             (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
@@ -315,5 +313,5 @@ struct Scales {
 }
 
 pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
-    tensor.map_or(0, |tensor| tensor.at.0)
+    tensor.map_or(0, |tensor| tensor.at.address())
 }

@@ -1,7 +1,7 @@
 //! What Ferry asks of a device and of the fabric between devices.
 //!
 //! Two implementations: CUDA (feature `cuda`) and the simulator. Addresses and
-//! streams are raw numbers, so that any engine's tensors and streams can be passed in.
+//! streams are made of raw numbers, so that any engine's tensors and streams can be passed in.
 
 use std::sync::Arc;
 
@@ -10,26 +10,88 @@ use ferry_layout::{Kernel, Rank, Shape};
 
 use crate::Error;
 
-/// A device address (`CUdeviceptr`), or an address in the simulator's memory. 0 is none.
+/// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
+/// used from there on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct DevicePtr(pub u64);
+pub struct DevicePtr {
+    address: u64,
+    bytes: u64,
+}
 
 impl DevicePtr {
-    /// No address.
-    pub const NULL: Self = Self(0);
+    /// No memory.
+    pub const NULL: Self = Self {
+        address: 0,
+        bytes: 0,
+    };
 
-    /// The address `bytes` further on.
+    /// `bytes` bytes of device memory from `address` on: another library's tensor, say.
+    ///
+    /// # Safety
+    /// For as long as this value or a copy is passed to anything, and until what was enqueued with it has
+    /// ended and no graph of it is launched any more, these bytes are memory that the device to which it is
+    /// passed may read and write, and the host has no reference to them.
+    pub const unsafe fn new(address: u64, bytes: u64) -> Self {
+        Self { address, bytes }
+    }
+
+    /// The address. 0 is none.
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Bytes that may be used from the address on.
+    pub const fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// What lies `bytes` bytes further on: nothing, behind the end.
     pub const fn plus(self, bytes: u64) -> Self {
-        Self(self.0 + bytes)
+        Self {
+            address: self.address.wrapping_add(bytes),
+            bytes: self.bytes.saturating_sub(bytes),
+        }
+    }
+
+    /// Checks that `call` finds `bytes` bytes here.
+    pub(crate) const fn require(self, call: &'static str, bytes: u64) -> Result<(), Error> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        Err(Error::MemoryTooShort {
+            call,
+            address: self.address,
+            wanted: bytes,
+            given: self.bytes,
+        })
     }
 }
 
-/// A stream (`CUstream` as a number; 0 is the default stream). The simulator has one a rank and
-/// ignores it.
+/// A stream (`CUstream`). The simulator has one a rank and ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
-pub struct Stream(pub u64);
+pub struct Stream(u64);
+
+impl Stream {
+    /// The default stream, which every device has.
+    pub const DEFAULT: Self = Self(0);
+
+    /// The stream with this handle (a `CUstream` as a number).
+    ///
+    /// # Safety
+    /// For as long as this value or a copy is passed to anything, it is a live stream of the primary context
+    /// of the device to which it is passed. A graph that others than `CudaDevice::capture` make of
+    /// what is enqueued on it is not launched after a communicator whose calls it has, or a group of theirs, was
+    /// closed, nor after their devices were dropped.
+    pub const unsafe fn new(handle: u64) -> Self {
+        Self(handle)
+    }
+
+    /// The handle.
+    pub const fn handle(self) -> u64 {
+        self.0
+    }
+}
 
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +148,11 @@ pub trait Device: Send + Sync {
     /// Allocates `bytes` of device memory, not cleared. Synchronises.
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
     /// Frees what [`alloc`](Self::alloc) gave. Synchronises.
-    fn free(&self, at: DevicePtr) -> Result<(), Error>;
+    ///
+    /// # Safety
+    /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued, no graph that
+    /// will be launched, no copy of `at`.
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error>;
     /// Copies to the device. Synchronises.
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
     /// Copies from the device. Synchronises, but not with other streams than its own: call
@@ -105,7 +171,11 @@ pub trait Device: Send + Sync {
         Ok(Kernels::GENERAL)
     }
     /// Enqueues a kernel. Does not synchronise, allocate or compile.
-    fn launch(&self, launch: &Launch) -> Result<(), Error>;
+    ///
+    /// # Safety
+    /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
+    /// [`DevicePtr::new`].
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
 }
@@ -113,7 +183,7 @@ pub trait Device: Send + Sync {
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.
 pub trait SharedPage: Send + Sync {
     /// Where the device writes it.
-    fn address(&self) -> DevicePtr;
+    fn address(&self) -> u64;
     /// What stands there now.
     fn read(&self) -> FaultPage;
     /// Empties it, so that the next fault is recorded.
@@ -153,7 +223,10 @@ pub trait Fabric: Send + Sync {
         shape: &Shape,
     ) -> Result<Vec<DevicePtr>, Error>;
     /// Frees them. Collective.
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
+    ///
+    /// # Safety
+    /// [`alloc_windows`](Self::alloc_windows) gave them, and no kernel of any rank uses them any more.
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
     /// Leaves the group, after all windows were freed; nothing else may be called then.
     /// Collective.
     fn close(&self) -> Result<(), Error> {

@@ -138,6 +138,18 @@ pub enum Error {
     /// A tensor that does not fit.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// Device memory that is shorter than what was asked of it.
+    #[error("{call} of {wanted} bytes at {address:#x}, where {given} bytes may be used")]
+    MemoryTooShort {
+        /// What was asked: "upload".
+        call: &'static str,
+        /// Where.
+        address: u64,
+        /// Bytes that it takes.
+        wanted: u64,
+        /// Bytes that there are.
+        given: u64,
+    },
     /// More tokens than the plan allows.
     #[error("{given} tokens given, but the plan allows max_tokens_per_rank = {max}")]
     TooManyTokens {

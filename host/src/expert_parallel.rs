@@ -72,7 +72,8 @@ impl ExpertParallel {
             });
         // Also the barrier: nobody signals before all signals are clear.
         if let Err(error) = agree(&**fabric, "setting up device memory", set_up)? {
-            if let Err(error) = fabric.free_windows(&at) {
+            // SAFETY: they are those of a moment ago, and no rank has launched a kernel.
+            if let Err(error) = unsafe { fabric.free_windows(&at) } {
                 tracing::warn!(%error, "cannot free windows");
             }
             return Err(error);
@@ -90,9 +91,9 @@ impl ExpertParallel {
             rank: rank.0 as u16,
             debug_checks: u16::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
-            peers: memory.peers.0,
-            workspace: memory.workspace.0,
-            fault_page: memory.page.as_ref().map_or(0, |page| page.address().0),
+            peers: memory.peers.address(),
+            workspace: memory.workspace.address(),
+            fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
             ..Common::of(plan.shape())
         };
         let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
@@ -255,14 +256,17 @@ impl ExpertParallel {
         }
         let shmem = self.plan.shape().spans_nodes();
         let max_sms = self.plan.config().max_sms;
-        self.device().launch(&Launch {
+        let launch = Launch {
             kernel,
             kernels: self.memory.kernels,
             args,
             shmem,
             max_sms,
             stream,
-        })
+        };
+        // SAFETY: the tensors were found to have memory for every element when `args` was made of them; what else
+        // it names is this communicator's, allocated in the plan's sizes and kept until it is closed.
+        unsafe { self.device().launch(&launch) }
     }
 
     fn require_idle(&self) -> Result<(), Error> {

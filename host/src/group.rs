@@ -204,7 +204,7 @@ mod tests {
         ) -> Result<Vec<DevicePtr>, Error> {
             unreachable!()
         }
-        fn free_windows(&self, _: &[DevicePtr]) -> Result<(), Error> {
+        unsafe fn free_windows(&self, _: &[DevicePtr]) -> Result<(), Error> {
             unreachable!()
         }
     }

@@ -28,7 +28,7 @@
 //!     specialise: true,
 //! })?;
 //! let mut ranks = ExpertParallel::new(&group, &plan)?;
-//! let stream = Stream(0);
+//! let stream = Stream::DEFAULT;
 //!
 //! // Every rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
 //! let upload = |rank: &ExpertParallel, bytes: &[u8]| -> Result<DevicePtr, Error> {

@@ -52,7 +52,10 @@ impl Private {
         window: DevicePtr,
         peers: &[DevicePtr],
     ) -> Result<(), Error> {
-        let peers: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
+        let peers: Vec<u8> = peers
+            .iter()
+            .flat_map(|peer| peer.address().to_le_bytes())
+            .collect();
         self.device
             .fill(self.workspace, 0, plan.workspace_bytes())?;
         let layout = Window::of(plan.shape());
@@ -69,7 +72,9 @@ impl Private {
         for at in [&mut self.workspace, &mut self.peers] {
             let at = std::mem::replace(at, DevicePtr::NULL);
             if at != DevicePtr::NULL {
-                result = result.and(self.device.free(at));
+                // SAFETY: `alloc` got it from this device, and nobody but this communicator's kernels uses it. Its
+                // owner synchronises with them, or leaks.
+                result = result.and(unsafe { self.device.free(at) });
             }
         }
         self.page = None;
@@ -154,7 +159,8 @@ impl Windows {
             return Ok(());
         }
         self.fabric.barrier()?;
-        self.fabric.free_windows(&self.at)
+        // SAFETY: the fabric gave them, and all ranks have left them in order.
+        unsafe { self.fabric.free_windows(&self.at) }
     }
 }
 

@@ -143,7 +143,7 @@ impl NvshmemFabric {
 
     /// `window` of this rank as `peer`, a rank of the same node, is addressed.
     fn mapped(&self, window: DevicePtr, peer: Rank) -> Result<DevicePtr, Error> {
-        let own = ptr::without_provenance::<c_void>(window.0 as usize);
+        let own = ptr::without_provenance::<c_void>(window.address() as usize);
         // SAFETY: the job is open (the caller holds it), and NVSHMEM gives null for an address
         // that is not symmetric.
         let at = unsafe {
@@ -157,7 +157,8 @@ impl NvshmemFabric {
                 peer,
             });
         }
-        Ok(DevicePtr(at.addr() as u64))
+        // SAFETY: NVSHMEM maps the peer's window here, which is as long as the own one.
+        Ok(unsafe { DevicePtr::new(at.addr() as u64, window.bytes()) })
     }
 }
 
@@ -208,7 +209,8 @@ impl Fabric for NvshmemFabric {
         let window = if at.is_null() {
             Err(Error::NvshmemHeap { bytes })
         } else {
-            Ok(DevicePtr(at.addr() as u64))
+            // SAFETY: NVSHMEM gave so many bytes, which are kept until `free_windows`.
+            Ok(unsafe { DevicePtr::new(at.addr() as u64, bytes) })
         };
         // The heap is symmetric: it is exhausted on all ranks or on none. Should they disagree
         // all the same, the memory is leaked, because giving it back waits for every rank.
@@ -242,12 +244,13 @@ impl Fabric for NvshmemFabric {
         (0..self.ranks).map(Rank).map(as_seen).collect()
     }
 
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         let _job = self.job()?;
         let _current = self.device.enter()?;
         for window in windows {
-            let at = ptr::without_provenance_mut::<c_void>(window.0 as usize);
-            // SAFETY: the job is open and held, and `alloc_windows` got the window from it.
+            let at = ptr::without_provenance_mut::<c_void>(window.address() as usize);
+            // SAFETY: the job is open and held, and `alloc_windows` got the window from it; that nobody uses it
+            // is the caller's promise.
             unsafe { self.library.functions().nvshmem_free(at) };
         }
         Ok(())

@@ -30,8 +30,14 @@ impl Notes {
     fn address(&self) -> DevicePtr {
         let mut next = self.next.lock().unwrap();
         *next += 1 << 20;
-        DevicePtr(*next)
+        memory(*next)
     }
+}
+
+/// A MiB that nobody has.
+fn memory(address: u64) -> DevicePtr {
+    // SAFETY: nothing here reads or writes device memory.
+    unsafe { DevicePtr::new(address, 1 << 20) }
 }
 
 struct NotedDevice(Arc<Notes>);
@@ -48,7 +54,7 @@ impl Device for NotedDevice {
             Ok(self.0.address())
         }
     }
-    fn free(&self, _at: DevicePtr) -> Result<(), Error> {
+    unsafe fn free(&self, _at: DevicePtr) -> Result<(), Error> {
         self.0.note("free");
         Ok(())
     }
@@ -65,13 +71,13 @@ impl Device for NotedDevice {
         Ok(())
     }
     fn stream(&self) -> Result<Stream, Error> {
-        Ok(Stream(0))
+        Ok(Stream::DEFAULT)
     }
     fn synchronize(&self, _stream: Stream) -> Result<(), Error> {
         self.0.note("synchronize");
         Ok(())
     }
-    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         self.0.note(launch.kernel.name());
         self.0.launches.lock().unwrap().push(*launch);
         Ok(())
@@ -84,8 +90,8 @@ impl Device for NotedDevice {
 struct NotedPage(Arc<Notes>);
 
 impl SharedPage for NotedPage {
-    fn address(&self) -> DevicePtr {
-        DevicePtr(64)
+    fn address(&self) -> u64 {
+        64
     }
     fn read(&self) -> FaultPage {
         *self.0.page.lock().unwrap()
@@ -149,7 +155,7 @@ impl Fabric for NotedFabric {
     ) -> Result<Vec<DevicePtr>, Error> {
         Ok(vec![windows[0]; self.ranks as usize])
     }
-    fn free_windows(&self, _windows: &[DevicePtr]) -> Result<(), Error> {
+    unsafe fn free_windows(&self, _windows: &[DevicePtr]) -> Result<(), Error> {
         self.notes.note("free_windows");
         Ok(())
     }
@@ -182,7 +188,7 @@ fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertParalle
 }
 
 fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
-    let at = DevicePtr(4096);
+    let at = memory(4096);
     let local = rank.plan().local_experts();
     let input = DispatchInput {
         input_scale: None,
@@ -257,18 +263,20 @@ fn a_round_does_nothing_but_launch() {
         expert_rows: output.tokens,
         topk_weights: None,
     };
-    let apart = Tensor::contiguous(DevicePtr(8192), [2, 1, 8]);
+    let apart = Tensor::contiguous(memory(8192), [2, 1, 8]);
     let combined = CombineOutput {
         combined: CombineTensor::Apart(apart),
     };
-    let dispatched = rank.dispatch(Stream(9), &input, &output).unwrap();
-    dispatched.combine(Stream(9), &combine, &combined).unwrap();
-    let sent = rank.dispatch_async(Stream(9), &input).unwrap();
-    let dispatched = sent.wait(Stream(9), &output).unwrap();
+    // SAFETY: nothing here enqueues.
+    let stream = unsafe { Stream::new(9) };
+    let dispatched = rank.dispatch(stream, &input, &output).unwrap();
+    dispatched.combine(stream, &combine, &combined).unwrap();
+    let sent = rank.dispatch_async(stream, &input).unwrap();
+    let dispatched = sent.wait(stream, &output).unwrap();
     dispatched
-        .combine_async(Stream(9), &combine, &combined)
+        .combine_async(stream, &combine, &combined)
         .unwrap()
-        .wait(Stream(9))
+        .wait(stream)
         .unwrap();
     let kernels = [
         "dispatch",
@@ -284,7 +292,7 @@ fn a_round_does_nothing_but_launch() {
     for launch in &launches {
         assert_eq!(
             (launch.shmem, launch.max_sms, launch.stream),
-            (true, Some(5), Stream(9))
+            (true, Some(5), stream)
         );
         let common = match launch.args {
             Args::Dispatch(args) => args.common,
@@ -406,7 +414,7 @@ fn after_a_timeout_close_waits_for_nobody() {
         let (input, output) = empty_tensors(&rank);
         notes.take();
         *notes.page.lock().unwrap() = FaultPage::of(&timeout());
-        let refused = rank.dispatch(Stream(0), &input, &output);
+        let refused = rank.dispatch(Stream::DEFAULT, &input, &output);
         assert!(matches!(refused, Err(Error::Poisoned(fault)) if fault == timeout()));
         assert!(matches!(rank.check(), Err(Error::Poisoned(_))));
         rank.close().unwrap();
@@ -427,7 +435,7 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
         ..timeout()
     };
     *notes.page.lock().unwrap() = FaultPage::of(&fault);
-    assert!(rank.dispatch(Stream(0), &input, &output).is_ok());
+    assert!(rank.dispatch(Stream::DEFAULT, &input, &output).is_ok());
     assert!(matches!(rank.check(), Err(Error::Fault(told)) if told == fault));
     rank.check().unwrap();
     rank.close().unwrap();

@@ -71,7 +71,7 @@ impl OwnedStream {
 
 /// The driver's handle of a stream.
 pub(super) const fn raw(stream: Stream) -> CUstream {
-    ptr::without_provenance_mut(stream.0 as usize)
+    ptr::without_provenance_mut(stream.handle() as usize)
 }
 
 impl Core {
@@ -99,8 +99,7 @@ impl Core {
 
     /// Waits for `stream`. The context is current.
     fn wait(&self, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the stream is one of this device's, or what the caller of a public method
-        // says is one; the driver refuses handles that it does not know.
+        // SAFETY: the stream is one of this device's, or lives by [`Stream::new`].
         check_about(
             "cuStreamSynchronize",
             unsafe { sys::cuStreamSynchronize(stream) },
@@ -230,24 +229,26 @@ impl Device for CudaDevice {
         check_about("cuMemAlloc", code, || {
             format!("{bytes} bytes on {}", self.core.name)
         })?;
-        Ok(DevicePtr(at))
+        // SAFETY: the driver gave so many bytes, which are kept until `free`.
+        Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
-    fn free(&self, at: DevicePtr) -> Result<(), Error> {
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
         let _current = self.enter()?;
-        // SAFETY: the driver refuses what it did not allocate.
-        check("cuMemFree", unsafe { sys::cuMemFree_v2(at.0) })
+        // SAFETY: the caller's promise is that `alloc` got it from the driver, and that nobody uses it.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(at.address()) })
     }
 
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
         }
+        to.require("upload", bytes.len() as u64)?;
         let about = || format!("{} bytes to {}", bytes.len(), self.core.name);
         self.copy("cuMemcpyHtoDAsync", about, |stream| {
-            // SAFETY: `bytes` outlives the copy, which `copy` waits for; the driver refuses a
-            // range that is not in an allocation.
-            unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, bytes.as_ptr().cast(), bytes.len(), stream) }
+            let (to, from) = (to.address(), bytes.as_ptr().cast());
+            // SAFETY: `bytes` outlives the copy, which `copy` waits for; `to` has so many bytes.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), stream) }
         })
     }
 
@@ -256,11 +257,13 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let count = bytes.len();
+        from.require("download", count as u64)?;
         let about = || format!("{count} bytes from {}", self.core.name);
         self.copy("cuMemcpyDtoHAsync", about, |stream| {
+            let (to, from) = (bytes.as_mut_ptr().cast(), from.address());
             // SAFETY: `bytes` outlives the copy, which `copy` waits for, and is borrowed for
-            // writing; the driver refuses a range that is not in an allocation.
-            unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from.0, count, stream) }
+            // writing; `from` has so many bytes.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, count, stream) }
         })
     }
 
@@ -268,17 +271,19 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        at.require("fill", bytes)?;
         let about = || format!("{bytes} bytes on {}", self.core.name);
         self.copy("cuMemsetD8Async", about, |stream| {
-            // SAFETY: the driver refuses a range that is not in an allocation.
-            unsafe { sys::cuMemsetD8Async(at.0, value, bytes as usize, stream) }
+            // SAFETY: `at` has so many bytes.
+            unsafe { sys::cuMemsetD8Async(at.address(), value, bytes as usize, stream) }
         })
     }
 
     fn stream(&self) -> Result<Stream, Error> {
         let _current = self.enter()?;
         let stream = OwnedStream::create()?;
-        let number = Stream(stream.0.addr() as u64);
+        // SAFETY: it was created in this device's context, and lives as long as the device.
+        let number = unsafe { Stream::new(stream.0.addr() as u64) };
         let mut streams = self
             .core
             .streams
@@ -310,7 +315,7 @@ impl Device for CudaDevice {
         Ok(Kernels(index as u32 + 1))
     }
 
-    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let parameter = parameter(launch)?;
         let _current = self.enter()?;
         let function = self.function(launch)?;
@@ -329,8 +334,9 @@ impl Device for CudaDevice {
             attribute_count: u32::from(waits),
         };
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
-        // the driver copies before it returns. A block of as many threads as it may have fits on a
-        // multiprocessor (seen when the kernels were loaded), and the stream is the caller's word.
+        // the driver copies before it returns; its addresses are the caller's promise. A block of as many threads
+        // as it may have fits on a multiprocessor (seen when the kernels were loaded), and the stream lives by
+        // [`Stream::new`].
         let code = unsafe {
             sys::cuLaunchKernelEx(
                 &config,

@@ -54,7 +54,7 @@ impl Capture {
     fn begin(stream: CUstream) -> Result<Self, Error> {
         // Other threads go on as usual: only what this one does is captured or forbidden.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: takes no memory; the driver refuses streams that cannot be captured.
+        // SAFETY: the stream lives ([`Stream::new`]); one that cannot be captured is an error.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream, mode)
         })?;

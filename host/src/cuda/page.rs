@@ -9,8 +9,8 @@ use ferry_layout::FaultPage;
 use super::device::Core;
 use super::error::check;
 use super::sys;
+use crate::Error;
 use crate::device::SharedPage;
-use crate::{DevicePtr, Error};
 
 /// Words of a page. The first one is its state.
 const WORDS: usize = size_of::<FaultPage>() / size_of::<u64>();
@@ -23,7 +23,7 @@ const _: () = assert!(std::mem::offset_of!(FaultPage, state) == 0);
 pub(super) struct PinnedPage {
     core: Arc<Core>,
     words: NonNull<[AtomicU64; WORDS]>,
-    address: DevicePtr,
+    address: u64,
 }
 
 // SAFETY: the words are atomic, and pinned memory belongs to no thread.
@@ -55,12 +55,12 @@ impl PinnedPage {
         let mut page = Self {
             core: core.clone(),
             words,
-            address: DevicePtr::NULL,
+            address: 0,
         };
         // SAFETY: the memory was allocated for devices to address; `address` is live. The page
         // frees the memory if this fails.
         check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut page.address.0, memory, 0)
+            sys::cuMemHostGetDevicePointer_v2(&mut page.address, memory, 0)
         })?;
         drop(current);
         Ok(page)
@@ -74,7 +74,7 @@ impl PinnedPage {
 }
 
 impl SharedPage for PinnedPage {
-    fn address(&self) -> DevicePtr {
+    fn address(&self) -> u64 {
         self.address
     }
 
