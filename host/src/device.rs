@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Rank, Shape};
 
-use crate::Error;
+use crate::{Error, Kernels};
 
 /// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
 /// used from there on.
@@ -115,17 +115,8 @@ impl Args {
     }
 }
 
-/// Which of a device's kernels: those for every shape, or those that [`Device::kernels`] gave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kernels(pub u32);
-
-impl Kernels {
-    /// For every shape.
-    pub const GENERAL: Self = Self(0);
-}
-
 /// A kernel launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Launch {
     /// Which kernel.
     pub kernel: Kernel,
@@ -174,7 +165,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Safety
     /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
-    /// [`DevicePtr::new`].
+    /// [`DevicePtr::new`], and `launch.kernels` are of this device.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;

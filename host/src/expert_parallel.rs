@@ -258,14 +258,15 @@ impl ExpertParallel {
         let max_sms = self.plan.config().max_sms;
         let launch = Launch {
             kernel,
-            kernels: self.memory.kernels,
+            kernels: self.memory.kernels.clone(),
             args,
             shmem,
             max_sms,
             stream,
         };
         // SAFETY: the tensors were found to have memory for every element when `args` was made of them; what else
-        // it names is this communicator's, allocated in the plan's sizes and kept until it is closed.
+        // it names is this communicator's, allocated in the plan's sizes and kept until it is closed, and the kernels
+        // are what its device gave.
         unsafe { self.device().launch(&launch) }
     }
 

@@ -96,6 +96,7 @@ pub mod device;
 mod error;
 mod expert_parallel;
 mod group;
+mod kernels;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvshmem;
@@ -112,7 +113,7 @@ pub use arguments::{
 };
 pub use bootstrap::{Bootstrap, BootstrapError, TcpBootstrap};
 pub use config::Config;
-pub use device::{Device, DevicePtr, Fabric, Kernels, Stream};
+pub use device::{Device, DevicePtr, Fabric, Stream};
 pub use error::{CudaError, Error};
 pub use expert_parallel::ExpertParallel;
 pub use ferry_layout::silu::Activation;
@@ -123,6 +124,7 @@ pub use ferry_simulator as simulator;
 pub use group::Group;
 #[cfg(feature = "cuda")]
 pub use group::NvshmemOptions;
+pub use kernels::Kernels;
 pub use plan::{Plan, PlanError, Problem};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use silu::{FusedSilu, fused_silu};

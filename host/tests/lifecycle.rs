@@ -79,7 +79,7 @@ impl Device for NotedDevice {
     }
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         self.0.note(launch.kernel.name());
-        self.0.launches.lock().unwrap().push(*launch);
+        self.0.launches.lock().unwrap().push(launch.clone());
         Ok(())
     }
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cust::device::DeviceAttribute;
 use ferry_layout::{Kernel, Shape};
@@ -13,6 +13,7 @@ use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::{Args, Launch, SharedPage};
+use crate::kernels::PerShape;
 use crate::{Device, DevicePtr, Error, Kernels, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
@@ -32,7 +33,7 @@ pub(super) struct Core {
     multiprocessors: u32,
     module: Module,
     /// Kernels for one shape each.
-    special: Mutex<Vec<(Shape, Module)>>,
+    special: PerShape<Module>,
     /// For copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     copies: OwnedStream,
@@ -90,7 +91,7 @@ impl Core {
             name,
             multiprocessors,
             module,
-            special: Mutex::default(),
+            special: PerShape::new(),
             copies,
             streams: Mutex::default(),
             context,
@@ -121,11 +122,7 @@ impl Drop for Core {
             stream.destroy();
         }
         self.module.unload();
-        let special = self
-            .special
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (_, module) in special {
+        for (_, module) in self.special.all().iter() {
             module.unload();
         }
     }
@@ -176,24 +173,14 @@ impl CudaDevice {
         self.core.module.raw().cast()
     }
 
-    fn special(&self) -> MutexGuard<'_, Vec<(Shape, Module)>> {
-        self.core
-            .special
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The kernel to launch.
+    /// The kernel to launch. Takes no lock: another communicator may be compiling.
     fn function(&self, launch: &Launch) -> Result<CUfunction, Error> {
-        let function = match launch.kernels {
-            Kernels::GENERAL => Some(self.core.module.function(launch.kernel, launch.shmem)),
-            Kernels(number) => {
-                let special = self.special();
-                let kernels = special.get(number as usize - 1);
-                kernels.map(|(_, module)| module.function(launch.kernel, launch.shmem))
-            }
+        let module = match launch.kernels.held() {
+            None => Some(&self.core.module),
+            Some(held) => held.downcast_ref::<Module>(),
         };
-        function
+        module
+            .map(|module| module.function(launch.kernel, launch.shmem))
             .filter(|function| !function.is_null())
             .ok_or_else(|| {
                 let detail = format!("{} is not among the kernels", launch.kernel.name());
@@ -302,17 +289,11 @@ impl Device for CudaDevice {
         if shape.spans_nodes() {
             return Ok(Kernels::GENERAL);
         }
-        let mut special = self.special();
-        let index = match special.iter().position(|(of, _)| of == shape) {
-            Some(index) => index,
-            None => {
-                let _current = self.enter()?;
-                let module = Module::load_for(&self.core.context, shape)?;
-                special.push((*shape, module));
-                special.len() - 1
-            }
-        };
-        Ok(Kernels(index as u32 + 1))
+        let module = self.core.special.get(shape, || {
+            let _current = self.enter()?;
+            Module::load_for(&self.core.context, shape)
+        })?;
+        Ok(Kernels::of(module))
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
