@@ -3,6 +3,7 @@
 //! Two implementations: CUDA (feature `cuda`) and the simulator. Addresses and
 //! streams are made of raw numbers, so that any engine's tensors and streams can be passed in.
 
+use std::any::Any;
 use std::sync::Arc;
 
 pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
@@ -160,6 +161,18 @@ pub trait Device: Send + Sync {
     fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
         let _ = shape;
         Ok(Kernels::GENERAL)
+    }
+    /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device: those of a green
+    /// context. May be called while the stream is captured. Does not synchronise.
+    fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        let _ = stream;
+        None
+    }
+    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by this device.
+    /// Called before each launch of a communicator. Does not synchronise.
+    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        let _ = (stream, held);
+        Ok(())
     }
     /// Enqueues a kernel. Does not synchronise, allocate or compile.
     ///

@@ -312,6 +312,36 @@ pub enum Error {
         /// The other one.
         peer: Rank,
     },
+    /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is closed: drop the
+    /// graphs, then close `communicator`. Dropped, it is leaked.
+    #[error("rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; drop them first", communicator.rank().0)]
+    GraphsAlive {
+        /// Graphs that `CudaDevice::capture` gave.
+        graphs: usize,
+        /// The communicator, as it was.
+        communicator: Box<crate::ExpertParallel>,
+    },
+    /// A group with open communicators was to be closed. Nothing was done.
+    #[error(
+        "the group cannot be closed: {communicators} of its communicators in this process were not closed, or are held \
+         by a graph; close them and drop the graphs first"
+    )]
+    CommunicatorsOpen {
+        /// How many.
+        communicators: usize,
+    },
+    /// A stream whose green context has fewer multiprocessors than the launch takes.
+    #[error(
+        "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: blocks that \
+         wait for each other must all find room; set max_sms to at most {multiprocessors}",
+        .max_sms.map_or("None (all)".to_owned(), |sms| sms.to_string())
+    )]
+    GreenContext {
+        /// [`Config::max_sms`](crate::Config).
+        max_sms: Option<u32>,
+        /// Multiprocessors of the green context.
+        multiprocessors: u32,
+    },
     /// The group was closed.
     #[error("the group was closed; make a new one")]
     GroupClosed,

@@ -1,13 +1,18 @@
 //! A rank of a communicator.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, Rank};
 
 use crate::device::{Args, Launch};
+use crate::group::Member;
 use crate::memory::{Leave, Private, Windows, agree};
 use crate::round::{CombinePending, DispatchPending, Dispatched, Received, Round, Unfinished};
 use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
+
+/// Most streams that a communicator remembers; with more, it asks again.
+const MAX_STREAMS: usize = 16;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`Dispatched::combine`]).
@@ -31,6 +36,10 @@ pub struct ExpertParallel {
     pub(crate) round: Round,
     memory: Private,
     windows: Arc<Windows>,
+    /// The group's count of it, which graphs hold, too.
+    member: Arc<dyn Any + Send + Sync>,
+    /// Streams that were launched into, and multiprocessors of those with fewer than the device.
+    streams: Vec<(Stream, Option<u32>)>,
     /// Why it gave up.
     poison: OnceLock<Fault>,
     /// An input fault that was told, until it is known that nothing worse came behind it.
@@ -82,11 +91,19 @@ impl ExpertParallel {
         Ok(ranks
             .into_iter()
             .zip(memory)
-            .map(|(rank, memory)| Self::of_rank(rank, plan, memory, windows.clone()))
+            .map(|(rank, memory)| {
+                let member = group.enter();
+                Self::of_rank((rank, member), plan, memory, windows.clone())
+            })
             .collect())
     }
 
-    fn of_rank(rank: Rank, plan: &Plan, memory: Private, windows: Arc<Windows>) -> Self {
+    fn of_rank(
+        (rank, member): (Rank, Arc<Member>),
+        plan: &Plan,
+        memory: Private,
+        windows: Arc<Windows>,
+    ) -> Self {
         let common = Common {
             rank: rank.0 as u16,
             debug_checks: u16::from(plan.config().debug_checks),
@@ -103,6 +120,8 @@ impl ExpertParallel {
             round,
             memory,
             windows,
+            member,
+            streams: Vec::new(),
             poison,
             told,
             closed: false,
@@ -230,8 +249,16 @@ impl ExpertParallel {
     /// the barrier would wait in vain. Drop it, which leaks the windows, too.
     ///
     /// # Errors
-    /// What the device or the group reports.
+    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls: nothing is
+    /// freed, and the error gives the communicator back. What the device or the group reports.
     pub fn close(mut self) -> Result<(), Error> {
+        let graphs = Arc::strong_count(&self.member) - 1;
+        if graphs > 0 {
+            return Err(Error::GraphsAlive {
+                graphs,
+                communicator: Box::new(self),
+            });
+        }
         let gave_up = self.require_alive().is_err()
             || self
                 .fault()
@@ -247,13 +274,20 @@ impl ExpertParallel {
     }
 
     /// Enqueues a kernel, if the communicator has not given up.
-    pub(crate) fn launch(&self, stream: Stream, kernel: Kernel, args: Args) -> Result<(), Error> {
+    pub(crate) fn launch(
+        &mut self,
+        stream: Stream,
+        kernel: Kernel,
+        args: Args,
+    ) -> Result<(), Error> {
         self.require_alive()?;
         if let Some(fault) = self.fault()?
             && !fault.kind.is_input()
         {
             return Err(Error::Poisoned(self.poison(fault)));
         }
+        self.require_room(stream)?;
+        self.device().hold(stream, &self.member)?;
         let shmem = self.plan.shape().spans_nodes();
         let max_sms = self.plan.config().max_sms;
         let launch = Launch {
@@ -268,6 +302,34 @@ impl ExpertParallel {
         // it names is this communicator's, allocated in the plan's sizes and kept until it is closed, and the kernels
         // are what its device gave.
         unsafe { self.device().launch(&launch) }
+    }
+
+    /// Whether `stream` has as many multiprocessors as a launch takes. A stream is asked once.
+    fn require_room(&mut self, stream: Stream) -> Result<(), Error> {
+        let known = self.streams.iter().find(|(of, _)| *of == stream);
+        let multiprocessors = match known {
+            Some(&(_, multiprocessors)) => multiprocessors,
+            None => {
+                let multiprocessors = self.device().stream_multiprocessors(stream);
+                if self.streams.len() == MAX_STREAMS {
+                    self.streams.clear();
+                }
+                self.streams.push((stream, multiprocessors));
+                multiprocessors
+            }
+        };
+        let max_sms = self.plan.config().max_sms;
+        match multiprocessors {
+            Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
+                // Another stream may have this one's handle by now: the next call asks again.
+                self.streams.retain(|(of, _)| *of != stream);
+                Err(Error::GreenContext {
+                    max_sms,
+                    multiprocessors,
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn require_idle(&self) -> Result<(), Error> {
@@ -332,6 +394,8 @@ impl Drop for ExpertParallel {
             return;
         }
         self.memory.leak();
+        // The group must not be left while a kernel may be at work in the windows.
+        std::mem::forget(self.member.clone());
         tracing::warn!(
             rank = self.rank().0,
             "dropped without close: its memory is leaked"

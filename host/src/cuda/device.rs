@@ -1,5 +1,6 @@
 //! A GPU.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +10,8 @@ use ferry_layout::{Kernel, Shape};
 
 use super::context::{Current, PrimaryContext};
 use super::error::{check, check_about, error};
+use super::graph::Captures;
+use super::green::GreenContexts;
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
@@ -37,6 +40,10 @@ pub(super) struct Core {
     /// For copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     copies: OwnedStream,
+    /// What asks for the multiprocessors of a stream.
+    green: GreenContexts,
+    /// What graphs in the making hold.
+    pub(super) captures: Captures,
     /// Those that were given out.
     streams: Mutex<Vec<OwnedStream>>,
     /// Last, because what is above needs it.
@@ -92,6 +99,8 @@ impl Core {
             multiprocessors,
             module,
             special: PerShape::new(),
+            green: GreenContexts::find(),
+            captures: Captures::default(),
             copies,
             streams: Mutex::default(),
             context,
@@ -294,6 +303,20 @@ impl Device for CudaDevice {
             Module::load_for(&self.core.context, shape)
         })?;
         Ok(Kernels::of(module))
+    }
+
+    fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        let _current = self.enter().ok()?;
+        let multiprocessors = self.core.green.multiprocessors(raw(stream))?;
+        (multiprocessors < self.core.multiprocessors).then_some(multiprocessors)
+    }
+
+    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        if self.core.captures.are_none() {
+            return Ok(());
+        }
+        let _current = self.enter()?;
+        self.core.captures.hold(raw(stream), held)
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
