@@ -1,5 +1,6 @@
 //! What dispatch and combine take, and how it is checked.
 
+use bytemuck::Zeroable;
 use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, ScaleLayout, TokenFormat};
 
 use crate::round::Received;
@@ -24,7 +25,8 @@ pub struct DispatchInput {
     pub input_scale: Option<Tensor<1>>,
 }
 
-/// The scales of dispatch's output rows.
+/// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more are
+/// refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleTensor {
     /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
@@ -84,7 +86,7 @@ pub struct CombineInput {
 /// Where a rank receives the result of a combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineOutput {
-    /// BF16, 16-byte aligned.
+    /// BF16, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are written.
     pub combined: CombineTensor,
 }
 
@@ -97,6 +99,15 @@ pub enum CombineTensor {
     /// `[tokens, top_k, hidden]`: each row by itself, zeros where nothing was routed. In exact
     /// mode without weights.
     Apart(Tensor<3>),
+}
+
+impl CombineTensor {
+    fn elements(&self) -> usize {
+        match self {
+            Self::Summed(tensor) => tensor.elements(),
+            Self::Apart(tensor) => tensor.elements(),
+        }
+    }
 }
 
 impl ScaleTensor {
@@ -140,24 +151,23 @@ impl DispatchInput {
             None => {}
         }
         Ok(DispatchArgs {
-            common: Common {
-                tokens: tokens as u32,
-                ..*common
-            },
             x: self.x.at.address(),
             topk_ids: self.topk_ids.at.address(),
             topk_weights: address_or_none(self.topk_weights),
-            output_tokens: 0,
-            output_scales: 0,
-            scales_offsets: 0,
-            row_scales: 0,
             input_scale: address_or_none(self.input_scale),
-            block_capacity: 0,
-            row_offsets: 0,
-            expert_ids: 0,
-            src_info: 0,
-            row_capacity: 0,
+            ..args_of(common, tokens)
         })
+    }
+}
+
+/// The kernels' arguments without inputs and outputs.
+pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
+    DispatchArgs {
+        common: Common {
+            tokens: tokens as u32,
+            ..*common
+        },
+        ..DispatchArgs::zeroed()
     }
 }
 
@@ -222,6 +232,7 @@ impl DispatchOutput {
                 })
             }
             (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
+                countable("rows", capacity, plan.shape().most_scaled_rows())?;
                 scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
                 Ok(Scales {
                     at: scales.at.address(),
@@ -230,6 +241,7 @@ impl DispatchOutput {
             }
             (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
                 let blocks = scales.dims[0];
+                countable("blocks", blocks, plan.shape().most_scale_blocks())?;
                 scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
                 offsets.require("offsets", [plan.local_experts()], Element::WORD)?;
                 Ok(Scales {
@@ -266,6 +278,15 @@ impl CombineInput {
             }
             weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
+        let combined = self.combined(output, plan, tokens)?;
+        let bytes = |elements: usize| 2 * elements as u64;
+        let rows = (self.expert_rows.at, bytes(self.expert_rows.elements()));
+        if overlap(rows, (combined, bytes(output.combined.elements()))) {
+            return Err(Error::TensorsOverlap {
+                first: "combined",
+                second: "expert_rows",
+            });
+        }
         Ok(CombineArgs {
             common: Common {
                 tokens: tokens as u32,
@@ -273,7 +294,7 @@ impl CombineInput {
             },
             expert_rows: self.expert_rows.at.address(),
             topk_weights: address_or_none(self.topk_weights),
-            combined: self.combined(output, plan, tokens)?.address(),
+            combined: combined.address(),
             row_capacity: capacity as u64,
         })
     }
@@ -302,6 +323,27 @@ impl CombineInput {
             (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
         }
     }
+}
+
+/// Whether two pieces of memory, each an address and bytes, have a byte in common.
+const fn overlap((a, a_bytes): (DevicePtr, u64), (b, b_bytes): (DevicePtr, u64)) -> bool {
+    let (a, b) = (a.address(), b.address());
+    // Distances, as ends could wrap.
+    a_bytes > 0
+        && b_bytes > 0
+        && if a <= b {
+            b - a < a_bytes
+        } else {
+            a - b < b_bytes
+        }
+}
+
+/// Checks that kernels can count the words of `given` rows or blocks of scales.
+const fn countable(unit: &'static str, given: usize, max: u64) -> Result<(), Error> {
+    if given as u64 <= max {
+        return Ok(());
+    }
+    Err(Error::TooManyScales { unit, given, max })
 }
 
 /// Where scales go: 0 for what the format has not.

@@ -145,7 +145,8 @@ pub trait Device: Send + Sync {
     /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued, no graph that
     /// will be launched, no copy of `at`.
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error>;
-    /// Copies to the device. Synchronises.
+    /// Copies to the device; more bytes than `to` has are refused, here and below
+    /// ([`Error::MemoryTooShort`]). Synchronises.
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
     /// Copies from the device. Synchronises, but not with other streams than its own: call
     /// [`synchronize`](Self::synchronize) on theirs first.

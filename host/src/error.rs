@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use ferry_layout::{Fault, FaultPage, Rank, TokenFormat};
+use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 
 use crate::{BootstrapError, PlanError, TensorError};
 
@@ -111,10 +111,11 @@ pub enum Error {
     /// The processes did not find each other.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// Ranks were configured differently.
+    /// Ranks were configured differently, or are of builds that do not understand each other.
     #[error(
-        "rank {} and rank {} were configured differently: shape fingerprints {ours:#018x} and \
-         {theirs:#018x}; compare their Config (and the number of ranks)",
+        "rank {} and rank {} were configured differently, or built from different versions of ferry: fingerprints \
+         {ours:#018x} and {theirs:#018x} of sizes, memory layout and protocol version (here {PROTOCOL_VERSION}); \
+         compare their Config, the number of ranks, and the builds",
         rank.0, peer.0
     )]
     ShapeMismatch {
@@ -149,6 +150,26 @@ pub enum Error {
         wanted: u64,
         /// Bytes that there are.
         given: u64,
+    },
+    /// More scales in a dispatch's outputs than kernels can count: their words are numbered in 32 bits.
+    #[error(
+        "scales has {given} {unit}, and at most {max} can be written in this format and hidden size; give fewer"
+    )]
+    TooManyScales {
+        /// What is counted: "rows", or "blocks" of 128 rows.
+        unit: &'static str,
+        /// How many there are.
+        given: usize,
+        /// How many there may be.
+        max: u64,
+    },
+    /// Two tensors of one call that must be apart.
+    #[error("tensor {first} overlaps tensor {second}; give them memory of their own")]
+    TensorsOverlap {
+        /// The one that is written.
+        first: &'static str,
+        /// The one that is read.
+        second: &'static str,
     },
     /// More tokens than the plan allows.
     #[error("{given} tokens given, but the plan allows max_tokens_per_rank = {max}")]
@@ -323,8 +344,8 @@ pub enum Error {
     },
     /// A group with open communicators was to be closed. Nothing was done.
     #[error(
-        "the group cannot be closed: {communicators} of its communicators in this process were not closed, or are held \
-         by a graph; close them and drop the graphs first"
+        "the group cannot be closed: {communicators} of its communicators in this process are open, or graphs that were \
+         captured of them are alive; close them and drop the graphs first"
     )]
     CommunicatorsOpen {
         /// How many.

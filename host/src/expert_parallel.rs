@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, Rank};
+use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, PROTOCOL_VERSION, Rank};
 
 use crate::device::{Args, Launch};
 use crate::group::Member;
@@ -25,6 +25,20 @@ const MAX_STREAMS: usize = 16;
 ///
 /// From compute capability 9.0 on, a kernel may begin before the one before it in its stream has ended, and waits for
 /// that itself before it reads or writes a tensor (programmatic stream serialization): a captured graph has such edges.
+///
+/// # What waits on a GPU at one time
+///
+/// A kernel that waits for peers begins with as many blocks as the plan's [`max_sms`](crate::Config::max_sms) says, each
+/// with a multiprocessor of its own, and all must find room before any rank gets on. So must everything else that
+/// waits for other GPUs: two communicators in two streams, or Ferry beside NCCL, can each hold the multiprocessors that
+/// the other one needs on another GPU, and wait for each other until the deadline, which is then a
+/// [`PeerTimeout`](crate::FaultKind) of all. Either order them in one stream, in the same order on every rank (or
+/// by events), or let them fit together: the sum of their `max_sms`, and of what others take (NCCL: a
+/// multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's. Kernels that wait for nobody only delay.
+///
+/// Under MPS the same counts for all processes of a GPU together. Ranks of one group each need a GPU of their own. In
+/// a stream of a green context a launch that takes more multiprocessors than the context has is refused
+/// ([`Error::GreenContext`]); those of a graph are those of its capture.
 ///
 /// What a kernel meets (an invalid expert id, a peer that does not come) is found by
 /// [`check`](Self::check), after the stream was synchronised.
@@ -148,9 +162,9 @@ impl ExpertParallel {
     /// the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`], [`Error::Tensor`]; [`Error::DispatchWithoutCombine`],
+    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`]; [`Error::DispatchWithoutCombine`],
     /// [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`] where the round before has not
-    /// ended; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
+    /// ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
     pub fn dispatch(
         &mut self,
         stream: Stream,
@@ -160,7 +174,7 @@ impl ExpertParallel {
         self.require_idle()?;
         let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
         self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
-        Ok(Dispatched::of(self, Received::of(input, output)))
+        Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends, and waits for no peer. Enqueues
@@ -176,7 +190,7 @@ impl ExpertParallel {
         self.require_idle()?;
         let args = input.args(&self.common, &self.plan)?;
         self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
-        Ok(DispatchPending::of(self, *input))
+        Ok(DispatchPending::of(self, input.x.dims[0]))
     }
 
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
@@ -184,7 +198,7 @@ impl ExpertParallel {
     pub fn unfinished(&mut self) -> Unfinished<'_> {
         match self.round {
             Round::Idle => Unfinished::Nothing,
-            Round::Sent { input } => Unfinished::DispatchWait(DispatchPending::of(self, input)),
+            Round::Sent { tokens } => Unfinished::DispatchWait(DispatchPending::of(self, tokens)),
             Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
             Round::Returned {
                 received,
@@ -394,8 +408,6 @@ impl Drop for ExpertParallel {
             return;
         }
         self.memory.leak();
-        // The group must not be left while a kernel may be at work in the windows.
-        std::mem::forget(self.member.clone());
         tracing::warn!(
             rank = self.rank().0,
             "dropped without close: its memory is leaked"
@@ -407,7 +419,7 @@ impl Drop for ExpertParallel {
 
 /// Finds ranks that were configured differently. Collective.
 fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
-    let ours = plan.shape().fingerprint();
+    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION);
     let all = fabric.all_gather(ours)?;
     let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
     match all.iter().position(|&theirs| theirs != ours) {

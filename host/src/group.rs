@@ -22,7 +22,7 @@ pub struct Group {
     members: Arc<AtomicUsize>,
 }
 
-/// That a communicator lives: it and the graphs that were captured of it hold one together.
+/// That kernels of a communicator may be launched: it and the graphs that were captured of it hold one together.
 pub(crate) struct Member(Arc<AtomicUsize>);
 
 impl Drop for Member {
@@ -152,8 +152,7 @@ impl Group {
     /// process ends; for the others it makes no difference.
     ///
     /// # Errors
-    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again; where a communicator was dropped
-    /// without [`close`](crate::ExpertParallel::close), this process cannot leave. What the group reports.
+    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. What the group reports.
     pub fn close(&self) -> Result<(), Error> {
         match self.members.load(Ordering::Acquire) {
             0 => self.fabric.close(),

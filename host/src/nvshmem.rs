@@ -130,15 +130,17 @@ impl NvshmemFabric {
             return Ok(());
         }
         let _current = self.device.enter()?;
-        let mut result = Ok(());
+        // A communicator that was dropped may have left kernels behind. They end at their deadline.
+        let mut result = self.device.synchronize_all();
         if registered {
-            // SAFETY: `get_ready` registered the module; the caller says that no kernel runs.
-            result = unsafe { self.library.unregister_module(self.device.module()) };
+            // SAFETY: `get_ready` registered the module, and no kernel runs.
+            let unregistered = unsafe { self.library.unregister_module(self.device.module()) };
+            result = result.and(unregistered.map_err(refused));
         }
-        // SAFETY: this process joined the job and leaves it once. The caller says that nothing
-        // uses windows any more.
+        // SAFETY: this process joined the job and leaves it once. Nothing uses windows any more: no kernel runs, and
+        // the group has no communicator or graph that could launch one.
         unsafe { self.library.finalize() };
-        result.map_err(refused)
+        result
     }
 
     /// `window` of this rank as `peer`, a rank of the same node, is addressed.

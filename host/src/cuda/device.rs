@@ -177,6 +177,13 @@ impl CudaDevice {
         self.core.context.enter()
     }
 
+    /// Waits for everything that was enqueued in the device's context.
+    pub(crate) fn synchronize_all(&self) -> Result<(), Error> {
+        let _current = self.enter()?;
+        // SAFETY: takes nothing; the device's context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
     /// The driver's handle of the kernels' module (`CUmodule`).
     pub(crate) fn module(&self) -> *mut c_void {
         self.core.module.raw().cast()

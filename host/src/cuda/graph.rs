@@ -312,3 +312,24 @@ impl CudaDevice {
         end.elapsed_ms_since(&start)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_graph_holds_what_its_own_capture_launched_once() {
+        let captures = Captures::default();
+        let [one, two]: [Held; 2] = [Arc::new(1), Arc::new(2)];
+        captures.begin(7);
+        captures.begin(8);
+        for (id, held) in [(7, &one), (7, &one), (8, &two), (9, &two)] {
+            captures.add(id, held);
+        }
+        let graph = captures.end(7);
+        assert_eq!((graph.len(), Arc::strong_count(&one)), (1, 2));
+        assert!(Arc::ptr_eq(&graph[0], &one));
+        drop((graph, captures.end(8), captures.end(9)));
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (1, 1));
+    }
+}

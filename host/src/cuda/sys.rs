@@ -127,6 +127,7 @@ unsafe extern "C" {
     pub(super) fn cuCtxSetCurrent(context: CUcontext) -> Code;
     pub(super) fn cuCtxPushCurrent_v2(context: CUcontext) -> Code;
     pub(super) fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code;
+    pub(super) fn cuCtxSynchronize() -> Code;
     pub(super) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> Code;
 
     pub(super) fn cuModuleLoadDataEx(
