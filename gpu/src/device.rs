@@ -11,11 +11,12 @@ use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signa
 
 use crate::encode;
 use crate::encode::EncodedRow;
+use crate::fault::{self, Seen};
 use crate::ptx::block::{Block, COUNTERS, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::thread;
 use crate::rows::BARE_DEPTH;
-use crate::{fault, shmem, strip};
+use crate::{shmem, strip};
 
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 const COPY_DEPTH: usize = 7;
@@ -191,6 +192,16 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
             unsafe { memory::store_release_gpu(self.counter(counter), value) };
         }
     }
+
+    #[inline(always)]
+    fn raise(&self, counter: Counter, value: u64) -> bool {
+        let at = self.counter(counter);
+        // Looked at first: of many that come, one alone need change it.
+        // SAFETY: counters lie inside the workspace.
+        unsafe {
+            memory::load_relaxed_gpu(at) < value && memory::max_relaxed_gpu(at, value) < value
+        }
+    }
 }
 
 impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
@@ -201,6 +212,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn rank(&self) -> Rank {
         self.common().rank()
+    }
+
+    #[inline(always)]
+    fn ranks(&self) -> u32 {
+        self.common().shape.ranks
     }
 
     #[inline(always)]
@@ -485,6 +501,29 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn signal_all(&self, at: Signal, value: u64) {
+        let Common { peers, shape, .. } = self.common();
+        if self.lane == 0 {
+            let of_node = if SHMEM {
+                shape.p2p_world_size
+            } else {
+                shape.ranks
+            };
+            // SAFETY: the table of peers has an entry for every rank, and signals lie inside the windows.
+            unsafe {
+                fault::signal_all::<SHMEM>(
+                    *peers,
+                    shape.ranks,
+                    of_node,
+                    self.common().rank(),
+                    at,
+                    value,
+                )
+            };
+        }
+    }
+
+    #[inline(always)]
     fn expired(&self) -> bool {
         self.polls.set(self.polls.get() + 1);
         if !self.polls.get().is_multiple_of(POLLS) {
@@ -499,8 +538,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn record(&self, fault: &Fault) {
         let page = self.block.fault_page();
-        let lock = self.counter(Counter::FaultLock);
-        let packed = (fault::pack(fault), fault.rank);
         let Fault {
             index,
             wanted,
@@ -508,8 +545,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             epoch,
             ..
         } = *fault;
-        // SAFETY: the lock lies in the workspace; the page is mapped host memory of the size of
+        let (packed, workspace) = (fault::pack(fault), self.common().workspace);
+        let seen = Seen { wanted, saw };
+        // SAFETY: the workspace holds the counters; the page is mapped host memory of the size of
         // a `FaultPage`.
-        unsafe { fault::write(page, lock, packed, index, wanted, saw, epoch) };
+        unsafe { fault::write(page, workspace, packed, fault.rank, index, seen, epoch) };
     }
 }

@@ -1,67 +1,130 @@
-//! The fault page, written by whichever lane meets a fault first.
+//! What a warp does when it gives up or refuses an input: functions that are not inlined, since they are hardly ever
+//! called.
 
 use bytemuck::cast;
-use ferry_layout::{Fault, FaultPage, Rank};
+use ferry_layout::{Counter, Fault, FaultPage, LastRecord, Rank, Signal};
 
 use crate::ptx::memory;
+use crate::shmem;
 
-/// The small fields of a fault in one word: kind, kernel, region, peer. Not the rank, with which the word would
-/// be kept in registers for each wait.
+/// Times that a lane asks for the lock of the fault page. Each takes a microsecond or so, as long as its holder needs
+/// for a store over the bus.
+const MOST_TRIES: u32 = 1 << 16;
+
+/// Words of a page that are stored between the numbers of a record.
+const RECORD_WORDS: core::ops::Range<usize> = 1..size_of::<FaultPage>() / 8 - 2;
+const _: () = {
+    use core::mem::offset_of;
+    assert!(offset_of!(FaultPage, begun) == 0);
+    assert!(offset_of!(FaultPage, complete) == 8 * RECORD_WORDS.end);
+};
+
+/// The small fields of a fault in one word: kind, kernel, region, peer, culprit. Not the rank, with which the word
+/// would be kept in registers for each wait.
 #[inline(always)]
 pub fn pack(fault: &Fault) -> u64 {
     fault.kind as u64
         | (fault.kernel as u64) << 8
         | (fault.region as u64) << 16
         | (fault.peer.0 as u64) << 24
+        | (fault.culprit.0 as u64) << 40
 }
 
-/// Writes the fault page unless it holds a fault. Not inlined: it is called from every wait, and
-/// hardly ever.
+/// What was wanted and what was there: two numbers that travel in registers.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// See [`Fault::wanted`].
+    pub wanted: u64,
+    /// See [`Fault::saw`].
+    pub saw: u64,
+}
+
+/// Writes a record to the fault page, unless the one that stands there says more. Not inlined: it is called from every
+/// wait, and hardly ever. Leaves it at that if the lock does
+/// not come free: whoever holds it writes a record.
 ///
 /// # Safety
-/// `page` is the fault page and `lock` the fault lock of this rank.
+/// `page` is the fault page of this rank, and the counters begin at `workspace`.
 #[inline(never)]
 pub unsafe fn write(
     page: u64,
-    lock: u64,
-    (packed, rank): (u64, Rank),
+    workspace: u64,
+    packed: u64,
+    rank: Rank,
     index: u64,
-    wanted: u64,
-    saw: u64,
+    seen: Seen,
     epoch: u64,
 ) {
+    let lock = workspace + Counter::FaultLock.bytes();
+    let last = workspace + Counter::FaultRecord.bytes();
     let kind = packed & 0xff;
-    let record = FaultPage {
-        state: FaultPage::COMPLETE,
-        kind,
-        kernel: packed >> 8 & 0xff,
-        region: packed >> 16 & 0xff,
-        rank: rank.0 as u64,
-        peer: packed >> 24 & 0xffff,
-        index,
-        wanted,
-        saw,
-        epoch,
+    let Seen { wanted, saw } = seen;
+    let mut tries = 0;
+    // SAFETY: the caller's promise, here and below.
+    while unsafe { memory::exchange_acq_rel_gpu(lock, 1) } != 0 {
+        tries += 1;
+        if tries == MOST_TRIES {
+            return;
+        }
+    }
+    let acknowledged = || {
+        let at = page + core::mem::offset_of!(FaultPage, acknowledged) as u64;
+        unsafe { memory::load_relaxed_sys(at) }
     };
-    // SAFETY: the caller's promise.
     unsafe {
-        // A few instructions at most: the holder waits for nothing.
-        while memory::exchange_acq_rel_gpu(lock, 1) != 0 {}
-        let (state, held) = (
-            memory::load_relaxed_sys(page),
-            memory::load_relaxed_sys(page + 8),
-        );
-        if FaultPage::gives_way(state, held, kind) {
-            // The host reads a page only when its state says complete.
-            memory::store_relaxed_sys(page, FaultPage::EMPTY);
-            memory::fence_acq_rel_sys();
+        let held = LastRecord(memory::load_relaxed_gpu(last));
+        if let Some(number) = held.next(kind, acknowledged) {
+            let record = FaultPage {
+                begun: number,
+                kind,
+                kernel: packed >> 8 & 0xff,
+                region: packed >> 16 & 0xff,
+                rank: rank.0 as u64,
+                peer: packed >> 24 & 0xffff,
+                culprit: packed >> 40 & 0xffff,
+                index,
+                wanted,
+                saw,
+                epoch,
+                complete: number,
+                acknowledged: 0,
+            };
             let words: [u64; size_of::<FaultPage>() / 8] = cast(record);
-            for (index, &word) in words.iter().enumerate().skip(1) {
-                memory::store_relaxed_sys(page + 8 * index as u64, word);
+            memory::store_relaxed_sys(page, number);
+            memory::fence_acq_rel_sys();
+            for index in RECORD_WORDS {
+                memory::store_relaxed_sys(page + 8 * index as u64, words[index]);
             }
             memory::fence_acq_rel_sys();
-            memory::store_relaxed_sys(page, FaultPage::COMPLETE);
+            memory::store_relaxed_sys(page + 8 * RECORD_WORDS.end as u64, number);
+            memory::store_release_gpu(last, LastRecord::new(number, kind, record.culprit).0);
         }
         memory::store_release_gpu(lock, 0);
+    }
+}
+
+/// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which are on a node, as rank `me` does.
+///
+/// # Safety
+/// `peers` is the table of the ranks' windows, in which `at` is a signal word.
+#[inline(never)]
+pub unsafe fn signal_all<const SHMEM: bool>(
+    peers: u64,
+    ranks: u32,
+    of_node: u32,
+    me: Rank,
+    at: Signal,
+    value: u64,
+) {
+    for rank in 0..ranks {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let word = memory::load_constant_u64(peers + 8 * rank as u64) + at.bytes();
+            if !SHMEM || rank / of_node == me.0 / of_node {
+                memory::store_relaxed_sys(word, value);
+            } else {
+                shmem::signal(rank, word, value);
+            }
+        }
     }
 }

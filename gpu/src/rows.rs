@@ -1,6 +1,6 @@
 //! Rows on their way through a warp's registers: copied, summed, and waited for where they are bare.
 
-use ferry_layout::{ABSENT, Arguments, ByteOffset, Tensor, sent};
+use ferry_layout::{ABSENT, Arguments, ByteOffset, RowGroup, Tensor, sent};
 #[cfg(target_feature = "sm_90")]
 use ferry_layout::{RING_BYTES, RING_SLOTS};
 use ferry_protocol::{Bits, Machine, Row, Span};
@@ -267,9 +267,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     }
 }
 
-/// Bare rows that a warp waits for at a time.
-const BARE_ROWS: u32 = 4;
-/// Vectors of each that a lane has in flight.
+/// Vectors of a bare row that a lane has in flight.
 pub const BARE_DEPTH: usize = 2;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
@@ -301,17 +299,15 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         let start = strip_start + self.lane * size_of::<Vector>() as u32;
         let own = self.window(self.common().rank());
         let mut sums = [[0f32; 8]; BARE_DEPTH];
-        let mut first = 0;
-        // The sources are the lowest bits.
-        while sources >> first != 0 {
-            let row = |index: usize| own + from(first + index as u32).bytes();
-            let is_some = |index: usize| sources >> (first + index as u32) & 1 != 0;
+        const { assert!(RowGroup::SIZE == 4) };
+        let mut group = RowGroup::first_of(sources);
+        while group.is_some() {
+            let row = |index: u32| own + from(group.row(index)).bytes();
             // Where there are fewer, the last one again: loads that may not take place would be made one
             // after the other.
-            let last = (sources.ilog2() - first) as usize;
             // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
-            let load = |index: usize| unsafe {
-                strip::load_again::<BARE_DEPTH>(row(index.min(last)), start, end, false)
+            let load = |index: u32| unsafe {
+                strip::load_again::<BARE_DEPTH>(row(index), start, end, false)
             };
             let rows = loop {
                 // Spelled out, so that they stay in registers.
@@ -326,18 +322,18 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 // One vector of one of them, until it is there: to look at all again and again would be
                 // in the way of those that come.
                 let missing = absent.trailing_zeros();
-                let at = row(missing as usize);
-                if !few && !self.wait_for_vector(at, start, end) {
-                    return Err(first + missing);
+                if !few && !self.wait_for_vector(row(missing), start, end) {
+                    return Err(group.row(missing));
                 }
                 // Its other vectors may never come.
                 if self.expired() {
-                    return Err(first + missing);
+                    return Err(group.row(missing));
                 }
             };
-            let mut take = |index: usize| {
-                if is_some(index) {
-                    sums = core::array::from_fn(|i| strip::add(sums[i], rows[index][i], 1.0));
+            let mut take = |index: u32| {
+                if group.has(index) {
+                    let of_row = &rows[index as usize];
+                    sums = core::array::from_fn(|i| strip::add(sums[i], of_row[i], 1.0));
                     // SAFETY: as above.
                     unsafe { strip::store(row(index), start, end, &[[ABSENT; 4]; BARE_DEPTH]) };
                 }
@@ -346,7 +342,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             take(1);
             take(2);
             take(3);
-            first += BARE_ROWS;
+            group = group.next();
         }
         let sums = core::array::from_fn(|index| strip::round(&sums[index]));
         // SAFETY: as above.

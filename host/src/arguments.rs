@@ -295,7 +295,8 @@ impl CombineInput {
             expert_rows: self.expert_rows.at.address(),
             topk_weights: address_or_none(self.topk_weights),
             combined: combined.address(),
-            row_capacity: capacity as u64,
+            // Positions below this index the staging too, which has no more rows than can come.
+            row_capacity: capacity.min(plan.max_rows()) as u64,
         })
     }
 

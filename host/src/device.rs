@@ -189,10 +189,10 @@ pub trait Device: Send + Sync {
 pub trait SharedPage: Send + Sync {
     /// Where the device writes it.
     fn address(&self) -> u64;
-    /// What stands there now.
+    /// What stands there now: one record, or two numbers that differ while one is being written.
     fn read(&self) -> FaultPage;
-    /// Empties it, so that the next fault is recorded.
-    fn clear(&self);
+    /// Tells the device that record `number` was told, so that the next fault of the same kind is recorded.
+    fn acknowledge(&self, number: u64);
 }
 
 /// How the ranks of a group reach each other. One value a process, for all its local ranks.

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, FaultPage, Kernel, PROTOCOL_VERSION, Rank};
+use ferry_layout::{Common, Counter, Fault, Kernel, PROTOCOL_VERSION, Rank};
 
 use crate::device::{Args, Launch};
 use crate::group::Member;
@@ -218,11 +218,11 @@ impl ExpertParallel {
     /// [`close`](Self::close) is left.
     pub fn check(&self) -> Result<(), Error> {
         self.require_alive()?;
-        let Some(fault) = self.fault()? else {
+        let Some((fault, number)) = self.fault()? else {
             return Ok(());
         };
         if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
-            page.clear();
+            page.acknowledge(number);
             *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
         } else {
             self.poison(fault);
@@ -276,7 +276,8 @@ impl ExpertParallel {
         let gave_up = self.require_alive().is_err()
             || self
                 .fault()
-                .is_ok_and(|fault| fault.is_some_and(|fault| !fault.kind.is_input()));
+                .is_ok_and(|fault| fault.is_some_and(|(fault, _)| !fault.kind.is_input()))
+            || self.has_stopped().unwrap_or(true);
         self.closed = true;
         let freed = self.memory.free();
         let left = self.windows.leave(if gave_up {
@@ -295,7 +296,7 @@ impl ExpertParallel {
         args: Args,
     ) -> Result<(), Error> {
         self.require_alive()?;
-        if let Some(fault) = self.fault()?
+        if let Some((fault, _)) = self.fault()?
             && !fault.kind.is_input()
         {
             return Err(Error::Poisoned(self.poison(fault)));
@@ -374,18 +375,18 @@ impl ExpertParallel {
         Ok(stopped != [0; 8])
     }
 
-    /// What stands on the fault page, whole.
-    fn fault(&self) -> Result<Option<Fault>, Error> {
+    /// The fault on the page that was not told yet, and the number of its record.
+    fn fault(&self) -> Result<Option<(Fault, u64)>, Error> {
         let Some(shared) = &self.memory.page else {
             return Ok(None);
         };
         let page = shared.read();
         match page.fault() {
-            None if page.state == FaultPage::COMPLETE => Err(Error::FaultPageDamaged {
+            None if page.has_news() => Err(Error::FaultPageDamaged {
                 rank: self.rank(),
                 page: Box::new(page),
             }),
-            fault => Ok(fault),
+            fault => Ok(fault.map(|fault| (fault, page.complete))),
         }
     }
 }

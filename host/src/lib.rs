@@ -95,6 +95,8 @@ pub mod cuda;
 pub mod device;
 mod error;
 mod expert_parallel;
+#[cfg(any(feature = "cuda", test))]
+mod fault_page;
 mod group;
 mod kernels;
 mod memory;

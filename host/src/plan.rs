@@ -366,7 +366,15 @@ mod tests {
             let rows = near + if ranks > p2p_world_size { staged } else { bare };
             let counts = ranks * (256 / ranks + 1);
             let experts = [2 * 256 / ranks, 256];
-            let words = [counts, ranks * 128, ranks * tokens, ranks, tokens * 8];
+            let (consumed, gave_up) = (ranks, ranks);
+            let words = [
+                counts,
+                ranks * 128,
+                ranks * tokens,
+                consumed,
+                gave_up,
+                tokens * 8,
+            ];
             let words = words.iter().chain(&experts);
             let signals: usize = words.map(|n| (8 * n).next_multiple_of(128)).sum();
             assert_eq!(

@@ -1,5 +1,6 @@
 //! A group and devices that exist only in memory, for machines without GPUs.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use bytemuck::{Zeroable, bytes_of, bytes_of_mut};
@@ -185,12 +186,10 @@ impl SharedPage for SimulatedPage {
         page
     }
 
-    fn clear(&self) {
-        if let Err(error) = self
-            .simulator
-            .write(self.address.address(), bytes_of(&FaultPage::zeroed()))
-        {
-            tracing::warn!(%error, "cannot clear a fault page");
+    fn acknowledge(&self, number: u64) {
+        let at = self.address.address() + offset_of!(FaultPage, acknowledged) as u64;
+        if let Err(error) = self.simulator.write(at, bytes_of(&number)) {
+            tracing::warn!(%error, "cannot acknowledge a fault");
         }
     }
 }

@@ -107,7 +107,7 @@ mod tests {
             "\tmov.b32 \t%r7, 7168;",
         );
         // A field of its own before, this rank, what comes behind the layout, a function's parameter, no load at all.
-        for offset in [16, 40, 384] {
+        for offset in [16, 40, 392] {
             let line = format!("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+{offset}];");
             assert_eq!(of(&line), None, "{line}");
         }

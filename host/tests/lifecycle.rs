@@ -29,7 +29,14 @@ fn a_communicator_begins_and_ends_in_order() {
     rank.close().unwrap();
     assert_eq!(
         notes.take(),
-        ["free", "free", "drop page", "barrier", "free_windows"]
+        [
+            "download",
+            "free",
+            "free",
+            "drop page",
+            "barrier",
+            "free_windows"
+        ]
     );
 }
 
@@ -220,7 +227,7 @@ fn after_a_timeout_close_waits_for_nobody() {
         let mut rank = start(&notes, ranks, config()).unwrap();
         let (input, output) = empty_tensors(&rank);
         notes.take();
-        *notes.page.lock().unwrap() = FaultPage::of(&timeout());
+        *notes.page.lock().unwrap() = FaultPage::of(&timeout(), 1);
         let refused = rank.dispatch(Stream::DEFAULT, &input, &output);
         assert!(matches!(refused, Err(Error::Poisoned(fault)) if fault == timeout()));
         assert!(matches!(rank.check(), Err(Error::Poisoned(_))));
@@ -241,7 +248,7 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
         kind: FaultKind::DuplicateExpert,
         ..timeout()
     };
-    *notes.page.lock().unwrap() = FaultPage::of(&fault);
+    *notes.page.lock().unwrap() = FaultPage::of(&fault, 1);
     assert!(rank.dispatch(Stream::DEFAULT, &input, &output).is_ok());
     assert!(matches!(rank.check(), Err(Error::Fault(told)) if told == fault));
     rank.check().unwrap();
@@ -254,7 +261,7 @@ fn a_page_that_makes_no_sense_is_shown() {
     let rank = start(&notes, 2, config()).unwrap();
     *notes.page.lock().unwrap() = FaultPage {
         kind: 99,
-        ..FaultPage::of(&timeout())
+        ..FaultPage::of(&timeout(), 1)
     };
     assert!(matches!(
         rank.check(),

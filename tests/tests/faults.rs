@@ -22,7 +22,8 @@ fn lost_case(seed: u64) -> Case {
     }
 }
 
-/// Every rank but `missing` has finished, or names it, or names a rank that gave up itself.
+/// Every rank but `missing` has finished, or names it as the culprit, whether it waited for that rank or for one that
+/// gave up itself.
 fn assert_explained(run: &Run, missing: usize) {
     let mut named = false;
     let mut gave_up = false;
@@ -45,6 +46,7 @@ fn assert_explained(run: &Run, missing: usize) {
             place()
         );
         gave_up = true;
+        assert_eq!(fault.culprit.0 as usize, missing, "{}", place());
         named |= peer == missing;
     }
     assert_eq!(gave_up, named, "{:?}\n{:?}", run.outcomes, run.case);

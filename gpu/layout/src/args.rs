@@ -262,7 +262,7 @@ pub struct CombineArgs {
     pub topk_weights: u64,
     /// What every kernel needs.
     pub common: Common,
-    /// Rows that `expert_rows` holds.
+    /// Rows that `expert_rows` holds, at most [`Shape::max_rows`].
     pub row_capacity: u64,
 }
 
@@ -360,7 +360,7 @@ const _: () = {
     assert!(COMMON_OFFSET + offset_of!(Common, deadline_ns) == 48);
     assert!(offset_of!(Common, shape) == 40);
     assert!(offset_of!(Common, window) == 72);
-    assert!(offset_of!(Common, tables) == 72 + 26 * 8);
-    assert!(offset_of!(Common, row) == 328);
-    assert!(size_of::<Common>() == 360);
+    assert!(offset_of!(Common, tables) == 72 + 27 * 8);
+    assert!(offset_of!(Common, row) == 336);
+    assert!(size_of::<Common>() == 368);
 };

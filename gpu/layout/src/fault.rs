@@ -112,6 +112,9 @@ pub struct Fault {
     /// The peer that was waited for; this rank itself where no peer is involved; the top-k slot
     /// where the input is at fault.
     pub peer: Rank,
+    /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins: `peer`, or if
+    /// that had given up itself, the rank that it had given up on. Of all other kinds this rank.
+    pub culprit: Rank,
     /// What was waited for or read.
     pub region: Region,
     /// Which one: a token, a word, or a row.
@@ -137,11 +140,17 @@ impl fmt::Display for Fault {
         } = *self;
         let (kernel, what) = (self.kernel.name(), self.region.name());
         match self.kind {
-            FaultKind::PeerTimeout => write!(
-                f,
-                "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
-                 (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
-            ),
+            FaultKind::PeerTimeout => {
+                write!(
+                    f,
+                    "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
+                     (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
+                )?;
+                match self.culprit == self.peer {
+                    true => Ok(()),
+                    false => write!(f, "; rank {peer} had given up on rank {}", self.culprit.0),
+                }
+            }
             FaultKind::LocalTimeout => write!(
                 f,
                 "rank {rank} gave up in {kernel}, round {epoch}: its own {what} were not ready before the \
@@ -178,14 +187,17 @@ impl fmt::Display for Fault {
 
 /// A page that the host and the device share. The first fault wins, but one that stops the group
 /// replaces one of the input, and one that names a cause replaces that a rank waited for itself.
-/// The host reads it without asking the device.
 ///
-/// The words after `state` are a [`Fault`] in numbers.
+/// Records are numbered. The device stores the number before a record and after it, and the host reads the second
+/// number first: where the two differ, the record is being written. Neither side needs an atomic operation on the
+/// other's memory.
+///
+/// The words between the numbers are a [`Fault`] in numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct FaultPage {
-    /// [`EMPTY`](Self::EMPTY), or [`COMPLETE`](Self::COMPLETE) once all other words stand.
-    pub state: u64,
+    /// Number of the record that the device began to write, from 1; 0 before.
+    pub begun: u64,
     /// Index into the kinds.
     pub kind: u64,
     /// Index into [`Kernel::ALL`].
@@ -194,6 +206,8 @@ pub struct FaultPage {
     pub rank: u64,
     /// See [`Fault::peer`].
     pub peer: u64,
+    /// See [`Fault::culprit`].
+    pub culprit: u64,
     /// Index into the regions.
     pub region: u64,
     /// See [`Fault::index`].
@@ -204,44 +218,40 @@ pub struct FaultPage {
     pub saw: u64,
     /// See [`Fault::epoch`].
     pub epoch: u64,
+    /// Number of the record that is complete.
+    pub complete: u64,
+    /// Number of the record that the host has read and told. The host alone writes this word.
+    pub acknowledged: u64,
 }
 
 impl FaultPage {
-    /// `state` of a page that nobody wrote.
-    pub const EMPTY: u64 = 0;
-    /// `state` once the record is complete.
-    pub const COMPLETE: u64 = 1;
-
-    /// Whether a page with these first two words gives way to a fault of kind `new` (as a
-    /// number): an empty page does, one with an input's fault to one that stops the group, and
-    /// one with a [`LocalTimeout`](FaultKind::LocalTimeout) to its cause.
-    #[inline(always)]
-    pub const fn gives_way(state: u64, kind: u64, new: u64) -> bool {
-        const LOCAL: u64 = FaultKind::LocalTimeout as u64;
-        state == Self::EMPTY
-            || is_input(kind) && !is_input(new)
-            || kind == LOCAL && new != LOCAL && !is_input(new)
-    }
-
-    /// The record of `fault`, complete.
-    pub const fn of(fault: &Fault) -> Self {
+    /// Record `number` of a page: `fault`, complete. Nothing is acknowledged.
+    pub const fn of(fault: &Fault, number: u64) -> Self {
         Self {
-            state: Self::COMPLETE,
+            begun: number,
             kind: fault.kind as u64,
             kernel: fault.kernel as u64,
             rank: fault.rank.0 as u64,
             peer: fault.peer.0 as u64,
+            culprit: fault.culprit.0 as u64,
             region: fault.region as u64,
             index: fault.index,
             wanted: fault.wanted,
             saw: fault.saw,
             epoch: fault.epoch,
+            complete: number,
+            acknowledged: 0,
         }
     }
 
-    /// The fault, if the record is complete and makes sense.
+    /// Whether there is a whole record that the host has not acknowledged.
+    pub const fn has_news(&self) -> bool {
+        self.begun == self.complete && self.complete != self.acknowledged
+    }
+
+    /// The fault, if there are news that make sense.
     pub fn fault(&self) -> Option<Fault> {
-        if self.state != Self::COMPLETE {
+        if !self.has_news() {
             return None;
         }
         Some(Fault {
@@ -249,11 +259,58 @@ impl FaultPage {
             kernel: *Kernel::ALL.get(self.kernel as usize)?,
             rank: Rank(self.rank as u32),
             peer: Rank(self.peer as u32),
+            culprit: Rank(self.culprit as u32),
             region: *Region::ALL.get(self.region as usize)?,
             index: self.index,
             wanted: self.wanted,
             saw: self.saw,
             epoch: self.epoch,
         })
+    }
+}
+
+/// What a device keeps of the last record that it wrote to its page: number, kind and culprit. 0 before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastRecord(pub u64);
+
+impl LastRecord {
+    /// Of record `number`. `kind` and `culprit` are as on the page.
+    #[inline(always)]
+    pub const fn new(number: u64, kind: u64, culprit: u64) -> Self {
+        Self(number << 24 | culprit << 8 | kind)
+    }
+
+    /// The number.
+    #[inline(always)]
+    const fn number(self) -> u64 {
+        self.0 >> 24
+    }
+
+    #[inline(always)]
+    const fn kind(self) -> u64 {
+        self.0 & 0xff
+    }
+
+    /// The rank at which the chain of waiting ranks begins, if this rank has given up on a peer.
+    #[inline(always)]
+    pub fn culprit(self) -> Option<Rank> {
+        let has_given_up = self.0 != 0 && self.kind() == FaultKind::PeerTimeout as u64;
+        has_given_up.then_some(Rank((self.0 >> 8) as u32 & 0xffff))
+    }
+
+    /// The number of the record that a fault of kind `new` (as a number) becomes; `None` if the last one stays.
+    /// `acknowledged` asks the page for the number that the host has acknowledged.
+    #[inline(always)]
+    pub fn next(self, new: u64, acknowledged: impl FnOnce() -> u64) -> Option<u64> {
+        const LOCAL: u64 = FaultKind::LocalTimeout as u64;
+        let gives_way = if self.number() == 0 {
+            true
+        } else if is_input(self.kind()) {
+            // What stops the group matters more, and the host acknowledges nothing else.
+            !is_input(new) || acknowledged() == self.number()
+        } else {
+            self.kind() == LOCAL && new != LOCAL && !is_input(new)
+        };
+        gives_way.then_some(self.number() + 1)
     }
 }

@@ -21,6 +21,7 @@ pub mod mxfp8;
 pub mod nvfp4;
 mod probe;
 mod row;
+mod row_groups;
 pub mod scale_layout;
 mod shape;
 pub mod sigmoids;
@@ -33,7 +34,7 @@ pub use args::{
     Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
 };
 pub use arithmetic::Arithmetic;
-pub use fault::{Fault, FaultKind, FaultPage, Region};
+pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
 pub use few::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts};
 pub use float::{bf16_bits, f32_of_bf16_bits};
 pub use format::{ScaleLayout, Sizes, TokenFormat};
@@ -41,6 +42,7 @@ pub use header::{Entries, Entry, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs};
 pub use row::DispatchRow;
+pub use row_groups::RowGroup;
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
 };

@@ -55,11 +55,12 @@ impl DispatchRow {
         cut(self.most_parts, tokens.saturating_mul(self.ranks))
     }
 
-    /// `rows` of the outputs rounded up to a multiple of the alignment.
+    /// `rows` of the outputs rounded up to a multiple of the alignment. Wraps around, as sums of counts that came
+    /// over the wire may.
     #[inline(always)]
     pub const fn padded(&self, rows: u32) -> u32 {
         // Not `next_multiple_of`, which divides.
-        (rows + (self.alignment - 1)) & !(self.alignment - 1)
+        rows.wrapping_add(self.alignment - 1) & !(self.alignment - 1)
     }
 
     /// The scales of a row.

@@ -72,6 +72,7 @@ pub const fn received(word: u32) -> u32 {
 /// | starts | [`Tagged`](crate::Tagged) first row of a source's entries for an expert | `[source, local expert]` | the owner, every round |
 /// | dispatch flags | epoch: the part is complete | `[source, token × part]` | the source |
 /// | consumed | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
+/// | gave up | the rank at fault, all ones in the upper half: the peer has given up because of it | `[peer]` | every peer, once |
 /// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
 /// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
 /// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
@@ -88,6 +89,7 @@ pub struct Window {
     starts: u64,
     dispatch_flags: u64,
     consumed: u64,
+    gave_up: u64,
     combine_flags: u64,
     dispatch_rows: u64,
     combine_rows: u64,
@@ -157,6 +159,7 @@ impl Window {
         let starts = cursor.take(shape.experts as u64, 8);
         let dispatch_flags = cursor.take(ranks * max_units, 8);
         let consumed = cursor.take(ranks, 8);
+        let gave_up = cursor.take(ranks, 8);
         let combine_flags = cursor.take(max_units * slots, 8);
         let signal_bytes = cursor.0;
         let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
@@ -175,6 +178,7 @@ impl Window {
             starts,
             dispatch_flags,
             consumed,
+            gave_up,
             combine_flags,
             dispatch_rows,
             combine_rows,
@@ -245,10 +249,21 @@ impl Window {
         Signal(self.consumed + 8 * peer.0 as u64)
     }
 
+    /// `peer` has given up: because of which rank.
+    pub const fn gave_up(&self, peer: Rank) -> Signal {
+        Signal(self.gave_up + 8 * peer.0 as u64)
+    }
+
     /// A part of the combine row in `slot` of a token of the owner's is complete. `unit` is
     /// `token * parts + part`.
     pub const fn combine_flag(&self, unit: u32, slot: u32) -> Signal {
         Signal(self.combine_flags + 8 * (unit as u64 * self.combine_slots + slot as u64))
+    }
+
+    /// The last of [`Shape::combine_slots`].
+    #[inline(always)]
+    pub const fn last_combine_slot(&self) -> u32 {
+        self.combine_slots as u32 - 1
     }
 
     /// The dispatch row of `source`'s `token`.

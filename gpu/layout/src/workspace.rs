@@ -24,6 +24,12 @@ pub enum Counter {
     Stopped,
     /// Held while a lane writes the fault page.
     FaultLock,
+    /// The last record of the fault page, as [`LastRecord`](crate::LastRecord).
+    FaultRecord,
+    /// The last epoch whose input was at fault: one fault of a round is reported.
+    InputFault,
+    /// Not zero once the other ranks were told on whom this one gave up.
+    HandedOn,
     /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
     Extent,
     /// Tasks that dispatch's warps have drawn in this round. Combine resets it.
@@ -34,7 +40,7 @@ pub enum Counter {
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 11;
+    pub const COUNT: u64 = 14;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;

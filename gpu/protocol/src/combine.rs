@@ -17,7 +17,7 @@ use crate::wait::{Launch, Stopped};
 pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
     launch.check()?;
-    send_back(&launch, args, Crews::of_half(&launch))
+    launch.end(send_back(&launch, args, Crews::of_half(&launch)))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -26,7 +26,7 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
 pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
     launch.check()?;
-    gather_rows(&launch, args, Crews::of_half(&launch))
+    launch.end(gather_rows(&launch, args, Crews::of_half(&launch)))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
@@ -35,8 +35,8 @@ pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Stoppe
     let launch = Launch::begin(machine, &args.common, Kernel::Combine);
     launch.check()?;
     let crews = Crews::of(&launch);
-    send_back(&launch, args, crews)?;
-    gather_rows(&launch, args, crews)
+    let sent = send_back(&launch, args, crews);
+    launch.end(sent.and_then(|()| gather_rows(&launch, args, crews)))
 }
 
 /// Of so many warps, those that gather can be more: the others fill the wire.

@@ -43,7 +43,7 @@ fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stopped> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync);
     launch.check()?;
-    Roles::of(&launch, false).send(&launch, args)
+    launch.end(Roles::of(&launch, false).send(&launch, args))
 }
 
 /// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
@@ -57,7 +57,7 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
         index: seat.warp(),
         of: seat.warps(),
     };
-    receive(&launch, args, share)
+    launch.end(receive(&launch, args, share))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once: they wait for peers,
@@ -67,11 +67,11 @@ pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Stop
     let launch = Launch::begin(machine, &args.common, Kernel::Dispatch);
     launch.check()?;
     let roles = Roles::of(&launch, true);
-    roles.send(&launch, args)?;
-    match roles.receiver {
+    let sent = roles.send(&launch, args);
+    launch.end(sent.and_then(|()| match roles.receiver {
         Some(share) => receive(&launch, args, share),
         None => Ok(()),
-    }
+    }))
 }
 
 /// What a warp does in a launch that sends: the first ones announce, the next ones send, and all

@@ -1,7 +1,7 @@
 //! The handshake: no rank runs a whole round ahead of another.
 //!
 //! A rank whose warps have all sent back their combine rows is done with its dispatch rows,
-//! counts and presence words, and says so to every rank ([`say_consumed`]). A rank ends combine
+//! counts and presence words, and says so to every rank ([`Consumed`]). A rank ends combine
 //! only when it has heard that from every rank ([`has_consumed`]). So when a round's dispatch
 //! starts writing into a peer's window, the peer has finished reading the round before; and when
 //! its combine starts writing into the peer's combine rows, the peer has sent counts of this
@@ -13,10 +13,27 @@ use ferry_layout::{Epoch, Rank, Signal};
 
 use crate::Signals;
 
-/// Tells `to` that this rank has read all that `to` dispatched in `epoch`. For one lane.
-#[inline(always)]
-pub fn say_consumed<S: Signals>(signals: &S, to: Rank, word: Signal, epoch: Epoch) {
-    signals.signal(to, word, epoch.0);
+/// This rank has read what its peers dispatched in a round: the right to say so, which only a release gives.
+#[derive(Clone, Copy)]
+pub struct Consumed {
+    word: Signal,
+    epoch: Epoch,
+}
+
+impl Consumed {
+    /// Orders all reads of the round, this warp's and those that it knows of, before what [`say`](Self::say) stores:
+    /// a peer that sees the word may write the rows again. `word` is this rank's in every window. All lanes.
+    #[inline(always)]
+    pub fn release<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> Self {
+        signals.release();
+        Self { word, epoch }
+    }
+
+    /// Tells `to` that this rank has read all that `to` dispatched in the round. For one lane.
+    #[inline(always)]
+    pub fn say<S: Signals>(self, signals: &S, to: Rank) {
+        signals.signal(to, self.word, self.epoch.0);
+    }
 }
 
 /// Whether the peer behind `word` has read all that this rank dispatched in `epoch`: its window

@@ -17,6 +17,7 @@ mod announce;
 mod combine;
 mod dispatch;
 pub mod gather;
+mod gave_up;
 mod groups;
 pub mod handshake;
 mod machine;

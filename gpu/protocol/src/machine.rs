@@ -49,6 +49,9 @@ pub trait Counters {
 
     /// Stores, and releases what this warp wrote. All lanes take part, one stores.
     fn store(&self, counter: Counter, value: u64);
+
+    /// Raises to `value`: whether the counter was lower. Orders nothing. For one lane.
+    fn raise(&self, counter: Counter, value: u64) -> bool;
 }
 
 /// What each warp of a block passes at most once in a launch.
@@ -133,6 +136,8 @@ pub trait Machine: Signals + Counters {
 
     /// This rank.
     fn rank(&self) -> Rank;
+    /// Ranks of the group.
+    fn ranks(&self) -> u32;
     /// Where this warp sits in the launch on this rank.
     fn seat(&self) -> Seat;
     /// This warp's number among those of the launch: see [`Seat::warp`].
@@ -169,7 +174,7 @@ pub trait Machine: Signals + Counters {
     fn join(&self, index: u32) -> u32;
     /// Sets a counter to 0 for later launches; nothing in this one uses it.
     fn reset(&self, counter: Counter);
-    /// The sum of all lower lanes, for each; and the sum of all.
+    /// The sum of all lower lanes, for each; and the sum of all. Sums wrap around.
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
@@ -250,6 +255,18 @@ pub trait Machine: Signals + Counters {
     /// of another node, and then stores `value` in its signal word: never the signal first.
     /// What this warp wrote to `from` before is sent.
     fn put(&self, put: Put);
+
+    /// Stores `value` into a signal word of every rank, in the order of ranks: see [`Signals::signal`]. Hardly ever
+    /// called.
+    fn signal_all(&self, at: Signal, value: u64) {
+        for rank in 0..self.ranks() {
+            self.lanes(|lane| {
+                if lane == 0 {
+                    self.signal(Rank(rank), at, value);
+                }
+            });
+        }
+    }
 
     /// Passes a moment of a wait. True once this launch should give up: the deadline has
     /// passed, or another warp of this rank has stopped.

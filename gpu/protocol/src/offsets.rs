@@ -1,5 +1,8 @@
 //! Where rows begin in the outputs: one warp turns the counts of all sources into row offsets while payload is
 //! still in flight.
+//!
+//! Counts come over the wire. Their sums wrap around: whatever they are, positions are checked against the outputs'
+//! capacity where they are used.
 
 use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tagged, scale_layout,
@@ -36,7 +39,7 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
     let shape = &common.shape;
     let experts = shape.local_experts();
     let each = (DEPTH as u32 / shape.ranks).clamp(1, MOST_EXPERTS as u32);
-    let (mut rows, mut blocks) = (0, 0);
+    let (mut rows, mut blocks) = (0u32, 0u32);
     let mut first = 0;
     while first < experts {
         let of_lane = |lane: u32| {
@@ -54,15 +57,15 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
             false => (machine.lanes(|_| 0), 0),
         };
         let ends = machine.lanes(|lane| {
-            let row = rows + machine.own(rows_before, lane);
+            let row = machine.own(rows_before, lane).wrapping_add(rows);
             publish_starts(launch, of_lane(lane), row, sums(lane).counts)
         });
         machine.lanes(|lane| {
-            let block = blocks + machine.own(blocks_before, lane);
+            let block = machine.own(blocks_before, lane).wrapping_add(blocks);
             describe(launch, of_lane(lane), block, machine.own(ends, lane));
         });
-        rows += more_rows;
-        blocks += more_blocks;
+        rows = more_rows.wrapping_add(rows);
+        blocks = more_blocks.wrapping_add(blocks);
         first += LANES * each;
     }
     machine.lanes(|lane| {
@@ -173,7 +176,7 @@ fn wait_for_counts<M: Machine>(
     let (shape, window) = (&common.shape, &common.window);
     launch.wait_lanes(
         |lane| {
-            let (mut sums, mut rows, mut is_missing) = (Sums::default(), 0, false);
+            let (mut sums, mut rows, mut is_missing) = (Sums::default(), 0u32, false);
             let read = |experts: Experts, source| {
                 let words = experts.words(launch, source);
                 sums.counts = core::array::from_fn(|step| {
@@ -184,11 +187,11 @@ fn wait_for_counts<M: Machine>(
                 sums.counts
             };
             of_lane(lane).walk(shape.ranks, read, |_, source, count| {
-                rows += count;
+                rows = rows.wrapping_add(count);
                 if source + 1 == shape.ranks {
                     rows = common.row.padded(rows);
-                    sums.rows += rows;
-                    sums.blocks += scale_layout::blocks(rows);
+                    sums.rows = sums.rows.wrapping_add(rows);
+                    sums.blocks = sums.blocks.wrapping_add(scale_layout::blocks(rows));
                     rows = 0;
                 }
             });
@@ -242,7 +245,7 @@ fn publish_starts<M: Machine>(
         if source == 0 {
             machine.write(Table::RowOffsets, expert as u64, row);
         }
-        row += count;
+        row = row.wrapping_add(count);
         if source + 1 == shape.ranks {
             // As every expert's first row.
             row = common.row.padded(row);
@@ -282,7 +285,8 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
             say(common.window.first_block(expert), block);
             let offset = scale_layout::scales_offset(block, starts[index]);
             machine.write(Table::ScalesOffsets, expert as u64, offset);
-            block += scale_layout::blocks(next - starts[index]);
+            let rows = next.wrapping_sub(starts[index]);
+            block = block.wrapping_add(scale_layout::blocks(rows));
         }
     };
     // Spelled out, so that the starts stay in registers.

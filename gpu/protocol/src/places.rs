@@ -155,18 +155,23 @@ pub fn find_places<M: Machine>(
             .wrapping_add(entry(lane).ordinal),
         false => NOT_ROUTED,
     });
-    let outside =
-        machine.ballot(machine.lanes(|lane| {
-            is_here(lane) && machine.own(positions, lane) as u64 >= args.row_capacity
-        }));
+    let rows = machine.lanes(|lane| {
+        let start = machine.own(starts, lane).scales;
+        start.wrapping_add(entry(lane).ordinal)
+    });
+    let is_outside = |lane| {
+        let block = machine.own(rows, lane) / scale_layout::BLOCK_ROWS;
+        let has_block = !scales::is_tiled(shape) || block < args.block_capacity as u32;
+        is_here(lane) && !(has_block && (machine.own(positions, lane) as u64) < args.row_capacity)
+    };
+    let outside = machine.ballot(machine.lanes(is_outside));
     if outside != 0 {
         return Err(Some(machine.broadcast(positions, outside.trailing_zeros())));
     }
     let scales = machine.lanes(|lane| match is_here(lane) {
         true => {
-            let scales = machine.own(starts, lane).scales;
-            let row = scales.wrapping_add(entry(lane).ordinal);
-            scales::first_word(common, machine.own(positions, lane), row)
+            let (position, row) = (machine.own(positions, lane), machine.own(rows, lane));
+            scales::first_word(common, position, row)
         }
         false => 0,
     });

@@ -72,7 +72,7 @@ pub fn receive<M: Machine>(
     }
     if is_tiled(shape) {
         wait_for_offsets(launch)?;
-        scales::clear_unused(launch, batch.share());
+        scales::clear_unused(launch, args, batch.share());
     }
     Ok(())
 }

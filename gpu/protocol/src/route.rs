@@ -1,6 +1,6 @@
 //! Routing arithmetic that sender, receiver and combine share.
 
-use ferry_layout::{Common, NOT_ROUTED, Rank, Shape};
+use ferry_layout::{Common, NOT_ROUTED, Rank, Shape, Window};
 
 use crate::{Bits, LANES, Machine};
 
@@ -43,10 +43,12 @@ pub fn node_of(shape: &Shape, rank: Rank) -> u64 {
     (u64::MAX >> (64 - size)) << first
 }
 
-/// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order.
+/// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order. `ranks` came over
+/// the wire: if they do not name `rank`, the slot is one of the token's all the same.
 #[inline(always)]
-pub fn reduced_slot(ranks: u64, rank: Rank) -> u32 {
-    (ranks & ((1 << rank.0) - 1)).count_ones()
+pub fn reduced_slot(window: &Window, ranks: u64, rank: Rank) -> u32 {
+    let before = (ranks & ((1 << rank.0) - 1)).count_ones();
+    before.min(window.last_combine_slot())
 }
 
 /// Calls `each` for every set bit, lowest first.
@@ -66,5 +68,47 @@ pub fn on_each_rank<M: Machine>(machine: &M, ranks: u32, each: impl Fn(Rank)) {
                 each(Rank(first + lane));
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header that does not name this rank may name as many others as a token has slots, all of them before it.
+    #[test]
+    fn a_reduced_slot_is_one_of_the_tokens_whatever_the_header_names() {
+        let mut shape = Shape {
+            ranks: 1,
+            p2p_world_size: 1,
+            experts: 64,
+            top_k: 1,
+            hidden: 8,
+            max_tokens_per_rank: 1,
+            combine_mode: 0,
+            token_format: 0,
+        };
+        for (ranks, top_k) in [(2, 1), (8, 2), (64, 8), (64, 32), (4, 32)] {
+            (shape.ranks, shape.top_k) = (ranks, top_k);
+            let window = Window::of(&shape);
+            for me in 0..ranks {
+                for named in 0..=top_k.min(ranks) {
+                    let lowest = ((1u128 << named) - 1) as u64;
+                    let slot = reduced_slot(&window, lowest, Rank(me));
+                    assert!(
+                        slot < shape.combine_slots(),
+                        "{named} of {ranks} ranks named, not {me}"
+                    );
+                    let named_too = lowest | 1 << me;
+                    if named_too.count_ones() <= top_k {
+                        let before = lowest & ((1 << me) - 1);
+                        assert_eq!(
+                            reduced_slot(&window, named_too, Rank(me)),
+                            before.count_ones()
+                        );
+                    }
+                }
+            }
+        }
     }
 }

@@ -149,9 +149,10 @@ pub fn place_row_scale<M: Machine>(
 }
 
 /// Zeros for the scales of the rows that an expert's last block has and the expert has not: a
-/// matrix multiplication reads whole blocks. After the offsets.
+/// matrix multiplication reads whole blocks. After the offsets, which counts made that came over the wire: a block
+/// that the outputs do not hold is left out.
 #[inline(always)]
-pub fn clear_unused<M: Machine>(launch: &Launch<M>, share: Share) {
+pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, share: Share) {
     let Launch {
         machine, common, ..
     } = launch;
@@ -166,10 +167,15 @@ pub fn clear_unused<M: Machine>(launch: &Launch<M>, share: Share) {
             let start = machine.read(Table::RowOffsets, expert as u64);
             let end = machine.read(Table::RowOffsets, expert as u64 + 1);
             let offset = machine.read(Table::ScalesOffsets, expert as u64);
-            let rows = end - start;
-            let block = scale_layout::first_block(start, offset) + rows / scale_layout::BLOCK_ROWS;
-            let tile = first_word_of_block(common, block) + word * TILE_WORDS;
-            (tile, rows % scale_layout::BLOCK_ROWS)
+            let rows = end.wrapping_sub(start);
+            let first = scale_layout::first_block(start, offset);
+            let block = first.wrapping_add(rows / scale_layout::BLOCK_ROWS);
+            let used = match (block as u64) < args.block_capacity {
+                true => rows % scale_layout::BLOCK_ROWS,
+                false => 0,
+            };
+            let tile = first_word_of_block(common, block).wrapping_add(word * TILE_WORDS);
+            (tile, used)
         });
         let tiles = machine.lanes(|lane| machine.own(unused, lane).0);
         let used = machine.lanes(|lane| machine.own(unused, lane).1);

@@ -229,21 +229,21 @@ fn read_route<M: Machine>(
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
     }
+    let is_invalid = |id: u32| id >= shape.experts && id != NOT_ROUTED;
+    let invalid = machine.ballot(machine.lanes(|lane| is_invalid(machine.own(given, lane))));
+    if invalid != 0 {
+        launch.record_input(FaultKind::InvalidExpert, invalid, |lane| Fault {
+            peer: Rank(lane),
+            region: Region::TopkIds,
+            index: token as u64,
+            wanted: shape.experts as u64,
+            saw: machine.own(given, lane) as u64,
+            ..launch.fault()
+        });
+    }
     let experts = machine.lanes(|lane| {
         let id = machine.own(given, lane);
-        let valid = id < shape.experts;
-        if !valid && id != NOT_ROUTED {
-            let fault = Fault {
-                peer: Rank(lane),
-                region: Region::TopkIds,
-                index: token as u64,
-                wanted: shape.experts as u64,
-                saw: id as u64,
-                ..launch.fault()
-            };
-            launch.record(FaultKind::InvalidExpert, fault);
-        }
-        let id = if valid { id } else { NOT_ROUTED };
+        let id = if id < shape.experts { id } else { NOT_ROUTED };
         if lane < shape.top_k {
             machine.write(Table::Routes, entry(shape.top_k, token, lane), id);
         }
@@ -270,17 +270,12 @@ fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lan
         if id == NOT_ROUTED || same & ((1 << k) - 1) == 0 {
             continue;
         }
-        machine.lanes(|lane| {
-            if lane == k {
-                let fault = Fault {
-                    peer: Rank(k),
-                    region: Region::TopkIds,
-                    index: token as u64,
-                    saw: id as u64,
-                    ..launch.fault()
-                };
-                launch.record(FaultKind::DuplicateExpert, fault);
-            }
+        launch.record_input(FaultKind::DuplicateExpert, 1 << k, |_| Fault {
+            peer: Rank(k),
+            region: Region::TopkIds,
+            index: token as u64,
+            saw: id as u64,
+            ..launch.fault()
         });
     }
 }

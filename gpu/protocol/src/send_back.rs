@@ -161,8 +161,9 @@ fn tell_consumed<M: Machine>(launch: &Launch<M>) {
         ..
     } = launch;
     let word = common.window.consumed(common.rank());
+    let consumed = handshake::Consumed::release(*machine, word, *epoch);
     on_each_rank(*machine, common.shape.ranks, |rank| {
-        handshake::say_consumed(*machine, rank, word, *epoch);
+        consumed.say(*machine, rank);
     });
 }
 
@@ -353,7 +354,7 @@ fn sum_part<M: Machine>(
         lane_or_none(lane, shape.top_k, || entry.expert)
     });
     let here = slots_here(*machine, args, positions);
-    let slot_index = reduced_slot(ranks_of(*machine, shape, experts), me);
+    let slot_index = reduced_slot(window, ranks_of(*machine, shape, experts), me);
     read();
 
     let to = if work.is_bare {

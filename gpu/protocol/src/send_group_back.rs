@@ -108,7 +108,11 @@ fn slots_of<M: Machine>(
                 false => NOT_ROUTED,
             }
         });
-        let slot = reduced_slot(ranks_of(*machine, shape, experts), common.rank());
+        let slot = reduced_slot(
+            &common.window,
+            ranks_of(*machine, shape, experts),
+            common.rank(),
+        );
         let has_come = coming & groups.lanes(unit) != 0;
         slots = machine.lanes(|lane| match has_come && groups.unit(lane) == unit {
             true => slot,

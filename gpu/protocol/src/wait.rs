@@ -1,8 +1,8 @@
 //! Waits that end.
 
-use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, Rank, Region};
+use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region};
 
-use crate::Machine;
+use crate::{Machine, gave_up};
 
 /// A launch that gave up. The fault record says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,18 +153,17 @@ impl<'a, M: Machine> Launch<'a, M> {
                         index,
                         saw,
                     } = awaited(lane);
-                    let wanted = self.epoch.0;
-                    self.record(
-                        kind,
-                        Fault {
-                            peer,
-                            region,
-                            index,
-                            wanted,
-                            saw,
-                            ..self.fault()
-                        },
-                    );
+                    let culprit = gave_up::culprit(machine, self.common, peer);
+                    let fault = Fault {
+                        peer,
+                        culprit,
+                        region,
+                        index,
+                        wanted: self.epoch.0,
+                        saw,
+                        ..self.fault()
+                    };
+                    self.record(kind, fault);
                 }
             });
         }
@@ -179,6 +178,23 @@ impl<'a, M: Machine> Launch<'a, M> {
         Err(Stopped)
     }
 
+    /// Ends the launch with what came of it: if it gave up on a peer, tells the other ranks on whom.
+    #[inline(always)]
+    pub fn end(&self, ended: Result<(), Stopped>) -> Result<(), Stopped> {
+        if ended.is_err() {
+            let machine = self.machine;
+            let record = LastRecord(machine.load(Counter::FaultRecord));
+            let is_first = machine.lanes(|lane| {
+                let is_told = record.culprit().is_some() && lane == 0;
+                is_told && machine.raise(Counter::HandedOn, 1)
+            });
+            if let (true, Some(culprit)) = (machine.ballot(is_first) != 0, record.culprit()) {
+                gave_up::hand_on(machine, self.common, culprit);
+            }
+        }
+        ended
+    }
+
     /// A fault of this launch, to be filled in.
     #[inline(always)]
     pub fn fault(&self) -> Fault {
@@ -187,12 +203,25 @@ impl<'a, M: Machine> Launch<'a, M> {
             kernel: self.kernel,
             rank: self.common.rank(),
             peer: self.common.rank(),
+            culprit: self.common.rank(),
             region: Region::Output,
             index: 0,
             wanted: 0,
             saw: 0,
             epoch: self.epoch.0,
         }
+    }
+
+    /// Records that the input is at fault, once a round: with every token at fault, all warps would queue for the
+    /// page. `lanes`: which lanes have a fault; the first one's is recorded.
+    #[inline(always)]
+    pub fn record_input(&self, kind: FaultKind, lanes: u32, fault: impl Fn(u32) -> Fault) {
+        self.machine.lanes(|lane| {
+            let is_first = lanes != 0 && lane == lanes.trailing_zeros();
+            if is_first && self.machine.raise(Counter::InputFault, self.epoch.0) {
+                self.record(kind, fault(lane));
+            }
+        });
     }
 
     /// Records `fault` under `kind`. For one lane.

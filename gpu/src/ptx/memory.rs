@@ -390,6 +390,21 @@ pub unsafe fn count_release_gpu(address: u64) {
     }
 }
 
+/// `atom.relaxed.gpu.global.max`: the value before.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn max_relaxed_gpu(address: u64, value: u64) -> u64 {
+    let before;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("atom.relaxed.gpu.global.max.u64 {}, [{}], {};", out(reg64) before,
+            in(reg64) address, in(reg64) value, options(nostack, preserves_flags));
+    }
+    before
+}
+
 /// `atom.acq_rel.gpu.global.exch`: the value before.
 ///
 /// # Safety

@@ -3,12 +3,13 @@
 mod counters;
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::mem::offset_of;
 use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, PIECES, Rank, Signal,
-    Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
+    ABSENT, Arguments, ByteOffset, Common, Counter, Fault, FaultPage, Kernel, LastRecord, PIECES,
+    Rank, Signal, Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
 };
 use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
 
@@ -254,6 +255,10 @@ impl Machine for Warp<'_> {
     type Ahead = Vec<u8>;
     const REACHES_FAR: bool = true;
 
+    fn ranks(&self) -> u32 {
+        self.common.shape.ranks
+    }
+
     fn rank(&self) -> Rank {
         self.common.rank()
     }
@@ -345,10 +350,11 @@ impl Machine for Warp<'_> {
     }
 
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32) {
-        let mut sum = 0;
+        let mut sum = 0u32;
         let before = values.map(|value| {
-            sum += value;
-            sum - value
+            let before = sum;
+            sum = sum.wrapping_add(value);
+            before
         });
         (before, sum)
     }
@@ -572,17 +578,21 @@ impl Machine for Warp<'_> {
     }
 
     fn record(&self, fault: &Fault) {
+        let last_at = self.common.workspace + Counter::FaultRecord.bytes();
+        let last = LastRecord(self.with_memory(|memory| memory.read_u64(last_at)));
         let page = self.common.fault_page;
-        let (state, kind) =
-            self.with_memory(|memory| Ok((memory.read_u64(page)?, memory.read_u64(page + 8)?)));
-        if FaultPage::gives_way(state, kind, fault.kind as u64) {
-            let record = FaultPage::of(fault);
-            let written = self
-                .shared
-                .memory
-                .borrow_mut()
-                .write(page, bytemuck::bytes_of(&record));
-            self.checked(written);
-        }
+        let acknowledged = page + offset_of!(FaultPage, acknowledged) as u64;
+        let asked = || self.with_memory(|memory| memory.read_u64(acknowledged));
+        let Some(number) = last.next(fault.kind as u64, asked) else {
+            return;
+        };
+        let record = FaultPage::of(fault, number);
+        let words = &bytemuck::bytes_of(&record)[..offset_of!(FaultPage, acknowledged)];
+        let last = LastRecord::new(number, record.kind, record.culprit);
+        let mut memory = self.shared.memory.borrow_mut();
+        let written = memory.write(page, words);
+        let kept = memory.write(last_at, &last.0.to_le_bytes());
+        drop(memory);
+        self.checked(written.and(kept));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use ferry_layout::FaultPage;
 
@@ -11,10 +11,7 @@ use super::error::check;
 use super::sys;
 use crate::Error;
 use crate::device::SharedPage;
-
-/// Words of a page. The first one is its state.
-const WORDS: usize = size_of::<FaultPage>() / size_of::<u64>();
-const _: () = assert!(std::mem::offset_of!(FaultPage, state) == 0);
+use crate::fault_page::{self, WORDS};
 
 /// Pinned host memory that the device writes over the bus and the host reads directly.
 ///
@@ -79,22 +76,11 @@ impl SharedPage for PinnedPage {
     }
 
     fn read(&self) -> FaultPage {
-        let [state, rest @ ..] = self.words();
-        let mut words = [0; WORDS];
-        // The device releases the state after everything else.
-        words[0] = state.load(Ordering::Acquire);
-        for (word, shared) in words[1..].iter_mut().zip(rest) {
-            *word = shared.load(Ordering::Relaxed);
-        }
-        bytemuck::cast(words)
+        fault_page::read(self.words())
     }
 
-    fn clear(&self) {
-        let [state, rest @ ..] = self.words();
-        for word in rest {
-            word.store(0, Ordering::Relaxed);
-        }
-        state.store(FaultPage::EMPTY, Ordering::Release);
+    fn acknowledge(&self, number: u64) {
+        fault_page::acknowledge(self.words(), number);
     }
 }
 

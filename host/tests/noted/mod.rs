@@ -120,8 +120,8 @@ impl SharedPage for NotedPage {
     fn read(&self) -> FaultPage {
         *self.0.page.lock().unwrap()
     }
-    fn clear(&self) {
-        *self.0.page.lock().unwrap() = FaultPage::default();
+    fn acknowledge(&self, number: u64) {
+        self.0.page.lock().unwrap().acknowledged = number;
     }
 }
 
@@ -241,6 +241,7 @@ pub fn timeout() -> Fault {
         kernel: Kernel::Dispatch,
         rank: Rank(0),
         peer: Rank(1),
+        culprit: Rank(1),
         region: Region::Counts,
         index: 0,
         wanted: 1,

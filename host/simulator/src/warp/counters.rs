@@ -26,6 +26,15 @@ impl Counters for Warp<'_> {
         self.pause();
         self.store_now(counter, value);
     }
+
+    fn raise(&self, counter: Counter, value: u64) -> bool {
+        self.pause();
+        let is_lower = self.load(counter) < value;
+        if is_lower {
+            self.store_alone(counter, value);
+        }
+        is_lower
+    }
 }
 
 impl Warp<'_> {
