@@ -31,8 +31,11 @@ fn a_communicator_that_a_graph_will_launch_is_not_closed() {
     notes.take();
     drop(graph);
     rank.close().unwrap();
-    let freed = ["free", "free", "drop page", "barrier", "free_windows"];
-    assert_eq!(notes.take(), freed);
+    let freed = notes.take();
+    assert!(
+        freed.ends_with(&["barrier".into(), "free_windows".into()]),
+        "{freed:?}"
+    );
 }
 
 #[test]
