@@ -1,14 +1,11 @@
 //! What dispatch and combine take, and how it is checked.
 
+use bytemuck::Zeroable;
 use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, ScaleLayout, TokenFormat};
 
 use crate::round::Received;
+use crate::tensor::Element;
 use crate::{DevicePtr, Error, Plan, Tensor, TensorError};
-
-/// Alignment of BF16 rows: kernels move 16 bytes at a time.
-const ROW_ALIGN: u64 = 16;
-/// Alignment of tensors of 32-bit words.
-const WORD_ALIGN: u64 = 4;
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
@@ -28,7 +25,8 @@ pub struct DispatchInput {
     pub input_scale: Option<Tensor<1>>,
 }
 
-/// The scales of dispatch's output rows.
+/// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more are
+/// refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleTensor {
     /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
@@ -89,7 +87,7 @@ pub struct CombineInput {
 /// Where a rank receives the result of a combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineOutput {
-    /// BF16, 16-byte aligned.
+    /// BF16, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are written.
     pub combined: CombineTensor,
 }
 
@@ -102,6 +100,15 @@ pub enum CombineTensor {
     /// `[tokens, top_k, hidden]`: each row by itself, zeros where nothing was routed. In exact
     /// mode without weights.
     Apart(Tensor<3>),
+}
+
+impl CombineTensor {
+    fn elements(&self) -> usize {
+        match self {
+            Self::Summed(tensor) => tensor.elements(),
+            Self::Apart(tensor) => tensor.elements(),
+        }
+    }
 }
 
 impl ScaleTensor {
@@ -127,15 +134,16 @@ impl DispatchInput {
                 max: config.max_tokens_per_rank,
             });
         }
-        self.x.require("x", [tokens, config.hidden], ROW_ALIGN)?;
+        self.x
+            .require("x", [tokens, config.hidden], Element::BF16_ROW)?;
         self.topk_ids
-            .require("topk_ids", [tokens, config.top_k], WORD_ALIGN)?;
+            .require("topk_ids", [tokens, config.top_k], Element::WORD)?;
         if let Some(weights) = &self.topk_weights {
-            weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
+            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
         let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
         match &self.input_scale {
-            Some(scale) if takes_scale => scale.require("input_scale", [1], WORD_ALIGN)?,
+            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::WORD)?,
             Some(_) => {
                 return Err(Error::UnusedInputScale {
                     format: config.format,
@@ -144,24 +152,23 @@ impl DispatchInput {
             None => {}
         }
         Ok(DispatchArgs {
-            common: Common {
-                tokens: tokens as u32,
-                ..*common
-            },
-            x: self.x.at.0,
-            topk_ids: self.topk_ids.at.0,
+            x: self.x.at.address(),
+            topk_ids: self.topk_ids.at.address(),
             topk_weights: address_or_none(self.topk_weights),
-            output_tokens: 0,
-            output_scales: 0,
-            scales_offsets: 0,
-            row_scales: 0,
             input_scale: address_or_none(self.input_scale),
-            block_capacity: 0,
-            row_offsets: 0,
-            expert_ids: 0,
-            src_info: 0,
-            row_capacity: 0,
+            ..args_of(common, tokens)
         })
+    }
+}
+
+/// The kernels' arguments without inputs and outputs.
+pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
+    DispatchArgs {
+        common: Common {
+            tokens: tokens as u32,
+            ..*common
+        },
+        ..DispatchArgs::zeroed()
     }
 }
 
@@ -169,15 +176,16 @@ impl DispatchOutput {
     /// `args`, with these outputs.
     pub(crate) fn add_to(&self, args: DispatchArgs, plan: &Plan) -> Result<DispatchArgs, Error> {
         let capacity = self.capacity();
+        let element = Element::row(plan.shape().sizes().element_bits);
         self.tokens
-            .require("tokens", [capacity, plan.config().hidden], ROW_ALIGN)?;
+            .require("tokens", [capacity, plan.config().hidden], element)?;
         let Scales {
             at: output_scales,
             offsets,
             blocks,
         } = self.scales(plan)?;
         match (&self.row_scales, plan.shape().sizes().has_row_scale) {
-            (Some(given), true) => given.require("row_scales", [capacity], 2)?,
+            (Some(given), true) => given.require("row_scales", [capacity], Element::HALF)?,
             (None, false) => {}
             (given, _) => {
                 return Err(Error::WrongRowScales {
@@ -187,20 +195,20 @@ impl DispatchOutput {
             }
         }
         self.row_offsets
-            .require("row_offsets", [plan.local_experts() + 1], WORD_ALIGN)?;
+            .require("row_offsets", [plan.local_experts() + 1], Element::WORD)?;
         self.expert_ids
-            .require("expert_ids", [plan.local_experts()], WORD_ALIGN)?;
+            .require("expert_ids", [plan.local_experts()], Element::WORD)?;
         self.src_info
-            .require("src_info", [capacity, 2], WORD_ALIGN)?;
+            .require("src_info", [capacity, 2], Element::WORD)?;
         Ok(DispatchArgs {
-            output_tokens: self.tokens.at.0,
+            output_tokens: self.tokens.at.address(),
             output_scales,
             scales_offsets: offsets,
             row_scales: address_or_none(self.row_scales),
             block_capacity: blocks,
-            row_offsets: self.row_offsets.at.0,
-            expert_ids: self.expert_ids.at.0,
-            src_info: self.src_info.at.0,
+            row_offsets: self.row_offsets.at.address(),
+            expert_ids: self.expert_ids.at.address(),
+            src_info: self.src_info.at.address(),
             row_capacity: capacity as u64,
             ..args
         })
@@ -220,24 +228,26 @@ impl DispatchOutput {
             (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
                 require_transposed(scales, groups, capacity)?;
                 Ok(Scales {
-                    at: scales.at.0,
+                    at: scales.at.address(),
                     ..Scales::default()
                 })
             }
             (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
-                scales.require("scales", [capacity, groups], WORD_ALIGN)?;
+                countable("rows", capacity, plan.shape().most_scaled_rows())?;
+                scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
                 Ok(Scales {
-                    at: scales.at.0,
+                    at: scales.at.address(),
                     ..Scales::default()
                 })
             }
             (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
                 let blocks = scales.dims[0];
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], ROW_ALIGN)?;
-                offsets.require("offsets", [plan.local_experts()], WORD_ALIGN)?;
+                countable("blocks", blocks, plan.shape().most_scale_blocks())?;
+                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
+                offsets.require("offsets", [plan.local_experts()], Element::WORD)?;
                 Ok(Scales {
-                    at: scales.at.0,
-                    offsets: offsets.at.0,
+                    at: scales.at.address(),
+                    offsets: offsets.at.address(),
                     blocks: blocks as u64,
                 })
             }
@@ -262,21 +272,30 @@ impl CombineInput {
     ) -> Result<CombineArgs, Error> {
         let config = plan.config();
         self.expert_rows
-            .require("expert_rows", [capacity, config.hidden], ROW_ALIGN)?;
+            .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
         if let Some(weights) = &self.topk_weights {
             if config.combine == CombineMode::Reduced {
                 return Err(Error::WeightsInReducedMode);
             }
-            weights.require("topk_weights", [tokens, config.top_k], WORD_ALIGN)?;
+            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
+        }
+        let combined = self.combined(output, plan, tokens)?;
+        let bytes = |elements: usize| 2 * elements as u64;
+        let rows = (self.expert_rows.at, bytes(self.expert_rows.elements()));
+        if overlap(rows, (combined, bytes(output.combined.elements()))) {
+            return Err(Error::TensorsOverlap {
+                first: "combined",
+                second: "expert_rows",
+            });
         }
         Ok(CombineArgs {
             common: Common {
                 tokens: tokens as u32,
                 ..*common
             },
-            expert_rows: self.expert_rows.at.0,
+            expert_rows: self.expert_rows.at.address(),
             topk_weights: address_or_none(self.topk_weights),
-            combined: self.combined(output, plan, tokens)?.0,
+            combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
             row_capacity: capacity.min(plan.max_rows()) as u64,
         })
@@ -295,12 +314,12 @@ impl CombineInput {
             (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
             (CombineMode::Reduced, _, CombineTensor::Summed(combined))
             | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
-                combined.require("combined", [tokens, config.hidden], ROW_ALIGN)?;
+                combined.require("combined", [tokens, config.hidden], Element::BF16_ROW)?;
                 Ok(combined.at)
             }
             (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
                 let dims = [tokens, config.top_k, config.hidden];
-                combined.require("combined", dims, ROW_ALIGN)?;
+                combined.require("combined", dims, Element::BF16_ROW)?;
                 Ok(combined.at)
             }
             (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
@@ -315,7 +334,7 @@ pub(crate) fn require_transposed(
     groups: usize,
     capacity: usize,
 ) -> Result<(), TensorError> {
-    scales.require("scales", [groups, capacity], ROW_ALIGN)?;
+    scales.require("scales", [groups, capacity], Element::row(32))?;
     if !capacity.is_multiple_of(4) {
         return Err(TensorError {
             tensor: "scales",
@@ -324,6 +343,27 @@ pub(crate) fn require_transposed(
         });
     }
     Ok(())
+}
+
+/// Whether two pieces of memory, each an address and bytes, have a byte in common.
+const fn overlap((a, a_bytes): (DevicePtr, u64), (b, b_bytes): (DevicePtr, u64)) -> bool {
+    let (a, b) = (a.address(), b.address());
+    // Distances, as ends could wrap.
+    a_bytes > 0
+        && b_bytes > 0
+        && if a <= b {
+            b - a < a_bytes
+        } else {
+            a - b < b_bytes
+        }
+}
+
+/// Checks that kernels can count the words of `given` rows or blocks of scales.
+const fn countable(unit: &'static str, given: usize, max: u64) -> Result<(), Error> {
+    if given as u64 <= max {
+        return Ok(());
+    }
+    Err(Error::TooManyScales { unit, given, max })
 }
 
 /// Where scales go: 0 for what the format has not.
@@ -335,5 +375,5 @@ struct Scales {
 }
 
 pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
-    tensor.map_or(0, |tensor| tensor.at.0)
+    tensor.map_or(0, |tensor| tensor.at.address())
 }

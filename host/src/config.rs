@@ -36,7 +36,12 @@ pub struct Config {
     pub deadline: Duration,
     /// Whether kernels look for experts that a token lists twice.
     pub debug_checks: bool,
-    /// Most streaming multiprocessors that a kernel occupies; `None` for all.
+    /// Most streaming multiprocessors that a kernel occupies; `None` for all of the device.
+    ///
+    /// A kernel holds them whole while it waits for its peers. What waits for peers on a GPU at one time must fit on
+    /// it together: two communicators in two streams, or one beside NCCL. See
+    /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green context
+    /// (CUDA 12.4), at most as many as that has.
     pub max_sms: Option<u32>,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds
     /// for a shape's first one on a machine (the driver keeps the result), and faster calls, most of all

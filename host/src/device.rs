@@ -1,35 +1,98 @@
 //! What Ferry asks of a device and of the fabric between devices.
 //!
 //! Two implementations: CUDA (feature `cuda`) and the simulator. Addresses and
-//! streams are raw numbers, so that any engine's tensors and streams can be passed in.
+//! streams are made of raw numbers, so that any engine's tensors and streams can be passed in.
 
+use std::any::Any;
 use std::sync::Arc;
 
 pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Rank, Shape};
 
-use crate::Error;
+use crate::{Error, Kernels};
 
-/// A device address (`CUdeviceptr`), or an address in the simulator's memory. 0 is none.
+/// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
+/// used from there on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct DevicePtr(pub u64);
+pub struct DevicePtr {
+    address: u64,
+    bytes: u64,
+}
 
 impl DevicePtr {
-    /// No address.
-    pub const NULL: Self = Self(0);
+    /// No memory.
+    pub const NULL: Self = Self {
+        address: 0,
+        bytes: 0,
+    };
 
-    /// The address `bytes` further on.
+    /// `bytes` bytes of device memory from `address` on: another library's tensor, say.
+    ///
+    /// # Safety
+    /// For as long as this value or a copy is passed to anything, and until what was enqueued with it has
+    /// ended and no graph of it is launched any more, these bytes are memory that the device to which it is
+    /// passed may read and write, and the host has no reference to them.
+    pub const unsafe fn new(address: u64, bytes: u64) -> Self {
+        Self { address, bytes }
+    }
+
+    /// The address. 0 is none.
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Bytes that may be used from the address on.
+    pub const fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// What lies `bytes` bytes further on: nothing, behind the end.
     pub const fn plus(self, bytes: u64) -> Self {
-        Self(self.0 + bytes)
+        Self {
+            address: self.address.wrapping_add(bytes),
+            bytes: self.bytes.saturating_sub(bytes),
+        }
+    }
+
+    /// Checks that `call` finds `bytes` bytes here.
+    pub(crate) const fn require(self, call: &'static str, bytes: u64) -> Result<(), Error> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        Err(Error::MemoryTooShort {
+            call,
+            address: self.address,
+            wanted: bytes,
+            given: self.bytes,
+        })
     }
 }
 
-/// A stream (`CUstream` as a number; 0 is the default stream). The simulator has one a rank and
-/// ignores it.
+/// A stream (`CUstream`). The simulator has one a rank and ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
-pub struct Stream(pub u64);
+pub struct Stream(u64);
+
+impl Stream {
+    /// The default stream, which every device has.
+    pub const DEFAULT: Self = Self(0);
+
+    /// The stream with this handle (a `CUstream` as a number).
+    ///
+    /// # Safety
+    /// For as long as this value or a copy is passed to anything, it is a live stream of the primary context
+    /// of the device to which it is passed. A graph that others than `CudaDevice::capture` make of
+    /// what is enqueued on it is not launched after a communicator whose calls it has, or a group of theirs, was
+    /// closed, nor after their devices were dropped.
+    pub const unsafe fn new(handle: u64) -> Self {
+        Self(handle)
+    }
+
+    /// The handle.
+    pub const fn handle(self) -> u64 {
+        self.0
+    }
+}
 
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -53,17 +116,8 @@ impl Args {
     }
 }
 
-/// Which of a device's kernels: those for every shape, or those that [`Device::kernels`] gave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kernels(pub u32);
-
-impl Kernels {
-    /// For every shape.
-    pub const GENERAL: Self = Self(0);
-}
-
 /// A kernel launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Launch {
     /// Which kernel.
     pub kernel: Kernel,
@@ -86,8 +140,13 @@ pub trait Device: Send + Sync {
     /// Allocates `bytes` of device memory, not cleared. Synchronises.
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
     /// Frees what [`alloc`](Self::alloc) gave. Synchronises.
-    fn free(&self, at: DevicePtr) -> Result<(), Error>;
-    /// Copies to the device. Synchronises.
+    ///
+    /// # Safety
+    /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued, no graph that
+    /// will be launched, no copy of `at`.
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error>;
+    /// Copies to the device; more bytes than `to` has are refused, here and below
+    /// ([`Error::MemoryTooShort`]). Synchronises.
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
     /// Copies from the device. Synchronises, but not with other streams than its own: call
     /// [`synchronize`](Self::synchronize) on theirs first.
@@ -104,8 +163,24 @@ pub trait Device: Send + Sync {
         let _ = shape;
         Ok(Kernels::GENERAL)
     }
+    /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device: those of a green
+    /// context. May be called while the stream is captured. Does not synchronise.
+    fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        let _ = stream;
+        None
+    }
+    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by this device.
+    /// Called before each launch of a communicator. Does not synchronise.
+    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        let _ = (stream, held);
+        Ok(())
+    }
     /// Enqueues a kernel. Does not synchronise, allocate or compile.
-    fn launch(&self, launch: &Launch) -> Result<(), Error>;
+    ///
+    /// # Safety
+    /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
+    /// [`DevicePtr::new`], and `launch.kernels` are of this device.
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
 }
@@ -113,7 +188,7 @@ pub trait Device: Send + Sync {
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.
 pub trait SharedPage: Send + Sync {
     /// Where the device writes it.
-    fn address(&self) -> DevicePtr;
+    fn address(&self) -> u64;
     /// What stands there now: one record, or two numbers that differ while one is being written.
     fn read(&self) -> FaultPage;
     /// Tells the device that record `number` was told, so that the next fault of the same kind is recorded.
@@ -153,7 +228,10 @@ pub trait Fabric: Send + Sync {
         shape: &Shape,
     ) -> Result<Vec<DevicePtr>, Error>;
     /// Frees them. Collective.
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
+    ///
+    /// # Safety
+    /// [`alloc_windows`](Self::alloc_windows) gave them, and no kernel of any rank uses them any more.
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
     /// Leaves the group, after all windows were freed; nothing else may be called then.
     /// Collective.
     fn close(&self) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use ferry_layout::{Fault, FaultPage, Rank, TokenFormat};
+use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 
 use crate::{BootstrapError, PlanError, TensorError};
 
@@ -130,10 +130,11 @@ pub enum Error {
     /// The processes did not find each other.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// Ranks were configured differently.
+    /// Ranks were configured differently, or are of builds that do not understand each other.
     #[error(
-        "rank {} and rank {} were configured differently: shape fingerprints {ours:#018x} and \
-         {theirs:#018x}; compare their Config (and the number of ranks)",
+        "rank {} and rank {} were configured differently, or built from different versions of ferry: fingerprints \
+         {ours:#018x} and {theirs:#018x} of sizes, memory layout and protocol version (here {PROTOCOL_VERSION}); \
+         compare their Config, the number of ranks, and the builds",
         rank.0, peer.0
     )]
     ShapeMismatch {
@@ -157,6 +158,38 @@ pub enum Error {
     /// A tensor that does not fit.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// Device memory that is shorter than what was asked of it.
+    #[error("{call} of {wanted} bytes at {address:#x}, where {given} bytes may be used")]
+    MemoryTooShort {
+        /// What was asked: "upload".
+        call: &'static str,
+        /// Where.
+        address: u64,
+        /// Bytes that it takes.
+        wanted: u64,
+        /// Bytes that there are.
+        given: u64,
+    },
+    /// More scales in a dispatch's outputs than kernels can count: their words are numbered in 32 bits.
+    #[error(
+        "scales has {given} {unit}, and at most {max} can be written in this format and hidden size; give fewer"
+    )]
+    TooManyScales {
+        /// What is counted: "rows", or "blocks" of 128 rows.
+        unit: &'static str,
+        /// How many there are.
+        given: usize,
+        /// How many there may be.
+        max: u64,
+    },
+    /// Two tensors of one call that must be apart.
+    #[error("tensor {first} overlaps tensor {second}; give them memory of their own")]
+    TensorsOverlap {
+        /// The one that is written.
+        first: &'static str,
+        /// The one that is read.
+        second: &'static str,
+    },
     /// More tokens than the plan allows.
     #[error("{given} tokens given, but the plan allows max_tokens_per_rank = {max}")]
     TooManyTokens {
@@ -318,6 +351,36 @@ pub enum Error {
         rank: Rank,
         /// The other one.
         peer: Rank,
+    },
+    /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is closed: drop the
+    /// graphs, then close `communicator`. Dropped, it is leaked.
+    #[error("rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; drop them first", communicator.rank().0)]
+    GraphsAlive {
+        /// Graphs that `CudaDevice::capture` gave.
+        graphs: usize,
+        /// The communicator, as it was.
+        communicator: Box<crate::ExpertParallel>,
+    },
+    /// A group with open communicators was to be closed. Nothing was done.
+    #[error(
+        "the group cannot be closed: {communicators} of its communicators in this process are open, or graphs that were \
+         captured of them are alive; close them and drop the graphs first"
+    )]
+    CommunicatorsOpen {
+        /// How many.
+        communicators: usize,
+    },
+    /// A stream whose green context has fewer multiprocessors than the launch takes.
+    #[error(
+        "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: blocks that \
+         wait for each other must all find room; set max_sms to at most {multiprocessors}",
+        .max_sms.map_or("None (all)".to_owned(), |sms| sms.to_string())
+    )]
+    GreenContext {
+        /// [`Config::max_sms`](crate::Config).
+        max_sms: Option<u32>,
+        /// Multiprocessors of the green context.
+        multiprocessors: u32,
     },
     /// The group was closed.
     #[error("the group was closed; make a new one")]

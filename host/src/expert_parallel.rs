@@ -1,13 +1,18 @@
 //! A rank of a communicator.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, Kernel, Rank};
+use ferry_layout::{Common, Counter, Fault, Kernel, PROTOCOL_VERSION, Rank};
 
 use crate::device::{Args, Launch};
+use crate::group::Member;
 use crate::memory::{Leave, Private, Windows, agree, give_up};
 use crate::round::{CombinePending, DispatchPending, Dispatched, Received, Round, Unfinished};
 use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
+
+/// Most streams that a communicator remembers; with more, it asks again.
+const MAX_STREAMS: usize = 16;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`Dispatched::combine`]).
@@ -21,6 +26,20 @@ use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, S
 /// From compute capability 9.0 on, a kernel may begin before the one before it in its stream has ended, and waits for
 /// that itself before it reads or writes a tensor (programmatic stream serialization): a captured graph has such edges.
 ///
+/// # What waits on a GPU at one time
+///
+/// A kernel that waits for peers begins with as many blocks as the plan's [`max_sms`](crate::Config::max_sms) says, each
+/// with a multiprocessor of its own, and all must find room before any rank gets on. So must everything else that
+/// waits for other GPUs: two communicators in two streams, or Ferry beside NCCL, can each hold the multiprocessors that
+/// the other one needs on another GPU, and wait for each other until the deadline, which is then a
+/// [`PeerTimeout`](crate::FaultKind) of all. Either order them in one stream, in the same order on every rank (or
+/// by events), or let them fit together: the sum of their `max_sms`, and of what others take (NCCL: a
+/// multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's. Kernels that wait for nobody only delay.
+///
+/// Under MPS the same counts for all processes of a GPU together. Ranks of one group each need a GPU of their own. In
+/// a stream of a green context a launch that takes more multiprocessors than the context has is refused
+/// ([`Error::GreenContext`]); those of a graph are those of its capture.
+///
 /// What a kernel meets (an invalid expert id, a peer that does not come) is found by
 /// [`check`](Self::check), after the stream was synchronised.
 ///
@@ -31,6 +50,10 @@ pub struct ExpertParallel {
     pub(crate) round: Round,
     memory: Private,
     windows: Arc<Windows>,
+    /// The group's count of it, which graphs hold, too.
+    member: Arc<dyn Any + Send + Sync>,
+    /// Streams that were launched into, and multiprocessors of those with fewer than the device.
+    streams: Vec<(Stream, Option<u32>)>,
     /// Why it gave up.
     poison: OnceLock<Fault>,
     /// An input fault that was told, until it is known that nothing worse came behind it.
@@ -79,7 +102,8 @@ impl ExpertParallel {
         let agreed = agree(&**fabric, "setting up device memory", set_up)
             .inspect_err(|_| give_up(&**fabric, &at))?;
         if let Err(error) = agreed {
-            if let Err(error) = fabric.free_windows(&at) {
+            // SAFETY: they are those of a moment ago, and no rank has launched a kernel.
+            if let Err(error) = unsafe { fabric.free_windows(&at) } {
                 tracing::warn!(%error, "cannot free windows");
             }
             return Err(error);
@@ -88,18 +112,26 @@ impl ExpertParallel {
         Ok(ranks
             .into_iter()
             .zip(memory)
-            .map(|(rank, memory)| Self::of_rank(rank, plan, memory, windows.clone()))
+            .map(|(rank, memory)| {
+                let member = group.enter();
+                Self::of_rank((rank, member), plan, memory, windows.clone())
+            })
             .collect())
     }
 
-    fn of_rank(rank: Rank, plan: &Plan, memory: Private, windows: Arc<Windows>) -> Self {
+    fn of_rank(
+        (rank, member): (Rank, Arc<Member>),
+        plan: &Plan,
+        memory: Private,
+        windows: Arc<Windows>,
+    ) -> Self {
         let common = Common {
             rank: rank.0 as u16,
             debug_checks: u16::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
-            peers: memory.peers.0,
-            workspace: memory.workspace.0,
-            fault_page: memory.page.as_ref().map_or(0, |page| page.address().0),
+            peers: memory.peers.address(),
+            workspace: memory.workspace.address(),
+            fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
             ..Common::of(plan.shape())
         };
         let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
@@ -109,6 +141,8 @@ impl ExpertParallel {
             round,
             memory,
             windows,
+            member,
+            streams: Vec::new(),
             poison,
             told,
             closed: false,
@@ -135,9 +169,9 @@ impl ExpertParallel {
     /// the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`], [`Error::Tensor`]; [`Error::DispatchWithoutCombine`],
+    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`]; [`Error::DispatchWithoutCombine`],
     /// [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`] where the round before has not
-    /// ended; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
+    /// ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
     pub fn dispatch(
         &mut self,
         stream: Stream,
@@ -147,7 +181,7 @@ impl ExpertParallel {
         self.require_idle()?;
         let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
         self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
-        Ok(Dispatched::of(self, Received::of(input, output)))
+        Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends, and waits for no peer. Enqueues
@@ -163,7 +197,7 @@ impl ExpertParallel {
         self.require_idle()?;
         let args = input.args(&self.common, &self.plan)?;
         self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
-        Ok(DispatchPending::of(self, *input))
+        Ok(DispatchPending::of(self, input.x.dims[0]))
     }
 
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
@@ -171,7 +205,7 @@ impl ExpertParallel {
     pub fn unfinished(&mut self) -> Unfinished<'_> {
         match self.round {
             Round::Idle => Unfinished::Nothing,
-            Round::Sent { input } => Unfinished::DispatchWait(DispatchPending::of(self, input)),
+            Round::Sent { tokens } => Unfinished::DispatchWait(DispatchPending::of(self, tokens)),
             Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
             Round::Returned {
                 received,
@@ -238,8 +272,16 @@ impl ExpertParallel {
     /// can keep the others waiting for ever, see [`Group::close`].
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
+    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls: nothing is
+    /// freed, and the error gives the communicator back. [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
     pub fn close(mut self) -> Result<(), Error> {
+        let graphs = Arc::strong_count(&self.member) - 1;
+        if graphs > 0 {
+            return Err(Error::GraphsAlive {
+                graphs,
+                communicator: Box::new(self),
+            });
+        }
         let gave_up = self.require_alive().is_err()
             || self
                 .fault()
@@ -256,23 +298,62 @@ impl ExpertParallel {
     }
 
     /// Enqueues a kernel, if the communicator has not given up.
-    pub(crate) fn launch(&self, stream: Stream, kernel: Kernel, args: Args) -> Result<(), Error> {
+    pub(crate) fn launch(
+        &mut self,
+        stream: Stream,
+        kernel: Kernel,
+        args: Args,
+    ) -> Result<(), Error> {
         self.require_alive()?;
         if let Some((fault, _)) = self.fault()?
             && !fault.kind.is_input()
         {
             return Err(Error::Poisoned(self.poison(fault)));
         }
+        self.require_room(stream)?;
+        self.device().hold(stream, &self.member)?;
         let shmem = self.plan.shape().spans_nodes();
         let max_sms = self.plan.config().max_sms;
-        self.device().launch(&Launch {
+        let launch = Launch {
             kernel,
-            kernels: self.memory.kernels,
+            kernels: self.memory.kernels.clone(),
             args,
             shmem,
             max_sms,
             stream,
-        })
+        };
+        // SAFETY: the tensors were found to have memory for every element when `args` was made of them; what else
+        // it names is this communicator's, allocated in the plan's sizes and kept until it is closed, and the kernels
+        // are what its device gave.
+        unsafe { self.device().launch(&launch) }
+    }
+
+    /// Whether `stream` has as many multiprocessors as a launch takes. A stream is asked once.
+    fn require_room(&mut self, stream: Stream) -> Result<(), Error> {
+        let known = self.streams.iter().find(|(of, _)| *of == stream);
+        let multiprocessors = match known {
+            Some(&(_, multiprocessors)) => multiprocessors,
+            None => {
+                let multiprocessors = self.device().stream_multiprocessors(stream);
+                if self.streams.len() == MAX_STREAMS {
+                    self.streams.clear();
+                }
+                self.streams.push((stream, multiprocessors));
+                multiprocessors
+            }
+        };
+        let max_sms = self.plan.config().max_sms;
+        match multiprocessors {
+            Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
+                // Another stream may have this one's handle by now: the next call asks again.
+                self.streams.retain(|(of, _)| *of != stream);
+                Err(Error::GreenContext {
+                    max_sms,
+                    multiprocessors,
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn require_idle(&self) -> Result<(), Error> {
@@ -348,7 +429,7 @@ impl Drop for ExpertParallel {
 
 /// Finds ranks that were configured differently. Collective.
 fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
-    let ours = plan.shape().fingerprint();
+    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION);
     let all = fabric.all_gather(ours)?;
     let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
     match all.iter().position(|&theirs| theirs != ours) {

@@ -67,6 +67,7 @@ mod tests {
             wanted: number,
             saw: number,
             epoch: number,
+            patience_ms: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Who takes part.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferry_layout::Rank;
 use ferry_simulator::Options;
@@ -17,6 +18,17 @@ use crate::{Device, Error, Fabric};
 #[derive(Clone)]
 pub struct Group {
     fabric: Arc<dyn Fabric>,
+    /// Communicators of this process that are open, or that a graph will launch.
+    members: Arc<AtomicUsize>,
+}
+
+/// That kernels of a communicator may be launched: it and the graphs that were captured of it hold one together.
+pub(crate) struct Member(Arc<AtomicUsize>);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// How a rank of an NVSHMEM group finds its GPU and its library.
@@ -106,7 +118,10 @@ impl Group {
         if fabric.local_ranks().is_empty() {
             return Err(Error::NoLocalRanks { ranks });
         }
-        Ok(Self { fabric })
+        Ok(Self {
+            fabric,
+            members: Arc::default(),
+        })
     }
 
     /// Ranks of the whole group.
@@ -139,8 +154,8 @@ impl Group {
         self.fabric.cuda(rank)
     }
 
-    /// Leaves the group, which its clones leave as well. Close its communicators first.
-    /// Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
+    /// Leaves the group, which its clones leave as well. Close its communicators and drop their graphs
+    /// first. Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
     /// process ends; for the others it makes no difference.
     ///
     /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing windows does, and
@@ -150,9 +165,13 @@ impl Group {
     /// its call is over, and a bootstrap whose own waits do not end, as MPI's.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] that names a lost rank, and what the group reports.
-    pub fn close(self) -> Result<(), Error> {
-        self.fabric.close()
+    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. [`Error::Bootstrap`] that names a
+    /// lost rank, and what the group reports.
+    pub fn close(&self) -> Result<(), Error> {
+        match self.members.load(Ordering::Acquire) {
+            0 => self.fabric.close(),
+            communicators => Err(Error::CommunicatorsOpen { communicators }),
+        }
     }
 
     /// The kind: "local", "nvshmem", "simulated".
@@ -164,6 +183,12 @@ impl Group {
     /// the number of ranks.
     pub fn reaches_other_nodes(&self) -> bool {
         self.fabric.reaches_other_nodes()
+    }
+
+    /// Counts a communicator in.
+    pub(crate) fn enter(&self) -> Arc<Member> {
+        self.members.fetch_add(1, Ordering::AcqRel);
+        Arc::new(Member(self.members.clone()))
     }
 
     /// What it is a group over, for tests that put one of their own between.
@@ -219,7 +244,7 @@ mod tests {
         ) -> Result<Vec<DevicePtr>, Error> {
             unreachable!()
         }
-        fn free_windows(&self, _: &[DevicePtr]) -> Result<(), Error> {
+        unsafe fn free_windows(&self, _: &[DevicePtr]) -> Result<(), Error> {
             unreachable!()
         }
     }

@@ -28,7 +28,7 @@
 //!     specialise: true,
 //! })?;
 //! let mut ranks = ExpertParallel::new(&group, &plan)?;
-//! let stream = Stream(0);
+//! let stream = Stream::DEFAULT;
 //!
 //! // Every rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
 //! let upload = |rank: &ExpertParallel, bytes: &[u8]| -> Result<DevicePtr, Error> {
@@ -100,6 +100,7 @@ mod fault_page;
 mod group;
 #[cfg(any(feature = "cuda", test))]
 mod job;
+mod kernels;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvshmem;
@@ -118,7 +119,7 @@ pub use arguments::{
 };
 pub use bootstrap::{Bootstrap, BootstrapError, TcpBootstrap};
 pub use config::Config;
-pub use device::{Device, DevicePtr, Fabric, Kernels, Stream};
+pub use device::{Device, DevicePtr, Fabric, Stream};
 pub use error::{CudaError, Error};
 pub use expert_parallel::ExpertParallel;
 pub use ferry_layout::silu::Activation;
@@ -129,6 +130,7 @@ pub use ferry_simulator as simulator;
 pub use group::Group;
 #[cfg(feature = "cuda")]
 pub use group::NvshmemOptions;
+pub use kernels::Kernels;
 pub use plan::{Plan, PlanError, Problem};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use silu::{FusedSilu, fused_silu};

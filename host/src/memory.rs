@@ -52,7 +52,10 @@ impl Private {
         window: DevicePtr,
         peers: &[DevicePtr],
     ) -> Result<(), Error> {
-        let peers: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
+        let peers: Vec<u8> = peers
+            .iter()
+            .flat_map(|peer| peer.address().to_le_bytes())
+            .collect();
         self.device
             .fill(self.workspace, 0, plan.workspace_bytes())?;
         let layout = Window::of(plan.shape());
@@ -69,7 +72,9 @@ impl Private {
         for at in [&mut self.workspace, &mut self.peers] {
             let at = std::mem::replace(at, DevicePtr::NULL);
             if at != DevicePtr::NULL {
-                result = result.and(self.device.free(at));
+                // SAFETY: `alloc` got it from this device, and nobody but this communicator's kernels uses it. Its
+                // owner synchronises with them, or leaks.
+                result = result.and(unsafe { self.device.free(at) });
             }
         }
         self.page = None;
@@ -156,7 +161,8 @@ impl Windows {
         self.fabric.barrier().inspect_err(|error| {
             tracing::warn!(%error, windows = self.at.len(), "the windows of a communicator are leaked");
         })?;
-        self.fabric.free_windows(&self.at)
+        // SAFETY: the fabric gave them, and all ranks have left them in order.
+        unsafe { self.fabric.free_windows(&self.at) }
     }
 }
 
@@ -168,7 +174,10 @@ pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
             windows = windows.len(),
             "windows are leaked: freeing them waits for ranks that may not come"
         );
-    } else if let Err(error) = fabric.free_windows(windows) {
+        return;
+    }
+    // SAFETY: the fabric gave them to a communicator that did not come about: no rank has launched a kernel.
+    if let Err(error) = unsafe { fabric.free_windows(windows) } {
         tracing::warn!(%error, "cannot free windows");
     }
 }

@@ -79,9 +79,10 @@ impl Fabric for Failing {
     ) -> Result<Vec<DevicePtr>, Error> {
         Ok(vec![windows[0]; self.ranks as usize])
     }
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         self.freed.fetch_add(windows.len(), Ordering::Relaxed);
-        self.inside.fabric().free_windows(windows)
+        // SAFETY: the caller's promise.
+        unsafe { self.inside.fabric().free_windows(windows) }
     }
 }
 

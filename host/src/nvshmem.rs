@@ -46,25 +46,28 @@ impl Calls for Joined {
     unsafe fn malloc(&self, bytes: u64) -> Option<DevicePtr> {
         // SAFETY: the caller says that the job is open and this thread's, and the device current.
         let at = unsafe { self.library.functions().nvshmem_malloc(bytes as usize) };
-        (!at.is_null()).then(|| DevicePtr(at.addr() as u64))
+        // SAFETY: NVSHMEM gave so many bytes, which are kept until `free`.
+        (!at.is_null()).then(|| unsafe { DevicePtr::new(at.addr() as u64, bytes) })
     }
 
     unsafe fn free(&self, window: DevicePtr) {
-        let at = ptr::without_provenance_mut::<c_void>(window.0 as usize);
+        let at = ptr::without_provenance_mut::<c_void>(window.address() as usize);
         // SAFETY: as in `malloc`, which gave the window, as the caller says.
         unsafe { self.library.functions().nvshmem_free(at) };
     }
 
     unsafe fn leave(&self, registered: bool) -> Result<(), Error> {
-        let mut result = Ok(());
+        // A communicator that was dropped may have left kernels behind. They end at their deadline.
+        let mut result = self.device.synchronize_all();
         if registered {
-            // SAFETY: `get_ready` registered the module; the caller says that no kernel runs.
-            result = unsafe { self.library.unregister_module(self.device.module()) };
+            // SAFETY: `get_ready` registered the module, and no kernel runs.
+            let unregistered = unsafe { self.library.unregister_module(self.device.module()) };
+            result = result.and(unregistered.map_err(refused));
         }
         // SAFETY: this process joined the job and leaves it once, and nothing uses windows any more, as the
         // caller says.
         unsafe { self.library.finalize() };
-        result.map_err(refused)
+        result
     }
 
     fn keep(&self) {
@@ -162,7 +165,7 @@ impl NvshmemFabric {
         if !job.is_open() {
             return Err(Error::GroupClosed);
         }
-        let own = ptr::without_provenance::<c_void>(window.0 as usize);
+        let own = ptr::without_provenance::<c_void>(window.address() as usize);
         let functions = job.calls.library.functions();
         // SAFETY: the job is open, and NVSHMEM gives null for an address that is not symmetric.
         let at = unsafe { functions.nvshmem_ptr(own, pe_number(peer.0)?) };
@@ -172,7 +175,8 @@ impl NvshmemFabric {
                 peer,
             });
         }
-        Ok(DevicePtr(at.addr() as u64))
+        // SAFETY: NVSHMEM maps the peer's window here, which is as long as the own one.
+        Ok(unsafe { DevicePtr::new(at.addr() as u64, window.bytes()) })
     }
 }
 
@@ -244,9 +248,8 @@ impl Fabric for NvshmemFabric {
         (0..self.ranks).map(Rank).map(as_seen).collect()
     }
 
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
-        // SAFETY: `alloc_windows` gave them, and nothing uses them any more: so says the caller of
-        // `Fabric::free_windows`.
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
         unsafe { self.lock().free(windows) }
     }
 

@@ -2,10 +2,9 @@
 
 use ferry_layout::Kernel;
 
+use crate::arguments::args_of;
 use crate::device::Args;
-use crate::{
-    CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream,
-};
+use crate::{CombineInput, CombineOutput, DispatchOutput, Error, ExpertParallel, Stream};
 
 /// How far a rank's round is.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +12,7 @@ pub(crate) enum Round {
     /// None is open.
     Idle,
     /// `dispatch_async` was enqueued.
-    Sent { input: DispatchInput },
+    Sent { tokens: usize },
     /// The dispatch was enqueued whole.
     Received(Received),
     /// `combine_async` was enqueued.
@@ -34,9 +33,9 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    pub(crate) const fn of(input: &DispatchInput, output: &DispatchOutput) -> Self {
+    pub(crate) const fn of(tokens: usize, output: &DispatchOutput) -> Self {
         Self {
-            tokens: input.x.dims[0],
+            tokens,
             capacity: output.capacity(),
         }
     }
@@ -61,14 +60,15 @@ pub enum Unfinished<'a> {
 #[derive(Debug)]
 pub struct DispatchPending<'a> {
     rank: &'a mut ExpertParallel,
-    input: DispatchInput,
+    /// Of the inputs, which may be gone, that is all the second half must know.
+    tokens: usize,
 }
 
 impl<'a> DispatchPending<'a> {
     /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut ExpertParallel, input: DispatchInput) -> Self {
-        rank.round = Round::Sent { input };
-        Self { rank, input }
+    pub(crate) const fn of(rank: &'a mut ExpertParallel, tokens: usize) -> Self {
+        rank.round = Round::Sent { tokens };
+        Self { rank, tokens }
     }
 
     /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
@@ -77,17 +77,17 @@ impl<'a> DispatchPending<'a> {
     }
 
     /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
-    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`.
-    /// Collective.
+    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. The inputs of that
+    /// are not used. Collective.
     ///
     /// # Errors
-    /// [`Error::Tensor`], [`Error::Poisoned`], or what the launch reports. Nothing is enqueued
+    /// [`Error::TooManyScales`], [`Error::Tensor`], [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is enqueued
     /// then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
-        let Self { rank, input } = self;
-        let args = output.add_to(input.args(&rank.common, &rank.plan)?, &rank.plan)?;
+        let Self { rank, tokens } = self;
+        let args = output.add_to(args_of(&rank.common, tokens), &rank.plan)?;
         rank.launch(stream, Kernel::DispatchWait, Args::Dispatch(args))?;
-        Ok(Dispatched::of(rank, Received::of(&input, output)))
+        Ok(Dispatched::of(rank, Received::of(tokens, output)))
     }
 }
 
@@ -117,9 +117,9 @@ impl<'a> Dispatched<'a> {
     /// until `stream` has passed the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::Tensor`]; [`Error::WeightsInReducedMode`], [`Error::ApartInReducedMode`],
+    /// [`Error::Tensor`], [`Error::TensorsOverlap`]; [`Error::WeightsInReducedMode`], [`Error::ApartInReducedMode`],
     /// [`Error::WrongCombineOutput`] where weights, output and mode do not fit together;
-    /// [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then, and
+    /// [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then, and
     /// [`ExpertParallel::unfinished`] gives the dispatch back.
     pub fn combine(
         self,
@@ -193,7 +193,7 @@ impl<'a> CombinePending<'a> {
     /// `combine_async`. Collective.
     ///
     /// # Errors
-    /// [`Error::Poisoned`], or what the launch reports. Nothing is enqueued then, and
+    /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is enqueued then, and
     /// [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream) -> Result<(), Error> {
         let Self {

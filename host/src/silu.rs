@@ -6,12 +6,9 @@ use ferry_layout::{Kernel, ScaleLayout, SiluArgs, TokenFormat};
 
 use crate::arguments::{address_or_none, require_transposed};
 use crate::device::{Args, Launch};
+use crate::tensor::Element;
 use crate::{Device, Error, Kernels, ScaleTensor, Stream, Tensor};
 
-/// Alignment of rows: kernels move 16 bytes at a time.
-const ROW_ALIGN: u64 = 16;
-/// Alignment of tensors of 32-bit words.
-const WORD_ALIGN: u64 = 4;
 /// Columns that a lane works on at a time.
 const LANE_COLUMNS: usize = 16;
 
@@ -59,14 +56,16 @@ pub fn fused_silu(
     silu: &FusedSilu,
     max_sms: Option<u32>,
 ) -> Result<(), Error> {
-    device.launch(&Launch {
+    let launch = Launch {
         kernel: Kernel::FusedSilu,
         kernels: Kernels::GENERAL,
         args: Args::Silu(silu.args()?),
         shmem: false,
         max_sms,
         stream,
-    })
+    };
+    // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
+    unsafe { device.launch(&launch) }
 }
 
 impl FusedSilu {
@@ -85,15 +84,16 @@ impl FusedSilu {
             });
         }
         self.input
-            .require("input", [capacity, 2 * columns], ROW_ALIGN)?;
+            .require("input", [capacity, 2 * columns], Element::BF16_ROW)?;
+        let element = Element::row(self.format.sizes().element_bits);
         self.output
-            .require("output", [capacity, columns], ROW_ALIGN)?;
+            .require("output", [capacity, columns], element)?;
         self.row_offsets
-            .require("row_offsets", [experts + 1], WORD_ALIGN)?;
+            .require("row_offsets", [experts + 1], Element::WORD)?;
         match (&self.input_scales, self.format) {
             (None, _) => {}
             (Some(scales), TokenFormat::Nvfp4(_)) => {
-                scales.require("input_scales", [experts], WORD_ALIGN)?;
+                scales.require("input_scales", [experts], Element::WORD)?;
             }
             (Some(_), format) => return Err(Error::UnusedInputScale { format }),
         }
@@ -106,9 +106,9 @@ impl FusedSilu {
             Activation::Clamped { limit, .. } => return Err(Error::SiluLimit { limit }),
         };
         Ok(SiluArgs {
-            input: self.input.at.0,
-            row_offsets: self.row_offsets.at.0,
-            output: self.output.at.0,
+            input: self.input.at.address(),
+            row_offsets: self.row_offsets.at.address(),
+            output: self.output.at.address(),
             scales,
             scales_offsets,
             input_scales: address_or_none(self.input_scales),
@@ -146,17 +146,17 @@ impl FusedSilu {
             (None, None) if groups == 0 => return Ok((0, 0)),
             (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
                 require_transposed(scales, groups, capacity)?;
-                return Ok((scales.at.0, 0));
+                return Ok((scales.at.address(), 0));
             }
             (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
-                scales.require("scales", [capacity, groups], WORD_ALIGN)?;
-                return Ok((scales.at.0, 0));
+                scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
+                return Ok((scales.at.address(), 0));
             }
             (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
                 let blocks = scales.dims[0];
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], ROW_ALIGN)?;
-                offsets.require("offsets", [experts], WORD_ALIGN)?;
-                return Ok((scales.at.0, offsets.at.0));
+                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
+                offsets.require("offsets", [experts], Element::WORD)?;
+                return Ok((scales.at.address(), offsets.at.address()));
             }
             _ => {}
         }

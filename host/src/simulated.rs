@@ -63,7 +63,11 @@ impl Fabric for SimulatedFabric {
 
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
         let windows = self.simulator.alloc_symmetric(bytes)?;
-        Ok(windows.into_iter().map(DevicePtr).collect())
+        Ok(windows
+            .into_iter()
+            // SAFETY: the simulator allocated them, and refuses addresses of what it freed.
+            .map(|window| unsafe { DevicePtr::new(window, bytes) })
+            .collect())
     }
 
     fn peer_windows(
@@ -83,10 +87,10 @@ impl Fabric for SimulatedFabric {
         Ok((0..self.ranks).map(as_seen).collect())
     }
 
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         windows
             .iter()
-            .try_for_each(|window| Ok(self.simulator.free(window.0)?))
+            .try_for_each(|window| Ok(self.simulator.free(window.address())?))
     }
 }
 
@@ -102,39 +106,45 @@ impl Device for SimulatedDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
-        Ok(DevicePtr(self.simulator.alloc(self.rank.0, bytes)?))
+        let at = self.simulator.alloc(self.rank.0, bytes)?;
+        // SAFETY: the simulator allocated them, and refuses addresses of what it freed.
+        Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
-    fn free(&self, at: DevicePtr) -> Result<(), Error> {
-        Ok(self.simulator.free(at.0)?)
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
+        Ok(self.simulator.free(at.address())?)
     }
 
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
-        Ok(self.simulator.write(to.0, bytes)?)
+        to.require("upload", bytes.len() as u64)?;
+        Ok(self.simulator.write(to.address(), bytes)?)
     }
 
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error> {
-        Ok(self.simulator.read(from.0, bytes)?)
+        from.require("download", bytes.len() as u64)?;
+        Ok(self.simulator.read(from.address(), bytes)?)
     }
 
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error> {
+        at.require("fill", bytes)?;
         let chunk = vec![value; bytes.min(FILL_BYTES) as usize];
         for done in (0..bytes).step_by(FILL_BYTES as usize) {
             let here = FILL_BYTES.min(bytes - done) as usize;
-            self.simulator.write(at.plus(done).0, &chunk[..here])?;
+            self.simulator
+                .write(at.plus(done).address(), &chunk[..here])?;
         }
         Ok(())
     }
 
     fn stream(&self) -> Result<Stream, Error> {
-        Ok(Stream(0))
+        Ok(Stream::DEFAULT)
     }
 
     fn synchronize(&self, _stream: Stream) -> Result<(), Error> {
         Ok(self.simulator.synchronize(self.rank.0)?)
     }
 
-    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let args = match launch.args {
             Args::Dispatch(args) => ferry_simulator::Args::Dispatch(args),
             Args::Combine(args) => ferry_simulator::Args::Combine(args),
@@ -160,21 +170,24 @@ struct SimulatedPage {
 }
 
 impl SharedPage for SimulatedPage {
-    fn address(&self) -> DevicePtr {
-        self.address
+    fn address(&self) -> u64 {
+        self.address.address()
     }
 
     fn read(&self) -> FaultPage {
         let mut page = FaultPage::zeroed();
         // Only a simulation that has ended cannot be read; whatever is asked of it next says so.
-        if let Err(error) = self.simulator.read(self.address.0, bytes_of_mut(&mut page)) {
+        if let Err(error) = self
+            .simulator
+            .read(self.address.address(), bytes_of_mut(&mut page))
+        {
             tracing::warn!(%error, "cannot read a fault page");
         }
         page
     }
 
     fn acknowledge(&self, number: u64) {
-        let at = self.address.0 + offset_of!(FaultPage, acknowledged) as u64;
+        let at = self.address.address() + offset_of!(FaultPage, acknowledged) as u64;
         if let Err(error) = self.simulator.write(at, bytes_of(&number)) {
             tracing::warn!(%error, "cannot acknowledge a fault");
         }
@@ -184,6 +197,6 @@ impl SharedPage for SimulatedPage {
 impl Drop for SimulatedPage {
     fn drop(&mut self) {
         // Fails only if the simulation has ended, and its memory with it.
-        let _ = self.simulator.free(self.address.0);
+        let _ = self.simulator.free(self.address.address());
     }
 }

@@ -1,221 +1,13 @@
 //! How a communicator begins and ends, over a fabric that only takes notes.
 
+mod noted;
+
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use ferry::device::{Args, FaultPage, Launch, SharedPage};
+use ferry::device::{Args, FaultPage, Launch};
 use ferry::*;
-
-/// What happened, in order, and what is to happen.
-#[derive(Default)]
-struct Notes {
-    calls: Mutex<Vec<String>>,
-    launches: Mutex<Vec<Launch>>,
-    page: Mutex<FaultPage>,
-    /// Answers of rank 1 to each `all_gather`; its agreement where there are none left.
-    rank_1_says: Mutex<Vec<u64>>,
-    next: Mutex<u64>,
-    refuse_alloc: bool,
-}
-
-impl Notes {
-    fn note(&self, call: impl Into<String>) {
-        self.calls.lock().unwrap().push(call.into());
-    }
-
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.calls.lock().unwrap())
-    }
-
-    fn address(&self) -> DevicePtr {
-        let mut next = self.next.lock().unwrap();
-        *next += 1 << 20;
-        DevicePtr(*next)
-    }
-}
-
-struct NotedDevice(Arc<Notes>);
-
-impl Device for NotedDevice {
-    fn name(&self) -> String {
-        "noted".into()
-    }
-    fn alloc(&self, _bytes: u64) -> Result<DevicePtr, Error> {
-        self.0.note("alloc");
-        if self.0.refuse_alloc {
-            Err(Error::NoRanks)
-        } else {
-            Ok(self.0.address())
-        }
-    }
-    fn free(&self, _at: DevicePtr) -> Result<(), Error> {
-        self.0.note("free");
-        Ok(())
-    }
-    fn upload(&self, _to: DevicePtr, _bytes: &[u8]) -> Result<(), Error> {
-        self.0.note("upload");
-        Ok(())
-    }
-    fn download(&self, _from: DevicePtr, _bytes: &mut [u8]) -> Result<(), Error> {
-        self.0.note("download");
-        Ok(())
-    }
-    fn fill(&self, _at: DevicePtr, value: u8, _bytes: u64) -> Result<(), Error> {
-        self.0.note(format!("fill {value}"));
-        Ok(())
-    }
-    fn stream(&self) -> Result<Stream, Error> {
-        Ok(Stream(0))
-    }
-    fn synchronize(&self, _stream: Stream) -> Result<(), Error> {
-        self.0.note("synchronize");
-        Ok(())
-    }
-    fn launch(&self, launch: &Launch) -> Result<(), Error> {
-        self.0.note(launch.kernel.name());
-        self.0.launches.lock().unwrap().push(*launch);
-        Ok(())
-    }
-    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
-        Ok(Box::new(NotedPage(self.0.clone())))
-    }
-}
-
-struct NotedPage(Arc<Notes>);
-
-impl SharedPage for NotedPage {
-    fn address(&self) -> DevicePtr {
-        DevicePtr(64)
-    }
-    fn read(&self) -> FaultPage {
-        *self.0.page.lock().unwrap()
-    }
-    fn acknowledge(&self, number: u64) {
-        self.0.page.lock().unwrap().acknowledged = number;
-    }
-}
-
-impl Drop for NotedPage {
-    fn drop(&mut self) {
-        self.0.note("drop page");
-    }
-}
-
-/// Rank 0 of two, or all of one.
-struct NotedFabric {
-    notes: Arc<Notes>,
-    ranks: u32,
-}
-
-impl Fabric for NotedFabric {
-    fn name(&self) -> &'static str {
-        "noted"
-    }
-    fn ranks(&self) -> u32 {
-        self.ranks
-    }
-    fn local_ranks(&self) -> Vec<Rank> {
-        vec![Rank(0)]
-    }
-    fn device(&self, _rank: Rank) -> Result<Arc<dyn Device>, Error> {
-        Ok(Arc::new(NotedDevice(self.notes.clone())))
-    }
-    fn reaches_other_nodes(&self) -> bool {
-        true
-    }
-    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
-        self.notes.note("all_gather");
-        let mut says = self.notes.rank_1_says.lock().unwrap();
-        let theirs = if says.is_empty() {
-            value
-        } else {
-            says.remove(0)
-        };
-        Ok([value, theirs][..self.ranks as usize].to_vec())
-    }
-    fn barrier(&self) -> Result<(), Error> {
-        self.notes.note("barrier");
-        Ok(())
-    }
-    fn alloc_windows(&self, _bytes: u64) -> Result<Vec<DevicePtr>, Error> {
-        self.notes.note("alloc_windows");
-        Ok(vec![self.notes.address()])
-    }
-    fn peer_windows(
-        &self,
-        _rank: Rank,
-        windows: &[DevicePtr],
-        _shape: &Shape,
-    ) -> Result<Vec<DevicePtr>, Error> {
-        Ok(vec![windows[0]; self.ranks as usize])
-    }
-    fn free_windows(&self, _windows: &[DevicePtr]) -> Result<(), Error> {
-        self.notes.note("free_windows");
-        Ok(())
-    }
-}
-
-fn config() -> Config {
-    Config {
-        experts: 2,
-        top_k: 1,
-        hidden: 8,
-        max_tokens_per_rank: 4,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Exact,
-        deadline: Duration::from_millis(7),
-        debug_checks: true,
-        max_sms: Some(5),
-        specialise: false,
-    }
-}
-
-fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertParallel, Error> {
-    let fabric = NotedFabric {
-        notes: notes.clone(),
-        ranks,
-    };
-    let group = Group::with_fabric(Arc::new(fabric))?;
-    let plan = Plan::new(&group, config)?;
-    Ok(ExpertParallel::new(&group, &plan)?.remove(0))
-}
-
-fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
-    let at = DevicePtr(4096);
-    let local = rank.plan().local_experts();
-    let input = DispatchInput {
-        input_scale: None,
-        x: Tensor::contiguous(at, [2, 8]),
-        topk_ids: Tensor::contiguous(at, [2, 1]),
-        topk_weights: None,
-    };
-    let output = DispatchOutput {
-        row_scales: None,
-        tokens: Tensor::contiguous(at, [6, 8]),
-        scales: None,
-        row_offsets: Tensor::contiguous(at, [local + 1]),
-        expert_ids: Tensor::contiguous(at, [local]),
-        src_info: Tensor::contiguous(at, [6, 2]),
-    };
-    (input, output)
-}
-
-fn timeout() -> Fault {
-    Fault {
-        kind: FaultKind::PeerTimeout,
-        kernel: Kernel::Dispatch,
-        rank: Rank(0),
-        peer: Rank(1),
-        culprit: Rank(1),
-        region: Region::Counts,
-        index: 0,
-        wanted: 1,
-        saw: 0,
-        epoch: 1,
-        patience_ms: None,
-    }
-}
+use ferry_layout::{Common, PROTOCOL_VERSION};
+use noted::*;
 
 #[test]
 fn a_communicator_begins_and_ends_in_order() {
@@ -266,18 +58,20 @@ fn a_round_does_nothing_but_launch() {
         expert_rows: output.tokens,
         topk_weights: None,
     };
-    let apart = Tensor::contiguous(DevicePtr(8192), [2, 1, 8]);
+    let apart = Tensor::contiguous(memory(8192), [2, 1, 8]);
     let combined = CombineOutput {
         combined: CombineTensor::Apart(apart),
     };
-    let dispatched = rank.dispatch(Stream(9), &input, &output).unwrap();
-    dispatched.combine(Stream(9), &combine, &combined).unwrap();
-    let sent = rank.dispatch_async(Stream(9), &input).unwrap();
-    let dispatched = sent.wait(Stream(9), &output).unwrap();
+    // SAFETY: nothing here enqueues.
+    let stream = unsafe { Stream::new(9) };
+    let dispatched = rank.dispatch(stream, &input, &output).unwrap();
+    dispatched.combine(stream, &combine, &combined).unwrap();
+    let sent = rank.dispatch_async(stream, &input).unwrap();
+    let dispatched = sent.wait(stream, &output).unwrap();
     dispatched
-        .combine_async(Stream(9), &combine, &combined)
+        .combine_async(stream, &combine, &combined)
         .unwrap()
-        .wait(Stream(9))
+        .wait(stream)
         .unwrap();
     let kernels = [
         "dispatch",
@@ -293,7 +87,7 @@ fn a_round_does_nothing_but_launch() {
     for launch in &launches {
         assert_eq!(
             (launch.shmem, launch.max_sms, launch.stream),
-            (true, Some(5), Stream(9))
+            (true, Some(5), stream)
         );
         let common = match launch.args {
             Args::Dispatch(args) => args.common,
@@ -309,6 +103,17 @@ fn a_round_does_nothing_but_launch() {
             (*rank.plan().shape(), 64)
         );
     }
+    let inputs = |launch: &Launch| match launch.args {
+        Args::Dispatch(args) => [args.x, args.topk_ids, args.topk_weights, args.input_scale],
+        _ => panic!("not a dispatch"),
+    };
+    assert_eq!(inputs(&launches[2]), [4096, 4096, 0, 0]);
+    // The input is free by now.
+    assert_eq!(inputs(&launches[3]), [0; 4]);
+    let Args::Dispatch(args) = launches[3].args else {
+        panic!("not a dispatch")
+    };
+    assert_eq!((args.output_tokens, args.common.tokens), (4096, 2));
     let Args::Combine(args) = launches[5].args else {
         panic!("not a combine")
     };
@@ -344,6 +149,14 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
         "{refused}"
     );
     assert_eq!(notes.take(), ["all_gather"]);
+    let fabric = NotedFabric { notes, ranks: 2 };
+    let group = Group::with_fabric(Arc::new(fabric)).unwrap();
+    assert_eq!(ours, fingerprint(&Plan::new(&group, config()).unwrap()));
+}
+
+/// Of all that ranks must agree on: layout and protocol, too.
+fn fingerprint(plan: &Plan) -> u64 {
+    Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION)
 }
 
 #[test]
@@ -351,7 +164,7 @@ fn a_rank_that_fails_to_begin_is_named_and_nothing_is_kept() {
     let says = |notes: &Notes, plan: &[u64]| *notes.rank_1_says.lock().unwrap() = plan.to_vec();
     let notes = Arc::<Notes>::default();
     let rank = start(&notes, 2, config()).unwrap();
-    let same = rank.plan().shape().fingerprint();
+    let same = fingerprint(rank.plan());
     rank.close().unwrap();
     notes.take();
 
@@ -415,7 +228,7 @@ fn after_a_timeout_close_waits_for_nobody() {
         let (input, output) = empty_tensors(&rank);
         notes.take();
         *notes.page.lock().unwrap() = FaultPage::of(&timeout(), 1);
-        let refused = rank.dispatch(Stream(0), &input, &output);
+        let refused = rank.dispatch(Stream::DEFAULT, &input, &output);
         assert!(matches!(refused, Err(Error::Poisoned(fault)) if fault == timeout()));
         assert!(matches!(rank.check(), Err(Error::Poisoned(_))));
         rank.close().unwrap();
@@ -436,7 +249,7 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
         ..timeout()
     };
     *notes.page.lock().unwrap() = FaultPage::of(&fault, 1);
-    assert!(rank.dispatch(Stream(0), &input, &output).is_ok());
+    assert!(rank.dispatch(Stream::DEFAULT, &input, &output).is_ok());
     assert!(matches!(rank.check(), Err(Error::Fault(told)) if told == fault));
     rank.check().unwrap();
     rank.close().unwrap();

@@ -206,6 +206,89 @@ fn an_open_round_is_named_and_can_be_taken_up_again() {
 }
 
 #[test]
+fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
+    let (mut rank, t) = alone(config());
+    let rows = t.output.tokens;
+    let bytes = (2 * rows.elements()) as u64;
+    drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+    let mut combine = |at: DevicePtr| {
+        let combined = Tensor::contiguous(at, [1, HIDDEN]);
+        let output = CombineOutput {
+            combined: CombineTensor::Summed(combined),
+        };
+        let Unfinished::Combine(dispatched) = rank.unfinished() else {
+            panic!("no open dispatch")
+        };
+        dispatched.combine(STREAM, &t.combine_input(None), &output)
+    };
+    for at in [rows.at, rows.at.plus(bytes - 16)] {
+        let refused = combine(at);
+        assert!(matches!(
+            refused,
+            Err(Error::TensorsOverlap {
+                first: "combined",
+                second: "expert_rows"
+            })
+        ));
+        assert!(sentence(refused).contains("tensor combined overlaps tensor expert_rows"));
+    }
+    combine(t.summed.at).unwrap();
+    rank.synchronize(STREAM).unwrap();
+    rank.close().unwrap();
+}
+
+#[test]
+fn more_scales_than_kernels_can_count_are_refused() {
+    // SAFETY: no kernel is launched with it.
+    let at = unsafe { DevicePtr::new(1 << 20, u64::MAX) };
+    let tiled = |blocks| ScaleTensor::Tiled {
+        scales: Tensor::contiguous(at, [blocks, 1, 32, 4, 4]),
+        offsets: Tensor::contiguous(at, [2]),
+    };
+    let row_major = |rows| ScaleTensor::RowMajor(Tensor::contiguous(at, [rows, 4]));
+    let (rows, blocks) = (1 << 32, 1 << 25);
+    let refused = [
+        (
+            ScaleLayout::RowMajor,
+            row_major(rows + 1),
+            rows + 1,
+            "4294967297 rows, and at most 4294967296",
+        ),
+        (
+            ScaleLayout::Tiled,
+            tiled(blocks + 1),
+            8,
+            "33554433 blocks, and at most 33554432",
+        ),
+    ];
+    for (layout, scales, capacity, wanted) in refused {
+        let format = TokenFormat::Mxfp8(layout);
+        let (mut rank, t) = alone(Config {
+            format,
+            hidden: 128,
+            ..config()
+        });
+        let input = DispatchInput {
+            x: Tensor::contiguous(at, [1, 128]),
+            ..t.input
+        };
+        let output = DispatchOutput {
+            tokens: Tensor::contiguous(at, [capacity, 128]),
+            scales: Some(scales),
+            ..t.output
+        };
+        let refused = rank.dispatch(STREAM, &input, &output);
+        assert!(
+            matches!(refused, Err(Error::TooManyScales { .. })),
+            "{layout:?}"
+        );
+        let sentence = sentence(refused);
+        assert!(sentence.contains(wanted), "{sentence}");
+        rank.close().unwrap();
+    }
+}
+
+#[test]
 fn a_plan_for_another_group_is_refused() {
     let plan = Plan::new(&Group::simulated(2, 1).unwrap(), config()).unwrap();
     let refused = ExpertParallel::new(&Group::simulated(4, 1).unwrap(), &plan);

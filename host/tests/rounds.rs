@@ -83,6 +83,47 @@ fn all_kinds(combine: CombineMode, weights: bool, apart: bool) {
 }
 
 #[test]
+fn the_inputs_are_free_once_a_dispatch_is_sent() {
+    let (mut ranks, tensors) = two_ranks(5, config());
+    let sent: Vec<_> = ranks
+        .iter_mut()
+        .zip(&tensors)
+        .map(|(rank, t)| rank.dispatch_async(STREAM, &t.input).unwrap())
+        .collect();
+    for (sent, t) in sent.iter().zip(&tensors) {
+        let rank = sent.expert_parallel();
+        rank.synchronize(STREAM).unwrap();
+        let weights = t.input.topk_weights.map(|weights| weights.at);
+        for at in [t.input.x.at, t.input.topk_ids.at]
+            .into_iter()
+            .chain(weights)
+        {
+            // SAFETY: the kernel that was given it has ended, and no other is.
+            unsafe { rank.device().free(at) }.unwrap();
+        }
+    }
+    let received = sent.into_iter().zip(&tensors);
+    let received: Vec<_> = received
+        .map(|(sent, t)| sent.wait(STREAM, &t.output).unwrap())
+        .collect();
+    for (received, t) in received.iter().zip(&tensors) {
+        received.expert_parallel().synchronize(STREAM).unwrap();
+        t.answer(received.expert_parallel());
+    }
+    for (received, t) in received.into_iter().zip(&tensors) {
+        let output = t.combine_output(false);
+        received
+            .combine(STREAM, &t.combine_input(None), &output)
+            .unwrap();
+    }
+    for (rank, t) in ranks.iter().zip(&tensors) {
+        rank.synchronize(STREAM).unwrap();
+        t.compare(rank, false);
+    }
+    close(ranks);
+}
+
+#[test]
 fn reduced() {
     all_kinds(CombineMode::Reduced, false, false);
 }

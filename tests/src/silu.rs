@@ -165,7 +165,9 @@ impl SiluCase {
         {
             device.download(scales, &mut images.scales)?;
         }
-        owned.into_iter().try_for_each(|at| device.free(at))?;
+        // SAFETY: the stream was synchronised.
+        let mut free = |at| unsafe { device.free(at) };
+        owned.into_iter().try_for_each(&mut free)?;
         Ok(images)
     }
 

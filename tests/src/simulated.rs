@@ -14,7 +14,7 @@ use crate::formats::{self, Capacity, Images, Place};
 pub use case::*;
 
 /// A simulated rank has one.
-pub const STREAM: Stream = Stream(0);
+pub const STREAM: Stream = Stream::DEFAULT;
 /// What outputs hold before a round.
 pub const POISON: u8 = 0xcd;
 /// Half calls that a round is made of; a fused rank skips the second and the fourth.

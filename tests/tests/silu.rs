@@ -10,7 +10,7 @@ fn every_format_gives_what_the_oracle_says() {
     let group = Group::simulated(1, 3).unwrap();
     let device = group.device(Rank(0)).unwrap();
     for case in cases(false) {
-        case.run(&*device, Stream(0))
+        case.run(&*device, Stream::DEFAULT)
             .unwrap_or_else(|error| panic!("{}: {error:#}", case.name()));
     }
 }
@@ -31,7 +31,7 @@ fn arguments_that_do_not_fit_are_refused() {
         scales: None,
     };
     let told = |silu: FusedSilu| {
-        let error = fused_silu(&*device, Stream(0), &silu, None).unwrap_err();
+        let error = fused_silu(&*device, Stream::DEFAULT, &silu, None).unwrap_err();
         (error.to_string(), error)
     };
     let (text, error) = told(FusedSilu {

@@ -50,6 +50,16 @@ impl Common {
         }
     }
 
+    /// A fingerprint of what ranks must agree on to understand each other: all that follows from a shape, and the
+    /// version of what it means. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
+    pub fn fingerprint(&self, version: u32) -> u64 {
+        let hash =
+            |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        let version = version.to_le_bytes();
+        let bytes = version.iter().chain(bytemuck::bytes_of(self));
+        bytes.fold(0xcbf2_9ce4_8422_2325, hash)
+    }
+
     /// This rank.
     pub const fn rank(&self) -> Rank {
         Rank(self.rank as u32)
@@ -63,6 +73,12 @@ impl Common {
             || (parts > 1 && self.shape.format().is_never_absent())
     }
 }
+
+/// The version of what ranks tell each other. Raise it with every change after which a rank would misread what one
+/// built before it writes, or wait for what that never writes: another meaning, order or encoding of a word of a window,
+/// another number of signals, another part of a row for a warp. Offsets and sizes count by themselves
+/// ([`Common::fingerprint`]).
+pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Where [`Common`] stands in the arguments of every kernel that has it.
 pub const COMMON_OFFSET: usize = 24;

@@ -30,7 +30,9 @@ mod tag;
 mod window;
 mod workspace;
 
-pub use args::{Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, SiluArgs, Tensor};
+pub use args::{
+    Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
+};
 pub use arithmetic::Arithmetic;
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
 pub use few::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts};

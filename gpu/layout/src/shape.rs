@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Entries, Header, Sizes, TokenFormat};
+use crate::{Entries, Header, Sizes, TokenFormat, scale_layout};
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;
@@ -112,6 +112,23 @@ impl Shape {
     #[inline(always)]
     pub const fn scale_words(&self) -> u32 {
         self.sizes().scale_words(self.hidden)
+    }
+
+    /// Most rows of row-major scales whose words can be numbered in 32 bits, as kernels do; all that there can be in
+    /// formats without.
+    pub const fn most_scaled_rows(&self) -> u64 {
+        match self.scale_words() as u64 {
+            0 => u64::MAX,
+            words => (1 << u32::BITS) / words,
+        }
+    }
+
+    /// Most blocks of tiled scales whose words can be numbered in 32 bits, as kernels do.
+    pub const fn most_scale_blocks(&self) -> u64 {
+        match self.scale_words() as u64 {
+            0 => u64::MAX,
+            words => (1 << u32::BITS) / (words * scale_layout::BLOCK_ROWS as u64),
+        }
     }
 
     /// Rows that an expert's rows are padded to a multiple of in dispatch's output.
@@ -280,28 +297,5 @@ impl Shape {
     /// Whether any two ranks are on different nodes.
     pub const fn spans_nodes(&self) -> bool {
         self.p2p_world_size < self.ranks
-    }
-
-    /// A fingerprint that ranks compare at init: FNV-1a, 64 bits, over the fields in order
-    /// (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
-    pub const fn fingerprint(&self) -> u64 {
-        let fields = [
-            self.ranks,
-            self.p2p_world_size,
-            self.experts,
-            self.top_k,
-            self.hidden,
-            self.max_tokens_per_rank,
-            self.combine_mode,
-            self.token_format,
-        ];
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut i = 0;
-        while i < fields.len() * 4 {
-            let byte = (fields[i / 4] >> (8 * (i % 4))) & 0xff;
-            hash = (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3);
-            i += 1;
-        }
-        hash
     }
 }

@@ -3,6 +3,7 @@
 use ferry_layout::scale_layout::{
     blocks, bytes, first_block, first_blocks, max_blocks, offset, offset_in_block, scales_offset,
 };
+use ferry_layout::{ScaleLayout, Shape, TokenFormat};
 use proptest::prelude::*;
 
 #[test]
@@ -24,6 +25,51 @@ fn places_by_hand() {
     assert_eq!(offset(3, 128, 0, 5), 4 * 1024);
     assert_eq!((bytes(3, 4), bytes(3, 5), bytes(0, 5)), (1536, 3072, 0));
 }
+
+#[test]
+fn words_of_as_many_scales_as_are_allowed_are_numbered_in_32_bits() {
+    let formats = [TokenFormat::Mxfp8, TokenFormat::Mxfp4, TokenFormat::Nvfp4];
+    for hidden in [128, 256, 7168, 1 << 20] {
+        for (format, layout) in formats
+            .into_iter()
+            .flat_map(|f| [(f, ScaleLayout::Tiled), (f, ScaleLayout::RowMajor)])
+        {
+            let shape = Shape {
+                hidden,
+                token_format: format(layout).number(),
+                ..SHAPE
+            };
+            let words = u64::from(shape.scale_words());
+            // Word numbers of the last scales, by the tensors' definition.
+            let last = |count: u64| match layout {
+                ScaleLayout::RowMajor => count * words - 1,
+                ScaleLayout::Tiled => {
+                    let (block, groups) = ((count - 1) as u32, 4 * words as u32);
+                    offset(block, 127, groups - 1, groups) / 4
+                }
+            };
+            let most = match layout {
+                ScaleLayout::RowMajor => shape.most_scaled_rows(),
+                ScaleLayout::Tiled => shape.most_scale_blocks(),
+            };
+            assert!(u32::try_from(last(most)).is_ok(), "{shape:?}");
+            assert!(u32::try_from(last(most + 1)).is_err(), "{shape:?}");
+        }
+    }
+    assert_eq!(SHAPE.most_scaled_rows(), u64::MAX);
+    assert_eq!(SHAPE.most_scale_blocks(), u64::MAX);
+}
+
+const SHAPE: Shape = Shape {
+    ranks: 2,
+    p2p_world_size: 2,
+    experts: 4,
+    top_k: 2,
+    hidden: 128,
+    max_tokens_per_rank: 3,
+    combine_mode: 0,
+    token_format: 0,
+};
 
 #[test]
 fn every_place_of_a_tensor_is_used_once() {

@@ -467,23 +467,6 @@ proptest! {
     }
 
     #[test]
-    fn each_field_counts_in_the_fingerprint(shape in any_shape(), other in any_shape()) {
-        let with = [
-            Shape { ranks: other.ranks, ..shape },
-            Shape { p2p_world_size: other.p2p_world_size, ..shape },
-            Shape { experts: other.experts, ..shape },
-            Shape { top_k: other.top_k, ..shape },
-            Shape { hidden: other.hidden, ..shape },
-            Shape { max_tokens_per_rank: other.max_tokens_per_rank, ..shape },
-            Shape { combine_mode: other.combine_mode, ..shape },
-            Shape { token_format: other.token_format, ..shape },
-        ];
-        for changed in with {
-            prop_assert_eq!(changed == shape, changed.fingerprint() == shape.fingerprint());
-        }
-    }
-
-    #[test]
     fn a_tagged_word_belongs_to_one_epoch(epoch in 1..=u64::MAX / 2, value in any::<u32>(), apart in 1..u64::from(u32::MAX)) {
         let word = Tagged::new(Epoch(epoch), value);
         prop_assert_eq!(word.value(Epoch(epoch)), Some(value));

@@ -1,18 +1,22 @@
 //! A GPU.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cust::device::DeviceAttribute;
 use ferry_layout::{Kernel, Shape};
 
 use super::context::{Current, PrimaryContext};
 use super::error::{check, check_about, error};
+use super::graph::Captures;
+use super::green::GreenContexts;
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::{Args, Launch, SharedPage};
+use crate::kernels::PerShape;
 use crate::{Device, DevicePtr, Error, Kernels, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
@@ -32,10 +36,14 @@ pub(super) struct Core {
     multiprocessors: u32,
     module: Module,
     /// Kernels for one shape each.
-    special: Mutex<Vec<(Shape, Module)>>,
+    special: PerShape<Module>,
     /// For copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     copies: OwnedStream,
+    /// What asks for the multiprocessors of a stream.
+    green: GreenContexts,
+    /// What graphs in the making hold.
+    pub(super) captures: Captures,
     /// Those that were given out.
     streams: Mutex<Vec<OwnedStream>>,
     /// Last, because what is above needs it.
@@ -71,7 +79,7 @@ impl OwnedStream {
 
 /// The driver's handle of a stream.
 pub(super) const fn raw(stream: Stream) -> CUstream {
-    ptr::without_provenance_mut(stream.0 as usize)
+    ptr::without_provenance_mut(stream.handle() as usize)
 }
 
 impl Core {
@@ -90,7 +98,9 @@ impl Core {
             name,
             multiprocessors,
             module,
-            special: Mutex::default(),
+            special: PerShape::new(),
+            green: GreenContexts::find(),
+            captures: Captures::default(),
             copies,
             streams: Mutex::default(),
             context,
@@ -99,8 +109,7 @@ impl Core {
 
     /// Waits for `stream`. The context is current.
     fn wait(&self, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the stream is one of this device's, or what the caller of a public method
-        // says is one; the driver refuses handles that it does not know.
+        // SAFETY: the stream is one of this device's, or lives by [`Stream::new`].
         check_about(
             "cuStreamSynchronize",
             unsafe { sys::cuStreamSynchronize(stream) },
@@ -122,11 +131,7 @@ impl Drop for Core {
             stream.destroy();
         }
         self.module.unload();
-        let special = self
-            .special
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (_, module) in special {
+        for (_, module) in self.special.all().iter() {
             module.unload();
         }
     }
@@ -177,29 +182,26 @@ impl CudaDevice {
         self.core.context.enter()
     }
 
+    /// Waits for everything that was enqueued in the device's context.
+    pub(crate) fn synchronize_all(&self) -> Result<(), Error> {
+        let _current = self.enter()?;
+        // SAFETY: takes nothing; the device's context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
     /// The driver's handle of the kernels' module (`CUmodule`).
     pub(crate) fn module(&self) -> *mut c_void {
         self.core.module.raw().cast()
     }
 
-    fn special(&self) -> MutexGuard<'_, Vec<(Shape, Module)>> {
-        self.core
-            .special
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The kernel to launch.
+    /// The kernel to launch. Takes no lock: another communicator may be compiling.
     fn function(&self, launch: &Launch) -> Result<CUfunction, Error> {
-        let function = match launch.kernels {
-            Kernels::GENERAL => Some(self.core.module.function(launch.kernel, launch.shmem)),
-            Kernels(number) => {
-                let special = self.special();
-                let kernels = special.get(number as usize - 1);
-                kernels.map(|(_, module)| module.function(launch.kernel, launch.shmem))
-            }
+        let module = match launch.kernels.held() {
+            None => Some(&self.core.module),
+            Some(held) => held.downcast_ref::<Module>(),
         };
-        function
+        module
+            .map(|module| module.function(launch.kernel, launch.shmem))
             .filter(|function| !function.is_null())
             .ok_or_else(|| {
                 let detail = format!("{} is not among the kernels", launch.kernel.name());
@@ -235,24 +237,26 @@ impl Device for CudaDevice {
         check_about("cuMemAlloc", code, || {
             format!("{bytes} bytes on {}", self.core.name)
         })?;
-        Ok(DevicePtr(at))
+        // SAFETY: the driver gave so many bytes, which are kept until `free`.
+        Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
-    fn free(&self, at: DevicePtr) -> Result<(), Error> {
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
         let _current = self.enter()?;
-        // SAFETY: the driver refuses what it did not allocate.
-        check("cuMemFree", unsafe { sys::cuMemFree_v2(at.0) })
+        // SAFETY: the caller's promise is that `alloc` got it from the driver, and that nobody uses it.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(at.address()) })
     }
 
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
         }
+        to.require("upload", bytes.len() as u64)?;
         let about = || format!("{} bytes to {}", bytes.len(), self.core.name);
         self.copy("cuMemcpyHtoDAsync", about, |stream| {
-            // SAFETY: `bytes` outlives the copy, which `copy` waits for; the driver refuses a
-            // range that is not in an allocation.
-            unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, bytes.as_ptr().cast(), bytes.len(), stream) }
+            let (to, from) = (to.address(), bytes.as_ptr().cast());
+            // SAFETY: `bytes` outlives the copy, which `copy` waits for; `to` has so many bytes.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), stream) }
         })
     }
 
@@ -261,11 +265,13 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let count = bytes.len();
+        from.require("download", count as u64)?;
         let about = || format!("{count} bytes from {}", self.core.name);
         self.copy("cuMemcpyDtoHAsync", about, |stream| {
+            let (to, from) = (bytes.as_mut_ptr().cast(), from.address());
             // SAFETY: `bytes` outlives the copy, which `copy` waits for, and is borrowed for
-            // writing; the driver refuses a range that is not in an allocation.
-            unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from.0, count, stream) }
+            // writing; `from` has so many bytes.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, count, stream) }
         })
     }
 
@@ -273,17 +279,19 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        at.require("fill", bytes)?;
         let about = || format!("{bytes} bytes on {}", self.core.name);
         self.copy("cuMemsetD8Async", about, |stream| {
-            // SAFETY: the driver refuses a range that is not in an allocation.
-            unsafe { sys::cuMemsetD8Async(at.0, value, bytes as usize, stream) }
+            // SAFETY: `at` has so many bytes.
+            unsafe { sys::cuMemsetD8Async(at.address(), value, bytes as usize, stream) }
         })
     }
 
     fn stream(&self) -> Result<Stream, Error> {
         let _current = self.enter()?;
         let stream = OwnedStream::create()?;
-        let number = Stream(stream.0.addr() as u64);
+        // SAFETY: it was created in this device's context, and lives as long as the device.
+        let number = unsafe { Stream::new(stream.0.addr() as u64) };
         let mut streams = self
             .core
             .streams
@@ -302,20 +310,28 @@ impl Device for CudaDevice {
         if shape.spans_nodes() {
             return Ok(Kernels::GENERAL);
         }
-        let mut special = self.special();
-        let index = match special.iter().position(|(of, _)| of == shape) {
-            Some(index) => index,
-            None => {
-                let _current = self.enter()?;
-                let module = Module::load_for(&self.core.context, shape)?;
-                special.push((*shape, module));
-                special.len() - 1
-            }
-        };
-        Ok(Kernels(index as u32 + 1))
+        let module = self.core.special.get(shape, || {
+            let _current = self.enter()?;
+            Module::load_for(&self.core.context, shape)
+        })?;
+        Ok(Kernels::of(module))
     }
 
-    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+    fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        let _current = self.enter().ok()?;
+        let multiprocessors = self.core.green.multiprocessors(raw(stream))?;
+        (multiprocessors < self.core.multiprocessors).then_some(multiprocessors)
+    }
+
+    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        if self.core.captures.are_none() {
+            return Ok(());
+        }
+        let _current = self.enter()?;
+        self.core.captures.hold(raw(stream), held)
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let parameter = parameter(launch)?;
         let _current = self.enter()?;
         let function = self.function(launch)?;
@@ -334,8 +350,9 @@ impl Device for CudaDevice {
             attribute_count: u32::from(waits),
         };
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
-        // the driver copies before it returns. A block of as many threads as it may have fits on a
-        // multiprocessor (seen when the kernels were loaded), and the stream is the caller's word.
+        // the driver copies before it returns; its addresses are the caller's promise. A block of as many threads
+        // as it may have fits on a multiprocessor (seen when the kernels were loaded), and the stream lives by
+        // [`Stream::new`].
         let code = unsafe {
             sys::cuLaunchKernelEx(
                 &config,

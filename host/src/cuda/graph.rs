@@ -1,7 +1,9 @@
 //! Graphs and timing, which the simulator has no counterpart of.
 
+use std::any::Any;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::CudaDevice;
 use super::device::{Core, raw};
@@ -14,6 +16,80 @@ use crate::{Error, Stream};
 pub struct CudaGraph {
     core: Arc<Core>,
     executable: CUgraphExec,
+    /// The communicators whose calls it has: they are not closed before.
+    _held: Vec<Held>,
+}
+
+/// Something that a graph needs.
+type Held = Arc<dyn Any + Send + Sync>;
+
+/// Captures of a device's in progress, by the driver's number, and what their graphs will hold.
+#[derive(Default)]
+pub(super) struct Captures {
+    /// How many: launches look at this alone while there are none.
+    count: AtomicUsize,
+    held: Mutex<Vec<(u64, Vec<Held>)>>,
+}
+
+impl Captures {
+    /// Whether no capture is in progress.
+    pub(super) fn are_none(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Gives `held` to the graph that `stream` is being captured to, if it is. The context is current.
+    pub(super) fn hold(&self, stream: CUstream, held: &Held) -> Result<(), Error> {
+        let Some(id) = capture_id(stream)? else {
+            return Ok(());
+        };
+        self.add(id, held);
+        Ok(())
+    }
+
+    fn add(&self, id: u64, held: &Held) {
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let capture = all.iter_mut().find(|(of, _)| *of == id);
+        if let Some((_, list)) = capture
+            && !list.iter().any(|other| Arc::ptr_eq(other, held))
+        {
+            list.push(held.clone());
+        }
+    }
+
+    fn begin(&self, id: u64) {
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push((id, Vec::new()));
+    }
+
+    /// What the graph holds.
+    fn end(&self, id: u64) -> Vec<Held> {
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|(of, _)| *of == id);
+        at.map(|at| all.swap_remove(at).1).unwrap_or_default()
+    }
+}
+
+/// The driver's number of the capture that `stream` is in. The context is current.
+fn capture_id(stream: CUstream) -> Result<Option<u64>, Error> {
+    if stream.is_null() {
+        // The default stream cannot be captured, and must not be asked while others are.
+        return Ok(None);
+    }
+    let (mut status, mut id) = (0, 0);
+    // SAFETY: the stream lives ([`Stream::new`]); both numbers are live, and the driver takes null for what is not
+    // wanted.
+    let code = unsafe {
+        sys::cuStreamGetCaptureInfo_v2(
+            stream,
+            &mut status,
+            &mut id,
+            ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    };
+    check("cuStreamGetCaptureInfo", code)?;
+    Ok((status == sys::CAPTURE_ACTIVE).then_some(id))
 }
 
 // SAFETY: a driver's handle may be used from any thread.
@@ -47,38 +123,64 @@ impl Drop for CudaGraph {
 }
 
 /// A capture in progress. Dropped, it is ended and what it has is thrown away.
-struct Capture(CUstream);
+struct Capture<'a> {
+    stream: CUstream,
+    /// The driver's number.
+    id: u64,
+    captures: &'a Captures,
+}
 
-impl Capture {
+impl<'a> Capture<'a> {
     /// Starts it. The stream's context is current and stays so.
-    fn begin(stream: CUstream) -> Result<Self, Error> {
+    fn begin(stream: CUstream, captures: &'a Captures) -> Result<Self, Error> {
         // Other threads go on as usual: only what this one does is captured or forbidden.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: takes no memory; the driver refuses streams that cannot be captured.
+        // SAFETY: the stream lives ([`Stream::new`]); one that cannot be captured is an error.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream, mode)
         })?;
-        Ok(Self(stream))
+        captures.count.fetch_add(1, Ordering::AcqRel);
+        let mut capture = Self {
+            stream,
+            id: u64::MAX,
+            captures,
+        };
+        capture.id = capture_id(stream)?.unwrap_or(u64::MAX);
+        captures.begin(capture.id);
+        Ok(capture)
     }
 
-    fn end(self) -> Result<Template, Error> {
-        let stream = self.0;
-        std::mem::forget(self);
+    /// Ends it: the graph, and what it holds.
+    fn end(self) -> Result<(Template, Vec<Held>), Error> {
         let mut graph = ptr::null_mut();
         // SAFETY: this thread began the capture; `graph` is a live pointer to write to.
-        let code = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
+        let code = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
         let template = Template(graph);
+        let held = self.forget();
         check("cuStreamEndCapture", code)?;
-        Ok(template)
+        Ok((template, held))
+    }
+
+    /// After the driver has ended it.
+    fn forget(self) -> Vec<Held> {
+        let capture = std::mem::ManuallyDrop::new(self);
+        capture.leave()
+    }
+
+    fn leave(&self) -> Vec<Held> {
+        let held = self.captures.end(self.id);
+        self.captures.count.fetch_sub(1, Ordering::AcqRel);
+        held
     }
 }
 
-impl Drop for Capture {
+impl Drop for Capture<'_> {
     fn drop(&mut self) {
         let mut graph = ptr::null_mut();
         // SAFETY: as in `end`. A capture that went wrong gives an error, and is over, too.
-        let _ = unsafe { sys::cuStreamEndCapture(self.0, &mut graph) };
+        let _ = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
         drop(Template(graph));
+        drop(self.leave());
     }
 }
 
@@ -151,7 +253,8 @@ impl Drop for CudaEvent {
 impl CudaDevice {
     /// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing
     /// of it runs before the first [`CudaGraph::launch`]. Not collective, but a captured round is:
-    /// every rank replays it as often as the others. `stream` is not the default stream.
+    /// every rank replays it as often as the others. `stream` is not the default stream. A communicator cannot be
+    /// closed while a graph has calls of it.
     ///
     /// # Errors
     /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.
@@ -161,9 +264,9 @@ impl CudaDevice {
         work: impl FnOnce() -> Result<(), Error>,
     ) -> Result<CudaGraph, Error> {
         let _current = self.enter()?;
-        let capture = Capture::begin(raw(stream))?;
+        let capture = Capture::begin(raw(stream), &self.core().captures)?;
         work()?;
-        let template = capture.end()?;
+        let (template, held) = capture.end()?;
         let mut executable = ptr::null_mut();
         // SAFETY: the template is a whole graph; `executable` is a live pointer to write to.
         check("cuGraphInstantiate", unsafe {
@@ -172,6 +275,7 @@ impl CudaDevice {
         Ok(CudaGraph {
             core: self.core().clone(),
             executable,
+            _held: held,
         })
     }
 
@@ -206,5 +310,26 @@ impl CudaDevice {
         work()?;
         end.record(stream)?;
         end.elapsed_ms_since(&start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_graph_holds_what_its_own_capture_launched_once() {
+        let captures = Captures::default();
+        let [one, two]: [Held; 2] = [Arc::new(1), Arc::new(2)];
+        captures.begin(7);
+        captures.begin(8);
+        for (id, held) in [(7, &one), (7, &one), (8, &two), (9, &two)] {
+            captures.add(id, held);
+        }
+        let graph = captures.end(7);
+        assert_eq!((graph.len(), Arc::strong_count(&one)), (1, 2));
+        assert!(Arc::ptr_eq(&graph[0], &one));
+        drop((graph, captures.end(8), captures.end(9)));
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (1, 1));
     }
 }

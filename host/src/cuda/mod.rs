@@ -22,6 +22,7 @@ mod context;
 mod device;
 mod error;
 mod graph;
+mod green;
 mod local;
 mod module;
 mod page;

@@ -9,9 +9,9 @@ use ferry_layout::FaultPage;
 use super::device::Core;
 use super::error::check;
 use super::sys;
+use crate::Error;
 use crate::device::SharedPage;
 use crate::fault_page::{self, WORDS};
-use crate::{DevicePtr, Error};
 
 /// Pinned host memory that the device writes over the bus and the host reads directly.
 ///
@@ -20,7 +20,7 @@ use crate::{DevicePtr, Error};
 pub(super) struct PinnedPage {
     core: Arc<Core>,
     words: NonNull<[AtomicU64; WORDS]>,
-    address: DevicePtr,
+    address: u64,
 }
 
 // SAFETY: the words are atomic, and pinned memory belongs to no thread.
@@ -52,12 +52,12 @@ impl PinnedPage {
         let mut page = Self {
             core: core.clone(),
             words,
-            address: DevicePtr::NULL,
+            address: 0,
         };
         // SAFETY: the memory was allocated for devices to address; `address` is live. The page
         // frees the memory if this fails.
         check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut page.address.0, memory, 0)
+            sys::cuMemHostGetDevicePointer_v2(&mut page.address, memory, 0)
         })?;
         drop(current);
         Ok(page)
@@ -71,7 +71,7 @@ impl PinnedPage {
 }
 
 impl SharedPage for PinnedPage {
-    fn address(&self) -> DevicePtr {
+    fn address(&self) -> u64 {
         self.address
     }
 

@@ -197,12 +197,13 @@ impl Probes {
     /// cache. Does not synchronise.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::Cuda`], [`Error::MemoryTooShort`].
     pub fn clear(&self, stream: Stream, at: DevicePtr, bytes: u64) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
-        // SAFETY: the driver refuses a range that is not in an allocation.
+        at.require("clear", bytes)?;
+        // SAFETY: `at` has so many bytes.
         check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(at.0, 0, bytes as usize, raw(stream))
+            sys::cuMemsetD8Async(at.address(), 0, bytes as usize, raw(stream))
         })
     }
 }
@@ -251,7 +252,8 @@ impl ProbeMemory {
         match agree(&*fabric, "setting up probe memory", set_up)? {
             Ok(peers) => Ok(Self { fabric, own, peers }),
             Err(error) => {
-                if let Err(error) = fabric.free_windows(&own) {
+                // SAFETY: they are those of a moment ago, and no rank knows them.
+                if let Err(error) = unsafe { fabric.free_windows(&own) } {
                     tracing::warn!(%error, "cannot free probe memory");
                 }
                 Err(error)
@@ -265,14 +267,17 @@ impl ProbeMemory {
         self.own.iter().copied().zip(peers)
     }
 
-    /// Gives it back, after a barrier with the other processes. No probe may be at work.
-    /// Collective. Synchronises.
+    /// Gives it back, after a barrier with the other processes. Collective. Synchronises.
     ///
     /// # Errors
     /// What the group reports.
-    pub fn free(self) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// No probe of any rank is at work, and the addresses are not used any more.
+    pub unsafe fn free(self) -> Result<(), Error> {
         self.fabric.barrier()?;
-        self.fabric.free_windows(&self.own)
+        // SAFETY: the fabric gave them; that nobody uses them is the caller's promise.
+        unsafe { self.fabric.free_windows(&self.own) }
     }
 }
 
@@ -299,7 +304,7 @@ fn one_node(group: &Group) -> Result<Plan, Error> {
 pub struct Gate {
     core: Arc<Core>,
     word: NonNull<AtomicU64>,
-    address: DevicePtr,
+    address: u64,
 }
 
 // SAFETY: the word is atomic, and pinned memory belongs to no thread.
@@ -329,17 +334,17 @@ impl Gate {
         let mut gate = Self {
             core: device.core().clone(),
             word,
-            address: DevicePtr::NULL,
+            address: 0,
         };
         // SAFETY: the memory was allocated for devices to address; `address` is live.
         check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut gate.address.0, memory, 0)
+            sys::cuMemHostGetDevicePointer_v2(&mut gate.address, memory, 0)
         })?;
         Ok(gate)
     }
 
     /// Where kernels find it.
-    pub const fn address(&self) -> DevicePtr {
+    pub const fn address(&self) -> u64 {
         self.address
     }
 
@@ -383,6 +388,7 @@ mod tests {
                 .unwrap();
             assert!(words.iter().all(|&byte| byte == 0));
         }
-        memory.free().unwrap();
+        // SAFETY: no probe was launched.
+        unsafe { memory.free() }.unwrap();
     }
 }

@@ -74,9 +74,50 @@ pub(super) struct LaunchConfig {
     pub(super) attribute_count: c_uint,
 }
 
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
+pub(super) const CAPTURE_ACTIVE: c_uint = 1;
+/// `CU_DEV_RESOURCE_TYPE_SM`.
+pub(super) const RESOURCE_SM: c_uint = 1;
+/// The CUDA version that has green contexts, as the driver writes it.
+pub(super) const GREEN_CONTEXTS_VERSION: c_int = 12_040;
+
+/// `CUgreenCtx`.
+pub(super) type GreenContext = *mut c_void;
+/// `cuStreamGetGreenCtx`, of CUDA 12.4.
+pub(super) type StreamGetGreenCtx =
+    unsafe extern "C" fn(stream: CUstream, context: *mut GreenContext) -> Code;
+/// `cuGreenCtxGetDevResource`, of CUDA 12.4.
+pub(super) type GreenCtxGetDevResource =
+    unsafe extern "C" fn(context: GreenContext, resource: *mut DevResource, kind: c_uint) -> Code;
+
+/// `CUdevResource` (`CUdevResource_v1`), of multiprocessors.
+#[repr(C, align(8))]
+pub(super) struct DevResource {
+    pub(super) kind: c_uint,
+    padding: [u8; 92],
+    pub(super) multiprocessors: c_uint,
+    /// The union has 48 bytes. Later versions may have more, so there is room.
+    rest: [u8; 412],
+}
+
+impl DevResource {
+    pub(super) const EMPTY: Self = Self {
+        kind: 0,
+        padding: [0; 92],
+        multiprocessors: 0,
+        rest: [0; 412],
+    };
+}
+
 // Signatures and symbol names are those of `cuda.h`, where a macro gives some names a version.
 unsafe extern "C" {
     pub(super) fn cuInit(flags: c_uint) -> Code;
+    pub(super) fn cuGetProcAddress(
+        symbol: *const c_char,
+        function: *mut *mut c_void,
+        version: c_int,
+        flags: c_ulonglong,
+    ) -> Code;
     pub(super) fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code;
     pub(super) fn cuDriverGetVersion(version: *mut c_int) -> Code;
     pub(super) fn cuDeviceGetCount(count: *mut c_int) -> Code;
@@ -87,6 +128,7 @@ unsafe extern "C" {
     pub(super) fn cuCtxSetCurrent(context: CUcontext) -> Code;
     pub(super) fn cuCtxPushCurrent_v2(context: CUcontext) -> Code;
     pub(super) fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code;
+    pub(super) fn cuCtxSynchronize() -> Code;
     pub(super) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> Code;
 
     pub(super) fn cuModuleLoadDataEx(
@@ -148,6 +190,14 @@ unsafe extern "C" {
     pub(super) fn cuStreamDestroy_v2(stream: CUstream) -> Code;
     pub(super) fn cuStreamSynchronize(stream: CUstream) -> Code;
     pub(super) fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) -> Code;
+    pub(super) fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: *mut c_uint,
+        id: *mut c_ulonglong,
+        graph: *mut CUgraph,
+        dependencies: *mut *const c_void,
+        dependency_count: *mut usize,
+    ) -> Code;
     pub(super) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Code;
     pub(super) fn cuGraphInstantiateWithFlags(
         executable: *mut CUgraphExec,

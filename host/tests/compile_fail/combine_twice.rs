@@ -3,8 +3,8 @@
 use ferry::*;
 
 fn twice(dispatched: Dispatched<'_>, input: &CombineInput, output: &CombineOutput) {
-    let _ = dispatched.combine(Stream(0), input, output);
-    let _ = dispatched.combine(Stream(0), input, output);
+    let _ = dispatched.combine(Stream::DEFAULT, input, output);
+    let _ = dispatched.combine(Stream::DEFAULT, input, output);
 }
 
 fn main() {}

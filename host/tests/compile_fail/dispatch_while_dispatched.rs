@@ -3,8 +3,8 @@
 use ferry::*;
 
 fn overlap(rank: &mut ExpertParallel, input: &DispatchInput, output: &DispatchOutput) {
-    let first = rank.dispatch(Stream(0), input, output);
-    let second = rank.dispatch(Stream(0), input, output);
+    let first = rank.dispatch(Stream::DEFAULT, input, output);
+    let second = rank.dispatch(Stream::DEFAULT, input, output);
     drop((first, second));
 }
 

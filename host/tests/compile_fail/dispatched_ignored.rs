@@ -5,7 +5,7 @@
 use ferry::*;
 
 fn ignored(pending: DispatchPending<'_>, output: &DispatchOutput) -> Result<(), Error> {
-    pending.wait(Stream(0), output)?;
+    pending.wait(Stream::DEFAULT, output)?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use half::bf16;
 
 pub const HIDDEN: usize = 8;
 pub const TOP_K: usize = 2;
-pub const STREAM: Stream = Stream(0);
+pub const STREAM: Stream = Stream::DEFAULT;
 
 /// Two ranks, experts 0 and 1 on rank 0, 2 and 3 on rank 1.
 pub fn config() -> Config {

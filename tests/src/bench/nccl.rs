@@ -269,8 +269,11 @@ impl<'a> Nccl<'a> {
             self.calls()?.check("ncclCommDestroy", code)?;
         }
         for (gpu, &(own, all)) in self.rig.gpus.iter().zip(&self.buffers) {
-            gpu.device.free(own)?;
-            gpu.device.free(all)?;
+            // SAFETY: all of the communicators have gone, after the streams were synchronised.
+            unsafe {
+                gpu.device.free(own)?;
+                gpu.device.free(all)?;
+            }
         }
         Ok(())
     }
@@ -289,8 +292,9 @@ impl Rank {
     /// All-gather for stage 0, else reduce-scatter.
     fn enqueue(&self, stage: usize) -> Result<()> {
         let (own, all) = self.buffers;
-        let at = |address: DevicePtr| ptr::without_provenance_mut::<c_void>(address.0 as usize);
-        let stream = ptr::without_provenance_mut(self.stream.0 as usize);
+        let at =
+            |address: DevicePtr| ptr::without_provenance_mut::<c_void>(address.address() as usize);
+        let stream = ptr::without_provenance_mut(self.stream.handle() as usize);
         let Calls {
             all_gather,
             reduce_scatter,

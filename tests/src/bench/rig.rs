@@ -105,7 +105,7 @@ impl<'a> Rig<'a> {
 
     /// Every rank's probe memory, as the ranks address it, from this rank's entry on.
     pub const fn peers_from(&self, gpu: &Gpu) -> u64 {
-        gpu.peers.0 + 8 * gpu.rank as u64
+        gpu.peers.address() + 8 * gpu.rank as u64
     }
 
     /// For people: "4 GPUs in one process: NVIDIA H200 (cuda:0), ..".
@@ -126,8 +126,8 @@ impl<'a> Rig<'a> {
     /// A rank's probe arguments: it sends no rows.
     pub fn probe_args(&self, gpu: &Gpu) -> ProbeArgs {
         ProbeArgs {
-            peers: gpu.peers.0,
-            source: gpu.source.0,
+            peers: gpu.peers.address(),
+            source: gpu.source.address(),
             offset: ProbeArgs::WORDS_BYTES,
             gate: 0,
             gate_value: 0,
@@ -229,7 +229,8 @@ impl<'a> Rig<'a> {
 
     /// Gives back what belongs to the group. Collective.
     pub fn close(self) -> Result<()> {
-        Ok(self.memory.free()?)
+        // SAFETY: everything that was timed has ended, and no more is.
+        Ok(unsafe { self.memory.free() }?)
     }
 
     /// Fails if a probe gave up waiting.
@@ -268,7 +269,10 @@ impl Gpu {
             source: random_bytes(&device, copy_bytes)?,
             device,
         };
-        let table: Vec<u8> = peers.iter().flat_map(|peer| peer.0.to_le_bytes()).collect();
+        let table: Vec<u8> = peers
+            .iter()
+            .flat_map(|peer| peer.address().to_le_bytes())
+            .collect();
         gpu.device.upload(gpu.peers, &table)?;
         // The first call loads a kernel, which must not happen while others wait.
         gpu.probes.clear(gpu.stream, gpu.flushed, FLUSH_BYTES)?;
@@ -381,7 +385,7 @@ impl Timer<'_> {
         }
         let mut args = self.rig.probe_args(self.gpu);
         if *rank == 0 {
-            (args.gate, args.gate_value) = (self.rig.gate.address().0, serial);
+            (args.gate, args.gate_value) = (self.rig.gate.address(), serial);
         }
         // SAFETY: the rig owns the memory that the arguments name, on devices that map each other.
         unsafe { probes.launch(*stream, Probe::Barrier, (1, 32), &args) }?;

@@ -293,8 +293,8 @@ impl Converter {
         let output = self.device.alloc(size_of_val(&results[..]) as u64)?;
         self.device.upload(input, bytemuck::cast_slice(pairs))?;
         let args = ConvertArgs {
-            input: input.0,
-            output: output.0,
+            input: input.address(),
+            output: output.address(),
             count: pairs.len() as u32,
             conversion: conversion.number(),
             alpha,
@@ -306,8 +306,11 @@ impl Converter {
         self.device.synchronize(self.stream)?;
         self.device
             .download(output, bytemuck::cast_slice_mut(&mut results))?;
-        self.device.free(input)?;
-        self.device.free(output)?;
+        // SAFETY: the stream was synchronised.
+        unsafe {
+            self.device.free(input)?;
+            self.device.free(output)?;
+        }
         Ok(results)
     }
 }

@@ -378,7 +378,8 @@ impl LocalRank {
         let mut all = slots
             .chain(outputs)
             .chain([self.expert_rows, self.input_scale]);
-        all.try_for_each(|at| self.ep.device().free(at))
+        // SAFETY: the session is being closed: its rounds were waited for.
+        all.try_for_each(|at| unsafe { self.ep.device().free(at) })
     }
 }
 

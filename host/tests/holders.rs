@@ -1,0 +1,101 @@
+//! What holds a communicator, a group or multiprocessors, and what is refused meanwhile.
+
+mod noted;
+
+use std::sync::Arc;
+
+use ferry::*;
+use noted::*;
+
+#[test]
+fn a_communicator_that_a_graph_will_launch_is_not_closed() {
+    let notes = Arc::<Notes>::default();
+    let group = group_of(&notes);
+    let mut rank = join(&group, config());
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    round(&mut rank, Stream::DEFAULT).unwrap();
+    let graph = notes.graph.lock().unwrap().take();
+    notes.take();
+
+    let refused = rank.close().unwrap_err();
+    assert!(refused.to_string().contains("1 CUDA graphs"), "{refused}");
+    let Error::GraphsAlive {
+        graphs: 1,
+        communicator: mut rank,
+    } = refused
+    else {
+        panic!("{refused}")
+    };
+    assert_eq!(notes.take(), [""; 0]);
+    round(&mut rank, Stream::DEFAULT).unwrap();
+    notes.take();
+    drop(graph);
+    rank.close().unwrap();
+    let freed = notes.take();
+    assert!(
+        freed.ends_with(&["barrier".into(), "free_windows".into()]),
+        "{freed:?}"
+    );
+}
+
+#[test]
+fn a_group_with_open_communicators_is_not_closed() {
+    let notes = Arc::<Notes>::default();
+    let group = group_of(&notes);
+    let (one, mut two) = (join(&group, config()), join(&group, config()));
+    let refused = |left: usize| {
+        let refused = group.clone().close();
+        let told = matches!(refused, Err(Error::CommunicatorsOpen { communicators }) if communicators == left);
+        assert!(told, "{refused:?}");
+    };
+    refused(2);
+    one.close().unwrap();
+    refused(1);
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    round(&mut two, Stream::DEFAULT).unwrap();
+    notes.take();
+    drop(two);
+    // The communicator is gone, but not the graph, nor the memory.
+    refused(1);
+    assert_eq!(notes.take(), [""; 0]);
+    *notes.graph.lock().unwrap() = None;
+    group.close().unwrap();
+    assert_eq!(notes.take(), ["close"]);
+}
+
+#[test]
+fn a_green_context_that_is_too_small_is_refused() {
+    // SAFETY: nothing here enqueues.
+    let [roomy, tight] = [1, 2].map(|handle| unsafe { Stream::new(handle) });
+    let notes = Arc::<Notes>::default();
+    *notes.green.lock().unwrap() = vec![(roomy, 5), (tight, 4)];
+    let mut rank = start(&notes, 2, config()).unwrap();
+    notes.take();
+    for stream in [roomy, Stream::DEFAULT, roomy, Stream::DEFAULT] {
+        round(&mut rank, stream).unwrap();
+    }
+    // Once a stream, however often it is launched into.
+    assert_eq!(*notes.asked.lock().unwrap(), [roomy, Stream::DEFAULT]);
+    notes.take();
+    let refused = round(&mut rank, tight).unwrap_err();
+    let wanted = "max_sms is 5, but the stream belongs to a green context with 4 multiprocessors";
+    assert!(refused.to_string().starts_with(wanted), "{refused}");
+    assert_eq!(notes.take(), [""; 0]);
+    // Its handle is another stream's now.
+    notes.green.lock().unwrap().clear();
+    round(&mut rank, tight).unwrap();
+    rank.close().unwrap();
+
+    *notes.green.lock().unwrap() = vec![(roomy, 131)];
+    let all = Config {
+        max_sms: None,
+        ..config()
+    };
+    let mut rank = start(&notes, 2, all).unwrap();
+    let refused = round(&mut rank, roomy).unwrap_err();
+    assert!(
+        refused.to_string().starts_with("max_sms is None (all)"),
+        "{refused}"
+    );
+    rank.close().unwrap();
+}

@@ -1,0 +1,280 @@
+//! A fabric that only takes notes.
+
+#![allow(dead_code)] // Each test program uses a part.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ferry::device::{FaultPage, Launch, SharedPage};
+use ferry::*;
+
+/// What happened, in order, and what is to happen.
+#[derive(Default)]
+pub struct Notes {
+    pub calls: Mutex<Vec<String>>,
+    pub launches: Mutex<Vec<Launch>>,
+    pub page: Mutex<FaultPage>,
+    /// Answers of rank 1 to each `all_gather`; its agreement where there are none left.
+    pub rank_1_says: Mutex<Vec<u64>>,
+    pub next: Mutex<u64>,
+    pub refuse_alloc: bool,
+    /// What a graph in the making holds, if there is one.
+    pub graph: Mutex<Option<Held>>,
+    /// Streams of green contexts, and their multiprocessors.
+    pub green: Mutex<Vec<(Stream, u32)>>,
+    /// Streams that were asked for theirs.
+    pub asked: Mutex<Vec<Stream>>,
+}
+
+pub type Held = Vec<Arc<dyn Any + Send + Sync>>;
+
+impl Notes {
+    fn note(&self, call: impl Into<String>) {
+        self.calls.lock().unwrap().push(call.into());
+    }
+
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock().unwrap())
+    }
+
+    fn address(&self) -> DevicePtr {
+        let mut next = self.next.lock().unwrap();
+        *next += 1 << 20;
+        memory(*next)
+    }
+}
+
+/// A MiB that nobody has.
+pub fn memory(address: u64) -> DevicePtr {
+    // SAFETY: nothing here reads or writes device memory.
+    unsafe { DevicePtr::new(address, 1 << 20) }
+}
+
+pub struct NotedDevice(Arc<Notes>);
+
+impl Device for NotedDevice {
+    fn name(&self) -> String {
+        "noted".into()
+    }
+    fn alloc(&self, _bytes: u64) -> Result<DevicePtr, Error> {
+        self.0.note("alloc");
+        if self.0.refuse_alloc {
+            Err(Error::NoRanks)
+        } else {
+            Ok(self.0.address())
+        }
+    }
+    unsafe fn free(&self, _at: DevicePtr) -> Result<(), Error> {
+        self.0.note("free");
+        Ok(())
+    }
+    fn upload(&self, _to: DevicePtr, _bytes: &[u8]) -> Result<(), Error> {
+        self.0.note("upload");
+        Ok(())
+    }
+    fn download(&self, _from: DevicePtr, _bytes: &mut [u8]) -> Result<(), Error> {
+        self.0.note("download");
+        Ok(())
+    }
+    fn fill(&self, _at: DevicePtr, value: u8, _bytes: u64) -> Result<(), Error> {
+        self.0.note(format!("fill {value}"));
+        Ok(())
+    }
+    fn stream(&self) -> Result<Stream, Error> {
+        Ok(Stream::DEFAULT)
+    }
+    fn synchronize(&self, _stream: Stream) -> Result<(), Error> {
+        self.0.note("synchronize");
+        Ok(())
+    }
+    fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        self.0.asked.lock().unwrap().push(stream);
+        let green = self.0.green.lock().unwrap();
+        let found = green.iter().find(|(of, _)| *of == stream);
+        found.map(|&(_, multiprocessors)| multiprocessors)
+    }
+    fn hold(&self, _stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        match &mut *self.0.graph.lock().unwrap() {
+            Some(graph) if graph.is_empty() => graph.push(held.clone()),
+            _ => {}
+        }
+        Ok(())
+    }
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        self.0.note(launch.kernel.name());
+        self.0.launches.lock().unwrap().push(launch.clone());
+        Ok(())
+    }
+    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
+        Ok(Box::new(NotedPage(self.0.clone())))
+    }
+}
+
+pub struct NotedPage(Arc<Notes>);
+
+impl SharedPage for NotedPage {
+    fn address(&self) -> u64 {
+        64
+    }
+    fn read(&self) -> FaultPage {
+        *self.0.page.lock().unwrap()
+    }
+    fn acknowledge(&self, number: u64) {
+        self.0.page.lock().unwrap().acknowledged = number;
+    }
+}
+
+impl Drop for NotedPage {
+    fn drop(&mut self) {
+        self.0.note("drop page");
+    }
+}
+
+/// Rank 0 of two, or all of one.
+pub struct NotedFabric {
+    pub notes: Arc<Notes>,
+    pub ranks: u32,
+}
+
+impl Fabric for NotedFabric {
+    fn name(&self) -> &'static str {
+        "noted"
+    }
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+    fn local_ranks(&self) -> Vec<Rank> {
+        vec![Rank(0)]
+    }
+    fn device(&self, _rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        Ok(Arc::new(NotedDevice(self.notes.clone())))
+    }
+    fn reaches_other_nodes(&self) -> bool {
+        true
+    }
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        self.notes.note("all_gather");
+        let mut says = self.notes.rank_1_says.lock().unwrap();
+        let theirs = if says.is_empty() {
+            value
+        } else {
+            says.remove(0)
+        };
+        Ok([value, theirs][..self.ranks as usize].to_vec())
+    }
+    fn barrier(&self) -> Result<(), Error> {
+        self.notes.note("barrier");
+        Ok(())
+    }
+    fn alloc_windows(&self, _bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        self.notes.note("alloc_windows");
+        Ok(vec![self.notes.address()])
+    }
+    fn peer_windows(
+        &self,
+        _rank: Rank,
+        windows: &[DevicePtr],
+        _shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        Ok(vec![windows[0]; self.ranks as usize])
+    }
+    unsafe fn free_windows(&self, _windows: &[DevicePtr]) -> Result<(), Error> {
+        self.notes.note("free_windows");
+        Ok(())
+    }
+    fn close(&self) -> Result<(), Error> {
+        self.notes.note("close");
+        Ok(())
+    }
+}
+
+pub fn config() -> Config {
+    Config {
+        experts: 2,
+        top_k: 1,
+        hidden: 8,
+        max_tokens_per_rank: 4,
+        p2p_world_size: None,
+        format: TokenFormat::Bf16,
+        combine: CombineMode::Exact,
+        deadline: Duration::from_millis(7),
+        debug_checks: true,
+        max_sms: Some(5),
+        specialise: false,
+    }
+}
+
+pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertParallel, Error> {
+    let fabric = NotedFabric {
+        notes: notes.clone(),
+        ranks,
+    };
+    let group = Group::with_fabric(Arc::new(fabric))?;
+    let plan = Plan::new(&group, config)?;
+    Ok(ExpertParallel::new(&group, &plan)?.remove(0))
+}
+
+pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
+    let at = memory(4096);
+    let local = rank.plan().local_experts();
+    let input = DispatchInput {
+        input_scale: None,
+        x: Tensor::contiguous(at, [2, 8]),
+        topk_ids: Tensor::contiguous(at, [2, 1]),
+        topk_weights: None,
+    };
+    let output = DispatchOutput {
+        row_scales: None,
+        tokens: Tensor::contiguous(at, [6, 8]),
+        scales: None,
+        row_offsets: Tensor::contiguous(at, [local + 1]),
+        expert_ids: Tensor::contiguous(at, [local]),
+        src_info: Tensor::contiguous(at, [6, 2]),
+    };
+    (input, output)
+}
+
+pub fn timeout() -> Fault {
+    Fault {
+        kind: FaultKind::PeerTimeout,
+        kernel: Kernel::Dispatch,
+        rank: Rank(0),
+        peer: Rank(1),
+        culprit: Rank(1),
+        region: Region::Counts,
+        index: 0,
+        wanted: 1,
+        saw: 0,
+        epoch: 1,
+        patience_ms: None,
+    }
+}
+
+/// A group over `notes`.
+pub fn group_of(notes: &Arc<Notes>) -> Group {
+    let fabric = NotedFabric {
+        notes: notes.clone(),
+        ranks: 2,
+    };
+    Group::with_fabric(Arc::new(fabric)).unwrap()
+}
+
+pub fn join(group: &Group, config: Config) -> ExpertParallel {
+    let plan = Plan::new(group, config).unwrap();
+    ExpertParallel::new(group, &plan).unwrap().remove(0)
+}
+
+/// Enqueues a round.
+pub fn round(rank: &mut ExpertParallel, stream: Stream) -> Result<(), Error> {
+    let (input, output) = empty_tensors(rank);
+    let combine = CombineInput {
+        expert_rows: output.tokens,
+        topk_weights: None,
+    };
+    let combined = CombineOutput {
+        combined: CombineTensor::Apart(Tensor::contiguous(memory(8192), [2, 1, 8])),
+    };
+    rank.dispatch(stream, &input, &output)?
+        .combine(stream, &combine, &combined)
+}
