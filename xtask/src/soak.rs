@@ -16,16 +16,7 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
         on_gpus = Some(["--release", "--features", "cuda"]);
     }
     let on_gpus = on_gpus.into_iter().flatten();
-    // The tree's state, with a mark where it is not what was committed.
-    let commit = cmd!(
-        shell,
-        "git describe --always --dirty=+ --abbrev=12 --exclude=*"
-    );
-    let commit = commit
-        .quiet()
-        .ignore_stderr()
-        .read()
-        .unwrap_or_else(|_| "unknown".into());
+    let commit = commit(&shell);
     cmd!(
         shell,
         "cargo run --quiet {package...} {on_gpus...} -- soak --commit {commit} {arguments...}"
@@ -33,6 +24,22 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     .quiet()
     .run()?;
     Ok(())
+}
+
+/// The commit, with a mark where something else than the log differs from it.
+fn commit(shell: &Shell) -> String {
+    let head = cmd!(shell, "git rev-parse --short=12 HEAD")
+        .quiet()
+        .ignore_stderr();
+    let but_log = ":!tests/soak.log";
+    let changes = cmd!(shell, "git status --porcelain -- . {but_log}")
+        .quiet()
+        .ignore_stderr();
+    match (head.read(), changes.read()) {
+        (Ok(head), Ok(changes)) if changes.is_empty() => head,
+        (Ok(head), _) => head + "+",
+        (Err(_), _) => String::from("unknown"),
+    }
 }
 
 /// Whether GPUs are asked for.
