@@ -68,6 +68,7 @@ mod tests {
             saw: number,
             epoch: number,
             patience_ms: None,
+            patience_ms: None,
         }
     }
 

@@ -89,8 +89,8 @@ fn transposed(rows: usize, place: u64) -> Result<(), Error> {
         output: Tensor::contiguous(at, [rows, 128]),
         scales: Some(ScaleTensor::Transposed(scales)),
     };
-    fused_silu(&*device, Stream(0), &silu, None)?;
-    device.synchronize(Stream(0))
+    fused_silu(&*device, Stream::DEFAULT, &silu, None)?;
+    device.synchronize(Stream::DEFAULT)
 }
 
 #[test]

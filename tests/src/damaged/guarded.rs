@@ -1,5 +1,6 @@
 //! A group whose every allocation has guard zones on both sides, and whose windows can be written.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -171,9 +172,10 @@ impl Fabric for GuardedFabric {
         self.0.inner.peer_windows(rank, windows, shape)
     }
 
-    fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         let whole: Vec<_> = windows.iter().map(|&at| self.0.forget(at)).collect();
-        self.0.inner.free_windows(&whole)
+        // SAFETY: the caller's promise, of windows that lie in these.
+        unsafe { self.0.inner.free_windows(&whole) }
     }
 
     fn close(&self) -> Result<(), Error> {
@@ -196,8 +198,9 @@ impl Device for GuardedDevice {
         self.zones.note(&self.inner, whole, bytes)
     }
 
-    fn free(&self, at: DevicePtr) -> Result<(), Error> {
-        self.inner.free(self.zones.forget(at))
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
+        // SAFETY: the caller's promise, of memory that lies in this.
+        unsafe { self.inner.free(self.zones.forget(at)) }
     }
 
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
@@ -224,8 +227,17 @@ impl Device for GuardedDevice {
         self.inner.kernels(shape)
     }
 
-    fn launch(&self, launch: &Launch) -> Result<(), Error> {
-        self.inner.launch(launch)
+    fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        self.inner.stream_multiprocessors(stream)
+    }
+
+    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
+        self.inner.hold(stream, held)
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.launch(launch) }
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
@@ -254,7 +266,8 @@ mod tests {
                 (damage, _) => damage.is_none() && found.is_none(),
             };
             assert!(is_right, "{damage:?}");
-            device.free(at).unwrap();
+            // SAFETY: nothing was launched.
+            unsafe { device.free(at).unwrap() };
         }
     }
 }

@@ -312,12 +312,13 @@ impl Rig {
     /// Frees what was allocated here. The stream has passed everything.
     pub(super) fn free(self) -> Result<()> {
         let mut owned = self.owned.iter();
-        Ok(owned.try_for_each(|&at| self.device.free(at))?)
+        // SAFETY: allocated here, and the stream has passed everything.
+        Ok(owned.try_for_each(|&at| unsafe { self.device.free(at) })?)
     }
 }
 
 /// An address as the kernel takes it.
 #[cfg(feature = "cuda")]
 const fn number(at: DevicePtr) -> u64 {
-    at.0
+    at.address()
 }
