@@ -23,11 +23,11 @@ const IS_SM_90: bool = cfg!(target_feature = "sm_90");
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 const COPY_DEPTH: usize = if IS_SM_90 { 7 } else { 5 };
 /// As [`COPY_DEPTH`], with ranks of other nodes: registers are scarce then.
-const FAR_COPY_DEPTH: usize = if IS_SM_90 { 4 } else { 2 };
+const FAR_COPY_DEPTH: usize = 4;
 /// Vectors that a lane sums at a time.
 const SUM_DEPTH: usize = 4;
 /// As [`SUM_DEPTH`], with ranks of other nodes.
-const FAR_SUM_DEPTH: usize = if IS_SM_90 { 2 } else { 1 };
+const FAR_SUM_DEPTH: usize = 2;
 /// Counters that are looked at when a launch begins.
 const PEEKED: [Counter; COUNTERS] = [Counter::Stopped, Counter::Finished, Counter::Extent];
 /// Polls between two looks at the clock.

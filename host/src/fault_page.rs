@@ -68,7 +68,6 @@ mod tests {
             saw: number,
             epoch: number,
             patience_ms: None,
-            patience_ms: None,
         }
     }
 

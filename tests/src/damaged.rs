@@ -92,8 +92,8 @@ impl DamagedCase {
                 ..case.config()
             },
             capacity: Capacity {
-                rows: capacity.rows + case.spare_rows,
                 blocks: capacity.blocks + case.spare_rows,
+                ..capacity.with_spare_rows(case.format, case.spare_rows)
             },
             split: case.is_split(0),
         };

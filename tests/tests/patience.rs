@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ferry::simulator::{Lost, Options};
 use ferry::*;
 
-const STREAM: Stream = Stream(0);
+const STREAM: Stream = Stream::DEFAULT;
 
 /// Two experts a rank, of three ranks.
 fn config(deadline: Duration) -> Config {

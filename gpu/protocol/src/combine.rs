@@ -134,7 +134,8 @@ impl Crews {
 #[inline(always)]
 fn is_bare<M: Machine>(launch: &Launch<M>) -> bool {
     let extent = Extent::of_word(launch.machine.peek(Counter::Extent));
-    launch.common.shape.combines_bare(extent.tokens)
+    // Said of the kernel first: one for several nodes has no code for bare rows.
+    !launch.machine.spans_nodes() && launch.common.shape.combines_bare(extent.tokens)
 }
 
 #[cfg(test)]

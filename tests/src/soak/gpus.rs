@@ -71,8 +71,8 @@ fn rounds_of(group: &Group, case: &Case, rounds: usize) -> Result<Tally> {
             ..case.config()
         },
         capacity: Capacity {
-            rows: capacity.rows + case.spare_rows,
             blocks: capacity.blocks + case.spare_rows,
+            ..capacity.with_spare_rows(case.format, case.spare_rows)
         },
         split: case.is_split(0),
     };
