@@ -1,6 +1,6 @@
 //! How kernels are launched.
 
-use ferry_layout::Kernel;
+use ferry_layout::{Kernel, RING_BYTES};
 
 #[test]
 fn plans_of_few_tokens_launch_half_the_threads() {
@@ -13,5 +13,18 @@ fn plans_of_few_tokens_launch_half_the_threads() {
         let threads = [0, 1, 16, 17, 4096].map(|tokens| kernel.threads(tokens));
         assert_eq!(threads, [few, few, few, most, most], "{}", kernel.name());
         assert!(few.is_multiple_of(32), "{}", kernel.name());
+    }
+}
+
+/// Four slots a warp, of four vectors of 16 bytes for each of 32 lanes, and 16 warps.
+#[test]
+fn rings_by_hand() {
+    assert_eq!(RING_BYTES, 8 * 1024);
+    for kernel in Kernel::ALL {
+        let wanted = match kernel.name().contains("combine") {
+            true => 128 * 1024,
+            false => 0,
+        };
+        assert_eq!(kernel.ring_bytes(), wanted, "{}", kernel.name());
     }
 }
