@@ -5,17 +5,23 @@
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// What words of the round carry: 1 to 2^32 - 1 in turn, never the 0 of a word that was not written yet.
+    /// The epoch after `finished`, 0 before the first. One whose low half is 0 is left out: that is what a
+    /// [`Tagged`] word holds that was never written.
     #[inline(always)]
-    const fn tag(self) -> u32 {
-        // The remainder of the division by 2^32 - 1, with that number for 0: the halves' sum, its carry added.
-        let (sum, carry) = (self.0 as u32).overflowing_add((self.0 >> 32) as u32);
-        sum.wrapping_add(carry as u32)
+    pub const fn after(finished: u64) -> Self {
+        let next = finished + 1;
+        Self(next + (next as u32 == 0) as u64)
+    }
+
+    /// How many epochs there were, this one included: of each 2^32 numbers one is left out.
+    #[inline(always)]
+    pub const fn rounds(self) -> u64 {
+        self.0 - (self.0 >> 32)
     }
 }
 
-/// A signal word that carries a 32-bit value and the tag of its epoch, so that it needs no second word and no
-/// fence: whoever sees the tag sees the value.
+/// A signal word that carries a 32-bit value and the low 32 bits of its epoch, so that it needs
+/// no second word and no fence: whoever sees the tag sees the value.
 ///
 /// A word of `epoch` stays until its reader has finished `epoch`, so the tag is compared for
 /// equality. A word that is not written in every round keeps an old tag, which could be taken
@@ -27,13 +33,13 @@ impl Tagged {
     /// `value`, marked with `epoch`.
     #[inline(always)]
     pub const fn new(epoch: Epoch, value: u32) -> Self {
-        Self((epoch.tag() as u64) << 32 | value as u64)
+        Self((epoch.0 & 0xffff_ffff) << 32 | value as u64)
     }
 
     /// The value, if the word was written in `epoch`.
     #[inline(always)]
     pub const fn value(self, epoch: Epoch) -> Option<u32> {
-        if (self.0 >> 32) as u32 == epoch.tag() {
+        if (self.0 >> 32) as u32 == epoch.0 as u32 {
             Some(self.0 as u32)
         } else {
             None

@@ -8,7 +8,8 @@ use crate::Shape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Counter {
-    /// Rounds finished. The kernels of a round work in epoch `Finished + 1`.
+    /// The epoch of the last round that was finished. The kernels of a round work in the
+    /// [next one](crate::Epoch::after).
     Finished,
     /// Chunks of entries numbered in this round.
     ChunksDone,

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use ferry_layout::{
-    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Common, Counter, Entries, Entry, Epoch, Fault,
-    FaultKind, FaultPage, Header, JOINS, Kernel, LastRecord, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K,
-    NOT_ROUTED, Rank, Region, Shape, Signal, Tagged, TokenFormat, Window, Workspace,
+    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Common, Counter, Entries, Entry, Epoch, Header,
+    JOINS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape, Signal, Tagged, TokenFormat,
+    Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -467,116 +467,17 @@ proptest! {
     }
 
     #[test]
-    fn a_tagged_word_belongs_to_one_epoch(epoch in 1..=u64::MAX / 2, value in any::<u32>(), apart in 1..u64::from(u32::MAX)) {
+    fn a_tagged_word_belongs_to_one_epoch(epoch in 1..=u64::MAX / 2, value in any::<u32>(), apart in 1..=u64::from(u32::MAX)) {
         let word = Tagged::new(Epoch(epoch), value);
         prop_assert_eq!(word.value(Epoch(epoch)), Some(value));
         prop_assert_eq!(word.value(Epoch(epoch + apart)), None);
     }
-
-    #[test]
-    fn a_fault_page_says_what_was_written(
-        kind in 0..KINDS.len(), kernel in 0..Kernel::ALL.len(), region in 0..REGIONS.len(),
-        rank in any::<u32>(), peer in any::<u32>(), culprit in any::<u32>(), words in any::<[u64; 4]>(),
-        number in 1..u64::MAX,
-        patience_ms in proptest::option::of(0..u32::MAX),
-    ) {
-        let fault = Fault {
-            kind: KINDS[kind],
-            kernel: Kernel::ALL[kernel],
-            rank: Rank(rank),
-            peer: Rank(peer),
-            culprit: Rank(culprit),
-            region: REGIONS[region],
-            index: words[0],
-            wanted: words[1],
-            saw: words[2],
-            epoch: words[3],
-            patience_ms,
-        };
-        let page = FaultPage::of(&fault, number);
-        prop_assert_eq!(page.fault(), Some(fault));
-        prop_assert_eq!(FaultPage { begun: number + 1, ..page }.fault(), None);
-        prop_assert_eq!(FaultPage { acknowledged: number, ..page }.fault(), None);
-        prop_assert_eq!(FaultPage { kind: KINDS.len() as u64, ..page }.fault(), None);
-        prop_assert_eq!(FaultPage { kernel: Kernel::ALL.len() as u64, ..page }.fault(), None);
-        prop_assert_eq!(FaultPage { region: REGIONS.len() as u64, ..page }.fault(), None);
-        let name = format!("rank {rank}");
-        prop_assert!(fault.to_string().contains(&name));
-    }
-}
-
-const KINDS: [FaultKind; 7] = [
-    FaultKind::PeerTimeout,
-    FaultKind::LocalTimeout,
-    FaultKind::InvalidExpert,
-    FaultKind::DuplicateExpert,
-    FaultKind::RowOutOfBounds,
-    FaultKind::OutputTooSmall,
-    FaultKind::TooManyTokens,
-];
-
-const REGIONS: [Region; 9] = [
-    Region::Counts,
-    Region::Presence,
-    Region::DispatchRow,
-    Region::Consumed,
-    Region::CombineRow,
-    Region::Ordinals,
-    Region::Offsets,
-    Region::TopkIds,
-    Region::Output,
-];
-
-/// Which record stays when two come: the cause, then what only waited for it, then bad input, unless the host has read
-/// that.
-#[test]
-fn a_record_gives_way_to_what_says_more() {
-    let weight = |kind: FaultKind| match kind {
-        FaultKind::LocalTimeout => 1,
-        kind if kind.is_input() => 0,
-        _ => 2,
-    };
-    for held in KINDS {
-        for new in KINDS {
-            let (held_word, new_word) = (held as u64, new as u64);
-            assert_eq!(LastRecord(0).next(new_word, || 0), Some(1));
-            let last = LastRecord::new(5, held_word, 3);
-            let more = weight(new) > weight(held);
-            for acknowledged in [0, 4, 5] {
-                let is_read = held.is_input() && acknowledged == 5;
-                let wanted = (more || is_read).then_some(6);
-                let next = last.next(new_word, || acknowledged);
-                assert_eq!(next, wanted, "{held:?}, then {new:?}, {acknowledged} read");
-            }
-            let culprit = (held == FaultKind::PeerTimeout).then_some(Rank(3));
-            assert_eq!(last.culprit(), culprit);
-        }
-    }
-    assert_eq!(LastRecord(0).culprit(), None);
-}
-
-#[test]
-fn a_timeout_names_the_rank_that_its_peer_gave_up_on() {
-    let page = FaultPage {
-        peer: 2,
-        culprit: 3,
-        begun: 1,
-        complete: 1,
-        ..FaultPage::default()
-    };
-    let text = page.fault().unwrap().to_string();
-    assert!(text.ends_with("; rank 2 had given up on rank 3"), "{text}");
-    let text = FaultPage { culprit: 2, ..page }
-        .fault()
-        .unwrap()
-        .to_string();
-    assert!(text.ends_with("saw 0"), "{text}");
 }
 
 #[test]
 fn a_tag_wraps() {
     for last in [u64::from(u32::MAX), (1 << 33) - 1] {
-        let (before, after) = (Epoch(last), Epoch(last + 1));
+        let (before, after) = (Epoch(last), Epoch::after(last));
         assert_eq!(Tagged::new(before, 7).value(before), Some(7));
         assert_eq!(Tagged::new(before, 7).value(after), None);
         assert_eq!(Tagged::new(after, 8).value(after), Some(8));
@@ -587,15 +488,20 @@ fn a_tag_wraps() {
 /// Words are zero before the first round, and some are first written in a late one.
 #[test]
 fn a_cleared_word_belongs_to_no_round() {
-    for high in [0, 1, 2, 3, u64::from(u32::MAX)] {
-        for low in [0, 1, u64::from(u32::MAX) - high, u64::from(u32::MAX)] {
-            let epoch = Epoch(high << 32 | low);
-            if epoch.0 != 0 {
-                assert_eq!(Tagged(0).value(epoch), None, "{epoch:?}");
-                assert_eq!(Tagged::new(epoch, 0).value(epoch), Some(0), "{epoch:?}");
-            }
+    for high in [0, 1, 2, u64::from(u32::MAX) - 1] {
+        let last = high << 32 | u64::from(u32::MAX) - 2;
+        let epochs: Vec<_> =
+            std::iter::successors(Some(Epoch(last)), |epoch| Some(Epoch::after(epoch.0)))
+                .take(5)
+                .collect();
+        for (index, pair) in epochs.windows(2).enumerate() {
+            assert!(pair[0] < pair[1], "{pair:?}");
+            assert_eq!(pair[0].rounds() + 1, pair[1].rounds(), "{pair:?}");
+            assert_eq!(Tagged(0).value(pair[1]), None, "{pair:?}, {index}");
         }
     }
+    assert_eq!(Epoch::after(0), Epoch(1));
+    assert_eq!(Epoch(1).rounds(), 1);
 }
 
 #[test]

@@ -11,13 +11,13 @@ use crate::Counters;
 /// [`is_done`]. True for the last of the round's `parts`, which sees what all wrote.
 #[inline(always)]
 pub fn part_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {
-    counters.add(counter, 1) + 1 == epoch.0 * parts as u64
+    counters.add(counter, 1) + 1 == epoch.rounds() * parts as u64
 }
 
 /// Whether all `parts` of this round are done.
 #[inline(always)]
 pub fn is_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {
-    counters.load(counter) >= epoch.0 * parts as u64
+    counters.load(counter) >= epoch.rounds() * parts as u64
 }
 
 /// Passes a point of a launch that `parties` pass; the last one, which sees what all others wrote, does

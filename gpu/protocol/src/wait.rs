@@ -41,7 +41,7 @@ impl<'a, M: Machine> Launch<'a, M> {
             machine,
             common,
             kernel,
-            epoch: Epoch(machine.peek(Counter::Finished) + 1),
+            epoch: Epoch::after(machine.peek(Counter::Finished)),
         }
     }
 

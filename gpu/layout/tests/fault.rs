@@ -1,0 +1,105 @@
+//! Fault records: what a page says, and which record stays.
+
+use ferry_layout::{Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Region};
+use proptest::prelude::*;
+
+const KINDS: [FaultKind; 7] = [
+    FaultKind::PeerTimeout,
+    FaultKind::LocalTimeout,
+    FaultKind::InvalidExpert,
+    FaultKind::DuplicateExpert,
+    FaultKind::RowOutOfBounds,
+    FaultKind::OutputTooSmall,
+    FaultKind::TooManyTokens,
+];
+
+const REGIONS: [Region; 9] = [
+    Region::Counts,
+    Region::Presence,
+    Region::DispatchRow,
+    Region::Consumed,
+    Region::CombineRow,
+    Region::Ordinals,
+    Region::Offsets,
+    Region::TopkIds,
+    Region::Output,
+];
+
+proptest! {
+    #[test]
+    fn a_fault_page_says_what_was_written(
+        kind in 0..KINDS.len(), kernel in 0..Kernel::ALL.len(), region in 0..REGIONS.len(),
+        rank in any::<u32>(), peer in any::<u32>(), culprit in any::<u32>(), words in any::<[u64; 4]>(),
+        number in 1..u64::MAX,
+        patience_ms in proptest::option::of(0..u32::MAX),
+    ) {
+        let fault = Fault {
+            kind: KINDS[kind],
+            kernel: Kernel::ALL[kernel],
+            rank: Rank(rank),
+            peer: Rank(peer),
+            culprit: Rank(culprit),
+            region: REGIONS[region],
+            index: words[0],
+            wanted: words[1],
+            saw: words[2],
+            epoch: words[3],
+            patience_ms,
+        };
+        let page = FaultPage::of(&fault, number);
+        prop_assert_eq!(page.fault(), Some(fault));
+        prop_assert_eq!(FaultPage { begun: number + 1, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { acknowledged: number, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { kind: KINDS.len() as u64, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { kernel: Kernel::ALL.len() as u64, ..page }.fault(), None);
+        prop_assert_eq!(FaultPage { region: REGIONS.len() as u64, ..page }.fault(), None);
+        let name = format!("rank {rank}");
+        prop_assert!(fault.to_string().contains(&name));
+    }
+}
+
+/// Which record stays when two come: the cause, then what only waited for it, then bad input, unless the host has read
+/// that.
+#[test]
+fn a_record_gives_way_to_what_says_more() {
+    let weight = |kind: FaultKind| match kind {
+        FaultKind::LocalTimeout => 1,
+        kind if kind.is_input() => 0,
+        _ => 2,
+    };
+    for held in KINDS {
+        for new in KINDS {
+            let (held_word, new_word) = (held as u64, new as u64);
+            assert_eq!(LastRecord(0).next(new_word, || 0), Some(1));
+            let last = LastRecord::new(5, held_word, 3);
+            let more = weight(new) > weight(held);
+            for acknowledged in [0, 4, 5] {
+                let is_read = held.is_input() && acknowledged == 5;
+                let wanted = (more || is_read).then_some(6);
+                let next = last.next(new_word, || acknowledged);
+                assert_eq!(next, wanted, "{held:?}, then {new:?}, {acknowledged} read");
+            }
+            let culprit = (held == FaultKind::PeerTimeout).then_some(Rank(3));
+            assert_eq!(last.culprit(), culprit);
+        }
+    }
+    assert_eq!(LastRecord(0).culprit(), None);
+}
+
+#[test]
+fn a_timeout_names_the_rank_that_its_peer_gave_up_on() {
+    let page = FaultPage {
+        peer: 2,
+        culprit: 3,
+        begun: 1,
+        complete: 1,
+        ..FaultPage::default()
+    };
+    let text = page.fault().unwrap().to_string();
+    assert!(text.ends_with("; rank 2 had given up on rank 3"), "{text}");
+    let text = FaultPage { culprit: 2, ..page }
+        .fault()
+        .unwrap()
+        .to_string();
+    assert!(text.ends_with("saw 0"), "{text}");
+}
