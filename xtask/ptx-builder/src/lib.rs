@@ -19,7 +19,6 @@ mod digest;
 mod error;
 mod nvshmem;
 mod ptx;
-mod sha256;
 mod stamp;
 mod violation;
 mod wheel;

@@ -7,9 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use sha2::{Digest as _, Sha256};
+
 use crate::command::output_of;
 use crate::error::{Error, FileContext, Result};
-use crate::sha256;
 use crate::stamp::Stamp;
 use crate::wheel::{Wheel, site_packages};
 
@@ -112,7 +113,8 @@ fn reduce_checked(tools: &Path, bitcode: &Path, reduced: &Path) -> Result<()> {
 
 /// Refuses bitcode that is not NVIDIA's, before any tool reads it.
 fn check_sum(bitcode: &Path) -> Result<()> {
-    let found = sha256::hex(&fs::read(bitcode).file("read", bitcode)?);
+    let sum = Sha256::digest(fs::read(bitcode).file("read", bitcode)?);
+    let found: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
     if BITCODE_SHA256.contains(&found.as_str()) {
         return Ok(());
     }
