@@ -506,22 +506,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn signal_all(&self, at: Signal, value: u64) {
         let Common { peers, shape, .. } = self.common();
         if self.lane == 0 {
-            let of_node = if SHMEM {
-                shape.p2p_world_size
-            } else {
-                shape.ranks
-            };
+            let (of_node, me) = (shape.p2p_world_size, self.common().rank());
             // SAFETY: the table of peers has an entry for every rank, and signals lie inside the windows.
             unsafe {
-                fault::signal_all::<SHMEM>(
-                    *peers,
-                    shape.ranks,
-                    of_node,
-                    self.common().rank(),
-                    at,
-                    value,
-                )
-            };
+                fault::signal_all::<SHMEM>(*peers, shape.ranks, of_node, me, at, value);
+            }
         }
     }
 

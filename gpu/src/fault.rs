@@ -40,8 +40,7 @@ pub struct Seen {
 }
 
 /// Writes a record to the fault page, unless the one that stands there says more. Not inlined: it is called from every
-/// wait, and hardly ever. Leaves it at that if the lock does
-/// not come free: whoever holds it writes a record.
+/// wait, and hardly ever. Writes none if the lock does not come free: then another record is being written.
 ///
 /// # Safety
 /// `page` is the fault page of this rank, and the counters begin at `workspace`.
@@ -104,6 +103,7 @@ pub unsafe fn write(
 }
 
 /// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which are on a node, as rank `me` does.
+/// Without `SHMEM` only those of its node are reached: kernels that only wait have no way to the others.
 ///
 /// # Safety
 /// `peers` is the table of the ranks' windows, in which `at` is a signal word.
@@ -120,9 +120,9 @@ pub unsafe fn signal_all<const SHMEM: bool>(
         // SAFETY: the caller's promise.
         unsafe {
             let word = memory::load_constant_u64(peers + 8 * rank as u64) + at.bytes();
-            if !SHMEM || rank / of_node == me.0 / of_node {
+            if rank / of_node == me.0 / of_node {
                 memory::store_relaxed_sys(word, value);
-            } else {
+            } else if SHMEM {
                 shmem::signal(rank, word, value);
             }
         }

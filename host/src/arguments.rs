@@ -297,7 +297,7 @@ impl CombineInput {
             topk_weights: address_or_none(self.topk_weights),
             combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
-            row_capacity: capacity.min(plan.max_rows()) as u64,
+            row_capacity: (capacity as u64).min(plan.shape().max_rows()),
         })
     }
 
@@ -376,4 +376,50 @@ struct Scales {
 
 pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
     tensor.map_or(0, |tensor| tensor.at.address())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Config;
+
+    /// In exact mode a position is also a row of the staging, of which there are [`Shape::max_rows`]: fewer than
+    /// [`Plan::max_rows`] where that is rounded up.
+    #[test]
+    fn positions_of_a_combine_stay_in_the_staging() {
+        let config = Config {
+            experts: 2,
+            top_k: 1,
+            hidden: 1024,
+            max_tokens_per_rank: 4,
+            p2p_world_size: Some(1),
+            format: TokenFormat::BlockwiseFp8,
+            combine: CombineMode::Exact,
+            deadline: Duration::from_secs(1),
+            debug_checks: false,
+            max_sms: None,
+            specialise: false,
+        };
+        let plan = Plan::check(2, true, config).unwrap();
+        assert!(plan.max_rows() as u64 > plan.shape().max_rows());
+        // SAFETY: nothing here reads or writes device memory.
+        let memory = |address| unsafe { DevicePtr::new(address, 1 << 20) };
+        let input = CombineInput {
+            expert_rows: Tensor::contiguous(memory(1 << 20), [plan.max_rows(), 1024]),
+            topk_weights: None,
+        };
+        let output = CombineOutput {
+            combined: CombineTensor::Apart(Tensor::contiguous(memory(1 << 21), [4, 1, 1024])),
+        };
+        let received = Received {
+            tokens: 4,
+            capacity: plan.max_rows(),
+        };
+        let args = input
+            .args(&output, &Common::of(plan.shape()), &plan, received)
+            .unwrap();
+        assert_eq!(args.row_capacity, plan.shape().max_rows());
+    }
 }

@@ -191,7 +191,7 @@ pub trait SharedPage: Send + Sync {
     fn address(&self) -> u64;
     /// What stands there now: one record, or two numbers that differ while one is being written.
     fn read(&self) -> FaultPage;
-    /// Tells the device that record `number` was told, so that the next fault of the same kind is recorded.
+    /// Tells the device that record `number` was told, so that an input fault of a later round is recorded.
     fn acknowledge(&self, number: u64);
 }
 

@@ -224,13 +224,15 @@ impl ExpertParallel {
     /// other this and every later call gives [`Error::Poisoned`], and only
     /// [`close`](Self::close) is left.
     pub fn check(&self) -> Result<(), Error> {
+        // Held from reading to acknowledging, so that no two threads tell one record.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_alive()?;
         let Some((fault, number)) = self.fault()? else {
             return Ok(());
         };
         if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
             page.acknowledge(number);
-            *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+            *told = Some(fault);
         } else {
             self.poison(fault);
         }
@@ -249,14 +251,17 @@ impl ExpertParallel {
         if checked.as_ref().is_err_and(|error| !error.is_input_fault()) {
             return checked;
         }
-        // The page holds one fault: a timeout behind an input fault is not on it.
         let told = self
             .told
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         match told {
-            Some(fault) if self.has_stopped()? => Err(Error::Poisoned(self.poison(fault))),
+            // A kernel records why before it stops, unless it did not get to the page: looked for once more.
+            Some(fault) if self.has_stopped()? => match self.check() {
+                Err(error) if !error.is_input_fault() => Err(error),
+                _ => Err(Error::Poisoned(self.poison(fault))),
+            },
             _ => checked,
         }
     }

@@ -95,7 +95,11 @@ impl Plan {
         )?)
     }
 
-    fn check(ranks: u32, reaches_other_nodes: bool, config: Config) -> Result<Self, PlanError> {
+    pub(crate) fn check(
+        ranks: u32,
+        reaches_other_nodes: bool,
+        config: Config,
+    ) -> Result<Self, PlanError> {
         let mut problems = Problems::default();
         check_routing(&mut problems, ranks, &config);
         check_sizes(&mut problems, ranks, &config);

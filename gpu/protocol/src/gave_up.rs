@@ -22,7 +22,8 @@ pub fn culprit<S: Signals>(signals: &S, common: &Common, peer: Rank) -> Rank {
     }
 }
 
-/// Tells every rank that this one has given up because of `culprit`. All lanes.
+/// Tells every rank that this one has given up because of `culprit`; from kernels that only wait, the ranks of its
+/// node. All lanes.
 #[inline(always)]
 pub fn hand_on<M: Machine>(machine: &M, common: &Common, culprit: Rank) {
     let word = common.window.gave_up(common.rank());

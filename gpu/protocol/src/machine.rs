@@ -136,7 +136,8 @@ pub trait Machine: Signals + Counters {
     fn rank(&self) -> Rank;
     /// Ranks of the group.
     fn ranks(&self) -> u32;
-    /// Whether some of them are on other nodes: on a GPU, which of two kernels this is.
+    /// Whether this kernel sends to ranks of other nodes: on a GPU, which of two kernels it is. Kernels that only wait
+    /// say no, as they send nothing.
     fn spans_nodes(&self) -> bool;
     /// Where this warp sits in the launch on this rank.
     fn seat(&self) -> Seat;
@@ -256,8 +257,8 @@ pub trait Machine: Signals + Counters {
     /// What this warp wrote to `from` before is sent.
     fn put(&self, put: Put);
 
-    /// Stores `value` into a signal word of every rank, in the order of ranks: see [`Signals::signal`]. Hardly ever
-    /// called.
+    /// Stores `value` into a signal word of every rank that this kernel reaches, in the order of ranks: see
+    /// [`Signals::signal`]. Hardly ever called.
     fn signal_all(&self, at: Signal, value: u64) {
         for rank in 0..self.ranks() {
             self.lanes(|lane| {

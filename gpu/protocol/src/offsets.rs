@@ -200,7 +200,8 @@ fn wait_for_counts<M: Machine>(
         |lane| {
             let Experts { first, end } = of_lane(lane);
             let word = |source, expert| machine.load_tagged(window.count(Rank(source), expert));
-            let (mut missing, mut saw) = ((0, first), Tagged(0));
+            // If all have come by now, nobody is to blame but this rank.
+            let (mut missing, mut saw) = ((common.rank().0, first), Tagged(0));
             for expert in first..end {
                 for source in 0..shape.ranks {
                     let word = word(source, expert);

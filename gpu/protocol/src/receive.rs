@@ -264,7 +264,11 @@ fn refuse_unit<M: Machine>(
             saw: 0,
         });
     };
-    let saw = position as u64;
+    // Where only its scales lie outside, no position says so.
+    let saw = match position as u64 {
+        inside if inside < args.row_capacity => u64::MAX,
+        outside => outside,
+    };
     launch.machine.lanes(|lane| {
         if lane == 0 {
             let fault = Fault {

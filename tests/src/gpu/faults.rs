@@ -179,7 +179,7 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
             Ok(()) if rank == lost => {}
             Err(Error::Fault(fault)) if rank != lost => {
                 ensure!(fault.kind == FaultKind::PeerTimeout, "rank {rank}: {fault}");
-                ensure!(fault.peer == Rank(lost as u32), "rank {rank}: {fault}");
+                ensure!(fault.culprit == Rank(lost as u32), "rank {rank}: {fault}");
             }
             other => bail!("rank {rank}: {other:?}"),
         }

@@ -70,11 +70,13 @@ impl Wheel {
         format!("python3 -m pip install {}=={}", self.name, self.version)
     }
 
-    /// The folder under `target_dir` that holds this wheel's files once fetched.
+    /// The folder under `target_dir` that holds this wheel's files once fetched. Its name has a part of the sum: what
+    /// was fetched without one, or with another, is not taken.
     fn folder(&self, target_dir: &Path) -> PathBuf {
+        let sum = &self.sha256[0][..16];
         target_dir
             .join("wheels")
-            .join(format!("{}-{}", self.name, self.version))
+            .join(format!("{}-{}-{sum}", self.name, self.version))
     }
 
     /// What stands in a requirements file: the only place where pip takes sums.
