@@ -6,6 +6,8 @@ mod conversions;
 mod damaged;
 pub mod exact;
 mod faults;
+#[cfg(feature = "cuda")]
+mod held;
 mod invalid;
 pub mod killed;
 mod rounds;
@@ -144,6 +146,8 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     written::run(&mut suite)?;
     invalid::run(&mut suite)?;
     damaged::run(&mut suite)?;
+    #[cfg(feature = "cuda")]
+    held::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     conversions::run(&mut suite)?;
     #[cfg(feature = "cuda")]
