@@ -10,15 +10,12 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::peer::{HELLO_TIMEOUT, Limit, Loss, MAX_BYTES, PAUSE, Peer, word};
+use super::peer::{HELLO_TIMEOUT, Hello, Limit, Loss, MAX_BYTES, PAUSE, Peer, word};
 use crate::{Bootstrap, BootstrapError};
 
 /// Newcomers that rank 0 lets be about to say who they are. Where more come, the first of them are sent away;
 /// ranks come again.
 const MOST_NEWCOMERS: usize = 256;
-
-/// Rank, ranks, and a number that tells processes apart which call themselves the same.
-const HELLO_BYTES: u64 = 16;
 
 /// What rank 0 answers to a newcomer.
 const WELCOME: u32 = 0;
@@ -38,8 +35,8 @@ const GIVEN_UP: u32 = 3;
 /// the others, so if it calls no later than that after them, they hear from it who did not come.
 ///
 /// A call succeeds on all ranks or on none, but for what happens while rank 0 sends its last 16 bytes to each: where a
-/// process ends, a connection breaks, or rank 0 is halted for more than an eighth of `timeout` just then, some ranks
-/// have succeeded and others fail. Whoever succeeded learns of it in its next call.
+/// process ends, a connection breaks, or rank 0 or those bytes are held up for an eighth of `timeout` just then, some
+/// ranks have succeeded and others fail. Whoever succeeded learns of it in its next call.
 #[derive(Debug)]
 pub struct TcpBootstrap {
     rank: u32,
@@ -248,33 +245,6 @@ impl Present {
     }
 }
 
-/// What a newcomer says.
-struct Hello {
-    rank: u32,
-    ranks: u32,
-    nonce: u64,
-}
-
-impl Hello {
-    /// `None` where it has not come whole.
-    fn hear(peer: &mut Peer) -> Result<Option<Self>, BootstrapError> {
-        let doing = "joining";
-        let Some(message) = peer.poll(HELLO_BYTES, doing)? else {
-            return Ok(None);
-        };
-        let bytes = peer.require(0, message, doing)?;
-        let word = |index| word(&bytes, index).map(u64::from);
-        match (word(0), word(1), word(2), word(3)) {
-            (Some(rank), Some(ranks), Some(low), Some(high)) => Ok(Some(Self {
-                rank: rank as u32,
-                ranks: ranks as u32,
-                nonce: high << 32 | low,
-            })),
-            _ => Err(peer.unexpected(doing, HELLO_BYTES, bytes.len() as u64)),
-        }
-    }
-}
-
 impl Rendezvous {
     /// Rank 0's part: takes in everybody, then lets them go on; or tells them that it gave up.
     fn host(self, listener: &TcpListener) -> Result<Vec<Peer>, BootstrapError> {
@@ -336,10 +306,10 @@ impl Rendezvous {
             }
             for mut newcomer in std::mem::take(&mut newcomers) {
                 match Hello::hear(&mut newcomer.peer) {
-                    Ok(Some(hello)) => match self.admit(newcomer.peer, &hello, present) {
-                        Ok(()) => {}
-                        Err(error) => other_size = Some(error),
-                    },
+                    Ok(Some(hello)) => {
+                        let refused = self.admit(newcomer.peer, &hello, present).err();
+                        other_size = refused.or(other_size);
+                    }
                     Ok(None) if newcomer.limit.left().is_some() => newcomers.push(newcomer),
                     Ok(None) => {
                         tracing::warn!(from = %newcomer.peer.address, "a stranger said nothing");
@@ -365,11 +335,10 @@ impl Rendezvous {
             is_missing.then_some(rank)
         };
         let missing: Vec<u32> = (1..).zip(present).filter_map(missing).collect();
-        match other_size {
-            Some(error @ BootstrapError::WorldSize { peer, .. }) if missing.contains(&peer) => {
-                return error;
-            }
-            _ => {}
+        if let Some(error @ BootstrapError::WorldSize { peer, .. }) = other_size
+            && missing.contains(&peer)
+        {
+            return error;
         }
         BootstrapError::MissingRanks {
             missing,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use super::super::peer::HELLO_BYTES;
 use super::*;
 
 #[path = "late_tests.rs"]
@@ -101,7 +102,8 @@ fn a_missing_rank_zero_is_named_in_time() {
 
 #[test]
 fn ranks_that_expect_different_sizes_name_both() {
-    let joined = meet(&[(0, 2), (1, 3)], LONG);
+    // Rank 0 goes on waiting for a rank 1 that expects two.
+    let joined = meet(&[(0, 2), (1, 3)], Duration::from_secs(4));
     let sizes = |joined: &Joined| match joined {
         Err(BootstrapError::WorldSize {
             rank,
