@@ -10,8 +10,8 @@ pub use tcp::TcpBootstrap;
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
 /// engine already has.
 ///
-/// All ranks make the same calls in the same order. Every wait must end, with an error that names a rank that was
-/// lost ([`BootstrapError::lost_rank`]), and after an error each later call should fail at once, as
+/// All ranks make the same calls in the same order. Every wait must end, with an error that names the rank that
+/// was lost where that is known ([`BootstrapError::lost_rank`]), and after an error each later call should fail at once, as
 /// [`TcpBootstrap`]'s do. An NVSHMEM group comes to a barrier here before each call that waits for all ranks
 /// inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not), making, closing and leaving
 /// communicators and groups wait for ever for a rank that was lost.
@@ -51,9 +51,10 @@ pub enum BootstrapError {
         /// Where they meet.
         address: SocketAddr,
     },
-    /// Two processes call themselves the same.
+    /// Two processes call themselves the same, or a process was started again before rank 0 could see that
+    /// the connection of the one before is dead.
     #[error(
-        "rank {rank} has joined at {address} already; another process was started with the same rank"
+        "rank {rank} has joined at {address} already: another process was started with the same rank, or the connection of one that is gone is still open (its machine lost power, or its network broke)"
     )]
     DuplicateRank {
         /// The rank.
@@ -61,7 +62,8 @@ pub enum BootstrapError {
         /// Where they meet.
         address: SocketAddr,
     },
-    /// Processes do not agree on the size of the group.
+    /// Processes do not agree on the size of the group. On rank 0 only when its time is over and nobody else has
+    /// come as that rank.
     #[error(
         "rank {rank} expects {ours} ranks, but rank {peer} expects {theirs} (rendezvous at {address})"
     )]
@@ -95,7 +97,8 @@ pub enum BootstrapError {
         /// Where they meet.
         address: SocketAddr,
     },
-    /// A rank stopped answering.
+    /// A rank did not answer. Rank 0 answers when all have come: where `peer` is 0, it may be there and wait for
+    /// another, and nobody is known to be lost.
     #[error("rank {peer} at {address} did not answer within {seconds} s ({doing})")]
     Timeout {
         /// Who was waited for.
@@ -135,13 +138,22 @@ pub enum BootstrapError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A rank was lost: its process ended, its connection broke, or it did not answer. Told by another
-    /// rank, or known from an earlier call; each later call fails so, at once.
+    /// A rank was lost: its process ended, its connection broke, it did not keep to the protocol, or rank 0 waited
+    /// for it in vain. Told by another rank, or known from an earlier call.
     #[error("rank {rank} was lost: {reason}")]
     Lost {
         /// The lost one.
         rank: u32,
         /// What the rank that saw it said.
+        reason: String,
+    },
+    /// A rank gave up, and nobody is known to be lost: rank 0 came late, or waited for a rank that did. Told
+    /// by that rank, or known from an earlier call.
+    #[error("rank {rank} gave up: {reason}")]
+    GaveUp {
+        /// Who gave up.
+        rank: u32,
+        /// Its reason.
         reason: String,
     },
     /// Another transport failed: MPI, or an engine's own.
@@ -155,9 +167,11 @@ pub enum BootstrapError {
 }
 
 impl BootstrapError {
-    /// The rank that was lost, or did not keep to the protocol, once the processes had met.
+    /// The rank that was lost, or did not keep to the protocol, once the processes had met. `None` where that is not
+    /// known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of [`GaveUp`](Self::GaveUp), all may be there.
     pub const fn lost_rank(&self) -> Option<u32> {
         match self {
+            Self::Timeout { peer: 0, .. } => None,
             Self::Lost { rank: peer, .. }
             | Self::Io { peer, .. }
             | Self::Timeout { peer, .. }

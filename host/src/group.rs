@@ -161,12 +161,12 @@ impl Group {
     /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing windows does, and
     /// nothing bounds that. So all ranks come to a barrier of their [`Bootstrap`](crate::Bootstrap) first. Where
     /// that fails, because a rank was lost, its error is returned, and this process stays joined until it ends.
-    /// Two things can still wait for ever: NVSHMEM itself, if a rank is lost after the barrier and before
-    /// its call is over, and a bootstrap whose own waits do not end, as MPI's.
+    /// Two things can still wait for ever: NVSHMEM itself, if a rank is lost just when the barrier lets all go on
+    /// ([`TcpBootstrap`](crate::TcpBootstrap) says when), or after it and before its call is over; and a bootstrap whose own waits do not end, as MPI's.
     ///
     /// # Errors
-    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. [`Error::Bootstrap`] that names a
-    /// lost rank, and what the group reports.
+    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. [`Error::Bootstrap`] that names the
+    /// lost rank where it is known, and what the group reports.
     pub fn close(&self) -> Result<(), Error> {
         match self.members.load(Ordering::Acquire) {
             0 => self.fabric.close(),

@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 use crate::BootstrapError;
 
 /// First in every message of a call; the digit is raised when messages change.
-const CALL: u32 = u32::from_le_bytes(*b"FRY2");
-/// First in the message that a rank was lost: its number is that rank, its payload the reason.
+const CALL: u32 = u32::from_le_bytes(*b"FRY3");
+/// First in the message that a rank was lost: its number is that rank or [`NOBODY`], its payload the reason.
 const LOST: u32 = u32::from_le_bytes(*b"FRYL");
+/// Stands for the lost rank where the sender gave up and does not know of one.
+const NOBODY: u32 = u32::MAX;
 /// A tag, a number, the payload's length.
 const HEADER_BYTES: usize = 16;
 /// Longest payload taken.
 pub const MAX_BYTES: u64 = 64 << 20;
+/// Rank, ranks, and a number that tells processes apart which call themselves the same.
+pub const HELLO_BYTES: u64 = 16;
 /// How long rank 0 lets a newcomer take to say who it is: strangers may connect, too. Also how long telling
 /// that a rank was lost may take.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -57,10 +61,49 @@ pub struct Message {
     pub bytes: Vec<u8>,
 }
 
+/// Why no call is made any more.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// Who was lost; `None` where somebody gave up, and nobody is known to be lost.
+    lost: Option<u32>,
+    /// Who gave up.
+    by: u32,
+    reason: String,
+}
+
+impl Loss {
+    /// What `error` on rank `by` means. One that is nobody else's fault is its own.
+    pub fn of(error: &BootstrapError, by: u32) -> Self {
+        let (lost, reason) = match error {
+            BootstrapError::Lost { rank, reason } => (Some(*rank), reason.clone()),
+            BootstrapError::Timeout { peer: 0, .. } | BootstrapError::GaveUp { .. } => {
+                (None, error.to_string())
+            }
+            error => (Some(error.lost_rank().unwrap_or(by)), error.to_string()),
+        };
+        Self { lost, by, reason }
+    }
+
+    pub fn error(self) -> BootstrapError {
+        let Self { lost, by, reason } = self;
+        match lost {
+            Some(rank) => BootstrapError::Lost { rank, reason },
+            None => BootstrapError::GaveUp { rank: by, reason },
+        }
+    }
+
+    /// Tells `peer`, if it can still be told.
+    pub fn tell(&self, peer: &mut Peer, limit: Limit) {
+        peer.tell_lost(self.lost.unwrap_or(NOBODY), &self.reason, limit);
+    }
+}
+
 /// A connection to another rank.
 #[derive(Debug)]
 pub struct Peer {
     pub rank: u32,
+    /// Size of the group.
+    ranks: u32,
     pub address: SocketAddr,
     /// Does not block.
     stream: TcpStream,
@@ -71,9 +114,15 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(rank: u32, address: SocketAddr, stream: TcpStream) -> Result<Self, BootstrapError> {
+    pub fn new(
+        rank: u32,
+        ranks: u32,
+        address: SocketAddr,
+        stream: TcpStream,
+    ) -> Result<Self, BootstrapError> {
         let peer = Self {
             rank,
+            ranks,
             address,
             stream,
             received: Vec::new(),
@@ -127,10 +176,15 @@ impl Peer {
         limit: Limit,
     ) -> Result<Message, BootstrapError> {
         loop {
+            // Looks once more when it is over: this process may have been halted since it last did.
+            let is_over = limit.left().is_none();
             if let Some(message) = self.poll(MAX_BYTES, doing)? {
                 return Ok(message);
             }
-            self.pause(doing, limit)?;
+            if is_over {
+                return Err(self.timeout(doing, limit));
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -148,7 +202,7 @@ impl Peer {
     }
 
     /// The next message, if it has come whole; it is taken if its payload has at most `most` bytes. Does not
-    /// wait. That a rank was lost comes as an error.
+    /// wait. That a rank was lost, or that the peer gave up, comes as an error.
     pub fn poll(
         &mut self,
         most: u64,
@@ -158,7 +212,7 @@ impl Peer {
         loop {
             let missing = self.missing(most, doing)?;
             if missing == 0 {
-                return self.take().map(Some);
+                return self.take(doing).map(Some);
             }
             let room = missing.min(chunk.len());
             match self.stream.read(&mut chunk[..room]) {
@@ -190,16 +244,20 @@ impl Peer {
     }
 
     /// Takes the message, which is whole.
-    fn take(&mut self) -> Result<Message, BootstrapError> {
+    fn take(&mut self, doing: &'static str) -> Result<Message, BootstrapError> {
         let mut bytes = std::mem::take(&mut self.received);
         let tag = word(&bytes, 0);
         let number = word(&bytes, 1).unwrap_or_default();
         bytes.drain(..HEADER_BYTES);
         if tag == Some(LOST) {
             let reason = String::from_utf8_lossy(&bytes).into_owned();
-            return Err(BootstrapError::Lost {
-                rank: number,
-                reason,
+            return Err(match number {
+                NOBODY => BootstrapError::GaveUp {
+                    rank: self.rank,
+                    reason,
+                },
+                rank if rank < self.ranks => BootstrapError::Lost { rank, reason },
+                rank => self.unexpected(doing, self.ranks.into(), rank.into()),
             });
         }
         Ok(Message { number, bytes })
@@ -237,7 +295,9 @@ impl Peer {
                 Err(error) => {
                     // What it said before it left counts for more than that it has left.
                     return match self.poll(MAX_BYTES, doing) {
-                        Err(lost @ BootstrapError::Lost { .. }) => Err(lost),
+                        Err(
+                            told @ (BootstrapError::Lost { .. } | BootstrapError::GaveUp { .. }),
+                        ) => Err(told),
                         _ => Err(self.io(doing, error)),
                     };
                 }
@@ -280,6 +340,33 @@ impl Peer {
             doing,
             wanted,
             got,
+        }
+    }
+}
+
+/// What a newcomer says.
+pub struct Hello {
+    pub rank: u32,
+    pub ranks: u32,
+    pub nonce: u64,
+}
+
+impl Hello {
+    /// `None` where it has not come whole.
+    pub fn hear(peer: &mut Peer) -> Result<Option<Self>, BootstrapError> {
+        let doing = "joining";
+        let Some(message) = peer.poll(HELLO_BYTES, doing)? else {
+            return Ok(None);
+        };
+        let bytes = peer.require(0, message, doing)?;
+        let word = |index| word(&bytes, index).map(u64::from);
+        match (word(0), word(1), word(2), word(3)) {
+            (Some(rank), Some(ranks), Some(low), Some(high)) => Ok(Some(Self {
+                rank: rank as u32,
+                ranks: ranks as u32,
+                nonce: high << 32 | low,
+            })),
+            _ => Err(peer.unexpected(doing, HELLO_BYTES, bytes.len() as u64)),
         }
     }
 }

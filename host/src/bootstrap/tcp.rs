@@ -1,23 +1,21 @@
 //! A rendezvous over TCP that needs no launcher's help: rank 0 listens, the others come.
 //!
 //! Every message is 16 bytes of header (a tag, a number, a length), little-endian, and then the
-//! payload. All ranks send to rank 0, which answers with everybody's. Whoever finds a rank lost tells those
-//! whom it is connected to, in a message that may stand where any other does.
+//! payload. A call has two rounds: all ranks send to rank 0, which answers with everybody's; all confirm that they
+//! have it, and rank 0 lets all go on. Whoever finds a rank lost, or gives up, tells those whom it is connected to, in
+//! a message that may stand where any other does.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::peer::{HELLO_TIMEOUT, Limit, MAX_BYTES, PAUSE, Peer, word};
+use super::peer::{HELLO_TIMEOUT, Hello, Limit, Loss, MAX_BYTES, PAUSE, Peer, word};
 use crate::{Bootstrap, BootstrapError};
 
 /// Newcomers that rank 0 lets be about to say who they are. Where more come, the first of them are sent away;
 /// ranks come again.
 const MOST_NEWCOMERS: usize = 256;
-
-/// Rank, ranks, and a number that tells processes apart which call themselves the same.
-const HELLO_BYTES: u64 = 16;
 
 /// What rank 0 answers to a newcomer.
 const WELCOME: u32 = 0;
@@ -28,9 +26,17 @@ const GIVEN_UP: u32 = 3;
 /// A [`Bootstrap`] over TCP. Anybody who can connect to rank 0's address can take part: use it
 /// in networks where that is as it should be.
 ///
-/// A rank whose process ends is found at once by every call that is under way or comes later. A call that
-/// fails tells the other ranks who was lost, and each later call fails at once with
-/// [`BootstrapError::Lost`]. The survivors can drop it and [`connect`](Self::connect) anew, as a smaller group.
+/// A call that fails tells the other ranks why, and each later call fails at once, with
+/// [`BootstrapError::Lost`] or [`BootstrapError::GaveUp`]. The survivors can drop it and
+/// [`connect`](Self::connect) anew, as a smaller group.
+///
+/// Once rank 0 has called, a rank whose process ended, or that gave up, is found at once by the call of all. Before,
+/// the others wait: for `timeout`, of which they learn only that rank 0 did not answer. Rank 0 waits an eighth less than
+/// the others, so if it calls no later than that after them, they hear from it who did not come.
+///
+/// A call succeeds on all ranks or on none, but for what happens while rank 0 sends its last 16 bytes to each: where a
+/// process ends, a connection breaks, or rank 0 or those bytes are held up for an eighth of `timeout` just then, some
+/// ranks have succeeded and others fail. Whoever succeeded learns of it in its next call.
 #[derive(Debug)]
 pub struct TcpBootstrap {
     rank: u32,
@@ -44,42 +50,15 @@ pub struct TcpBootstrap {
     loss: Option<Loss>,
 }
 
-/// Which rank was lost, and how.
-#[derive(Clone, Debug)]
-struct Loss {
-    rank: u32,
-    reason: String,
-}
-
-impl Loss {
-    /// What `error` means to the others. One that is nobody else's fault is that of `rank` itself.
-    fn of(error: &BootstrapError, rank: u32) -> Self {
-        match error {
-            BootstrapError::Lost { rank, reason } => Self {
-                rank: *rank,
-                reason: reason.clone(),
-            },
-            error => Self {
-                rank: error.lost_rank().unwrap_or(rank),
-                reason: error.to_string(),
-            },
-        }
-    }
-
-    fn error(self) -> BootstrapError {
-        let Self { rank, reason } = self;
-        BootstrapError::Lost { rank, reason }
-    }
-}
-
 impl TcpBootstrap {
     /// Meets the other ranks at `address`: rank 0 listens there, the others connect, again and
-    /// again until it does. Collective. `timeout` bounds this call and each later one; one that fails may take
-    /// two seconds more, to tell the others.
+    /// again until it does. Collective. `timeout` bounds this call and each of the two rounds of a later one; a call
+    /// that fails may take two seconds more for each rank that it has to tell.
+    /// Who expects another number of ranks is told and sent away, and the others go on.
     ///
     /// # Errors
-    /// [`BootstrapError`], on every rank that takes part: a rank is missing, stands there
-    /// twice, or expects another number of ranks.
+    /// [`BootstrapError`]: on every rank if one is missing; on that rank alone if it stands there twice or expects
+    /// another number of ranks than rank 0.
     pub fn connect(
         rank: u32,
         ranks: u32,
@@ -130,45 +109,69 @@ impl TcpBootstrap {
 
     /// One call.
     fn exchange(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        let (doing, limit) = ("all_gather", Limit::of(self.timeout));
         if bytes.len() as u64 > MAX_BYTES {
             return Err(BootstrapError::Other {
                 call: "TcpBootstrap::all_gather",
                 reason: format!("{} bytes given, at most {MAX_BYTES} are sent", bytes.len()),
             });
         }
-        let (call, ranks) = (self.calls, self.ranks);
         if self.rank > 0 {
-            let host = &mut self.peers[0];
-            host.send(call, bytes, doing, limit)?;
-            return (0..ranks)
-                .map(|_| host.receive(call, doing, limit))
-                .collect();
+            return self.take_part(bytes);
         }
-        let all = self.collect(bytes)?;
-        for peer in &mut self.peers {
-            for bytes in &all {
-                let sent = peer.send(call, bytes, doing, limit);
-                sent.map_err(|error| gave_up(error, peer.rank, None))?;
-            }
+        // Less than the others wait, so that they hear from here who did not come.
+        let timeout = self.timeout - self.timeout / 8;
+        let all = self.collect(bytes, Limit::of(timeout))?;
+        // From before any of the others can confirm, so it is over before any that confirmed gives up.
+        let limit = Limit::of(timeout);
+        self.send_all(&all, limit)?;
+        self.collect(&[], limit)?;
+        if !self.peers.is_empty() && limit.left().is_none() {
+            // Halted until now. Some may have given up, and what they say be under way.
+            return Err(BootstrapError::GaveUp {
+                rank: 0,
+                reason: format!("it came too late to let the others go on ({timeout:?})"),
+            });
         }
+        self.send_all(&[Vec::new()], limit)?;
         Ok(all)
     }
 
-    /// Rank 0: every rank's bytes of this call. Looks at all connections, so that a lost rank is found whoever
-    /// else is late.
-    fn collect(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    /// One call, on the ranks that are not 0.
+    fn take_part(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let (doing, call, limit) = ("all_gather", self.calls, Limit::of(self.timeout));
+        let host = &mut self.peers[0];
+        host.send(call, bytes, doing, limit)?;
+        let all: Result<_, _> = (0..self.ranks)
+            .map(|_| host.receive(call, doing, limit))
+            .collect();
+        let all = all?;
+        // The whole time anew: rank 0 decides in less, as it began before.
+        let limit = Limit::of(self.timeout);
+        host.send(call, &[], doing, limit)?;
+        host.receive(call, doing, limit)?;
+        Ok(all)
+    }
+
+    /// Rank 0: the same messages to everybody.
+    fn send_all(&mut self, messages: &[Vec<u8>], limit: Limit) -> Result<(), BootstrapError> {
+        for peer in &mut self.peers {
+            for bytes in messages {
+                peer.send(self.calls, bytes, "all_gather", limit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank 0: every rank's bytes of this round. Looks at all connections, so that a lost rank is found whoever
+    /// else is late, and once more when all have come: behind its bytes, a rank may have given up or ended.
+    fn collect(&mut self, bytes: &[u8], limit: Limit) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let (doing, call) = ("all_gather", self.calls);
-        // Less than the others wait, so that they hear from here who did not come.
-        let limit = Limit::of(self.timeout - self.timeout / 8);
         let mut all = vec![None; self.ranks as usize];
         all[0] = Some(bytes.to_vec());
         loop {
-            let silent = all.iter().position(Option::is_none).map(|at| at as u32);
+            let had_come = all.iter().all(Option::is_some);
             for peer in &mut self.peers {
-                let polled = peer.poll(MAX_BYTES, doing);
-                let polled = polled.map_err(|error| gave_up(error, peer.rank, silent))?;
-                if let Some(message) = polled {
+                if let Some(message) = peer.poll(MAX_BYTES, doing)? {
                     let bytes = peer.require(call, message, doing)?;
                     if all[peer.rank as usize].replace(bytes).is_some() {
                         // It sent the same call twice.
@@ -176,26 +179,17 @@ impl TcpBootstrap {
                     }
                 }
             }
-            let Some(silent) = all.iter().position(Option::is_none) else {
+            if had_come {
                 return Ok(all.into_iter().flatten().collect());
+            }
+            let Some(silent) = all.iter().position(Option::is_none) else {
+                continue;
             };
             if limit.left().is_none() {
                 return Err(self.peers[silent - 1].timeout(doing, limit));
             }
             std::thread::sleep(PAUSE);
         }
-    }
-}
-
-/// On rank 0, what it means that `from` gave up waiting for rank 0: that somebody else has not come, if
-/// anybody has not.
-fn gave_up(error: BootstrapError, from: u32, silent: Option<u32>) -> BootstrapError {
-    match error {
-        BootstrapError::Lost { rank: 0, reason } => BootstrapError::Lost {
-            rank: silent.unwrap_or(from),
-            reason: format!("rank {from} gave up: {reason}"),
-        },
-        error => error,
     }
 }
 
@@ -217,7 +211,7 @@ impl Bootstrap for TcpBootstrap {
             let loss = Loss::of(error, self.rank);
             let limit = Limit::of(HELLO_TIMEOUT);
             for peer in &mut self.peers {
-                peer.tell_lost(loss.rank, &loss.reason, limit);
+                loss.tell(peer, limit);
             }
             self.loss = Some(loss);
         })
@@ -248,33 +242,6 @@ impl Present {
     /// Whether its connection broke, or it sent what nobody asked for.
     fn is_gone(&mut self) -> bool {
         self.peer.poll(0, "joining").is_err()
-    }
-}
-
-/// What a newcomer says.
-struct Hello {
-    rank: u32,
-    ranks: u32,
-    nonce: u64,
-}
-
-impl Hello {
-    /// `None` where it has not come whole.
-    fn hear(peer: &mut Peer) -> Result<Option<Self>, BootstrapError> {
-        let doing = "joining";
-        let Some(message) = peer.poll(HELLO_BYTES, doing)? else {
-            return Ok(None);
-        };
-        let bytes = peer.require(0, message, doing)?;
-        let word = |index| word(&bytes, index).map(u64::from);
-        match (word(0), word(1), word(2), word(3)) {
-            (Some(rank), Some(ranks), Some(low), Some(high)) => Ok(Some(Self {
-                rank: rank as u32,
-                ranks: ranks as u32,
-                nonce: high << 32 | low,
-            })),
-            _ => Err(peer.unexpected(doing, HELLO_BYTES, bytes.len() as u64)),
-        }
     }
 }
 
@@ -318,6 +285,7 @@ impl Rendezvous {
         };
         listener.set_nonblocking(true).map_err(io)?;
         let mut newcomers: Vec<Newcomer> = Vec::new();
+        let mut other_size = None;
         loop {
             // A rank that has gone may be started again.
             let is_here = |here: &mut Option<Present>| here.as_mut().is_some_and(|h| !h.is_gone());
@@ -325,7 +293,7 @@ impl Rendezvous {
                 return Ok(());
             }
             if self.limit.left().is_none() {
-                return Err(self.missing(present));
+                return Err(self.missing(present, other_size));
             }
             match listener.accept() {
                 Ok((stream, from)) => self.let_in(stream, from, &mut newcomers),
@@ -338,7 +306,10 @@ impl Rendezvous {
             }
             for mut newcomer in std::mem::take(&mut newcomers) {
                 match Hello::hear(&mut newcomer.peer) {
-                    Ok(Some(hello)) => self.admit(newcomer.peer, &hello, present)?,
+                    Ok(Some(hello)) => {
+                        let refused = self.admit(newcomer.peer, &hello, present).err();
+                        other_size = refused.or(other_size);
+                    }
                     Ok(None) if newcomer.limit.left().is_some() => newcomers.push(newcomer),
                     Ok(None) => {
                         tracing::warn!(from = %newcomer.peer.address, "a stranger said nothing");
@@ -351,16 +322,26 @@ impl Rendezvous {
         }
     }
 
-    /// Who did not come; where all came, who has gone.
-    fn missing(self, present: &mut [Option<Present>]) -> BootstrapError {
+    /// Who did not come; where all came, who has gone; or why a missing one was sent away.
+    fn missing(
+        self,
+        present: &mut [Option<Present>],
+        other_size: Option<BootstrapError>,
+    ) -> BootstrapError {
         let all_came = present.iter().all(Option::is_some);
         let missing = |(rank, here): (u32, &mut Option<Present>)| {
             let here = here.as_mut();
             let is_missing = here.is_none_or(|here| all_came && here.is_gone());
             is_missing.then_some(rank)
         };
+        let missing: Vec<u32> = (1..).zip(present).filter_map(missing).collect();
+        if let Some(error @ BootstrapError::WorldSize { peer, .. }) = other_size
+            && missing.contains(&peer)
+        {
+            return error;
+        }
         BootstrapError::MissingRanks {
-            missing: (1..).zip(present).filter_map(missing).collect(),
+            missing,
             ranks: self.ranks,
             address: self.address,
             seconds: self.limit.timeout.as_secs_f64(),
@@ -368,7 +349,7 @@ impl Rendezvous {
     }
 
     fn let_in(self, stream: TcpStream, from: SocketAddr, newcomers: &mut Vec<Newcomer>) {
-        match Peer::new(u32::MAX, from, stream) {
+        match Peer::new(u32::MAX, self.ranks, from, stream) {
             Ok(peer) => newcomers.push(Newcomer {
                 peer,
                 limit: Limit::of(HELLO_TIMEOUT),
@@ -382,8 +363,8 @@ impl Rendezvous {
     }
 
     /// Takes in a rank. One that is here already takes its own place, or that of a connection that
-    /// broke; else it is another process of the same rank, which is sent away. One that expects another number
-    /// of ranks ends the meeting.
+    /// broke; else it is another process of the same rank, which is sent away. So is one that expects another
+    /// number of ranks, which is the error.
     fn admit(
         self,
         mut peer: Peer,
@@ -397,15 +378,16 @@ impl Rendezvous {
         } = hello;
         peer.rank = rank;
         if theirs != self.ranks {
-            // Whether it hears this or not, the meeting is over.
             self.answer(&mut peer, WORLD_SIZE);
-            return Err(BootstrapError::WorldSize {
+            let error = BootstrapError::WorldSize {
                 rank: 0,
                 ours: self.ranks,
                 peer: rank,
                 theirs,
                 address: self.address,
-            });
+            };
+            tracing::warn!(%error, from = %peer.address, "sent away");
+            return Err(error);
         }
         let mut place = rank
             .checked_sub(1)
@@ -486,7 +468,7 @@ impl Rendezvous {
                 // Where nobody listens, a connection can be given the address itself as its own.
                 && stream.local_addr().is_ok_and(|own| own != address)
             {
-                return Peer::new(peer, address, stream);
+                return Peer::new(peer, self.ranks, address, stream);
             }
             std::thread::sleep(PAUSE);
         }
