@@ -1,7 +1,6 @@
 //! Who takes part.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ferry_layout::Rank;
 use ferry_simulator::Options;
@@ -19,15 +18,15 @@ use crate::{Device, Error, Fabric};
 pub struct Group {
     fabric: Arc<dyn Fabric>,
     /// Communicators of this process that are open, or that a graph will launch.
-    members: Arc<AtomicUsize>,
+    members: Arc<Mutex<usize>>,
 }
 
-/// That kernels of a communicator may be launched: it and the graphs that were captured of it hold one together.
-pub(crate) struct Member(Arc<AtomicUsize>);
+/// Counts a communicator of a group whose kernels may be launched.
+pub(crate) struct Member(Arc<Mutex<usize>>);
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
     }
 }
 
@@ -168,7 +167,9 @@ impl Group {
     /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. [`Error::Bootstrap`] that names a
     /// lost rank, and what the group reports.
     pub fn close(&self) -> Result<(), Error> {
-        match self.members.load(Ordering::Acquire) {
+        // Held meanwhile: a communicator that begins finds the group closed, or is found.
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        match *members {
             0 => self.fabric.close(),
             communicators => Err(Error::CommunicatorsOpen { communicators }),
         }
@@ -186,9 +187,9 @@ impl Group {
     }
 
     /// Counts a communicator in.
-    pub(crate) fn enter(&self) -> Arc<Member> {
-        self.members.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Member(self.members.clone()))
+    pub(crate) fn enter(&self) -> Member {
+        *self.members.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Member(self.members.clone())
     }
 
     /// What it is a group over, for tests that put one of their own between.
