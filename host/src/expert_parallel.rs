@@ -85,7 +85,7 @@ impl ExpertParallel {
     /// [`Error::FabricAnswer`],
     /// [`Error::Bootstrap`] that names the lost rank, and what the group's devices report.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
-        let (fabric, shape) = (group.fabric(), plan.shape());
+        let (fabric, shape) = (&group.fabric, plan.shape());
         if shape.ranks != group.ranks() {
             return Err(Error::PlanForOtherGroup {
                 plan: shape.ranks,

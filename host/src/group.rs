@@ -16,7 +16,7 @@ use crate::{Device, Error, Fabric};
 /// feature `cuda` and do not exist without it.
 #[derive(Clone)]
 pub struct Group {
-    fabric: Arc<dyn Fabric>,
+    pub(crate) fabric: Arc<dyn Fabric>,
     /// Communicators of this process that are open, or that a graph will launch.
     members: Arc<Mutex<usize>>,
 }
@@ -170,7 +170,9 @@ impl Group {
         // Held meanwhile: a communicator that begins finds the group closed, or is found.
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         match *members {
-            0 => self.fabric.close(),
+            // SAFETY: no communicator of this group is open or will be launched by a graph, and none begins while the
+            // count is held. Those of other groups over the fabric are the promise of whoever called `fabric`.
+            0 => unsafe { self.fabric.close() },
             communicators => Err(Error::CommunicatorsOpen { communicators }),
         }
     }
@@ -193,8 +195,12 @@ impl Group {
     }
 
     /// What it is a group over, for tests that put one of their own between.
+    ///
+    /// # Safety
+    /// Neither the fabric nor a group over it is closed while this group has communicators or they have graphs, nor this
+    /// group while another group over it has.
     #[doc(hidden)]
-    pub fn fabric(&self) -> &Arc<dyn Fabric> {
+    pub unsafe fn fabric(&self) -> &Arc<dyn Fabric> {
         &self.fabric
     }
 }
@@ -212,7 +218,8 @@ mod tests {
     /// Has ranks, all of them elsewhere.
     struct Elsewhere;
 
-    impl Fabric for Elsewhere {
+    // SAFETY: it has no device and gives nothing.
+    unsafe impl Fabric for Elsewhere {
         fn name(&self) -> &'static str {
             "elsewhere"
         }

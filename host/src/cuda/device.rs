@@ -223,7 +223,10 @@ impl CudaDevice {
     }
 }
 
-impl Device for CudaDevice {
+// SAFETY: memory, streams and fault pages are the driver's, of this device's primary context, in the sizes asked for;
+// streams are never destroyed. `copy` waits for what it enqueues, of no more bytes than there are. The kernels are of
+// modules that were loaded on this device, for all shapes or for the one asked for.
+unsafe impl Device for CudaDevice {
     fn name(&self) -> String {
         self.core.name.clone()
     }
