@@ -167,7 +167,7 @@ pub unsafe trait Device: Send + Sync {
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
     /// Sets `bytes` bytes to `value`. Synchronises.
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
-    /// Creates a stream.
+    /// Creates a stream, which lives for as long as the process.
     fn stream(&self) -> Result<Stream, Error>;
     /// Waits for everything enqueued on `stream`.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
@@ -183,8 +183,8 @@ pub unsafe trait Device: Send + Sync {
         let _ = stream;
         None
     }
-    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by this device.
-    /// Called before each launch of a communicator. Does not synchronise.
+    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by a device of this
+    /// process. Called before each launch of a communicator. Does not synchronise.
     fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
         let _ = (stream, held);
         Ok(())
