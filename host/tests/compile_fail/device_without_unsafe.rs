@@ -10,7 +10,7 @@ impl SharedPage for Nowhere {
         0x1000
     }
     fn read(&self) -> FaultPage {
-        unimplemented!()
+        FaultPage::default()
     }
     fn acknowledge(&self, _: u64) {}
 }
