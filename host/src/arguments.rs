@@ -280,9 +280,8 @@ impl CombineInput {
             weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
         let combined = self.combined(output, plan, tokens)?;
-        let bytes = |elements: usize| 2 * elements as u64;
-        let rows = (self.expert_rows.at, bytes(self.expert_rows.elements()));
-        if overlap(rows, (combined, bytes(output.combined.elements()))) {
+        let rows = Extent::of(self.expert_rows.at, self.expert_rows.elements());
+        if rows.overlaps(&Extent::of(combined, output.combined.elements())) {
             return Err(Error::TensorsOverlap {
                 first: "combined",
                 second: "expert_rows",
@@ -345,17 +344,32 @@ pub(crate) fn require_transposed(
     Ok(())
 }
 
-/// Whether two pieces of memory, each an address and bytes, have a byte in common.
-const fn overlap((a, a_bytes): (DevicePtr, u64), (b, b_bytes): (DevicePtr, u64)) -> bool {
-    let (a, b) = (a.address(), b.address());
-    // Distances, as ends could wrap.
-    a_bytes > 0
-        && b_bytes > 0
-        && if a <= b {
-            b - a < a_bytes
-        } else {
-            a - b < b_bytes
+/// Bytes that a tensor takes.
+struct Extent {
+    address: u64,
+    bytes: u64,
+}
+
+impl Extent {
+    /// Of `elements` elements of 2 bytes from `at` on.
+    const fn of(at: DevicePtr, elements: usize) -> Self {
+        Self {
+            address: at.address(),
+            bytes: 2 * elements as u64,
         }
+    }
+
+    /// Whether the two have a byte in common.
+    const fn overlaps(&self, other: &Self) -> bool {
+        // Distances, as ends could wrap.
+        self.bytes > 0
+            && other.bytes > 0
+            && if self.address <= other.address {
+                other.address - self.address < self.bytes
+            } else {
+                self.address - other.address < other.bytes
+            }
+    }
 }
 
 /// Checks that kernels can count the words of `given` rows or blocks of scales.

@@ -13,6 +13,9 @@ use crate::{Error, Kernels};
 
 /// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
 /// used from there on.
+///
+/// Memory of [`Device::alloc`] is for that device, and for those that can address its memory: pass it to no others. The
+/// address does not tell whose it is, so no call checks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DevicePtr {
     address: u64,
@@ -134,7 +137,18 @@ pub struct Launch {
 }
 
 /// A device of the group, with plain memory and streams. None of its calls is collective.
-pub trait Device: Send + Sync {
+///
+/// # Safety
+/// Kernels work with what a device gives, and nothing checks it there. An implementation promises that
+/// - [`alloc`](Self::alloc) gives memory of this device, of as many bytes as it was asked for, that nothing else uses
+///   until [`free`](Self::free);
+/// - [`upload`](Self::upload), [`download`](Self::download) and [`fill`](Self::fill) are over when they return, and touch
+///   no bytes but those that they were given;
+/// - a stream of [`stream`](Self::stream) lives for as long as the process;
+/// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
+/// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
+/// - [`fault_page`](Self::fault_page) gives a page that this device may write.
+pub unsafe trait Device: Send + Sync {
     /// For people: "NVIDIA H200 (cuda:0)".
     fn name(&self) -> String;
     /// Allocates `bytes` of device memory, not cleared. Synchronises.
@@ -153,7 +167,7 @@ pub trait Device: Send + Sync {
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
     /// Sets `bytes` bytes to `value`. Synchronises.
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
-    /// Creates a stream.
+    /// Creates a stream, which lives for as long as the process.
     fn stream(&self) -> Result<Stream, Error>;
     /// Waits for everything enqueued on `stream`.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
@@ -169,8 +183,8 @@ pub trait Device: Send + Sync {
         let _ = stream;
         None
     }
-    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by this device.
-    /// Called before each launch of a communicator. Does not synchronise.
+    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by a device of this
+    /// process. Called before each launch of a communicator. Does not synchronise.
     fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
         let _ = (stream, held);
         Ok(())
@@ -179,14 +193,19 @@ pub trait Device: Send + Sync {
     ///
     /// # Safety
     /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
-    /// [`DevicePtr::new`], and `launch.kernels` are of this device.
+    /// [`DevicePtr::new`], that of the fault page is what [`fault_page`](Self::fault_page) gave, and `launch.kernels` are
+    /// what [`kernels`](Self::kernels) of this device gave for the shape in them, or the general ones.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
 }
 
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.
-pub trait SharedPage: Send + Sync {
+///
+/// # Safety
+/// At [`address`](Self::address), which stays the same, is a [`FaultPage`] that the kernels of the device that gave the
+/// value may read and write until the value is dropped, and that the host accesses only in ways that allow for that.
+pub unsafe trait SharedPage: Send + Sync {
     /// Where the device writes it.
     fn address(&self) -> u64;
     /// What stands there now: one record, or two numbers that differ while one is being written.
@@ -196,7 +215,19 @@ pub trait SharedPage: Send + Sync {
 }
 
 /// How the ranks of a group reach each other. One value a process, for all its local ranks.
-pub trait Fabric: Send + Sync {
+///
+/// # Safety
+/// Kernels work with what a fabric gives, and nothing checks it there. An implementation promises that
+/// - [`ranks`](Self::ranks), [`local_ranks`](Self::local_ranks) and [`device`](Self::device) always give the same;
+/// - each window of [`alloc_windows`](Self::alloc_windows) is memory that the device of its rank may read and write, of
+///   as many bytes as its value says, and that nothing else uses until [`free_windows`](Self::free_windows);
+/// - those of [`peer_windows`](Self::peer_windows) are memory that the device of `rank` may read and write, of as many
+///   bytes as their values say, for as long as the window of the rank that each is of;
+/// - [`reaches_other_nodes`](Self::reaches_other_nodes) is true only where the kernels' calls for ranks of other nodes
+///   work on the devices, and know the ranks by the same numbers and the windows by the same addresses;
+/// - [`all_gather`](Self::all_gather) and [`barrier`](Self::barrier) give `Ok` only after every process has called them;
+/// - all that it gave stays as it is until it is freed, closed or dropped.
+pub unsafe trait Fabric: Send + Sync {
     /// For people: "local", "nvshmem", "simulated".
     fn name(&self) -> &'static str;
     /// Ranks of the whole group.
@@ -232,9 +263,11 @@ pub trait Fabric: Send + Sync {
     /// # Safety
     /// [`alloc_windows`](Self::alloc_windows) gave them, and no kernel of any rank uses them any more.
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
-    /// Leaves the group, after all windows were freed; nothing else may be called then.
-    /// Collective.
-    fn close(&self) -> Result<(), Error> {
+    /// Leaves the group, after all windows were freed or leaked. Collective.
+    ///
+    /// # Safety
+    /// No communicator over this fabric, of whichever group, is open, and no graph of one is launched any more.
+    unsafe fn close(&self) -> Result<(), Error> {
         Ok(())
     }
 }

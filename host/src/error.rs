@@ -127,6 +127,32 @@ pub enum Error {
         /// Ranks of the group.
         group: u32,
     },
+    /// A plan whose ranks are on several nodes, for a group whose ranks are all on one.
+    #[error(
+        "the plan's p2p_world_size is {p2p_world_size}, fewer than its {ranks} ranks, but a {group} group reaches no other nodes"
+    )]
+    PlanSpansNodes {
+        /// Ranks of a node, by the plan.
+        p2p_world_size: u32,
+        /// Ranks of the plan and of the group.
+        ranks: u32,
+        /// The group's kind: "local".
+        group: &'static str,
+    },
+    /// A fabric whose answer is not what a communicator needs.
+    #[error("{call} of the {fabric} fabric gave {given} {unit}, but {wanted} are needed")]
+    FabricAnswer {
+        /// The fabric's name.
+        fabric: &'static str,
+        /// What was asked: "alloc_windows".
+        call: &'static str,
+        /// What is counted: "windows", or "bytes of a window".
+        unit: &'static str,
+        /// How many it must give.
+        wanted: u64,
+        /// How many it gave.
+        given: u64,
+    },
     /// The processes did not find each other.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),

@@ -7,9 +7,9 @@ use ferry_layout::{Common, Counter, Fault, Kernel, PROTOCOL_VERSION, Rank};
 
 use crate::device::{Args, Launch};
 use crate::group::Member;
-use crate::memory::{Leave, Private, Windows, agree, give_up};
+use crate::memory::{Leave, Private, Windows, agree, give_up, require_windows};
 use crate::round::{CombinePending, DispatchPending, Dispatched, Received, Round, Unfinished};
-use crate::{Device, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
+use crate::{Device, DevicePtr, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
 
 /// Most streams that a communicator remembers; with more, it asks again.
 const MAX_STREAMS: usize = 16;
@@ -50,7 +50,7 @@ pub struct ExpertParallel {
     pub(crate) round: Round,
     memory: Private,
     windows: Arc<Windows>,
-    /// The group's count of it, which graphs hold, too.
+    /// A [`Launchable`], which graphs hold, too.
     member: Arc<dyn Any + Send + Sync>,
     /// Streams that were launched into, and multiprocessors of those with fewer than the device.
     streams: Vec<(Stream, Option<u32>)>,
@@ -59,6 +59,15 @@ pub struct ExpertParallel {
     /// An input fault that was told, until it is known that nothing worse came behind it.
     told: Mutex<Option<Fault>>,
     closed: bool,
+}
+
+/// What kernels of a communicator need for as long as they can be launched: it and the graphs that were captured of it
+/// hold one together.
+struct Launchable {
+    /// The group is not closed.
+    _member: Member,
+    /// Their fabric, and so the devices and kernels of this process, stay when communicator and group are dropped.
+    _windows: Arc<Windows>,
 }
 
 impl ExpertParallel {
@@ -72,32 +81,35 @@ impl ExpertParallel {
     /// for ever, see [`Group::close`].
     ///
     /// # Errors
-    /// [`Error::PlanForOtherGroup`], [`Error::ShapeMismatch`], [`Error::PeerFailed`],
+    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`], [`Error::PeerFailed`],
+    /// [`Error::FabricAnswer`],
     /// [`Error::Bootstrap`] that names the lost rank, and what the group's devices report.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
-        let (fabric, shape) = (group.fabric(), plan.shape());
+        let (fabric, shape) = (&group.fabric, plan.shape());
         if shape.ranks != group.ranks() {
             return Err(Error::PlanForOtherGroup {
                 plan: shape.ranks,
                 group: group.ranks(),
             });
         }
-        compare_shapes(&**fabric, plan)?;
+        if shape.spans_nodes() && !group.reaches_other_nodes() {
+            return Err(Error::PlanSpansNodes {
+                p2p_world_size: shape.p2p_world_size,
+                ranks: shape.ranks,
+                group: group.name(),
+            });
+        }
         let ranks = fabric.local_ranks();
+        // Before anything is allocated, so that the group is not closed meanwhile.
+        let members: Vec<Member> = ranks.iter().map(|_| group.enter()).collect();
+        compare_shapes(&**fabric, plan)?;
         let memory: Result<Vec<_>, Error> = ranks
             .iter()
             .map(|&rank| Private::alloc(group.device(rank)?, plan))
             .collect();
         let memory = agree(&**fabric, "allocating device memory", memory)??;
         let at = fabric.alloc_windows(plan.window_bytes())?;
-        let set_up = ranks
-            .iter()
-            .zip(&memory)
-            .zip(&at)
-            .try_for_each(|((&rank, memory), &own)| {
-                let peers = fabric.peer_windows(rank, &at, shape)?;
-                memory.set_up(plan, own, &peers)
-            });
+        let set_up = set_up(&**fabric, plan, &memory, &at);
         // Also the barrier: nobody signals before all signals are clear.
         let agreed = agree(&**fabric, "setting up device memory", set_up)
             .inspect_err(|_| give_up(&**fabric, &at))?;
@@ -109,18 +121,17 @@ impl ExpertParallel {
             return Err(error);
         }
         let windows = Arc::new(Windows::new(fabric.clone(), at));
-        Ok(ranks
-            .into_iter()
-            .zip(memory)
-            .map(|(rank, memory)| {
-                let member = group.enter();
-                Self::of_rank((rank, member), plan, memory, windows.clone())
+        let all = ranks.into_iter().zip(members).zip(memory);
+        Ok(all
+            .map(|((rank, member), memory)| {
+                Self::of_rank(rank, member, plan, memory, windows.clone())
             })
             .collect())
     }
 
     fn of_rank(
-        (rank, member): (Rank, Arc<Member>),
+        rank: Rank,
+        member: Member,
         plan: &Plan,
         memory: Private,
         windows: Arc<Windows>,
@@ -135,6 +146,10 @@ impl ExpertParallel {
             ..Common::of(plan.shape())
         };
         let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
+        let member = Arc::new(Launchable {
+            _member: member,
+            _windows: windows.clone(),
+        });
         Self {
             plan: *plan,
             common,
@@ -430,6 +445,25 @@ impl Drop for ExpertParallel {
         // A dropped holder makes this no more than a count.
         let _ = self.windows.leave(Leave::Dropped);
     }
+}
+
+/// Sets up the memory of the ranks of this process, if the fabric gave what they need.
+fn set_up(
+    fabric: &dyn Fabric,
+    plan: &Plan,
+    memory: &[Private],
+    windows: &[DevicePtr],
+) -> Result<(), Error> {
+    let (shape, bytes) = (plan.shape(), plan.window_bytes());
+    require_windows(fabric, "alloc_windows", windows, memory.len(), bytes)?;
+    let all = fabric.local_ranks().into_iter().zip(memory).zip(windows);
+    for ((rank, memory), &own) in all {
+        let peers = fabric.peer_windows(rank, windows, shape)?;
+        let count = shape.ranks as usize;
+        require_windows(fabric, "peer_windows", &peers, count, bytes)?;
+        memory.set_up(plan, own, &peers)?;
+    }
+    Ok(())
 }
 
 /// Finds ranks that were configured differently. Collective.

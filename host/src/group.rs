@@ -1,7 +1,6 @@
 //! Who takes part.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ferry_layout::Rank;
 use ferry_simulator::Options;
@@ -17,17 +16,17 @@ use crate::{Device, Error, Fabric};
 /// feature `cuda` and do not exist without it.
 #[derive(Clone)]
 pub struct Group {
-    fabric: Arc<dyn Fabric>,
+    pub(crate) fabric: Arc<dyn Fabric>,
     /// Communicators of this process that are open, or that a graph will launch.
-    members: Arc<AtomicUsize>,
+    members: Arc<Mutex<usize>>,
 }
 
-/// That kernels of a communicator may be launched: it and the graphs that were captured of it hold one together.
-pub(crate) struct Member(Arc<AtomicUsize>);
+/// Counts a communicator of a group whose kernels may be launched.
+pub(crate) struct Member(Arc<Mutex<usize>>);
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
     }
 }
 
@@ -168,8 +167,12 @@ impl Group {
     /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. [`Error::Bootstrap`] that names the
     /// lost rank where it is known, and what the group reports.
     pub fn close(&self) -> Result<(), Error> {
-        match self.members.load(Ordering::Acquire) {
-            0 => self.fabric.close(),
+        // Held meanwhile: a communicator that begins finds the group closed, or is found.
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        match *members {
+            // SAFETY: no communicator of this group is open or will be launched by a graph, and none begins while the
+            // count is held. Those of other groups over the fabric are the promise of whoever called `fabric`.
+            0 => unsafe { self.fabric.close() },
             communicators => Err(Error::CommunicatorsOpen { communicators }),
         }
     }
@@ -186,14 +189,18 @@ impl Group {
     }
 
     /// Counts a communicator in.
-    pub(crate) fn enter(&self) -> Arc<Member> {
-        self.members.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Member(self.members.clone()))
+    pub(crate) fn enter(&self) -> Member {
+        *self.members.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Member(self.members.clone())
     }
 
     /// What it is a group over, for tests that put one of their own between.
+    ///
+    /// # Safety
+    /// Neither the fabric nor a group over it is closed while this group has communicators or they have graphs, nor this
+    /// group while another group over it has.
     #[doc(hidden)]
-    pub fn fabric(&self) -> &Arc<dyn Fabric> {
+    pub unsafe fn fabric(&self) -> &Arc<dyn Fabric> {
         &self.fabric
     }
 }
@@ -211,7 +218,8 @@ mod tests {
     /// Has ranks, all of them elsewhere.
     struct Elsewhere;
 
-    impl Fabric for Elsewhere {
+    // SAFETY: it has no device and gives nothing.
+    unsafe impl Fabric for Elsewhere {
         fn name(&self) -> &'static str {
             "elsewhere"
         }

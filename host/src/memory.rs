@@ -166,6 +166,30 @@ impl Windows {
     }
 }
 
+/// Checks that `call` of `fabric` gave `count` windows of `bytes` bytes at least.
+pub(crate) fn require_windows(
+    fabric: &dyn Fabric,
+    call: &'static str,
+    windows: &[DevicePtr],
+    count: usize,
+    bytes: u64,
+) -> Result<(), Error> {
+    let refused = |unit, wanted, given| Error::FabricAnswer {
+        fabric: fabric.name(),
+        call,
+        unit,
+        wanted,
+        given,
+    };
+    if windows.len() != count {
+        return Err(refused("windows", count as u64, windows.len() as u64));
+    }
+    match windows.iter().find(|window| window.bytes() < bytes) {
+        Some(window) => Err(refused("bytes of a window", bytes, window.bytes())),
+        None => Ok(()),
+    }
+}
+
 /// Gives back the windows of a communicator that did not come about, when nobody knows how the others fared:
 /// where freeing them waits for other processes, they are leaked.
 pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
@@ -182,14 +206,18 @@ pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
     }
 }
 
-/// Whether all ranks come out of a step well. The outer error is that of asking; then nobody
-/// knows. Collective.
+/// Whether all ranks come out of a step well. The outer error is that of asking, or this rank's own if it has one;
+/// then nobody knows. Collective.
 pub(crate) fn agree<T>(
     fabric: &dyn Fabric,
     step: &'static str,
     result: Result<T, Error>,
 ) -> Result<Result<T, Error>, Error> {
-    let well = fabric.all_gather(u64::from(result.is_ok()))?;
+    let well = match fabric.all_gather(u64::from(result.is_ok())) {
+        Ok(well) => well,
+        // This rank's own error says more than that of telling it.
+        Err(asking) => return Err(result.err().unwrap_or(asking)),
+    };
     let failed = well.iter().position(|&well| well == 0);
     Ok(result.and_then(|value| match failed {
         Some(rank) => Err(Error::PeerFailed {

@@ -18,19 +18,52 @@ struct Failing {
     /// Calls of the bootstrap that are answered.
     answered: AtomicUsize,
     freed: AtomicUsize,
+    short: Short,
+    reaches_other_nodes: bool,
+    /// A group to close when the bootstrap is next asked, and what came of it.
+    group: Mutex<Option<Group>>,
+    closed: Mutex<Option<Result<(), Error>>>,
+}
+
+/// What the fabric's answers lack.
+#[derive(Clone, Copy, Default)]
+struct Short {
+    windows: usize,
+    window_bytes: u64,
+    peers: usize,
+    peer_bytes: u64,
+}
+
+/// `at` without its last `bytes` bytes.
+fn shorter(at: DevicePtr, bytes: u64) -> DevicePtr {
+    // SAFETY: these are bytes of `at`.
+    unsafe { DevicePtr::new(at.address(), at.bytes() - bytes) }
 }
 
 impl Failing {
+    /// Two ranks of this process, over a fabric that answers too little.
+    fn short(short: Short) -> Arc<Self> {
+        let whole = Arc::into_inner(Self::new(2, 1, usize::MAX)).unwrap();
+        Arc::new(Self { short, ..whole })
+    }
+
     fn new(ranks: u32, processes: u32, answered: usize) -> Arc<Self> {
         Arc::new(Self {
             inside: Group::simulated(ranks / processes, 1).unwrap(),
             ranks,
             answered: answered.into(),
             freed: 0.into(),
+            short: Short::default(),
+            reaches_other_nodes: true,
+            group: Mutex::default(),
+            closed: Mutex::default(),
         })
     }
 
     fn ask(&self) -> Result<(), Error> {
+        if let Some(group) = self.group.lock().unwrap().take() {
+            *self.closed.lock().unwrap() = Some(group.close());
+        }
         let left = self.answered.load(Ordering::Relaxed).checked_sub(1);
         let left = left.ok_or_else(|| BootstrapError::Lost {
             rank: 1,
@@ -45,7 +78,8 @@ impl Failing {
     }
 }
 
-impl Fabric for Failing {
+// SAFETY: what it gives is the simulator's, which refuses accesses elsewhere, and no more bytes than that has.
+unsafe impl Fabric for Failing {
     fn name(&self) -> &'static str {
         "failing"
     }
@@ -59,7 +93,7 @@ impl Fabric for Failing {
         self.inside.device(rank)
     }
     fn reaches_other_nodes(&self) -> bool {
-        true
+        self.reaches_other_nodes
     }
     fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
         self.ask()?;
@@ -69,7 +103,12 @@ impl Fabric for Failing {
         self.ask()
     }
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
-        self.inside.fabric().alloc_windows(bytes)
+        let mut windows = self.inside.fabric.alloc_windows(bytes)?;
+        windows.truncate(windows.len() - self.short.windows);
+        let short = windows
+            .iter()
+            .map(|&at| shorter(at, self.short.window_bytes));
+        Ok(short.collect())
     }
     fn peer_windows(
         &self,
@@ -77,12 +116,13 @@ impl Fabric for Failing {
         windows: &[DevicePtr],
         _: &Shape,
     ) -> Result<Vec<DevicePtr>, Error> {
-        Ok(vec![windows[0]; self.ranks as usize])
+        let seen = shorter(windows[0], self.short.peer_bytes);
+        Ok(vec![seen; self.ranks as usize - self.short.peers])
     }
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         self.freed.fetch_add(windows.len(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
-        unsafe { self.inside.fabric().free_windows(windows) }
+        unsafe { self.inside.fabric.free_windows(windows) }
     }
 }
 
@@ -173,4 +213,84 @@ fn a_rank_that_is_lost_before_close_is_named_and_the_windows_are_leaked_with_a_w
     assert!(names_rank_1(&closed));
     assert_eq!(fabric.freed(), 0);
     assert!(warnings.contains("leaked"), "warned of: {warnings}");
+}
+
+#[test]
+fn a_fabric_that_answers_too_little_is_named_with_what_was_wanted_and_given() {
+    let plan = Plan::new(&Group::simulated(2, 1).unwrap(), config()).unwrap();
+    let bytes = plan.window_bytes();
+    let none = Short::default();
+    let cases = [
+        (Short { windows: 1, ..none }, "alloc_windows", 2, 1),
+        (
+            Short {
+                window_bytes: 1,
+                ..none
+            },
+            "alloc_windows",
+            bytes,
+            bytes - 1,
+        ),
+        (Short { peers: 2, ..none }, "peer_windows", 2, 0),
+        (
+            Short {
+                peer_bytes: 1,
+                ..none
+            },
+            "peer_windows",
+            bytes,
+            bytes - 1,
+        ),
+    ];
+    for (short, call, wanted, given) in cases {
+        let fabric = Failing::short(short);
+        let refused = begin(&fabric).map(|_| "accepted").unwrap_err().to_string();
+        for part in [call, &wanted.to_string(), &given.to_string()] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        assert_eq!(fabric.freed(), 2 - short.windows);
+    }
+}
+
+#[test]
+fn a_plan_whose_ranks_span_nodes_is_refused_by_a_group_that_reaches_none() {
+    let near = Arc::into_inner(Failing::new(2, 1, usize::MAX)).unwrap();
+    let near = Group::with_fabric(Arc::new(Failing {
+        reaches_other_nodes: false,
+        ..near
+    }));
+    let spans = Config {
+        p2p_world_size: Some(1),
+        ..config()
+    };
+    let plan = Plan::new(&Group::simulated(2, 1).unwrap(), spans).unwrap();
+    let refused = ExpertParallel::new(&near.unwrap(), &plan).map(|_| "accepted");
+    let refused = refused.unwrap_err().to_string();
+    for part in ["p2p_world_size", " 1", "failing"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_says_why_also_where_it_cannot_tell_the_others() {
+    let fabric = Failing::new(2, 1, 0);
+    let agreed = agree::<()>(&*fabric, "testing", Err(Error::NoRanks));
+    assert!(matches!(agreed, Err(Error::NoRanks)), "{agreed:?}");
+}
+
+#[test]
+fn a_group_is_not_closed_while_a_communicator_begins() {
+    let fabric = Failing::new(2, 1, usize::MAX);
+    let group = Group::with_fabric(fabric.clone()).unwrap();
+    let plan = Plan::new(&group, config()).unwrap();
+    *fabric.group.lock().unwrap() = Some(group.clone());
+    let ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let closed = fabric.closed.lock().unwrap().take();
+    let refused = matches!(
+        closed,
+        Some(Err(Error::CommunicatorsOpen { communicators: 2 }))
+    );
+    assert!(refused, "{closed:?}");
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+    group.close().unwrap();
 }

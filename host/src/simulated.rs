@@ -29,7 +29,9 @@ impl SimulatedFabric {
     }
 }
 
-impl Fabric for SimulatedFabric {
+// SAFETY: the simulator allocates each window for its rank, in the size asked for, lets all its ranks address it, and
+// refuses accesses elsewhere. Its ranks are all in this process, and it simulates the network between nodes.
+unsafe impl Fabric for SimulatedFabric {
     fn name(&self) -> &'static str {
         "simulated"
     }
@@ -100,7 +102,9 @@ struct SimulatedDevice {
     rank: Rank,
 }
 
-impl Device for SimulatedDevice {
+// SAFETY: the simulator allocates what is asked for and refuses accesses elsewhere. The only stream lives as long as it,
+// and the kernels are the simulator's own, for all shapes.
+unsafe impl Device for SimulatedDevice {
     fn name(&self) -> String {
         format!("simulated rank {}", self.rank.0)
     }
@@ -169,7 +173,9 @@ struct SimulatedPage {
     address: DevicePtr,
 }
 
-impl SharedPage for SimulatedPage {
+// SAFETY: the address is of memory of this rank's, as large as a page, which is freed when the value is dropped; the host
+// asks the simulator for it.
+unsafe impl SharedPage for SimulatedPage {
     fn address(&self) -> u64 {
         self.address.address()
     }

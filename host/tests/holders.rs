@@ -99,3 +99,22 @@ fn a_green_context_that_is_too_small_is_refused() {
     );
     rank.close().unwrap();
 }
+
+#[test]
+fn a_graph_holds_the_fabric_of_the_communicators_that_it_launches() {
+    let notes = Arc::<Notes>::default();
+    let fabric = Arc::new(NotedFabric {
+        notes: notes.clone(),
+        ranks: 1,
+    });
+    let seen = Arc::downgrade(&fabric);
+    let group = Group::with_fabric(fabric).unwrap();
+    let mut rank = join(&group, config());
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    round(&mut rank, Stream::DEFAULT).unwrap();
+    let graph = notes.graph.lock().unwrap().take();
+    drop((rank, group));
+    assert!(seen.upgrade().is_some());
+    drop(graph);
+    assert!(seen.upgrade().is_none());
+}

@@ -70,15 +70,17 @@ impl DamagedCase {
             allow_late_signals: true,
             ..Options::new(case.ranks as u32, case.seed)
         })?;
-        self.run(&GuardedGroup::new(&group, 0)?, None)
+        // SAFETY: neither group is closed.
+        let guarded = unsafe { GuardedGroup::new(&group, 0)? };
+        self.run(&guarded, None)
     }
 
     /// Runs it on the GPUs of a group. Gives the windows that were damaged.
     pub fn run_on(&self, group: &Group, guard_bytes: u64) -> Result<u64> {
-        self.run(
-            &GuardedGroup::new(group, guard_bytes)?,
-            Some(DEADLINE + SLACK),
-        )
+        // SAFETY: the caller closes the group after its last case, which closes its communicators, and nobody closes
+        // the guarded one.
+        let guarded = unsafe { GuardedGroup::new(group, guard_bytes)? };
+        self.run(&guarded, Some(DEADLINE + SLACK))
     }
 
     /// `longest`: how long a half round may take.

@@ -1,6 +1,7 @@
 //! The driver, a device's primary context, and making it current.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ptr;
 
 use cust::context::{Context, ContextHandle};
@@ -43,10 +44,13 @@ pub(super) fn driver_version() -> Result<String, Error> {
 }
 
 /// A device's primary context, the one that the CUDA runtime and other libraries use as well.
-/// Held until dropped.
+///
+/// It is retained for the life of the process: addresses and streams are plain values, which safe code may use after
+/// the last device was dropped, and with the context their memory and streams would go.
 pub(super) struct PrimaryContext {
     pub(super) device: Device,
-    context: Context,
+    /// Dropped, it would be released.
+    context: ManuallyDrop<Context>,
 }
 
 impl PrimaryContext {
@@ -73,7 +77,7 @@ impl PrimaryContext {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(before) })?;
         Ok(Self {
             device,
-            context: retained?,
+            context: ManuallyDrop::new(retained?),
         })
     }
 
@@ -88,7 +92,7 @@ impl PrimaryContext {
         if ptr::eq(current, self.raw()) {
             return Ok(Current::unchanged());
         }
-        // SAFETY: the context is retained for as long as `self` lives.
+        // SAFETY: the context is retained for the life of the process.
         check("cuCtxPushCurrent", unsafe {
             sys::cuCtxPushCurrent_v2(self.raw())
         })?;

@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cust::device::DeviceAttribute;
 use ferry_layout::{Kernel, Shape};
 
 use super::context::{Current, PrimaryContext};
 use super::error::{check, check_about, error};
-use super::graph::Captures;
+use super::graph::CAPTURES;
 use super::green::GreenContexts;
 use super::module::Module;
 use super::page::PinnedPage;
@@ -22,9 +22,9 @@ use crate::{Device, DevicePtr, Error, Kernels, Stream};
 /// A GPU with its kernels loaded, in the device's primary context.
 ///
 /// Every method makes the context current for its own duration, so any thread may call any of
-/// them, and a thread's own context is left as it was. What the device owns (its streams and
-/// kernels) goes with the last of it, its events, graphs and fault pages; nothing enqueued may be
-/// unfinished then.
+/// them, and a thread's own context is left as it was. The kernels go with the last of the device, its events, graphs
+/// and fault pages; nothing enqueued may be unfinished then. Its primary context stays for the life of the process, and
+/// so do the streams that it gave and memory that was not freed: their values are plain numbers, which may outlive it.
 pub struct CudaDevice {
     core: Arc<Core>,
 }
@@ -42,15 +42,11 @@ pub(super) struct Core {
     copies: OwnedStream,
     /// What asks for the multiprocessors of a stream.
     green: GreenContexts,
-    /// What graphs in the making hold.
-    pub(super) captures: Captures,
-    /// Those that were given out.
-    streams: Mutex<Vec<OwnedStream>>,
     /// Last, because what is above needs it.
     pub(super) context: PrimaryContext,
 }
 
-/// A stream's handle. [`Core`] destroys it.
+/// The handle of a stream that was created here.
 struct OwnedStream(CUstream);
 
 // SAFETY: the driver's stream handles may be used from any thread.
@@ -71,8 +67,8 @@ impl OwnedStream {
 
     /// Destroys the stream; what is enqueued still runs. The context is current.
     fn destroy(&self) {
-        // SAFETY: the stream was created in the current context, and its owner, who is being
-        // dropped, destroys it once. It fails only where the context is broken already.
+        // SAFETY: the stream was created in the current context, was given to nobody, and is destroyed once, by its
+        // owner, who is being dropped. It fails only where the context is broken already.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
     }
 }
@@ -100,16 +96,14 @@ impl Core {
             module,
             special: PerShape::new(),
             green: GreenContexts::find(),
-            captures: Captures::default(),
             copies,
-            streams: Mutex::default(),
             context,
         })
     }
 
     /// Waits for `stream`. The context is current.
     fn wait(&self, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the stream is one of this device's, or lives by [`Stream::new`].
+        // SAFETY: the stream lives by [`Stream::new`], or is that for copies.
         check_about(
             "cuStreamSynchronize",
             unsafe { sys::cuStreamSynchronize(stream) },
@@ -123,13 +117,7 @@ impl Drop for Core {
         let Ok(_current) = self.context.enter() else {
             return;
         };
-        let streams = self
-            .streams
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for stream in streams.iter().chain([&self.copies]) {
-            stream.destroy();
-        }
+        self.copies.destroy();
         self.module.unload();
         for (_, module) in self.special.all().iter() {
             module.unload();
@@ -223,7 +211,10 @@ impl CudaDevice {
     }
 }
 
-impl Device for CudaDevice {
+// SAFETY: memory, streams and fault pages are the driver's, of this device's primary context, in the sizes asked for;
+// streams are never destroyed. `copy` waits for what it enqueues, of no more bytes than there are. The kernels are of
+// modules that were loaded on this device, for all shapes or for the one asked for.
+unsafe impl Device for CudaDevice {
     fn name(&self) -> String {
         self.core.name.clone()
     }
@@ -237,7 +228,7 @@ impl Device for CudaDevice {
         check_about("cuMemAlloc", code, || {
             format!("{bytes} bytes on {}", self.core.name)
         })?;
-        // SAFETY: the driver gave so many bytes, which are kept until `free`.
+        // SAFETY: the driver gave so many bytes, which are kept until `free`: their context is never released.
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
@@ -290,15 +281,8 @@ impl Device for CudaDevice {
     fn stream(&self) -> Result<Stream, Error> {
         let _current = self.enter()?;
         let stream = OwnedStream::create()?;
-        // SAFETY: it was created in this device's context, and lives as long as the device.
-        let number = unsafe { Stream::new(stream.0.addr() as u64) };
-        let mut streams = self
-            .core
-            .streams
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        streams.push(stream);
-        Ok(number)
+        // SAFETY: it was created in this device's context, and neither is ever destroyed.
+        Ok(unsafe { Stream::new(stream.0.addr() as u64) })
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), Error> {
@@ -324,11 +308,11 @@ impl Device for CudaDevice {
     }
 
     fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        if self.core.captures.are_none() {
+        if CAPTURES.are_none() {
             return Ok(());
         }
         let _current = self.enter()?;
-        self.core.captures.hold(raw(stream), held)
+        CAPTURES.hold(raw(stream), held)
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {

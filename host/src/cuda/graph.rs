@@ -23,8 +23,11 @@ pub struct CudaGraph {
 /// Something that a graph needs.
 type Held = Arc<dyn Any + Send + Sync>;
 
-/// Captures of a device's in progress, by the driver's number, and what their graphs will hold.
-#[derive(Default)]
+/// The captures of this process. Not of a device: the driver numbers captures throughout the process, and the stream of
+/// one may be launched into by way of another [`CudaDevice`] of the same GPU.
+pub(super) static CAPTURES: Captures = Captures::new();
+
+/// Captures in progress, by the driver's number, and what their graphs will hold.
 pub(super) struct Captures {
     /// How many: launches look at this alone while there are none.
     count: AtomicUsize,
@@ -32,6 +35,13 @@ pub(super) struct Captures {
 }
 
 impl Captures {
+    const fn new() -> Self {
+        Self {
+            count: AtomicUsize::new(0),
+            held: Mutex::new(Vec::new()),
+        }
+    }
+
     /// Whether no capture is in progress.
     pub(super) fn are_none(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -94,8 +104,8 @@ fn capture_id(stream: CUstream) -> Result<Option<u64>, Error> {
 
 // SAFETY: a driver's handle may be used from any thread.
 unsafe impl Send for CudaGraph {}
-// SAFETY: a launch is the only use through a shared reference. The driver asks that launches of
-// one graph are not made by two threads at once; `launch` says so, and takes `&mut self`.
+// SAFETY: nothing can be done through a shared reference. The driver asks that one graph is not launched by two threads at
+// once; `launch` takes `&mut self`.
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
@@ -123,30 +133,28 @@ impl Drop for CudaGraph {
 }
 
 /// A capture in progress. Dropped, it is ended and what it has is thrown away.
-struct Capture<'a> {
+struct Capture {
     stream: CUstream,
     /// The driver's number.
     id: u64,
-    captures: &'a Captures,
 }
 
-impl<'a> Capture<'a> {
+impl Capture {
     /// Starts it. The stream's context is current and stays so.
-    fn begin(stream: CUstream, captures: &'a Captures) -> Result<Self, Error> {
+    fn begin(stream: CUstream) -> Result<Self, Error> {
         // Other threads go on as usual: only what this one does is captured or forbidden.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives ([`Stream::new`]); one that cannot be captured is an error.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream, mode)
         })?;
-        captures.count.fetch_add(1, Ordering::AcqRel);
+        CAPTURES.count.fetch_add(1, Ordering::AcqRel);
         let mut capture = Self {
             stream,
             id: u64::MAX,
-            captures,
         };
         capture.id = capture_id(stream)?.unwrap_or(u64::MAX);
-        captures.begin(capture.id);
+        CAPTURES.begin(capture.id);
         Ok(capture)
     }
 
@@ -168,13 +176,13 @@ impl<'a> Capture<'a> {
     }
 
     fn leave(&self) -> Vec<Held> {
-        let held = self.captures.end(self.id);
-        self.captures.count.fetch_sub(1, Ordering::AcqRel);
+        let held = CAPTURES.end(self.id);
+        CAPTURES.count.fetch_sub(1, Ordering::AcqRel);
         held
     }
 }
 
-impl Drop for Capture<'_> {
+impl Drop for Capture {
     fn drop(&mut self) {
         let mut graph = ptr::null_mut();
         // SAFETY: as in `end`. A capture that went wrong gives an error, and is over, too.
@@ -264,7 +272,7 @@ impl CudaDevice {
         work: impl FnOnce() -> Result<(), Error>,
     ) -> Result<CudaGraph, Error> {
         let _current = self.enter()?;
-        let capture = Capture::begin(raw(stream), &self.core().captures)?;
+        let capture = Capture::begin(raw(stream))?;
         work()?;
         let (template, held) = capture.end()?;
         let mut executable = ptr::null_mut();
@@ -319,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_graph_holds_what_its_own_capture_launched_once() {
-        let captures = Captures::default();
+        let captures = Captures::new();
         let [one, two]: [Held; 2] = [Arc::new(1), Arc::new(2)];
         captures.begin(7);
         captures.begin(8);

@@ -14,6 +14,7 @@ use super::device::{Core, raw};
 
 use super::error::{check, check_about, error};
 use super::sys::{self, CUfunction, CUmodule, LaunchConfig};
+use crate::group::Member;
 use crate::memory::agree;
 use crate::{CombineMode, Config, DevicePtr, Error, Fabric, Group, Plan, Stream, TokenFormat};
 
@@ -227,6 +228,8 @@ fn function(module: CUmodule, entry: &'static str) -> Result<CUfunction, Error> 
 /// Every rank's probe memory, from where the group's windows come, so that a rank addresses
 /// another's in whichever process that is. Dropped, it is leaked.
 pub struct ProbeMemory {
+    /// The group is not closed before.
+    _member: Member,
     fabric: Arc<dyn Fabric>,
     own: Vec<DevicePtr>,
     peers: Vec<Vec<DevicePtr>>,
@@ -240,7 +243,8 @@ impl ProbeMemory {
     /// [`Error::PeerNotMapped`], [`Error::NvshmemHeap`], [`Error::PeerFailed`], and what the
     /// group's devices report.
     pub fn alloc(group: &Group, bytes: u64) -> Result<Self, Error> {
-        let (plan, fabric) = (one_node(group)?, group.fabric().clone());
+        let (plan, fabric) = (one_node(group)?, group.fabric.clone());
+        let member = group.enter();
         let own = fabric.alloc_windows(bytes.max(ProbeArgs::WORDS_BYTES))?;
         let ranks = fabric.local_ranks();
         let set_up = ranks.iter().zip(&own).map(|(&rank, &at)| {
@@ -250,7 +254,12 @@ impl ProbeMemory {
         let set_up: Result<Vec<_>, Error> = set_up.collect();
         // Also the barrier: no probe signals before all words are clear.
         match agree(&*fabric, "setting up probe memory", set_up)? {
-            Ok(peers) => Ok(Self { fabric, own, peers }),
+            Ok(peers) => Ok(Self {
+                _member: member,
+                fabric,
+                own,
+                peers,
+            }),
             Err(error) => {
                 // SAFETY: they are those of a moment ago, and no rank knows them.
                 if let Err(error) = unsafe { fabric.free_windows(&own) } {

@@ -53,7 +53,8 @@ pub fn memory(address: u64) -> DevicePtr {
 
 pub struct NotedDevice(Arc<Notes>);
 
-impl Device for NotedDevice {
+// SAFETY: nothing here runs kernels, or reads or writes device memory.
+unsafe impl Device for NotedDevice {
     fn name(&self) -> String {
         "noted".into()
     }
@@ -113,7 +114,8 @@ impl Device for NotedDevice {
 
 pub struct NotedPage(Arc<Notes>);
 
-impl SharedPage for NotedPage {
+// SAFETY: no kernel runs that would write it.
+unsafe impl SharedPage for NotedPage {
     fn address(&self) -> u64 {
         64
     }
@@ -137,7 +139,8 @@ pub struct NotedFabric {
     pub ranks: u32,
 }
 
-impl Fabric for NotedFabric {
+// SAFETY: nothing here runs kernels, or reads or writes device memory.
+unsafe impl Fabric for NotedFabric {
     fn name(&self) -> &'static str {
         "noted"
     }
@@ -183,7 +186,7 @@ impl Fabric for NotedFabric {
         self.notes.note("free_windows");
         Ok(())
     }
-    fn close(&self) -> Result<(), Error> {
+    unsafe fn close(&self) -> Result<(), Error> {
         self.notes.note("close");
         Ok(())
     }

@@ -71,9 +71,14 @@ pub struct GuardedGroup {
 
 impl GuardedGroup {
     /// `guard_bytes`: of a zone; 0 where the machine itself checks every access.
-    pub fn new(inner: &Group, guard_bytes: u64) -> Result<Self, Error> {
+    ///
+    /// # Safety
+    /// Neither group is closed while the other has communicators, or they have graphs.
+    pub unsafe fn new(inner: &Group, guard_bytes: u64) -> Result<Self, Error> {
+        // SAFETY: the caller's promise.
+        let fabric = unsafe { inner.fabric() };
         let zones = Arc::new(Zones {
-            inner: inner.fabric().clone(),
+            inner: fabric.clone(),
             guard_bytes,
             live: Mutex::default(),
             windows: Mutex::default(),
@@ -114,7 +119,9 @@ impl GuardedGroup {
 
 struct GuardedFabric(Arc<Zones>);
 
-impl Fabric for GuardedFabric {
+// SAFETY: each window lies between zones of one of the inner fabric's, which is longer by these, and is all its own; the
+// rest is the inner fabric's.
+unsafe impl Fabric for GuardedFabric {
     fn name(&self) -> &'static str {
         self.0.inner.name()
     }
@@ -178,8 +185,9 @@ impl Fabric for GuardedFabric {
         unsafe { self.0.inner.free_windows(&whole) }
     }
 
-    fn close(&self) -> Result<(), Error> {
-        self.0.inner.close()
+    unsafe fn close(&self) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.inner.close() }
     }
 }
 
@@ -188,7 +196,9 @@ struct GuardedDevice {
     zones: Arc<Zones>,
 }
 
-impl Device for GuardedDevice {
+// SAFETY: what is allocated lies between zones of what the inner device gave, which is longer by these, and is all its
+// own; the rest is the inner device's.
+unsafe impl Device for GuardedDevice {
     fn name(&self) -> String {
         self.inner.name()
     }
@@ -253,7 +263,8 @@ mod tests {
     fn a_write_outside_of_an_allocation_is_found() {
         let inner = Group::simulated(1, 1).unwrap();
         for (offset, found) in [(None, None), (Some(8), Some("byte 0 of the 256 behind"))] {
-            let guarded = GuardedGroup::new(&inner, 256).unwrap();
+            // SAFETY: neither group is closed.
+            let guarded = unsafe { GuardedGroup::new(&inner, 256) }.unwrap();
             let device = guarded.group.device(Rank(0)).unwrap();
             let at = device.alloc(8).unwrap();
             device.upload(at, &[0; 8]).unwrap();
