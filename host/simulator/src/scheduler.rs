@@ -95,7 +95,7 @@ pub struct World {
     steps: u64,
     /// The sum of all versions when every idle warp was last woken.
     woken_at: u64,
-    /// Since when nothing can happen but a launch or a deadline.
+    /// Since when nothing can happen but a launch or a deadline, as far as the clock has not counted it.
     idle_since: Option<Instant>,
 }
 
@@ -133,6 +133,7 @@ impl World {
     pub fn serve(mut self, inbox: &Receiver<Command>) {
         loop {
             let command = if self.waiting.is_empty() {
+                self.idle_since = None;
                 match inbox.recv() {
                     Ok(command) => Some(command),
                     Err(_) => return,
@@ -141,7 +142,10 @@ impl World {
                 inbox.try_recv().ok()
             };
             match command {
-                Some(command) => self.obey(command),
+                Some(command) => {
+                    self.count_idle_time();
+                    self.obey(command);
+                }
                 None => {
                     if self.turn() {
                         self.idle_since = None;
@@ -152,9 +156,13 @@ impl World {
                     let patience = self.patience();
                     // Other commands than launches do not make it start anew.
                     let since = *self.idle_since.get_or_insert_with(Instant::now);
-                    let left = patience.map(|patience| patience.saturating_sub(since.elapsed()));
+                    let left =
+                        patience.map(|_| self.longest_idle().saturating_sub(since.elapsed()));
                     match left.map(|left| inbox.recv_timeout(left)) {
-                        Some(Ok(command)) => self.obey(command),
+                        Some(Ok(command)) => {
+                            self.count_idle_time();
+                            self.obey(command);
+                        }
                         Some(Err(RecvTimeoutError::Disconnected)) => return,
                         None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(patience),
                     }
@@ -479,8 +487,9 @@ impl World {
         }
     }
 
-    /// How long to wait for launches before the next deadline passes. `None`: every rank has something
-    /// running, or never will, so that no launch can begin before.
+    /// How long launches are waited for until the next deadline passes: the patience that was set, or as long as
+    /// that deadline allows. `None`: every rank has something running, or never will, so that no launch can begin
+    /// before.
     fn patience(&self) -> Option<Duration> {
         let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
         let everyone_runs =
@@ -491,6 +500,27 @@ impl World {
             let allowed = Duration::from_nanos(allowed);
             self.options.patience.unwrap_or(allowed)
         })
+    }
+
+    /// How long nothing may happen, from `idle_since`, until the next deadline passes.
+    fn longest_idle(&self) -> Duration {
+        let next = self.running.iter().map(|warp| warp.deadline).min();
+        let left_ns = next.unwrap_or(0).saturating_sub(self.shared.clock.get());
+        let left = Duration::from_nanos(left_ns);
+        self.options.patience.unwrap_or(left)
+    }
+
+    /// Counts the wall time in which nothing happened as simulated time, unless a patience was set: a launch that
+    /// begins now has its deadline so much later than those that began before. No deadline passes by it.
+    fn count_idle_time(&mut self) {
+        let Some(since) = self.idle_since.filter(|_| self.options.patience.is_none()) else {
+            return;
+        };
+        let now = Instant::now();
+        let idle = (now - since).min(self.longest_idle());
+        let clock = &self.shared.clock;
+        clock.set(clock.get().saturating_add(idle.as_nanos() as u64));
+        self.idle_since = Some(now);
     }
 
     /// Lets time pass until the next deadline, and wakes everybody. `patience` is what made it pass.
