@@ -46,9 +46,10 @@ impl Group {
     /// The simulation runs while some thread waits in [`ExpertParallel::synchronize`](crate::ExpertParallel::synchronize),
     /// in a time of its own, of which a step takes 100 ns. A deadline passes when so much of that time has passed,
     /// or when nothing more can happen: at once if every rank has a kernel running or was lost; otherwise some
-    /// thread may still launch one, and the deadline passes when nothing was launched for as long in wall time.
-    /// [`Options::patience`] sets another time. A [`Fault`](crate::Fault) that came of it
-    /// names it in `patience_ms`.
+    /// thread may still launch one, and until it does, simulated time passes as wall time does: each launch that
+    /// waits in vain gives up about its own deadline after it began, however many others wait.
+    /// [`Options::patience`] sets another time, after which the next deadline passes if nothing was launched. A
+    /// [`Fault`](crate::Fault) that came of it names that time, or the deadline, in `patience_ms`.
     ///
     /// # Errors
     /// [`Error::NoRanks`] for zero ranks.

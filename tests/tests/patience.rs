@@ -122,6 +122,46 @@ fn without_a_patience_the_deadline_passes_in_wall_time() {
     assert_eq!(fault.patience_ms, Some(300));
 }
 
+/// Six ranks of which rank 0 never comes: each of the others is told about a deadline after its own launch. Nobody
+/// waits for the patience of those before it.
+#[test]
+fn every_rank_is_told_within_its_own_deadline() {
+    let (deadline, between) = (Duration::from_secs(1), Duration::from_millis(300));
+    let group = Group::simulated(6, 3).unwrap();
+    let config = Config {
+        experts: 12,
+        ..config(deadline)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let others = ranks.split_off(1);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = others
+            .into_iter()
+            .map(|mut rank| {
+                scope.spawn(move || {
+                    std::thread::sleep(between * (rank.rank().0 - 1));
+                    let (input, output) = tensors(&rank);
+                    let launched = Instant::now();
+                    drop(rank.dispatch(STREAM, &input, &output).unwrap());
+                    let outcome = rank.synchronize(STREAM);
+                    (rank, outcome, launched.elapsed())
+                })
+            })
+            .collect();
+        for thread in threads {
+            let (rank, outcome, waited) = thread.join().unwrap();
+            let Err(Error::Fault(fault)) = outcome else {
+                panic!("{:?} missed nobody: {outcome:?}", rank.rank());
+            };
+            assert_eq!(fault.kind, FaultKind::PeerTimeout, "{fault}");
+            assert!(waited < 2 * deadline, "told after {waited:?}: {fault}");
+            ranks.push(rank);
+        }
+    });
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
+
 /// A rank that was lost never launches anything: nobody waits for that.
 #[test]
 fn a_lost_rank_is_not_waited_for() {

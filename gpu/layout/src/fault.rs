@@ -125,8 +125,8 @@ pub struct Fault {
     pub saw: u64,
     /// The round.
     pub epoch: u64,
-    /// In the simulator, where a deadline passed because nobody launched anything for so long in wall
-    /// time: its patience, in milliseconds.
+    /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at most,
+    /// its patience or the deadline, in milliseconds.
     pub patience_ms: Option<u32>,
 }
 
@@ -188,7 +188,7 @@ impl fmt::Display for Fault {
         match self.patience_ms {
             Some(patience_ms) => write!(
                 f,
-                " (simulated: the deadline passed when nothing was launched for the patience of {patience_ms} ms)"
+                " (simulated: the deadline passed while launches were waited for, for the patience of {patience_ms} ms)"
             ),
             None => Ok(()),
         }

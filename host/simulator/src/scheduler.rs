@@ -1,10 +1,12 @@
 //! The scheduler: who runs next, what becomes visible, when time passes.
 
+mod time;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
@@ -23,8 +25,6 @@ use crate::{Args, Options, SimulatorError};
 const TURN_NS: u64 = 100;
 /// Bytes of a fibre's stack.
 const STACK_BYTES: usize = 256 * 1024;
-/// Turns that a warp may take after its deadline, if all warps that run take as many.
-const LATE_TURNS: u64 = 100_000;
 /// Turns that a stall lasts at most.
 const LONGEST_STALL: u64 = 400;
 
@@ -95,7 +95,7 @@ pub struct World {
     steps: u64,
     /// The sum of all versions when every idle warp was last woken.
     woken_at: u64,
-    /// Since when nothing can happen but a launch or a deadline.
+    /// Since when nothing can happen but a launch or a deadline, as far as the clock has not counted it.
     idle_since: Option<Instant>,
 }
 
@@ -133,6 +133,7 @@ impl World {
     pub fn serve(mut self, inbox: &Receiver<Command>) {
         loop {
             let command = if self.waiting.is_empty() {
+                self.idle_since = None;
                 match inbox.recv() {
                     Ok(command) => Some(command),
                     Err(_) => return,
@@ -141,7 +142,10 @@ impl World {
                 inbox.try_recv().ok()
             };
             match command {
-                Some(command) => self.obey(command),
+                Some(command) => {
+                    self.count_idle_time();
+                    self.obey(command);
+                }
                 None => {
                     if self.turn() {
                         self.idle_since = None;
@@ -152,9 +156,13 @@ impl World {
                     let patience = self.patience();
                     // Other commands than launches do not make it start anew.
                     let since = *self.idle_since.get_or_insert_with(Instant::now);
-                    let left = patience.map(|patience| patience.saturating_sub(since.elapsed()));
+                    let left =
+                        patience.map(|_| self.longest_idle().saturating_sub(since.elapsed()));
                     match left.map(|left| inbox.recv_timeout(left)) {
-                        Some(Ok(command)) => self.obey(command),
+                        Some(Ok(command)) => {
+                            self.count_idle_time();
+                            self.obey(command);
+                        }
                         Some(Err(RecvTimeoutError::Disconnected)) => return,
                         None | Some(Err(RecvTimeoutError::Timeout)) => self.pass_deadline(patience),
                     }
@@ -321,20 +329,6 @@ impl World {
         true
     }
 
-    /// Reports a launch that does not end although its deadline has passed.
-    fn find_overdue(&self) {
-        let late_ns = |warp: &Running| self.shared.clock.get().saturating_sub(warp.deadline);
-        let allowed_ns = LATE_TURNS * TURN_NS * self.running.len() as u64;
-        if let Some(warp) = self.running.iter().find(|warp| late_ns(warp) > allowed_ns) {
-            let error = SimulatorError::Overdue {
-                seed: self.shared.seed,
-                rank: warp.rank,
-                late_ns: late_ns(warp),
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-        }
-    }
-
     /// Wakes every warp, once after each change: one may have read what it polls before a change, and have
     /// found out afterwards that it must wait. False if nothing has changed.
     fn wake_idle(&mut self) -> bool {
@@ -476,31 +470,6 @@ impl World {
                 deadline,
                 deadline_ns,
             });
-        }
-    }
-
-    /// How long to wait for launches before the next deadline passes. `None`: every rank has something
-    /// running, or never will, so that no launch can begin before.
-    fn patience(&self) -> Option<Duration> {
-        let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
-        let everyone_runs =
-            (0..self.options.ranks).all(|rank| self.lost[rank as usize] || is_running(rank));
-        let next = self.running.iter().min_by_key(|warp| warp.deadline);
-        let allowed = next.map_or(0, |warp| warp.deadline_ns);
-        (!everyone_runs).then(|| {
-            let allowed = Duration::from_nanos(allowed);
-            self.options.patience.unwrap_or(allowed)
-        })
-    }
-
-    /// Lets time pass until the next deadline, and wakes everybody. `patience` is what made it pass.
-    fn pass_deadline(&mut self, patience: Option<Duration>) {
-        self.idle_since = None;
-        if let Some(deadline) = self.running.iter().map(|warp| warp.deadline).min() {
-            let clock = &self.shared.clock;
-            clock.set(clock.get().max(deadline));
-            self.shared.patience.set(patience);
-            self.shared.bump_all();
         }
     }
 

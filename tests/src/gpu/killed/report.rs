@@ -34,6 +34,8 @@ pub(super) struct Report {
     pub(super) rank: u32,
     /// Whether the first error was one that says that a peer is lost, by its type.
     pub(super) is_typed: bool,
+    /// The rank that it says was lost, by its fields.
+    pub(super) named: Option<u32>,
     /// The first error.
     pub(super) error: String,
     /// When the last round was launched, and when the error came: nanoseconds since 1970.
@@ -68,14 +70,27 @@ impl Kill {
         Duration::from_nanos(report.told_ns.saturating_sub(since))
     }
 
-    /// Whether a survivor's error has the lost rank's number.
     fn is_named(&self, report: &Report) -> bool {
-        let number = |text: &str| {
-            let end = text.find(|digit: char| !digit.is_ascii_digit());
-            text[..end.unwrap_or(text.len())].parse().ok()
+        report.named == Some(self.victim)
+    }
+
+    /// What a survivor names that is neither the victim nor another survivor that gave up. One of those may be named:
+    /// where deadlines end at the same moment, a rank may miss one that has not yet told on whom it gave up.
+    fn wrong_name(&self, report: &Report, reports: &[Report]) -> Option<String> {
+        let gave_up = |rank| reports.iter().any(|r| r.rank == rank && r.named.is_some());
+        let is_right = |rank| rank == self.victim || (rank != report.rank && gave_up(rank));
+        if report.named.is_some_and(is_right) {
+            return None;
+        }
+        let whom = match report.named {
+            Some(rank) => format!("rank {rank}"),
+            None => String::from("nobody"),
         };
-        let mut named = report.error.split("rank ").skip(1).filter_map(number);
-        named.any(|rank: u32| rank == self.victim)
+        let (rank, victim) = (report.rank, self.victim);
+        let error = &report.error;
+        Some(format!(
+            "rank {rank}: names {whom}, not rank {victim} or one that gave up: {error}"
+        ))
     }
 
     /// What is wrong with the reports.
@@ -84,6 +99,7 @@ impl Kill {
             .iter()
             .flat_map(|report| self.problems_of(report))
             .collect();
+        problems.extend(reports.iter().filter_map(|r| self.wrong_name(r, reports)));
         if !reports.iter().any(|report| self.is_named(report)) {
             let told: Vec<_> = reports.iter().map(|report| report.error.as_str()).collect();
             let (victim, told) = (self.victim, told.join(" / "));
@@ -183,6 +199,7 @@ mod tests {
         Report {
             rank: 1,
             is_typed: true,
+            named: Some(2),
             error: "rank 1 gave up: rank 2 did not answer".into(),
             launched_ns: 4900 * MS,
             told_ns: 6100 * MS,
@@ -215,6 +232,33 @@ mod tests {
         assert!(text.contains("rank 1: was told after 1.101s"), "{text}");
     }
 
+    /// What is wrong with two survivors, ranks 1 and 3, that name these. Their texts have the victim's number.
+    fn problems_of_naming(first: Option<u32>, second: Option<u32>) -> String {
+        let reports = [(1, first), (3, second)].map(|(rank, named)| Report {
+            rank,
+            named,
+            ..good()
+        });
+        kill().problems(&reports).join("; ")
+    }
+
+    #[test]
+    fn each_survivor_names_the_victim_or_one_that_gave_up() {
+        assert_eq!(problems_of_naming(Some(2), Some(2)), "");
+        assert_eq!(problems_of_naming(Some(2), Some(1)), "");
+        let cases = [
+            (Some(2), Some(0), "rank 3: names rank 0"),
+            (Some(2), Some(3), "rank 3: names rank 3"),
+            (Some(2), None, "rank 3: names nobody"),
+            (None, Some(1), "rank 3: names rank 1"),
+            (Some(3), Some(1), "nobody names rank 2"),
+        ];
+        for (first, second, wanted) in cases {
+            let text = problems_of_naming(first, second);
+            assert!(text.contains(wanted), "{text}; wanted: {wanted}");
+        }
+    }
+
     #[test]
     fn what_else_is_wrong_is_named() {
         let late = Call {
@@ -231,7 +275,7 @@ mod tests {
             ),
             (
                 Report {
-                    error: "rank 1 gave up: rank 22 did not answer".into(),
+                    named: Some(22),
                     ..good()
                 },
                 "nobody names rank 2",

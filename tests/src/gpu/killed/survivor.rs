@@ -130,12 +130,17 @@ fn round(session: &mut Session, open: &mut OpenGroup, is_simulated: bool) -> Res
 
 /// What the first error is.
 fn told(error: &anyhow::Error) -> Report {
-    let is_typed = match error.downcast_ref() {
-        Some(Error::Fault(fault)) => fault.kind == FaultKind::PeerTimeout,
-        _ => error.is::<BootstrapError>(),
+    let (is_typed, named) = match (error.downcast_ref(), error.downcast_ref()) {
+        (Some(Error::Fault(fault)), _) => {
+            let is_timeout = fault.kind == FaultKind::PeerTimeout;
+            (is_timeout, is_timeout.then_some(fault.culprit.0))
+        }
+        (_, Some(error)) => (true, BootstrapError::lost_rank(error)),
+        _ => (false, None),
     };
     Report {
         is_typed,
+        named,
         error: format!("{error:#}"),
         ..Report::default()
     }
