@@ -506,10 +506,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn signal_all(&self, at: Signal, value: u64) {
         let Common { peers, shape, .. } = self.common();
         if self.lane == 0 {
-            let (of_node, me) = (shape.p2p_world_size, self.common().rank());
+            let of_node = shape.p2p_world_size;
+            let first = Rank(self.common().rank().0 / of_node * of_node);
             // SAFETY: the table of peers has an entry for every rank, and signals lie inside the windows.
             unsafe {
-                fault::signal_all::<SHMEM>(*peers, shape.ranks, of_node, me, at, value);
+                fault::signal_all::<SHMEM>(*peers, shape.ranks, first, of_node, at, value);
             }
         }
     }

@@ -59,7 +59,7 @@ pub unsafe fn write(
     let kind = packed & 0xff;
     let Seen { wanted, saw } = seen;
     let mut tries = 0;
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller's promise.
     while unsafe { memory::exchange_acq_rel_gpu(lock, 1) } != 0 {
         tries += 1;
         if tries == MOST_TRIES {
@@ -68,8 +68,10 @@ pub unsafe fn write(
     }
     let acknowledged = || {
         let at = page + core::mem::offset_of!(FaultPage, acknowledged) as u64;
+        // SAFETY: a word of the page.
         unsafe { memory::load_relaxed_sys(at) }
     };
+    // SAFETY: the caller's promise; the lock is held.
     unsafe {
         let held = LastRecord(memory::load_relaxed_gpu(last));
         if let Some(number) = held.next(kind, acknowledged) {
@@ -102,8 +104,8 @@ pub unsafe fn write(
     }
 }
 
-/// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which are on a node, as rank `me` does.
-/// Without `SHMEM` only those of its node are reached: kernels that only wait have no way to the others.
+/// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which, from `first` on, are on this
+/// rank's node. Without `SHMEM` only those are reached: kernels that only wait have no way to the others.
 ///
 /// # Safety
 /// `peers` is the table of the ranks' windows, in which `at` is a signal word.
@@ -111,8 +113,8 @@ pub unsafe fn write(
 pub unsafe fn signal_all<const SHMEM: bool>(
     peers: u64,
     ranks: u32,
+    first: Rank,
     of_node: u32,
-    me: Rank,
     at: Signal,
     value: u64,
 ) {
@@ -120,7 +122,7 @@ pub unsafe fn signal_all<const SHMEM: bool>(
         // SAFETY: the caller's promise.
         unsafe {
             let word = memory::load_constant_u64(peers + 8 * rank as u64) + at.bytes();
-            if rank / of_node == me.0 / of_node {
+            if rank.wrapping_sub(first.0) < of_node {
                 memory::store_relaxed_sys(word, value);
             } else if SHMEM {
                 shmem::signal(rank, word, value);

@@ -489,7 +489,7 @@ fn a_tag_wraps() {
 #[test]
 fn a_cleared_word_belongs_to_no_round() {
     for high in [0, 1, 2, u64::from(u32::MAX) - 1] {
-        let last = high << 32 | u64::from(u32::MAX) - 2;
+        let last = (high << 32) + u64::from(u32::MAX) - 2;
         let epochs: Vec<_> =
             std::iter::successors(Some(Epoch(last)), |epoch| Some(Epoch::after(epoch.0)))
                 .take(5)
