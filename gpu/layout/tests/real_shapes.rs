@@ -114,6 +114,12 @@ fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
             ranks,
         ),
         region(
+            "gave up",
+            window.gave_up(first).bytes(),
+            window.gave_up(last).bytes(),
+            ranks,
+        ),
+        region(
             "combine flags",
             window.combine_flag(0, 0).bytes(),
             window.combine_flag(token, slots as u32 - 1).bytes(),
