@@ -11,6 +11,7 @@ mod bench;
 #[cfg(feature = "bindgen")]
 mod bindgen;
 mod build_ptx;
+mod compare_ptx;
 mod cuda_stub;
 mod demo;
 mod dist;
@@ -40,6 +41,11 @@ enum Task {
         /// Renew the committed digest
         #[arg(long)]
         bless: bool,
+        /// Build nothing; compare two PTX files, or folders of them: exit code 1 if the code differs
+        ///
+        /// Mangled names, numbers of labels, comments, line tables and the order of functions do not count.
+        #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["arch", "check", "bless"])]
+        compare: Option<Vec<PathBuf>>,
     },
     /// Generate nvshmem-sys/src/generated from NVSHMEM's headers
     Bindgen {
@@ -120,9 +126,13 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             gpus: Some(count),
             sanitize,
         } => return gpu_tests::run(places, count, sanitize),
-        Task::BuildPtx { arch, check, bless } => {
-            build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?
-        }
+        Task::BuildPtx {
+            compare: Some(paths),
+            ..
+        } => return compare_ptx::run(&paths[0], &paths[1]),
+        Task::BuildPtx {
+            arch, check, bless, ..
+        } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,
         Task::Bindgen { check } => generate_bindings(places, check)?,
         Task::Tidy => tidy::run(&places.root)?,
         Task::Demo { arguments } => demo::run(places, &arguments)?,

@@ -14,6 +14,7 @@
 
 mod assemble;
 mod command;
+mod compare;
 mod compile;
 mod digest;
 mod error;
@@ -24,10 +25,11 @@ mod violation;
 mod wheel;
 
 pub use assemble::{Ptxas, Resources, assemble};
+pub use compare::{Comparison, Difference, PartComparison, Verdict};
 pub use compile::{Artifact, Variant, build, build_all, target_dir};
 pub use digest::{DIGEST_FILE, Digest};
 pub use error::{Error, Result};
 pub use nvshmem::{DEVICE_FUNCTIONS, NVSHMEM_VERSION};
-pub use ptx::{PtxFunction, PtxModule};
+pub use ptx::{InstructionKind, PtxFunction, PtxModule};
 pub use violation::{LOCAL_MEMORY_ALLOWED, Violation};
 pub use wheel::Wheel;

@@ -1,8 +1,8 @@
 //! Reads what matters to a reviewer out of PTX text.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use crate::error::{Error, FileContext, Result};
 
@@ -24,6 +24,48 @@ const MEMORY_OPCODES: [&str; 15] = [
     "griddepcontrol",
     "discard",
 ];
+
+/// Kinds of instructions that threads share something with, counted where two builds differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InstructionKind {
+    /// Loads, stores, atomics, copies, prefetches.
+    Memory,
+    /// Exchanges between the lanes of a warp.
+    Shuffle,
+    /// Votes, matches and reductions of a warp.
+    Vote,
+    /// Barriers and fences.
+    Barrier,
+    /// Calls of functions that were not inlined.
+    Call,
+}
+
+impl InstructionKind {
+    /// The kind of an opcode, if it is one of these.
+    pub fn of(opcode: &str) -> Option<InstructionKind> {
+        let base = opcode.split('.').next().unwrap_or_default();
+        match base {
+            "shfl" => Some(Self::Shuffle),
+            "vote" | "match" | "redux" | "activemask" => Some(Self::Vote),
+            "bar" | "barrier" | "mbarrier" | "fence" | "membar" => Some(Self::Barrier),
+            "call" => Some(Self::Call),
+            _ if opcode.contains(".param") => None,
+            _ => MEMORY_OPCODES.contains(&base).then_some(Self::Memory),
+        }
+    }
+}
+
+impl fmt::Display for InstructionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Shuffle => "shuffle",
+            Self::Vote => "vote",
+            Self::Barrier => "barrier",
+            Self::Call => "call",
+        })
+    }
+}
 
 /// A kernel, or a function that was not inlined into one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,7 +143,7 @@ impl PtxModule {
 }
 
 /// Drops `//` and `/* */` comments.
-fn without_comments(text: &str) -> String {
+pub(crate) fn without_comments(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find('/') {
@@ -125,7 +167,7 @@ fn without_comments(text: &str) -> String {
 /// The next function: from its directives to the body, the body, and what follows.
 ///
 /// A declaration, which ends with a semicolon, has no body.
-fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
+pub(crate) fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
     let keyword = [text.find(".entry "), text.find(".func ")]
         .into_iter()
         .flatten()
@@ -151,7 +193,7 @@ fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
 }
 
 /// The name in `.visible .entry name(…)` or `.func (.param .b32 result) name(…)`.
-fn function_name(header: &str) -> String {
+pub(crate) fn function_name(header: &str) -> String {
     let after_keyword = [".entry", ".func"]
         .iter()
         .find_map(|keyword| header.split_once(keyword))
@@ -199,7 +241,7 @@ fn read_body(name: String, header: &str, body: &str) -> PtxFunction {
 }
 
 /// The opcode of a statement, without its labels and predicate.
-fn opcode(statement: &str) -> &str {
+pub(crate) fn opcode(statement: &str) -> &str {
     statement
         .split_whitespace()
         .find(|word| !word.ends_with(':') && !word.starts_with('@'))
