@@ -2,9 +2,9 @@
 //! `ferry-layout`'s; conversions are instructions where the target has them.
 
 use ferry_layout::fp8::{self, Divisor};
-use ferry_layout::{mxfp4, mxfp8, nvfp4, sent};
+use ferry_layout::{avoid_sentinel, mxfp4, mxfp8, nvfp4};
 
-use ferry_protocol::{LANES, Span};
+use ferry_protocol::{ByteRange, LANES};
 
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
@@ -249,9 +249,9 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
     /// # Safety
     /// The token has its elements, and each row payload and scales for them.
     #[inline(always)]
-    pub unsafe fn encode<E: Encoder>(&self, encoder: &E, span: Span) {
+    pub unsafe fn encode<E: Encoder>(&self, encoder: &E, range: ByteRange) {
         let element = |byte: u32| byte / E::PAYLOAD_BYTES * LANE_ELEMENTS;
-        let (mut strip, end) = (element(span.start), element(span.end));
+        let (mut strip, end) = (element(range.start), element(range.end));
         let mut scales = Scales::<E>::new(strip, end);
         // SAFETY: the caller's promise, here and below.
         let load = |strip| unsafe { self.load(strip, end) };
@@ -285,7 +285,7 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
                 if scales.first + self.lane < scales.end {
                     // SAFETY: inside the row's scales.
                     self.each_target(|row| unsafe {
-                        memory::store_relaxed_u32(row + first as u64, sent(scales.words));
+                        memory::store_relaxed_u32(row + first as u64, avoid_sentinel(scales.words));
                     });
                 }
                 scales.begin_next();

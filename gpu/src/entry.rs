@@ -6,7 +6,7 @@
 use ferry_layout::{CombineArgs, DispatchArgs};
 use ferry_protocol as protocol;
 
-use crate::device::Gpu;
+use crate::machine::Gpu;
 
 /// Declares a kernel: its name, its arguments, the protocol's function, and whether ranks of
 /// other nodes are among the peers.

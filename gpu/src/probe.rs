@@ -8,7 +8,7 @@
 //! tensors that a round in the same stream reads.
 
 use ferry_layout::fp8::Divisor;
-use ferry_layout::sigmoids::Places;
+use ferry_layout::sigmoids::GateRange;
 use ferry_layout::silu::Activation;
 use ferry_layout::{Conversion, ConvertArgs, ProbeArgs, WriteArgs};
 
@@ -289,7 +289,9 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::Multiplier => encode::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(args.clamped()),
-        Conversion::Sigmoids => Places::of(args.clamped()).offsets(a.to_bits(), number::distances),
+        Conversion::Sigmoids => {
+            GateRange::of(args.clamped()).offsets(a.to_bits(), number::distances)
+        }
     }
 }
 

@@ -1,23 +1,23 @@
 //! The sigmoids of all BF16 gates in a block's shared memory: see `ferry_layout::sigmoids`.
 
-use ferry_layout::sigmoids::{PLACES, Places};
+use ferry_layout::sigmoids::{GateRange, PLACES};
 use ferry_layout::silu::Activation;
 
+use crate::ptx::lookup::{LookupTable, Storage};
 use crate::ptx::number::{self, Instructions};
-use crate::ptx::table::{Place, Table};
 
 /// The table.
 #[derive(Clone, Copy)]
 pub struct Sigmoids {
-    table: Table,
-    places: Places,
+    table: LookupTable,
+    places: GateRange,
 }
 
 impl Sigmoids {
     /// Computes them. Called once in a launch, by all threads of the block.
     #[inline(always)]
-    pub fn fill(place: Place, activation: Activation) -> Self {
-        let places = Places::of(activation);
+    pub fn fill(place: Storage, activation: Activation) -> Self {
+        let places = GateRange::of(activation);
         let of = |index| places.sigmoid(index, activation, Instructions);
         Self {
             table: place.fill::<PLACES>(of),

@@ -2,13 +2,13 @@
 //! so the next columns are loaded while these become outputs, and many warps share a multiprocessor.
 
 use ferry_layout::silu::Activation;
-use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_layout};
+use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_placement};
 use ferry_protocol::LANES;
 
 use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, STRIP_ELEMENTS};
+use crate::ptx::lookup::Storage;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::number::{self, Instructions};
-use crate::ptx::table::Place;
 use crate::ptx::thread;
 use crate::sigmoids::Sigmoids;
 
@@ -95,7 +95,7 @@ struct Warp<'a> {
     lane: u32,
     warp: u32,
     warps: u32,
-    table: Place,
+    table: Storage,
 }
 
 /// An expert, as a row finds it.
@@ -218,7 +218,7 @@ impl<'a> Warp<'a> {
             lane: thread::lane(),
             warp: thread::thread() / LANES * thread::blocks() + thread::block(),
             warps: thread::threads() / LANES * thread::blocks(),
-            table: Place::declare(),
+            table: Storage::declare(),
         }
     }
 
@@ -410,7 +410,7 @@ impl<'a> Warp<'a> {
             at => {
                 // SAFETY: the caller's promise; nobody writes there meanwhile.
                 let offset = unsafe { memory::load_constant_u32(at + 4 * expert as u64) };
-                scale_layout::first_block(start, offset)
+                scale_placement::first_block(start, offset)
             }
         }
     }
@@ -429,7 +429,7 @@ impl<'a> Warp<'a> {
             unsafe {
                 let start = self.row_offset(index);
                 let rows = self.row_offset(index + 1) - start;
-                let end = rows.next_multiple_of(scale_layout::BLOCK_ROWS);
+                let end = rows.next_multiple_of(scale_placement::BLOCK_ROWS);
                 let block = self.first_block(index, start);
                 let mut row = rows + self.lane;
                 while row < end {

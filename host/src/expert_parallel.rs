@@ -310,7 +310,7 @@ impl ExpertParallel {
         self.closed = true;
         let freed = self.memory.free();
         let left = self.windows.leave(if gave_up {
-            Leave::GaveUp
+            Leave::Culprit
         } else {
             Leave::Closed
         });
@@ -399,7 +399,7 @@ impl ExpertParallel {
     /// Whether a kernel of this rank gave up, fault or not. Synchronises.
     fn has_stopped(&self) -> Result<bool, Error> {
         let mut stopped = [0; 8];
-        let at = self.memory.workspace.plus(Counter::Stopped.bytes());
+        let at = self.memory.workspace.plus(Counter::Aborted.bytes());
         self.device().download(at, &mut stopped)?;
         Ok(stopped != [0; 8])
     }

@@ -60,9 +60,9 @@ impl Private {
             .fill(self.workspace, 0, plan.workspace_bytes())?;
         let layout = Window::of(plan.shape());
         self.device.fill(window, 0, layout.signal_bytes)?;
-        // `ABSENT`, byte by byte.
-        let bare = window.plus(layout.bare_start);
-        self.device.fill(bare, 0xff, layout.bare_bytes)?;
+        // `SENTINEL`, byte by byte.
+        let bare = window.plus(layout.inline_start);
+        self.device.fill(bare, 0xff, layout.inline_bytes)?;
         self.device.upload(self.peers, &peers)
     }
 
@@ -120,7 +120,7 @@ pub(crate) enum Leave {
     /// Closed, in order.
     Closed,
     /// Closed after it gave up.
-    GaveUp,
+    Culprit,
     /// Dropped.
     Dropped,
 }
@@ -145,7 +145,7 @@ impl Windows {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.open -= 1;
         holders.dropped |= how == Leave::Dropped;
-        holders.gave_up |= how == Leave::GaveUp;
+        holders.gave_up |= how == Leave::Culprit;
         if holders.open > 0 {
             return Ok(());
         }

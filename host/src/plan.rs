@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use ferry_layout::{
-    CombineMode, Entries, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace, scale_layout,
+    AssignmentWords, CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace,
+    scale_placement,
 };
 
 use crate::{Config, Error, Group};
@@ -152,7 +153,7 @@ impl Plan {
 
     /// Most blocks of 128 rows that tiled scales can take on one rank.
     pub const fn max_scale_blocks(&self) -> usize {
-        scale_layout::max_blocks(self.shape.max_rows(), self.shape.local_experts()) as usize
+        scale_placement::max_blocks(self.shape.max_rows(), self.shape.local_experts()) as usize
     }
 
     /// Bytes of each rank's receive window.
@@ -251,7 +252,7 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         format_args!("ranks * max_tokens_per_rank * top_k is {rows}, and at most {MAX_ROWS} rows can be counted"),
     );
     let entries = max_tokens_per_rank as u128 * top_k as u128;
-    let most = Entries::of(experts.min(MAX_EXPERTS as usize) as u32).most_ordinals();
+    let most = AssignmentWords::of(experts.min(MAX_EXPERTS as usize) as u32).max_ranks_in_expert();
     problems.require(
         rows > MAX_ROWS || entries <= u128::from(most),
         "max_tokens_per_rank",

@@ -13,7 +13,7 @@ use ferry_layout::Window;
 
 use crate::formats::Capacity;
 use crate::session::{HALVES, Session, Settings};
-use crate::simulated::{Case, Dice, Return, any_case, bare_case};
+use crate::simulated::{Case, Dice, Return, any_case, inline_case};
 use crate::verify::capacity_for;
 use guarded::GuardedGroup;
 use words::Damage;
@@ -39,7 +39,7 @@ impl DamagedCase {
         let mut dice = Dice::new(seed ^ 0x6461_6d61_6765);
         let mut case = match dice.below(8) {
             0..4 => any_case(seed),
-            4..7 => bare_case(seed),
+            4..7 => inline_case(seed),
             _ => many_tokens(seed),
         };
         if dice.below(4) == 0 {

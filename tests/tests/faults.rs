@@ -84,7 +84,7 @@ fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
     let mut waited_for_rows = 0;
     for seed in 17_000..17_300 {
         let mut dice = Dice::new(seed);
-        let case = bare_case(seed);
+        let case = inline_case(seed);
         let lost = Lost {
             rank: dice.below(case.ranks) as u32,
             after_steps: dice.below(1_500) as u64,

@@ -274,7 +274,7 @@ fn many_tokens_for_few_warps() {
 
 #[test]
 fn bare_rows_are_what_was_sent() {
-    all(4_000..4_300, bare_case);
+    all(4_000..4_300, inline_case);
 }
 
 /// Rows of sixteen parts of 4,608 bytes and more, with 36 words of scales if they have any.
@@ -286,7 +286,7 @@ fn large_parts(seed: u64) -> Case {
         top_k: 2,
         hidden: 128 * 552,
         tokens: vec![vec![1, 1]; 3],
-        ..bare_case(seed)
+        ..inline_case(seed)
     }
 }
 
@@ -323,7 +323,7 @@ fn large_bare_parts() {
 #[test]
 fn no_word_of_a_row_is_taken_for_absent() {
     for seed in 4_400..4_500 {
-        let case = bare_case(seed);
+        let case = inline_case(seed);
         let mut problems = case.problems();
         let mut given = Vec::new();
         for problem in &mut problems {
@@ -365,7 +365,7 @@ fn no_word_of_a_row_is_taken_for_absent() {
 fn without_weights_all_are_one() {
     for seed in 4_500..4_600 {
         let case = match seed % 2 {
-            0 => bare_case(seed),
+            0 => inline_case(seed),
             _ => any_case(seed),
         };
         let mut problems = case.problems();

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::silu::Activation;
 use crate::{
-    DispatchRow, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_layout,
+    DispatchRow, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_placement,
 };
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
@@ -67,10 +67,10 @@ impl Common {
 
     /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see [`Window`]).
     #[inline(always)]
-    pub const fn dispatches_bare(&self, parts: u32) -> bool {
+    pub const fn dispatches_inline(&self, parts: u32) -> bool {
         // All first: a kernel for one shape has no code for what never comes.
-        (self.window.cuts_all() && self.shape.format().is_never_absent())
-            || (parts > 1 && self.shape.format().is_never_absent())
+        (self.window.cuts_all() && self.shape.format().never_encodes_sentinel())
+            || (parts > 1 && self.shape.format().never_encodes_sentinel())
     }
 }
 
@@ -105,7 +105,7 @@ pub trait Arguments: Copy {
 
     /// The router's ids, where there may be any and they are [few](Shape::is_few): their address and number.
     #[inline(always)]
-    fn few_ids(&self) -> Option<(u64, u32)> {
+    fn small_batch_ids(&self) -> Option<(u64, u32)> {
         None
     }
 
@@ -131,11 +131,11 @@ pub trait Arguments: Copy {
             workspace, tables, ..
         } = *self.common();
         match table {
-            Table::Ordinals => workspace + tables.ordinals,
-            Table::ChunkCounts => workspace + tables.chunk_counts,
+            Table::RanksInExpert => workspace + tables.ranks_in_expert,
+            Table::TileCounts => workspace + tables.tile_counts,
             Table::Routes => workspace + tables.routes,
             Table::RowMap => workspace + tables.row_map,
-            Table::Joined => workspace + tables.joined,
+            Table::SplitArrivals => workspace + tables.split_arrivals,
             _ => self.user_table(table),
         }
     }
@@ -148,11 +148,11 @@ impl Arguments for DispatchArgs {
     }
 
     #[inline(always)]
-    fn few_ids(&self) -> Option<(u64, u32)> {
+    fn small_batch_ids(&self) -> Option<(u64, u32)> {
         // `dispatch_wait` has no input.
         let Common { shape, tokens, .. } = &self.common;
-        let is_few = self.topk_ids != 0 && shape.is_few(*tokens);
-        is_few.then(|| (self.topk_ids, tokens * shape.top_k))
+        let is_small_batch = self.topk_ids != 0 && shape.is_small_batch(*tokens);
+        is_small_batch.then(|| (self.topk_ids, tokens * shape.top_k))
     }
 
     #[inline(always)]
@@ -325,7 +325,7 @@ impl SiluArgs {
         match format.scale_layout() {
             None => self.row_capacity as u32,
             Some(ScaleLayout::RowMajor) => 1,
-            Some(ScaleLayout::Tiled) => scale_layout::TILE_BYTES / 4,
+            Some(ScaleLayout::Tiled) => scale_placement::TILE_BYTES / 4,
         }
     }
 
@@ -339,9 +339,9 @@ impl SiluArgs {
             Some(ScaleLayout::RowMajor) => row as u64 * words as u64,
             Some(ScaleLayout::Tiled) => {
                 // Rows and columns are less than 2^31 and 2^29, so that 32 bits are enough for both.
-                let block = block.wrapping_add(local / scale_layout::BLOCK_ROWS);
-                let block_words = words * (scale_layout::TILE_BYTES / 4);
-                let in_block = scale_layout::offset_in_block(local, 0) / 4;
+                let block = block.wrapping_add(local / scale_placement::BLOCK_ROWS);
+                let block_words = words * (scale_placement::TILE_BYTES / 4);
+                let in_block = scale_placement::offset_in_block(local, 0) / 4;
                 block as u64 * block_words as u64 + in_block as u64
             }
         }

@@ -35,11 +35,11 @@ pub enum Region {
     /// A dispatch row.
     DispatchRow,
     /// A peer's word that it has read its dispatch rows.
-    Consumed,
+    Credit,
     /// A combine row.
     CombineRow,
     /// Ordinals that other warps of this GPU compute.
-    Ordinals,
+    RanksInExpert,
     /// Row offsets that another warp of this GPU computes.
     Offsets,
     /// The user's expert ids.
@@ -77,9 +77,9 @@ impl Region {
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
-        Self::Consumed,
+        Self::Credit,
         Self::CombineRow,
-        Self::Ordinals,
+        Self::RanksInExpert,
         Self::Offsets,
         Self::TopkIds,
         Self::Output,
@@ -90,9 +90,9 @@ impl Region {
             Self::Counts => "entry counts",
             Self::Presence => "token presence bits",
             Self::DispatchRow => "dispatch row",
-            Self::Consumed => "word that it has read its dispatch rows",
+            Self::Credit => "word that it has read its dispatch rows",
             Self::CombineRow => "combine row",
-            Self::Ordinals => "entry ordinals",
+            Self::RanksInExpert => "entry ordinals",
             Self::Offsets => "row offsets",
             Self::TopkIds => "topk_ids",
             Self::Output => "dispatch outputs",

@@ -2,13 +2,13 @@
 
 use crate::NOT_ROUTED;
 
-/// A row's header: for each of its entries a word of the expert and the ordinal ([`Entries`]), and behind those a
+/// A row's header: for each of its entries a word of the expert and the ordinal ([`AssignmentWords`]), and behind those a
 /// word each with the router's weight, as f32 bits.
 pub struct Header;
 
 impl Header {
     /// Bytes from a header's start to the word of entry `k`.
-    pub const fn entry(k: u32) -> u32 {
+    pub const fn assignment(k: u32) -> u32 {
         4 * k
     }
 
@@ -31,21 +31,21 @@ impl Header {
 
 /// An entry of a header: one of the experts that a token names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct Assignment {
     /// The global expert id; where nothing is routed, one that there is not.
     pub expert: u32,
     /// The entry's number among those that this source sends to that expert.
-    pub ordinal: u32,
+    pub rank_in_expert: u32,
 }
 
-/// How an entry becomes a word, which is never [`ABSENT`](crate::ABSENT): the expert in the lowest bits, as many as
+/// How an entry becomes a word, which is never [`SENTINEL`](crate::ABSENT): the expert in the lowest bits, as many as
 /// the number of experts has, since that stands where nothing is routed; above it the ordinal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entries {
+pub struct AssignmentWords {
     experts: u32,
 }
 
-impl Entries {
+impl AssignmentWords {
     /// Of a group with so many experts.
     #[inline(always)]
     pub const fn of(experts: u32) -> Self {
@@ -58,27 +58,27 @@ impl Entries {
     }
 
     /// How many ordinals a word can tell apart.
-    pub const fn most_ordinals(self) -> u64 {
+    pub const fn max_ranks_in_expert(self) -> u64 {
         1 << (u32::BITS - self.expert_bits())
     }
 
-    /// The word of an entry. `expert` is a global expert id or [`NOT_ROUTED`], `ordinal` below
-    /// [`most_ordinals`](Self::most_ordinals); it does not travel where nothing is routed.
+    /// The word of an entry. `expert` is a global expert id or [`NOT_ROUTED`], `rank_in_expert` below
+    /// [`max_ranks_in_expert`](Self::most_ordinals); it does not travel where nothing is routed.
     #[inline(always)]
-    pub const fn word(self, expert: u32, ordinal: u32) -> u32 {
+    pub const fn encode(self, expert: u32, rank_in_expert: u32) -> u32 {
         match expert == NOT_ROUTED {
             true => self.experts,
-            false => ordinal << self.expert_bits() | expert,
+            false => rank_in_expert << self.expert_bits() | expert,
         }
     }
 
     /// The entry of a word.
     #[inline(always)]
-    pub const fn entry(self, word: u32) -> Entry {
+    pub const fn decode(self, word: u32) -> Assignment {
         let bits = self.expert_bits();
-        Entry {
+        Assignment {
             expert: word & ((1 << bits) - 1),
-            ordinal: word >> bits,
+            rank_in_expert: word >> bits,
         }
     }
 }

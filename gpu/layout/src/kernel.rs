@@ -1,6 +1,6 @@
 //! The kernels by name.
 
-use crate::few::FEW_TOKENS;
+use crate::block_histogram::SMALL_BLOCK_TOKENS;
 
 /// A kernel entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,9 +65,9 @@ impl Kernel {
 }
 
 /// Slots of a warp's ring in shared memory, through which it loads what it sums.
-pub const RING_SLOTS: u32 = 4;
+pub const PIPELINE_STAGES: u32 = 4;
 /// Shared memory for a warp's ring: 4 vectors of 16 bytes a lane in each slot.
-pub const RING_BYTES: u32 = RING_SLOTS * 4 * 16 * 32;
+pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;
 
 /// Registers of a multiprocessor, on every architecture from sm_80 on (CUDA C++ Programming Guide,
 /// "Technical Specifications per Compute Capability").
@@ -80,7 +80,7 @@ impl Kernel {
     pub const fn threads(self, most_tokens: u32) -> u32 {
         match self {
             Self::FusedSilu => self.threads_per_block(),
-            _ if most_tokens <= FEW_TOKENS => self.threads_per_block() / 2,
+            _ if most_tokens <= SMALL_BLOCK_TOKENS => self.threads_per_block() / 2,
             _ => self.threads_per_block(),
         }
     }
@@ -97,10 +97,10 @@ impl Kernel {
 
     /// Shared memory for the rings of a block's warps, in bytes, where it has them: from sm_90 on, without peers on
     /// other nodes. The host gives it at launch.
-    pub const fn ring_bytes(self) -> u32 {
+    pub const fn pipeline_bytes(self) -> u32 {
         match self {
             Self::Combine | Self::CombineAsync | Self::CombineWait => {
-                self.threads_per_block() / 32 * RING_BYTES
+                self.threads_per_block() / 32 * PIPELINE_BYTES
             }
             _ => 0,
         }

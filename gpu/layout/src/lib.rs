@@ -6,46 +6,41 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod arithmetic;
-pub mod e2m1;
-pub mod e8m0;
+mod block_histogram;
+mod dispatch_row;
+mod epoch;
 mod fault;
-mod few;
-mod float;
-mod format;
-pub mod fp8;
+pub mod formats;
 mod header;
 mod kernel;
-pub mod mxfp4;
-pub mod mxfp8;
-pub mod nvfp4;
 mod probe;
-mod row;
 mod row_groups;
-pub mod scale_layout;
+pub mod scale_placement;
+mod sentinel;
 mod shape;
-pub mod sigmoids;
 pub mod silu;
-mod tag;
 mod window;
 mod workspace;
 
 pub use args::{
     Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
 };
-pub use arithmetic::Arithmetic;
+pub use block_histogram::{BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS};
+pub use dispatch_row::DispatchRow;
+pub use epoch::{Epoch, Tagged};
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
-pub use few::{FEW_COUNT_BYTES, FEW_ENTRIES, FewCounts};
-pub use float::{bf16_bits, f32_of_bf16_bits};
-pub use format::{ScaleLayout, Sizes, TokenFormat};
-pub use header::{Entries, Entry, Header};
-pub use kernel::{Kernel, MAX_REGISTERS, RING_BYTES, RING_SLOTS};
+pub use formats::arithmetic::Arithmetic;
+pub use formats::float::{bf16_bits, f32_of_bf16_bits};
+pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
+pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
+pub use header::{Assignment, AssignmentWords, Header};
+pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
 pub use probe::{Conversion, ConvertArgs, ProbeArgs, WriteArgs, WritePiece};
-pub use row::DispatchRow;
 pub use row_groups::RowGroup;
+pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{
     CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
 };
-pub use tag::{Epoch, Tagged};
-pub use window::{ABSENT, ByteOffset, Signal, Window, received, sent};
-pub use workspace::{CHUNK_ENTRIES, Counter, JOINS, PIECES, Table, Workspace};
+pub use silu::sigmoids;
+pub use window::{ByteOffset, Signal, Window};
+pub use workspace::{Counter, MAX_SPLIT_ROWS, SPLITS, TILE_ASSIGNMENTS, Table, Workspace};

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Entries, Header, Sizes, TokenFormat, scale_layout};
+use crate::{AssignmentWords, Header, Sizes, TokenFormat, scale_placement};
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;
@@ -14,17 +14,17 @@ pub const MAX_EXPERTS: u32 = 65_535;
 pub const NOT_ROUTED: u32 = u32::MAX;
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
-const STRIP_BYTES: u32 = 512;
+const WARP_VECTOR_BYTES: u32 = 512;
 /// Bytes that a row's own scale takes, so that the header behind it is aligned.
 pub const ROW_SCALE_BYTES: u32 = 16;
 /// Most parts of a row.
 const MAX_PARTS: u32 = 16;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
-const PART_UNITS: u32 = 2048;
+const PART_ITEMS: u32 = 2048;
 
 /// Most parts that a row of `bytes` is cut into.
-const fn most_parts(bytes: u32) -> u32 {
-    let strips = bytes.div_ceil(STRIP_BYTES).next_power_of_two();
+const fn max_parts(bytes: u32) -> u32 {
+    let strips = bytes.div_ceil(WARP_VECTOR_BYTES).next_power_of_two();
     if strips < MAX_PARTS {
         strips
     } else {
@@ -36,10 +36,10 @@ const fn most_parts(bytes: u32) -> u32 {
 /// them waits for it before anything is sent.
 #[inline(always)]
 pub(crate) const fn cut(most: u32, rows: u32) -> u32 {
-    if rows == 0 || rows > PART_UNITS {
+    if rows == 0 || rows > PART_ITEMS {
         return 1;
     }
-    let wanted = PART_UNITS >> (u32::BITS - (rows - 1).leading_zeros());
+    let wanted = PART_ITEMS >> (u32::BITS - (rows - 1).leading_zeros());
     if wanted > most { most } else { wanted }
 }
 
@@ -127,7 +127,7 @@ impl Shape {
     pub const fn most_scale_blocks(&self) -> u64 {
         match self.scale_words() as u64 {
             0 => u64::MAX,
-            words => (1 << u32::BITS) / (words * scale_layout::BLOCK_ROWS as u64),
+            words => (1 << u32::BITS) / (words * scale_placement::BLOCK_ROWS as u64),
         }
     }
 
@@ -160,20 +160,20 @@ impl Shape {
 
     /// How entries of headers travel.
     #[inline(always)]
-    pub const fn entries(&self) -> Entries {
-        Entries::of(self.experts)
+    pub const fn assignment_words(&self) -> AssignmentWords {
+        AssignmentWords::of(self.experts)
     }
 
     /// Bytes from the start of a bare dispatch row to the header of a part: each has its own, so that one
     /// warp alone reads it.
     #[inline(always)]
-    pub const fn bare_header_start(&self, part: u32) -> u32 {
+    pub const fn inline_header_start(&self, part: u32) -> u32 {
         Header::of_part(self.header_start(), self.top_k, part)
     }
 
     /// Bytes of a bare dispatch row: payload, scales, a header for each part.
-    pub const fn bare_dispatch_row_bytes(&self) -> u32 {
-        self.bare_header_start(self.parts(1))
+    pub const fn inline_dispatch_row_bytes(&self) -> u32 {
+        self.inline_header_start(self.parts(1))
     }
 
     /// Bytes of a combine row on the wire: the BF16 payload alone.
@@ -215,26 +215,26 @@ impl Shape {
     /// with few tokens, rows are cut so that all warps have work. Both ends know the source's
     /// tokens, so they agree. Rows for other nodes stay whole.
     pub const fn parts(&self, tokens: u32) -> u32 {
-        cut(self.most_parts(), tokens.saturating_mul(self.ranks))
+        cut(self.max_parts(), tokens.saturating_mul(self.ranks))
     }
 
     /// The most that [`parts`](Self::parts) can be.
-    pub const fn most_parts(&self) -> u32 {
+    pub const fn max_parts(&self) -> u32 {
         match self.spans_nodes() {
             true => 1,
-            false => most_parts(self.payload_bytes()),
+            false => max_parts(self.payload_bytes()),
         }
     }
 
     /// Parts that the sum of a token's bare rows is made in, of a source with `tokens` tokens: bare rows
     /// may be read in other parts than they were written.
-    pub const fn sum_parts(&self, tokens: u32) -> u32 {
-        cut(most_parts(self.combine_row_bytes()), tokens)
+    pub const fn reduce_parts(&self, tokens: u32) -> u32 {
+        cut(max_parts(self.combine_row_bytes()), tokens)
     }
 
     /// Most tokens of a source whose rows are moved in parts.
     pub const fn max_cut_tokens(&self) -> u32 {
-        let mut tokens = PART_UNITS / (2 * self.ranks);
+        let mut tokens = PART_ITEMS / (2 * self.ranks);
         if tokens > self.max_tokens_per_rank {
             tokens = self.max_tokens_per_rank;
         }
@@ -243,8 +243,8 @@ impl Shape {
 
     /// Most tokens that a source may have where combine's rows go bare (see [`Window`](crate::Window)): there
     /// is about a warp for each row.
-    pub const fn max_bare_tokens(&self) -> u32 {
-        let tokens = PART_UNITS / self.ranks;
+    pub const fn max_inline_tokens(&self) -> u32 {
+        let tokens = PART_ITEMS / self.ranks;
         match self.mode() {
             CombineMode::Reduced if !self.spans_nodes() => {
                 if tokens < self.max_tokens_per_rank {
@@ -258,8 +258,8 @@ impl Shape {
     }
 
     /// Whether combine's rows go bare where no source has more than `tokens`.
-    pub const fn combines_bare(&self, tokens: u32) -> bool {
-        let most = self.max_bare_tokens();
+    pub const fn combines_inline(&self, tokens: u32) -> bool {
+        let most = self.max_inline_tokens();
         // The most first: a kernel for one shape has no code for what never comes.
         most == self.max_tokens_per_rank || tokens <= most
     }
@@ -268,7 +268,7 @@ impl Shape {
     #[inline(always)]
     pub const fn part(bytes: u32, part: u32, parts: u32) -> (u32, u32) {
         let each = (bytes + parts - 1) >> parts.trailing_zeros();
-        let each = each.next_multiple_of(STRIP_BYTES);
+        let each = each.next_multiple_of(WARP_VECTOR_BYTES);
         let start = part * each;
         let end = start + each;
         (
@@ -278,8 +278,8 @@ impl Shape {
     }
 
     /// Most (token, part) pairs that a source can have, and so the flags kept for it.
-    pub const fn max_units(&self) -> u64 {
-        let cut = (PART_UNITS / self.ranks) as u64;
+    pub const fn max_items(&self) -> u64 {
+        let cut = (PART_ITEMS / self.ranks) as u64;
         let whole = self.max_tokens_per_rank as u64;
         if cut > whole { cut } else { whole }
     }

@@ -39,29 +39,9 @@ impl Signal {
     }
 }
 
-/// What every word of a bare row holds that has not come: in BF16 two NaNs that rounding does not make
-/// (it makes `0x7fff` of every NaN: PTX ISA, "cvt"), and e4m3 likewise (`0x7f`).
-pub const ABSENT: u32 = u32::MAX;
-
-/// What travels for `word` in a row of dispatch, bare or not: never [`ABSENT`], but one less.
-///
-/// Two NaNs of BF16 stay NaNs, and so does a weight; [`NOT_ROUTED`](crate::NOT_ROUTED) stays an expert
-/// that there is not. Of scales only four e8m0 NaNs make such a word, and [`received`] finds them again.
-#[inline(always)]
-pub const fn sent(word: u32) -> u32 {
-    if word < ABSENT { word } else { ABSENT - 1 }
-}
-
-/// The word of scales that was [`sent`]. None is one less than [`ABSENT`]: f32 scales are positive, e4m3 is
-/// never made `0xff`, and e8m0 never 254.
-#[inline(always)]
-pub const fn received(word: u32) -> u32 {
-    if word == ABSENT - 1 { ABSENT } else { word }
-}
-
 /// Where everything is in a receive window. Equal on every rank of a group.
 ///
-/// A row's flag says that it is whole. A **bare** row has none: each of its words holds [`ABSENT`] until it
+/// A row's flag says that it is whole. A **bare** row has none: each of its words holds [`SENTINEL`] until it
 /// has come, and its reader puts that back.
 ///
 /// | region | word or row | index | written by |
@@ -85,34 +65,34 @@ pub const fn received(word: u32) -> u32 {
 pub struct Window {
     counts: u64,
     presence: u64,
-    begins: u64,
-    starts: u64,
+    expert_bases: u64,
+    source_bases: u64,
     dispatch_flags: u64,
-    consumed: u64,
-    gave_up: u64,
+    credit: u64,
+    culprit: u64,
     combine_flags: u64,
     dispatch_rows: u64,
     combine_rows: u64,
-    bare_dispatch_rows: u64,
-    bare_combine_rows: u64,
+    inline_dispatch_rows: u64,
+    inline_combine_rows: u64,
     dispatch_staging: u64,
     combine_staging: u64,
     /// Bytes of the whole window.
     pub bytes: u64,
     /// Bytes at its start that hold signals and must be zero before the first round.
     pub signal_bytes: u64,
-    /// Where the bare rows begin. They must be [`ABSENT`] before the first round.
-    pub bare_start: u64,
+    /// Where the bare rows begin. They must be [`SENTINEL`] before the first round.
+    pub inline_start: u64,
     /// Bytes of the bare rows.
-    pub bare_bytes: u64,
+    pub inline_bytes: u64,
     dispatch_row_stride: u64,
-    bare_dispatch_row_stride: u64,
+    inline_dispatch_row_stride: u64,
     combine_row_stride: u64,
     counts_stride: u64,
     presence_stride: u64,
     max_tokens: u64,
     max_cut_tokens: u64,
-    max_units: u64,
+    max_items: u64,
     combine_slots: u64,
 }
 
@@ -132,13 +112,13 @@ impl Window {
     pub const fn of(shape: &Shape) -> Self {
         let ranks = shape.ranks as u64;
         let max_tokens = shape.max_tokens_per_rank as u64;
-        let max_units = shape.max_units();
+        let max_items = shape.max_items();
         let slots = shape.combine_slots() as u64;
         let counts_stride = shape.local_experts() as u64 + 1;
         let presence_stride = shape.presence_words() as u64;
         let dispatch_row_stride = (shape.dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
-        let bare_dispatch_row_stride =
-            (shape.bare_dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
+        let inline_dispatch_row_stride =
+            (shape.inline_dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
         let combine_row_stride = (shape.combine_row_bytes() as u64).next_multiple_of(ALIGN);
         let (staged_dispatch, staged_combine) = match (shape.spans_nodes(), shape.mode()) {
             (false, _) => (0, 0),
@@ -147,7 +127,7 @@ impl Window {
         };
 
         let max_cut_tokens = shape.max_cut_tokens() as u64;
-        let bare_dispatch_tokens = match shape.format().is_never_absent() {
+        let inline_dispatch_tokens = match shape.format().never_encodes_sentinel() {
             true => max_cut_tokens,
             false => 0,
         };
@@ -155,49 +135,49 @@ impl Window {
         let mut cursor = Cursor(0);
         let counts = cursor.take(ranks * counts_stride, 8);
         let presence = cursor.take(ranks * presence_stride, 8);
-        let begins = cursor.take(2 * shape.local_experts() as u64, 8);
-        let starts = cursor.take(shape.experts as u64, 8);
-        let dispatch_flags = cursor.take(ranks * max_units, 8);
-        let consumed = cursor.take(ranks, 8);
-        let gave_up = cursor.take(ranks, 8);
-        let combine_flags = cursor.take(max_units * slots, 8);
+        let expert_bases = cursor.take(2 * shape.local_experts() as u64, 8);
+        let source_bases = cursor.take(shape.experts as u64, 8);
+        let dispatch_flags = cursor.take(ranks * max_items, 8);
+        let credit = cursor.take(ranks, 8);
+        let culprit = cursor.take(ranks, 8);
+        let combine_flags = cursor.take(max_items * slots, 8);
         let signal_bytes = cursor.0;
         let dispatch_rows = cursor.take(ranks * max_tokens, dispatch_row_stride);
         let combine_rows = cursor.take(max_tokens * slots, combine_row_stride);
-        let bare_dispatch_rows =
-            cursor.take(ranks * bare_dispatch_tokens, bare_dispatch_row_stride);
-        let bare_combine_rows =
-            cursor.take(shape.max_bare_tokens() as u64 * slots, combine_row_stride);
-        let bare_bytes = cursor.0 - bare_dispatch_rows;
+        let inline_dispatch_rows =
+            cursor.take(ranks * inline_dispatch_tokens, inline_dispatch_row_stride);
+        let inline_combine_rows =
+            cursor.take(shape.max_inline_tokens() as u64 * slots, combine_row_stride);
+        let inline_bytes = cursor.0 - inline_dispatch_rows;
         let dispatch_staging = cursor.take(staged_dispatch, dispatch_row_stride);
         let combine_staging = cursor.take(staged_combine, combine_row_stride);
         Self {
             counts,
             presence,
-            begins,
-            starts,
+            expert_bases,
+            source_bases,
             dispatch_flags,
-            consumed,
-            gave_up,
+            credit,
+            culprit,
             combine_flags,
             dispatch_rows,
             combine_rows,
-            bare_dispatch_rows,
-            bare_combine_rows,
+            inline_dispatch_rows,
+            inline_combine_rows,
             dispatch_staging,
             combine_staging,
             bytes: cursor.0,
             signal_bytes,
-            bare_start: bare_dispatch_rows,
-            bare_bytes,
+            inline_start: inline_dispatch_rows,
+            inline_bytes,
             dispatch_row_stride,
-            bare_dispatch_row_stride,
+            inline_dispatch_row_stride,
             combine_row_stride,
             counts_stride,
             presence_stride,
             max_tokens,
             max_cut_tokens,
-            max_units,
+            max_items,
             combine_slots: slots,
         }
     }
@@ -223,35 +203,35 @@ impl Window {
     }
 
     /// The output row of the first of `source`'s entries for `local_expert`.
-    pub const fn start(&self, source: Rank, local_expert: u32) -> Signal {
+    pub const fn source_base(&self, source: Rank, local_expert: u32) -> Signal {
         let local_experts = self.counts_stride - 1;
-        Signal(self.starts + 8 * (source.0 as u64 * local_experts + local_expert as u64))
+        Signal(self.source_bases + 8 * (source.0 as u64 * local_experts + local_expert as u64))
     }
 
     /// The first output row of `local_expert`.
-    pub const fn first_row(&self, local_expert: u32) -> Signal {
-        Signal(self.begins + 16 * local_expert as u64)
+    pub const fn expert_base(&self, local_expert: u32) -> Signal {
+        Signal(self.expert_bases + 16 * local_expert as u64)
     }
 
-    /// The first block of the tiled scales of `local_expert`: beside [`first_row`](Self::first_row).
-    pub const fn first_block(&self, local_expert: u32) -> Signal {
-        Signal(self.first_row(local_expert).0 + 8)
+    /// The first block of the tiled scales of `local_expert`: beside [`expert_base`](Self::first_row).
+    pub const fn expert_block_base(&self, local_expert: u32) -> Signal {
+        Signal(self.expert_base(local_expert).0 + 8)
     }
 
     /// A part of a dispatch row of `source` is complete. `unit` is `token * parts + part`; which
     /// that is may differ from round to round, because a flag of a later round is larger.
     pub const fn dispatch_flag(&self, source: Rank, unit: u32) -> Signal {
-        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_units + unit as u64))
+        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_items + unit as u64))
     }
 
     /// `peer` has read the dispatch rows that the owner sent it.
-    pub const fn consumed(&self, peer: Rank) -> Signal {
-        Signal(self.consumed + 8 * peer.0 as u64)
+    pub const fn credit(&self, peer: Rank) -> Signal {
+        Signal(self.credit + 8 * peer.0 as u64)
     }
 
     /// `peer` has given up: because of which rank.
-    pub const fn gave_up(&self, peer: Rank) -> Signal {
-        Signal(self.gave_up + 8 * peer.0 as u64)
+    pub const fn culprit(&self, peer: Rank) -> Signal {
+        Signal(self.culprit + 8 * peer.0 as u64)
     }
 
     /// A part of the combine row in `slot` of a token of the owner's is complete. `unit` is
@@ -273,9 +253,9 @@ impl Window {
     }
 
     /// As [`dispatch_row`](Self::dispatch_row), the bare row.
-    pub const fn bare_dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
+    pub const fn inline_dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_cut_tokens + token as u64;
-        ByteOffset(self.bare_dispatch_rows + row * self.bare_dispatch_row_stride)
+        ByteOffset(self.inline_dispatch_rows + row * self.inline_dispatch_row_stride)
     }
 
     /// The combine row in `slot` of the owner's `token`.
@@ -285,9 +265,9 @@ impl Window {
     }
 
     /// As [`combine_row`](Self::combine_row), the bare row.
-    pub const fn bare_combine_row(&self, token: u32, slot: u32) -> ByteOffset {
+    pub const fn inline_combine_row(&self, token: u32, slot: u32) -> ByteOffset {
         let row = token as u64 * self.combine_slots + slot as u64;
-        ByteOffset(self.bare_combine_rows + row * self.combine_row_stride)
+        ByteOffset(self.inline_combine_rows + row * self.combine_row_stride)
     }
 
     /// Where the owner's `token` is assembled for unmapped ranks.

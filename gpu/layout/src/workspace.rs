@@ -12,7 +12,7 @@ pub enum Counter {
     /// [next one](crate::Epoch::after).
     Finished,
     /// Chunks of entries numbered in this round.
-    ChunksDone,
+    TilesDone,
     /// Groups of 32 experts whose entries are counted, over all rounds.
     ScansDone,
     /// The epoch whose row offsets stand in the workspace.
@@ -22,7 +22,7 @@ pub enum Counter {
     /// Blocks that have read what dispatch brought, in the running combine kernel.
     Reads,
     /// Not zero once a wait was given up: no kernel starts work any more.
-    Stopped,
+    Aborted,
     /// Held while a lane writes the fault page.
     FaultLock,
     /// The last record of the fault page, as [`LastRecord`](crate::LastRecord).
@@ -30,13 +30,13 @@ pub enum Counter {
     /// The last epoch whose input was at fault: one fault of a round is reported.
     InputFault,
     /// Not zero once the other ranks were told on whom this one gave up.
-    HandedOn,
+    CulpritTold,
     /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
     Extent,
     /// Tasks that dispatch's warps have drawn in this round. Combine resets it.
-    DispatchDraws,
+    DispatchTickets,
     /// Tasks that combine's warps have drawn in this round. Dispatch resets it.
-    CombineDraws,
+    CombineTickets,
 }
 
 impl Counter {
@@ -74,41 +74,41 @@ pub enum Table {
     /// `[1]` f32 bits, the user's; read only.
     InputScale,
     /// `[token, K]` ordinal of each entry among those of its chunk for its expert.
-    Ordinals,
+    RanksInExpert,
     /// `[chunk, expert]` entries of earlier chunks for the expert; before they are summed, those of
     /// the chunk.
-    ChunkCounts,
+    TileCounts,
     /// `[token, K]` the expert ids of this round's tokens, kept for combine.
     Routes,
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,
-    /// `[JOINS]` how many pieces were written of each row that several warps write, over all rounds.
-    Joined,
+    /// `[MAX_SPLIT_ROWS]` how many pieces were written of each row that several warps write, over all rounds.
+    SplitArrivals,
 }
 
 /// Entries that a warp numbers at a time.
-pub const CHUNK_ENTRIES: u32 = 256;
+pub const TILE_ASSIGNMENTS: u32 = 256;
 
 /// Pieces of a row that several warps write.
-pub const PIECES: u32 = 4;
+pub const SPLITS: u32 = 4;
 
 /// Most rows of a launch that several warps write.
-pub const JOINS: u32 = 2048;
+pub const MAX_SPLIT_ROWS: u32 = 2048;
 
 /// Where everything is in a workspace, in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Workspace {
-    /// Start of [`Table::Ordinals`].
-    pub ordinals: u64,
-    /// Start of [`Table::ChunkCounts`].
-    pub chunk_counts: u64,
+    /// Start of [`Table::RanksInExpert`].
+    pub ranks_in_expert: u64,
+    /// Start of [`Table::TileCounts`].
+    pub tile_counts: u64,
     /// Start of [`Table::Routes`].
     pub routes: u64,
     /// Start of [`Table::RowMap`].
     pub row_map: u64,
-    /// Start of [`Table::Joined`].
-    pub joined: u64,
+    /// Start of [`Table::SplitArrivals`].
+    pub split_arrivals: u64,
     /// Bytes of the whole workspace.
     pub bytes: u64,
 }
@@ -116,20 +116,20 @@ pub struct Workspace {
 impl Workspace {
     /// The workspace of a shape.
     pub const fn of(shape: &Shape) -> Self {
-        let entries = shape.max_tokens_per_rank as u64 * shape.top_k as u64;
-        let ordinals = Counter::COUNT * Counter::STRIDE_BYTES;
-        let chunk_counts = next(ordinals, entries);
-        let chunks = entries.div_ceil(CHUNK_ENTRIES as u64);
-        let routes = next(chunk_counts, chunks * shape.experts as u64);
-        let row_map = next(routes, entries);
-        let joined = next(row_map, shape.ranks as u64 * entries);
-        let bytes = next(joined, JOINS as u64);
+        let assignments = shape.max_tokens_per_rank as u64 * shape.top_k as u64;
+        let ranks_in_expert = Counter::COUNT * Counter::STRIDE_BYTES;
+        let tile_counts = next(ranks_in_expert, assignments);
+        let chunks = assignments.div_ceil(TILE_ASSIGNMENTS as u64);
+        let routes = next(tile_counts, chunks * shape.experts as u64);
+        let row_map = next(routes, assignments);
+        let split_arrivals = next(row_map, shape.ranks as u64 * assignments);
+        let bytes = next(split_arrivals, MAX_SPLIT_ROWS as u64);
         Self {
-            ordinals,
-            chunk_counts,
+            ranks_in_expert,
+            tile_counts,
             routes,
             row_map,
-            joined,
+            split_arrivals,
             bytes,
         }
     }

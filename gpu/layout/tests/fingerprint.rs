@@ -59,7 +59,7 @@ fn each_field_of_a_shape_counts() {
 fn layout_and_version_count() {
     let ours = Common::of(&SHAPE);
     let mut moved = ours;
-    moved.window.bare_start += 16;
+    moved.window.inline_start += 16;
     let mut cut = ours;
     cut.row.header += 16;
     let mut kept = ours;

@@ -4,7 +4,8 @@ use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::{e2m1_bits, f32_of_e2m1_bits};
 use ferry_layout::fp8::{e4m3_bits, f32_of_e4m3_bits, larger};
 use ferry_layout::{
-    ABSENT, bf16_bits, e8m0, f32_of_bf16_bits, fp8, mxfp4, mxfp8, nvfp4, received, sent,
+    SENTINEL, avoid_sentinel, bf16_bits, e8m0, f32_of_bf16_bits, fp8, mxfp4, mxfp8, nvfp4,
+    restore_sentinel,
 };
 use proptest::prelude::*;
 
@@ -68,7 +69,7 @@ fn mxfp8_scales_by_hand() {
     assert!(mxfp8::multiplier(f32::INFINITY, e8m0::NAN).is_nan());
 }
 
-/// A payload of e4m3 has no word [`ABSENT`], and scales have none that is sent in its place.
+/// A payload of e4m3 has no word [`SENTINEL`], and scales have none that is sent in its place.
 #[test]
 fn words_of_formats_are_told_from_absent_ones() {
     for bits in 0..=u16::MAX {
@@ -79,9 +80,9 @@ fn words_of_formats_are_told_from_absent_ones() {
         assert_ne!(mxfp8::scale_bits(amax), 254, "{bits:#x}");
         assert_ne!(mxfp4::scale_bits(amax), 254, "{bits:#x}");
     }
-    for word in [0, u32::from_le_bytes([e8m0::NAN; 4]), ABSENT - 2] {
-        assert_ne!(sent(word), ABSENT);
-        assert_eq!(received(sent(word)), word);
+    for word in [0, u32::from_le_bytes([e8m0::NAN; 4]), SENTINEL - 2] {
+        assert_ne!(avoid_sentinel(word), SENTINEL);
+        assert_eq!(restore_sentinel(avoid_sentinel(word)), word);
     }
 }
 

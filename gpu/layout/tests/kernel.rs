@@ -1,6 +1,6 @@
 //! How kernels are launched.
 
-use ferry_layout::{Kernel, RING_BYTES};
+use ferry_layout::{Kernel, PIPELINE_BYTES};
 
 #[test]
 fn plans_of_few_tokens_launch_half_the_threads() {
@@ -19,12 +19,12 @@ fn plans_of_few_tokens_launch_half_the_threads() {
 /// Four slots a warp, of four vectors of 16 bytes for each of 32 lanes, and 16 warps.
 #[test]
 fn rings_by_hand() {
-    assert_eq!(RING_BYTES, 8 * 1024);
+    assert_eq!(PIPELINE_BYTES, 8 * 1024);
     for kernel in Kernel::ALL {
         let wanted = match kernel.name().contains("combine") {
             true => 128 * 1024,
             false => 0,
         };
-        assert_eq!(kernel.ring_bytes(), wanted, "{}", kernel.name());
+        assert_eq!(kernel.pipeline_bytes(), wanted, "{}", kernel.name());
     }
 }

@@ -1,7 +1,7 @@
 //! Windows and workspaces of 8, 16 and 64 ranks for a model's real sizes, byte by byte: regions
 //! follow each other without overlap and are as large as `Window`'s table says.
 
-use ferry_layout::{Counter, JOINS, Rank, Shape, TokenFormat, Window, Workspace};
+use ferry_layout::{Counter, MAX_SPLIT_ROWS, Rank, Shape, TokenFormat, Window, Workspace};
 
 const EXPERTS: u64 = 256;
 const TOP_K: u64 = 8;
@@ -91,14 +91,18 @@ fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
         ),
         region(
             "begins",
-            window.first_row(0).bytes(),
-            window.first_block((EXPERTS / ranks) as u32 - 1).bytes(),
+            window.expert_base(0).bytes(),
+            window
+                .expert_block_base((EXPERTS / ranks) as u32 - 1)
+                .bytes(),
             2 * EXPERTS / ranks,
         ),
         region(
             "starts",
-            window.start(first, 0).bytes(),
-            window.start(last, (EXPERTS / ranks) as u32 - 1).bytes(),
+            window.source_base(first, 0).bytes(),
+            window
+                .source_base(last, (EXPERTS / ranks) as u32 - 1)
+                .bytes(),
             EXPERTS,
         ),
         region(
@@ -109,14 +113,14 @@ fn signals(shape: &Shape, window: &Window) -> Vec<Region> {
         ),
         region(
             "consumed",
-            window.consumed(first).bytes(),
-            window.consumed(last).bytes(),
+            window.credit(first).bytes(),
+            window.credit(last).bytes(),
             ranks,
         ),
         region(
             "gave up",
-            window.gave_up(first).bytes(),
-            window.gave_up(last).bytes(),
+            window.culprit(first).bytes(),
+            window.culprit(last).bytes(),
             ranks,
         ),
         region(
@@ -156,7 +160,7 @@ fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
         region("combine rows", combine_rows, TOKENS * TOP_K, combine),
     ];
     if !shape.spans_nodes() {
-        rows.extend(bare_rows(shape, window));
+        rows.extend(inline_rows(shape, window));
         return rows;
     }
     let staged = between(window.dispatch_staging(0), window.dispatch_staging(token));
@@ -180,7 +184,7 @@ fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
 }
 
 /// Rows of one node that are cut into parts: those of 1024 tokens of all ranks together.
-fn bare_rows(shape: &Shape, window: &Window) -> Vec<Region> {
+fn inline_rows(shape: &Shape, window: &Window) -> Vec<Region> {
     let ranks = u64::from(shape.ranks);
     let tokens = 1024 / ranks;
     let (last, token) = (Rank(shape.ranks - 1), tokens as u32 - 1);
@@ -195,8 +199,8 @@ fn bare_rows(shape: &Shape, window: &Window) -> Vec<Region> {
     if dispatch > 0 {
         rows.push(Region {
             name: "bare dispatch rows",
-            start: window.bare_dispatch_row(Rank(0), 0).bytes(),
-            last: window.bare_dispatch_row(last, token).bytes(),
+            start: window.inline_dispatch_row(Rank(0), 0).bytes(),
+            last: window.inline_dispatch_row(last, token).bytes(),
             items: 1024,
             each: dispatch.next_multiple_of(LINE),
         });
@@ -204,10 +208,10 @@ fn bare_rows(shape: &Shape, window: &Window) -> Vec<Region> {
     if shape.combine_mode == 0 {
         // Whether they are cut or not: there is about a warp for each.
         let tokens = 2048 / ranks;
-        let last = window.bare_combine_row(tokens as u32 - 1, TOP_K as u32 - 1);
+        let last = window.inline_combine_row(tokens as u32 - 1, TOP_K as u32 - 1);
         rows.push(Region {
             name: "bare combine rows",
-            start: window.bare_combine_row(0, 0).bytes(),
+            start: window.inline_combine_row(0, 0).bytes(),
             last: last.bytes(),
             items: tokens * TOP_K,
             each: 2 * HIDDEN,
@@ -239,23 +243,27 @@ fn a_window_is_its_regions_one_after_another() {
 fn a_workspace_is_its_tables_one_after_another() {
     for shape in shapes() {
         let workspace = Workspace::of(&shape);
-        let entries = TOKENS * TOP_K;
+        let assignments = TOKENS * TOP_K;
         let counters = Counter::COUNT * Counter::STRIDE_BYTES / 4;
         let tables = [
             ("counters", 0, counters),
-            ("ordinals", workspace.ordinals, entries),
+            ("ordinals", workspace.ranks_in_expert, assignments),
             (
                 "chunk counts",
-                workspace.chunk_counts,
-                entries / 256 * EXPERTS,
+                workspace.tile_counts,
+                assignments / 256 * EXPERTS,
             ),
-            ("routes", workspace.routes, entries),
+            ("routes", workspace.routes, assignments),
             (
                 "row map",
                 workspace.row_map,
-                u64::from(shape.ranks) * entries,
+                u64::from(shape.ranks) * assignments,
             ),
-            ("joined", workspace.joined, u64::from(JOINS)),
+            (
+                "joined",
+                workspace.split_arrivals,
+                u64::from(MAX_SPLIT_ROWS),
+            ),
         ];
         let mut end = 0;
         for (name, start, words) in tables {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use ferry_layout::sigmoids::Places;
+use ferry_layout::sigmoids::GateRange;
 use ferry_layout::silu::{Activation, sigmoid};
 use ferry_layout::{f32_of_bf16_bits, sigmoids};
 use support::Std;
@@ -83,7 +83,7 @@ fn the_table_has_the_sigmoid_of_every_bf16() {
 }
 
 fn table_has_all(activation: Activation) {
-    let places = Places::of(activation);
+    let places = GateRange::of(activation);
     let table: Vec<f32> = (0..sigmoids::PLACES)
         .map(|place| places.sigmoid(place, activation, Std))
         .collect();

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use ferry_layout::{
-    ABSENT, ByteOffset, CHUNK_ENTRIES, CombineMode, Common, Counter, Entries, Entry, Epoch, Header,
-    JOINS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, Shape, Signal, Tagged, TokenFormat,
-    Window, Workspace,
+    Assignment, AssignmentWords, ByteOffset, CombineMode, Common, Counter, Epoch, Header,
+    MAX_EXPERTS, MAX_RANKS, MAX_SPLIT_ROWS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal,
+    TILE_ASSIGNMENTS, Tagged, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -87,21 +87,21 @@ fn signals<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
         kind(
             "start",
             [ranks, u64::from(shape.local_experts())],
-            Box::new(move |i, j| of_signal(window.start(rank(i), j as u32))),
+            Box::new(move |i, j| of_signal(window.source_base(rank(i), j as u32))),
         ),
         kind(
             "dispatch_flag",
-            [ranks, shape.max_units()],
+            [ranks, shape.max_items()],
             Box::new(move |i, j| of_signal(window.dispatch_flag(rank(i), j as u32))),
         ),
         kind(
             "consumed",
             [ranks, 1],
-            Box::new(move |i, _| of_signal(window.consumed(rank(i)))),
+            Box::new(move |i, _| of_signal(window.credit(rank(i)))),
         ),
         kind(
             "combine_flag",
-            [shape.max_units(), u64::from(shape.combine_slots())],
+            [shape.max_items(), u64::from(shape.combine_slots())],
             Box::new(move |i, j| of_signal(window.combine_flag(i as u32, j as u32))),
         ),
     ]
@@ -127,7 +127,7 @@ fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
             at: Box::new(move |i, j| of_row(window.combine_row(i as u32, j as u32))),
         },
     ];
-    kinds.extend(bare_rows(shape, window));
+    kinds.extend(inline_rows(shape, window));
     if shape.spans_nodes() {
         kinds.push(Kind {
             name: "dispatch_staging",
@@ -154,24 +154,24 @@ fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
 }
 
 /// Every kind of bare row in a window.
-fn bare_rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
+fn inline_rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
     let tokens = u64::from(shape.max_cut_tokens());
     let mut kinds = Vec::new();
-    if shape.format().is_never_absent() {
+    if shape.format().never_encodes_sentinel() {
         kinds.push(Kind {
             name: "bare_dispatch_row",
-            bytes: u64::from(shape.bare_dispatch_row_bytes()),
+            bytes: u64::from(shape.inline_dispatch_row_bytes()),
             counts: [u64::from(shape.ranks), tokens],
-            at: Box::new(move |i, j| of_row(window.bare_dispatch_row(Rank(i as u32), j as u32))),
+            at: Box::new(move |i, j| of_row(window.inline_dispatch_row(Rank(i as u32), j as u32))),
         });
     }
-    let tokens = u64::from(shape.max_bare_tokens());
+    let tokens = u64::from(shape.max_inline_tokens());
     if tokens > 0 {
         kinds.push(Kind {
             name: "bare_combine_row",
             bytes: u64::from(shape.combine_row_bytes()),
             counts: [tokens, u64::from(shape.combine_slots())],
-            at: Box::new(move |i, j| of_row(window.bare_combine_row(i as u32, j as u32))),
+            at: Box::new(move |i, j| of_row(window.inline_combine_row(i as u32, j as u32))),
         });
     }
     kinds
@@ -295,7 +295,7 @@ proptest! {
     #[test]
     fn bare_rows_are_absent_at_first(shape in any_shape()) {
         let window = Window::of(&shape);
-        let bare = window.bare_start..window.bare_start + window.bare_bytes;
+        let bare = window.inline_start..window.inline_start + window.inline_bytes;
         let rows = rows(&shape, &window);
         for kind in rows.iter().filter(|kind| !kind.is_empty()) {
             let (bytes, name) = kind.extent();
@@ -312,8 +312,8 @@ proptest! {
             let parts = shape.parts(tokens.min(shape.max_tokens_per_rank));
             if parts > 1 {
                 prop_assert!(tokens <= shape.max_cut_tokens());
-                let end = shape.bare_header_start(parts - 1) + Header::bytes(shape.top_k);
-                prop_assert!(end <= shape.bare_dispatch_row_bytes());
+                let end = shape.inline_header_start(parts - 1) + Header::bytes(shape.top_k);
+                prop_assert!(end <= shape.inline_dispatch_row_bytes());
             }
         }
     }
@@ -322,22 +322,22 @@ proptest! {
     fn an_entry_is_what_was_sent_and_never_absent(
         experts in (1..=MAX_EXPERTS, 0..=16_u32).prop_map(|(experts, bits)| experts >> bits | 1),
         which in any::<u32>(),
-        ordinal in any::<u64>(),
+        rank_in_expert in any::<u64>(),
         end in 0..3_u64,
     ) {
-        let entries = Entries::of(experts);
-        let most = entries.most_ordinals();
+        let assignments = AssignmentWords::of(experts);
+        let most = assignments.max_ranks_in_expert();
         prop_assert!(most >= 1 << 16);
         // Every third the largest that there is.
-        let ordinal = if end == 0 { most - 1 } else { ordinal % most } as u32;
+        let rank_in_expert = if end == 0 { most - 1 } else { rank_in_expert % most } as u32;
         for expert in [which % experts, experts - 1] {
-            let word = entries.word(expert, ordinal);
-            prop_assert_ne!(word, ABSENT);
-            prop_assert_eq!(entries.entry(word), Entry { expert, ordinal });
+            let word = assignments.encode(expert, rank_in_expert);
+            prop_assert_ne!(word, SENTINEL);
+            prop_assert_eq!(assignments.decode(word), Assignment { expert, rank_in_expert });
         }
-        let word = entries.word(NOT_ROUTED, ordinal);
-        prop_assert_ne!(word, ABSENT);
-        prop_assert!(entries.entry(word).expert >= experts);
+        let word = assignments.encode(NOT_ROUTED, rank_in_expert);
+        prop_assert_ne!(word, SENTINEL);
+        prop_assert!(assignments.decode(word).expert >= experts);
     }
 
     #[test]
@@ -361,16 +361,16 @@ proptest! {
     #[test]
     fn tables_of_any_workspace_are_apart(shape in any_shape()) {
         let workspace = Workspace::of(&shape);
-        let entries = u64::from(shape.max_tokens_per_rank) * u64::from(shape.top_k);
-        let chunks = entries.div_ceil(u64::from(CHUNK_ENTRIES));
+        let assignments = u64::from(shape.max_tokens_per_rank) * u64::from(shape.top_k);
+        let chunks = assignments.div_ceil(u64::from(TILE_ASSIGNMENTS));
         let table = |name: &str, start: u64, words: u64| (start..start + 4 * words, name.to_owned());
         let tables = vec![
             table("counters", 0, Counter::COUNT * Counter::STRIDE_BYTES / 4),
-            table("ordinals", workspace.ordinals, entries),
-            table("chunk counts", workspace.chunk_counts, chunks * u64::from(shape.experts)),
-            table("routes", workspace.routes, entries),
-            table("row map", workspace.row_map, u64::from(shape.ranks) * entries),
-            table("joined", workspace.joined, u64::from(JOINS)),
+            table("ordinals", workspace.ranks_in_expert, assignments),
+            table("chunk counts", workspace.tile_counts, chunks * u64::from(shape.experts)),
+            table("routes", workspace.routes, assignments),
+            table("row map", workspace.row_map, u64::from(shape.ranks) * assignments),
+            table("joined", workspace.split_arrivals, u64::from(MAX_SPLIT_ROWS)),
         ];
         for (bytes, name) in &tables {
             prop_assert!(bytes.start.is_multiple_of(LINE), "{name}");
@@ -382,8 +382,8 @@ proptest! {
     #[test]
     fn a_header_has_a_word_for_everything(top_k in 1..=MAX_TOP_K) {
         let weight = |k| Header::weight(top_k, k);
-        let starts: Vec<u32> = (0..top_k).map(Header::entry).chain((0..top_k).map(weight)).collect();
-        prop_assert!(starts.is_sorted_by(|a, b| a + 4 <= *b));
+        let source_bases: Vec<u32> = (0..top_k).map(Header::assignment).chain((0..top_k).map(weight)).collect();
+        prop_assert!(source_bases.is_sorted_by(|a, b| a + 4 <= *b));
         prop_assert!(weight(top_k - 1) + 4 <= Header::bytes(top_k));
         prop_assert!(Header::bytes(top_k).is_multiple_of(16));
     }
@@ -434,10 +434,10 @@ proptest! {
         for tokens in [tokens, few].map(|tokens| tokens % (shape.max_tokens_per_rank + 1)) {
             let parts = shape.parts(tokens);
             prop_assert_eq!(row.parts(tokens), parts);
-            let is_bare = parts > 1 && shape.format().is_never_absent();
+            let is_inline = parts > 1 && shape.format().never_encodes_sentinel();
             // Of no tokens, nothing is moved.
-            prop_assert!(tokens == 0 || common.dispatches_bare(parts) == is_bare);
-            prop_assert_eq!(shape.combines_bare(tokens), tokens <= shape.max_bare_tokens());
+            prop_assert!(tokens == 0 || common.dispatches_inline(parts) == is_inline);
+            prop_assert_eq!(shape.combines_inline(tokens), tokens <= shape.max_inline_tokens());
             for part in 0..parts {
                 let (_, end) = Shape::part(shape.payload_bytes(), part, parts);
                 let words = sizes.scale_words(end * 8 / sizes.element_bits);
@@ -452,7 +452,7 @@ proptest! {
             let tokens = tokens.min(shape.max_tokens_per_rank);
             let parts = shape.parts(tokens);
             prop_assert!(parts >= 1);
-            prop_assert!(u64::from(tokens) * u64::from(parts) <= shape.max_units());
+            prop_assert!(u64::from(tokens) * u64::from(parts) <= shape.max_items());
             for bytes in [shape.payload_bytes(), shape.combine_row_bytes()] {
                 let mut end = 0;
                 for part in 0..parts {

@@ -13,32 +13,17 @@
 #[cfg(test)]
 extern crate std;
 
-mod announce;
 mod combine;
 mod dispatch;
-pub mod gather;
-mod gave_up;
-mod groups;
-pub mod handshake;
 mod machine;
-mod offsets;
-mod pieces;
-mod places;
-mod receive;
-mod route;
-mod scales;
-mod send;
-mod send_back;
-mod send_group_back;
-mod share;
-pub mod slot;
-mod sum_up;
-mod units;
-mod wait;
+mod sync;
+pub mod wire;
+mod work;
 
-pub use announce::count_below;
 pub use combine::{combine, combine_async, combine_wait};
+pub use dispatch::notify::count_below;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
-pub use machine::{Bits, Counters, Gate, LANES, Machine, Put, Row, Signals, Span};
-pub use share::Seat;
-pub use wait::Stopped;
+pub use machine::{Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals};
+pub use sync::arrivals;
+pub use sync::launch::Aborted;
+pub use work::partition::WarpPosition;

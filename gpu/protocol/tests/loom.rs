@@ -9,9 +9,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ferry_layout::{ABSENT, Counter, Epoch, Rank, Shape, Signal, Window};
-use ferry_protocol::handshake::{self, Consumed};
-use ferry_protocol::{Counters, Signals, gather, slot};
+use ferry_layout::{Counter, Epoch, Rank, SENTINEL, Shape, Signal, Window};
+use ferry_protocol::wire::credit::{self, Credit};
+use ferry_protocol::wire::flagged;
+use ferry_protocol::{Counters, Signals, arrivals};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 
@@ -35,7 +36,7 @@ enum Weak {
     ConsumedRelease,
     /// `load_signal` acquires nothing.
     Acquire,
-    /// A rank writes again without having heard `has_consumed`.
+    /// A rank writes again without having heard `has_credit`.
     ReuseGuard,
     /// `add` neither releases nor acquires.
     Add,
@@ -97,7 +98,7 @@ impl Memory {
 
     /// The word in which `peer` says that it has read its row.
     fn consumed(&self, peer: usize) -> Signal {
-        self.window.consumed(Rank(peer as u32))
+        self.window.credit(Rank(peer as u32))
     }
 
     /// A signal word of a rank, which its peer stores.
@@ -125,8 +126,8 @@ impl Memory {
             weak_release: Weak::ConsumedRelease,
             ..self.warp(rank)
         };
-        let consumed = Consumed::release(&warp, self.consumed(rank), epoch);
-        consumed.say(&warp, Rank(to as u32));
+        let consumed = Credit::release(&warp, self.consumed(rank), epoch);
+        consumed.return_to(&warp, Rank(to as u32));
     }
 }
 
@@ -196,16 +197,16 @@ fn slot_model(weak: Weak) {
             for epoch in (1..=ROUNDS).map(Epoch) {
                 memory.rows[1].store(epoch.0, Ordering::Relaxed);
                 warp.release();
-                slot::publish(&warp, Rank(1), memory.flag(0), epoch);
+                flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
                 if weak != Weak::ReuseGuard {
-                    wait(|| handshake::has_consumed(&warp, memory.consumed(1), epoch));
+                    wait(|| credit::has_credit(&warp, memory.consumed(1), epoch));
                 }
             }
         }
     });
     let warp = memory.warp(1);
     for epoch in (1..=ROUNDS).map(Epoch) {
-        wait(|| slot::is_full(&warp, memory.flag(0), epoch));
+        wait(|| flagged::is_full(&warp, memory.flag(0), epoch));
         read(&memory.rows[1], epoch.0);
         memory.say_consumed(1, 0, epoch);
     }
@@ -214,9 +215,9 @@ fn slot_model(weak: Weak) {
 
 /// Rank 0 sends a bare row of two words a round: no release, no flag. Rank 1 waits for each word, makes it
 /// absent again, and then says that it has read them.
-fn bare_model(weak: Weak) {
+fn inline_model(weak: Weak) {
     let memory = Memory::new(weak);
-    let absent = u64::from(ABSENT);
+    let absent = u64::from(SENTINEL);
     let words = |memory: &Memory, store: &dyn Fn(&AtomicU64)| memory.rows.iter().for_each(store);
     words(&memory, &|word| word.store(absent, Ordering::Relaxed));
     let sender = thread::spawn({
@@ -226,7 +227,7 @@ fn bare_model(weak: Weak) {
             for epoch in (1..=ROUNDS).map(Epoch) {
                 words(&memory, &|word| word.store(epoch.0, Ordering::Relaxed));
                 if epoch.0 < ROUNDS && weak != Weak::ReuseGuard {
-                    wait(|| handshake::has_consumed(&warp, memory.consumed(1), epoch));
+                    wait(|| credit::has_credit(&warp, memory.consumed(1), epoch));
                 }
             }
             // For the test alone: nothing more will be written.
@@ -261,12 +262,12 @@ fn handshake_model(weak: Weak) {
             for epoch in (1..=ROUNDS).map(Epoch) {
                 memory.rows[peer].store(epoch.0, Ordering::Relaxed);
                 warp.release();
-                slot::publish(&warp, to, memory.flag(rank), epoch);
-                wait(|| slot::is_full(&warp, memory.flag(peer), epoch));
+                flagged::publish(&warp, to, memory.flag(rank), epoch);
+                wait(|| flagged::is_full(&warp, memory.flag(peer), epoch));
                 read(&memory.rows[rank], epoch.0);
                 memory.say_consumed(rank, peer, epoch);
                 if weak != Weak::ReuseGuard {
-                    wait(|| handshake::has_consumed(&warp, memory.consumed(peer), epoch));
+                    wait(|| credit::has_credit(&warp, memory.consumed(peer), epoch));
                 }
             }
         }
@@ -284,11 +285,11 @@ fn gather_model(weak: Weak) {
             let memory = memory.clone();
             thread::spawn(move || {
                 memory.rows[part].store(epoch.0, Ordering::Relaxed);
-                gather::part_done(&memory.warp(0), Counter::ScansDone, epoch, 2);
+                arrivals::part_done(&memory.warp(0), Counter::ScansDone, epoch, 2);
             })
         });
         let warp = memory.warp(0);
-        wait(|| gather::is_done(&warp, Counter::ScansDone, epoch, 2));
+        wait(|| arrivals::is_done(&warp, Counter::ScansDone, epoch, 2));
         memory.rows.iter().for_each(|row| read(row, epoch.0));
         for worker in workers {
             worker.join().unwrap();
@@ -308,7 +309,7 @@ fn pass_model(weak: Weak) {
                 wait(|| warp.load(Counter::Finished) + 1 == epoch.0);
                 memory.rows[part].store(epoch.0, Ordering::Relaxed);
                 let mut is_last = false;
-                gather::pass(&warp, Counter::Exits, 2, || {
+                arrivals::pass(&warp, Counter::Exits, 2, || {
                     memory.rows.iter().for_each(|row| read(row, epoch.0));
                     assert_eq!(warp.load(Counter::Finished), epoch.0 - 1);
                     is_last = true;
@@ -328,7 +329,7 @@ fn pass_model(weak: Weak) {
 }
 
 /// Two warps of a block write a row each and pass a gate; the last one releases both rows at once and
-/// flags them (`Machine::hand_over`; two warps of a rank that write a row's pieces do the same, `Machine::join`). A
+/// flags them (`Machine::hand_to_last`; two warps of a rank that write a row's pieces do the same, `Machine::arrive_split`). A
 /// counter stands for the gate: one round, so it needs no reset.
 fn hand_over_model(weak: Weak) {
     let memory = Memory::new(weak);
@@ -340,13 +341,13 @@ fn hand_over_model(weak: Weak) {
             memory.rows[part].store(epoch.0, Ordering::Relaxed);
             if warp.add(Counter::Exits, 1) + 1 == 2 {
                 warp.release();
-                slot::publish(&warp, Rank(1), memory.flag(0), epoch);
+                flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
             }
         }
     };
     let warps = [0, 1].map(|part| thread::spawn(run(part)));
     let reader = memory.warp(1);
-    wait(|| slot::is_full(&reader, memory.flag(0), epoch));
+    wait(|| flagged::is_full(&reader, memory.flag(0), epoch));
     memory.rows.iter().for_each(|row| read(row, epoch.0));
     for warp in warps {
         warp.join().unwrap();
@@ -377,7 +378,7 @@ fn a_slot_is_read_whole_and_reused_only_when_read() {
 
 #[test]
 fn a_bare_row_needs_no_release_and_is_absent_before_it_is_written_again() {
-    check(bare_model, Weak::Nothing);
+    check(inline_model, Weak::Nothing);
 }
 
 #[test]
@@ -410,7 +411,7 @@ fn a_missing_release_of_rows_is_found() {
 #[test]
 fn a_missing_release_of_what_was_read_is_found() {
     // The other models only read what they say that they have read, and loom makes no load late.
-    finds(bare_model, Weak::ConsumedRelease, LOST);
+    finds(inline_model, Weak::ConsumedRelease, LOST);
 }
 
 #[test]
@@ -418,14 +419,14 @@ fn a_missing_acquire_is_found() {
     finds(hand_over_model, Weak::Acquire, NOT_WHOLE);
     finds(slot_model, Weak::Acquire, NOT_WHOLE);
     finds(handshake_model, Weak::Acquire, NOT_WHOLE);
-    finds(bare_model, Weak::Acquire, LOST);
+    finds(inline_model, Weak::Acquire, LOST);
 }
 
 #[test]
 fn a_missing_reuse_guard_is_found() {
     finds(slot_model, Weak::ReuseGuard, OVERWRITTEN);
     finds(handshake_model, Weak::ReuseGuard, OVERWRITTEN);
-    finds(bare_model, Weak::ReuseGuard, OVERWRITTEN);
+    finds(inline_model, Weak::ReuseGuard, OVERWRITTEN);
 }
 
 #[test]

@@ -3,14 +3,14 @@
 use core::arch::asm;
 
 use ferry_layout::MAX_RANKS;
-use ferry_protocol::{Gate, LANES};
+use ferry_protocol::{BlockCounter, LANES};
 
-use super::few::Few;
+use super::small_batch::SmallBatch;
 use super::{memory, thread};
 
 /// A counter for each gate that the warps of a block pass once in a launch, until when it may wait, where it reports
 /// faults, a double word for each warp to hand over, the peers' windows, what some counters held, and the router's ids
-/// and numbers, where they are few ([`Few`]).
+/// and numbers, where they are few ([`SmallBatch`]).
 ///
 /// It is as large in every kernel, so that a multiprocessor may keep its memory divided as it is from one to
 /// the next; what that is worth was not measured.
@@ -38,10 +38,10 @@ const FEW: u32 = HELD + 32;
 pub const COUNTERS: usize = 3;
 
 const _: () = assert!(
-    4 * Gate::COUNT <= DEADLINE as usize
+    4 * BlockCounter::COUNT <= DEADLINE as usize
         && 8 * COUNTERS <= (FEW - HELD) as usize
         && FEW.is_multiple_of(16)
-        && FEW + Few::BYTES == 43856,
+        && FEW + SmallBatch::BYTES == 43856,
     "as many bytes are declared below"
 );
 
@@ -82,7 +82,8 @@ impl Block {
         }
         let block = Self { base };
         let (thread, threads) = (thread::thread(), thread::threads());
-        let (few, (ids_at, entries)) = (block.few(), set_up.ids.unwrap_or((0, 0)));
+        let (small_batch, (ids_at, assignments)) =
+            (block.small_batch(), set_up.ids.unwrap_or((0, 0)));
         // SAFETY: the caller's promise.
         let id_at = |index: u32| unsafe { memory::load_u32(ids_at + 4 * index as u64) };
         // SAFETY: the caller's promise.
@@ -111,14 +112,14 @@ impl Block {
             // SAFETY: the caller's promise.
             held = unsafe { memory::load_relaxed_gpu(counter) };
         }
-        let ids = few.load(entries, id_at);
+        let ids = small_batch.load(assignments, id_at);
         block.clear(set_up.deadline_ns);
-        if entries != 0 {
-            few.clear(entries, set_up.experts);
+        if assignments != 0 {
+            small_batch.clear(assignments, set_up.experts);
             // What is loaded is still on its way.
             thread::block_barrier();
         }
-        few.number(entries, set_up.experts, ids, id_at);
+        small_batch.number(assignments, set_up.experts, ids, id_at);
         if thread < COUNTERS as u32 {
             block.store(HELD + 8 * thread, held);
         }
@@ -150,8 +151,8 @@ impl Block {
 
     /// What is kept of few entries.
     #[inline(always)]
-    pub fn few(self) -> Few {
-        Few::at(self.base + FEW)
+    pub fn small_batch(self) -> SmallBatch {
+        SmallBatch::at(self.base + FEW)
     }
 
     /// No gate passed, no words, and until when it may wait. By all threads.
@@ -228,8 +229,8 @@ impl Block {
     /// Passes a gate: how many did before. Releases what this thread wrote and acquires what those
     /// before it released. For one lane.
     #[inline(always)]
-    pub fn pass(self, gate: Gate) -> u32 {
-        let at = self.base + 4 * gate as u32;
+    pub fn pass(self, block_counter: BlockCounter) -> u32 {
+        let at = self.base + 4 * block_counter as u32;
         let passed: u32;
         // SAFETY: one of the words of `set_up`.
         unsafe {

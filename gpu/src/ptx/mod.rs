@@ -9,10 +9,10 @@
 pub mod block;
 #[cfg(target_feature = "sm_90")]
 pub mod bulk;
-pub mod few;
+pub mod lookup;
 pub mod memory;
 pub mod number;
 #[cfg(target_feature = "sm_90")]
-pub mod ring;
-pub mod table;
+pub mod pipeline;
+pub mod small_batch;
 pub mod thread;

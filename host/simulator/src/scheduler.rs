@@ -443,7 +443,7 @@ impl World {
                 .expect("memory for a fibre's stack");
             let fibre = Coroutine::with_stack(stack, move |yielder, ()| {
                 let (shared, buffer, idle_at, args) = state;
-                let stopped_at = common.workspace + Counter::Stopped.bytes();
+                let stopped_at = common.workspace + Counter::Aborted.bytes();
                 let warp = Warp {
                     shared,
                     buffer,

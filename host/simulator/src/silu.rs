@@ -1,7 +1,7 @@
 //! The fused SiLU kernel on the CPU: one warp does it all, with `ferry-layout`'s arithmetic.
 
 use ferry_layout::{
-    Arithmetic, ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_layout,
+    Arithmetic, ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_placement,
 };
 
 use crate::encode::encode;
@@ -42,7 +42,7 @@ pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
 fn first_block(warp: &Warp<'_>, args: &SiluArgs, (expert, start): (u64, u32)) -> u32 {
     match args.scales_offsets {
         0 => 0,
-        at => scale_layout::first_block(start, warp.load_word(at + 4 * expert)),
+        at => scale_placement::first_block(start, warp.load_word(at + 4 * expert)),
     }
 }
 
@@ -98,7 +98,7 @@ fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, (start, rows): (u32, u32), blo
     if format.scale_layout() != Some(ScaleLayout::Tiled) {
         return;
     }
-    for row in rows..rows.next_multiple_of(scale_layout::BLOCK_ROWS) {
+    for row in rows..rows.next_multiple_of(scale_placement::BLOCK_ROWS) {
         let first = args.first_scale(format, start + row, row, block);
         for word in 0..u64::from(format.sizes().scale_words(args.columns)) {
             let index = first + word * u64::from(args.scale_stride(format));

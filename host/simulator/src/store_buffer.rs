@@ -23,7 +23,7 @@ pub enum Polled {
     /// Its rank: a signal.
     Signal,
     /// Its rank: words of a bare row.
-    Bare,
+    Inline,
 }
 
 /// What a warp wrote and others do not see yet.
@@ -108,7 +108,7 @@ impl StoreBuffer {
         {
             shared.report(outside, &format!("rank {}", self.rank));
         }
-        if write.polled == Polled::Bare
+        if write.polled == Polled::Inline
             && let Some(rank) = rank_of(write.address)
         {
             shared.bump(rank as u32);

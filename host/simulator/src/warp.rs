@@ -1,7 +1,7 @@
 //! A warp: the protocol's machine, on the CPU.
 
+mod addresses;
 mod counters;
-mod places;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::mem::offset_of;
@@ -9,10 +9,12 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ABSENT, ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, PIECES,
-    Rank, Signal, Table, Tensor, bf16_bits, f32_of_bf16_bits, nvfp4, sent,
+    ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, SENTINEL,
+    SPLITS, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
-use ferry_protocol::{Bits, Counters, Gate, LANES, Machine, Put, Row, Seat, Signals, Span};
+use ferry_protocol::{
+    Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals, WarpPosition,
+};
 
 use crate::Args;
 use crate::encode::{encode, largest};
@@ -24,7 +26,7 @@ use crate::store_buffer::{Polled, StoreBuffer, Write};
 /// Largest piece of a row that becomes visible at once, in bytes.
 const PIECE: usize = 1024;
 /// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
-const BARE_PIECE: usize = 404;
+const INLINE_PIECE: usize = 404;
 
 /// Looks at the same version after which a warp is idle: the first ones may be at what it has read long ago, for
 /// as many waits in a row.
@@ -33,7 +35,7 @@ const POLLS: u32 = 8;
 /// Who may be waiting for a row.
 fn polled(row: Row) -> Polled {
     match row {
-        Row::Bare(..) => Polled::Bare,
+        Row::Inline(..) => Polled::Inline,
         _ => Polled::No,
     }
 }
@@ -42,7 +44,7 @@ fn polled(row: Row) -> Polled {
 fn all_sent(bytes: &[u8]) -> Vec<u8> {
     let words = bytes.as_chunks().0.iter();
     words
-        .flat_map(|&word| sent(u32::from_le_bytes(word)).to_le_bytes())
+        .flat_map(|&word| avoid_sentinel(u32::from_le_bytes(word)).to_le_bytes())
         .collect()
 }
 
@@ -52,7 +54,7 @@ pub struct Block {
     /// What counters held when the launch began.
     peeked: [OnceCell<u64>; Counter::COUNT as usize],
     /// How many warps have passed each gate.
-    gates: [Cell<u32>; Gate::COUNT],
+    gates: [Cell<u32>; BlockCounter::COUNT],
     /// What each has handed over.
     handed: [Cell<u64>; LANES as usize],
     /// What those who have handed over wrote, not yet visible to other ranks.
@@ -112,12 +114,12 @@ impl Warp<'_> {
             Ok(value) => value,
             Err(outside) => {
                 self.shared.report(outside, &self.name());
-                self.give_up()
+                self.end_here()
             }
         }
     }
 
-    fn give_up(&self) -> ! {
+    fn end_here(&self) -> ! {
         loop {
             self.pause();
         }
@@ -145,7 +147,7 @@ impl Warp<'_> {
     pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
         let mut buffer = self.buffer.borrow_mut();
         let piece_bytes = match polled {
-            Polled::Bare => BARE_PIECE,
+            Polled::Inline => INLINE_PIECE,
             _ => PIECE,
         };
         for (index, piece) in bytes.chunks(piece_bytes).enumerate() {
@@ -177,7 +179,7 @@ impl Signals for Warp<'_> {
                 Polled::Signal,
             );
         } else {
-            let signal = self.far_address(to, at.bytes());
+            let signal = self.remote_address(to, at.bytes());
             let sender = self.common.rank().0;
             let sent = Sent {
                 sender,
@@ -213,8 +215,8 @@ impl Machine for Warp<'_> {
         self.common.rank()
     }
 
-    fn seat(&self) -> Seat {
-        Seat {
+    fn warp_position(&self) -> WarpPosition {
+        WarpPosition {
             index: self.number / self.blocks,
             in_block: self.warps / self.blocks,
             block: self.number % self.blocks,
@@ -222,18 +224,23 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn last_of_block(&self, gate: Gate, callers: u32) -> bool {
+    fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool {
         self.buffer.borrow_mut().drain_own(&self.shared);
         self.pause();
-        let gate = &self.block.gates[gate as usize];
-        gate.set(gate.get() + 1);
+        let block_counter = &self.block.gates[block_counter as usize];
+        block_counter.set(block_counter.get() + 1);
         self.shared.bump(self.common.rank().0);
-        gate.get() == callers
+        block_counter.get() == callers
     }
 
-    fn hand_over(&self, gate: Gate, callers: u32, word: u64) -> Option<Self::Lanes<u64>> {
+    fn hand_to_last(
+        &self,
+        block_counter: BlockCounter,
+        callers: u32,
+        word: u64,
+    ) -> Option<Self::Lanes<u64>> {
         self.block.handed[(self.number / self.blocks) as usize].set(word);
-        let is_last = self.last_of_block(gate, callers);
+        let is_last = self.arrives_last(block_counter, callers);
         // Only what the last one releases becomes visible.
         let mut writes = self.block.writes.borrow_mut();
         let own = &mut self.buffer.borrow_mut().writes;
@@ -264,19 +271,19 @@ impl Machine for Warp<'_> {
         values[lane as usize]
     }
 
-    fn draw(&self, counter: Counter) -> [u32; LANES as usize] {
+    fn take_ticket(&self, counter: Counter) -> [u32; LANES as usize] {
         self.pause();
         let before = self.load(counter);
         self.store_alone(counter, before + 1);
-        let mut drawn = [u32::MAX; LANES as usize];
-        drawn[0] = before as u32;
-        drawn
+        let mut ticket = [u32::MAX; LANES as usize];
+        ticket[0] = before as u32;
+        ticket
     }
 
-    fn join(&self, index: u32) -> u32 {
+    fn arrive_split(&self, index: u32) -> u32 {
         self.pause();
         self.buffer.borrow_mut().drain_own(&self.shared);
-        let at = self.in_table(Table::Joined, 4 * u64::from(index));
+        let at = self.in_table(Table::SplitArrivals, 4 * u64::from(index));
         let before = self.with_memory(|memory| memory.read_u32(at));
         let written = self
             .shared
@@ -288,7 +295,7 @@ impl Machine for Warp<'_> {
         let mut joined = self.shared.joined.borrow_mut();
         let left = joined.entry(at).or_default();
         let own = &mut self.buffer.borrow_mut().writes;
-        match (before + 1).is_multiple_of(PIECES) {
+        match (before + 1).is_multiple_of(SPLITS) {
             true => own.append(left),
             false => left.append(own),
         }
@@ -334,10 +341,10 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn count_few(&self, expert: u32, entries: u32) -> u32 {
+    fn count_small_batch(&self, expert: u32, assignments: u32) -> u32 {
         // On a GPU, the counts of one that there is not are outside of the table.
         assert!(expert < self.common.shape.experts, "expert {expert}");
-        let ids = (0..entries).map(|index| self.read_few_id(index));
+        let ids = (0..assignments).map(|index| self.read_small_batch_id(index));
         ids.filter(|&id| id == expert).count() as u32
     }
 
@@ -367,11 +374,11 @@ impl Machine for Warp<'_> {
     }
 
     fn write_word(&self, to: Rank, at: ByteOffset, word: u32) {
-        let address = self.row(Row::Bare(to, at));
-        self.store_bytes(address, &word.to_le_bytes(), Polled::Bare);
+        let address = self.row(Row::Inline(to, at));
+        self.store_bytes(address, &word.to_le_bytes(), Polled::Inline);
     }
 
-    fn encode_row(&self, span: Span, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+    fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
         let (shape, sizes) = (&self.common.shape, self.common.shape.sizes());
         let source = self.row(Row::Tensor(Tensor::Input, token));
         let data = self.load_bytes(source, 2 * u64::from(shape.hidden));
@@ -388,7 +395,7 @@ impl Machine for Warp<'_> {
             (false, at) => f32::from_bits(self.with_memory(|memory| memory.read_u32(at))),
         };
         let element = |byte: u32| byte * 8 / sizes.element_bits;
-        let (first, end) = (element(span.start), element(span.end));
+        let (first, end) = (element(range.start), element(range.end));
         let encoded = encode(
             shape.format(),
             &values[first as usize..end as usize],
@@ -399,9 +406,9 @@ impl Machine for Warp<'_> {
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
             let to = to(target);
             let (row, polled) = (self.row(to), polled(to));
-            self.store_bytes(row + u64::from(span.start), &encoded.payload, polled);
+            self.store_bytes(row + u64::from(range.start), &encoded.payload, polled);
             self.store_bytes(row + u64::from(scales_start), &scales, polled);
-            if sizes.has_row_scale && span.start == 0 {
+            if sizes.has_row_scale && range.start == 0 {
                 let at = row + u64::from(shape.row_scale_start());
                 self.store_bytes(at, &u32::from(inverse).to_le_bytes(), Polled::No);
             }
@@ -409,35 +416,35 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn read_ahead(&self, span: Span, from: Row) -> Vec<u8> {
-        match u64::from(span.end - span.start) {
+    fn read_ahead(&self, range: ByteRange, from: Row) -> Vec<u8> {
+        match u64::from(range.end - range.start) {
             0 => Vec::new(),
-            bytes => self.load_bytes(self.row(from) + u64::from(span.start), bytes),
+            bytes => self.load_bytes(self.row(from) + u64::from(range.start), bytes),
         }
     }
 
     fn copy_row(
         &self,
-        (span, from): (Span, Row),
+        (range, from): (ByteRange, Row),
         ahead: Vec<u8>,
         mut targets: impl Bits,
         to: impl Fn(u32) -> Row,
     ) -> bool {
-        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
+        let (start, bytes) = (u64::from(range.start), u64::from(range.end - range.start));
         let mut data = ahead;
         if bytes == 0 {
             return true;
         }
         let source = self.row(from) + start;
         match from {
-            Row::Bare(..) => {
-                while data.as_chunks().0.contains(&ABSENT.to_le_bytes()) {
-                    if self.expired() {
+            Row::Inline(..) => {
+                while data.as_chunks().0.contains(&SENTINEL.to_le_bytes()) {
+                    if self.timed_out() {
                         return false;
                     }
                     data = self.load_bytes(source, bytes);
                 }
-                let absent = ABSENT.to_le_bytes().repeat(bytes as usize / 4);
+                let absent = SENTINEL.to_le_bytes().repeat(bytes as usize / 4);
                 self.store_bytes(source, &absent, Polled::No);
             }
             Row::Tensor(Tensor::Input, _) => data = all_sent(&data),
@@ -451,11 +458,11 @@ impl Machine for Warp<'_> {
         true
     }
 
-    fn sum_rows(&self, span: Span, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
-        if span.start == span.end {
+    fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+        if range.start == range.end {
             return;
         }
-        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
+        let (start, bytes) = (u64::from(range.start), u64::from(range.end - range.start));
         let mut sums = vec![0f32; bytes as usize / 2];
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let (row, weight) = from(source);
@@ -472,28 +479,28 @@ impl Machine for Warp<'_> {
         self.store_bytes(self.row(to) + start, &bytes, polled(to));
     }
 
-    fn sum_bare_rows(
+    fn sum_inline_rows(
         &self,
-        span: Span,
+        range: ByteRange,
         (sources, _): (u32, bool),
         from: impl Fn(u32) -> ByteOffset,
         to: Row,
     ) -> Result<(), u32> {
-        if span.start == span.end {
+        if range.start == range.end {
             return Ok(());
         }
-        let (start, bytes) = (u64::from(span.start), u64::from(span.end - span.start));
-        let absent = ABSENT.to_le_bytes();
+        let (start, bytes) = (u64::from(range.start), u64::from(range.end - range.start));
+        let absent = SENTINEL.to_le_bytes();
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let at = self.in_window(from(source).bytes()) + start;
             while self.load_bytes(at, bytes).as_chunks().0.contains(&absent) {
-                if self.expired() {
+                if self.timed_out() {
                     return Err(source);
                 }
             }
         }
         let row = |source| (Row::Window(self.common.rank(), from(source)), 1.0);
-        self.sum_rows(span, sources, row, to);
+        self.sum_rows(range, sources, row, to);
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let at = self.in_window(from(source).bytes()) + start;
             self.store_bytes(at, &absent.repeat(bytes as usize / 4), Polled::No);
@@ -509,16 +516,16 @@ impl Machine for Warp<'_> {
         let sent = Sent {
             sender: self.common.rank().0,
             from,
-            to: self.far_address(put.peer, put.to.bytes()),
+            to: self.remote_address(put.peer, put.to.bytes()),
             bytes,
-            signal: self.far_address(put.peer, put.signal.bytes()),
+            signal: self.remote_address(put.peer, put.signal.bytes()),
             value: put.value,
         };
         self.shared.network.borrow_mut().send(&sent);
         self.pause();
     }
 
-    fn expired(&self) -> bool {
+    fn timed_out(&self) -> bool {
         let version = self.shared.version(self.common.rank().0);
         let (before, polls) = self.polled.get();
         let polls = if version == before { polls + 1 } else { 0 };

@@ -322,7 +322,7 @@ unsafe impl Device for CudaDevice {
         let most = self.core.multiprocessors;
         let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
         let threads = launch.kernel.threads(launch.args.most_tokens());
-        let shared_bytes = (self.core.module).ring_bytes(launch.kernel, launch.shmem);
+        let shared_bytes = (self.core.module).pipeline_bytes(launch.kernel, launch.shmem);
         let attributes = [LaunchAttribute::PROGRAMMATIC];
         let waits = self.core.module.waits_for_earlier(launch.kernel);
         let config = LaunchConfig {

@@ -51,12 +51,12 @@ impl Ptx {
     }
 
     /// Shared memory that a kernel's blocks need at launch, in bytes: their warps' rings.
-    fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
+    fn pipeline_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
         // Kernels that reach other nodes load without. Some are the same with and without such peers.
         let reaches_far = kernel.entry(shmem) != kernel.entry(false);
         match self.target == "sm_80" || reaches_far {
             true => 0,
-            false => kernel.ring_bytes(),
+            false => kernel.pipeline_bytes(),
         }
     }
 
@@ -140,8 +140,8 @@ impl Module {
     }
 
     /// Shared memory that a kernel's blocks need at launch, in bytes.
-    pub(super) fn ring_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
-        self.ptx.ring_bytes(kernel, shmem)
+    pub(super) fn pipeline_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
+        self.ptx.pipeline_bytes(kernel, shmem)
     }
 
     /// Whether a kernel says itself where it waits for those before it in its stream.
@@ -261,8 +261,8 @@ fn function(
     // SAFETY: the module is loaded in the current context, and `name` ends with a zero byte.
     let code = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
     check_about("cuModuleGetFunction", code, about)?;
-    let ring_bytes = ptx.ring_bytes(kernel, shmem);
-    let (attribute, bytes) = (sys::FUNC_MAX_DYNAMIC_SHARED_BYTES, ring_bytes as i32);
+    let pipeline_bytes = ptx.pipeline_bytes(kernel, shmem);
+    let (attribute, bytes) = (sys::FUNC_MAX_DYNAMIC_SHARED_BYTES, pipeline_bytes as i32);
     // SAFETY: the function was found in a module of the current context.
     let code = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
     check_about("cuFuncSetAttribute", code, about)?;
@@ -273,7 +273,7 @@ fn function(
             &mut blocks,
             function,
             threads as i32,
-            ring_bytes as usize,
+            pipeline_bytes as usize,
         )
     };
     let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
@@ -325,7 +325,7 @@ mod tests {
                 .into_iter()
                 .flat_map(|k| [(k, false), (k, true)])
             {
-                let given = ptx.ring_bytes(kernel, shmem) > 0;
+                let given = ptx.pipeline_bytes(kernel, shmem) > 0;
                 let (entry, body) = (kernel.entry(shmem), body(&ptx, kernel, shmem));
                 assert_eq!(given, body.contains("ferry_ring"), "{entry} {}", ptx.target);
             }

@@ -350,7 +350,7 @@ fn portable_tensor(
     experts: &[Vec<Vec<u8>>],
     tensor: &[u8],
 ) -> Result<u64, TestCaseError> {
-    use ferry_layout::scale_layout::{bytes, first_block, first_blocks, offset, scales_offset};
+    use ferry_layout::scale_placement::{bytes, first_block, first_blocks, offset, scales_offset};
     let blocks: Vec<u32> = first_blocks(row_offsets).collect();
     let groups = tensor_groups(experts);
     for (expert, rows) in experts.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! What a damaged peer may have written into a window: noise, and words of the right round with wrong values.
 
 use ferry_layout::{
-    ABSENT, ByteOffset, DispatchRow, Epoch, Header, Rank, Shape, Signal, Tagged, Window,
+    ByteOffset, DispatchRow, Epoch, Header, Rank, SENTINEL, Shape, Signal, Tagged, Window,
 };
 
 use crate::simulated::Dice;
@@ -36,7 +36,7 @@ impl Damage<'_> {
             self.headers();
         }
         if ways & 4 != 0 {
-            self.bare_rows();
+            self.inline_rows();
         }
         if ways & 8 != 0 && !fresh {
             self.noise();
@@ -70,24 +70,24 @@ impl Damage<'_> {
                 left -= count;
                 self.tagged(window.count(source, expert), one_in, count as u32, 200);
                 let row = self.dice.below(self.rows as usize + 1) as u32;
-                self.tagged(window.start(source, expert), one_in, row, 50);
+                self.tagged(window.source_base(source, expert), one_in, row, 50);
             }
             for word in 0..self.shape.presence_words() {
                 let bits = self.random();
                 self.tagged(window.presence(source, word), one_in, bits, 1000);
             }
-            for unit in 0..self.shape.max_units() as u32 {
+            for unit in 0..self.shape.max_items() as u32 {
                 self.flag(window.dispatch_flag(source, unit), one_in);
             }
-            self.flag(window.consumed(source), one_in);
+            self.flag(window.credit(source), one_in);
         }
         for expert in 0..self.shape.local_experts() {
             let row = self.dice.below(self.rows as usize + 1) as u32;
-            self.tagged(window.first_row(expert), one_in, row, 30);
+            self.tagged(window.expert_base(expert), one_in, row, 30);
             let block = self.dice.below(self.shape.local_experts() as usize) as u32;
-            self.tagged(window.first_block(expert), one_in, block, 30);
+            self.tagged(window.expert_block_base(expert), one_in, block, 30);
         }
-        for unit in 0..self.shape.max_units() as u32 {
+        for unit in 0..self.shape.max_items() as u32 {
             for slot in 0..self.shape.combine_slots() {
                 self.flag(window.combine_flag(unit, slot), one_in);
             }
@@ -105,11 +105,11 @@ impl Damage<'_> {
             for token in 0..shape.max_tokens_per_rank {
                 let at = window.dispatch_row(source, token).plus(row.header);
                 self.header(at);
-                if token >= shape.max_cut_tokens() || !shape.format().is_never_absent() {
+                if token >= shape.max_cut_tokens() || !shape.format().never_encodes_sentinel() {
                     continue;
                 }
-                for part in 0..shape.most_parts() {
-                    let at = window.bare_dispatch_row(source, token);
+                for part in 0..shape.max_parts() {
+                    let at = window.inline_dispatch_row(source, token);
                     self.header(at.plus(Header::of_part(row.header, shape.top_k, part)));
                 }
             }
@@ -120,17 +120,19 @@ impl Damage<'_> {
         if self.dice.below(3) == 0 {
             return;
         }
-        let (entries, experts) = (self.shape.entries(), self.shape.experts);
+        let (assignments, experts) = (self.shape.assignment_words(), self.shape.experts);
         for k in 0..self.shape.top_k {
             let word = match self.dice.below(8) {
                 0 => self.random(),
-                1 => entries.word(self.dice.below(experts as usize) as u32, self.edge() >> 16),
+                1 => {
+                    assignments.encode(self.dice.below(experts as usize) as u32, self.edge() >> 16)
+                }
                 _ => {
-                    let ordinal = self.dice.below(4) as u32;
-                    entries.word(self.dice.below(experts as usize) as u32, ordinal)
+                    let rank_in_expert = self.dice.below(4) as u32;
+                    assignments.encode(self.dice.below(experts as usize) as u32, rank_in_expert)
                 }
             };
-            self.put(at.plus(Header::entry(k)).bytes(), &word.to_le_bytes());
+            self.put(at.plus(Header::assignment(k)).bytes(), &word.to_le_bytes());
             let weight = self.random();
             let weight_at = at.plus(Header::weight(self.shape.top_k, k));
             self.put(weight_at.bytes(), &weight.to_le_bytes());
@@ -138,12 +140,12 @@ impl Damage<'_> {
     }
 
     /// Words of bare rows that have come, or not.
-    fn bare_rows(&mut self) {
+    fn inline_rows(&mut self) {
         let window = Window::of(self.shape);
         let one_in = self.dice.pick(&[1, 2, 64]);
-        for at in (window.bare_start..window.bare_start + window.bare_bytes).step_by(4) {
+        for at in (window.inline_start..window.inline_start + window.inline_bytes).step_by(4) {
             let held = self.word(at);
-            if held == ABSENT && self.dice.below(one_in) == 0 {
+            if held == SENTINEL && self.dice.below(one_in) == 0 {
                 let word = self.random();
                 self.put(at, &word.to_le_bytes());
             }

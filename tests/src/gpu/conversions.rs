@@ -12,7 +12,7 @@ use ferry::{Activation, Device, Rank, Stream};
 use ferry_layout::Arithmetic;
 use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
-use ferry_layout::sigmoids::{self, Places};
+use ferry_layout::sigmoids::{self, GateRange};
 use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4};
 
 use super::{Outcome, Suite};
@@ -214,7 +214,7 @@ fn portable(conversion: Conversion, pair: Pair, clamp: Clamp) -> u32 {
         Conversion::Multiplier => nvfp4::multiplier(a.to_bits() as u8, b).to_bits(),
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(clamped),
-        Conversion::Sigmoids => Places::of(clamped).offsets(a.to_bits(), sigmoids::distances),
+        Conversion::Sigmoids => GateRange::of(clamped).offsets(a.to_bits(), sigmoids::distances),
     }
 }
 

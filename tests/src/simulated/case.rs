@@ -263,7 +263,7 @@ pub fn gpu_case(seed: u64, ranks: usize) -> Case {
 }
 
 /// Few tokens in rows of several parts, on one node, in formats whose rows then go bare; many rounds.
-pub fn bare_case(seed: u64) -> Case {
+pub fn inline_case(seed: u64) -> Case {
     let case = any_case(seed);
     let mut dice = Dice::new(!seed);
     let ranks = dice.pick(&[2, 3, 4]);

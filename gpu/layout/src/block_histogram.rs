@@ -1,0 +1,122 @@
+//! Few entries: every block keeps their ids close and numbers them for itself, so that nobody waits for
+//! others to do it.
+//!
+//! They are numbered in groups of 32, by a warp each: an entry's number in its group, and how many each
+//! group has for each expert, in a byte. Whoever needs a number adds up the groups before.
+
+use crate::Shape;
+
+/// Most entries of a source that are few: found by measuring (BENCHMARKS.md).
+pub const SMALL_BATCH_ASSIGNMENTS: u32 = 2048;
+/// Most bytes of [`BlockHistogram`].
+pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
+
+/// Most tokens of a rank that keep few warps busy: found by measuring (BENCHMARKS.md).
+pub(crate) const SMALL_BLOCK_TOKENS: u32 = 16;
+
+/// Entries of a group: one for each lane of a warp.
+const GROUP: u32 = 32;
+/// Bytes that are read at a time.
+const VECTOR: u32 = 16;
+
+impl Shape {
+    /// Whether the entries of `tokens` tokens are few, and a block has room to count them.
+    #[inline(always)]
+    pub const fn is_small_batch(&self, tokens: u32) -> bool {
+        // The most first: a kernel for one shape has no code for what never comes.
+        self.fits_small_batch(self.max_tokens_per_rank) || self.fits_small_batch(tokens)
+    }
+
+    /// Whether no rank brings more tokens than keep few warps busy.
+    #[inline(always)]
+    pub const fn has_small_blocks(&self) -> bool {
+        self.max_tokens_per_rank <= SMALL_BLOCK_TOKENS
+    }
+
+    #[inline(always)]
+    const fn fits_small_batch(&self, tokens: u32) -> bool {
+        let assignments = tokens * self.top_k;
+        // Only few have a table whose bytes 32 bits can count.
+        assignments <= SMALL_BATCH_ASSIGNMENTS
+            && BlockHistogram::of(assignments).bytes(self.experts) <= HISTOGRAM_BYTES
+    }
+}
+
+/// A table of bytes: how many entries each group has for each expert. The groups of an expert follow each
+/// other, and zeros follow them up to a multiple of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockHistogram {
+    groups: u32,
+}
+
+impl BlockHistogram {
+    /// That of so many entries.
+    #[inline(always)]
+    pub const fn of(assignments: u32) -> Self {
+        let groups = assignments.div_ceil(GROUP);
+        Self { groups }
+    }
+
+    /// Bytes of an expert.
+    #[inline(always)]
+    const fn row(self) -> u32 {
+        self.groups.next_multiple_of(VECTOR)
+    }
+
+    /// Bytes of all experts, a multiple of 16.
+    #[inline(always)]
+    pub const fn bytes(self, experts: u32) -> u32 {
+        experts * self.row()
+    }
+
+    /// The byte of an expert and the group of entry `index`.
+    #[inline(always)]
+    pub const fn at(self, expert: u32, index: u32) -> u32 {
+        expert * self.row() + index / GROUP
+    }
+
+    /// Entries for an expert in all groups. `read` and `dot` as for [`before`](Self::before).
+    #[inline(always)]
+    pub fn total(
+        self,
+        expert: u32,
+        read: impl Fn(u32) -> [u32; 4],
+        dot: impl Fn(u32, u32, u32) -> u32,
+    ) -> u32 {
+        self.before(expert, self.groups * GROUP, read, dot)
+    }
+
+    /// Entries for an expert in the groups before that of entry `index`.
+    ///
+    /// `read` gives the 16 bytes of the table from a place on, which is a multiple of 16. `dot` multiplies
+    /// two words byte by byte, and adds all products to a third.
+    #[inline(always)]
+    pub fn before(
+        self,
+        expert: u32,
+        index: u32,
+        read: impl Fn(u32) -> [u32; 4],
+        dot: impl Fn(u32, u32, u32) -> u32,
+    ) -> u32 {
+        let (row, end) = (expert * self.row(), index / GROUP);
+        let (mut sum, mut first) = (0, 0);
+        while first < end {
+            let words = read(row + first);
+            let left = (end - first) as i32;
+            sum = dot(words[0], ones(left), sum);
+            sum = dot(words[1], ones(left - 4), sum);
+            sum = dot(words[2], ones(left - 8), sum);
+            sum = dot(words[3], ones(left - 12), sum);
+            first += VECTOR;
+        }
+        sum
+    }
+}
+
+/// A word whose first `bytes` bytes are 1, as far as it has them, and the others 0; none where there are
+/// less than none.
+#[inline(always)]
+fn ones(bytes: i32) -> u32 {
+    let shift = (32 - 8 * bytes).max(0);
+    0x01_01_01_01_u32.checked_shr(shift as u32).unwrap_or(0)
+}

@@ -1,0 +1,77 @@
+//! What kernels need to know of dispatch's rows.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::shape::cut;
+use crate::{ByteOffset, Shape};
+
+/// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The host works
+/// it out once for all launches: kernels of all shapes would keep it in registers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct DispatchRow {
+    /// Bytes of the payload. The scales are behind it.
+    pub payload_bytes: u32,
+    /// Payload whose scales fill a 32-bit word, in bytes: a power of two, and this its logarithm.
+    log_bytes_of_word: u32,
+    /// 32-bit words of scales.
+    pub scale_words: u32,
+    /// The row's own scale, if it has one.
+    pub row_scale: u32,
+    /// The header.
+    pub header: u32,
+    /// [`Shape::max_parts`].
+    max_parts: u32,
+    /// [`Shape::row_alignment`], a power of two.
+    alignment: u32,
+    /// [`Shape::ranks`](Shape).
+    ranks: u32,
+}
+
+impl DispatchRow {
+    /// The row of a shape.
+    pub const fn of(shape: &Shape) -> Self {
+        let sizes = shape.sizes();
+        let bytes_of_word = sizes.payload_bytes(sizes.elements_of_word());
+        Self {
+            payload_bytes: shape.payload_bytes(),
+            log_bytes_of_word: match bytes_of_word {
+                // More than any payload.
+                0 => u32::BITS - 1,
+                bytes => bytes.trailing_zeros(),
+            },
+            scale_words: shape.scale_words(),
+            row_scale: shape.row_scale_start(),
+            header: shape.header_start(),
+            max_parts: shape.max_parts(),
+            alignment: shape.row_alignment(),
+            ranks: shape.ranks,
+        }
+    }
+
+    /// [`Shape::parts`].
+    #[inline(always)]
+    pub const fn parts(&self, tokens: u32) -> u32 {
+        cut(self.max_parts, tokens.saturating_mul(self.ranks))
+    }
+
+    /// `rows` of the outputs rounded up to a multiple of the alignment. Wraps around, as sums of counts that came
+    /// over the wire may.
+    #[inline(always)]
+    pub const fn padded(&self, rows: u32) -> u32 {
+        // Not `next_multiple_of`, which divides.
+        rows.wrapping_add(self.alignment - 1) & !(self.alignment - 1)
+    }
+
+    /// The scales of a row.
+    #[inline(always)]
+    pub const fn scales(&self, row: ByteOffset) -> ByteOffset {
+        row.plus(self.payload_bytes)
+    }
+
+    /// Words of scales that belong to the payload before byte `end`, where a part of it ends.
+    #[inline(always)]
+    pub const fn scale_words_before(&self, end: u32) -> u32 {
+        end >> self.log_bytes_of_word
+    }
+}

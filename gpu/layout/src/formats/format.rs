@@ -1,0 +1,173 @@
+//! Token formats: what a token's row looks like between dispatch's input and output. To add a
+//! format, add it to [`TokenFormat`] with its [`Sizes`], and its arithmetic as a module of its own.
+
+use super::{fp8, mxfp4, mxfp8, nvfp4};
+
+/// What a token's row looks like between dispatch's input and output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenFormat {
+    /// BF16 as it came; of two NaNs `0xffff` in one 32-bit word the first becomes NaN `0xfffe`.
+    Bf16,
+    /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`](crate::fp8).
+    BlockwiseFp8,
+    /// FP8 (e4m3) with an e8m0 scale for every 32 elements; see [`mxfp8`](crate::mxfp8).
+    Mxfp8(ScaleLayout),
+    /// e2m1 with an e8m0 scale for every 32 elements; see [`mxfp4`](crate::mxfp4).
+    Mxfp4(ScaleLayout),
+    /// e2m1 with an e4m3 scale for every 16 elements under a global scale that the caller
+    /// calibrated; see [`nvfp4`](crate::nvfp4).
+    Nvfp4(ScaleLayout),
+    /// The same under a global scale of each row's own.
+    Nvfp4RowScaled(ScaleLayout),
+}
+
+/// Where the one-byte scales of dispatch's output rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleLayout {
+    /// In tiles of 128 rows and 4 groups, as block-scaled matrix multiplications read them; see
+    /// [`scale_layout`](crate::scale_layout).
+    Tiled,
+    /// `[row, group]`.
+    RowMajor,
+}
+
+/// What a format does to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bits of an element.
+    pub element_bits: u32,
+    /// Elements that share a scale; 0 for none.
+    pub group: u32,
+    /// Bytes of a scale.
+    pub scale_bytes: u32,
+    /// Whether each row has a global scale of its own: a BF16, the scale's inverse.
+    pub has_row_scale: bool,
+    /// Rows that an expert's rows are padded to a multiple of in dispatch's output: 16 bytes of
+    /// scales, where scales are transposed.
+    pub row_alignment: u32,
+}
+
+impl TokenFormat {
+    /// Every format.
+    pub const ALL: [Self; 10] = [
+        Self::Bf16,
+        Self::BlockwiseFp8,
+        Self::Mxfp8(ScaleLayout::Tiled),
+        Self::Mxfp8(ScaleLayout::RowMajor),
+        Self::Mxfp4(ScaleLayout::Tiled),
+        Self::Mxfp4(ScaleLayout::RowMajor),
+        Self::Nvfp4(ScaleLayout::Tiled),
+        Self::Nvfp4(ScaleLayout::RowMajor),
+        Self::Nvfp4RowScaled(ScaleLayout::Tiled),
+        Self::Nvfp4RowScaled(ScaleLayout::RowMajor),
+    ];
+
+    /// The format's number in a [`Shape`](crate::Shape): its place in [`ALL`](Self::ALL).
+    #[inline(always)]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Bf16 => 0,
+            Self::BlockwiseFp8 => 1,
+            Self::Mxfp8(layout) => 2 + layout as u32,
+            Self::Mxfp4(layout) => 4 + layout as u32,
+            Self::Nvfp4(layout) => 6 + layout as u32,
+            Self::Nvfp4RowScaled(layout) => 8 + layout as u32,
+        }
+    }
+
+    /// The format with a number.
+    #[inline(always)]
+    pub const fn of_number(number: u32) -> Self {
+        let layout = if number & 1 == 0 {
+            ScaleLayout::Tiled
+        } else {
+            ScaleLayout::RowMajor
+        };
+        match number {
+            0 => Self::Bf16,
+            1 => Self::BlockwiseFp8,
+            2 | 3 => Self::Mxfp8(layout),
+            4 | 5 => Self::Mxfp4(layout),
+            6 | 7 => Self::Nvfp4(layout),
+            _ => Self::Nvfp4RowScaled(layout),
+        }
+    }
+
+    /// Its name in tables and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::BlockwiseFp8 => "fp8",
+            Self::Mxfp8(_) => "mxfp8",
+            Self::Mxfp4(_) => "mxfp4",
+            Self::Nvfp4(_) => "nvfp4",
+            Self::Nvfp4RowScaled(_) => "nvfp4-row",
+        }
+    }
+
+    /// Where its one-byte scales go; `None` for formats without.
+    #[inline(always)]
+    pub const fn scale_layout(self) -> Option<ScaleLayout> {
+        match self {
+            Self::Bf16 | Self::BlockwiseFp8 => None,
+            Self::Mxfp8(layout)
+            | Self::Mxfp4(layout)
+            | Self::Nvfp4(layout)
+            | Self::Nvfp4RowScaled(layout) => Some(layout),
+        }
+    }
+
+    /// Whether no word of a payload is [`SENTINEL`](crate::ABSENT): e4m3's NaN is made as `0x7f`, and BF16
+    /// is [`avoid_sentinel`](crate::sent). Every word of e2m1 is something.
+    #[inline(always)]
+    pub const fn never_encodes_sentinel(self) -> bool {
+        matches!(self, Self::Bf16 | Self::BlockwiseFp8 | Self::Mxfp8(_))
+    }
+
+    /// What it does to a row.
+    #[inline(always)]
+    pub const fn sizes(self) -> Sizes {
+        let (element_bits, group, scale_bytes) = match self {
+            Self::Bf16 => (16, 0, 0),
+            Self::BlockwiseFp8 => (8, fp8::GROUP, 4),
+            Self::Mxfp8(_) => (8, mxfp8::GROUP, 1),
+            Self::Mxfp4(_) => (4, mxfp4::GROUP, 1),
+            Self::Nvfp4(_) | Self::Nvfp4RowScaled(_) => (4, nvfp4::GROUP, 1),
+        };
+        Sizes {
+            element_bits,
+            group,
+            scale_bytes,
+            has_row_scale: matches!(self, Self::Nvfp4RowScaled(_)),
+            row_alignment: if scale_bytes == 4 { 4 } else { 1 },
+        }
+    }
+}
+
+impl Sizes {
+    /// Bytes of `elements` elements, without scales.
+    #[inline(always)]
+    pub const fn payload_bytes(&self, elements: u32) -> u32 {
+        elements / 8 * self.element_bits
+    }
+
+    /// Elements whose scales fill a 32-bit word: 0 without scales. Rows are multiples of it.
+    #[inline(always)]
+    pub const fn elements_of_word(&self) -> u32 {
+        if self.group == 0 {
+            0
+        } else {
+            4 / self.scale_bytes * self.group
+        }
+    }
+
+    /// 32-bit words that the scales of `elements` elements fill.
+    #[inline(always)]
+    pub const fn scale_words(&self, elements: u32) -> u32 {
+        if self.group == 0 {
+            0
+        } else {
+            elements / self.elements_of_word()
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Combine on the source: what comes back for a token is summed as it arrives.
+
+use ferry_layout::{
+    CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
+};
+
+use crate::combine::CombineRoles;
+use crate::dispatch::send::assignment;
+use crate::sync::arrivals;
+use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::wire::credit;
+use crate::wire::flagged;
+use crate::work::item::Item;
+use crate::work::partition::{Partition, WarpPosition};
+use crate::work::route::{lane_or_none, ranks_of};
+use crate::{BlockCounter, ByteRange, LANES, Machine, Row};
+
+/// Warps that may look at all their words again and again: those of many would be in the way of what
+/// comes. Found by measuring (BENCHMARKS.md).
+const MAX_POLLERS: u32 = 512;
+
+/// Sums what comes back for every token of this rank, and ends the round.
+#[inline(always)]
+pub fn reduce_rows<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    roles: CombineRoles,
+) -> Result<(), Aborted> {
+    let Launch { machine, epoch, .. } = launch;
+    let shape = &launch.common.shape;
+    let parts = match roles.is_inline {
+        true => shape.reduce_parts(launch.common.tokens),
+        false => launch.common.row.parts(launch.common.tokens),
+    };
+    if let Some(Partition {
+        index: mut item,
+        of,
+    }) = roles.reducer(machine.warp_position())
+    {
+        while item < launch.common.tokens * parts {
+            let token = item >> parts.trailing_zeros();
+            let part = item & (parts - 1);
+            let item_of = Item {
+                source: launch.common.rank(),
+                token,
+                part,
+                parts,
+            };
+            reduce_item(launch, args, item_of, roles.is_inline)?;
+            item += of;
+        }
+    }
+    if machine.warp() == 0 {
+        wait_for_credits(launch)?;
+        // This rank is one of them: all warps have begun, and read the counter.
+        if launch.kernel == Kernel::Combine {
+            machine.store(Counter::Finished, epoch.0);
+        }
+    }
+    let WarpPosition {
+        in_block, blocks, ..
+    } = machine.warp_position();
+    if launch.kernel != Kernel::Combine && machine.arrives_last(BlockCounter::Left, in_block) {
+        arrivals::pass(*machine, Counter::Exits, blocks, || {
+            machine.store(Counter::Finished, epoch.0);
+        });
+    }
+    Ok(())
+}
+
+/// Waits until every rank has read what this one dispatched, so that the next round may write
+/// there.
+#[inline(always)]
+fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let ranks = common.shape.ranks;
+    for first in (0..ranks).step_by(LANES as usize) {
+        let peer = |lane: u32| Rank((first + lane).min(ranks - 1));
+        let word = |lane| common.window.credit(peer(lane));
+        launch.wait_lanes(
+            |lane| credit::has_credit(*machine, word(lane), *epoch).then_some(()),
+            |lane| Awaited {
+                peer: peer(lane),
+                region: Region::Credit,
+                index: 0,
+                saw: machine.load_signal(word(lane)),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Waits for a part of one token's rows and writes that part of its output.
+#[inline(always)]
+fn reduce_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    item: Item,
+    is_inline: bool,
+) -> Result<(), Aborted> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Item {
+        token, part, parts, ..
+    } = item;
+    let experts = machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            machine.read(Table::Routes, assignment(shape.top_k, token, lane))
+        })
+    });
+    let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
+    let at = |slot| Row::Window(me, window.combine_row(token, slot));
+    match shape.mode() {
+        CombineMode::Reduced => {
+            let ranks = ranks_of(*machine, shape, experts);
+            let slots = low_bits(ranks.count_ones());
+            if is_inline {
+                let bare = |slot| window.inline_combine_row(token, slot);
+                let to = Row::Tensor(Tensor::Combined, token);
+                let small_batch = launch.common.tokens * parts <= MAX_POLLERS;
+                return machine
+                    .sum_inline_rows(range, (slots, small_batch), bare, to)
+                    .or_else(|slot| {
+                        launch.time_out_on(Awaited {
+                            peer: nth_rank(ranks, slot),
+                            region: Region::CombineRow,
+                            index: token as u64,
+                            saw: 0,
+                        })
+                    });
+            }
+            wait_for_slots(launch, item, slots, |slot| nth_rank(ranks, slot))?;
+            machine.sum_rows(
+                range,
+                slots,
+                |slot| (at(slot), 1.0),
+                Row::Tensor(Tensor::Combined, token),
+            );
+        }
+        CombineMode::Exact => {
+            let slots =
+                machine.ballot(machine.lanes(|lane| machine.own(experts, lane) != NOT_ROUTED));
+            wait_for_slots(launch, item, slots, |slot| {
+                shape.rank_of(machine.read(Table::Routes, assignment(shape.top_k, token, slot)))
+            })?;
+            if args.topk_weights == 0 {
+                keep_apart(launch, item, slots);
+            } else {
+                let weights = machine.lanes(|lane| {
+                    lane_or_none(lane, shape.top_k, || {
+                        machine.read(Table::TopkWeights, assignment(shape.top_k, token, lane))
+                    })
+                });
+                let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
+                machine.sum_rows(range, slots, weighted, Row::Tensor(Tensor::Combined, token));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the rows in `slots` of a token are whole; `sender` says who fills a slot.
+#[inline(always)]
+fn wait_for_slots<M: Machine>(
+    launch: &Launch<M>,
+    item: Item,
+    slots: u32,
+    sender: impl Fn(u32) -> Rank,
+) -> Result<(), Aborted> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let flag = |slot| common.window.combine_flag(item.flag(), slot);
+    launch.wait_lanes(
+        |lane| {
+            let full = slots >> lane & 1 == 0 || flagged::is_full(*machine, flag(lane), *epoch);
+            full.then_some(())
+        },
+        |lane| Awaited {
+            peer: sender(lane),
+            region: Region::CombineRow,
+            index: item.token as u64,
+            saw: machine.load_signal(flag(lane)),
+        },
+    )?;
+    Ok(())
+}
+
+/// Every slot's row as it came, zeros where nothing was routed.
+#[inline(always)]
+fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Item {
+        token, part, parts, ..
+    } = item;
+    let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
+    for k in 0..shape.top_k {
+        let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
+        if slots >> k & 1 != 0 {
+            let from = Row::Window(me, window.combine_row(token, k));
+            machine.copy_row((range, from), machine.read_ahead(range, from), 1u32, |_| to);
+        } else {
+            machine.sum_rows(range, 0, |_| (to, 0.0), to);
+        }
+    }
+}
+
+/// The lowest `count` bits, at most 32.
+#[inline(always)]
+fn low_bits(count: u32) -> u32 {
+    ((1u64 << count) - 1) as u32
+}
+
+/// The rank of the `slot`-th set bit.
+#[inline(always)]
+fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
+    for _ in 0..slot {
+        ranks &= ranks - 1;
+    }
+    Rank(ranks.trailing_zeros())
+}

@@ -1,0 +1,125 @@
+//! Combine on the experts' rank where there are many rows for few warps: a warp sends several back together.
+
+use ferry_layout::{CombineArgs, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
+
+use crate::combine::send::slots_here;
+use crate::dispatch::destination::row_map_index;
+use crate::sync::launch::Launch;
+use crate::wire::flagged;
+use crate::work::item::{Extent, Item};
+use crate::work::route::{ranks_of, reduced_slot};
+use crate::work::sub_warps::SubWarps;
+use crate::{ByteRange, Machine, Row};
+
+/// Sends a group of units from unit `first` on back, which are whole and near, those of them that have come here:
+/// what dispatch has brought is read for all of them at once, and all are released at once.
+#[inline(always)]
+pub fn send_batched<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    (extent, first): (Extent, u32),
+    written: impl FnOnce(),
+) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let sub_warps = SubWarps::of(shape);
+    let index_of = |lane| first + sub_warps.item(lane);
+    let item_of = |lane| extent.item(shape, me, (index_of(lane), 1));
+    let present = machine.lanes(|lane| extent.presence(launch, index_of(lane)));
+    // The last lanes read of an entry again rather than branch.
+    let slot_of = |lane| sub_warps.slot(lane).min(shape.top_k - 1);
+    let read = |word: u32, lane| {
+        let Item { source, token, .. } = item_of(lane);
+        let header = window.dispatch_row(source, token).plus(common.row.header);
+        machine.read_window(header.plus(word))
+    };
+    let positions = machine.lanes(|lane| {
+        let Item { source, token, .. } = item_of(lane);
+        machine.read(
+            Table::RowMap,
+            row_map_index(shape, source, token, slot_of(lane)),
+        )
+    });
+    let words = machine.lanes(|lane| read(Header::assignment(slot_of(lane)), lane));
+    let weights = machine.lanes(|lane| read(Header::weight(shape.top_k, slot_of(lane)), lane));
+    // Who has an entry, of those units that have come.
+    let coming = machine.ballot(machine.lanes(|lane| {
+        let is_here = machine.own(present, lane).is_some_and(|parts| parts != 0);
+        is_here && sub_warps.slot(lane) < shape.top_k
+    }));
+    let here = coming & slots_here(*machine, args, positions);
+    let slots = slots_of(launch, sub_warps, (words, coming));
+    let mut item = 0;
+    while item < sub_warps.most() {
+        let lane = sub_warps.first(item);
+        let slot = machine.broadcast(slots, lane);
+        let Item { source, token, .. } = item_of(lane);
+        let from = |lane| {
+            let weight = f32::from_bits(machine.broadcast(weights, lane));
+            let row = machine.broadcast(positions, lane);
+            (Row::Tensor(Tensor::Expert, row), weight)
+        };
+        if slot != SENTINEL {
+            let to = window.combine_row(token, slot);
+            let range = ByteRange::part(shape.combine_row_bytes(), 0, 1);
+            machine.sum_rows(
+                range,
+                here & sub_warps.lanes(item),
+                from,
+                Row::Window(source, to),
+            );
+        }
+        item += 1;
+    }
+    written();
+    machine.release();
+    machine.lanes(|lane| {
+        if sub_warps.slot(lane) == 0 && machine.own(slots, lane) != SENTINEL {
+            let item = item_of(lane);
+            let flag = window.combine_flag(item.flag(), machine.own(slots, lane));
+            flagged::publish(*machine, item.source, flag, *epoch);
+        }
+    });
+}
+
+/// The slot that each unit's row has at its source, on the unit's lanes; [`SENTINEL`] if the unit has not come. `coming`:
+/// the lanes whose words are entries.
+#[inline(always)]
+fn slots_of<M: Machine>(
+    launch: &Launch<M>,
+    sub_warps: SubWarps,
+    (words, coming): (M::Lanes<u32>, u32),
+) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let mut slots = machine.lanes(|_| SENTINEL);
+    let mut item = 0;
+    while item < sub_warps.most() {
+        let experts = machine.lanes(|lane| {
+            let assignment = shape.assignment_words().decode(machine.own(words, lane));
+            match (coming & sub_warps.lanes(item)) >> lane & 1 != 0 {
+                true => assignment.expert,
+                false => NOT_ROUTED,
+            }
+        });
+        let slot = reduced_slot(
+            &common.window,
+            ranks_of(*machine, shape, experts),
+            common.rank(),
+        );
+        let has_come = coming & sub_warps.lanes(item) != 0;
+        slots = machine.lanes(|lane| match has_come && sub_warps.item(lane) == item {
+            true => slot,
+            false => machine.own(slots, lane),
+        });
+        item += 1;
+    }
+    slots
+}

@@ -1,0 +1,192 @@
+//! Where received rows go in the outputs: what their headers say, and the starts of their experts' rows.
+
+use ferry_layout::{
+    DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Shape, Tagged, scale_placement,
+};
+
+use crate::Machine;
+use crate::dispatch::scales;
+use crate::sync::launch::Launch;
+use crate::work::item::{Item, RowLocation};
+
+/// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
+/// give up.
+#[inline(always)]
+pub fn wait_for<M: Machine, T: Copy>(
+    machine: &M,
+    mut values: M::Lanes<T>,
+    read: impl Fn() -> M::Lanes<T>,
+    is_sentinel: impl Fn(T) -> bool,
+) -> Option<M::Lanes<T>> {
+    loop {
+        let absent = machine.lanes(|lane| is_sentinel(machine.own(values, lane)));
+        if machine.ballot(absent) == 0 {
+            return Some(values);
+        }
+        if machine.timed_out() {
+            return None;
+        }
+        values = read();
+    }
+}
+
+/// The words of the entries in a unit's header, once they have come. If it is bare, they are made absent again,
+/// and the first part's put where combine reads them, with the weights.
+#[inline(always)]
+fn read_entries<M: Machine>(
+    launch: &Launch<M>,
+    (item, from): (Item, RowLocation),
+) -> Option<M::Lanes<u32>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let top_k = shape.top_k;
+    let header = from.row.plus(from.header);
+    // The last lanes read of some entry rather than branch.
+    let assignment = |lane: u32| Header::assignment(lane.min(top_k - 1));
+    let weight = |lane: u32| Header::weight(top_k, lane.min(top_k - 1));
+    let read = || machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
+    if !from.is_inline {
+        return Some(read());
+    }
+    let is_sentinel = |word| word == SENTINEL;
+    let read_weights = || machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    // Both are on their way before one is waited for.
+    let (words, weights) = (read(), read_weights());
+    let words = wait_for(*machine, words, read, is_sentinel)?;
+    let weights = match item.part {
+        0 => wait_for(*machine, weights, read_weights, is_sentinel)?,
+        _ => weights,
+    };
+    let kept = common.window.dispatch_row(item.source, item.token);
+    let kept = kept.plus(common.row.header);
+    machine.lanes(|lane| {
+        if lane < top_k {
+            machine.write_window(header.plus(assignment(lane)), SENTINEL);
+            if item.part == 0 {
+                machine.write_window(header.plus(weight(lane)), SENTINEL);
+                machine.write_window(kept.plus(assignment(lane)), machine.own(words, lane));
+                machine.write_window(kept.plus(weight(lane)), machine.own(weights, lane));
+            }
+        }
+    });
+    Some(words)
+}
+
+/// Where a row goes in the outputs.
+#[derive(Clone, Copy)]
+pub struct Destinations<L: Copy> {
+    /// For each top-k slot its output row, or `NOT_ROUTED`.
+    pub positions: L,
+    /// For each, where the first word of its scales goes.
+    pub scales: L,
+    /// The slots whose experts live here.
+    pub here: u32,
+}
+
+/// What is said of a source's entries for an expert.
+#[derive(Clone, Copy)]
+struct SourceBase {
+    /// Whether all of it has been said in this round.
+    is_known: bool,
+    /// Their first row.
+    row: u32,
+    /// That row counted in rows of blocks of scales, of all experts together, where they are tiled.
+    scales: u32,
+}
+
+impl SourceBase {
+    #[inline(always)]
+    fn read<M: Machine>(launch: &Launch<M>, source: Rank, expert: u32) -> Self {
+        let Launch {
+            machine,
+            common,
+            epoch,
+            ..
+        } = launch;
+        let window = &common.window;
+        let row = machine.load_tagged(window.source_base(source, expert));
+        let (mut first, mut block) = (row, row);
+        if scales::is_tiled(&common.shape) {
+            first = machine.load_tagged(window.expert_base(expert));
+            block = machine.load_tagged(window.expert_block_base(expert));
+        }
+        let is_known = |word: Tagged| word.value(*epoch).is_some();
+        Self {
+            is_known: is_known(row) && is_known(first) && is_known(block),
+            row: row.0 as u32,
+            scales: (block.0 as u32)
+                .wrapping_mul(scale_placement::BLOCK_ROWS)
+                .wrapping_add((row.0 as u32).wrapping_sub(first.0 as u32)),
+        }
+    }
+}
+
+/// Reads a row's header and works out its places, once the starts of its experts' rows are known. Otherwise gives
+/// one that is outside the outputs, or nothing where this launch should give up.
+#[inline(always)]
+pub fn find_destinations<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (item, from): (Item, RowLocation),
+) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let (top_k, experts) = (shape.top_k, shape.local_experts());
+    let first_expert = common.rank().0 * experts;
+    let words = read_entries(launch, (item, from)).ok_or(None)?;
+    let assignment = |lane| shape.assignment_words().decode(machine.own(words, lane));
+    let local = machine.lanes(|lane| assignment(lane).expert.wrapping_sub(first_expert));
+    let is_here = |lane| lane < top_k && machine.own(local, lane) < experts;
+    // Lanes of foreign experts read of some expert rather than branch.
+    let read = || {
+        machine.lanes(|lane| {
+            let expert = machine.own(local, lane).min(experts - 1);
+            SourceBase::read(launch, item.source, expert)
+        })
+    };
+    let bases = wait_for(*machine, read(), read, |start| !start.is_known).ok_or(None)?;
+    let here = machine.ballot(machine.lanes(is_here));
+    let positions = machine.lanes(|lane| match is_here(lane) {
+        true => machine
+            .own(bases, lane)
+            .row
+            .wrapping_add(assignment(lane).rank_in_expert),
+        false => NOT_ROUTED,
+    });
+    let rows = machine.lanes(|lane| {
+        let start = machine.own(bases, lane).scales;
+        start.wrapping_add(assignment(lane).rank_in_expert)
+    });
+    let is_outside = |lane| {
+        let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;
+        let has_block = !scales::is_tiled(shape) || block < args.block_capacity as u32;
+        is_here(lane) && !(has_block && (machine.own(positions, lane) as u64) < args.row_capacity)
+    };
+    let outside = machine.ballot(machine.lanes(is_outside));
+    if outside != 0 {
+        return Err(Some(machine.broadcast(positions, outside.trailing_zeros())));
+    }
+    let scales = machine.lanes(|lane| match is_here(lane) {
+        true => {
+            let (position, row) = (machine.own(positions, lane), machine.own(rows, lane));
+            scales::first_word(common, position, row)
+        }
+        false => 0,
+    });
+    Ok(Destinations {
+        positions,
+        scales,
+        here,
+    })
+}
+
+/// Index of entry `k` of `source`'s token in the row map.
+#[inline(always)]
+pub fn row_map_index(shape: &Shape, source: Rank, token: u32, k: u32) -> u64 {
+    let row = source.0 as u64 * shape.max_tokens_per_rank as u64 + token as u64;
+    row * shape.top_k as u64 + k as u64
+}

@@ -1,0 +1,322 @@
+//! Where rows begin in the outputs: one warp turns the counts of all sources into row offsets while payload is
+//! still in flight.
+//!
+//! Counts come over the wire. Their sums wrap around: whatever they are, positions are checked against the outputs'
+//! capacity where they are used.
+
+use ferry_layout::{
+    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tagged, scale_placement,
+};
+
+use crate::dispatch::scales::is_tiled;
+use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::{LANES, Machine};
+
+/// Count words that a lane has in flight.
+const DEPTH: usize = 8;
+/// Most experts of a lane: their starts are kept in registers.
+const MOST_EXPERTS: usize = 4;
+
+/// Waits until [`compute_offsets`] is done.
+#[inline(always)]
+pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
+    let Launch { machine, epoch, .. } = launch;
+    launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
+        machine.load(Counter::OffsetsReady) >= epoch.0
+    })
+}
+
+/// Turns all counts into the first row of every expert, `row_offsets`, and of every source
+/// within it. Everybody waits for this: a lane takes as many experts as it can look at together.
+#[inline(always)]
+pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Aborted> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let shape = &common.shape;
+    let experts = shape.local_experts();
+    let each = (DEPTH as u32 / shape.ranks).clamp(1, MOST_EXPERTS as u32);
+    let (mut rows, mut blocks) = (0u32, 0u32);
+    let mut first = 0;
+    while first < experts {
+        let of_lane = |lane: u32| {
+            let first = (first + lane * each).min(experts);
+            Experts {
+                first,
+                end: (first + each).min(experts),
+            }
+        };
+        let sums = wait_for_counts(launch, of_lane)?;
+        let sums = |lane| machine.own(sums, lane).unwrap_or_default();
+        let (rows_before, more_rows) = machine.exclusive_sum(machine.lanes(|lane| sums(lane).rows));
+        let (blocks_before, more_blocks) = match is_tiled(shape) {
+            true => machine.exclusive_sum(machine.lanes(|lane| sums(lane).blocks)),
+            false => (machine.lanes(|_| 0), 0),
+        };
+        let ends = machine.lanes(|lane| {
+            let row = machine.own(rows_before, lane).wrapping_add(rows);
+            publish_bases(launch, of_lane(lane), row, sums(lane).counts)
+        });
+        machine.lanes(|lane| {
+            let block = machine.own(blocks_before, lane).wrapping_add(blocks);
+            describe(launch, of_lane(lane), block, machine.own(ends, lane));
+        });
+        rows = more_rows.wrapping_add(rows);
+        blocks = more_blocks.wrapping_add(blocks);
+        first += LANES * each;
+    }
+    machine.lanes(|lane| {
+        if lane == 0 {
+            machine.write(Table::RowOffsets, experts as u64, rows);
+        }
+    });
+    check_capacity(launch, rows as u64, args.row_capacity)?;
+    if is_tiled(shape) {
+        check_capacity(launch, blocks as u64, args.block_capacity)?;
+    }
+    machine.store(Counter::OffsetsReady, epoch.0);
+    Ok(())
+}
+
+/// Local experts of a lane.
+#[derive(Clone, Copy)]
+struct Experts {
+    first: u32,
+    end: u32,
+}
+
+impl Experts {
+    /// Calls `each` with every expert, every source for it, and how many come from there: `counts` gives the first
+    /// ones and [`DEPTH`] - 1 after them.
+    #[inline(always)]
+    fn walk(
+        self,
+        ranks: u32,
+        mut counts: impl FnMut(Self, u32) -> [u32; DEPTH],
+        mut each: impl FnMut(u32, u32, u32),
+    ) {
+        let (mut left, mut source) = (self, 0);
+        while left.first < left.end {
+            let counts = counts(left, source);
+            let mut take = |step: usize| {
+                if left.first < left.end {
+                    each(left.first, source, counts[step]);
+                    (left, source) = left.after(source, ranks);
+                }
+            };
+            // Spelled out, so that the counts stay in registers.
+            const { assert!(DEPTH == 8) };
+            take(0);
+            take(1);
+            take(2);
+            take(3);
+            take(4);
+            take(5);
+            take(6);
+            take(7);
+        }
+    }
+
+    /// What follows a source of the first expert.
+    #[inline(always)]
+    fn after(self, source: u32, ranks: u32) -> (Self, u32) {
+        match source + 1 == ranks {
+            true => {
+                let first = self.first + 1;
+                (Self { first, ..self }, 0)
+            }
+            false => (self, source + 1),
+        }
+    }
+
+    /// The words of a source of the first expert, and [`DEPTH`] - 1 after it; of the last one again where there are
+    /// fewer.
+    #[inline(always)]
+    fn words<M: Machine>(self, launch: &Launch<M>, source: u32) -> [Tagged; DEPTH] {
+        let Launch {
+            machine, common, ..
+        } = launch;
+        let (mut at, mut next) = ((self, source), (self, source));
+        core::array::from_fn(|_| {
+            if next.0.first < self.end {
+                at = next;
+            }
+            next = at.0.after(at.1, common.shape.ranks);
+            machine.load_tagged(common.window.count(Rank(at.1), at.0.first))
+        })
+    }
+}
+
+/// What the counts of a lane's experts come to.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    /// Rows of the outputs.
+    rows: u32,
+    /// Blocks of tiled scales.
+    blocks: u32,
+    /// The counts themselves, where there are no more.
+    counts: [u32; DEPTH],
+}
+
+/// Waits for the counts of all lanes' experts.
+#[inline(always)]
+fn wait_for_counts<M: Machine>(
+    launch: &Launch<M>,
+    of_lane: impl Fn(u32) -> Experts,
+) -> Result<M::Lanes<Option<Sums>>, Aborted> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (shape, window) = (&common.shape, &common.window);
+    launch.wait_lanes(
+        |lane| {
+            let (mut sums, mut rows, mut is_missing) = (Sums::default(), 0u32, false);
+            let read = |experts: Experts, source| {
+                let words = experts.words(launch, source);
+                sums.counts = core::array::from_fn(|step| {
+                    let count = words[step].value(*epoch);
+                    is_missing |= count.is_none();
+                    count.unwrap_or(0)
+                });
+                sums.counts
+            };
+            of_lane(lane).walk(shape.ranks, read, |_, source, count| {
+                rows = rows.wrapping_add(count);
+                if source + 1 == shape.ranks {
+                    rows = common.row.padded(rows);
+                    sums.rows = sums.rows.wrapping_add(rows);
+                    sums.blocks = sums.blocks.wrapping_add(scale_placement::blocks(rows));
+                    rows = 0;
+                }
+            });
+            (!is_missing).then_some(sums)
+        },
+        |lane| {
+            let Experts { first, end } = of_lane(lane);
+            let word = |source, expert| machine.load_tagged(window.count(Rank(source), expert));
+            // If all have come by now, nobody is to blame but this rank.
+            let (mut missing, mut saw) = ((common.rank().0, first), Tagged(0));
+            for expert in first..end {
+                for source in 0..shape.ranks {
+                    let word = word(source, expert);
+                    if word.value(*epoch).is_none() {
+                        (missing, saw) = ((source, expert), word);
+                    }
+                }
+            }
+            Awaited {
+                peer: Rank(missing.0),
+                region: Region::Counts,
+                index: missing.1 as u64,
+                saw: saw.0 >> 32,
+            }
+        },
+    )
+}
+
+/// Says for each source and for all where the rows of a lane's experts begin, the first of them at `row`. `counts` are theirs, if
+/// there are no more than those. Gives the row after them. For one lane.
+#[inline(always)]
+fn publish_bases<M: Machine>(
+    launch: &Launch<M>,
+    experts: Experts,
+    mut row: u32,
+    counts: [u32; DEPTH],
+) -> u32 {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let shape = &common.shape;
+    let read = |experts: Experts, source| match shape.ranks <= DEPTH as u32 {
+        true => counts,
+        false => experts.words(launch, source).map(|word| word.0 as u32),
+    };
+    experts.walk(shape.ranks, read, |expert, source, count| {
+        let word = common.window.source_base(Rank(source), expert);
+        machine.signal(common.rank(), word, Tagged::new(*epoch, row).0);
+        if source == 0 {
+            machine.write(Table::RowOffsets, expert as u64, row);
+        }
+        row = row.wrapping_add(count);
+        if source + 1 == shape.ranks {
+            // As every expert's first row.
+            row = common.row.padded(row);
+        }
+    });
+    row
+}
+
+/// What else is said of a lane's experts, whose scales begin at `block` and whose rows end at `end`. For one lane, after
+/// [`publish_bases`].
+#[inline(always)]
+fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, end: u32) {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let has = |index: usize| experts.first + (index as u32) < experts.end;
+    // All are read before one is waited for.
+    let starts: [u32; MOST_EXPERTS] = core::array::from_fn(|index| {
+        let expert = experts.first as u64 + index as u64;
+        match has(index) && is_tiled(&common.shape) {
+            true => machine.read(Table::RowOffsets, expert),
+            false => end,
+        }
+    });
+    let say = |at, value| machine.signal(common.rank(), at, Tagged::new(*epoch, value).0);
+    let mut take = |index: usize, next: u32| {
+        if !has(index) {
+            return;
+        }
+        let expert = experts.first + index as u32;
+        machine.write(Table::ExpertIds, expert as u64, expert);
+        if is_tiled(&common.shape) {
+            say(common.window.expert_base(expert), starts[index]);
+            say(common.window.expert_block_base(expert), block);
+            let offset = scale_placement::scales_offset(block, starts[index]);
+            machine.write(Table::ScalesOffsets, expert as u64, offset);
+            let rows = next.wrapping_sub(starts[index]);
+            block = block.wrapping_add(scale_placement::blocks(rows));
+        }
+    };
+    // Spelled out, so that the starts stay in registers.
+    const { assert!(MOST_EXPERTS == 4) };
+    take(0, starts[1]);
+    take(1, starts[2]);
+    take(2, starts[3]);
+    take(3, end);
+}
+
+/// Stops if the outputs hold fewer rows (or blocks of them) than `needed`.
+#[inline(always)]
+fn check_capacity<M: Machine>(
+    launch: &Launch<M>,
+    needed: u64,
+    capacity: u64,
+) -> Result<(), Aborted> {
+    if needed <= capacity {
+        return Ok(());
+    }
+    launch.machine.lanes(|lane| {
+        if lane == 0 {
+            let fault = Fault {
+                wanted: capacity,
+                saw: needed,
+                ..launch.fault()
+            };
+            launch.record(FaultKind::OutputTooSmall, fault);
+        }
+    });
+    launch.abort()
+}

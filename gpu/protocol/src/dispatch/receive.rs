@@ -1,0 +1,287 @@
+//! The receiving half of dispatch.
+//!
+//! One warp turns the counts into row offsets while payload is still in flight; all warps then
+//! wait for rows, each for its own, and copy them to their final places as they come.
+//!
+//! One warp alone reads a part of a bare row, with a header of its own, and makes each word absent again
+//! once it has it. All are absent again when the launch ends, hence before this rank says in combine that it
+//! has consumed them, and before a peer writes there again.
+
+use ferry_layout::{
+    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Shape, Table, Tensor, scale_placement,
+};
+
+use crate::dispatch::destination::{Destinations, find_destinations, row_map_index};
+use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
+use crate::dispatch::scales::{self, is_tiled};
+use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::wire::flagged;
+use crate::work::item::{Batch, Extent, Item};
+use crate::work::partition::Partition;
+use crate::{LANES, Machine, Row};
+
+/// Whether the warp with this share turns counts into offsets. One in between: in a fused launch the first ones
+/// receive first, and the last ones count and send. Of few tokens one that receives nothing, of others one that is not
+/// among those that send large parts.
+#[inline(always)]
+pub fn makes_offsets(shape: &Shape, partition: Partition) -> bool {
+    let maker = match shape.has_small_blocks() {
+        true => partition.of / 2,
+        false => partition.of / 4,
+    };
+    partition.index == maker
+}
+
+#[inline(always)]
+pub fn receive<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    partition: Partition,
+) -> Result<(), Aborted> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    if makes_offsets(&common.shape, partition) {
+        compute_offsets(launch, args)?;
+    }
+    let extent = wait_for_token_counts(launch)?;
+    // One that has nothing else to do, if there is any.
+    if partition.index == partition.of - 1 {
+        machine.store(Counter::Extent, extent.word());
+    }
+    let shape = &common.shape;
+    // Outputs that may be too small are left alone until that is known.
+    let most_rows = shape.most_rows(extent.tokens);
+    let most_blocks = match is_tiled(shape) {
+        true => scale_placement::max_blocks(most_rows, shape.local_experts()),
+        false => 0,
+    };
+    let needs_offsets = most_rows > args.row_capacity || most_blocks > args.block_capacity;
+    let mut batch = Batch::first(shape, extent, partition);
+    while batch.is_some() {
+        let present = launch.wait_lanes(
+            |lane: u32| batch.presence(launch, lane),
+            |lane| batch.awaited(launch, lane),
+        )?;
+        let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
+        let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
+        if needs_offsets && coming != 0 {
+            wait_for_offsets(launch)?;
+        }
+        receive_batch(launch, args, (batch, parts, coming))?;
+        batch = batch.next();
+    }
+    if is_tiled(shape) {
+        wait_for_offsets(launch)?;
+        scales::clear_unused(launch, args, batch.partition());
+    }
+    Ok(())
+}
+
+/// Waits until every source has said how many tokens it has, and refuses more than planned.
+#[inline(always)]
+fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Aborted> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (shape, window) = (&common.shape, &common.window);
+    let mut extent = Extent::NONE;
+    for first in (0..shape.ranks).step_by(LANES as usize) {
+        let source = |lane: u32| Rank((first + lane).min(shape.ranks - 1));
+        let word = |lane| machine.load_tagged(window.token_count(source(lane)));
+        let counts = launch.wait_lanes(
+            |lane| word(lane).value(*epoch),
+            |lane| Awaited {
+                peer: source(lane),
+                region: Region::Counts,
+                index: shape.local_experts() as u64,
+                saw: word(lane).0 >> 32,
+            },
+        )?;
+        let too_many = machine.ballot(machine.lanes(|lane| {
+            machine
+                .own(counts, lane)
+                .is_some_and(|count| count > shape.max_tokens_per_rank)
+        }));
+        if too_many != 0 {
+            machine.lanes(|lane| {
+                if lane == too_many.trailing_zeros() {
+                    let fault = Fault {
+                        peer: source(lane),
+                        region: Region::Counts,
+                        wanted: shape.max_tokens_per_rank as u64,
+                        saw: word(lane).0 & 0xffff_ffff,
+                        ..launch.fault()
+                    };
+                    launch.record(FaultKind::TooManyTokens, fault);
+                }
+            });
+            return launch.abort();
+        }
+        let tokens = machine.lanes(|lane| machine.own(counts, lane).unwrap_or(0));
+        extent = extent.and(*machine, &common.row, tokens);
+    }
+    Ok(extent)
+}
+
+/// Receives the units of a batch that come here, as they arrive.
+#[inline(always)]
+fn receive_batch<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (batch, parts, coming): (Batch, M::Lanes<u32>, u32),
+) -> Result<(), Aborted> {
+    let Launch {
+        machine,
+        common,
+        epoch,
+        ..
+    } = launch;
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let item = |lane: u32, parts| batch.item(lane, parts, shape, me);
+    let flags = machine.lanes(|lane| {
+        let Item { source, .. } = item(lane, 1);
+        let parts = machine.own(parts, lane);
+        window.dispatch_flag(source, item(lane, parts).flag())
+    });
+    let mut left = coming;
+    while left != 0 {
+        let arrived = launch.wait_any(
+            left,
+            |lane| {
+                // Nothing tells of a bare one: its words are waited for.
+                common.dispatches_inline(machine.own(parts, lane))
+                    || flagged::is_full(*machine, machine.own(flags, lane), *epoch)
+            },
+            |lane| Awaited {
+                peer: item(lane, 1).source,
+                region: Region::DispatchRow,
+                index: item(lane, 1).token as u64,
+                saw: machine.load_signal(machine.own(flags, lane)),
+            },
+        )?;
+        left &= !arrived;
+        let mut arrived = arrived;
+        while arrived != 0 {
+            let lane = arrived.trailing_zeros();
+            let parts = machine.broadcast(parts, lane);
+            receive_item(launch, args, item(lane, parts))?;
+            arrived &= arrived - 1;
+        }
+    }
+    Ok(())
+}
+
+/// Copies one part of a row to each of its places in the output. It has arrived, or goes bare.
+#[inline(always)]
+fn receive_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    item: Item,
+) -> Result<(), Aborted> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    let Destinations {
+        positions, here, ..
+    } = match place_item(launch, args, item) {
+        Ok(destinations) => destinations,
+        Err(outside) => return refuse_item(launch, args, item, outside),
+    };
+    let Item {
+        source,
+        token,
+        part,
+        ..
+    } = item;
+    if part != 0 {
+        return Ok(());
+    }
+    machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        if here >> lane & 1 != 0 {
+            machine.write(Table::SrcInfo, 2 * position as u64, token);
+            machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
+        }
+        if lane < shape.top_k {
+            machine.write(
+                Table::RowMap,
+                row_map_index(shape, source, token, lane),
+                position,
+            );
+        }
+    });
+    Ok(())
+}
+
+/// Puts payload and scales of a unit into their places. Otherwise says where one of them is outside the outputs, or
+/// nothing where this launch should give up on its source.
+#[inline(always)]
+fn place_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    item: Item,
+) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let from = item.location(common);
+    let row = (from.range, from.of(common.rank()));
+    // All that there is to read is on its way before one thing is waited for.
+    let scales = scales::read_ahead(launch, from);
+    let ahead = machine.read_ahead(row.0, row.1);
+    let destinations = find_destinations(launch, args, (item, from))?;
+    let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
+    if !machine.copy_row(row, ahead, destinations.here, to) {
+        return Err(None);
+    }
+    scales::place(launch, args, (from, scales), destinations).ok_or(None)?;
+    if item.part == 0 {
+        scales::place_row_scale(launch, from.row, destinations);
+    }
+    Ok(destinations)
+}
+
+/// Says why a unit was not put into its places: what it needs did not come, or one of its rows lies outside
+/// the outputs.
+#[inline(always)]
+fn refuse_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    item: Item,
+    outside: Option<u32>,
+) -> Result<(), Aborted> {
+    // If counts are missing, or the outputs are too small, that is said there.
+    wait_for_offsets(launch)?;
+    let Some(position) = outside else {
+        return launch.time_out_on(Awaited {
+            peer: item.source,
+            region: Region::DispatchRow,
+            index: item.token as u64,
+            saw: 0,
+        });
+    };
+    // Where only its scales lie outside, no position says so.
+    let saw = match position as u64 {
+        inside if inside < args.row_capacity => u64::MAX,
+        outside => outside,
+    };
+    launch.machine.lanes(|lane| {
+        if lane == 0 {
+            let fault = Fault {
+                peer: item.source,
+                region: Region::DispatchRow,
+                index: item.token as u64,
+                wanted: args.row_capacity,
+                saw,
+                ..launch.fault()
+            };
+            launch.record(FaultKind::RowOutOfBounds, fault);
+        }
+    });
+    launch.abort()
+}

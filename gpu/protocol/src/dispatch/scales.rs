@@ -1,0 +1,207 @@
+//! Where the scales of received rows go. They travel as 32-bit words behind the payload; each
+//! layout is a first word for a row, and a stride.
+
+use ferry_layout::{
+    ByteOffset, Common, DispatchArgs, SENTINEL, ScaleLayout, Shape, Table, restore_sentinel,
+    scale_placement,
+};
+
+use crate::dispatch::destination::{Destinations, wait_for};
+use crate::sync::launch::Launch;
+use crate::work::item::RowLocation;
+use crate::work::partition::Partition;
+use crate::work::route::for_each_bit;
+use crate::{ByteRange, LANES, Machine};
+
+/// Words of a tile: one a row.
+const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
+
+/// Whether scales go into tiles.
+#[inline(always)]
+pub fn is_tiled(shape: &Shape) -> bool {
+    shape.format().scale_layout() == Some(ScaleLayout::Tiled)
+}
+
+/// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled scales.
+#[inline(always)]
+pub fn first_word(common: &Common, position: u32, row: u32) -> u32 {
+    match common.shape.format().scale_layout() {
+        None => position,
+        Some(ScaleLayout::RowMajor) => position.wrapping_mul(common.row.scale_words),
+        Some(ScaleLayout::Tiled) => {
+            let block = row / scale_placement::BLOCK_ROWS;
+            first_word_of_block(common, block) + scale_placement::offset_in_block(row, 0) / 4
+        }
+    }
+}
+
+#[inline(always)]
+fn first_word_of_block(common: &Common, block: u32) -> u32 {
+    block.wrapping_mul(common.row.scale_words * TILE_WORDS)
+}
+
+/// Words from one of a row's words to the next.
+#[inline(always)]
+fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
+    match shape.format().scale_layout() {
+        None => args.row_capacity,
+        Some(ScaleLayout::RowMajor) => 1,
+        Some(ScaleLayout::Tiled) => TILE_WORDS as u64,
+    }
+}
+
+/// A row's words of scales that belong to a span of its payload: the first, and the end.
+#[inline(always)]
+fn words_of(common: &Common, range: ByteRange) -> (u32, u32) {
+    let before = |byte| common.row.scale_words_before(byte);
+    (before(range.start), before(range.end))
+}
+
+/// Words `first..` of a row's scales before `end`, one a lane, if there are any.
+#[inline(always)]
+fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let from = common.row.scales(row);
+    match first < end {
+        // The last lanes read the last word again rather than branch.
+        true => machine.lanes(|lane| machine.read_window(from.word((first + lane).min(end - 1)))),
+        false => machine.lanes(|_| 0),
+    }
+}
+
+/// The first words that [`place`] puts into their places: they are read before anything is waited
+/// for.
+#[inline(always)]
+pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lanes<u32> {
+    let (first, end) = words_of(launch.common, place.range);
+    read(launch, place.row, first, end)
+}
+
+/// Puts the scales of a part of a row into their places, once they have come. `None` where this launch
+/// should give up.
+#[inline(always)]
+pub fn place<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    (from, ahead): (RowLocation, M::Lanes<u32>),
+    destinations: Destinations<M::Lanes<u32>>,
+) -> Option<()> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (mut first, end) = words_of(common, from.range);
+    let stride = stride(&common.shape, args);
+    let mut words = ahead;
+    while first < end {
+        let next = read(launch, from.row, first + LANES, end);
+        let here = || read(launch, from.row, first, end);
+        if from.is_inline {
+            words = wait_for(*machine, words, here, |word| word == SENTINEL)?;
+        }
+        // What is the same for all places is worked out once.
+        let before = machine.lanes(|lane| (first + lane) as u64 * stride);
+        let values = machine.lanes(|lane| restore_sentinel(machine.own(words, lane)));
+        for_each_bit(destinations.here, |k| {
+            let start = machine.broadcast(destinations.scales, k) as u64;
+            machine.lanes(|lane| {
+                if first + lane < end {
+                    let index = start + machine.own(before, lane);
+                    machine.write(Table::Scales, index, machine.own(values, lane));
+                }
+            });
+        });
+        if from.is_inline {
+            let scales = common.row.scales(from.row);
+            machine.lanes(|lane| {
+                if first + lane < end {
+                    machine.write_window(scales.word(first + lane), SENTINEL);
+                }
+            });
+        }
+        words = next;
+        first += LANES;
+    }
+    Some(())
+}
+
+/// Puts a row's own scale, if the format has one, into its places.
+#[inline(always)]
+pub fn place_row_scale<M: Machine>(
+    launch: &Launch<M>,
+    row: ByteOffset,
+    destinations: Destinations<M::Lanes<u32>>,
+) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    if !shape.sizes().has_row_scale {
+        return;
+    }
+    machine.lanes(|lane| {
+        if destinations.here >> lane & 1 != 0 {
+            let scale = machine.read_window(row.plus(common.row.row_scale));
+            let position = machine.own(destinations.positions, lane) as u64;
+            machine.write_half(Table::RowScales, position, scale as u16);
+        }
+    });
+}
+
+/// Zeros for the scales of the rows that an expert's last block has and the expert has not: a
+/// matrix multiplication reads whole blocks. After the offsets, which counts made that came over the wire: a block
+/// that the outputs do not hold is left out.
+#[inline(always)]
+pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let words = common.row.scale_words;
+    let tasks = common.shape.local_experts() * words;
+    let mut first = partition.index;
+    while first < tasks {
+        // A task a lane, so that the warp waits once; the last ones look at some again rather than branch.
+        let task = |lane| first + lane * partition.of;
+        let unused = machine.lanes(|lane| {
+            let (expert, word) = (task(lane).min(tasks - 1) / words, task(lane) % words);
+            let start = machine.read(Table::RowOffsets, expert as u64);
+            let end = machine.read(Table::RowOffsets, expert as u64 + 1);
+            let offset = machine.read(Table::ScalesOffsets, expert as u64);
+            let rows = end.wrapping_sub(start);
+            let first = scale_placement::first_block(start, offset);
+            let block = first.wrapping_add(rows / scale_placement::BLOCK_ROWS);
+            let used = match (block as u64) < args.block_capacity {
+                true => rows % scale_placement::BLOCK_ROWS,
+                false => 0,
+            };
+            let tile = first_word_of_block(common, block).wrapping_add(word * TILE_WORDS);
+            (tile, used)
+        });
+        let tiles = machine.lanes(|lane| machine.own(unused, lane).0);
+        let used = machine.lanes(|lane| machine.own(unused, lane).1);
+        let begun = |lane| task(lane) < tasks && machine.own(used, lane) != 0;
+        for_each_bit(machine.ballot(machine.lanes(begun)), |lane| {
+            let (tile, used) = (
+                machine.broadcast(tiles, lane),
+                machine.broadcast(used, lane),
+            );
+            clear_tile(*machine, tile, used);
+        });
+        first += LANES * partition.of;
+    }
+}
+
+/// Zeros for all rows of a tile but the first `used`.
+#[inline(always)]
+fn clear_tile<M: Machine>(machine: &M, tile: u32, used: u32) {
+    for first in (0..scale_placement::BLOCK_ROWS).step_by(LANES as usize) {
+        machine.lanes(|lane| {
+            let row = first + lane;
+            if row >= used {
+                let at = tile + scale_placement::offset_in_block(row, 0) / 4;
+                machine.write(Table::Scales, at as u64, 0);
+            }
+        });
+    }
+}

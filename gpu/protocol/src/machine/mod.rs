@@ -1,0 +1,299 @@
+//! What a machine must offer to run the protocol.
+
+use crate::work::partition::WarpPosition;
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
+
+/// Lanes of a warp.
+pub const LANES: u32 = 32;
+
+/// Words that peers see: system scope, and no other way to touch them.
+pub trait Signals {
+    /// Orders everything this warp wrote before everything it signals afterwards, at system
+    /// scope. All lanes take part.
+    fn release(&self);
+
+    /// Stores `value` into a signal word of `to`, on this node or another. Not ordered with
+    /// anything but an earlier [`release`](Self::release), and that only for `to` on this node.
+    /// For one lane.
+    fn signal(&self, to: Rank, at: Signal, value: u64);
+
+    /// Reads a signal word of the own window; what was released before it was stored can be
+    /// read afterwards. For one lane.
+    fn load_signal(&self, at: Signal) -> u64;
+
+    /// Reads a signal word that carries its value with it: nothing else can be read by having
+    /// seen it. For one lane.
+    fn load_tagged(&self, at: Signal) -> Tagged {
+        Tagged(self.load_signal(at))
+    }
+}
+
+/// Words that the warps of one GPU share: device scope.
+pub trait Counters {
+    /// Adds and returns the value before; releases what this warp wrote and acquires what
+    /// earlier adders released. All lanes take part, one adds.
+    fn add(&self, counter: Counter, amount: u64) -> u64;
+
+    /// Adds one; releases what this warp wrote, and what it read was read before. All lanes take part.
+    fn count(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+
+    /// Reads; what was released before it was stored can be read afterwards. All lanes.
+    fn load(&self, counter: Counter) -> u64;
+
+    /// Reads what an earlier launch stored. All lanes.
+    fn peek(&self, counter: Counter) -> u64 {
+        self.load(counter)
+    }
+
+    /// Stores, and releases what this warp wrote. All lanes take part, one stores.
+    fn store(&self, counter: Counter, value: u64);
+
+    /// Raises to `value`: whether the counter was lower. Orders nothing. For one lane.
+    fn raise(&self, counter: Counter, value: u64) -> bool;
+}
+
+/// What each warp of a block passes at most once in a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockCounter {
+    /// It has written its rows.
+    Sent,
+    /// It has read what dispatch brought.
+    Read,
+    /// It leaves.
+    Left,
+}
+
+impl BlockCounter {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+}
+
+/// A row of a tensor or of a window, whole.
+#[derive(Clone, Copy, Debug)]
+pub enum Row {
+    /// Of a tensor of the user's.
+    Tensor(Tensor, u32),
+    /// In the window of a rank of this node (or of this rank).
+    Window(Rank, ByteOffset),
+    /// Likewise, a bare one: its reader may be waiting for each of its words.
+    Inline(Rank, ByteOffset),
+}
+
+/// Bytes `start..end` of a row, both multiples of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteRange {
+    /// First byte.
+    pub start: u32,
+    /// The byte after the last.
+    pub end: u32,
+}
+
+impl ByteRange {
+    /// Part `part` of `parts` of a row of `bytes`.
+    #[inline(always)]
+    pub fn part(bytes: u32, part: u32, parts: u32) -> Self {
+        let (start, end) = Shape::part(bytes, part, parts);
+        Self { start, end }
+    }
+}
+
+/// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
+pub trait Bits: Copy {
+    /// Takes the lowest out, if there is any.
+    fn take_lowest(&mut self) -> Option<u32>;
+}
+
+impl Bits for u32 {
+    #[inline(always)]
+    fn take_lowest(&mut self) -> Option<u32> {
+        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        *self &= self.wrapping_sub(1);
+        lowest
+    }
+}
+
+impl Bits for u64 {
+    #[inline(always)]
+    fn take_lowest(&mut self) -> Option<u32> {
+        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        *self &= self.wrapping_sub(1);
+        lowest
+    }
+}
+
+/// A warp of a GPU, or of something that behaves like one.
+///
+/// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
+pub trait Machine: Signals + Counters {
+    /// One `T` a lane.
+    type Lanes<T: Copy>: Copy;
+    /// What of a row is on its way.
+    type Ahead;
+
+    /// This rank.
+    fn rank(&self) -> Rank;
+    /// Ranks of the group.
+    fn ranks(&self) -> u32;
+    /// Whether this kernel sends to ranks of other nodes: on a GPU, which of two kernels it is. Kernels that only wait
+    /// say no, as they send nothing.
+    fn spans_nodes(&self) -> bool;
+    /// Where this warp sits in the launch on this rank.
+    fn warp_position(&self) -> WarpPosition;
+    /// This warp's number among those of the launch: see [`WarpPosition::warp`].
+    #[inline(always)]
+    fn warp(&self) -> u32 {
+        self.warp_position().warp()
+    }
+    /// Blocks of the launch.
+    #[inline(always)]
+    fn blocks(&self) -> u32 {
+        self.warp_position().blocks
+    }
+    /// Passes this block's `block_counter`, as `callers` of its warps do in a launch. True for the last, which
+    /// sees what the others of its block wrote, and after all they read.
+    fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool;
+    /// As [`arrives_last`](Self::last_of_block), and hands `word` to the last: lane `i` gets that of
+    /// the block's `i`-th warp, 0 where it has handed over none. What the last one releases
+    /// afterwards contains what all of them wrote. At one gate of a launch.
+    fn hand_to_last(
+        &self,
+        block_counter: BlockCounter,
+        callers: u32,
+        word: u64,
+    ) -> Option<Self::Lanes<u64>>;
+
+    /// Calls `each` once for every lane, with the lane's number.
+    fn lanes<T: Copy>(&self, each: impl FnMut(u32) -> T) -> Self::Lanes<T>;
+    /// The value of `lane`; inside [`lanes`](Self::lanes), and only for the lane that asks.
+    fn own<T: Copy>(&self, values: Self::Lanes<T>, lane: u32) -> T;
+    /// Bit `i` is set where lane `i` holds `true`.
+    fn ballot(&self, values: Self::Lanes<bool>) -> u32;
+    /// What `lane` holds.
+    fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
+    /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
+    /// what it gives may come late: whoever uses it waits.
+    fn take_ticket(&self, counter: Counter) -> Self::Lanes<u32>;
+    /// Adds one to a word of [`Table::SplitArrivals`]: what it was before. Whoever comes later sees what those before
+    /// wrote, and what it releases afterwards contains that. All lanes take part, one adds.
+    fn arrive_split(&self, index: u32) -> u32;
+    /// Sets a counter to 0 for later launches; nothing in this one uses it.
+    fn reset(&self, counter: Counter);
+    /// The sum of all lower lanes, for each; and the sum of all. Sums wrap around.
+    fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
+    /// For each lane, the lanes that hold the same value, as bits.
+    fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
+    /// The largest value.
+    fn max(&self, values: Self::Lanes<u32>) -> u32;
+    /// The bits that any lane holds.
+    fn union(&self, values: Self::Lanes<u64>) -> u64;
+    /// Lets lanes read what other lanes of this warp wrote or acquired before.
+    fn converge(&self);
+
+    /// Reads a word of a table. For one lane.
+    fn read(&self, table: Table, index: u64) -> u32;
+    /// Reads a word of [`Table::TopkIds`] where entries are [few](ferry_layout::Shape::is_few). For one
+    /// lane.
+    fn read_small_batch_id(&self, index: u32) -> u32 {
+        self.read(Table::TopkIds, index as u64)
+    }
+    /// How many of `assignments` ids, which are all and few, are `expert`, which exists. For one lane.
+    fn count_small_batch(&self, expert: u32, assignments: u32) -> u32 {
+        let ids = (0..assignments).map(|index| self.read_small_batch_id(index));
+        ids.filter(|&id| id == expert).count() as u32
+    }
+    /// How many ids before that of entry `index` are `expert`, as that one is. Of `_entries`, which are all
+    /// and few. For one lane.
+    fn number_small_batch(&self, index: u32, expert: u32, _entries: u32) -> u32 {
+        self.count_small_batch(expert, index)
+    }
+    /// Writes a word of a table. For one lane.
+    fn write(&self, table: Table, index: u64, value: u32);
+    /// Writes a half word of a table: `index` counts half words. For one lane.
+    fn write_half(&self, table: Table, index: u64, value: u16);
+    /// Reads a 4-byte word of a row in the own window, which may be arriving. For one lane.
+    fn read_window(&self, at: ByteOffset) -> u32;
+    /// Writes a 4-byte word of a row in the own window. For one lane.
+    fn write_window(&self, at: ByteOffset, word: u32);
+    /// Writes a 4-byte word of a row in the window of a rank of this node, whose reader may be waiting for it. For
+    /// one lane.
+    fn write_word(&self, to: Rank, at: ByteOffset, word: u32);
+
+    /// Encodes a token in the shape's format: writes the bytes in a span of the payload, and the
+    /// scales of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. With the
+    /// first span of a row goes the row's own scale, if the format has one. Words of scales go as they are
+    /// [`sent`](ferry_layout::sent).
+    fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row);
+    /// Begins to read what [`copy_row`](Self::copy_row) copies.
+    fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead;
+    /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading it once.
+    /// `ahead` is what [`read_ahead`](Self::read_ahead) gave.
+    ///
+    /// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::sent). Of a bare row, which is in
+    /// the own window, waits for every word, and makes it absent again. False where this launch should
+    /// give up.
+    fn copy_row(
+        &self,
+        row: (ByteRange, Row),
+        ahead: Self::Ahead,
+        targets: impl Bits,
+        to: impl Fn(u32) -> Row,
+    ) -> bool;
+    /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
+    /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
+    /// to f32, the end to BF16.
+    fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
+
+    /// As [`sum_rows`](Self::sum_rows) with weights of 1, of bare rows in the own window: waits for every
+    /// word of them, and makes it absent again. The number of a row that did not come, where this launch
+    /// should give up. With `sources`, whether so few warps wait that each may look at all its words again
+    /// and again.
+    fn sum_inline_rows(
+        &self,
+        range: ByteRange,
+        sources: (u32, bool),
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32>;
+
+    /// Sends `bytes` from place `from` of the own window to place `to` of the window of a rank
+    /// of another node, and then stores `value` in its signal word: never the signal first.
+    /// What this warp wrote to `from` before is sent.
+    fn put(&self, put: Put);
+
+    /// Stores `value` into a signal word of every rank that this kernel reaches, in the order of ranks: see
+    /// [`Signals::signal`]. Hardly ever called.
+    fn signal_all(&self, at: Signal, value: u64) {
+        for rank in 0..self.ranks() {
+            self.lanes(|lane| {
+                if lane == 0 {
+                    self.signal(Rank(rank), at, value);
+                }
+            });
+        }
+    }
+
+    /// Passes a moment of a wait. True once this launch should give up: the deadline has
+    /// passed, or another warp of this rank has stopped.
+    fn timed_out(&self) -> bool;
+    /// Records a fault, unless one is recorded already. For one lane.
+    fn record(&self, fault: &Fault);
+}
+
+/// A row for a rank of another node, with the signal that follows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// The rank.
+    pub peer: Rank,
+    /// Where the row stands, in the own window.
+    pub from: ByteOffset,
+    /// Where it goes, in the peer's window.
+    pub to: ByteOffset,
+    /// Its length, a multiple of 16.
+    pub bytes: u32,
+    /// The word that tells of its arrival.
+    pub signal: Signal,
+    /// What that word becomes.
+    pub value: u64,
+}

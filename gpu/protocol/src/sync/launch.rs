@@ -1,0 +1,234 @@
+//! Waits that end.
+
+use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region};
+
+use crate::Machine;
+use crate::sync::culprit;
+
+/// A launch that gave up. The fault record says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aborted;
+
+/// [`Counter::Aborted`] of a rank that waited for itself in vain: the warp that it waited for may
+/// still say which peer it waits for.
+const ABORTED_BY_ITSELF: u64 = 1;
+/// [`Counter::Aborted`] of a rank whose fault record says why.
+const ABORTED: u64 = 2;
+
+/// One launch of a kernel on a warp: the machine, the arguments that all kernels have, and the
+/// round it works in.
+pub struct Launch<'a, M> {
+    pub machine: &'a M,
+    pub common: &'a Common,
+    pub kernel: Kernel,
+    pub epoch: Epoch,
+}
+
+/// What a lane waits for, for the record.
+#[derive(Clone, Copy)]
+pub struct Awaited {
+    pub peer: Rank,
+    pub region: Region,
+    pub index: u64,
+    pub saw: u64,
+}
+
+impl<'a, M: Machine> Launch<'a, M> {
+    /// Reads the round from the device, so that a replayed graph advances by itself. To be asked next:
+    /// [`check`](Self::check).
+    #[inline(always)]
+    pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Self {
+        Self {
+            machine,
+            common,
+            kernel,
+            epoch: Epoch::after(machine.peek(Counter::Finished)),
+        }
+    }
+
+    /// Whether an earlier launch gave up. Not a part of [`begin`](Self::begin): in a `Result` the
+    /// kernel's name would no longer be a constant to the compiler, and occupy a register.
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Aborted> {
+        match self.machine.peek(Counter::Aborted) {
+            0 => Ok(()),
+            _ => Err(Aborted),
+        }
+    }
+
+    /// Waits until `ready` returns a value on every lane. `awaited` is asked only when the wait
+    /// is given up, for a lane that is not ready.
+    #[inline(always)]
+    pub fn wait_lanes<T: Copy>(
+        &self,
+        mut ready: impl FnMut(u32) -> Option<T>,
+        awaited: impl Fn(u32) -> Awaited,
+    ) -> Result<M::Lanes<Option<T>>, Aborted> {
+        let machine = self.machine;
+        loop {
+            let values = machine.lanes(&mut ready);
+            let missing = machine.ballot(machine.lanes(|lane| machine.own(values, lane).is_none()));
+            if missing == 0 {
+                machine.converge();
+                return Ok(values);
+            }
+            if machine.timed_out() {
+                let lane = missing.trailing_zeros();
+                return self.time_out(FaultKind::PeerTimeout, lane, awaited);
+            }
+        }
+    }
+
+    /// Waits until `ready` is true on some of `lanes`, and says on which. `awaited` is asked as for
+    /// [`wait_lanes`](Self::wait_lanes).
+    #[inline(always)]
+    pub fn wait_any(
+        &self,
+        lanes: u32,
+        ready: impl Fn(u32) -> bool,
+        awaited: impl Fn(u32) -> Awaited,
+    ) -> Result<u32, Aborted> {
+        let machine = self.machine;
+        loop {
+            let found = machine.lanes(|lane| lanes >> lane & 1 != 0 && ready(lane));
+            let found = machine.ballot(found);
+            if found != 0 {
+                machine.converge();
+                return Ok(found);
+            }
+            if machine.timed_out() {
+                return self.time_out(FaultKind::PeerTimeout, lanes.trailing_zeros(), awaited);
+            }
+        }
+    }
+
+    /// Waits until a counter of this GPU satisfies `ready`.
+    #[inline(always)]
+    pub fn wait_local(
+        &self,
+        counter: Counter,
+        region: Region,
+        ready: impl Fn() -> bool,
+    ) -> Result<(), Aborted> {
+        let machine = self.machine;
+        while !ready() {
+            if machine.timed_out() {
+                let awaited = |_| Awaited {
+                    peer: self.common.rank(),
+                    region,
+                    index: 0,
+                    saw: machine.load(counter),
+                };
+                return self.time_out(FaultKind::LocalTimeout, 0, awaited);
+            }
+        }
+        machine.converge();
+        Ok(())
+    }
+
+    /// Gives up a wait of the whole warp.
+    #[inline(always)]
+    pub fn time_out_on<T>(&self, awaited: Awaited) -> Result<T, Aborted> {
+        self.time_out(FaultKind::PeerTimeout, 0, |_| awaited)
+    }
+
+    /// Records why lane `lane` waits in vain, and stops every warp of this rank.
+    #[inline(always)]
+    fn time_out<T>(
+        &self,
+        kind: FaultKind,
+        lane: u32,
+        awaited: impl Fn(u32) -> Awaited,
+    ) -> Result<T, Aborted> {
+        let machine = self.machine;
+        let aborted = match kind {
+            FaultKind::LocalTimeout => ABORTED_BY_ITSELF,
+            _ => ABORTED,
+        };
+        if machine.load(Counter::Aborted) < aborted {
+            machine.lanes(|own| {
+                if own == lane {
+                    let Awaited {
+                        peer,
+                        region,
+                        index,
+                        saw,
+                    } = awaited(lane);
+                    let culprit = culprit::culprit(machine, self.common, peer);
+                    let fault = Fault {
+                        peer,
+                        culprit,
+                        region,
+                        index,
+                        wanted: self.epoch.0,
+                        saw,
+                        ..self.fault()
+                    };
+                    self.record(kind, fault);
+                }
+            });
+        }
+        machine.store(Counter::Aborted, aborted);
+        Err(Aborted)
+    }
+
+    /// Stops every warp of this rank, in this launch and in later ones.
+    #[inline(always)]
+    pub fn abort<T>(&self) -> Result<T, Aborted> {
+        self.machine.store(Counter::Aborted, ABORTED);
+        Err(Aborted)
+    }
+
+    /// Ends the launch with what came of it: if it gave up on a peer, tells the other ranks on whom.
+    #[inline(always)]
+    pub fn end(&self, ended: Result<(), Aborted>) -> Result<(), Aborted> {
+        if ended.is_err() {
+            let machine = self.machine;
+            let record = LastRecord(machine.load(Counter::FaultRecord));
+            let is_first = machine.lanes(|lane| {
+                let is_told = record.culprit().is_some() && lane == 0;
+                is_told && machine.raise(Counter::CulpritTold, 1)
+            });
+            if let (true, Some(culprit)) = (machine.ballot(is_first) != 0, record.culprit()) {
+                culprit::tell_culprit(machine, self.common, culprit);
+            }
+        }
+        ended
+    }
+
+    /// A fault of this launch, to be filled in.
+    #[inline(always)]
+    pub fn fault(&self) -> Fault {
+        Fault {
+            kind: FaultKind::LocalTimeout,
+            kernel: self.kernel,
+            rank: self.common.rank(),
+            peer: self.common.rank(),
+            culprit: self.common.rank(),
+            region: Region::Output,
+            index: 0,
+            wanted: 0,
+            saw: 0,
+            epoch: self.epoch.0,
+            patience_ms: None,
+        }
+    }
+
+    /// Records that the input is at fault, once a round: with every token at fault, all warps would queue for the
+    /// page. `lanes`: which lanes have a fault; the first one's is recorded.
+    #[inline(always)]
+    pub fn record_input(&self, kind: FaultKind, lanes: u32, fault: impl Fn(u32) -> Fault) {
+        self.machine.lanes(|lane| {
+            let is_first = lanes != 0 && lane == lanes.trailing_zeros();
+            if is_first && self.machine.raise(Counter::InputFault, self.epoch.0) {
+                self.record(kind, fault(lane));
+            }
+        });
+    }
+
+    /// Records `fault` under `kind`. For one lane.
+    #[inline(always)]
+    pub fn record(&self, kind: FaultKind, fault: Fault) {
+        self.machine.record(&Fault { kind, ..fault });
+    }
+}

@@ -1,0 +1,4 @@
+//! How bytes reach a rank, one file a way.
+
+pub mod credit;
+pub mod flagged;

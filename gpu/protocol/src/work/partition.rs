@@ -1,0 +1,153 @@
+//! Who of the warps that share a piece of work a warp is, and how work is dealt to them.
+
+use ferry_layout::Counter;
+
+use crate::Machine;
+
+/// Number `index` of `of` warps that share work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    pub index: u32,
+    pub of: u32,
+}
+
+impl Partition {
+    /// This one's of `tasks` tasks.
+    #[inline(always)]
+    pub fn tasks(self, tasks: u32) -> impl Iterator<Item = u32> {
+        // Not `step_by`, which divides first.
+        let mut next = self.index;
+        core::iter::from_fn(move || {
+            let task = next;
+            next += self.of;
+            (task < tasks).then_some(task)
+        })
+    }
+}
+
+/// Where a warp sits in its launch, of which all blocks have as many warps.
+#[derive(Clone, Copy, Debug)]
+pub struct WarpPosition {
+    /// Its number in its block.
+    pub index: u32,
+    /// Warps of each block.
+    pub in_block: u32,
+    /// Its block's number.
+    pub block: u32,
+    /// Blocks of the launch.
+    pub blocks: u32,
+}
+
+impl WarpPosition {
+    /// Its number in the launch: neighbours are on different multiprocessors, so that few tasks spread over all of
+    /// them.
+    #[inline(always)]
+    pub fn warp(self) -> u32 {
+        self.index * self.blocks + self.block
+    }
+
+    /// Its number where neighbours share a multiprocessor.
+    #[inline(always)]
+    pub fn warp_by_block(self) -> u32 {
+        self.block * self.in_block + self.index
+    }
+
+    /// Its number where warps `first..first + count` are on one half of the multiprocessors, and all others before those
+    /// that are left there; as [`warp`](Self::warp) if there is no room.
+    #[inline(always)]
+    pub fn warp_by_half(self, first: u32, count: u32) -> u32 {
+        let half = self.blocks / 2;
+        let others = self.blocks - half;
+        if count > half * self.in_block || first > others * self.in_block {
+            return self.warp();
+        }
+        match self.block.checked_sub(half) {
+            None => first + self.index * half + self.block,
+            Some(block) => match self.index * others + block {
+                index if index < first => index,
+                index => index + half * self.in_block,
+            },
+        }
+    }
+
+    /// Warps of the launch.
+    #[inline(always)]
+    pub fn warps(self) -> u32 {
+        self.in_block * self.blocks
+    }
+}
+
+/// Deals tasks to the warps that share them: the first ones one each, the others to whoever is done
+/// first. Of warps that store to peers at the same time, some get several times as much of the wire as
+/// others.
+pub struct WorkQueue<'m, M: Machine> {
+    machine: &'m M,
+    partition: Partition,
+    tasks: u32,
+    /// Draws of all warps in this launch; 0 before.
+    counter: Counter,
+    /// Which of the tasks after everybody's first one is the next, on lane 0. Wraps around for a first one.
+    ticket: M::Lanes<u32>,
+}
+
+impl<'m, M: Machine> WorkQueue<'m, M> {
+    /// Of `tasks` tasks, for the warp with this `partition`.
+    #[inline(always)]
+    pub fn new(machine: &'m M, partition: Partition, tasks: u32, counter: Counter) -> Self {
+        Self {
+            machine,
+            partition,
+            tasks,
+            counter,
+            ticket: machine.lanes(|_| partition.index.wrapping_sub(partition.of)),
+        }
+    }
+
+    /// Whether no warp gets more than one.
+    #[inline(always)]
+    fn is_one_each(&self) -> bool {
+        self.tasks <= self.partition.of
+    }
+
+    /// This warp's next task; its first one is below `partition.of`. All lanes.
+    #[inline(always)]
+    pub fn next_item(&mut self) -> Option<u32> {
+        let machine = self.machine;
+        let task = self
+            .partition
+            .of
+            .wrapping_add(machine.broadcast(self.ticket, 0));
+        (task < self.tasks).then_some(task)
+    }
+
+    /// Asks for the next task: once between two calls of [`next_item`](Self::deal), before something that takes
+    /// long, so that nobody waits for the counter; but late, as nobody else does the task meanwhile. All lanes.
+    #[inline(always)]
+    pub fn take_ticket(&mut self) {
+        self.ticket = match self.is_one_each() {
+            true => self.machine.lanes(|_| 0),
+            false => self.machine.take_ticket(self.counter),
+        };
+    }
+}
+
+/// How many warps of this one's block are among warps `first..first + count`.
+#[inline(always)]
+pub fn callers<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
+    let WarpPosition { block, blocks, .. } = machine.warp_position();
+    let below = |warp: u32| (warp + blocks - 1 - block) / blocks;
+    below(first + count) - below(first)
+}
+
+/// Panics unless `partitions` are all of as many, each once.
+#[cfg(test)]
+pub fn each_once(partitions: impl Iterator<Item = Partition>) {
+    let mut indices: std::vec::Vec<_> = partitions
+        .map(|Partition { index, of }| (of, index))
+        .collect();
+    indices.sort_unstable();
+    let wanted: std::vec::Vec<_> = (0..indices.len() as u32)
+        .map(|index| (indices.len() as u32, index))
+        .collect();
+    assert_eq!(indices, wanted);
+}

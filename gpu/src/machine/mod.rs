@@ -1,0 +1,555 @@
+//! A warp of a GPU as the protocol's machine: each operation is an instruction or a tight loop.
+
+mod fault;
+mod rows;
+pub(crate) mod tile;
+
+use core::cell::Cell;
+
+use bytemuck::cast;
+use ferry_layout::{
+    Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tagged,
+    Tensor, TokenFormat, nvfp4,
+};
+use ferry_protocol::{
+    Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals, WarpPosition,
+};
+
+use crate::encode;
+use crate::encode::EncodedRow;
+use crate::ptx::memory::{self, Vector};
+use crate::ptx::thread;
+use crate::shmem;
+
+use self::fault::Seen;
+use self::rows::INLINE_DEPTH;
+use crate::ptx::block::{Block, COUNTERS, SetUp};
+
+/// Whether the target is sm_90 or later. Before that the assembler finds fewer registers.
+const IS_SM_90: bool = cfg!(target_feature = "sm_90");
+/// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
+const COPY_DEPTH: usize = if IS_SM_90 { 7 } else { 5 };
+/// As [`COPY_DEPTH`], with ranks of other nodes: registers are scarce then.
+const REMOTE_COPY_DEPTH: usize = 4;
+/// Vectors that a lane sums at a time.
+const SUM_DEPTH: usize = 4;
+/// As [`SUM_DEPTH`], with ranks of other nodes.
+const REMOTE_SUM_DEPTH: usize = 2;
+/// Counters that are looked at when a launch begins.
+const PEEKED: [Counter; COUNTERS] = [Counter::Aborted, Counter::Finished, Counter::Extent];
+/// Polls between two looks at the clock.
+const POLLS: u32 = 64;
+
+/// A warp. `SHMEM`: some ranks are on other nodes.
+pub struct Gpu<'a, A, const SHMEM: bool> {
+    args: &'a A,
+    /// This lane.
+    pub lane: u32,
+    polls: Cell<u32>,
+    block: Block,
+}
+
+impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
+    /// The warp that runs this. Neighbouring warp numbers are on different multiprocessors, so
+    /// that few tasks spread over all of them.
+    ///
+    /// # Safety
+    /// The host built `args` for this rank: its addresses are live allocations of the sizes
+    /// that the shape implies, and the peers' windows are mapped as it says.
+    #[inline(always)]
+    pub unsafe fn new(args: &'a A) -> Self {
+        let common = args.common();
+        let counter = |counter: Counter| common.workspace + counter.bytes();
+        // SAFETY: the host's promise; the table of peers has an entry for every rank, and it and the ids
+        // stay as they are. Launches of a stream are ordered, and of these counters only earlier ones
+        // matter.
+        let block = unsafe {
+            Block::set_up(&SetUp {
+                peers: common.peers,
+                ranks: common.shape.ranks,
+                counters: PEEKED.map(counter),
+                deadline_ns: common.deadline_ns,
+                fault_page: common.fault_page,
+                last_word: args.last_word(),
+                ids: args.small_batch_ids(),
+                experts: common.shape.experts,
+            })
+        };
+        Self {
+            args,
+            lane: thread::lane(),
+            polls: Cell::new(0),
+            block,
+        }
+    }
+
+    /// What all kernels are given.
+    #[inline(always)]
+    pub fn common(&self) -> &Common {
+        self.args.common()
+    }
+
+    /// The window of a mapped rank.
+    #[inline(always)]
+    pub fn window(&self, rank: Rank) -> u64 {
+        self.block.window(rank.0)
+    }
+
+    #[inline(always)]
+    fn counter(&self, counter: Counter) -> u64 {
+        self.common().workspace + counter.bytes()
+    }
+
+    /// Where a row begins.
+    #[inline(always)]
+    pub fn row(&self, row: Row) -> u64 {
+        match row {
+            // Not from shared memory, whose reads would queue behind the rows' stores: the table is in
+            // the L1 cache since the block was set up.
+            Row::Window(rank, at) | Row::Inline(rank, at) => {
+                let window = self.common().peers + 8 * rank.0 as u64;
+                // SAFETY: the table of peers has an entry for every rank and stays as it is.
+                unsafe { memory::load_constant_u64(window) + at.bytes() }
+            }
+            Row::Tensor(tensor, index) => {
+                let bytes = self.args.row_bytes(tensor) as u64;
+                self.args.tensor(tensor) + index as u64 * bytes
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_p2p(&self, rank: Rank) -> bool {
+        !SHMEM || self.common().shape.same_node(self.common().rank(), rank)
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn release(&self) {
+        thread::converge();
+        // Every lane fences, so that any of them may signal: a release pattern is a fence and
+        // then a store of the same thread.
+        memory::fence_acq_rel_sys();
+    }
+
+    #[inline(always)]
+    fn signal(&self, to: Rank, at: Signal, value: u64) {
+        // SAFETY: signals lie inside the windows, which hold 64-bit words there.
+        unsafe {
+            if self.is_p2p(to) {
+                memory::store_relaxed_sys(self.window(to) + at.bytes(), value);
+            } else {
+                shmem::signal(to.0, self.window(to) + at.bytes(), value);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_signal(&self, at: Signal) -> u64 {
+        // SAFETY: signals lie inside the own window.
+        unsafe { memory::load_acquire_sys(self.window(self.common().rank()) + at.bytes()) }
+    }
+
+    #[inline(always)]
+    fn load_tagged(&self, at: Signal) -> Tagged {
+        // SAFETY: signals lie inside the own window.
+        Tagged(unsafe { memory::load_relaxed_sys(self.window(self.common().rank()) + at.bytes()) })
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn add(&self, counter: Counter, amount: u64) -> u64 {
+        thread::converge();
+        let mut before = 0;
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            before = unsafe { memory::add_acq_rel_gpu(self.counter(counter), amount) };
+        }
+        let halves: [u32; 2] = cast(before);
+        thread::converge();
+        cast(halves.map(|half| thread::broadcast(half, 0)))
+    }
+
+    #[inline(always)]
+    fn count(&self, counter: Counter) {
+        thread::converge();
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            unsafe { memory::count_release_gpu(self.counter(counter)) };
+        }
+    }
+
+    #[inline(always)]
+    fn load(&self, counter: Counter) -> u64 {
+        // SAFETY: counters lie inside the workspace.
+        unsafe { memory::load_acquire_gpu(self.counter(counter)) }
+    }
+
+    #[inline(always)]
+    fn peek(&self, counter: Counter) -> u64 {
+        match PEEKED.iter().position(|&peeked| peeked == counter) {
+            Some(index) => self.block.counter(index as u32),
+            None => self.load(counter),
+        }
+    }
+
+    #[inline(always)]
+    fn store(&self, counter: Counter, value: u64) {
+        thread::converge();
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            unsafe { memory::store_release_gpu(self.counter(counter), value) };
+        }
+    }
+
+    #[inline(always)]
+    fn raise(&self, counter: Counter, value: u64) -> bool {
+        let at = self.counter(counter);
+        // Looked at first: of many that come, one alone need change it.
+        // SAFETY: counters lie inside the workspace.
+        unsafe {
+            memory::load_relaxed_gpu(at) < value && memory::max_relaxed_gpu(at, value) < value
+        }
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
+    type Lanes<T: Copy> = T;
+    type Ahead = [Vector; COPY_DEPTH];
+
+    #[inline(always)]
+    fn rank(&self) -> Rank {
+        self.common().rank()
+    }
+
+    #[inline(always)]
+    fn ranks(&self) -> u32 {
+        self.common().shape.ranks
+    }
+
+    #[inline(always)]
+    fn spans_nodes(&self) -> bool {
+        SHMEM
+    }
+
+    #[inline(always)]
+    fn warp_position(&self) -> WarpPosition {
+        WarpPosition {
+            index: thread::thread() / LANES,
+            in_block: thread::threads() / LANES,
+            block: thread::block(),
+            blocks: thread::blocks(),
+        }
+    }
+
+    #[inline(always)]
+    fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool {
+        thread::converge();
+        let mut before = 0;
+        if self.lane == 0 {
+            before = self.block.pass(block_counter);
+        }
+        thread::converge();
+        thread::broadcast(before, 0) + 1 == callers
+    }
+
+    #[inline(always)]
+    fn hand_to_last(&self, block_counter: BlockCounter, callers: u32, word: u64) -> Option<u64> {
+        if self.lane == 0 {
+            self.block.leave(thread::thread() / LANES, word);
+        }
+        self.arrives_last(block_counter, callers)
+            .then(|| self.block.left_by(self.lane))
+    }
+
+    #[inline(always)]
+    fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> T {
+        each(self.lane)
+    }
+
+    #[inline(always)]
+    fn own<T: Copy>(&self, values: T, _lane: u32) -> T {
+        values
+    }
+
+    #[inline(always)]
+    fn ballot(&self, values: bool) -> u32 {
+        thread::ballot(values)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, values: u32, lane: u32) -> u32 {
+        thread::broadcast(values, lane)
+    }
+
+    #[inline(always)]
+    fn take_ticket(&self, counter: Counter) -> u32 {
+        match self.lane {
+            // SAFETY: counters lie inside the workspace.
+            0 => unsafe { memory::draw_relaxed_gpu(self.counter(counter)) },
+            _ => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn arrive_split(&self, index: u32) -> u32 {
+        thread::converge();
+        let mut before = 0;
+        if self.lane == 0 {
+            let at = self.args.table(Table::SplitArrivals) + 4 * index as u64;
+            // SAFETY: the table lies inside the workspace.
+            before = unsafe { memory::join_acq_rel_gpu(at) };
+        }
+        thread::converge();
+        thread::broadcast(before, 0)
+    }
+
+    #[inline(always)]
+    fn reset(&self, counter: Counter) {
+        if self.lane == 0 {
+            // SAFETY: counters lie inside the workspace.
+            unsafe { memory::store_u32(self.counter(counter), 0) };
+        }
+    }
+
+    #[inline(always)]
+    fn exclusive_sum(&self, values: u32) -> (u32, u32) {
+        let mut sum = values;
+        for step in 0..LANES.ilog2() {
+            let below = thread::from_below(sum, 1 << step);
+            if self.lane >= 1 << step {
+                sum += below;
+            }
+        }
+        (sum - values, thread::broadcast(sum, LANES - 1))
+    }
+
+    #[inline(always)]
+    fn matching(&self, values: u32) -> u32 {
+        thread::matching(values)
+    }
+
+    #[inline(always)]
+    fn max(&self, values: u32) -> u32 {
+        thread::max(values)
+    }
+
+    #[inline(always)]
+    fn union(&self, values: u64) -> u64 {
+        let halves: [u32; 2] = cast(values);
+        cast(halves.map(thread::union))
+    }
+
+    #[inline(always)]
+    fn converge(&self) {
+        thread::converge();
+    }
+
+    #[inline(always)]
+    fn read(&self, table: Table, index: u64) -> u32 {
+        let at = self.args.table(table) + 4 * index;
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::load_u32(at) }
+    }
+
+    #[inline(always)]
+    fn read_small_batch_id(&self, index: u32) -> u32 {
+        self.block.small_batch().id(index)
+    }
+
+    #[inline(always)]
+    fn count_small_batch(&self, expert: u32, assignments: u32) -> u32 {
+        self.block.small_batch().count(expert, assignments)
+    }
+
+    #[inline(always)]
+    fn number_small_batch(&self, index: u32, expert: u32, assignments: u32) -> u32 {
+        self.block
+            .small_batch()
+            .number_of(index, expert, assignments)
+    }
+
+    #[inline(always)]
+    fn write(&self, table: Table, index: u64, value: u32) {
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::store_u32(self.args.table(table) + 4 * index, value) };
+    }
+
+    #[inline(always)]
+    fn write_half(&self, table: Table, index: u64, value: u16) {
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::store_u16(self.args.table(table) + 2 * index, value) };
+    }
+
+    #[inline(always)]
+    fn read_window(&self, at: ByteOffset) -> u32 {
+        // SAFETY: offsets lie inside the windows.
+        unsafe { memory::load_relaxed_u32(self.window(self.common().rank()) + at.bytes()) }
+    }
+
+    #[inline(always)]
+    fn write_window(&self, at: ByteOffset, word: u32) {
+        // SAFETY: offsets lie inside the windows.
+        unsafe { memory::store_u32(self.window(self.common().rank()) + at.bytes(), word) };
+    }
+
+    #[inline(always)]
+    fn write_word(&self, to: Rank, at: ByteOffset, word: u32) {
+        // SAFETY: offsets lie inside the windows, and `to` is mapped.
+        unsafe { memory::store_relaxed_u32(self.window(to) + at.bytes(), word) };
+    }
+
+    #[inline(always)]
+    fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
+        let shape = &self.common().shape;
+        let row = EncodedRow {
+            source: self.row(Row::Tensor(Tensor::Input, token)),
+            elements: shape.hidden,
+            // With ranks of other nodes registers are scarce, and the network is slower.
+            loads_ahead: !SHMEM,
+            scales_start: self.common().row.payload_bytes,
+            lane: self.lane,
+            targets,
+            to: |index| self.row(to(index)),
+        };
+        // SAFETY: the protocol encodes whole tokens into rows that hold payload and scales.
+        unsafe {
+            match shape.format() {
+                TokenFormat::Bf16 => {}
+                TokenFormat::BlockwiseFp8 => row.encode(&encode::BlockwiseFp8, range),
+                TokenFormat::Mxfp8(_) => row.encode(&encode::Mxfp8, range),
+                TokenFormat::Mxfp4(_) => row.encode(&encode::Mxfp4, range),
+                TokenFormat::Nvfp4(_) => {
+                    let global = match self.args.table(Table::InputScale) {
+                        0 => 1.0,
+                        at => f32::from_bits(memory::load_u32(at)),
+                    };
+                    row.encode(&encode::Nvfp4::new(global), range);
+                }
+                TokenFormat::Nvfp4RowScaled(_) => {
+                    let inverse = nvfp4::inverse_global_bits(row.largest());
+                    if range.start == 0 {
+                        // Right before the header, whose place is in a register anyway.
+                        row.store_row_scale(self.common().row.header - ROW_SCALE_BYTES, inverse);
+                    }
+                    let global = nvfp4::global_of_inverse(inverse);
+                    row.encode(&encode::Nvfp4::new(global), range);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead {
+        let mut ahead = [[0; 4]; COPY_DEPTH];
+        if SHMEM {
+            ahead[..REMOTE_COPY_DEPTH]
+                .copy_from_slice(&self.first_tile::<REMOTE_COPY_DEPTH>(range, from));
+        } else {
+            ahead = self.first_tile(range, from);
+        }
+        ahead
+    }
+
+    #[inline(always)]
+    fn copy_row(
+        &self,
+        row: (ByteRange, Row),
+        ahead: Self::Ahead,
+        targets: impl Bits,
+        to: impl Fn(u32) -> Row,
+    ) -> bool {
+        if SHMEM {
+            let ahead: [Vector; REMOTE_COPY_DEPTH] = core::array::from_fn(|index| ahead[index]);
+            self.copy_tiles(row, ahead, targets, to)
+        } else {
+            self.copy_tiles(row, ahead, targets, to)
+        }
+    }
+
+    #[inline(always)]
+    fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+        #[cfg(target_feature = "sm_90")]
+        if !SHMEM {
+            return self.sum_through_pipeline((range, sources), from, to);
+        }
+        if SHMEM {
+            self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to);
+        } else {
+            self.sum_tiles::<SUM_DEPTH>(range, sources, from, to);
+        }
+    }
+
+    #[inline(always)]
+    fn sum_inline_rows(
+        &self,
+        range: ByteRange,
+        sources: (u32, bool),
+        from: impl Fn(u32) -> ByteOffset,
+        to: Row,
+    ) -> Result<(), u32> {
+        let mut tile_start = range.start;
+        while tile_start < range.end {
+            self.sum_inline_tile((tile_start, range.end), sources, &from, to)?;
+            tile_start += INLINE_DEPTH as u32 * tile::WARP_BYTES;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn put(&self, put: Put) {
+        if SHMEM {
+            thread::converge();
+            let own = self.window(self.common().rank());
+            let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
+            let signal = own + put.signal.bytes();
+            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later
+            // round, which starts when every peer has answered this one.
+            unsafe { shmem::put_signal(put.peer.0, to, from, put.bytes, signal, put.value) };
+        }
+    }
+
+    #[inline(always)]
+    fn signal_all(&self, at: Signal, value: u64) {
+        let Common { peers, shape, .. } = self.common();
+        if self.lane == 0 {
+            let of_node = shape.p2p_world_size;
+            let first = Rank(self.common().rank().0 / of_node * of_node);
+            // SAFETY: the table of peers has an entry for every rank, and signals lie inside the windows.
+            unsafe {
+                fault::signal_all::<SHMEM>(*peers, shape.ranks, first, of_node, at, value);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn timed_out(&self) -> bool {
+        self.polls.set(self.polls.get() + 1);
+        if !self.polls.get().is_multiple_of(POLLS) {
+            return false;
+        }
+        let is_late = thread::global_timer_ns() > self.block.deadline_ns();
+        // SAFETY: counters lie inside the workspace.
+        let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
+        thread::ballot(stopped != 0 || is_late) != 0
+    }
+
+    #[inline(always)]
+    fn record(&self, fault: &Fault) {
+        let page = self.block.fault_page();
+        let Fault {
+            index,
+            wanted,
+            saw,
+            epoch,
+            ..
+        } = *fault;
+        let (packed, workspace) = (fault::pack(fault), self.common().workspace);
+        let seen = Seen { wanted, saw };
+        // SAFETY: the workspace holds the counters; the page is mapped host memory of the size of
+        // a `FaultPage`.
+        unsafe { fault::write(page, workspace, packed, fault.rank, index, seen, epoch) };
+    }
+}

@@ -1,0 +1,90 @@
+//! Vectors on their way from global into shared memory (PTX ISA, "cp.async"). Each lane loads what it reads itself
+//! and waits for its own loads: they are in flight without occupying registers, and nobody synchronises.
+
+use core::arch::{asm, global_asm};
+
+use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
+
+use crate::machine::tile::WARP_BYTES;
+use crate::ptx::memory::Vector;
+use crate::ptx::thread;
+
+global_asm!(".extern .shared .align 128 .b8 ferry_ring[];");
+
+/// A lane's part of its warp's ring: slots of a few vectors each.
+#[derive(Clone, Copy)]
+pub struct Pipeline {
+    base: u32,
+}
+
+impl Pipeline {
+    /// That of this lane. The host launches kernels that sum with [`PIPELINE_BYTES`] of shared memory for each warp.
+    #[inline(always)]
+    pub fn of_lane() -> Self {
+        let base: u32;
+        // SAFETY: takes an address.
+        unsafe {
+            asm!("mov.u32 {}, ferry_ring;", out(reg32) base, options(pure, nomem, nostack, preserves_flags));
+        }
+        let warp = thread::thread() / ferry_protocol::LANES;
+        let lane = thread::lane() * size_of::<Vector>() as u32;
+        Self {
+            base: base + warp * PIPELINE_BYTES + lane,
+        }
+    }
+
+    #[inline(always)]
+    fn at(self, slot: u32, vector: u32) -> u32 {
+        self.base + slot * (PIPELINE_BYTES / PIPELINE_STAGES) + vector * WARP_BYTES
+    }
+
+    /// Begins to load this lane's vectors from byte `start` of a row into a slot, those before byte `end`.
+    ///
+    /// # Safety
+    /// `row` has `end` bytes, and what the slot held was read.
+    #[inline(always)]
+    pub unsafe fn load<const DEPTH: usize>(self, slot: u32, row: u64, start: u32, end: u32) {
+        let first = row + start as u64;
+        core::array::from_fn::<(), DEPTH, _>(|index| {
+            let before = index as u32 * WARP_BYTES;
+            let at = start + before;
+            // SAFETY: active only inside the row.
+            unsafe {
+                asm!("{{ .reg .pred p; setp.lt.u32 p, {}, {};",
+                    "@p cp.async.cg.shared.global [{}], [{}], 16; }}",
+                    in(reg32) at, in(reg32) end, in(reg32) self.at(slot, index as u32), in(reg64) first + before as u64,
+                    options(nostack, preserves_flags));
+            }
+        });
+    }
+
+    /// What was loaded into a slot, and has landed; anything from the row's end on.
+    #[inline(always)]
+    pub fn read<const DEPTH: usize>(self, slot: u32) -> [Vector; DEPTH] {
+        core::array::from_fn(|index| {
+            let (a, b, c, d);
+            // SAFETY: the slot lies in the ring.
+            unsafe {
+                asm!("ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c,
+                    out(reg32) d, in(reg32) self.at(slot, index as u32), options(nostack, preserves_flags));
+            }
+            [a, b, c, d]
+        })
+    }
+}
+
+/// Ends a group of loads, which may be empty.
+#[inline(always)]
+pub fn commit() {
+    // SAFETY: touches no memory.
+    unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) }
+}
+
+/// Waits until of this lane's groups all have landed but the last `PENDING`.
+#[inline(always)]
+pub fn wait_for_all_but<const PENDING: u32>() {
+    // SAFETY: waits for loads of this thread.
+    unsafe {
+        asm!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags));
+    }
+}

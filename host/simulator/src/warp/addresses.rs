@@ -1,0 +1,95 @@
+//! Where a warp's rows, tables and signals are. Each address is checked against the allocation that it is for.
+
+use ferry_layout::{Arguments, Counter, Rank, Table};
+use ferry_protocol::Row;
+
+use super::Warp;
+use crate::{Args, SimulatorError};
+
+impl Warp<'_> {
+    /// `address`, if it lies in the allocation of `base`.
+    pub(super) fn within(&self, base: u64, address: u64) -> u64 {
+        if !self.shared.memory.borrow().share_allocation(base, address) {
+            let error = SimulatorError::StrayAccess {
+                seed: self.shared.seed,
+                address,
+                base,
+                by: self.name(),
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+            self.end_here();
+        }
+        address
+    }
+
+    /// The start of a rank's window as this rank addresses it.
+    pub(super) fn window(&self, rank: Rank) -> u64 {
+        self.with_memory(|memory| memory.read_u64(self.common.peers + 8 * u64::from(rank.0)))
+    }
+
+    /// The window of a rank that must be on this node.
+    pub(super) fn mapped_window(&self, rank: Rank) -> u64 {
+        let (seed, me) = (self.shared.seed, self.common.rank());
+        if !self.common.shape.same_node(me, rank) {
+            let error = SimulatorError::NotMapped {
+                seed,
+                rank: me.0,
+                peer: rank.0,
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+            self.end_here();
+        }
+        self.window(rank)
+    }
+
+    /// The same place in the window of a rank of another node, found from the symmetric address
+    /// as NVSHMEM does.
+    pub(super) fn remote_address(&self, rank: Rank, offset: u64) -> u64 {
+        // Windows are allocated symmetrically: at the same place in each rank's memory.
+        let own = self.window(self.common.rank());
+        let stride = 1 << 40;
+        let far = own - stride * u64::from(self.common.rank().0) + stride * u64::from(rank.0);
+        self.within(far, far + offset)
+    }
+
+    pub(super) fn row(&self, row: Row) -> u64 {
+        match row {
+            Row::Window(rank, at) | Row::Inline(rank, at) => {
+                let window = self.mapped_window(rank);
+                self.within(window, window + at.bytes())
+            }
+            Row::Tensor(tensor, index) => {
+                let (first, bytes) = match &self.args {
+                    Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
+                    Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
+                    Args::Silu(_) => (0, 0),
+                };
+                self.within(first, first + u64::from(index) * u64::from(bytes))
+            }
+        }
+    }
+
+    pub(super) fn table(&self, table: Table) -> u64 {
+        match &self.args {
+            Args::Dispatch(args) => args.table(table),
+            Args::Combine(args) => args.table(table),
+            Args::Silu(_) => 0,
+        }
+    }
+
+    /// The place `bytes` after the start of a table.
+    pub(super) fn in_table(&self, table: Table, bytes: u64) -> u64 {
+        let base = self.table(table);
+        self.within(base, base.wrapping_add(bytes))
+    }
+
+    /// A place in the own window.
+    pub(super) fn in_window(&self, bytes: u64) -> u64 {
+        let window = self.window(self.common.rank());
+        self.within(window, window + bytes)
+    }
+
+    pub(super) fn counter(&self, counter: Counter) -> u64 {
+        self.common.workspace + counter.bytes()
+    }
+}
