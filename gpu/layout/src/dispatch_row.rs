@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::shape::cut;
-use crate::{ByteOffset, Shape};
+use crate::{ByteOffset, ScaleLayout, Shape, TokenFormat, scale_placement};
 
 /// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The host works
 /// it out once for all launches: kernels of all shapes would keep it in registers.
@@ -73,5 +73,25 @@ impl DispatchRow {
     #[inline(always)]
     pub const fn scale_words_before(&self, end: u32) -> u32 {
         end >> self.log_bytes_of_word
+    }
+
+    /// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled scales. Wraps
+    /// around: both come of counts that came over the wire.
+    #[inline(always)]
+    pub const fn first_scale_word(&self, format: TokenFormat, position: u32, row: u32) -> u32 {
+        match format.scale_layout() {
+            None => position,
+            Some(ScaleLayout::RowMajor) => position.wrapping_mul(self.scale_words),
+            Some(ScaleLayout::Tiled) => {
+                let block = row / scale_placement::BLOCK_ROWS;
+                self.first_scale_word_of_block(block) + scale_placement::offset_in_block(row, 0) / 4
+            }
+        }
+    }
+
+    /// The first word of a block of tiled scales.
+    #[inline(always)]
+    pub const fn first_scale_word_of_block(&self, block: u32) -> u32 {
+        block.wrapping_mul(self.scale_words * (scale_placement::TILE_BYTES / 4))
     }
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{AssignmentWords, Header, Sizes, TokenFormat, scale_placement};
+use crate::{AssignmentWords, Header, ScaleLayout, Sizes, TokenFormat, scale_placement};
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;
@@ -129,6 +129,12 @@ impl Shape {
             0 => u64::MAX,
             words => (1 << u32::BITS) / (words * scale_placement::BLOCK_ROWS as u64),
         }
+    }
+
+    /// Whether scales go into tiles.
+    #[inline(always)]
+    pub const fn has_tiled_scales(&self) -> bool {
+        matches!(self.format().scale_layout(), Some(ScaleLayout::Tiled))
     }
 
     /// Rows that an expert's rows are padded to a multiple of in dispatch's output.

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::Shape;
+use crate::{Rank, Shape};
 
 /// A 64-bit word shared by the warps of one GPU: device scope, no rank. Zero at init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,4 +137,25 @@ impl Workspace {
 
 const fn next(start: u64, words: u64) -> u64 {
     (start + 4 * words).next_multiple_of(128)
+}
+
+/// Index of assignment `k` of a token in a `[token, K]` table.
+#[inline(always)]
+pub const fn assignment_index(top_k: u32, token: u32, k: u32) -> u64 {
+    token as u64 * top_k as u64 + k as u64
+}
+
+/// Index of the first word of `tile` in [`Table::TileCounts`].
+#[inline(always)]
+pub const fn tile_counts_index(experts: u32, tile: u64) -> u64 {
+    tile * experts as u64
+}
+
+impl Shape {
+    /// Index of assignment `k` of a token of `source` in [`Table::RowMap`].
+    #[inline(always)]
+    pub const fn row_map_index(&self, source: Rank, token: u32, k: u32) -> u64 {
+        let row = source.0 as u64 * self.max_tokens_per_rank as u64 + token as u64;
+        row * self.top_k as u64 + k as u64
+    }
 }

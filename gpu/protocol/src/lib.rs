@@ -21,9 +21,12 @@ pub mod wire;
 mod work;
 
 pub use combine::{combine, combine_async, combine_wait};
-pub use dispatch::notify::count_below;
+pub use dispatch::numbering::count_below;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
-pub use machine::{Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals};
+pub use machine::counters::{BlockCounter, Counters};
+pub use machine::position::WarpPosition;
+pub use machine::rows::{Bits, ByteRange, Put, Row};
+pub use machine::signals::Signals;
+pub use machine::{LANES, Machine};
 pub use sync::arrivals;
 pub use sync::launch::Aborted;
-pub use work::partition::WarpPosition;

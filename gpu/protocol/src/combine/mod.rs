@@ -2,18 +2,20 @@
 //!
 //! Entries, and which warp does what; `send_back` is the experts' side, `sum_up` the source's.
 
+mod received;
 mod reduce;
 mod send;
 mod send_batched;
 
 use ferry_layout::{CombineArgs, Counter, Kernel};
 
-use crate::Machine;
 use crate::combine::reduce::reduce_rows;
 use crate::combine::send::send_back;
+use crate::machine::Machine;
+use crate::machine::position::WarpPosition;
 use crate::sync::launch::{Aborted, Launch};
 use crate::work::item::Extent;
-use crate::work::partition::{Partition, WarpPosition};
+use crate::work::partition::Partition;
 
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
 /// dispatch, in stream order. Collective.

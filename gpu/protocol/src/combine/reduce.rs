@@ -2,18 +2,20 @@
 
 use ferry_layout::{
     CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
+    assignment_index,
 };
 
 use crate::combine::CombineRoles;
-use crate::dispatch::send::assignment;
+use crate::machine::counters::BlockCounter;
+use crate::machine::position::WarpPosition;
+use crate::machine::rows::{ByteRange, Row};
+use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
-use crate::wire::credit;
-use crate::wire::flagged;
+use crate::wire::{credit, flagged};
 use crate::work::item::Item;
-use crate::work::partition::{Partition, WarpPosition};
+use crate::work::partition::Partition;
 use crate::work::route::{lane_or_none, ranks_of};
-use crate::{BlockCounter, ByteRange, LANES, Machine, Row};
 
 /// Warps that may look at all their words again and again: those of many would be in the way of what
 /// comes. Found by measuring (BENCHMARKS.md).
@@ -112,7 +114,7 @@ fn reduce_item<M: Machine>(
     } = item;
     let experts = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
-            machine.read(Table::Routes, assignment(shape.top_k, token, lane))
+            machine.read(Table::Routes, assignment_index(shape.top_k, token, lane))
         })
     });
     let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
@@ -148,14 +150,19 @@ fn reduce_item<M: Machine>(
             let slots =
                 machine.ballot(machine.lanes(|lane| machine.own(experts, lane) != NOT_ROUTED));
             wait_for_slots(launch, item, slots, |slot| {
-                shape.rank_of(machine.read(Table::Routes, assignment(shape.top_k, token, slot)))
+                shape.rank_of(
+                    machine.read(Table::Routes, assignment_index(shape.top_k, token, slot)),
+                )
             })?;
             if args.topk_weights == 0 {
                 keep_apart(launch, item, slots);
             } else {
                 let weights = machine.lanes(|lane| {
                     lane_or_none(lane, shape.top_k, || {
-                        machine.read(Table::TopkWeights, assignment(shape.top_k, token, lane))
+                        machine.read(
+                            Table::TopkWeights,
+                            assignment_index(shape.top_k, token, lane),
+                        )
                     })
                 });
                 let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));

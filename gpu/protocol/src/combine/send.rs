@@ -1,22 +1,21 @@
 //! Combine on the experts' rank: what it received goes back to where it came from.
 
-use ferry_layout::{
-    CombineArgs, CombineMode, Counter, Header, NOT_ROUTED, Rank, Region, Table, Tensor,
-};
+use ferry_layout::{CombineArgs, CombineMode, Counter, Header, Rank, Region, Tensor};
 
 use crate::combine::CombineRoles;
+use crate::combine::received::{item_here, read_positions, slots_here};
 use crate::combine::send_batched::send_batched;
-use crate::dispatch::destination::row_map_index;
+use crate::machine::Machine;
+use crate::machine::counters::BlockCounter;
+use crate::machine::rows::{ByteRange, Put, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
-use crate::wire::credit;
-use crate::wire::flagged;
+use crate::wire::{credit, flagged};
 use crate::work::item::{Extent, Item};
-use crate::work::partition::{Partition, WorkQueue, callers};
+use crate::work::partition::{Partition, WorkQueue, warps_of_block};
 use crate::work::route::{for_each_bit, lane_or_none, on_each_rank, ranks_of, reduced_slot};
 use crate::work::row_split::{RowSplit, SplitPart};
 use crate::work::sub_warps::SubWarps;
-use crate::{BlockCounter, ByteRange, Machine, Put, Row};
 
 /// From so many units a warp on, units are sent together.
 const MANY_ITEMS: u32 = 32;
@@ -104,18 +103,6 @@ fn batch_of<M: Machine>(launch: &Launch<M>, many: bool) -> u32 {
     }
 }
 
-/// Unit `index` of all that can come here, if it has.
-#[inline(always)]
-fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    // The dispatch has seen these words arrive, and they stay until this rank says consumed.
-    let parts = machine.lanes(|_| extent.presence(launch, index).unwrap_or(0));
-    let parts = machine.broadcast(parts, 0);
-    (parts != 0).then(|| extent.item(&common.shape, common.rank(), (index, parts)))
-}
-
 /// How every rank is told that its rows were read, with counts, presence and headers.
 #[derive(Clone, Copy)]
 struct CreditReturn {
@@ -179,7 +166,7 @@ fn publish_by_block<M: Machine>(
     flag: u64,
 ) {
     let Launch { machine, epoch, .. } = launch;
-    let callers = callers(*machine, machine.warp() - partition.index, items);
+    let callers = warps_of_block(*machine, machine.warp() - partition.index, items);
     let Some(flags) = machine.hand_to_last(BlockCounter::Sent, callers, flag) else {
         return;
     };
@@ -272,31 +259,6 @@ fn send_item_back<M: Machine>(
         (CombineMode::Exact, Some(part)) => send_exact(launch, args, part, written),
         (CombineMode::Exact, None) => written(),
     }
-}
-
-/// The output rows of a unit's token, one a top-k slot.
-#[inline(always)]
-fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let shape = &common.shape;
-    machine.lanes(|lane| {
-        lane_or_none(lane, shape.top_k, || {
-            let assignment = row_map_index(shape, item.source, item.token, lane);
-            machine.read(Table::RowMap, assignment)
-        })
-    })
-}
-
-/// The slots whose rows are here. The dispatch checked the positions against its outputs; these
-/// may be smaller.
-#[inline(always)]
-pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
-    machine.ballot(machine.lanes(|lane| {
-        let position = machine.own(positions, lane);
-        position != NOT_ROUTED && (position as u64) < args.row_capacity
-    }))
 }
 
 /// Flags the sum that a unit's source gets.

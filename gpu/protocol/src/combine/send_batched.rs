@@ -2,14 +2,14 @@
 
 use ferry_layout::{CombineArgs, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
 
-use crate::combine::send::slots_here;
-use crate::dispatch::destination::row_map_index;
+use crate::combine::received::slots_here;
+use crate::machine::Machine;
+use crate::machine::rows::{ByteRange, Row};
 use crate::sync::launch::Launch;
 use crate::wire::flagged;
 use crate::work::item::{Extent, Item};
 use crate::work::route::{ranks_of, reduced_slot};
 use crate::work::sub_warps::SubWarps;
-use crate::{ByteRange, Machine, Row};
 
 /// Sends a group of units from unit `first` on back, which are whole and near, those of them that have come here:
 /// what dispatch has brought is read for all of them at once, and all are released at once.
@@ -42,7 +42,7 @@ pub fn send_batched<M: Machine>(
         let Item { source, token, .. } = item_of(lane);
         machine.read(
             Table::RowMap,
-            row_map_index(shape, source, token, slot_of(lane)),
+            shape.row_map_index(source, token, slot_of(lane)),
         )
     });
     let words = machine.lanes(|lane| read(Header::assignment(slot_of(lane)), lane));

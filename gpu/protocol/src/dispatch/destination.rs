@@ -1,34 +1,11 @@
 //! Where received rows go in the outputs: what their headers say, and the starts of their experts' rows.
 
-use ferry_layout::{
-    DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Shape, Tagged, scale_placement,
-};
+use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement};
 
-use crate::Machine;
-use crate::dispatch::scales;
+use crate::machine::Machine;
 use crate::sync::launch::Launch;
+use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
-
-/// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
-/// give up.
-#[inline(always)]
-pub fn wait_for<M: Machine, T: Copy>(
-    machine: &M,
-    mut values: M::Lanes<T>,
-    read: impl Fn() -> M::Lanes<T>,
-    is_sentinel: impl Fn(T) -> bool,
-) -> Option<M::Lanes<T>> {
-    loop {
-        let absent = machine.lanes(|lane| is_sentinel(machine.own(values, lane)));
-        if machine.ballot(absent) == 0 {
-            return Some(values);
-        }
-        if machine.timed_out() {
-            return None;
-        }
-        values = read();
-    }
-}
 
 /// The words of the entries in a unit's header, once they have come. If it is bare, they are made absent again,
 /// and the first part's put where combine reads them, with the weights.
@@ -108,7 +85,7 @@ impl SourceBase {
         let window = &common.window;
         let row = machine.load_tagged(window.source_base(source, expert));
         let (mut first, mut block) = (row, row);
-        if scales::is_tiled(&common.shape) {
+        if common.shape.has_tiled_scales() {
             first = machine.load_tagged(window.expert_base(expert));
             block = machine.load_tagged(window.expert_block_base(expert));
         }
@@ -163,7 +140,7 @@ pub fn find_destinations<M: Machine>(
     });
     let is_outside = |lane| {
         let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;
-        let has_block = !scales::is_tiled(shape) || block < args.block_capacity as u32;
+        let has_block = !shape.has_tiled_scales() || block < args.block_capacity as u32;
         is_here(lane) && !(has_block && (machine.own(positions, lane) as u64) < args.row_capacity)
     };
     let outside = machine.ballot(machine.lanes(is_outside));
@@ -173,7 +150,7 @@ pub fn find_destinations<M: Machine>(
     let scales = machine.lanes(|lane| match is_here(lane) {
         true => {
             let (position, row) = (machine.own(positions, lane), machine.own(rows, lane));
-            scales::first_word(common, position, row)
+            common.row.first_scale_word(shape.format(), position, row)
         }
         false => 0,
     });
@@ -182,11 +159,4 @@ pub fn find_destinations<M: Machine>(
         scales,
         here,
     })
-}
-
-/// Index of entry `k` of `source`'s token in the row map.
-#[inline(always)]
-pub fn row_map_index(shape: &Shape, source: Rank, token: u32, k: u32) -> u64 {
-    let row = source.0 as u64 * shape.max_tokens_per_rank as u64 + token as u64;
-    row * shape.top_k as u64 + k as u64
 }

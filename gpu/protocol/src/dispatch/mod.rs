@@ -1,20 +1,23 @@
 //! Dispatch: the entries, and which warp does what.
 
-pub mod destination;
-pub mod notify;
+mod destination;
+mod notify;
+pub mod numbering;
 mod offsets;
-pub mod receive;
-pub mod scales;
-pub mod send;
+mod receive;
+mod scales;
+mod send;
 
 use ferry_layout::{Counter, DispatchArgs, Kernel, TokenFormat};
 
 use crate::dispatch::notify::{notify, tasks};
 use crate::dispatch::receive::receive;
 use crate::dispatch::send::send_items;
+use crate::machine::Machine;
+use crate::machine::position::WarpPosition;
+use crate::machine::rows::ByteRange;
 use crate::sync::launch::{Aborted, Launch};
-use crate::work::partition::{Partition, WarpPosition};
-use crate::{ByteRange, Machine};
+use crate::work::partition::Partition;
 
 /// From so many whole rows on, some warps send and do nothing else, also where there are more warps
 /// than rows: the first rows are in their places before the last ones leave. Found by measuring

@@ -8,9 +8,8 @@ use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tagged, scale_placement,
 };
 
-use crate::dispatch::scales::is_tiled;
+use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
-use crate::{LANES, Machine};
 
 /// Count words that a lane has in flight.
 const DEPTH: usize = 8;
@@ -52,7 +51,7 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
         let sums = wait_for_counts(launch, of_lane)?;
         let sums = |lane| machine.own(sums, lane).unwrap_or_default();
         let (rows_before, more_rows) = machine.exclusive_sum(machine.lanes(|lane| sums(lane).rows));
-        let (blocks_before, more_blocks) = match is_tiled(shape) {
+        let (blocks_before, more_blocks) = match shape.has_tiled_scales() {
             true => machine.exclusive_sum(machine.lanes(|lane| sums(lane).blocks)),
             false => (machine.lanes(|_| 0), 0),
         };
@@ -74,7 +73,7 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
         }
     });
     check_capacity(launch, rows as u64, args.row_capacity)?;
-    if is_tiled(shape) {
+    if shape.has_tiled_scales() {
         check_capacity(launch, blocks as u64, args.block_capacity)?;
     }
     machine.store(Counter::OffsetsReady, epoch.0);
@@ -269,7 +268,7 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
     // All are read before one is waited for.
     let starts: [u32; MOST_EXPERTS] = core::array::from_fn(|index| {
         let expert = experts.first as u64 + index as u64;
-        match has(index) && is_tiled(&common.shape) {
+        match has(index) && common.shape.has_tiled_scales() {
             true => machine.read(Table::RowOffsets, expert),
             false => end,
         }
@@ -281,7 +280,7 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
         }
         let expert = experts.first + index as u32;
         machine.write(Table::ExpertIds, expert as u64, expert);
-        if is_tiled(&common.shape) {
+        if common.shape.has_tiled_scales() {
             say(common.window.expert_base(expert), starts[index]);
             say(common.window.expert_block_base(expert), block);
             let offset = scale_placement::scales_offset(block, starts[index]);

@@ -11,14 +11,15 @@ use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Shape, Table, Tensor, scale_placement,
 };
 
-use crate::dispatch::destination::{Destinations, find_destinations, row_map_index};
+use crate::dispatch::destination::{Destinations, find_destinations};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
-use crate::dispatch::scales::{self, is_tiled};
+use crate::dispatch::scales;
+use crate::machine::rows::Row;
+use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::wire::flagged;
 use crate::work::item::{Batch, Extent, Item};
 use crate::work::partition::Partition;
-use crate::{LANES, Machine, Row};
 
 /// Whether the warp with this share turns counts into offsets. One in between: in a fused launch the first ones
 /// receive first, and the last ones count and send. Of few tokens one that receives nothing, of others one that is not
@@ -52,7 +53,7 @@ pub fn receive<M: Machine>(
     let shape = &common.shape;
     // Outputs that may be too small are left alone until that is known.
     let most_rows = shape.most_rows(extent.tokens);
-    let most_blocks = match is_tiled(shape) {
+    let most_blocks = match shape.has_tiled_scales() {
         true => scale_placement::max_blocks(most_rows, shape.local_experts()),
         false => 0,
     };
@@ -71,7 +72,7 @@ pub fn receive<M: Machine>(
         receive_batch(launch, args, (batch, parts, coming))?;
         batch = batch.next();
     }
-    if is_tiled(shape) {
+    if shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
         scales::clear_unused(launch, args, batch.partition());
     }
@@ -210,7 +211,7 @@ fn receive_item<M: Machine>(
         if lane < shape.top_k {
             machine.write(
                 Table::RowMap,
-                row_map_index(shape, source, token, lane),
+                shape.row_map_index(source, token, lane),
                 position,
             );
         }

@@ -6,39 +6,17 @@ use ferry_layout::{
     scale_placement,
 };
 
-use crate::dispatch::destination::{Destinations, wait_for};
+use crate::dispatch::destination::Destinations;
+use crate::machine::rows::ByteRange;
+use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
+use crate::sync::wait::wait_for;
 use crate::work::item::RowLocation;
 use crate::work::partition::Partition;
 use crate::work::route::for_each_bit;
-use crate::{ByteRange, LANES, Machine};
 
 /// Words of a tile: one a row.
 const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
-
-/// Whether scales go into tiles.
-#[inline(always)]
-pub fn is_tiled(shape: &Shape) -> bool {
-    shape.format().scale_layout() == Some(ScaleLayout::Tiled)
-}
-
-/// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled scales.
-#[inline(always)]
-pub fn first_word(common: &Common, position: u32, row: u32) -> u32 {
-    match common.shape.format().scale_layout() {
-        None => position,
-        Some(ScaleLayout::RowMajor) => position.wrapping_mul(common.row.scale_words),
-        Some(ScaleLayout::Tiled) => {
-            let block = row / scale_placement::BLOCK_ROWS;
-            first_word_of_block(common, block) + scale_placement::offset_in_block(row, 0) / 4
-        }
-    }
-}
-
-#[inline(always)]
-fn first_word_of_block(common: &Common, block: u32) -> u32 {
-    block.wrapping_mul(common.row.scale_words * TILE_WORDS)
-}
 
 /// Words from one of a row's words to the next.
 #[inline(always)]
@@ -175,7 +153,10 @@ pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, partiti
                 true => rows % scale_placement::BLOCK_ROWS,
                 false => 0,
             };
-            let tile = first_word_of_block(common, block).wrapping_add(word * TILE_WORDS);
+            let tile = common
+                .row
+                .first_scale_word_of_block(block)
+                .wrapping_add(word * TILE_WORDS);
             (tile, used)
         });
         let tiles = machine.lanes(|lane| machine.own(unused, lane).0);

@@ -7,18 +7,22 @@
 //! [`Entries`](ferry_layout::Entries)).
 
 use ferry_layout::{
-    ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region,
-    TILE_ASSIGNMENTS, Table, Tensor, TokenFormat, avoid_sentinel,
+    ByteOffset, Counter, DispatchArgs, Fault, FaultKind, Header, NOT_ROUTED, Rank, Region, Table,
+    Tensor, TokenFormat, assignment_index, avoid_sentinel,
 };
 
-use crate::dispatch::notify::{read_expert_id, scans};
+use crate::dispatch::numbering::tiles::read_ranks_in_expert;
+use crate::dispatch::numbering::{count_before, expert_groups, read_expert_id};
+use crate::machine::Machine;
+use crate::machine::counters::BlockCounter;
+use crate::machine::position::WarpPosition;
+use crate::machine::rows::{Put, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::wire::flagged;
 use crate::work::item::{Item, RowLocation};
-use crate::work::partition::{Partition, WarpPosition, WorkQueue, callers};
-use crate::work::route::{for_each_bit, lane_or_none, node_of, on_each_rank, p2p, ranks_of};
-use crate::{BlockCounter, Machine, Put, Row};
+use crate::work::partition::{Partition, WorkQueue, warps_of_block};
+use crate::work::route::{for_each_bit, lane_or_none, node_of, on_each_rank, p2p_ranks, ranks_of};
 
 /// Bytes of a bare part's payload from which on its header goes first. Found by measuring (BENCHMARKS.md).
 const HEADER_FIRST: u32 = 2048;
@@ -39,7 +43,7 @@ pub fn send_items<M: Machine>(
     let shape = &common.shape;
     let parts = common.row.parts(common.tokens);
     let is_numbered = || {
-        let scans = scans(shape.experts);
+        let scans = expert_groups(shape.experts);
         arrivals::is_done(*machine, Counter::ScansDone, *epoch, scans)
     };
     let items = common.tokens * parts;
@@ -52,7 +56,11 @@ pub fn send_items<M: Machine>(
         // Counted before the payload goes out: behind its stores, loads take many times as long.
         let is_small_batch = shape.is_small_batch(common.tokens);
         let words_or_experts = match is_small_batch {
-            true => words(launch, route.experts, count_before(launch, route)),
+            true => words(
+                launch,
+                route.experts,
+                count_before(launch, token, route.experts),
+            ),
             false => route.experts,
         };
         let row_part = Item {
@@ -110,7 +118,7 @@ fn publish_by_block<M: Machine>(
         ..
     } = launch;
     let first = machine.warp() - partition.index;
-    let callers = callers(*machine, first, items);
+    let callers = warps_of_block(*machine, first, items);
     let Some(ranks) = machine.hand_to_last(BlockCounter::Sent, callers, ranks) else {
         return;
     };
@@ -159,7 +167,7 @@ fn send_payload<M: Machine>(
     // A bit for each rank of the node; for the staging, where far ranks are served from, that of a far rank. Each
     // rank begins with another one, and with another one for each token: else all of them would store to the same
     // rank at the same time.
-    let p2p = p2p(*machine, common, ranks);
+    let p2p = p2p_ranks(*machine, common, ranks);
     let is_remote = p2p != ranks;
     let staging = match is_remote {
         true => (node_of(shape, me).trailing_zeros() + shape.p2p_world_size) % u64::BITS,
@@ -192,7 +200,7 @@ fn publish<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, item: u3
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let p2p = p2p(*machine, common, ranks);
+    let p2p = p2p_ranks(*machine, common, ranks);
     let remote = ranks & !p2p;
     machine.release();
     let flag = window.dispatch_flag(me, item);
@@ -231,7 +239,7 @@ fn read_route<M: Machine>(
             read_expert_id(
                 *machine,
                 is_small_batch,
-                assignment(shape.top_k, token, lane),
+                assignment_index(shape.top_k, token, lane),
             )
         })
     });
@@ -245,7 +253,7 @@ fn read_route<M: Machine>(
     let weights = machine.lanes(|lane| {
         machine.read(
             table,
-            assignment(shape.top_k, token, lane.min(shape.top_k - 1)),
+            assignment_index(shape.top_k, token, lane.min(shape.top_k - 1)),
         )
     });
     if common.debug_checks != 0 {
@@ -267,7 +275,11 @@ fn read_route<M: Machine>(
         let id = machine.own(given, lane);
         let id = if id < shape.experts { id } else { NOT_ROUTED };
         if lane < shape.top_k {
-            machine.write(Table::Routes, assignment(shape.top_k, token, lane), id);
+            machine.write(
+                Table::Routes,
+                assignment_index(shape.top_k, token, lane),
+                id,
+            );
         }
         id
     });
@@ -338,7 +350,7 @@ fn write_header<M: Machine>(
     } = launch;
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let p2p = p2p(*machine, common, ranks);
+    let p2p = p2p_ranks(*machine, common, ranks);
     let staging = window.dispatch_staging(token).plus(common.row.header);
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {
@@ -362,49 +374,4 @@ fn write_header<M: Machine>(
     if ranks != p2p {
         write(me, staging);
     }
-}
-
-/// The ordinal of each of a token's entries among those for its expert, where entries are few.
-#[inline(always)]
-fn count_before<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let (shape, assignments) = (&common.shape, common.tokens * common.shape.top_k);
-    machine.lanes(|lane| {
-        let expert = machine.own(route.experts, lane);
-        if expert >= shape.experts {
-            // No entry, or one that goes nowhere.
-            return 0;
-        }
-        let index = assignment(shape.top_k, route.token, lane) as u32;
-        machine.number_small_batch(index, expert, assignments)
-    })
-}
-
-/// The ordinal of each of a token's entries among those for its expert, after the scans.
-#[inline(always)]
-fn read_ranks_in_expert<M: Machine>(
-    launch: &Launch<M>,
-    token: u32,
-    experts_of: M::Lanes<u32>,
-) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
-    let (experts, top_k) = (common.shape.experts, common.shape.top_k);
-    let before = assignment(top_k, token, 0);
-    machine.lanes(|lane| {
-        let at = before + lane.min(top_k - 1) as u64;
-        let expert = machine.own(experts_of, lane).min(experts - 1);
-        let counts = at / TILE_ASSIGNMENTS as u64 * experts as u64;
-        let earlier = machine.read(Table::TileCounts, counts + expert as u64);
-        earlier + machine.read(Table::RanksInExpert, at)
-    })
-}
-
-/// Index of entry `k` of a token in a `[token, K]` table.
-#[inline(always)]
-pub fn assignment(top_k: u32, token: u32, k: u32) -> u64 {
-    token as u64 * top_k as u64 + k as u64
 }

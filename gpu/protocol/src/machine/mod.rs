@@ -1,127 +1,19 @@
 //! What a machine must offer to run the protocol.
 
-use crate::work::partition::WarpPosition;
-use ferry_layout::{ByteOffset, Counter, Fault, Rank, Shape, Signal, Table, Tagged, Tensor};
+pub mod counters;
+pub mod position;
+pub mod rows;
+pub mod signals;
+
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
+
+use crate::machine::counters::{BlockCounter, Counters};
+use crate::machine::position::WarpPosition;
+use crate::machine::rows::{Bits, ByteRange, Put, Row};
+use crate::machine::signals::Signals;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
-
-/// Words that peers see: system scope, and no other way to touch them.
-pub trait Signals {
-    /// Orders everything this warp wrote before everything it signals afterwards, at system
-    /// scope. All lanes take part.
-    fn release(&self);
-
-    /// Stores `value` into a signal word of `to`, on this node or another. Not ordered with
-    /// anything but an earlier [`release`](Self::release), and that only for `to` on this node.
-    /// For one lane.
-    fn signal(&self, to: Rank, at: Signal, value: u64);
-
-    /// Reads a signal word of the own window; what was released before it was stored can be
-    /// read afterwards. For one lane.
-    fn load_signal(&self, at: Signal) -> u64;
-
-    /// Reads a signal word that carries its value with it: nothing else can be read by having
-    /// seen it. For one lane.
-    fn load_tagged(&self, at: Signal) -> Tagged {
-        Tagged(self.load_signal(at))
-    }
-}
-
-/// Words that the warps of one GPU share: device scope.
-pub trait Counters {
-    /// Adds and returns the value before; releases what this warp wrote and acquires what
-    /// earlier adders released. All lanes take part, one adds.
-    fn add(&self, counter: Counter, amount: u64) -> u64;
-
-    /// Adds one; releases what this warp wrote, and what it read was read before. All lanes take part.
-    fn count(&self, counter: Counter) {
-        self.add(counter, 1);
-    }
-
-    /// Reads; what was released before it was stored can be read afterwards. All lanes.
-    fn load(&self, counter: Counter) -> u64;
-
-    /// Reads what an earlier launch stored. All lanes.
-    fn peek(&self, counter: Counter) -> u64 {
-        self.load(counter)
-    }
-
-    /// Stores, and releases what this warp wrote. All lanes take part, one stores.
-    fn store(&self, counter: Counter, value: u64);
-
-    /// Raises to `value`: whether the counter was lower. Orders nothing. For one lane.
-    fn raise(&self, counter: Counter, value: u64) -> bool;
-}
-
-/// What each warp of a block passes at most once in a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockCounter {
-    /// It has written its rows.
-    Sent,
-    /// It has read what dispatch brought.
-    Read,
-    /// It leaves.
-    Left,
-}
-
-impl BlockCounter {
-    /// How many there are.
-    pub const COUNT: usize = 3;
-}
-
-/// A row of a tensor or of a window, whole.
-#[derive(Clone, Copy, Debug)]
-pub enum Row {
-    /// Of a tensor of the user's.
-    Tensor(Tensor, u32),
-    /// In the window of a rank of this node (or of this rank).
-    Window(Rank, ByteOffset),
-    /// Likewise, a bare one: its reader may be waiting for each of its words.
-    Inline(Rank, ByteOffset),
-}
-
-/// Bytes `start..end` of a row, both multiples of 16.
-#[derive(Clone, Copy, Debug)]
-pub struct ByteRange {
-    /// First byte.
-    pub start: u32,
-    /// The byte after the last.
-    pub end: u32,
-}
-
-impl ByteRange {
-    /// Part `part` of `parts` of a row of `bytes`.
-    #[inline(always)]
-    pub fn part(bytes: u32, part: u32, parts: u32) -> Self {
-        let (start, end) = Shape::part(bytes, part, parts);
-        Self { start, end }
-    }
-}
-
-/// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
-pub trait Bits: Copy {
-    /// Takes the lowest out, if there is any.
-    fn take_lowest(&mut self) -> Option<u32>;
-}
-
-impl Bits for u32 {
-    #[inline(always)]
-    fn take_lowest(&mut self) -> Option<u32> {
-        let lowest = (*self != 0).then(|| self.trailing_zeros());
-        *self &= self.wrapping_sub(1);
-        lowest
-    }
-}
-
-impl Bits for u64 {
-    #[inline(always)]
-    fn take_lowest(&mut self) -> Option<u32> {
-        let lowest = (*self != 0).then(|| self.trailing_zeros());
-        *self &= self.wrapping_sub(1);
-        lowest
-    }
-}
 
 /// A warp of a GPU, or of something that behaves like one.
 ///
@@ -279,21 +171,4 @@ pub trait Machine: Signals + Counters {
     fn timed_out(&self) -> bool;
     /// Records a fault, unless one is recorded already. For one lane.
     fn record(&self, fault: &Fault);
-}
-
-/// A row for a rank of another node, with the signal that follows it.
-#[derive(Clone, Copy, Debug)]
-pub struct Put {
-    /// The rank.
-    pub peer: Rank,
-    /// Where the row stands, in the own window.
-    pub from: ByteOffset,
-    /// Where it goes, in the peer's window.
-    pub to: ByteOffset,
-    /// Its length, a multiple of 16.
-    pub bytes: u32,
-    /// The word that tells of its arrival.
-    pub signal: Signal,
-    /// What that word becomes.
-    pub value: u64,
 }

@@ -5,7 +5,7 @@
 
 use ferry_layout::{Counter, Epoch};
 
-use crate::Counters;
+use crate::machine::counters::Counters;
 
 /// Tells that one part is done: what this warp wrote for it can be read by those who see
 /// [`is_done`]. True for the last of the round's `parts`, which sees what all wrote.

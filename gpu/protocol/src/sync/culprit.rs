@@ -6,7 +6,8 @@
 
 use ferry_layout::{Common, Rank};
 
-use crate::{Machine, Signals};
+use crate::machine::Machine;
+use crate::machine::signals::Signals;
 
 /// The upper half of a word that names a rank. As an epoch it is that of no round, and neither is the 0 of a word that
 /// nobody has written.

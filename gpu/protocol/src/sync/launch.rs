@@ -2,7 +2,7 @@
 
 use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region};
 
-use crate::Machine;
+use crate::machine::Machine;
 use crate::sync::culprit;
 
 /// A launch that gave up. The fault record says why.

@@ -3,3 +3,4 @@
 pub mod arrivals;
 pub mod culprit;
 pub mod launch;
+pub mod wait;

@@ -11,7 +11,7 @@
 
 use ferry_layout::{Epoch, Rank, Signal};
 
-use crate::Signals;
+use crate::machine::signals::Signals;
 
 /// This rank has read what its peers dispatched in a round: the right to say so, which only a release gives.
 #[derive(Clone, Copy)]

@@ -11,7 +11,7 @@
 
 use ferry_layout::{Epoch, Rank, Signal};
 
-use crate::Signals;
+use crate::machine::signals::Signals;
 
 /// Marks a slot of `to` as full, after the row was written. Several slots may share one
 /// [`Signals::release`]: this is for the flag alone. For one lane.

@@ -6,9 +6,10 @@
 
 use ferry_layout::{ByteOffset, Common, DispatchRow, Header, Rank, Region, Shape};
 
+use crate::machine::rows::{ByteRange, Row};
+use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Awaited, Launch};
 use crate::work::partition::Partition;
-use crate::{ByteRange, LANES, Machine, Row};
 
 /// A part of a token of a source.
 #[derive(Clone, Copy)]

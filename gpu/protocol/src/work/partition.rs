@@ -2,7 +2,8 @@
 
 use ferry_layout::Counter;
 
-use crate::Machine;
+use crate::machine::Machine;
+use crate::machine::position::WarpPosition;
 
 /// Number `index` of `of` warps that share work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,58 +23,6 @@ impl Partition {
             next += self.of;
             (task < tasks).then_some(task)
         })
-    }
-}
-
-/// Where a warp sits in its launch, of which all blocks have as many warps.
-#[derive(Clone, Copy, Debug)]
-pub struct WarpPosition {
-    /// Its number in its block.
-    pub index: u32,
-    /// Warps of each block.
-    pub in_block: u32,
-    /// Its block's number.
-    pub block: u32,
-    /// Blocks of the launch.
-    pub blocks: u32,
-}
-
-impl WarpPosition {
-    /// Its number in the launch: neighbours are on different multiprocessors, so that few tasks spread over all of
-    /// them.
-    #[inline(always)]
-    pub fn warp(self) -> u32 {
-        self.index * self.blocks + self.block
-    }
-
-    /// Its number where neighbours share a multiprocessor.
-    #[inline(always)]
-    pub fn warp_by_block(self) -> u32 {
-        self.block * self.in_block + self.index
-    }
-
-    /// Its number where warps `first..first + count` are on one half of the multiprocessors, and all others before those
-    /// that are left there; as [`warp`](Self::warp) if there is no room.
-    #[inline(always)]
-    pub fn warp_by_half(self, first: u32, count: u32) -> u32 {
-        let half = self.blocks / 2;
-        let others = self.blocks - half;
-        if count > half * self.in_block || first > others * self.in_block {
-            return self.warp();
-        }
-        match self.block.checked_sub(half) {
-            None => first + self.index * half + self.block,
-            Some(block) => match self.index * others + block {
-                index if index < first => index,
-                index => index + half * self.in_block,
-            },
-        }
-    }
-
-    /// Warps of the launch.
-    #[inline(always)]
-    pub fn warps(self) -> u32 {
-        self.in_block * self.blocks
     }
 }
 
@@ -133,7 +82,7 @@ impl<'m, M: Machine> WorkQueue<'m, M> {
 
 /// How many warps of this one's block are among warps `first..first + count`.
 #[inline(always)]
-pub fn callers<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
+pub fn warps_of_block<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
     let WarpPosition { block, blocks, .. } = machine.warp_position();
     let below = |warp: u32| (warp + blocks - 1 - block) / blocks;
     below(first + count) - below(first)

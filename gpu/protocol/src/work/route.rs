@@ -2,7 +2,8 @@
 
 use ferry_layout::{Common, NOT_ROUTED, Rank, Shape, Window};
 
-use crate::{Bits, LANES, Machine};
+use crate::machine::rows::Bits;
+use crate::machine::{LANES, Machine};
 
 /// The experts of one token, one a lane; `NOT_ROUTED` where there is none.
 #[inline(always)]
@@ -28,7 +29,7 @@ pub fn ranks_of<M: Machine>(machine: &M, shape: &Shape, experts: M::Lanes<u32>) 
 
 /// Those of `ranks` that are on this rank's node: all of them, where there is no other.
 #[inline(always)]
-pub fn p2p<M: Machine>(machine: &M, common: &Common, ranks: u64) -> u64 {
+pub fn p2p_ranks<M: Machine>(machine: &M, common: &Common, ranks: u64) -> u64 {
     match machine.spans_nodes() {
         true => ranks & node_of(&common.shape, common.rank()),
         false => ranks,

@@ -8,7 +8,8 @@
 
 use ferry_layout::{MAX_SPLIT_ROWS, SPLITS};
 
-use crate::{ByteRange, Machine};
+use crate::machine::Machine;
+use crate::machine::rows::ByteRange;
 
 /// How the rows of a launch are dealt to the warps that send them.
 #[derive(Clone, Copy)]

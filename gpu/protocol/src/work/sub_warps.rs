@@ -3,7 +3,7 @@
 
 use ferry_layout::Shape;
 
-use crate::LANES;
+use crate::machine::LANES;
 
 /// Fewest lanes of a unit, hence at most four units.
 const LEAST_LANES: u32 = 8;

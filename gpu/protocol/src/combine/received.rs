@@ -1,0 +1,45 @@
+//! What dispatch left for combine: which items came, and where their rows stand.
+
+use ferry_layout::{CombineArgs, NOT_ROUTED, Table};
+
+use crate::machine::Machine;
+use crate::sync::launch::Launch;
+use crate::work::item::{Extent, Item};
+use crate::work::route::lane_or_none;
+
+/// The output rows of a unit's token, one a top-k slot.
+#[inline(always)]
+pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let shape = &common.shape;
+    machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            let assignment = shape.row_map_index(item.source, item.token, lane);
+            machine.read(Table::RowMap, assignment)
+        })
+    })
+}
+
+/// The slots whose rows are here. The dispatch checked the positions against its outputs; these
+/// may be smaller.
+#[inline(always)]
+pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
+    machine.ballot(machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        position != NOT_ROUTED && (position as u64) < args.row_capacity
+    }))
+}
+
+/// Unit `index` of all that can come here, if it has.
+#[inline(always)]
+pub fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    // The dispatch has seen these words arrive, and they stay until this rank says consumed.
+    let parts = machine.lanes(|_| extent.presence(launch, index).unwrap_or(0));
+    let parts = machine.broadcast(parts, 0);
+    (parts != 0).then(|| extent.item(&common.shape, common.rank(), (index, parts)))
+}

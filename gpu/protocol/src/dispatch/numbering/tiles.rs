@@ -1,0 +1,139 @@
+//! Numbering of many assignments: a warp numbers a tile of them, then the tiles of every expert are summed, 32
+//! experts a warp.
+
+use ferry_layout::{Counter, TILE_ASSIGNMENTS, Table, assignment_index, tile_counts_index};
+
+use crate::dispatch::numbering::count_below;
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::Launch;
+
+/// Words that a lane has in flight.
+const DEPTH: usize = 8;
+
+/// Tiles that a source's assignments are numbered in.
+#[inline(always)]
+pub fn tiles(top_k: u32, tokens: u32) -> u32 {
+    (tokens * top_k).div_ceil(TILE_ASSIGNMENTS)
+}
+
+/// Numbers the assignments of a tile, for each expert in the order of assignments, and counts them.
+#[inline(always)]
+pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (experts, assignments) = (common.shape.experts, common.tokens * common.shape.top_k);
+    let counts = tile_counts_index(experts, tile as u64);
+    let count = |id: u32| counts + id as u64;
+    for expert in (0..experts).step_by(LANES as usize) {
+        machine.lanes(|lane| {
+            if expert + lane < experts {
+                machine.write(Table::TileCounts, count(expert + lane), 0);
+            }
+        });
+    }
+    let end = assignments.min((tile + 1) * TILE_ASSIGNMENTS);
+    let mut first = tile * TILE_ASSIGNMENTS;
+    let mut ahead = read_ids(*machine, first, end);
+    while first < end {
+        let ids = ahead;
+        ahead = read_ids(*machine, first + LANES, end);
+        let alike = machine.matching(ids);
+        // What the lanes before wrote can be read.
+        machine.converge();
+        machine.lanes(|lane| {
+            let (at, id) = (first + lane, machine.own(ids, lane));
+            if at >= end || id >= experts {
+                return;
+            }
+            let alike = machine.own(alike, lane) & valid_lanes(end - first);
+            let so_far = machine.read(Table::TileCounts, count(id));
+            let before = count_below(alike, lane);
+            machine.write(Table::RanksInExpert, at as u64, so_far + before);
+            if alike >> lane == 1 {
+                machine.write(Table::TileCounts, count(id), so_far + before + 1);
+            }
+        });
+        first += LANES;
+    }
+    machine.add(Counter::TilesDone, 1);
+}
+
+/// The expert ids of 32 assignments from `first` on; of the last one before `end` again where there are fewer.
+#[inline(always)]
+fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
+    machine.lanes(|lane| {
+        let at = (first + lane).min(end - 1);
+        machine.read(Table::TopkIds, at as u64)
+    })
+}
+
+/// The lanes that have an assignment, where `left` are left.
+#[inline(always)]
+fn valid_lanes(left: u32) -> u32 {
+    if left < LANES {
+        (1 << left) - 1
+    } else {
+        u32::MAX
+    }
+}
+
+/// Turns the counts of each tile, of 32 experts, into exclusive prefix sums over the tiles. Gives how many
+/// assignments each of these experts gets.
+#[inline(always)]
+pub fn scan_tiles<M: Machine>(launch: &Launch<M>, tiles: u32, task: u32) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let experts = common.shape.experts;
+    machine.lanes(|lane| {
+        let expert = task * LANES + lane;
+        let at =
+            |tile: u32| tile_counts_index(experts, tile as u64) + expert.min(experts - 1) as u64;
+        // Read again rather than branch.
+        let read = |first: u32| {
+            core::array::from_fn::<u32, DEPTH, _>(|step| {
+                machine.read(Table::TileCounts, at((first + step as u32).min(tiles - 1)))
+            })
+        };
+        let (mut total, mut first) = (0, 0);
+        let mut write = |first: u32, counts: [u32; DEPTH]| {
+            core::array::from_fn::<(), DEPTH, _>(|step| {
+                let tile = first + step as u32;
+                if tile < tiles && expert < experts {
+                    machine.write(Table::TileCounts, at(tile), total);
+                    total += counts[step];
+                }
+            });
+        };
+        let mut ahead = read(0);
+        while first < tiles {
+            let counts = ahead;
+            ahead = read(first + DEPTH as u32);
+            write(first, counts);
+            first += DEPTH as u32;
+        }
+        total
+    })
+}
+
+/// The rank of each of a token's assignments within its expert, once the tiles are scanned.
+#[inline(always)]
+pub fn read_ranks_in_expert<M: Machine>(
+    launch: &Launch<M>,
+    token: u32,
+    experts_of: M::Lanes<u32>,
+) -> M::Lanes<u32> {
+    let Launch {
+        machine, common, ..
+    } = launch;
+    let (experts, top_k) = (common.shape.experts, common.shape.top_k);
+    let before = assignment_index(top_k, token, 0);
+    machine.lanes(|lane| {
+        let at = before + lane.min(top_k - 1) as u64;
+        let expert = machine.own(experts_of, lane).min(experts - 1);
+        let counts = tile_counts_index(experts, at / TILE_ASSIGNMENTS as u64);
+        let earlier = machine.read(Table::TileCounts, counts + expert as u64);
+        earlier + machine.read(Table::RanksInExpert, at)
+    })
+}

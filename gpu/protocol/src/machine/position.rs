@@ -1,0 +1,53 @@
+//! Where a warp runs.
+
+/// Where a warp sits in its launch, of which all blocks have as many warps.
+#[derive(Clone, Copy, Debug)]
+pub struct WarpPosition {
+    /// Its number in its block.
+    pub index: u32,
+    /// Warps of each block.
+    pub in_block: u32,
+    /// Its block's number.
+    pub block: u32,
+    /// Blocks of the launch.
+    pub blocks: u32,
+}
+
+impl WarpPosition {
+    /// Its number in the launch: neighbours are on different multiprocessors, so that few tasks spread over all of
+    /// them.
+    #[inline(always)]
+    pub fn warp(self) -> u32 {
+        self.index * self.blocks + self.block
+    }
+
+    /// Its number where neighbours share a multiprocessor.
+    #[inline(always)]
+    pub fn warp_by_block(self) -> u32 {
+        self.block * self.in_block + self.index
+    }
+
+    /// Its number where warps `first..first + count` are on one half of the multiprocessors, and all others before those
+    /// that are left there; as [`warp`](Self::warp) if there is no room.
+    #[inline(always)]
+    pub fn warp_by_half(self, first: u32, count: u32) -> u32 {
+        let half = self.blocks / 2;
+        let others = self.blocks - half;
+        if count > half * self.in_block || first > others * self.in_block {
+            return self.warp();
+        }
+        match self.block.checked_sub(half) {
+            None => first + self.index * half + self.block,
+            Some(block) => match self.index * others + block {
+                index if index < first => index,
+                index => index + half * self.in_block,
+            },
+        }
+    }
+
+    /// Warps of the launch.
+    #[inline(always)]
+    pub fn warps(self) -> u32 {
+        self.in_block * self.blocks
+    }
+}

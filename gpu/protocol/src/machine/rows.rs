@@ -1,0 +1,73 @@
+//! What the machine moves: rows, ranges of their bytes, and sets of their targets.
+
+use ferry_layout::{ByteOffset, Rank, Shape, Signal, Tensor};
+
+/// A row of a tensor or of a window, whole.
+#[derive(Clone, Copy, Debug)]
+pub enum Row {
+    /// Of a tensor of the user's.
+    Tensor(Tensor, u32),
+    /// In the window of a rank of this node (or of this rank).
+    Window(Rank, ByteOffset),
+    /// Likewise, a bare one: its reader may be waiting for each of its words.
+    Inline(Rank, ByteOffset),
+}
+
+/// Bytes `start..end` of a row, both multiples of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteRange {
+    /// First byte.
+    pub start: u32,
+    /// The byte after the last.
+    pub end: u32,
+}
+
+impl ByteRange {
+    /// Part `part` of `parts` of a row of `bytes`.
+    #[inline(always)]
+    pub fn part(bytes: u32, part: u32, parts: u32) -> Self {
+        let (start, end) = Shape::part(bytes, part, parts);
+        Self { start, end }
+    }
+}
+
+/// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
+pub trait Bits: Copy {
+    /// Takes the lowest out, if there is any.
+    fn take_lowest(&mut self) -> Option<u32>;
+}
+
+impl Bits for u32 {
+    #[inline(always)]
+    fn take_lowest(&mut self) -> Option<u32> {
+        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        *self &= self.wrapping_sub(1);
+        lowest
+    }
+}
+
+impl Bits for u64 {
+    #[inline(always)]
+    fn take_lowest(&mut self) -> Option<u32> {
+        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        *self &= self.wrapping_sub(1);
+        lowest
+    }
+}
+
+/// A row for a rank of another node, with the signal that follows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// The rank.
+    pub peer: Rank,
+    /// Where the row stands, in the own window.
+    pub from: ByteOffset,
+    /// Where it goes, in the peer's window.
+    pub to: ByteOffset,
+    /// Its length, a multiple of 16.
+    pub bytes: u32,
+    /// The word that tells of its arrival.
+    pub signal: Signal,
+    /// What that word becomes.
+    pub value: u64,
+}

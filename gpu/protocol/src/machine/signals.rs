@@ -1,0 +1,25 @@
+//! Words that peers see.
+
+use ferry_layout::{Rank, Signal, Tagged};
+
+/// Words that peers see: system scope, and no other way to touch them.
+pub trait Signals {
+    /// Orders everything this warp wrote before everything it signals afterwards, at system
+    /// scope. All lanes take part.
+    fn release(&self);
+
+    /// Stores `value` into a signal word of `to`, on this node or another. Not ordered with
+    /// anything but an earlier [`release`](Self::release), and that only for `to` on this node.
+    /// For one lane.
+    fn signal(&self, to: Rank, at: Signal, value: u64);
+
+    /// Reads a signal word of the own window; what was released before it was stored can be
+    /// read afterwards. For one lane.
+    fn load_signal(&self, at: Signal) -> u64;
+
+    /// Reads a signal word that carries its value with it: nothing else can be read by having
+    /// seen it. For one lane.
+    fn load_tagged(&self, at: Signal) -> Tagged {
+        Tagged(self.load_signal(at))
+    }
+}
