@@ -10,9 +10,7 @@ use crate::work::route::lane_or_none;
 /// The output rows of a unit's token, one a top-k slot.
 #[inline(always)]
 pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
@@ -35,9 +33,7 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
 /// Unit `index` of all that can come here, if it has.
 #[inline(always)]
 pub fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     // The dispatch has seen these words arrive, and they stay until this rank says consumed.
     let parts = machine.lanes(|_| extent.presence(launch, index).unwrap_or(0));
     let parts = machine.broadcast(parts, 0);

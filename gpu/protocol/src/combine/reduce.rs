@@ -28,7 +28,7 @@ pub fn reduce_rows<M: Machine>(
     args: &CombineArgs,
     roles: CombineRoles,
 ) -> Result<(), Aborted> {
-    let Launch { machine, epoch, .. } = launch;
+    let (machine, epoch) = (launch.machine, launch.epoch);
     let shape = &launch.common.shape;
     let parts = match roles.is_inline {
         true => shape.reduce_parts(launch.common.tokens),
@@ -63,7 +63,7 @@ pub fn reduce_rows<M: Machine>(
         in_block, blocks, ..
     } = machine.warp_position();
     if launch.kernel != Kernel::Combine && machine.arrives_last(BlockCounter::Left, in_block) {
-        arrivals::pass(*machine, Counter::Exits, blocks, || {
+        arrivals::pass(machine, Counter::Exits, blocks, || {
             machine.store(Counter::Finished, epoch.0);
         });
     }
@@ -74,18 +74,13 @@ pub fn reduce_rows<M: Machine>(
 /// there.
 #[inline(always)]
 fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let ranks = common.shape.ranks;
     for first in (0..ranks).step_by(LANES as usize) {
         let peer = |lane: u32| Rank((first + lane).min(ranks - 1));
         let word = |lane| common.window.credit(peer(lane));
         launch.wait_lanes(
-            |lane| credit::has_credit(*machine, word(lane), *epoch).then_some(()),
+            |lane| credit::has_credit(machine, word(lane), epoch).then_some(()),
             |lane| Awaited {
                 peer: peer(lane),
                 region: Region::Credit,
@@ -105,9 +100,7 @@ fn reduce_item<M: Machine>(
     item: Item,
     is_inline: bool,
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Item {
         token, part, parts, ..
@@ -121,7 +114,7 @@ fn reduce_item<M: Machine>(
     let at = |slot| Row::Window(me, window.combine_row(token, slot));
     match shape.mode() {
         CombineMode::Reduced => {
-            let ranks = ranks_of(*machine, shape, experts);
+            let ranks = ranks_of(machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
             if is_inline {
                 let bare = |slot| window.inline_combine_row(token, slot);
@@ -181,16 +174,11 @@ fn wait_for_slots<M: Machine>(
     slots: u32,
     sender: impl Fn(u32) -> Rank,
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let flag = |slot| common.window.combine_flag(item.flag(), slot);
     launch.wait_lanes(
         |lane| {
-            let full = slots >> lane & 1 == 0 || flagged::is_full(*machine, flag(lane), *epoch);
+            let full = slots >> lane & 1 == 0 || flagged::is_full(machine, flag(lane), epoch);
             full.then_some(())
         },
         |lane| Awaited {
@@ -206,9 +194,7 @@ fn wait_for_slots<M: Machine>(
 /// Every slot's row as it came, zeros where nothing was routed.
 #[inline(always)]
 fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Item {
         token, part, parts, ..

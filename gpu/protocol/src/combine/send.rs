@@ -27,9 +27,7 @@ pub fn send_back<M: Machine>(
     args: &CombineArgs,
     roles: CombineRoles,
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     if machine.warp() == 0 {
         machine.reset(Counter::DispatchTickets);
@@ -49,7 +47,7 @@ pub fn send_back<M: Machine>(
             batch_of(launch, items / MANY_ITEMS >= partition.of),
         ),
     };
-    let mut queue = WorkQueue::new(*machine, partition, split.tasks(), Counter::CombineTickets);
+    let mut queue = WorkQueue::new(machine, partition, split.tasks(), Counter::CombineTickets);
     let credits = CreditReturn { roles, at_once };
     // The last warp of a block flags the units of all.
     let is_reduced = shape.mode() == CombineMode::Reduced;
@@ -144,16 +142,11 @@ impl CreditReturn {
 /// Tells every rank that its rows were read.
 #[inline(always)]
 fn return_credits<M: Machine>(launch: &Launch<M>) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let word = common.window.credit(common.rank());
-    let credit = credit::Credit::release(*machine, word, *epoch);
-    on_each_rank(*machine, common.shape.ranks, |rank| {
-        credit.return_to(*machine, rank);
+    let credit = credit::Credit::release(machine, word, epoch);
+    on_each_rank(machine, common.shape.ranks, |rank| {
+        credit.return_to(machine, rank);
     });
 }
 
@@ -165,8 +158,8 @@ fn publish_by_block<M: Machine>(
     (partition, items): (Partition, u32),
     flag: u64,
 ) {
-    let Launch { machine, epoch, .. } = launch;
-    let callers = warps_of_block(*machine, machine.warp() - partition.index, items);
+    let (machine, epoch) = (launch.machine, launch.epoch);
+    let callers = warps_of_block(machine, machine.warp() - partition.index, items);
     let Some(flags) = machine.hand_to_last(BlockCounter::Sent, callers, flag) else {
         return;
     };
@@ -176,7 +169,7 @@ fn publish_by_block<M: Machine>(
         if flag != 0 {
             let (source, item, slot) = Flag::of_word(flag);
             let flag = launch.common.window.combine_flag(item, slot);
-            flagged::publish(*machine, source, flag, *epoch);
+            flagged::publish(machine, source, flag, epoch);
         }
     });
 }
@@ -264,15 +257,10 @@ fn send_item_back<M: Machine>(
 /// Flags the sum that a unit's source gets.
 #[inline(always)]
 fn publish_reduced<M: Machine>(launch: &Launch<M>, part: Part, slot: u32) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let window = &common.window;
     let Part { item, is_p2p, .. } = part;
-    if !part.split_part.completes(*machine) {
+    if !part.split_part.completes(machine) {
         return;
     }
     let flag = window.combine_flag(item.flag(), slot);
@@ -280,7 +268,7 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, part: Part, slot: u32) {
     if is_p2p {
         machine.lanes(|lane| {
             if lane == 0 {
-                flagged::publish(*machine, item.source, flag, *epoch);
+                flagged::publish(machine, item.source, flag, epoch);
             }
         });
     } else {
@@ -304,9 +292,7 @@ fn sum_part<M: Machine>(
     work: Part,
     read: impl FnOnce(),
 ) -> u32 {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let item = work.item;
     let Item { source, token, .. } = item;
@@ -322,8 +308,8 @@ fn sum_part<M: Machine>(
         let assignment = shape.assignment_words().decode(machine.own(words, lane));
         lane_or_none(lane, shape.top_k, || assignment.expert)
     });
-    let here = slots_here(*machine, args, positions);
-    let slot_index = reduced_slot(window, ranks_of(*machine, shape, experts), me);
+    let here = slots_here(machine, args, positions);
+    let slot_index = reduced_slot(window, ranks_of(machine, shape, experts), me);
     read();
 
     let to = if work.is_inline {
@@ -356,17 +342,12 @@ fn send_exact<M: Machine>(
     work: Part,
     written: impl FnOnce(),
 ) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (window, me) = (&common.window, common.rank());
     let Part { item, is_p2p, .. } = work;
     let Item { source, token, .. } = item;
     let positions = read_positions(launch, item);
-    let here = slots_here(*machine, args, positions);
+    let here = slots_here(machine, args, positions);
     let range = work.range(common.shape.combine_row_bytes());
     let home = Rank(if is_p2p { source.0 } else { me.0 });
     for_each_bit(here, |k| {
@@ -381,7 +362,7 @@ fn send_exact<M: Machine>(
         machine.copy_row((range, row), machine.read_ahead(range, row), 1u32, to);
     });
     written();
-    if !work.split_part.completes(*machine) {
+    if !work.split_part.completes(machine) {
         return;
     }
     machine.release();
@@ -389,7 +370,7 @@ fn send_exact<M: Machine>(
         machine.lanes(|lane| {
             if here >> lane & 1 != 0 {
                 let flag = window.combine_flag(item.flag(), lane);
-                flagged::publish(*machine, source, flag, *epoch);
+                flagged::publish(machine, source, flag, epoch);
             }
         });
     } else {

@@ -20,12 +20,7 @@ pub fn send_batched<M: Machine>(
     (extent, first): (Extent, u32),
     written: impl FnOnce(),
 ) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let sub_warps = SubWarps::of(shape);
     let index_of = |lane| first + sub_warps.item(lane);
@@ -52,7 +47,7 @@ pub fn send_batched<M: Machine>(
         let is_here = machine.own(present, lane).is_some_and(|parts| parts != 0);
         is_here && sub_warps.slot(lane) < shape.top_k
     }));
-    let here = coming & slots_here(*machine, args, positions);
+    let here = coming & slots_here(machine, args, positions);
     let slots = slots_of(launch, sub_warps, (words, coming));
     let mut item = 0;
     while item < sub_warps.most() {
@@ -82,7 +77,7 @@ pub fn send_batched<M: Machine>(
         if sub_warps.slot(lane) == 0 && machine.own(slots, lane) != SENTINEL {
             let item = item_of(lane);
             let flag = window.combine_flag(item.flag(), machine.own(slots, lane));
-            flagged::publish(*machine, item.source, flag, *epoch);
+            flagged::publish(machine, item.source, flag, epoch);
         }
     });
 }
@@ -95,9 +90,7 @@ fn slots_of<M: Machine>(
     sub_warps: SubWarps,
     (words, coming): (M::Lanes<u32>, u32),
 ) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let mut slots = machine.lanes(|_| SENTINEL);
     let mut item = 0;
@@ -111,7 +104,7 @@ fn slots_of<M: Machine>(
         });
         let slot = reduced_slot(
             &common.window,
-            ranks_of(*machine, shape, experts),
+            ranks_of(machine, shape, experts),
             common.rank(),
         );
         let has_come = coming & sub_warps.lanes(item) != 0;

@@ -14,9 +14,7 @@ fn read_entries<M: Machine>(
     launch: &Launch<M>,
     (item, from): (Item, RowLocation),
 ) -> Option<M::Lanes<u32>> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let top_k = shape.top_k;
     let header = from.row.plus(from.header);
@@ -31,9 +29,9 @@ fn read_entries<M: Machine>(
     let read_weights = || machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
     // Both are on their way before one is waited for.
     let (words, weights) = (read(), read_weights());
-    let words = wait_for(*machine, words, read, is_sentinel)?;
+    let words = wait_for(machine, words, read, is_sentinel)?;
     let weights = match item.part {
-        0 => wait_for(*machine, weights, read_weights, is_sentinel)?,
+        0 => wait_for(machine, weights, read_weights, is_sentinel)?,
         _ => weights,
     };
     let kept = common.window.dispatch_row(item.source, item.token);
@@ -76,12 +74,7 @@ struct SourceBase {
 impl SourceBase {
     #[inline(always)]
     fn read<M: Machine>(launch: &Launch<M>, source: Rank, expert: u32) -> Self {
-        let Launch {
-            machine,
-            common,
-            epoch,
-            ..
-        } = launch;
+        let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
         let window = &common.window;
         let row = machine.load_tagged(window.source_base(source, expert));
         let (mut first, mut block) = (row, row);
@@ -89,7 +82,7 @@ impl SourceBase {
             first = machine.load_tagged(window.expert_base(expert));
             block = machine.load_tagged(window.expert_block_base(expert));
         }
-        let is_known = |word: Tagged| word.value(*epoch).is_some();
+        let is_known = |word: Tagged| word.value(epoch).is_some();
         Self {
             is_known: is_known(row) && is_known(first) && is_known(block),
             row: row.0 as u32,
@@ -108,9 +101,7 @@ pub fn find_destinations<M: Machine>(
     args: &DispatchArgs,
     (item, from): (Item, RowLocation),
 ) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank().0 * experts;
@@ -125,7 +116,7 @@ pub fn find_destinations<M: Machine>(
             SourceBase::read(launch, item.source, expert)
         })
     };
-    let bases = wait_for(*machine, read(), read, |start| !start.is_known).ok_or(None)?;
+    let bases = wait_for(machine, read(), read, |start| !start.is_known).ok_or(None)?;
     let here = machine.ballot(machine.lanes(is_here));
     let positions = machine.lanes(|lane| match is_here(lane) {
         true => machine

@@ -28,9 +28,7 @@ pub fn tasks(shape: &Shape, tokens: u32) -> u32 {
 /// Notifies, this warp's partition of it.
 #[inline(always)]
 pub fn notify<M: Machine>(launch: &Launch<M>, partition: Partition) -> Result<(), Aborted> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let tile_count = tiles(shape.top_k, common.tokens);
     if partition.index == 0 {
@@ -70,15 +68,10 @@ pub fn notify<M: Machine>(launch: &Launch<M>, partition: Partition) -> Result<()
 /// Tells every rank how many tokens this one has.
 #[inline(always)]
 fn notify_tokens<M: Machine>(launch: &Launch<M>) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let word = common.window.token_count(common.rank());
-    let value = Tagged::new(*epoch, common.tokens).0;
-    on_each_rank(*machine, common.shape.ranks, |rank| {
+    let value = Tagged::new(epoch, common.tokens).0;
+    on_each_rank(machine, common.shape.ranks, |rank| {
         machine.signal(rank, word, value)
     });
 }
@@ -86,12 +79,7 @@ fn notify_tokens<M: Machine>(launch: &Launch<M>) {
 /// Tells every rank which of 32 tokens come to it.
 #[inline(always)]
 fn notify_presence<M: Machine>(launch: &Launch<M>, group: u32) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
     let is_small_batch = shape.is_small_batch(common.tokens);
     let touched = machine.lanes(|lane| {
@@ -103,7 +91,7 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, group: u32) {
                 let k = (first + step as u32).min(shape.top_k - 1);
                 let token = token.min(common.tokens - 1);
                 read_expert_id(
-                    *machine,
+                    machine,
                     is_small_batch,
                     assignment_index(shape.top_k, token, k),
                 )
@@ -126,7 +114,7 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, group: u32) {
         }
         machine.lanes(|lane| {
             if first + lane < shape.ranks {
-                let value = Tagged::new(*epoch, machine.own(bits, lane)).0;
+                let value = Tagged::new(epoch, machine.own(bits, lane)).0;
                 machine.signal(Rank(first + lane), word, value);
             }
         });
@@ -136,24 +124,19 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, group: u32) {
 /// Tells the ranks of 32 experts how many entries they get.
 #[inline(always)]
 fn notify_experts<M: Machine>(launch: &Launch<M>, task: u32, totals: M::Lanes<u32>) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
     machine.lanes(|lane| {
         let expert = task * LANES + lane;
         if expert < shape.experts {
             let local = expert % shape.local_experts();
             let word = common.window.count(common.rank(), local);
-            let value = Tagged::new(*epoch, machine.own(totals, lane)).0;
+            let value = Tagged::new(epoch, machine.own(totals, lane)).0;
             machine.signal(shape.rank_of(expert), word, value);
         }
     });
     let scans = expert_groups(shape.experts);
-    if arrivals::part_done(*machine, Counter::ScansDone, *epoch, scans) {
+    if arrivals::part_done(machine, Counter::ScansDone, epoch, scans) {
         // Everybody has seen all tile_count done: ready for the next round.
         machine.store(Counter::TilesDone, 0);
     }

@@ -19,7 +19,7 @@ const MOST_EXPERTS: usize = 4;
 /// Waits until [`compute_offsets`] is done.
 #[inline(always)]
 pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
-    let Launch { machine, epoch, .. } = launch;
+    let (machine, epoch) = (launch.machine, launch.epoch);
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
         machine.load(Counter::OffsetsReady) >= epoch.0
     })
@@ -29,12 +29,7 @@ pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
 /// within it. Everybody waits for this: a lane takes as many experts as it can look at together.
 #[inline(always)]
 pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
     let experts = shape.local_experts();
     let each = (DEPTH as u32 / shape.ranks).clamp(1, MOST_EXPERTS as u32);
@@ -135,9 +130,7 @@ impl Experts {
     /// fewer.
     #[inline(always)]
     fn words<M: Machine>(self, launch: &Launch<M>, source: u32) -> [Tagged; DEPTH] {
-        let Launch {
-            machine, common, ..
-        } = launch;
+        let (machine, common) = (launch.machine, launch.common);
         let (mut at, mut next) = ((self, source), (self, source));
         core::array::from_fn(|_| {
             if next.0.first < self.end {
@@ -166,12 +159,7 @@ fn wait_for_counts<M: Machine>(
     launch: &Launch<M>,
     of_lane: impl Fn(u32) -> Experts,
 ) -> Result<M::Lanes<Option<Sums>>, Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window) = (&common.shape, &common.window);
     launch.wait_lanes(
         |lane| {
@@ -179,7 +167,7 @@ fn wait_for_counts<M: Machine>(
             let read = |experts: Experts, source| {
                 let words = experts.words(launch, source);
                 sums.counts = core::array::from_fn(|step| {
-                    let count = words[step].value(*epoch);
+                    let count = words[step].value(epoch);
                     is_missing |= count.is_none();
                     count.unwrap_or(0)
                 });
@@ -204,7 +192,7 @@ fn wait_for_counts<M: Machine>(
             for expert in first..end {
                 for source in 0..shape.ranks {
                     let word = word(source, expert);
-                    if word.value(*epoch).is_none() {
+                    if word.value(epoch).is_none() {
                         (missing, saw) = ((source, expert), word);
                     }
                 }
@@ -228,12 +216,7 @@ fn publish_bases<M: Machine>(
     mut row: u32,
     counts: [u32; DEPTH],
 ) -> u32 {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
     let read = |experts: Experts, source| match shape.ranks <= DEPTH as u32 {
         true => counts,
@@ -241,7 +224,7 @@ fn publish_bases<M: Machine>(
     };
     experts.walk(shape.ranks, read, |expert, source, count| {
         let word = common.window.source_base(Rank(source), expert);
-        machine.signal(common.rank(), word, Tagged::new(*epoch, row).0);
+        machine.signal(common.rank(), word, Tagged::new(epoch, row).0);
         if source == 0 {
             machine.write(Table::RowOffsets, expert as u64, row);
         }
@@ -258,12 +241,7 @@ fn publish_bases<M: Machine>(
 /// [`publish_bases`].
 #[inline(always)]
 fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, end: u32) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let has = |index: usize| experts.first + (index as u32) < experts.end;
     // All are read before one is waited for.
     let starts: [u32; MOST_EXPERTS] = core::array::from_fn(|index| {
@@ -273,7 +251,7 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
             false => end,
         }
     });
-    let say = |at, value| machine.signal(common.rank(), at, Tagged::new(*epoch, value).0);
+    let say = |at, value| machine.signal(common.rank(), at, Tagged::new(epoch, value).0);
     let mut take = |index: usize, next: u32| {
         if !has(index) {
             return;

@@ -39,9 +39,7 @@ pub fn receive<M: Machine>(
     args: &DispatchArgs,
     partition: Partition,
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     if makes_offsets(&common.shape, partition) {
         compute_offsets(launch, args)?;
     }
@@ -82,19 +80,14 @@ pub fn receive<M: Machine>(
 /// Waits until every source has said how many tokens it has, and refuses more than planned.
 #[inline(always)]
 fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window) = (&common.shape, &common.window);
     let mut extent = Extent::NONE;
     for first in (0..shape.ranks).step_by(LANES as usize) {
         let source = |lane: u32| Rank((first + lane).min(shape.ranks - 1));
         let word = |lane| machine.load_tagged(window.token_count(source(lane)));
         let counts = launch.wait_lanes(
-            |lane| word(lane).value(*epoch),
+            |lane| word(lane).value(epoch),
             |lane| Awaited {
                 peer: source(lane),
                 region: Region::Counts,
@@ -123,7 +116,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Abort
             return launch.abort();
         }
         let tokens = machine.lanes(|lane| machine.own(counts, lane).unwrap_or(0));
-        extent = extent.and(*machine, &common.row, tokens);
+        extent = extent.and(machine, &common.row, tokens);
     }
     Ok(extent)
 }
@@ -135,12 +128,7 @@ fn receive_batch<M: Machine>(
     args: &DispatchArgs,
     (batch, parts, coming): (Batch, M::Lanes<u32>, u32),
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let item = |lane: u32, parts| batch.item(lane, parts, shape, me);
     let flags = machine.lanes(|lane| {
@@ -155,7 +143,7 @@ fn receive_batch<M: Machine>(
             |lane| {
                 // Nothing tells of a bare one: its words are waited for.
                 common.dispatches_inline(machine.own(parts, lane))
-                    || flagged::is_full(*machine, machine.own(flags, lane), *epoch)
+                    || flagged::is_full(machine, machine.own(flags, lane), epoch)
             },
             |lane| Awaited {
                 peer: item(lane, 1).source,
@@ -183,9 +171,7 @@ fn receive_item<M: Machine>(
     args: &DispatchArgs,
     item: Item,
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let Destinations {
         positions, here, ..
@@ -227,9 +213,7 @@ fn place_item<M: Machine>(
     args: &DispatchArgs,
     item: Item,
 ) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let from = item.location(common);
     let row = (from.range, from.of(common.rank()));
     // All that there is to read is on its way before one thing is waited for.

@@ -38,9 +38,7 @@ fn words_of(common: &Common, range: ByteRange) -> (u32, u32) {
 /// Words `first..` of a row's scales before `end`, one a lane, if there are any.
 #[inline(always)]
 fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let from = common.row.scales(row);
     match first < end {
         // The last lanes read the last word again rather than branch.
@@ -66,9 +64,7 @@ pub fn place<M: Machine>(
     (from, ahead): (RowLocation, M::Lanes<u32>),
     destinations: Destinations<M::Lanes<u32>>,
 ) -> Option<()> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (mut first, end) = words_of(common, from.range);
     let stride = stride(&common.shape, args);
     let mut words = ahead;
@@ -76,7 +72,7 @@ pub fn place<M: Machine>(
         let next = read(launch, from.row, first + LANES, end);
         let here = || read(launch, from.row, first, end);
         if from.is_inline {
-            words = wait_for(*machine, words, here, |word| word == SENTINEL)?;
+            words = wait_for(machine, words, here, |word| word == SENTINEL)?;
         }
         // What is the same for all places is worked out once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);
@@ -111,9 +107,7 @@ pub fn place_row_scale<M: Machine>(
     row: ByteOffset,
     destinations: Destinations<M::Lanes<u32>>,
 ) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     if !shape.sizes().has_row_scale {
         return;
@@ -132,9 +126,7 @@ pub fn place_row_scale<M: Machine>(
 /// that the outputs do not hold is left out.
 #[inline(always)]
 pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let words = common.row.scale_words;
     let tasks = common.shape.local_experts() * words;
     let mut first = partition.index;
@@ -167,7 +159,7 @@ pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, partiti
                 machine.broadcast(tiles, lane),
                 machine.broadcast(used, lane),
             );
-            clear_tile(*machine, tile, used);
+            clear_tile(machine, tile, used);
         });
         first += LANES * partition.of;
     }

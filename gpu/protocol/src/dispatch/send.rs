@@ -34,22 +34,17 @@ pub fn send_items<M: Machine>(
     args: &DispatchArgs,
     (partition, is_specialised): (Partition, bool),
 ) -> Result<(), Aborted> {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
     let parts = common.row.parts(common.tokens);
     let is_numbered = || {
         let scans = expert_groups(shape.experts);
-        arrivals::is_done(*machine, Counter::ScansDone, *epoch, scans)
+        arrivals::is_done(machine, Counter::ScansDone, epoch, scans)
     };
     let items = common.tokens * parts;
     let is_remote = machine.spans_nodes();
     let by_block = items <= partition.of && !is_remote && !is_specialised;
-    let mut queue = WorkQueue::new(*machine, partition, items, Counter::DispatchTickets);
+    let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
     while let Some(item) = queue.next_item() {
         let token = item >> parts.trailing_zeros();
         let route = read_route(launch, args, token);
@@ -111,14 +106,9 @@ fn publish_by_block<M: Machine>(
     (partition, items): (Partition, u32),
     ranks: u64,
 ) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let first = machine.warp() - partition.index;
-    let callers = warps_of_block(*machine, first, items);
+    let callers = warps_of_block(machine, first, items);
     let Some(ranks) = machine.hand_to_last(BlockCounter::Sent, callers, ranks) else {
         return;
     };
@@ -132,7 +122,7 @@ fn publish_by_block<M: Machine>(
         let warp = warp_position.warp();
         for_each_bit(machine.own(ranks, lane), |rank| {
             let flag = common.window.dispatch_flag(common.rank(), warp - first);
-            flagged::publish(*machine, Rank(rank), flag, *epoch);
+            flagged::publish(machine, Rank(rank), flag, epoch);
         });
     });
 }
@@ -158,16 +148,14 @@ fn send_payload<M: Machine>(
     route: Route<M::Lanes<u32>>,
     location: RowLocation,
 ) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
     let range = location.range;
     // A bit for each rank of the node; for the staging, where far ranks are served from, that of a far rank. Each
     // rank begins with another one, and with another one for each token: else all of them would store to the same
     // rank at the same time.
-    let p2p = p2p_ranks(*machine, common, ranks);
+    let p2p = p2p_ranks(machine, common, ranks);
     let is_remote = p2p != ranks;
     let staging = match is_remote {
         true => (node_of(shape, me).trailing_zeros() + shape.p2p_world_size) % u64::BITS,
@@ -192,21 +180,16 @@ fn send_payload<M: Machine>(
 /// Flags a unit, after its payload and header were written.
 #[inline(always)]
 fn publish<M: Machine>(launch: &Launch<M>, route: Route<M::Lanes<u32>>, item: u32) {
-    let Launch {
-        machine,
-        common,
-        epoch,
-        ..
-    } = launch;
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let p2p = p2p_ranks(*machine, common, ranks);
+    let p2p = p2p_ranks(machine, common, ranks);
     let remote = ranks & !p2p;
     machine.release();
     let flag = window.dispatch_flag(me, item);
-    on_each_rank(*machine, shape.ranks, |rank| {
+    on_each_rank(machine, shape.ranks, |rank| {
         if p2p >> rank.0 & 1 != 0 {
-            flagged::publish(*machine, rank, flag, *epoch);
+            flagged::publish(machine, rank, flag, epoch);
         }
     });
     for_each_bit(remote, |rank| {
@@ -229,15 +212,13 @@ fn read_route<M: Machine>(
     args: &DispatchArgs,
     token: u32,
 ) -> Route<M::Lanes<u32>> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
             let is_small_batch = shape.is_small_batch(common.tokens);
             read_expert_id(
-                *machine,
+                machine,
                 is_small_batch,
                 assignment_index(shape.top_k, token, lane),
             )
@@ -288,16 +269,14 @@ fn read_route<M: Machine>(
         experts,
         weights,
         is_weighted,
-        ranks: ranks_of(*machine, shape, experts),
+        ranks: ranks_of(machine, shape, experts),
     }
 }
 
 /// Reports an expert that a token lists twice.
 #[inline(always)]
 fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     for k in 1..common.shape.top_k {
         let id = machine.broadcast(experts, k);
         let same = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) == id));
@@ -345,12 +324,10 @@ fn write_header<M: Machine>(
     (location, part): (RowLocation, u32),
     words: M::Lanes<u32>,
 ) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
-    let p2p = p2p_ranks(*machine, common, ranks);
+    let p2p = p2p_ranks(machine, common, ranks);
     let staging = window.dispatch_staging(token).plus(common.row.header);
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {

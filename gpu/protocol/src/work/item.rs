@@ -128,12 +128,7 @@ impl Extent {
     /// is not known. For one lane.
     #[inline(always)]
     pub fn presence<M: Machine>(self, launch: &Launch<M>, index: u32) -> Option<u32> {
-        let Launch {
-            machine,
-            common,
-            epoch,
-            ..
-        } = launch;
+        let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
         let Item {
             source,
             token,
@@ -143,12 +138,12 @@ impl Extent {
         // Both are read before either is looked at.
         let count = machine.load_tagged(common.window.token_count(source));
         let word = machine.load_tagged(common.window.presence(source, token / LANES));
-        let tokens = count.value(*epoch)?;
+        let tokens = count.value(epoch)?;
         let parts = common.row.parts(tokens);
         if token >= tokens || part >= parts {
             return Some(0);
         }
-        let present = word.value(*epoch)? >> (token % LANES) & 1 != 0;
+        let present = word.value(epoch)? >> (token % LANES) & 1 != 0;
         Some(if present { parts } else { 0 })
     }
 
@@ -237,9 +232,7 @@ impl Batch {
     /// What a lane waits for in [`presence`](Self::presence).
     #[inline(always)]
     pub fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
-        let Launch {
-            machine, common, ..
-        } = launch;
+        let (machine, common) = (launch.machine, launch.common);
         let Item { source, token, .. } = self.item(lane, 1, &common.shape, common.rank());
         let word = token / LANES;
         let saw = machine.load_tagged(common.window.presence(source, word)).0 >> 32;

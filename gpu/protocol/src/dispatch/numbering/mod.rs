@@ -39,9 +39,7 @@ pub fn count_before<M: Machine>(
     token: u32,
     experts: M::Lanes<u32>,
 ) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (shape, assignments) = (&common.shape, common.tokens * common.shape.top_k);
     machine.lanes(|lane| {
         let expert = machine.own(experts, lane);

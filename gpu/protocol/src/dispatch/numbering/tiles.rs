@@ -19,9 +19,7 @@ pub fn tiles(top_k: u32, tokens: u32) -> u32 {
 /// Numbers the assignments of a tile, for each expert in the order of assignments, and counts them.
 #[inline(always)]
 pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (experts, assignments) = (common.shape.experts, common.tokens * common.shape.top_k);
     let counts = tile_counts_index(experts, tile as u64);
     let count = |id: u32| counts + id as u64;
@@ -34,10 +32,10 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
     }
     let end = assignments.min((tile + 1) * TILE_ASSIGNMENTS);
     let mut first = tile * TILE_ASSIGNMENTS;
-    let mut ahead = read_ids(*machine, first, end);
+    let mut ahead = read_ids(machine, first, end);
     while first < end {
         let ids = ahead;
-        ahead = read_ids(*machine, first + LANES, end);
+        ahead = read_ids(machine, first + LANES, end);
         let alike = machine.matching(ids);
         // What the lanes before wrote can be read.
         machine.converge();
@@ -82,9 +80,7 @@ fn valid_lanes(left: u32) -> u32 {
 /// assignments each of these experts gets.
 #[inline(always)]
 pub fn scan_tiles<M: Machine>(launch: &Launch<M>, tiles: u32, task: u32) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let experts = common.shape.experts;
     machine.lanes(|lane| {
         let expert = task * LANES + lane;
@@ -124,9 +120,7 @@ pub fn read_ranks_in_expert<M: Machine>(
     token: u32,
     experts_of: M::Lanes<u32>,
 ) -> M::Lanes<u32> {
-    let Launch {
-        machine, common, ..
-    } = launch;
+    let (machine, common) = (launch.machine, launch.common);
     let (experts, top_k) = (common.shape.experts, common.shape.top_k);
     let before = assignment_index(top_k, token, 0);
     machine.lanes(|lane| {
