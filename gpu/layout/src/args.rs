@@ -135,7 +135,6 @@ pub trait Arguments: Copy {
             Table::TileCounts => workspace + tables.tile_counts,
             Table::Routes => workspace + tables.routes,
             Table::RowMap => workspace + tables.row_map,
-            Table::SplitArrivals => workspace + tables.split_arrivals,
             _ => self.user_table(table),
         }
     }
@@ -361,6 +360,6 @@ const _: () = {
     assert!(offset_of!(Common, shape) == 40);
     assert!(offset_of!(Common, window) == 72);
     assert!(offset_of!(Common, tables) == 72 + 27 * 8);
-    assert!(offset_of!(Common, row) == 336);
-    assert!(size_of::<Common>() == 368);
+    assert!(offset_of!(Common, row) == 328);
+    assert!(size_of::<Common>() == 360);
 };

@@ -44,6 +44,5 @@ pub use shape::{
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};
 pub use workspace::{
-    Counter, MAX_SPLIT_ROWS, SPLITS, TILE_ASSIGNMENTS, Table, Workspace, assignment_index,
-    tile_counts_index,
+    Counter, TILE_ASSIGNMENTS, Table, Workspace, assignment_index, tile_counts_index,
 };

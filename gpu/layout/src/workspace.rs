@@ -82,18 +82,10 @@ pub enum Table {
     Routes,
     /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
     RowMap,
-    /// `[MAX_SPLIT_ROWS]` how many pieces were written of each row that several warps write, over all rounds.
-    SplitArrivals,
 }
 
 /// Entries that a warp numbers at a time.
 pub const TILE_ASSIGNMENTS: u32 = 256;
-
-/// Pieces of a row that several warps write.
-pub const SPLITS: u32 = 4;
-
-/// Most rows of a launch that several warps write.
-pub const MAX_SPLIT_ROWS: u32 = 2048;
 
 /// Where everything is in a workspace, in bytes.
 #[repr(C)]
@@ -107,8 +99,6 @@ pub struct Workspace {
     pub routes: u64,
     /// Start of [`Table::RowMap`].
     pub row_map: u64,
-    /// Start of [`Table::SplitArrivals`].
-    pub split_arrivals: u64,
     /// Bytes of the whole workspace.
     pub bytes: u64,
 }
@@ -122,14 +112,12 @@ impl Workspace {
         let chunks = assignments.div_ceil(TILE_ASSIGNMENTS as u64);
         let routes = next(tile_counts, chunks * shape.experts as u64);
         let row_map = next(routes, assignments);
-        let split_arrivals = next(row_map, shape.ranks as u64 * assignments);
-        let bytes = next(split_arrivals, MAX_SPLIT_ROWS as u64);
+        let bytes = next(row_map, shape.ranks as u64 * assignments);
         Self {
             ranks_in_expert,
             tile_counts,
             routes,
             row_map,
-            split_arrivals,
             bytes,
         }
     }

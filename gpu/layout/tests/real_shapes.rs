@@ -1,7 +1,7 @@
 //! Windows and workspaces of 8, 16 and 64 ranks for a model's real sizes, byte by byte: regions
 //! follow each other without overlap and are as large as `Window`'s table says.
 
-use ferry_layout::{Counter, MAX_SPLIT_ROWS, Rank, Shape, TokenFormat, Window, Workspace};
+use ferry_layout::{Counter, Rank, Shape, TokenFormat, Window, Workspace};
 
 const EXPERTS: u64 = 256;
 const TOP_K: u64 = 8;
@@ -258,11 +258,6 @@ fn a_workspace_is_its_tables_one_after_another() {
                 "row map",
                 workspace.row_map,
                 u64::from(shape.ranks) * assignments,
-            ),
-            (
-                "joined",
-                workspace.split_arrivals,
-                u64::from(MAX_SPLIT_ROWS),
             ),
         ];
         let mut end = 0;

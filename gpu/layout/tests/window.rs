@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry_layout::{
     Assignment, AssignmentWords, ByteOffset, CombineMode, Common, Counter, Epoch, Header,
-    MAX_EXPERTS, MAX_RANKS, MAX_SPLIT_ROWS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal,
-    TILE_ASSIGNMENTS, Tagged, TokenFormat, Window, Workspace,
+    MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal, TILE_ASSIGNMENTS,
+    Tagged, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -370,7 +370,6 @@ proptest! {
             table("chunk counts", workspace.tile_counts, chunks * u64::from(shape.experts)),
             table("routes", workspace.routes, assignments),
             table("row map", workspace.row_map, u64::from(shape.ranks) * assignments),
-            table("joined", workspace.split_arrivals, u64::from(MAX_SPLIT_ROWS)),
         ];
         for (bytes, name) in &tables {
             prop_assert!(bytes.start.is_multiple_of(LINE), "{name}");

@@ -294,19 +294,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn arrive_split(&self, index: u32) -> u32 {
-        thread::converge();
-        let mut before = 0;
-        if self.lane == 0 {
-            let at = self.args.table(Table::SplitArrivals) + 4 * index as u64;
-            // SAFETY: the table lies inside the workspace.
-            before = unsafe { memory::join_acq_rel_gpu(at) };
-        }
-        thread::converge();
-        thread::broadcast(before, 0)
-    }
-
-    #[inline(always)]
     fn reset(&self, counter: Counter) {
         if self.lane == 0 {
             // SAFETY: counters lie inside the workspace.

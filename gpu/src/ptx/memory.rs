@@ -351,21 +351,6 @@ pub unsafe fn add_acq_rel_gpu(address: u64, amount: u64) -> u64 {
     before
 }
 
-/// `atom.acq_rel.gpu.global.add` of one: the value before.
-///
-/// # Safety
-/// See the module.
-#[inline(always)]
-pub unsafe fn join_acq_rel_gpu(address: u64) -> u32 {
-    let before;
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!("atom.acq_rel.gpu.global.add.u32 {}, [{}], 1;", out(reg32) before,
-            in(reg64) address, options(nostack, preserves_flags));
-    }
-    before
-}
-
 /// `atom.relaxed.gpu.global.add` of one: the value before.
 ///
 /// # Safety

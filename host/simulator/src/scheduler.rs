@@ -111,7 +111,6 @@ impl World {
             patience: Cell::new(None),
             versions: vec![Cell::new(1); ranks as usize],
             violation: RefCell::default(),
-            joined: RefCell::default(),
             windows: RefCell::default(),
             allow_late_signals: options.allow_late_signals,
         };

@@ -1,7 +1,6 @@
 //! What the fibres share with the scheduler: memory, clock, and what went wrong.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::time::Duration;
 
 use ferry_layout::Counter;
@@ -10,7 +9,6 @@ use rand_chacha::ChaCha8Rng;
 use crate::SimulatorError;
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
-use crate::store_buffer::Write;
 
 /// What the fibres share with the scheduler.
 pub struct Shared {
@@ -27,9 +25,6 @@ pub struct Shared {
     pub versions: Vec<Cell<u64>>,
     /// The first bad access, which ends the simulation.
     pub violation: RefCell<Option<SimulatorError>>,
-    /// By the address of the word where warps join: what those who have joined wrote, not yet visible to other
-    /// ranks.
-    pub joined: RefCell<HashMap<u64, Vec<Write>>>,
     /// The windows that launches have named so far.
     pub windows: RefCell<Vec<KnownWindow>>,
     pub allow_late_signals: bool,

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use corosensei::Yielder;
 use ferry_layout::{
     ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, SENTINEL,
-    SPLITS, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
+    Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
 use ferry_protocol::{
     Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals, WarpPosition,
@@ -278,28 +278,6 @@ impl Machine for Warp<'_> {
         let mut ticket = [u32::MAX; LANES as usize];
         ticket[0] = before as u32;
         ticket
-    }
-
-    fn arrive_split(&self, index: u32) -> u32 {
-        self.pause();
-        self.buffer.borrow_mut().drain_own(&self.shared);
-        let at = self.in_table(Table::SplitArrivals, 4 * u64::from(index));
-        let before = self.with_memory(|memory| memory.read_u32(at));
-        let written = self
-            .shared
-            .memory
-            .borrow_mut()
-            .write(at, &(before + 1).to_le_bytes());
-        self.checked(written);
-        // Whoever comes last releases what all of them wrote; until then it may become visible or not.
-        let mut joined = self.shared.joined.borrow_mut();
-        let left = joined.entry(at).or_default();
-        let own = &mut self.buffer.borrow_mut().writes;
-        match (before + 1).is_multiple_of(SPLITS) {
-            true => own.append(left),
-            false => left.append(own),
-        }
-        before
     }
 
     fn reset(&self, counter: Counter) {

@@ -11,10 +11,10 @@ use crate::machine::rows::{ByteRange, Put, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::wire::{credit, flagged};
+use crate::work::batches::Batches;
 use crate::work::item::{Extent, Item};
 use crate::work::partition::{Partition, WorkQueue, warps_of_block};
 use crate::work::route::{for_each_bit, lane_or_none, on_each_rank, ranks_of, reduced_slot};
-use crate::work::row_split::{RowSplit, SplitPart};
 use crate::work::sub_warps::SubWarps;
 
 /// From so many units a warp on, units are sent together.
@@ -39,24 +39,24 @@ pub fn send_back<M: Machine>(
     let items = extent.items(shape);
     let at_once = items <= partition.of;
     let is_remote = machine.spans_nodes();
-    let split = match at_once || roles.is_inline || extent.parts > 1 || is_remote {
-        true => RowSplit::whole(items),
-        false => RowSplit::split(
-            items,
-            partition.of,
-            batch_of(launch, items / MANY_ITEMS >= partition.of),
-        ),
+    let batches = match at_once || roles.is_inline || extent.parts > 1 || is_remote {
+        true => Batches::none(items),
+        false => {
+            let size = batch_of(launch, items / MANY_ITEMS >= partition.of);
+            Batches::of(items, partition.of, size)
+        }
     };
-    let mut queue = WorkQueue::new(machine, partition, split.tasks(), Counter::CombineTickets);
+    let tickets = batches.tickets();
+    let mut queue = WorkQueue::new(machine, partition, tickets, Counter::CombineTickets);
     let credits = CreditReturn { roles, at_once };
     // The last warp of a block flags the units of all.
     let is_reduced = shape.mode() == CombineMode::Reduced;
     let is_by_block = at_once && !roles.is_inline && !is_remote && is_reduced;
     let by_block = is_by_block.then_some((partition, items));
     let mut has_read = false;
-    while let Some(task) = queue.next_item() {
-        let (index, split_part) = split.row(task);
-        if split.is_batch(task) {
+    while let Some(ticket) = queue.next_item() {
+        let index = batches.first_item(ticket);
+        if batches.is_batch(ticket) {
             send_batched(launch, args, (extent, index), || queue.take_ticket());
             continue;
         }
@@ -68,7 +68,6 @@ pub fn send_back<M: Machine>(
         }
         let part = item.map(|item| Part {
             item,
-            split_part,
             is_inline: roles.is_inline,
             is_p2p: !is_remote || shape.same_node(common.rank(), item.source),
         });
@@ -178,8 +177,6 @@ fn publish_by_block<M: Machine>(
 #[derive(Clone, Copy)]
 struct Part {
     item: Item,
-    /// What of the unit.
-    split_part: SplitPart,
     is_inline: bool,
     /// Whether its source is on this node.
     is_p2p: bool,
@@ -189,10 +186,7 @@ impl Part {
     /// What of a row of `bytes`.
     #[inline(always)]
     fn range(self, bytes: u32) -> ByteRange {
-        match self.item.parts {
-            1 => self.split_part.range(bytes),
-            parts => ByteRange::part(bytes, self.item.part, parts),
-        }
+        ByteRange::part(bytes, self.item.part, self.item.parts)
     }
 }
 
@@ -260,9 +254,6 @@ fn publish_reduced<M: Machine>(launch: &Launch<M>, part: Part, slot: u32) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let window = &common.window;
     let Part { item, is_p2p, .. } = part;
-    if !part.split_part.completes(machine) {
-        return;
-    }
     let flag = window.combine_flag(item.flag(), slot);
     machine.release();
     if is_p2p {
@@ -362,9 +353,6 @@ fn send_exact<M: Machine>(
         machine.copy_row((range, row), machine.read_ahead(range, row), 1u32, to);
     });
     written();
-    if !work.split_part.completes(machine) {
-        return;
-    }
     machine.release();
     if is_p2p {
         machine.lanes(|lane| {

@@ -24,9 +24,6 @@ use crate::work::item::{Item, RowLocation};
 use crate::work::partition::{Partition, WorkQueue, warps_of_block};
 use crate::work::route::{for_each_bit, lane_or_none, node_of, on_each_rank, p2p_ranks, ranks_of};
 
-/// Bytes of a bare part's payload from which on its header goes first. Found by measuring (BENCHMARKS.md).
-const HEADER_FIRST: u32 = 2048;
-
 /// Sends this warp's share of the units (parts of tokens). `is_specialised`: other warps only receive.
 #[inline(always)]
 pub fn send_items<M: Machine>(
@@ -65,12 +62,6 @@ pub fn send_items<M: Machine>(
             parts,
         };
         let location = row_part.location(common);
-        // Of a large part, the header can be made use of before the payload has come.
-        let bytes = location.range.end - location.range.start;
-        let header_first = is_small_batch && location.is_inline && bytes >= HEADER_FIRST;
-        if header_first {
-            write_header(launch, route, (location, row_part.part), words_or_experts);
-        }
         send_payload(launch, route, location);
         queue.take_ticket();
         if item < partition.of && !is_small_batch {
@@ -84,9 +75,7 @@ pub fn send_items<M: Machine>(
                 read_ranks_in_expert(launch, token, experts),
             ),
         };
-        if !header_first {
-            write_header(launch, route, (location, row_part.part), assignments);
-        }
+        write_header(launch, route, (location, row_part.part), assignments);
         if location.is_inline {
             // Its words say themselves that they have come.
         } else if by_block {

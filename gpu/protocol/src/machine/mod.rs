@@ -67,9 +67,6 @@ pub trait Machine: Signals + Counters {
     /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
     /// what it gives may come late: whoever uses it waits.
     fn take_ticket(&self, counter: Counter) -> Self::Lanes<u32>;
-    /// Adds one to a word of [`Table::SplitArrivals`]: what it was before. Whoever comes later sees what those before
-    /// wrote, and what it releases afterwards contains that. All lanes take part, one adds.
-    fn arrive_split(&self, index: u32) -> u32;
     /// Sets a counter to 0 for later launches; nothing in this one uses it.
     fn reset(&self, counter: Counter);
     /// The sum of all lower lanes, for each; and the sum of all. Sums wrap around.
