@@ -17,6 +17,7 @@ mod combine;
 mod dispatch;
 mod machine;
 mod sync;
+pub mod tactics;
 pub mod wire;
 mod work;
 
@@ -24,7 +25,7 @@ pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::numbering::count_below;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
 pub use machine::counters::{BlockCounter, Counters};
-pub use machine::position::WarpPosition;
+pub use machine::position::{Grid, WarpPosition};
 pub use machine::rows::{Bits, ByteRange, Put, Row};
 pub use machine::signals::Signals;
 pub use machine::{LANES, Machine};

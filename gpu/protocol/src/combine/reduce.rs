@@ -5,51 +5,40 @@ use ferry_layout::{
     assignment_index,
 };
 
-use crate::combine::CombineRoles;
 use crate::machine::counters::BlockCounter;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{ByteRange, Row};
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::tactics::Wire;
+use crate::tactics::combine::CombineTactics;
 use crate::wire::{credit, flagged};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::route::{lane_or_none, ranks_of};
-
-/// Warps that may look at all their words again and again: those of many would be in the way of what
-/// comes. Found by measuring (BENCHMARKS.md).
-const MAX_POLLERS: u32 = 512;
 
 /// Sums what comes back for every token of this rank, and ends the round.
 #[inline(always)]
 pub fn reduce_rows<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    roles: CombineRoles,
+    tactics: CombineTactics,
+    reducer: Option<Partition>,
 ) -> Result<(), Aborted> {
-    let (machine, epoch) = (launch.machine, launch.epoch);
-    let shape = &launch.common.shape;
-    let parts = match roles.is_inline {
-        true => shape.reduce_parts(launch.common.tokens),
-        false => launch.common.row.parts(launch.common.tokens),
-    };
-    if let Some(Partition {
-        index: mut item,
-        of,
-    }) = roles.reducer(machine.warp_position())
-    {
-        while item < launch.common.tokens * parts {
-            let token = item >> parts.trailing_zeros();
-            let part = item & (parts - 1);
-            let item_of = Item {
-                source: launch.common.rank(),
-                token,
-                part,
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
+    if let Some(partition) = reducer {
+        let parts = tactics.reduce_parts;
+        let mut index = partition.index;
+        while index < common.tokens * parts {
+            let item = Item {
+                source: common.rank(),
+                token: index >> parts.trailing_zeros(),
+                part: index & (parts - 1),
                 parts,
             };
-            reduce_item(launch, args, item_of, roles.is_inline)?;
-            item += of;
+            reduce_item(launch, args, tactics, item)?;
+            index += partition.of;
         }
     }
     if machine.warp() == 0 {
@@ -97,8 +86,8 @@ fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
 fn reduce_item<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    tactics: CombineTactics,
     item: Item,
-    is_inline: bool,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
@@ -116,12 +105,11 @@ fn reduce_item<M: Machine>(
         CombineMode::Reduced => {
             let ranks = ranks_of(machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
-            if is_inline {
-                let bare = |slot| window.inline_combine_row(token, slot);
+            if tactics.wire == Wire::Inline {
+                let row = |slot| window.inline_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
-                let small_batch = launch.common.tokens * parts <= MAX_POLLERS;
                 return machine
-                    .sum_inline_rows(range, (slots, small_batch), bare, to)
+                    .sum_inline_rows(range, (slots, tactics.polls_all), row, to)
                     .or_else(|slot| {
                         launch.time_out_on(Awaited {
                             peer: nth_rank(ranks, slot),

@@ -7,7 +7,9 @@ use crate::machine::Machine;
 use crate::machine::rows::{ByteRange, Row};
 use crate::sync::launch::Launch;
 use crate::wire::flagged;
-use crate::work::item::{Extent, Item};
+use crate::work::extent::Extent;
+use crate::work::item::Item;
+use crate::work::presence::presence;
 use crate::work::route::{ranks_of, reduced_slot};
 use crate::work::sub_warps::SubWarps;
 
@@ -17,15 +19,16 @@ use crate::work::sub_warps::SubWarps;
 pub fn send_batched<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    (extent, first): (Extent, u32),
+    extent: Extent,
+    first: u32,
     written: impl FnOnce(),
 ) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let sub_warps = SubWarps::of(shape);
     let index_of = |lane| first + sub_warps.item(lane);
-    let item_of = |lane| extent.item(shape, me, (index_of(lane), 1));
-    let present = machine.lanes(|lane| extent.presence(launch, index_of(lane)));
+    let item_of = |lane| extent.item(shape, me, index_of(lane), 1);
+    let present = machine.lanes(|lane| presence(launch, extent, index_of(lane)));
     // The last lanes read of an entry again rather than branch.
     let slot_of = |lane| sub_warps.slot(lane).min(shape.top_k - 1);
     let read = |word: u32, lane| {
@@ -48,7 +51,7 @@ pub fn send_batched<M: Machine>(
         is_here && sub_warps.slot(lane) < shape.top_k
     }));
     let here = coming & slots_here(machine, args, positions);
-    let slots = slots_of(launch, sub_warps, (words, coming));
+    let slots = slots_of(launch, sub_warps, words, coming);
     let mut item = 0;
     while item < sub_warps.most() {
         let lane = sub_warps.first(item);
@@ -88,7 +91,8 @@ pub fn send_batched<M: Machine>(
 fn slots_of<M: Machine>(
     launch: &Launch<M>,
     sub_warps: SubWarps,
-    (words, coming): (M::Lanes<u32>, u32),
+    words: M::Lanes<u32>,
+    coming: u32,
 ) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;

@@ -2,63 +2,52 @@
 //! expert gets. These words carry their epoch with them, so that no fence is needed; no row waits for them at the
 //! source.
 
-use ferry_layout::{Counter, Rank, Region, Shape, Tagged, assignment_index};
+use ferry_layout::{Counter, Rank, Region, Tagged, assignment_index};
 
 use crate::dispatch::numbering::tiles::{number_tile, scan_tiles, tiles};
-use crate::dispatch::numbering::{expert_groups, read_expert_id};
+use crate::dispatch::numbering::{count_experts, expert_groups, read_expert_id};
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
+use crate::tactics::Numbering;
 use crate::work::partition::Partition;
 use crate::work::route::{on_each_rank, rank_bit};
 
 /// Words that a lane has in flight.
 const DEPTH: usize = 8;
 
-/// Warps that notifying keeps busy.
-#[inline(always)]
-pub fn tasks(shape: &Shape, tokens: u32) -> u32 {
-    let presence = tokens.div_ceil(LANES);
-    match shape.is_small_batch(tokens) {
-        true => presence + expert_groups(shape.experts),
-        false => expert_groups(shape.experts).max(presence + tiles(shape.top_k, tokens)),
-    }
-}
-
 /// Notifies, this warp's partition of it.
 #[inline(always)]
-pub fn notify<M: Machine>(launch: &Launch<M>, partition: Partition) -> Result<(), Aborted> {
+pub fn notify<M: Machine>(
+    launch: &Launch<M>,
+    numbering: Numbering,
+    partition: Partition,
+) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
-    let tile_count = tiles(shape.top_k, common.tokens);
     if partition.index == 0 {
         notify_tokens(launch);
     }
-    let is_small_batch = shape.is_small_batch(common.tokens);
-    let numbering = if is_small_batch {
-        expert_groups(shape.experts)
-    } else {
-        tile_count
+    let tile_count = tiles(shape.top_k, common.tokens);
+    let experts = expert_groups(shape.experts);
+    let first_tasks = match numbering {
+        Numbering::InBlock => experts,
+        Numbering::Tiles => tile_count,
     };
-    for task in partition.tasks(numbering + common.tokens.div_ceil(LANES)) {
-        if task >= numbering {
-            notify_presence(launch, task - numbering);
-        } else if is_small_batch {
-            let assignments = common.tokens * shape.top_k;
-            let totals = machine.lanes(|lane| {
-                let expert = (task * LANES + lane).min(shape.experts - 1);
-                machine.count_small_batch(expert, assignments)
-            });
-            notify_experts(launch, task, totals);
+    for task in partition.tasks(first_tasks + common.tokens.div_ceil(LANES)) {
+        if task >= first_tasks {
+            notify_presence(launch, numbering, task - first_tasks);
+        } else if numbering == Numbering::InBlock {
+            notify_experts(launch, task, count_experts(launch, task));
         } else {
             number_tile(launch, task);
         }
     }
-    if !is_small_batch && partition.index < expert_groups(shape.experts) {
+    if numbering == Numbering::Tiles && partition.index < experts {
         launch.wait_local(Counter::TilesDone, Region::RanksInExpert, || {
             machine.load(Counter::TilesDone) >= tile_count as u64
         })?;
-        for task in partition.tasks(expert_groups(shape.experts)) {
+        for task in partition.tasks(experts) {
             notify_experts(launch, task, scan_tiles(launch, tile_count, task));
         }
     }
@@ -78,10 +67,9 @@ fn notify_tokens<M: Machine>(launch: &Launch<M>) {
 
 /// Tells every rank which of 32 tokens come to it.
 #[inline(always)]
-fn notify_presence<M: Machine>(launch: &Launch<M>, group: u32) {
+fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: u32) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
-    let is_small_batch = shape.is_small_batch(common.tokens);
     let touched = machine.lanes(|lane| {
         let token = group * LANES + lane;
         let (mut ranks, mut first) = (0, 0);
@@ -90,11 +78,7 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, group: u32) {
             let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
                 let k = (first + step as u32).min(shape.top_k - 1);
                 let token = token.min(common.tokens - 1);
-                read_expert_id(
-                    machine,
-                    is_small_batch,
-                    assignment_index(shape.top_k, token, k),
-                )
+                read_expert_id(machine, numbering, assignment_index(shape.top_k, token, k))
             });
             core::array::from_fn::<(), DEPTH, _>(|step| ranks |= rank_bit(shape, ids[step]));
             first += DEPTH as u32;

@@ -8,30 +8,21 @@
 //! has consumed them, and before a peer writes there again.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Shape, Table, Tensor, scale_placement,
+    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tensor, scale_placement,
 };
 
+use crate::dispatch::batch::Batch;
 use crate::dispatch::destination::{Destinations, find_destinations};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
 use crate::dispatch::scales;
 use crate::machine::rows::Row;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::tactics::roles::computes_offsets;
 use crate::wire::flagged;
-use crate::work::item::{Batch, Extent, Item};
+use crate::work::extent::Extent;
+use crate::work::item::Item;
 use crate::work::partition::Partition;
-
-/// Whether the warp with this share turns counts into offsets. One in between: in a fused launch the first ones
-/// receive first, and the last ones count and send. Of few tokens one that receives nothing, of others one that is not
-/// among those that send large parts.
-#[inline(always)]
-pub fn makes_offsets(shape: &Shape, partition: Partition) -> bool {
-    let maker = match shape.has_small_blocks() {
-        true => partition.of / 2,
-        false => partition.of / 4,
-    };
-    partition.index == maker
-}
 
 #[inline(always)]
 pub fn receive<M: Machine>(
@@ -40,7 +31,7 @@ pub fn receive<M: Machine>(
     partition: Partition,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
-    if makes_offsets(&common.shape, partition) {
+    if computes_offsets(&common.shape, partition) {
         compute_offsets(launch, args)?;
     }
     let extent = wait_for_token_counts(launch)?;
@@ -59,7 +50,7 @@ pub fn receive<M: Machine>(
     let mut batch = Batch::first(shape, extent, partition);
     while batch.is_some() {
         let present = launch.wait_lanes(
-            |lane: u32| batch.presence(launch, lane),
+            |lane: u32| batch.present(launch, lane),
             |lane| batch.awaited(launch, lane),
         )?;
         let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
@@ -67,7 +58,7 @@ pub fn receive<M: Machine>(
         if needs_offsets && coming != 0 {
             wait_for_offsets(launch)?;
         }
-        receive_batch(launch, args, (batch, parts, coming))?;
+        receive_batch(launch, args, batch, parts, coming)?;
         batch = batch.next();
     }
     if shape.has_tiled_scales() {
@@ -116,7 +107,11 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Abort
             return launch.abort();
         }
         let tokens = machine.lanes(|lane| machine.own(counts, lane).unwrap_or(0));
-        extent = extent.and(machine, &common.row, tokens);
+        let parts = machine.lanes(|lane| common.row.parts(machine.own(tokens, lane)));
+        extent = Extent {
+            tokens: extent.tokens.max(machine.max(tokens)),
+            parts: extent.parts.max(machine.max(parts)),
+        };
     }
     Ok(extent)
 }
@@ -126,7 +121,9 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Abort
 fn receive_batch<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (batch, parts, coming): (Batch, M::Lanes<u32>, u32),
+    batch: Batch,
+    parts: M::Lanes<u32>,
+    coming: u32,
 ) -> Result<(), Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());

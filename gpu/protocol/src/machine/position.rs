@@ -45,9 +45,35 @@ impl WarpPosition {
         }
     }
 
+    /// The launch's warps.
+    #[inline(always)]
+    pub fn grid(self) -> Grid {
+        Grid {
+            in_block: self.in_block,
+            blocks: self.blocks,
+        }
+    }
+
     /// Warps of the launch.
     #[inline(always)]
     pub fn warps(self) -> u32 {
+        self.in_block * self.blocks
+    }
+}
+
+/// The warps of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Warps of each block.
+    pub in_block: u32,
+    /// Blocks.
+    pub blocks: u32,
+}
+
+impl Grid {
+    /// Warps of the launch.
+    #[inline(always)]
+    pub const fn warps(self) -> u32 {
         self.in_block * self.blocks
     }
 }

@@ -1,19 +1,23 @@
-//! A slot: a place for one row and the flag that says the row is whole.
+//! Flagged rows: a place for a row, and a flag that tells that the row is whole.
 //!
 //! ```text
 //! sender:    write the row ; release ; flag := epoch          (publish)
 //! receiver:  flag >= epoch, acquired ; read the row           (is_full)
 //! ```
 //!
-//! A slot is written again only in a later round, and the [`handshake`](crate::handshake) keeps
+//! A slot is written again only in a later round, and the [`credit`](crate::wire::credit) keeps
 //! that round from starting before the receiver is done. The flag is never reset: a later epoch
 //! is a larger number.
 
 use ferry_layout::{Epoch, Rank, Signal};
 
+use crate::machine::Machine;
+use crate::machine::counters::BlockCounter;
+use crate::machine::position::WarpPosition;
 use crate::machine::signals::Signals;
+use crate::work::partition::{Partition, warps_of_block};
 
-/// Marks a slot of `to` as full, after the row was written. Several slots may share one
+/// Flags a row of `to` as whole, after the row was written. Several rows may share one
 /// [`Signals::release`]: this is for the flag alone. For one lane.
 #[inline(always)]
 pub fn publish<S: Signals>(signals: &S, to: Rank, flag: Signal, epoch: Epoch) {
@@ -24,4 +28,34 @@ pub fn publish<S: Signals>(signals: &S, to: Rank, flag: Signal, epoch: Epoch) {
 #[inline(always)]
 pub fn is_full<S: Signals>(signals: &S, flag: Signal, epoch: Epoch) -> bool {
     signals.load_signal(flag) >= epoch.0
+}
+
+/// Publishes the only item that each sender of a block has, of `items` among the senders of `partition`: the last
+/// sender releases what all of them have written. `word` is this sender's, for `flag`, which sets the flags of an
+/// item; it is called with the item's number and the word of its sender, one item a lane.
+#[inline(always)]
+pub fn publish_by_block<M: Machine>(
+    machine: &M,
+    partition: Partition,
+    items: u32,
+    word: u64,
+    flag: impl Fn(u32, u64),
+) {
+    let first = machine.warp() - partition.index;
+    let callers = warps_of_block(machine, first, items);
+    let Some(words) = machine.hand_to_last(BlockCounter::Sent, callers, word) else {
+        return;
+    };
+    machine.release();
+    machine.lanes(|lane| {
+        // A lane for each warp of the block.
+        let position = WarpPosition {
+            index: lane,
+            ..machine.warp_position()
+        };
+        flag(
+            position.warp().wrapping_sub(first),
+            machine.own(words, lane),
+        );
+    });
 }

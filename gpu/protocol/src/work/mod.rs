@@ -1,7 +1,10 @@
 //! What there is to do, and which warp does it.
 
 pub mod batches;
+pub mod extent;
 pub mod item;
 pub mod partition;
+pub mod presence;
+pub mod queue;
 pub mod route;
 pub mod sub_warps;

@@ -36,6 +36,12 @@ pub fn p2p_ranks<M: Machine>(machine: &M, common: &Common, ranks: u64) -> u64 {
     }
 }
 
+/// Whether `rank` is on this rank's node.
+#[inline(always)]
+pub fn is_p2p<M: Machine>(machine: &M, common: &Common, rank: Rank) -> bool {
+    !machine.spans_nodes() || common.shape.same_node(common.rank(), rank)
+}
+
 /// The ranks of `rank`'s node, as bits.
 #[inline(always)]
 pub fn node_of(shape: &Shape, rank: Rank) -> u64 {

@@ -5,10 +5,12 @@
 
 pub mod tiles;
 
-use ferry_layout::{Table, assignment_index};
+use ferry_layout::{Counter, Region, Table, assignment_index};
 
 use crate::machine::{LANES, Machine};
-use crate::sync::launch::Launch;
+use crate::sync::arrivals;
+use crate::sync::launch::{Aborted, Launch};
+use crate::tactics::Numbering;
 
 /// Groups of experts, a lane each.
 #[inline(always)]
@@ -18,10 +20,10 @@ pub fn expert_groups(experts: u32) -> u32 {
 
 /// The expert id of an assignment. For one lane.
 #[inline(always)]
-pub fn read_expert_id<M: Machine>(machine: &M, is_small_batch: bool, at: u64) -> u32 {
-    match is_small_batch {
-        true => machine.read_small_batch_id(at as u32),
-        false => machine.read(Table::TopkIds, at),
+pub fn read_expert_id<M: Machine>(machine: &M, numbering: Numbering, index: u64) -> u32 {
+    match numbering {
+        Numbering::InBlock => machine.read_small_batch_id(index as u32),
+        Numbering::Tiles => machine.read(Table::TopkIds, index),
     }
 }
 
@@ -49,5 +51,25 @@ pub fn count_before<M: Machine>(
         }
         let index = assignment_index(shape.top_k, token, lane) as u32;
         machine.number_small_batch(index, expert, assignments)
+    })
+}
+
+/// Waits until all assignments of this rank are numbered, in tiles.
+#[inline(always)]
+pub fn wait_until_numbered<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
+    let scans = expert_groups(launch.common.shape.experts);
+    launch.wait_local(Counter::ScansDone, Region::RanksInExpert, || {
+        arrivals::is_done(launch.machine, Counter::ScansDone, launch.epoch, scans)
+    })
+}
+
+/// How many assignments each of 32 experts gets, group `group` of them, of a small batch.
+#[inline(always)]
+pub fn count_experts<M: Machine>(launch: &Launch<M>, group: u32) -> M::Lanes<u32> {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let assignments = launch.common.tokens * shape.top_k;
+    machine.lanes(|lane| {
+        let expert = (group * LANES + lane).min(shape.experts - 1);
+        machine.count_small_batch(expert, assignments)
     })
 }

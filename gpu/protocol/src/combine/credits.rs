@@ -1,0 +1,53 @@
+//! How a rank returns credits: it tells every rank that it has read what that one dispatched, with counts, presence
+//! words and headers.
+
+use ferry_layout::{Counter, Region};
+
+use crate::machine::Machine;
+use crate::machine::counters::BlockCounter;
+use crate::sync::arrivals;
+use crate::sync::launch::{Aborted, Launch};
+use crate::tactics::combine::CombineTactics;
+use crate::wire::credit::Credit;
+use crate::work::route::on_each_rank;
+
+/// Counts this warp, which has read all that it has to. Each sender calls this once. Where senders have one item each,
+/// a warp waits for all of them ([`wait_and_return`]): nobody waits for the rows that they write. Otherwise the last one
+/// returns the credits.
+#[inline(always)]
+pub fn count_read<M: Machine>(launch: &Launch<M>, tactics: CombineTactics) {
+    let machine = launch.machine;
+    let senders_in_block = machine.warp_position().in_block - tactics.reducers_in_block;
+    if !machine.arrives_last(BlockCounter::Read, senders_in_block) {
+        return;
+    }
+    match tactics.one_item_each {
+        true => machine.count(Counter::Reads),
+        false => arrivals::pass(machine, Counter::Reads, machine.blocks(), || {
+            return_credits(launch);
+        }),
+    }
+}
+
+/// Waits until all senders have read, and returns the credits.
+#[inline(always)]
+pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
+    let machine = launch.machine;
+    launch.wait_local(Counter::Reads, Region::Credit, || {
+        machine.load(Counter::Reads) >= machine.blocks() as u64
+    })?;
+    return_credits(launch);
+    machine.store(Counter::Reads, 0);
+    Ok(())
+}
+
+/// Returns a credit to every rank.
+#[inline(always)]
+fn return_credits<M: Machine>(launch: &Launch<M>) {
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
+    let word = common.window.credit(common.rank());
+    let credit = Credit::release(machine, word, epoch);
+    on_each_rank(machine, common.shape.ranks, |rank| {
+        credit.return_to(machine, rank);
+    });
+}

@@ -1,0 +1,172 @@
+//! Reduced mode: a token's expert outputs on this rank are summed, weighted, and their sum goes back.
+
+use ferry_layout::{CombineArgs, Header, Rank, Tensor};
+
+use crate::combine::received::{read_positions, slots_here};
+use crate::combine::work::Work;
+use crate::machine::Machine;
+use crate::machine::rows::{Put, Row};
+use crate::sync::launch::Launch;
+use crate::tactics::Wire;
+use crate::wire::flagged;
+use crate::work::item::Item;
+use crate::work::route::{is_p2p, lane_or_none, ranks_of, reduced_slot};
+
+/// Sends the sum of an item back. `read` is called once all of the item is read that dispatch has brought, `written` once
+/// the row, if there is one, is written.
+#[inline(always)]
+pub fn send_reduced<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    work: Work,
+    read: impl FnOnce(),
+    written: impl FnOnce(),
+) {
+    let slot = match work.item {
+        Some(item) => sum_item(launch, args, work.wire, item, read),
+        None => 0,
+    };
+    written();
+    match (work.wire, work.item) {
+        (Wire::Inline, _) => {}
+        (Wire::FlaggedByBlock, item) => {
+            let word = item.map_or(0, |item| Flag { item, slot }.to_word());
+            publish_by_block(launch, work, word);
+        }
+        (_, Some(item)) => publish(launch, item, slot),
+        (_, None) => {}
+    }
+}
+
+/// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another node, into
+/// the staging area. Gives the slot that the row has there. `read`: as for [`send_reduced`].
+#[inline(always)]
+fn sum_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    wire: Wire,
+    item: Item,
+    read: impl FnOnce(),
+) -> u32 {
+    let (machine, common) = (launch.machine, launch.common);
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Item { source, token, .. } = item;
+    let header = window.dispatch_row(source, token).plus(common.row.header);
+    // Everything is read before anything is waited for.
+    let positions = read_positions(launch, item);
+    // The last lanes read of an assignment again rather than branch.
+    let assignment = |lane: u32| Header::assignment(lane.min(shape.top_k - 1));
+    let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
+    let words = machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
+    let weights = machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    let experts = machine.lanes(|lane| {
+        let assignment = shape.assignment_words().decode(machine.own(words, lane));
+        lane_or_none(lane, shape.top_k, || assignment.expert)
+    });
+    let here = slots_here(machine, args, positions);
+    let slot = reduced_slot(window, ranks_of(machine, shape, experts), me);
+    read();
+
+    let to = if wire == Wire::Inline {
+        Row::Inline(source, window.inline_combine_row(token, slot))
+    } else if is_p2p(machine, common, source) {
+        Row::Window(source, window.combine_row(token, slot))
+    } else {
+        Row::Window(me, window.reduced_staging(source, token))
+    };
+    machine.sum_rows(
+        item.range(shape.combine_row_bytes()),
+        here,
+        |k| {
+            let weight = f32::from_bits(machine.broadcast(weights, k));
+            let position = machine.broadcast(positions, k);
+            (Row::Tensor(Tensor::Expert, position), weight)
+        },
+        to,
+    );
+    slot
+}
+
+/// Flags the sum that an item's source gets, or puts it there.
+#[inline(always)]
+fn publish<M: Machine>(launch: &Launch<M>, item: Item, slot: u32) {
+    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
+    let window = &common.window;
+    let flag = window.combine_flag(item.flag(), slot);
+    machine.release();
+    if is_p2p(machine, common, item.source) {
+        machine.lanes(|lane| {
+            if lane == 0 {
+                flagged::publish(machine, item.source, flag, epoch);
+            }
+        });
+    } else {
+        machine.put(Put {
+            peer: item.source,
+            from: window.reduced_staging(item.source, item.token),
+            to: window.combine_row(item.token, slot),
+            bytes: common.shape.combine_row_bytes(),
+            signal: flag,
+            value: epoch.0,
+        });
+    }
+}
+
+/// Flags this warp's only item, if it has one. `word`: its [`Flag`], or 0.
+#[inline(always)]
+fn publish_by_block<M: Machine>(launch: &Launch<M>, work: Work, word: u64) {
+    let (machine, window, epoch) = (launch.machine, &launch.common.window, launch.epoch);
+    flagged::publish_by_block(machine, work.partition, work.items, word, |_, word| {
+        if word != 0 {
+            let (source, item, slot) = Flag::of_word(word);
+            flagged::publish(machine, source, window.combine_flag(item, slot), epoch);
+        }
+    });
+}
+
+/// The flag of an item that was sent back.
+struct Flag {
+    item: Item,
+    slot: u32,
+}
+
+impl Flag {
+    /// In a word that is not 0. Ranks and their slots are up to 64.
+    #[inline(always)]
+    fn to_word(&self) -> u64 {
+        let (item, source) = (self.item.flag(), self.item.source.0);
+        1 << 63 | (item as u64) << 16 | (self.slot << 8 | source) as u64
+    }
+
+    /// The source, the index of the unit among the source's, and the slot.
+    #[inline(always)]
+    fn of_word(word: u64) -> (Rank, u32, u32) {
+        (
+            Rank(word as u32 & 0xff),
+            (word >> 16) as u32,
+            word as u32 >> 8 & 0xff,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_read_back_from_their_words() {
+        for (source, slot) in [(0, 0), (1, 2), (63, 63)] {
+            for (token, part) in [(0, 0), (5, 3), (1 << 20, 0)] {
+                let item = Item {
+                    source: Rank(source),
+                    token,
+                    part,
+                    parts: 4,
+                };
+                let word = Flag { item, slot }.to_word();
+                assert_ne!(word, 0, "a warp that hands over a flag is seen to");
+                assert_eq!(Flag::of_word(word), (Rank(source), 4 * token + part, slot));
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What a warp receives: 32 work items at a time, one a lane, so that the lanes look at 32 presence bits at once.
+//! Sources are interleaved.
+
+use ferry_layout::{Rank, Region, Shape};
+
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::{Awaited, Launch};
+use crate::work::extent::Extent;
+use crate::work::item::Item;
+use crate::work::partition::Partition;
+use crate::work::presence::presence;
+
+/// 32 units of a warp, one a lane.
+#[derive(Clone, Copy)]
+pub struct Batch {
+    extent: Extent,
+    first: u32,
+    items: u32,
+    warps: u32,
+}
+
+impl Batch {
+    /// The first batch of a warp's share.
+    #[inline(always)]
+    pub fn first(shape: &Shape, extent: Extent, partition: Partition) -> Self {
+        Self {
+            extent,
+            first: partition.index,
+            items: extent.items(shape),
+            warps: partition.of,
+        }
+    }
+
+    /// The warp's next batch.
+    #[inline(always)]
+    pub fn next(self) -> Self {
+        Self {
+            first: self.first + LANES * self.warps,
+            ..self
+        }
+    }
+
+    /// Whether there are any units.
+    #[inline(always)]
+    pub fn is_some(&self) -> bool {
+        self.first < self.items
+    }
+
+    /// The warp's share: asked again where it would occupy registers meanwhile.
+    #[inline(always)]
+    pub fn partition(&self) -> Partition {
+        Partition {
+            index: self.first % self.warps,
+            of: self.warps,
+        }
+    }
+
+    #[inline(always)]
+    fn index(&self, lane: u32) -> u32 {
+        self.first + lane * self.warps
+    }
+
+    /// A lane's unit, where its source has `parts`.
+    #[inline(always)]
+    pub fn item(&self, lane: u32, parts: u32, shape: &Shape, me: Rank) -> Item {
+        self.extent.item(shape, me, self.index(lane), parts)
+    }
+
+    /// The parts that the source of the lane's unit has, if the unit comes here, else 0; `None`
+    /// while that is not known.
+    #[inline(always)]
+    pub fn present<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<u32> {
+        if self.index(lane) >= self.items {
+            return Some(0);
+        }
+        presence(launch, self.extent, self.index(lane))
+    }
+
+    /// What a lane waits for in [`present`](Self::present).
+    #[inline(always)]
+    pub fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
+        let (machine, common) = (launch.machine, launch.common);
+        let Item { source, token, .. } = self.item(lane, 1, &common.shape, common.rank());
+        let word = token / LANES;
+        let saw = machine.load_tagged(common.window.presence(source, word)).0 >> 32;
+        Awaited {
+            peer: source,
+            region: Region::Presence,
+            index: word as u64,
+            saw,
+        }
+    }
+}

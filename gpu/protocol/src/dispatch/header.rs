@@ -1,0 +1,93 @@
+//! The headers of dispatch's rows: the words of a token's assignments, and its weights.
+
+use ferry_layout::{ByteOffset, Header, Rank, avoid_sentinel};
+
+use crate::dispatch::numbering::count_before;
+use crate::dispatch::numbering::tiles::read_ranks_in_expert;
+use crate::dispatch::route::Route;
+use crate::machine::Machine;
+use crate::sync::launch::Launch;
+use crate::tactics::Numbering;
+use crate::work::item::RowLocation;
+use crate::work::route::{for_each_bit, p2p_ranks};
+
+/// The words of a token's assignments, of a small batch; else its experts.
+#[inline(always)]
+pub fn count_assignments<M: Machine>(
+    launch: &Launch<M>,
+    numbering: Numbering,
+    route: Route<M::Lanes<u32>>,
+) -> M::Lanes<u32> {
+    match numbering {
+        Numbering::InBlock => {
+            let ranks = count_before(launch, route.token, route.experts);
+            words(launch, route.experts, ranks)
+        }
+        Numbering::Tiles => route.experts,
+    }
+}
+
+/// The words of a token's assignments, once the tiles are scanned.
+#[inline(always)]
+pub fn read_assignments<M: Machine>(
+    launch: &Launch<M>,
+    route: Route<M::Lanes<u32>>,
+) -> M::Lanes<u32> {
+    let ranks = read_ranks_in_expert(launch, route.token, route.experts);
+    words(launch, route.experts, ranks)
+}
+
+/// Assignments as they travel, one a lane.
+#[inline(always)]
+fn words<M: Machine>(
+    launch: &Launch<M>,
+    experts: M::Lanes<u32>,
+    ranks_in_expert: M::Lanes<u32>,
+) -> M::Lanes<u32> {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    machine.lanes(|lane| {
+        let rank_in_expert = machine.own(ranks_in_expert, lane);
+        let expert = machine.own(experts, lane);
+        shape.assignment_words().encode(expert, rank_in_expert)
+    })
+}
+
+/// Writes a token's header behind its payload, an assignment a lane: to its ranks of this node, and into the staging
+/// area if the row also goes to others. Every part brings the assignments: whoever sees the part's flag sees them, too.
+/// Each inline part has a header of its own. The weights, which combine reads, go with the first part.
+#[inline(always)]
+pub fn write_header<M: Machine>(
+    launch: &Launch<M>,
+    route: Route<M::Lanes<u32>>,
+    location: RowLocation,
+    part: u32,
+    words: M::Lanes<u32>,
+) {
+    let (machine, common) = (launch.machine, launch.common);
+    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+    let Route { token, ranks, .. } = route;
+    let p2p = p2p_ranks(machine, common, ranks);
+    let staging = window.dispatch_staging(token).plus(common.row.header);
+    let write = |to, header: ByteOffset| {
+        machine.lanes(|lane| {
+            if lane < shape.top_k {
+                let word = header.plus(Header::assignment(lane));
+                machine.write_word(to, word, machine.own(words, lane));
+                if part == 0 {
+                    let weight = header.plus(Header::weight(shape.top_k, lane));
+                    let bits = match route.is_weighted {
+                        true => machine.own(route.weights, lane),
+                        false => 1f32.to_bits(),
+                    };
+                    machine.write_word(to, weight, avoid_sentinel(bits));
+                }
+            }
+        });
+    };
+    for_each_bit(p2p, |rank| {
+        write(Rank(rank), location.row.plus(location.header))
+    });
+    if ranks != p2p {
+        write(me, staging);
+    }
+}

@@ -1,0 +1,115 @@
+//! Where a token goes, as the user's tables say.
+
+use ferry_layout::{
+    DispatchArgs, Fault, FaultKind, NOT_ROUTED, Rank, Region, Table, assignment_index,
+};
+
+use crate::dispatch::numbering::read_expert_id;
+use crate::machine::Machine;
+use crate::sync::launch::Launch;
+use crate::tactics::Numbering;
+use crate::work::route::{lane_or_none, ranks_of};
+
+/// Where a token goes. `L`: one value a lane.
+#[derive(Clone, Copy)]
+pub struct Route<L> {
+    /// The token.
+    pub token: u32,
+    /// Its experts, one a lane.
+    pub experts: L,
+    /// The router's weights for them, as f32 bits, if it gave any.
+    pub weights: L,
+    /// Whether it did.
+    pub is_weighted: bool,
+    /// The ranks of its experts, as bits.
+    pub ranks: u64,
+}
+
+/// The experts of a token, with every id that does not exist reported and left out; kept for combine.
+#[inline(always)]
+pub fn read_route<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    numbering: Numbering,
+    token: u32,
+) -> Route<M::Lanes<u32>> {
+    let (machine, common) = (launch.machine, launch.common);
+    let shape = &common.shape;
+    let given = machine.lanes(|lane| {
+        lane_or_none(lane, shape.top_k, || {
+            let index = assignment_index(shape.top_k, token, lane);
+            read_expert_id(machine, numbering, index)
+        })
+    });
+    // Always read, of the ids if there are no weights, and looked at only where it is written: a load that may not take
+    // place would be waited for before the payload is read.
+    let is_weighted = args.topk_weights != 0;
+    let table = match is_weighted {
+        true => Table::TopkWeights,
+        false => Table::TopkIds,
+    };
+    let last = shape.top_k - 1;
+    let weights = machine
+        .lanes(|lane| machine.read(table, assignment_index(shape.top_k, token, lane.min(last))));
+    if common.debug_checks != 0 {
+        report_duplicates(launch, token, given);
+    }
+    report_invalid(launch, token, given);
+    let experts = machine.lanes(|lane| {
+        let id = machine.own(given, lane);
+        let id = if id < shape.experts { id } else { NOT_ROUTED };
+        if lane < shape.top_k {
+            machine.write(
+                Table::Routes,
+                assignment_index(shape.top_k, token, lane),
+                id,
+            );
+        }
+        id
+    });
+    Route {
+        token,
+        experts,
+        weights,
+        is_weighted,
+        ranks: ranks_of(machine, shape, experts),
+    }
+}
+
+/// Reports an id that is no expert's.
+#[inline(always)]
+fn report_invalid<M: Machine>(launch: &Launch<M>, token: u32, given: M::Lanes<u32>) {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let is_invalid = |id: u32| id >= shape.experts && id != NOT_ROUTED;
+    let invalid = machine.ballot(machine.lanes(|lane| is_invalid(machine.own(given, lane))));
+    if invalid != 0 {
+        launch.record_input(FaultKind::InvalidExpert, invalid, |lane| Fault {
+            peer: Rank(lane),
+            region: Region::TopkIds,
+            index: token as u64,
+            wanted: shape.experts as u64,
+            saw: machine.own(given, lane) as u64,
+            ..launch.fault()
+        });
+    }
+}
+
+/// Reports an expert that a token lists twice.
+#[inline(always)]
+fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
+    let (machine, common) = (launch.machine, launch.common);
+    for k in 1..common.shape.top_k {
+        let id = machine.broadcast(experts, k);
+        let same = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) == id));
+        if id == NOT_ROUTED || same & ((1 << k) - 1) == 0 {
+            continue;
+        }
+        launch.record_input(FaultKind::DuplicateExpert, 1 << k, |_| Fault {
+            peer: Rank(k),
+            region: Region::TopkIds,
+            index: token as u64,
+            saw: id as u64,
+            ..launch.fault()
+        });
+    }
+}

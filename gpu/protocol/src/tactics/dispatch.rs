@@ -1,0 +1,164 @@
+//! The decisions of dispatch.
+
+use ferry_layout::{Common, Shape, TokenFormat};
+
+use crate::dispatch::numbering::expert_groups;
+use crate::dispatch::numbering::tiles::tiles;
+use crate::machine::LANES;
+use crate::machine::position::Grid;
+use crate::machine::rows::ByteRange;
+use crate::tactics::{Numbering, Phase, Split, Wire, tuning};
+
+/// What a launch of dispatch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatchTactics {
+    /// Parts of each of this rank's rows, a power of two; 1: rows stay whole.
+    pub parts: u32,
+    /// How this rank's assignments are numbered.
+    pub numbering: Numbering,
+    /// Whether this rank's rows travel with inline flags.
+    is_inline: bool,
+    /// Whether some ranks are on other nodes.
+    spans_nodes: bool,
+    /// This rank's work items.
+    items: u32,
+    /// Who does what.
+    pub split: Split,
+    /// Warps that notify.
+    pub notifiers: u32,
+    /// Warps that send, at least one.
+    pub senders: u32,
+}
+
+impl DispatchTactics {
+    /// Of a launch in `phase`, on `grid`. `common` has this rank's tokens and the plan's sizes. `spans_nodes`: whether
+    /// the kernel is the one that reaches other nodes.
+    #[inline(always)]
+    pub fn decide(common: &Common, phase: Phase, grid: Grid, spans_nodes: bool) -> Self {
+        let shape = &common.shape;
+        let parts = common.row.parts(common.tokens);
+        let is_inline = common.dispatches_inline(parts);
+        let numbering = match shape.is_small_batch(common.tokens) {
+            true => Numbering::InBlock,
+            false => Numbering::Tiles,
+        };
+        let work = Work {
+            format: shape.format(),
+            notifications: notifications(shape, common.tokens, numbering),
+            items: common.tokens * parts,
+            is_whole: parts == 1,
+            inline_bytes: match is_inline {
+                true => ByteRange::part(common.row.payload_bytes, 0, parts).end,
+                false => 0,
+            },
+            receives: phase == Phase::Fused,
+        };
+        let Warps {
+            split,
+            notifiers,
+            senders,
+        } = work.assign(grid);
+        Self {
+            parts,
+            numbering,
+            is_inline,
+            spans_nodes,
+            items: work.items,
+            split,
+            notifiers,
+            senders,
+        }
+    }
+
+    /// How this rank's rows travel. Receivers ask for each source
+    /// ([`Common::dispatches_inline`](ferry_layout::Common::dispatches_inline)). Worked out where it is asked for: a
+    /// value would occupy a register from the launch's beginning.
+    #[inline(always)]
+    pub fn wire(self, senders: u32) -> Wire {
+        let is_specialised = matches!(self.split, Split::Specialised | Split::SpecialisedBySm);
+        if self.is_inline {
+            Wire::Inline
+        } else if self.spans_nodes {
+            Wire::Remote
+        } else if self.items <= senders && !is_specialised {
+            Wire::FlaggedByBlock
+        } else {
+            Wire::Flagged
+        }
+    }
+}
+
+/// Warps that notifying keeps busy: 32 tokens each for presence, 32 experts each for counts, a tile each for numbering.
+#[inline(always)]
+fn notifications(shape: &Shape, tokens: u32, numbering: Numbering) -> u32 {
+    let presence = tokens.div_ceil(LANES);
+    let experts = expert_groups(shape.experts);
+    match numbering {
+        Numbering::InBlock => presence + experts,
+        Numbering::Tiles => experts.max(presence + tiles(shape.top_k, tokens)),
+    }
+}
+
+/// What there is to do for the warps of a launch that sends.
+#[derive(Clone, Copy)]
+struct Work {
+    format: TokenFormat,
+    /// Warps that notifying keeps busy.
+    notifications: u32,
+    /// Parts of tokens to be sent.
+    items: u32,
+    /// Whether they are whole tokens.
+    is_whole: bool,
+    /// Bytes of the payload of the first one, if it travels with inline flags; else 0.
+    inline_bytes: u32,
+    /// Whether the launch goes on to receive.
+    receives: bool,
+}
+
+/// How many warps do what.
+struct Warps {
+    split: Split,
+    notifiers: u32,
+    senders: u32,
+}
+
+impl Work {
+    #[inline(always)]
+    fn assign(self, grid: Grid) -> Warps {
+        let (warps, items) = (grid.warps(), self.items);
+        let most_notifiers = (warps / tuning::WARPS_PER_NOTIFIER).max(1);
+        let notifiers = self.notifications.clamp(1, most_notifiers);
+        // A launch of a single warp notifies first and sends then.
+        let others = if warps == 1 { 1 } else { warps - notifiers };
+        let is_many = items > others || self.is_whole && items >= tuning::SPECIALISE_FROM_ROWS;
+        let is_specialised = self.receives && is_many && others > 1;
+        let saturating = tuning::saturating_senders(self.format);
+        let spared = tuning::spared_senders(self.format, warps);
+        // Two rows each at least where rows are copied: fewer keep the wire busy as well.
+        let most = match self.format {
+            TokenFormat::Bf16 => items / 2,
+            _ => items,
+        };
+        let split = if is_specialised && saturating <= spared {
+            Split::SpecialisedBySm
+        } else if is_specialised {
+            Split::Specialised
+        } else if self.receives && self.inline_bytes >= tuning::SENDER_HALF_FROM_BYTES {
+            Split::SenderHalf
+        } else if !self.receives && items > warps {
+            // Notifying takes far less time than sending that much.
+            Split::AllSend
+        } else {
+            Split::Shared
+        };
+        let senders = match is_specialised {
+            true => saturating.min(spared).min(most).clamp(1, others - 1),
+            false => others,
+        };
+        Warps {
+            split,
+            notifiers,
+            senders,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a launch does, decided once, from numbers that are the same on every warp of a rank. The rest of this crate
+//! matches on these values and compares no number of tokens, rows or warps with a constant.
+//!
+//! | choice | values |
+//! |---|---|
+//! | parts | whole rows, or a power of two of parts (`ferry_layout`, as both ends need it) |
+//! | [`Numbering`] | in the block, or tiles and a scan |
+//! | [`Wire`] | inline flags, flagged one by one or by block, remote |
+//! | [`Split`] | which warps notify, send, receive, reduce: see [`roles`] |
+//!
+//! Each function asks the plan's most tokens before the launch's, as far as it can: kernels for one shape then have
+//! no code for what never comes.
+
+pub mod combine;
+pub mod dispatch;
+pub mod roles;
+pub mod tuning;
+
+/// How rows travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// Every word is its own flag.
+    Inline,
+    /// Each sender releases its row, or its part of a row, and flags it.
+    Flagged,
+    /// The last sender of a block releases what all of them have written, and sets their flags: no sender has more
+    /// than one item.
+    FlaggedByBlock,
+    /// Some ranks are on other nodes: rows for them are put from the staging area. Rows for this node are
+    /// [`Flagged`](Self::Flagged).
+    Remote,
+}
+
+/// How assignments get their ranks within their experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// Each block numbers all of them in its shared memory.
+    InBlock,
+    /// A warp numbers a tile of them, and the tiles are scanned.
+    Tiles,
+}
+
+/// How a launch's warps share its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// The first warps notify, all others send, and all of them receive, or reduce, afterwards.
+    Shared,
+    /// As [`Shared`](Self::Shared), with the senders on one half of the multiprocessors: what the other half waits
+    /// for comes at once.
+    SenderHalf,
+    /// As [`Shared`](Self::Shared), but notifiers send as well: nobody receives in this launch.
+    AllSend,
+    /// A warp sends or receives, or sends or reduces, not both.
+    Specialised,
+    /// As [`Specialised`](Self::Specialised), and so does a multiprocessor: its loads queue behind its own stores to
+    /// peers, so one that receives should not also send.
+    SpecialisedBySm,
+}
+
+/// Which halves of dispatch or combine a launch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It only sends.
+    Send,
+    /// It only waits.
+    Wait,
+    /// Both.
+    Fused,
+}

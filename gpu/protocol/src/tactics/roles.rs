@@ -1,0 +1,280 @@
+//! Which warp does what, where a launch's warps share its work as its tactics say.
+//!
+//! | [`Split`] | notify | send | receive, or reduce |
+//! |---|---|---|---|
+//! | `Shared` | the first warps | all others | all, the last warps first |
+//! | `SenderHalf` | the first warps, on the second half of the multiprocessors | all others, the first half first | all, the last warps first |
+//! | `AllSend` | the first warps | all, the others first | nobody |
+//! | `Specialised` | the first warps | the next ones | all but the senders |
+//! | `SpecialisedBySm` | likewise, but neighbours share a multiprocessor | | |
+//!
+//! In combine nobody notifies; `Specialised` gives as many warps of every block to the reducers.
+
+use ferry_layout::Shape;
+
+use crate::machine::position::WarpPosition;
+use crate::tactics::Split;
+use crate::tactics::combine::CombineTactics;
+use crate::tactics::dispatch::DispatchTactics;
+use crate::work::partition::Partition;
+
+/// What a warp does in a launch of dispatch.
+#[derive(Clone, Copy)]
+pub struct DispatchRoles {
+    /// Its partition of the notifications.
+    pub notifier: Option<Partition>,
+    /// Its partition of the items to be sent.
+    pub sender: Option<Partition>,
+    /// Its partition of the items that may come.
+    pub receiver: Option<Partition>,
+}
+
+impl DispatchRoles {
+    /// Of the warp at `position`.
+    #[inline(always)]
+    pub fn of(tactics: DispatchTactics, position: WarpPosition, items: u32) -> Self {
+        let warps = position.warps();
+        let DispatchTactics {
+            split,
+            notifiers,
+            senders,
+            ..
+        } = tactics;
+        let warp = match split {
+            Split::SpecialisedBySm => position.warp_by_block(),
+            Split::SenderHalf => position.warp_by_half(notifiers, items),
+            _ => position.warp(),
+        };
+        let first_sender = if warps == 1 { 0 } else { notifiers };
+        let from = |first: u32, of: u32| {
+            let index = warp.wrapping_sub(first);
+            (index < of).then_some(Partition { index, of })
+        };
+        let sender = match split {
+            Split::AllSend => Some(Partition {
+                index: (warp + warps - first_sender) % warps,
+                of: warps,
+            }),
+            _ => from(first_sender, senders),
+        };
+        let receiver = match (split, sender) {
+            (Split::Specialised | Split::SpecialisedBySm, Some(_)) => None,
+            (Split::Specialised | Split::SpecialisedBySm, None) => {
+                let before = if warp < first_sender { 0 } else { senders };
+                from(before, warps - senders)
+            }
+            // The last warps first: the first ones send meanwhile.
+            _ => Some(Partition {
+                index: warps - 1 - warp,
+                of: warps,
+            }),
+        };
+        Self {
+            notifier: from(0, notifiers),
+            sender,
+            receiver,
+        }
+    }
+}
+
+/// Whether the warp with this partition of the items that may come turns counts into offsets. One in between: in a
+/// fused launch the first ones receive first, and the last ones notify and send. Where blocks are small, one that
+/// receives nothing; otherwise one that is not among those that send large parts.
+#[inline(always)]
+pub fn computes_offsets(shape: &Shape, receiver: Partition) -> bool {
+    let warp = match shape.has_small_blocks() {
+        true => receiver.of / 2,
+        false => receiver.of / 4,
+    };
+    receiver.index == warp
+}
+
+/// What a warp does in a launch of combine.
+#[derive(Clone, Copy)]
+pub struct CombineRoles {
+    /// Its partition of what this rank received.
+    pub sender: Option<Partition>,
+    /// Its partition of what comes back.
+    pub reducer: Option<Partition>,
+}
+
+impl CombineRoles {
+    /// Of the warp at `position`.
+    #[inline(always)]
+    pub fn of(tactics: CombineTactics, position: WarpPosition) -> Self {
+        let (warp, warps) = (position.warp(), position.warps());
+        let reducers = tactics.reducers_in_block * position.blocks;
+        match reducers {
+            // Where there is little to do, the first warps send and the last ones reduce.
+            0 => Self {
+                sender: Some(Partition {
+                    index: warp,
+                    of: warps,
+                }),
+                reducer: Some(Partition {
+                    index: warps - 1 - warp,
+                    of: warps,
+                }),
+            },
+            _ => Self {
+                sender: (warp >= reducers).then(|| Partition {
+                    index: warp - reducers,
+                    of: warps - reducers,
+                }),
+                reducer: (warp < reducers).then_some(Partition {
+                    index: warp,
+                    of: reducers,
+                }),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use ferry_layout::{Common, ScaleLayout, Shape, TokenFormat};
+
+    use super::*;
+    use crate::machine::position::Grid;
+    use crate::tactics::Phase;
+    use crate::work::extent::Extent;
+    use crate::work::partition::each_once;
+
+    const FORMATS: [TokenFormat; 3] = [
+        TokenFormat::Bf16,
+        TokenFormat::BlockwiseFp8,
+        TokenFormat::Mxfp4(ScaleLayout::Tiled),
+    ];
+
+    /// Four ranks with `tokens` tokens each.
+    fn common(tokens: u32, format: TokenFormat) -> Common {
+        Common {
+            tokens,
+            ..Common::of(&Shape {
+                ranks: 4,
+                p2p_world_size: 4,
+                experts: 256,
+                top_k: 8,
+                hidden: 7168,
+                max_tokens_per_rank: tokens.max(1),
+                combine_mode: 0,
+                token_format: format.number(),
+            })
+        }
+    }
+
+    fn positions(grid: Grid) -> impl Iterator<Item = WarpPosition> {
+        (0..grid.warps()).map(move |warp| WarpPosition {
+            index: warp / grid.blocks,
+            in_block: grid.in_block,
+            block: warp % grid.blocks,
+            blocks: grid.blocks,
+        })
+    }
+
+    fn grids() -> impl Iterator<Item = Grid> {
+        let blocks = [1, 2, 16, 66, 132];
+        blocks
+            .into_iter()
+            .flat_map(|blocks| [1, 4, 16].map(|in_block| Grid { in_block, blocks }))
+    }
+
+    fn dispatch_roles(common: &Common, phase: Phase, grid: Grid) -> (Split, Vec<DispatchRoles>) {
+        let tactics = DispatchTactics::decide(common, phase, grid, false);
+        let items = common.tokens * tactics.parts;
+        let roles = positions(grid).map(|position| DispatchRoles::of(tactics, position, items));
+        (tactics.split, roles.collect())
+    }
+
+    #[test]
+    fn every_partition_of_every_role_of_dispatch_has_one_warp() {
+        for grid in grids() {
+            for tokens in [0, 1, 13, 128, 511, 512, 4096] {
+                for format in FORMATS {
+                    for phase in [Phase::Send, Phase::Fused] {
+                        let common = common(tokens, format);
+                        let (_, roles) = dispatch_roles(&common, phase, grid);
+                        each_once(roles.iter().filter_map(|roles| roles.notifier));
+                        each_once(roles.iter().filter_map(|roles| roles.sender));
+                        each_once(roles.iter().filter_map(|roles| roles.receiver));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_launch_keeps_senders_and_receivers_on_different_multiprocessors() {
+        let grid = Grid {
+            in_block: 16,
+            blocks: 132,
+        };
+        let (split, roles) =
+            dispatch_roles(&common(4096, TokenFormat::BlockwiseFp8), Phase::Fused, grid);
+        assert_eq!(split, Split::SpecialisedBySm);
+        let both = (0..132).filter(|block| {
+            let of_block = || roles.iter().skip(*block).step_by(132);
+            of_block().any(|roles| roles.sender.is_some())
+                && of_block().any(|roles| roles.receiver.is_some())
+        });
+        assert_eq!(both.count(), 0, "528 senders fill 33 blocks");
+    }
+
+    #[test]
+    fn where_blocks_are_small_who_computes_offsets_receives_nothing() {
+        let (shape, of) = (common(8, TokenFormat::Bf16).shape, 8 * 132);
+        let items = 8 * shape.ranks * shape.parts(8);
+        let warp = (0..of).find(|&index| computes_offsets(&shape, Partition { index, of }));
+        assert!(warp.is_some_and(|index| index >= items), "{warp:?}");
+    }
+
+    #[test]
+    fn large_parts_are_sent_by_one_half_of_the_multiprocessors_and_offsets_computed_by_the_other() {
+        let common = common(128, TokenFormat::Bf16);
+        let grid = Grid {
+            in_block: 16,
+            blocks: 132,
+        };
+        let (split, roles) = dispatch_roles(&common, Phase::Fused, grid);
+        assert_eq!(split, Split::SenderHalf);
+        let items = 128 * common.row.parts(128);
+        for (warp, roles) in roles.iter().enumerate() {
+            let sends = roles
+                .sender
+                .is_some_and(|partition| partition.index < items);
+            let receiver = roles.receiver.expect("all warps receive");
+            let computes_offsets = computes_offsets(&common.shape, receiver);
+            assert!(!sends || warp % 132 < 66, "warp {warp} sends");
+            assert!(
+                !computes_offsets || warp % 132 >= 66,
+                "warp {warp} computes offsets"
+            );
+        }
+    }
+
+    #[test]
+    fn every_partition_of_every_role_of_combine_has_one_warp_and_every_block_as_many_senders() {
+        let common = common(4096, TokenFormat::Bf16);
+        for grid in grids() {
+            for tokens in [0, 1, 128, 4096] {
+                let parts = common.row.parts(tokens);
+                let extent = Extent { tokens, parts };
+                for phase in [Phase::Send, Phase::Wait, Phase::Fused] {
+                    let tactics = CombineTactics::decide(&common, extent, phase, grid, false);
+                    let roles: Vec<_> = positions(grid)
+                        .map(|position| CombineRoles::of(tactics, position))
+                        .collect();
+                    each_once(roles.iter().filter_map(|roles| roles.sender));
+                    each_once(roles.iter().filter_map(|roles| roles.reducer));
+                    for block in 0..grid.blocks as usize {
+                        let of_block = roles.iter().skip(block).step_by(grid.blocks as usize);
+                        let senders = of_block.filter(|roles| roles.sender.is_some()).count();
+                        assert_eq!(senders as u32, grid.in_block - tactics.reducers_in_block);
+                    }
+                }
+            }
+        }
+    }
+}
