@@ -9,7 +9,8 @@ use crate::{Places, dist};
 
 /// Runs what `cargo xtask dist` packs, as a machine without cargo would.
 ///
-/// The script ends with one line that counts what passed and failed. `sanitize`: under the tools of compute-sanitizer.
+/// The script ends with one line that counts what passed and failed. `sanitize`: under the tools of
+/// compute-sanitizer.
 pub(crate) fn run(places: &Places, gpus: u32, sanitize: bool) -> Result<ExitCode> {
     let folder = dist::stage(places)?;
     let shell = Shell::new()?;

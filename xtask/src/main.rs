@@ -16,6 +16,7 @@ mod cuda_stub;
 mod demo;
 mod dist;
 mod gpu_tests;
+mod report;
 mod soak;
 mod test;
 mod tidy;
@@ -54,7 +55,11 @@ enum Task {
         check: bool,
     },
     /// Check the habits that no compiler checks
-    Tidy,
+    Tidy {
+        /// Print what xtask/tidy-exceptions.txt would have to be: rules and the files that break them
+        #[arg(long)]
+        print_exceptions: bool,
+    },
     /// Run all tests that this machine can run
     Test {
         /// Run the tests on this many GPUs, in one process and under mpirun
@@ -74,6 +79,12 @@ enum Task {
     /// Measure dispatch and combine on this machine's GPUs (`cargo xtask bench --help` lists all)
     #[command(disable_help_flag = true)]
     Bench {
+        /// Measure nothing; generate BENCHMARKS.md from records in tests/benchmarks
+        #[arg(long, num_args = 0.., value_name = "FILES", conflicts_with = "arguments")]
+        report: Option<Vec<PathBuf>>,
+        /// Write nothing; fail if BENCHMARKS.md is not as generated
+        #[arg(long, requires = "report")]
+        check: bool,
         /// Arguments of `ferry-tests bench`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -134,9 +145,14 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             arch, check, bless, ..
         } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,
         Task::Bindgen { check } => generate_bindings(places, check)?,
-        Task::Tidy => tidy::run(&places.root)?,
+        Task::Tidy { print_exceptions } => tidy::run(&places.root, print_exceptions)?,
         Task::Demo { arguments } => demo::run(places, &arguments)?,
-        Task::Bench { arguments } => bench::run(places, &arguments)?,
+        Task::Bench {
+            report: Some(files),
+            check,
+            ..
+        } => report::run(&places.root, &files, check)?,
+        Task::Bench { arguments, .. } => bench::run(places, &arguments)?,
         Task::Soak { arguments } => soak::run(places, &arguments)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
@@ -194,5 +210,26 @@ mod tests {
             panic!("not the demo")
         };
         assert_eq!(arguments, ["--ranks", "4", "--help"]);
+    }
+
+    #[test]
+    fn the_benchmark_reports_or_passes_its_arguments_through() {
+        let parse = |arguments: &[&str]| {
+            let start = ["xtask", "bench"].into_iter();
+            let all = start.chain(arguments.iter().copied());
+            let Task::Bench {
+                report,
+                check,
+                arguments,
+            } = Arguments::try_parse_from(all).unwrap().task
+            else {
+                panic!("not the benchmark")
+            };
+            (report.map(|files| files.len()), check, arguments.len())
+        };
+        assert_eq!(parse(&["--quick", "--json", "a.jsonl"]), (None, false, 3));
+        assert_eq!(parse(&["--help"]), (None, false, 1));
+        assert_eq!(parse(&["--report", "a", "b"]), (Some(2), false, 0));
+        assert_eq!(parse(&["--report", "--check"]), (Some(0), true, 0));
     }
 }

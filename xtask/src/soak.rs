@@ -5,7 +5,8 @@ use xshell::{Shell, cmd};
 
 use crate::{Places, cuda_stub};
 
-/// Builds and runs the soak with these arguments. In the simulator arithmetic is checked for overflow, as in tests.
+/// Builds and runs the soak with these arguments. In the simulator arithmetic is checked for
+/// overflow, as in tests.
 pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);

@@ -1,13 +1,27 @@
 //! `cargo xtask tidy`: the habits that no compiler checks.
 //!
-//! Every check is a function from a file to its complaints. Patterns are put together from
-//! pieces, so that this file does not complain of itself.
+//! Every rule is a function from a file, or from the tree, to its complaints. Patterns are put together from
+//! pieces, so that this file does not complain of itself. Files that may still break a rule are named in
+//! [`EXCEPTIONS`], one line each.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use xshell::{Shell, cmd};
+
+use crate::report;
+
+mod comparisons;
+mod imports;
+mod parameters;
+mod source;
+mod tuning;
+mod words;
+
+/// Where the files are named that may still break a rule: the rule's name, a space, the path.
+const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
 
 /// A file of the tree.
 struct SourceFile {
@@ -25,32 +39,110 @@ impl SourceFile {
         self.path.contains("/generated/") || GENERATED_FILES.contains(&self.path.as_str())
     }
 
+    /// A complaint about the whole file.
+    fn complaint(&self, text: impl Into<String>) -> Complaint {
+        Complaint {
+            path: self.path.clone(),
+            line: None,
+            text: text.into(),
+        }
+    }
+
+    /// A complaint about a line, counted from 1.
+    fn complaint_at(&self, line: usize, text: impl Into<String>) -> Complaint {
+        Complaint {
+            line: Some(line),
+            ..self.complaint(text)
+        }
+    }
+
     /// A complaint for every line that has the pattern.
-    fn lines_with(&self, pattern: &str, complaint: &str) -> Vec<String> {
+    fn lines_with(&self, pattern: &str, complaint: &str) -> Vec<Complaint> {
         let lines = self.text.lines().enumerate();
         lines
             .filter(|(_, line)| line.contains(pattern))
-            .map(|(index, _)| format!("{}:{}: {complaint}", self.path, index + 1))
+            .map(|(index, _)| self.complaint_at(index + 1, complaint))
             .collect()
     }
 }
 
-type Check = fn(&SourceFile) -> Vec<String>;
+/// What is wrong where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Complaint {
+    path: String,
+    line: Option<usize>,
+    text: String,
+}
 
-const CHECKS: [Check; 7] = [
-    assembly_stays_in_ptx,
-    files_are_short,
-    nothing_is_unfinished,
-    files_say_what_they_are,
-    libraries_do_not_read_the_environment,
-    top_level_is_known,
-    no_path_of_a_machine,
+impl std::fmt::Display for Complaint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.path, self.text),
+            None => write!(f, "{}: {}", self.path, self.text),
+        }
+    }
+}
+
+/// A habit.
+struct Rule {
+    /// As in [`EXCEPTIONS`].
+    name: &'static str,
+    check: Check,
+}
+
+enum Check {
+    /// Of each file.
+    File(fn(&SourceFile) -> Vec<Complaint>),
+    /// Of all files together.
+    Tree(fn(&[SourceFile]) -> Vec<Complaint>),
+}
+
+const fn of_file(name: &'static str, check: fn(&SourceFile) -> Vec<Complaint>) -> Rule {
+    let check = Check::File(check);
+    Rule { name, check }
+}
+
+const fn of_tree(name: &'static str, check: fn(&[SourceFile]) -> Vec<Complaint>) -> Rule {
+    let check = Check::Tree(check);
+    Rule { name, check }
+}
+
+const RULES: [Rule; 14] = [
+    of_file("assembly-stays-in-ptx", assembly_stays_in_ptx),
+    of_file("files-are-short", files_are_short),
+    of_file("lines-are-short", lines_are_short),
+    of_file("nothing-is-unfinished", nothing_is_unfinished),
+    of_file("files-say-what-they-are", files_say_what_they_are),
+    of_file("no-environment", libraries_do_not_read_the_environment),
+    of_file("top-level-is-known", top_level_is_known),
+    of_file("no-path-of-a-machine", no_path_of_a_machine),
+    of_file("no-home-made-words", words::check),
+    of_file("parameters-have-names", parameters::check),
+    of_file("decisions-stand-in-tactics", comparisons::check),
+    of_tree("no-import-circles", imports::check),
+    of_tree("measured-has-an-entry", tuning::check),
+    of_tree("log-is-in-order", tuning::check_order),
 ];
 
-const MOST_LINES: usize = 600;
+/// The rule about the generated page, which is checked apart: it reads records and the template.
+const GENERATED_PAGE: &str = "benchmarks-are-generated";
+
+const PROTOCOL: &str = "gpu/protocol/src/";
+
+const MOST_LINES: usize = 500;
+/// Of a file of the protocol.
+const MOST_PROTOCOL_LINES: usize = 320;
+const MOST_COLUMNS: usize = 110;
+
+/// Logs, which only grow.
+const LOGS: [&str; 2] = ["CHANGELOG.md", "gpu/protocol/TUNING.md"];
 
 /// Files that a program writes.
-const GENERATED_FILES: [&str; 2] = ["Cargo.lock", "gpu/ptx-digest.txt"];
+const GENERATED_FILES: [&str; 3] = [
+    "Cargo.lock",
+    "gpu/ptx-digest.txt",
+    "tests/benchmarks/chart.svg",
+];
 
 /// Code that other people's programs link.
 const LIBRARIES: [&str; 4] = [
@@ -60,18 +152,20 @@ const LIBRARIES: [&str; 4] = [
     "nvshmem-sys/src/",
 ];
 
-const TOP_LEVEL: [&str; 17] = [
+const TOP_LEVEL: [&str; 19] = [
     ".cargo",
     ".ci",
     ".gitignore",
     "ARCHITECTURE.md",
     "BENCHMARKS.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "Cargo.lock",
     "Cargo.toml",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "README.md",
+    "clippy.toml",
     "gpu",
     "host",
     "nvshmem-sys",
@@ -80,54 +174,132 @@ const TOP_LEVEL: [&str; 17] = [
     "xtask",
 ];
 
-/// Checks every file that git knows or would add.
-pub(crate) fn run(root: &Path) -> Result<()> {
+/// Checks every file that git knows or would add. With `print_exceptions` prints what [`EXCEPTIONS`]
+/// would have to be, and succeeds.
+pub(crate) fn run(root: &Path, print_exceptions: bool) -> Result<()> {
+    let files = files(root)?;
+    let mut broken: BTreeMap<&str, Vec<Complaint>> = BTreeMap::new();
+    for rule in &RULES {
+        broken.insert(rule.name, complaints(rule, &files));
+    }
+    let page = report::complaint(root)?.map(|text| Complaint {
+        path: report::PAGE.into(),
+        line: None,
+        text,
+    });
+    broken.insert(GENERATED_PAGE, page.into_iter().collect());
+    if print_exceptions {
+        print!("{}", exceptions_of(&broken));
+        return Ok(());
+    }
+    let text = fs::read_to_string(root.join(EXCEPTIONS))
+        .with_context(|| format!("cannot read {EXCEPTIONS}"))?;
+    let exceptions: BTreeSet<&str> = text.lines().collect();
+    let excepted = |rule: &str, complaint: &Complaint| {
+        exceptions.contains(format!("{rule} {}", complaint.path).as_str())
+    };
+    let mut count = 0;
+    for (rule, complaints) in &broken {
+        let (allowed, found): (Vec<_>, Vec<_>) = complaints
+            .iter()
+            .partition(|complaint| excepted(rule, complaint));
+        if !allowed.is_empty() {
+            println!(
+                "{rule}: {} complaints in files named in {EXCEPTIONS}",
+                allowed.len()
+            );
+        }
+        for complaint in &found {
+            eprintln!("{complaint} [{rule}]");
+        }
+        count += found.len();
+    }
+    let still = exceptions_of(&broken);
+    let still: BTreeSet<&str> = still.lines().collect();
+    for line in exceptions.difference(&still) {
+        println!("{EXCEPTIONS}: no longer needed: {line}");
+    }
+    let (imports, of) = imports::count(&files, PROTOCOL);
+    println!("{PROTOCOL}: {imports} imports between {of} files");
+    if count > 0 {
+        bail!("{count} complaints in {} files", files.len());
+    }
+    println!("{} files are tidy", files.len());
+    Ok(())
+}
+
+fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let shell = Shell::new()?;
     shell.change_dir(root);
     let listed = cmd!(shell, "git ls-files --cached --others --exclude-standard")
         .quiet()
         .read()?;
-    let mut complaints = Vec::new();
-    let mut count = 0;
-    for path in listed.lines().filter(|path| root.join(path).is_file()) {
+    let paths = listed.lines().filter(|path| root.join(path).is_file());
+    let files = paths.map(|path| {
         let bytes = fs::read(root.join(path)).with_context(|| format!("cannot read {path}"))?;
-        let file = SourceFile {
+        Ok(SourceFile {
             path: path.into(),
             text: String::from_utf8_lossy(&bytes).into(),
-        };
-        complaints.extend(CHECKS.iter().flat_map(|check| check(&file)));
-        count += 1;
+        })
+    });
+    files.collect()
+}
+
+fn complaints(rule: &Rule, files: &[SourceFile]) -> Vec<Complaint> {
+    match rule.check {
+        Check::File(check) => files.iter().flat_map(check).collect(),
+        Check::Tree(check) => check(files),
     }
-    for complaint in &complaints {
-        eprintln!("{complaint}");
-    }
-    if !complaints.is_empty() {
-        bail!("{} complaints in {count} files", complaints.len());
-    }
-    println!("{count} files are tidy");
-    Ok(())
+}
+
+/// A line for each rule and file that breaks it, sorted.
+fn exceptions_of(broken: &BTreeMap<&str, Vec<Complaint>>) -> String {
+    let lines = broken.iter().flat_map(|(rule, complaints)| {
+        let lines = complaints.iter();
+        lines.map(move |complaint| format!("{rule} {}\n", complaint.path))
+    });
+    lines.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Instructions are named in one place.
-fn assembly_stays_in_ptx(file: &SourceFile) -> Vec<String> {
+fn assembly_stays_in_ptx(file: &SourceFile) -> Vec<Complaint> {
     if !file.is_rust() || file.path.starts_with("gpu/src/ptx/") || file.path == "gpu/src/ptx.rs" {
         return Vec::new();
     }
     file.lines_with(concat!("as", "m!("), "inline assembly outside gpu/src/ptx")
 }
 
-fn files_are_short(file: &SourceFile) -> Vec<String> {
+fn files_are_short(file: &SourceFile) -> Vec<Complaint> {
     let lines = file.text.lines().count();
-    if lines <= MOST_LINES || file.is_generated() {
+    let most = match file.path.starts_with(PROTOCOL) {
+        true => MOST_PROTOCOL_LINES,
+        false => MOST_LINES,
+    };
+    if lines <= most || file.is_generated() || LOGS.contains(&file.path.as_str()) {
         return Vec::new();
     }
-    vec![format!(
-        "{}: {lines} lines, more than {MOST_LINES}",
-        file.path
-    )]
+    vec![file.complaint(format!("{lines} lines, more than {most}"))]
 }
 
-fn nothing_is_unfinished(file: &SourceFile) -> Vec<String> {
+fn lines_are_short(file: &SourceFile) -> Vec<Complaint> {
+    if !file.is_rust() || file.is_generated() {
+        return Vec::new();
+    }
+    let lines = file
+        .text
+        .lines()
+        .map(|line| line.chars().count())
+        .enumerate();
+    lines
+        .filter(|(_, columns)| *columns > MOST_COLUMNS)
+        .map(|(index, columns)| {
+            let text = format!("{columns} columns, more than {MOST_COLUMNS}");
+            file.complaint_at(index + 1, text)
+        })
+        .collect()
+}
+
+fn nothing_is_unfinished(file: &SourceFile) -> Vec<Complaint> {
     [
         concat!("to", "do!("),
         concat!("unimple", "mented!("),
@@ -138,18 +310,15 @@ fn nothing_is_unfinished(file: &SourceFile) -> Vec<String> {
     .collect()
 }
 
-fn files_say_what_they_are(file: &SourceFile) -> Vec<String> {
+fn files_say_what_they_are(file: &SourceFile) -> Vec<Complaint> {
     if !file.is_rust() || file.text.starts_with("//! ") {
         return Vec::new();
     }
-    vec![format!(
-        "{}: does not begin with `//!` and what it is for",
-        file.path
-    )]
+    vec![file.complaint("does not begin with `//!` and what it is for")]
 }
 
 /// A library's behaviour is what its caller asked for, not what a shell exported.
-fn libraries_do_not_read_the_environment(file: &SourceFile) -> Vec<String> {
+fn libraries_do_not_read_the_environment(file: &SourceFile) -> Vec<Complaint> {
     let in_library = LIBRARIES.iter().any(|folder| file.path.starts_with(folder));
     if !in_library || !file.is_rust() {
         return Vec::new();
@@ -164,19 +333,16 @@ fn libraries_do_not_read_the_environment(file: &SourceFile) -> Vec<String> {
     .collect()
 }
 
-fn top_level_is_known(file: &SourceFile) -> Vec<String> {
+fn top_level_is_known(file: &SourceFile) -> Vec<Complaint> {
     let first = file.path.split('/').next().unwrap_or_default();
     if TOP_LEVEL.contains(&first) {
         return Vec::new();
     }
-    vec![format!(
-        "{}: nothing named `{first}` belongs at the top level",
-        file.path
-    )]
+    vec![file.complaint(format!("nothing named `{first}` belongs at the top level"))]
 }
 
 /// A path that starts at a person's folder holds on one machine only.
-fn no_path_of_a_machine(file: &SourceFile) -> Vec<String> {
+fn no_path_of_a_machine(file: &SourceFile) -> Vec<Complaint> {
     let roots = [
         concat!("/ho", "me/"),
         concat!("/ro", "ot/"),
@@ -194,7 +360,7 @@ fn no_path_of_a_machine(file: &SourceFile) -> Vec<String> {
                     .any(|(at, _)| starts_path(line, at))
             })
         })
-        .map(|(index, _)| format!("{}:{}: a path of one machine", file.path, index + 1))
+        .map(|(index, _)| file.complaint_at(index + 1, "a path of one machine"))
         .collect()
 }
 
@@ -202,7 +368,7 @@ fn no_path_of_a_machine(file: &SourceFile) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn complaints(check: Check, path: &str, text: &str) -> usize {
+    fn complaints(check: fn(&SourceFile) -> Vec<Complaint>, path: &str, text: &str) -> usize {
         check(&SourceFile {
             path: path.into(),
             text: text.into(),
@@ -235,6 +401,41 @@ mod tests {
             complaints(files_are_short, "host/src/plan.rs", &text[5..]),
             0
         );
+    }
+
+    #[test]
+    fn a_file_of_the_protocol_is_shorter_and_a_log_may_grow() {
+        let text = "line\n".repeat(MOST_PROTOCOL_LINES + 1);
+        let path = "gpu/protocol/src/sync/wait.rs";
+        assert_eq!(complaints(files_are_short, path, &text), 1);
+        assert_eq!(complaints(files_are_short, path, &text[5..]), 0);
+        assert_eq!(complaints(files_are_short, "gpu/src/encode.rs", &text), 0);
+        let log = "line\n".repeat(2 * MOST_LINES);
+        assert_eq!(complaints(files_are_short, "CHANGELOG.md", &log), 0);
+    }
+
+    #[test]
+    fn a_long_line_is_found_in_rust() {
+        let columns = "é".repeat(MOST_COLUMNS);
+        assert_eq!(complaints(lines_are_short, "host/src/plan.rs", &columns), 0);
+        let longer = format!("//! Plans.\n{columns}e\n");
+        assert_eq!(complaints(lines_are_short, "host/src/plan.rs", &longer), 1);
+        assert_eq!(complaints(lines_are_short, "README.md", &longer), 0);
+        let generated = "nvshmem-sys/src/generated/host.rs";
+        assert_eq!(complaints(lines_are_short, generated, &longer), 0);
+    }
+
+    #[test]
+    fn exceptions_name_each_rule_and_file_once() {
+        let complaint = |path: &str, line| Complaint {
+            path: path.into(),
+            line,
+            text: "wrong".into(),
+        };
+        let both = vec![complaint("b.rs", Some(1)), complaint("b.rs", Some(2))];
+        let broken = BTreeMap::from([("x", both), ("a", vec![complaint("c.rs", None)])]);
+        assert_eq!(exceptions_of(&broken), "a c.rs\nx b.rs\n");
+        assert_eq!(complaint("b.rs", Some(2)).to_string(), "b.rs:2: wrong");
     }
 
     #[test]

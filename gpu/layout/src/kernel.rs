@@ -65,6 +65,7 @@ impl Kernel {
 }
 
 /// Slots of a warp's ring in shared memory, through which it loads what it sums.
+/// measured: T-073, H200
 pub const PIPELINE_STAGES: u32 = 4;
 /// Shared memory for a warp's ring: 4 vectors of 16 bytes a lane in each slot.
 pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;
@@ -76,7 +77,8 @@ const REGISTERS: u32 = 65_536;
 impl Kernel {
     /// Threads of a block, of which the host launches one for each multiprocessor, where there may be `most_tokens`
     /// a rank. The kernels take any multiple of 32. Few tokens keep few warps busy, and all of them begin by setting
-    /// up their block: found by measuring (BENCHMARKS.md).
+    /// up their block.
+    /// measured: T-086, H200
     pub const fn threads(self, most_tokens: u32) -> u32 {
         match self {
             Self::FusedSilu => self.threads_per_block(),
@@ -89,7 +91,7 @@ impl Kernel {
     pub const fn threads_per_block(self) -> u32 {
         match self {
             // Its loads are waited for by many warps rather than by few with many registers. They are of one
-            // block, since each block makes a table.
+            // block, since each block makes a table. measured: T-053, H200
             Self::FusedSilu => 640,
             _ => 512,
         }

@@ -9,6 +9,7 @@ pub struct RowGroup {
 
 impl RowGroup {
     /// Rows of a group.
+    /// measured: T-008, H200
     pub const SIZE: u32 = 4;
 
     /// The first group of the rows whose bits are set in `rows`. These are the lowest bits: all 32 may be set.

@@ -395,6 +395,7 @@ impl World {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a case for each kernel")]
     fn start(&mut self, rank: u32, kernel: Kernel, args: &Args) {
         let common = match args {
             Args::Dispatch(args) => args.common,

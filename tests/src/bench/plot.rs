@@ -9,6 +9,10 @@ use plotters::prelude::*;
 use super::record::{Limits, Phase, Record};
 
 const SIZE: (u32, u32) = (900, 600);
+/// Lines of the grid.
+const GRID: RGBColor = RGBColor(232, 232, 232);
+/// Axes and their labels.
+const INK: RGBColor = RGBColor(90, 90, 90);
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -17,6 +21,9 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
+
+/// The least time that a logarithmic axis begins with, in microseconds.
+const LEAST_TIME: f64 = 0.01;
 
 /// A line of a plot.
 struct Series {
@@ -134,7 +141,12 @@ fn draw(path: &Path, plot: &Plot) -> Result<(), Box<dyn Error>> {
     let points = || plot.series.iter().flat_map(|series| &series.points);
     let least = |pick: fn(&(f64, f64)) -> f64| points().map(pick).fold(f64::INFINITY, f64::min);
     let most = |pick: fn(&(f64, f64)) -> f64| points().map(pick).fold(0.0, f64::max);
-    let x = (least(|p| p.0).max(1.0)..most(|p| p.0).max(2.0) * 1.1).log_scale();
+    let first = least(|p| p.0).max(1.0);
+    let x = (first..most(|p| p.0).max(first + 1.0) * 1.1).log_scale();
+    let mut tokens: Vec<f64> = points().map(|point| point.0).collect();
+    tokens.sort_by(f64::total_cmp);
+    tokens.dedup();
+    let x = x.with_key_points(tokens);
     let top = most(|p| p.1).max(1.0) * 1.2;
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
@@ -145,13 +157,45 @@ fn draw(path: &Path, plot: &Plot) -> Result<(), Box<dyn Error>> {
         .x_label_area_size(44)
         .y_label_area_size(64);
     if plot.log_y {
-        let y = (least(|p| p.1).max(0.1) * 0.8..top).log_scale();
+        let bottom = least(|p| p.1).max(LEAST_TIME) * 0.8;
+        let y = (bottom..top).log_scale();
+        let y = y.with_key_points(round_numbers(bottom, top));
         fill(&mut builder.build_cartesian_2d(x, y)?, plot)?;
     } else {
         fill(&mut builder.build_cartesian_2d(x, 0.0..top)?, plot)?;
     }
     root.present()?;
     Ok(())
+}
+
+/// 1, 2 and 5 times the powers of ten from `bottom` to `top`, or the powers alone where they are many.
+fn round_numbers(bottom: f64, top: f64) -> Vec<f64> {
+    let decades = bottom.log10().floor() as i32..=top.log10().ceil() as i32;
+    let steps: &[f64] = if (top / bottom).log10() < 3.0 {
+        &[1.0, 2.0, 5.0]
+    } else {
+        &[1.0]
+    };
+    let numbers = decades.flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+    numbers
+        .filter(|number| (bottom..=top).contains(number))
+        .collect()
+}
+
+/// A number on an axis: three significant digits of what is below 100, and commas in thousands.
+fn label(value: f64) -> String {
+    if value < 100.0 {
+        let decimals = (2.0 - value.max(1e-6).log10().floor()) as usize;
+        let text = format!("{value:.decimals$}");
+        return match text.contains('.') {
+            true => text.trim_end_matches('0').trim_end_matches('.').into(),
+            false => text,
+        };
+    }
+    let digits = format!("{value:.0}");
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 /// Draws the axes, the lines and the legend.
@@ -165,9 +209,13 @@ where
     X: Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
     Y: Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
 {
-    let axis = |value: &f64| format!("{value:.0}");
+    let axis = |value: &f64| label(*value);
     chart
         .configure_mesh()
+        .max_light_lines(0)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(("sans-serif", 13, &INK))
         .x_desc("tokens a rank")
         .y_desc(plot.unit)
         .x_label_formatter(&axis)
@@ -183,7 +231,7 @@ where
     chart
         .configure_series_labels()
         .background_style(WHITE.mix(0.8))
-        .border_style(BLACK)
+        .border_style(TRANSPARENT)
         .position(SeriesLabelPosition::UpperLeft)
         .draw()?;
     Ok(())
@@ -192,6 +240,39 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::statistics::Summary;
+
+    #[test]
+    fn numbers_on_an_axis_keep_their_digits() {
+        let labels = [
+            0.0, 0.05, 0.1, 0.2, 1.0, 2.5, 10.0, 12.0, 50.0, 500.0, 8192.0, 1e6,
+        ]
+        .map(label);
+        let expected = [
+            "0",
+            "0.05",
+            "0.1",
+            "0.2",
+            "1",
+            "2.5",
+            "10",
+            "12",
+            "50",
+            "500",
+            "8,192",
+            "1,000,000",
+        ];
+        assert_eq!(labels, expected);
+        assert_eq!(round_numbers(0.08, 1.2), [0.1, 0.2, 0.5, 1.0]);
+        assert_eq!(round_numbers(0.08, 1200.0), [0.1, 1.0, 10.0, 100.0, 1000.0]);
+    }
+
+    /// The texts of a drawing, in the order in which they stand there.
+    fn texts(svg: &str) -> Vec<&str> {
+        let after = svg.split("<text").skip(1);
+        let texts = after.filter_map(|text| text.split_once('>')?.1.split_once('<'));
+        texts.map(|(text, _)| text.trim()).collect()
+    }
 
     #[test]
     fn four_plots_are_written() {
@@ -200,6 +281,10 @@ mod tests {
             format: "fp8",
             mode: "reduced",
             dispatch: Phase {
+                gpu_us: Summary {
+                    median: 10.0 + tokens as f64 * 0.06,
+                    ..Summary::default()
+                },
                 gb_per_s: 200.0,
                 floor_us: Some(tokens as f64 * 0.06),
                 ..Phase::default()
@@ -219,6 +304,16 @@ mod tests {
         .unwrap();
         let text = std::fs::read_to_string(folder.join("dispatch-bandwidth.svg")).unwrap();
         assert!(text.contains("wire limit") && text.contains("fp8 reduced"));
+        let text = std::fs::read_to_string(folder.join("dispatch-time.svg")).unwrap();
+        let labels = texts(&text);
+        for label in ["0.1", "1", "10", "100", "128", "8,192"] {
+            assert!(labels.contains(&label), "{label} in {labels:?}");
+        }
+        assert!(!labels.contains(&"0"), "{labels:?}");
+        assert!(
+            !text.contains(r##"stroke="#000000""##),
+            "a black line is left"
+        );
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4);
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -36,6 +36,8 @@ pub struct PartComparison {
     pub verdict: Verdict,
     /// How often an instruction occurs where that differs: kind, opcode, before, after.
     pub counts: Vec<(InstructionKind, String, u32, u32)>,
+    /// Instructions of all kinds, before and after.
+    pub instructions: (usize, usize),
 }
 
 /// What the comparison of a part found.
@@ -119,10 +121,12 @@ impl PartComparison {
             (Some(_), None) => (Verdict::OnlyBefore, Vec::new()),
             _ => (Verdict::OnlyAfter, Vec::new()),
         };
+        let instructions = |text: Option<&Text>| text.map_or(0, |text| text.opcodes().count());
         PartComparison {
             name,
             verdict,
             counts,
+            instructions: (instructions(before), instructions(after)),
         }
     }
 }
@@ -197,6 +201,14 @@ impl fmt::Display for PartComparison {
                     for line in lines {
                         writeln!(f, "  {sign} {line}")?;
                     }
+                }
+                let (before, after) = self.instructions;
+                writeln!(f, "    instructions {before} -> {after}")?;
+                if self.counts.is_empty() {
+                    writeln!(
+                        f,
+                        "    memory, shuffles, votes, barriers, calls: as many of each"
+                    )?;
                 }
             }
         }
@@ -374,17 +386,20 @@ impl Text {
     /// How often each opcode of a kind that is counted occurs.
     fn counts(&self) -> BTreeMap<(InstructionKind, String), u32> {
         let mut counts = BTreeMap::new();
-        let statements = self
-            .lines
-            .iter()
-            .flat_map(|line| line.plain.split([';', '{', '}']));
-        for statement in statements {
-            let opcode = opcode(statement.trim());
+        for opcode in self.opcodes() {
             if let Some(kind) = InstructionKind::of(opcode) {
                 *counts.entry((kind, opcode.to_owned())).or_default() += 1;
             }
         }
         counts
+    }
+
+    /// The opcodes of all instructions.
+    fn opcodes(&self) -> impl Iterator<Item = &str> {
+        let lines = self.lines.iter();
+        let statements = lines.flat_map(|line| line.plain.split([';', '{', '}']));
+        let opcodes = statements.map(|statement| opcode(statement.trim()));
+        opcodes.filter(|opcode| opcode.starts_with(|first: char| first.is_ascii_alphabetic()))
     }
 }
 

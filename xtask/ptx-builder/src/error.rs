@@ -40,7 +40,11 @@ pub enum Error {
         source: std::io::Error,
     },
     /// NVSHMEM was found, but it is not the version that Ferry links.
-    #[error("{path} is NVSHMEM {found}, but Ferry links NVSHMEM {wanted}; get it with `{get}` or unset NVSHMEM_HOME", path = path.display())]
+    #[error(
+        "{path} is NVSHMEM {found}, but Ferry links NVSHMEM {wanted}; get it with `{get}` \
+         or unset NVSHMEM_HOME",
+        path = path.display()
+    )]
     NvshmemVersion {
         /// The bitcode file.
         path: PathBuf,
@@ -52,7 +56,11 @@ pub enum Error {
         get: String,
     },
     /// A file that calls itself NVSHMEM's bitcode and is not.
-    #[error("{path} has the sha256 {found}, but NVSHMEM's is {wanted}; get it with `{get}`, or unset NVSHMEM_HOME", path = path.display())]
+    #[error(
+        "{path} has the sha256 {found}, but NVSHMEM's is {wanted}; get it with `{get}`, \
+         or unset NVSHMEM_HOME",
+        path = path.display()
+    )]
     NvshmemSum {
         /// The bitcode file.
         path: PathBuf,
@@ -64,7 +72,10 @@ pub enum Error {
         get: String,
     },
     /// `NVSHMEM_HOME` is set, but holds no device bitcode.
-    #[error("NVSHMEM_HOME is {home}, which has no lib/libnvshmem_device.bc; unset it, or point it at NVSHMEM 3.4.5", home = home.display())]
+    #[error(
+        "NVSHMEM_HOME is {home}, which has no lib/libnvshmem_device.bc; unset it, or point it at NVSHMEM 3.4.5",
+        home = home.display()
+    )]
     NvshmemHome {
         /// The value of the variable.
         home: PathBuf,

@@ -27,8 +27,8 @@ pub const DEVICE_FUNCTIONS: [&str; 3] = [
 /// What the host library writes into when a module is registered.
 const DEVICE_STATE: [&str; 2] = ["nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"];
 
-/// The sums of [`NVSHMEM_VERSION`]'s bitcode in [`Wheel::NVSHMEM`] for x86_64 and for aarch64. In what is used of
-/// them, only the places of the sources differ.
+/// The sums of [`NVSHMEM_VERSION`]'s bitcode in [`Wheel::NVSHMEM`] for x86_64 and for aarch64. In
+/// what is used of them, only the places of the sources differ.
 const BITCODE_SHA256: [&str; 2] = [
     "39ed77a212066c98689a2cf003a889ddd6433a4a90cdb9ced08642db5ff4526b",
     "9281a1361d05365fd37b217f9ca98f9e3ae765b25e5a8c79a5c5dadee9d83389",

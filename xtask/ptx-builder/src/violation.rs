@@ -15,9 +15,10 @@ pub const LOCAL_MEMORY_ALLOWED: &[(&str, &str)] = &[];
 /// Kernels that may begin before the kernel before them in their stream has ended.
 const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
 
-/// Non-coherent loads that such kernels may have: of 64 bits, from the table of the peers' windows, which stands before
-/// the first launch. The user's tensors have no elements of 64 bits; what wrote them may still be running, and the
-/// assembler may move a non-coherent load to before the wait for it.
+/// Non-coherent loads that such kernels may have: of 64 bits, from the table of the peers' windows,
+/// which stands before the first launch. The user's tensors have no elements of 64 bits; what wrote
+/// them may still be running, and the assembler may move a non-coherent load to before the wait for
+/// it.
 const EARLY_CONSTANT_LOADS: [&str; 2] = ["ld.global.nc.u64", "ld.global.nc.b64"];
 
 /// A rule that the PTX breaks.

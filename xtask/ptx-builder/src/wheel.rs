@@ -70,8 +70,8 @@ impl Wheel {
         format!("python3 -m pip install {}=={}", self.name, self.version)
     }
 
-    /// The folder under `target_dir` that holds this wheel's files once fetched. Its name has a part of the sum: what
-    /// was fetched without one, or with another, is not taken.
+    /// The folder under `target_dir` that holds this wheel's files once fetched. Its name has a
+    /// part of the sum: what was fetched without one, or with another, is not taken.
     fn folder(&self, target_dir: &Path) -> PathBuf {
         let sum = &self.sha256[0][..16];
         target_dir

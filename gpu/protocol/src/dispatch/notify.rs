@@ -14,6 +14,7 @@ use crate::work::partition::Partition;
 use crate::work::route::{on_each_rank, rank_bit};
 
 /// Words that a lane has in flight.
+/// measured: T-014, H200
 const DEPTH: usize = 8;
 
 /// Notifies, this warp's partition of it.

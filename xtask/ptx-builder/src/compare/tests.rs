@@ -95,6 +95,8 @@ fn another_instruction_is_shown_with_its_context_and_counted() {
     let Verdict::Differs(difference) = &verdict(&comparison, "send").verdict else {
         panic!("{text}")
     };
+    assert!(text.contains("    instructions 9 -> 9\n"), "{text}");
+    assert!(!text.contains("as many of each"), "{text}");
     assert_eq!(difference.leading.len(), 3);
     assert_eq!(difference.before[0], "18: ld.global.u32 \t%r2, [%rd1];");
     assert_eq!(difference.before.len(), 4);
@@ -142,6 +144,8 @@ fn another_body_of_a_function_is_not_laid_to_its_caller() {
     let after = moved().replace("st.global.u32 	[%rd1], 1", "st.global.u32 	[%rd1], 2");
     let comparison = compared(&after);
     assert_eq!(verdict(&comparison, "send").verdict, Verdict::Same);
+    let equal = "barriers, calls: as many of each";
+    assert!(comparison.to_string().contains(equal), "{comparison}");
     assert!(matches!(
         verdict(&comparison, "write").verdict,
         Verdict::Differs(_)

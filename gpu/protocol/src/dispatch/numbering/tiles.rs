@@ -7,7 +7,7 @@ use crate::dispatch::numbering::count_below;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 
-/// Words that a lane has in flight.
+/// Words that a lane has in flight. measured: T-014, H200
 const DEPTH: usize = 8;
 
 /// Tiles that a source's assignments are numbered in.

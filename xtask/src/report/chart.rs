@@ -1,0 +1,166 @@
+//! The chart: time and share of the limit against tokens, for each number of GPUs.
+
+use std::fmt::Write as _;
+
+use super::records::{Phase, Results, Round};
+use super::{RANKS, TOKENS, thousands};
+
+/// Colours of the numbers of GPUs.
+const COLOURS: [&str; RANKS.len()] = ["#0072b2", "#d55e00", "#009e73"];
+const FORMAT: &str = "fp8";
+const INK: &str = "#5a5a5a";
+const GRID: &str = "#e8e8e8";
+
+const WIDTH: f64 = 900.0;
+const HEIGHT: f64 = 376.0;
+const TOP: f64 = 44.0;
+const BOTTOM: f64 = 310.0;
+const PANEL_WIDTH: f64 = 370.0;
+
+/// The labels of the logarithmic axis of times, in microseconds.
+const TIMES: [f64; 8] = [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
+/// The labels of the axis of shares.
+const SHARES: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
+
+/// Half of the chart.
+struct Panel {
+    left: f64,
+    title: &'static str,
+    value: fn(&Phase) -> Option<f64>,
+    /// From 0 at the bottom to 1 at the top.
+    height: fn(f64) -> f64,
+    labels: &'static [f64],
+    label: fn(f64) -> String,
+}
+
+const PANELS: [Panel; 2] = [
+    Panel {
+        left: 60.0,
+        title: "FP8 dispatch, BF16 combine: time, µs",
+        value: |phase| Some(phase.us),
+        height: |us| (us / TIMES[0]).ln() / (2.0 * TIMES[7] / TIMES[0]).ln(),
+        labels: &TIMES,
+        label: |us| thousands(us, 0),
+    },
+    Panel {
+        left: 510.0,
+        title: "share of the limit",
+        value: Phase::share,
+        height: |share| share,
+        labels: &SHARES,
+        label: |share| format!("{:.0} %", 100.0 * share),
+    },
+];
+
+type Pick = fn(&Round) -> &Phase;
+
+/// Dispatch with a full line, combine with a dashed one.
+const CALLS: [(&str, &str, Pick); 2] = [
+    ("dispatch", "", |round| &round.dispatch),
+    ("combine", " stroke-dasharray=\"6 4\"", |round| {
+        &round.combine
+    }),
+];
+
+/// Draws it as SVG.
+pub(super) fn draw(results: &Results) -> String {
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+         font-family=\"sans-serif\" font-size=\"12\" fill=\"{INK}\">\n\
+         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n"
+    );
+    for panel in &PANELS {
+        // A `String` takes every write.
+        let _ = draw_panel(&mut svg, panel, results);
+    }
+    let _ = draw_legend(&mut svg, results);
+    svg + "</svg>\n"
+}
+
+fn draw_panel(svg: &mut String, panel: &Panel, results: &Results) -> std::fmt::Result {
+    let left = panel.left;
+    let right = left + PANEL_WIDTH;
+    let y = |value: f64| BOTTOM - (panel.height)(value).clamp(0.0, 1.0) * (BOTTOM - TOP);
+    writeln!(
+        svg,
+        "<text x=\"{left}\" y=\"24\" font-size=\"14\">{}</text>",
+        panel.title
+    )?;
+    for &value in panel.labels {
+        let (height, label) = (y(value), (panel.label)(value));
+        writeln!(
+            svg,
+            "<line x1=\"{left}\" y1=\"{height:.1}\" x2=\"{right}\" y2=\"{height:.1}\" stroke=\"{GRID}\"/>"
+        )?;
+        let (x, base) = (left - 8.0, height + 4.0);
+        writeln!(
+            svg,
+            "<text x=\"{x}\" y=\"{base:.1}\" text-anchor=\"end\">{label}</text>"
+        )?;
+    }
+    for tokens in TOKENS {
+        let label = thousands(tokens as f64, 0);
+        writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
+            x(left, tokens),
+            BOTTOM + 18.0
+        )?;
+    }
+    for (index, ranks) in RANKS.into_iter().enumerate() {
+        for (_, dashes, pick) in CALLS {
+            let points = TOKENS.into_iter().filter_map(|tokens| {
+                let round = results.round(ranks, FORMAT, tokens, None)?;
+                let value = (panel.value)(pick(round))?;
+                Some(format!("{:.1},{:.1}", x(left, tokens), y(value)))
+            });
+            let points: Vec<_> = points.collect();
+            if !points.is_empty() {
+                writeln!(
+                    svg,
+                    "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{dashes}/>",
+                    points.join(" "),
+                    COLOURS[index]
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn draw_legend(svg: &mut String, results: &Results) -> std::fmt::Result {
+    let base = HEIGHT - 8.0;
+    let mut left = 20.0;
+    for (index, ranks) in RANKS.into_iter().enumerate() {
+        if !results.sources.contains_key(&ranks) {
+            continue;
+        }
+        for (name, dashes, _) in CALLS {
+            let (right, height, colour) = (left + 26.0, base - 4.0, COLOURS[index]);
+            writeln!(
+                svg,
+                "<line x1=\"{left}\" y1=\"{height}\" x2=\"{right}\" y2=\"{height}\" stroke=\"{colour}\" \
+                 stroke-width=\"2\"{dashes}/>"
+            )?;
+            let x = right + 4.0;
+            writeln!(
+                svg,
+                "<text x=\"{x}\" y=\"{base}\">{name}, {ranks} GPUs</text>"
+            )?;
+            left += 145.0;
+        }
+    }
+    let right = PANELS[1].left + PANEL_WIDTH;
+    let base = BOTTOM + 18.0;
+    writeln!(
+        svg,
+        "<text x=\"{right}\" y=\"{}\" text-anchor=\"end\">tokens a rank</text>",
+        base + 14.0
+    )
+}
+
+/// Tokens on a logarithmic axis.
+fn x(left: f64, tokens: usize) -> f64 {
+    let most = TOKENS[TOKENS.len() - 1] as f64;
+    left + 10.0 + (tokens as f64).ln() / most.ln() * (PANEL_WIDTH - 20.0)
+}

@@ -1,0 +1,294 @@
+//! Reads the JSON lines of `ferry-tests bench --json`.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+
+/// Characters of `2026-11-22`.
+pub(super) const DATE_LENGTH: usize = 10;
+
+/// A committed file.
+pub(super) struct RecordFile {
+    name: String,
+    date: String,
+    commit: String,
+    /// How many GPUs, the same for all rounds.
+    ranks: usize,
+    limits: Option<Limits>,
+    rounds: Vec<RoundLine>,
+    silu: Vec<SiluTime>,
+}
+
+/// A fused SiLU kernel's time.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct SiluTime {
+    pub(super) format: String,
+    pub(super) interleaved: bool,
+    pub(super) clamped: bool,
+    pub(super) us: f64,
+    pub(super) floor_us: f64,
+}
+
+/// What the machine can do, of a run on all multiprocessors.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Limits {
+    pub(super) wire_gb_per_s: f64,
+    pub(super) hbm_gb_per_s: f64,
+    pub(super) round_trip_us: f64,
+    pub(super) empty_call: EmptyCall,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct EmptyCall {
+    cold_us: f64,
+    warm_us: f64,
+}
+
+impl EmptyCall {
+    pub(super) fn of(&self, flushed: bool) -> f64 {
+        if flushed { self.cold_us } else { self.warm_us }
+    }
+}
+
+/// A line: objects of other kinds, and what else stands beside these, are passed over.
+#[derive(Deserialize)]
+struct Line {
+    limits: Option<Limits>,
+    round: Option<RoundLine>,
+    silu: Option<Vec<SiluTime>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RoundLine {
+    group: String,
+    ranks: usize,
+    tokens: usize,
+    routing: String,
+    format: String,
+    mode: String,
+    l2_flushed: bool,
+    max_sms: Option<u32>,
+    dispatch: PhaseLine,
+    combine: PhaseLine,
+    pair_us: Option<f64>,
+    verified: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct PhaseLine {
+    gpu_us: Summary,
+    floor_us: Option<f64>,
+    nccl_us: Option<f64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Summary {
+    median: f64,
+}
+
+impl RecordFile {
+    /// Reads `<date>-<gpus>-<commit>.jsonl`.
+    pub(super) fn parse(name: &str, text: &str) -> Result<RecordFile> {
+        let stem = name.strip_suffix(".jsonl").unwrap_or(name);
+        let date = stem.get(..DATE_LENGTH).filter(|date| {
+            let is_right = |(index, c): (usize, char)| match index {
+                4 | 7 => c == '-',
+                _ => c.is_ascii_digit(),
+            };
+            date.chars().enumerate().all(is_right)
+        });
+        let commit = stem
+            .rsplit('-')
+            .next()
+            .filter(|commit| commit.len() >= 7 && commit.chars().all(|c| c.is_ascii_hexdigit()));
+        let (Some(date), Some(commit)) = (date, commit) else {
+            bail!("{name}: a record is named <date>-<gpus>-<commit>.jsonl");
+        };
+        let mut file = RecordFile {
+            name: name.into(),
+            date: date.into(),
+            commit: commit.into(),
+            ranks: 0,
+            limits: None,
+            rounds: Vec::new(),
+            silu: Vec::new(),
+        };
+        let mut latest_limits = None;
+        for (index, line) in text.lines().enumerate() {
+            let line: Line = serde_json::from_str(line)
+                .with_context(|| format!("{name}:{}: not a line of the benchmark", index + 1))?;
+            latest_limits = line.limits.or(latest_limits);
+            file.silu = line.silu.unwrap_or(file.silu);
+            let Some(round) = line.round else { continue };
+            let counts = [file.ranks, round.ranks];
+            ensure!(
+                counts[0] == 0 || counts[0] == counts[1],
+                "{name}:{}: {} ranks in a file of {}",
+                index + 1,
+                counts[1],
+                counts[0]
+            );
+            file.ranks = round.ranks;
+            if round.max_sms.is_none() {
+                file.limits = file.limits.or(latest_limits.take());
+            }
+            file.rounds.push(round);
+        }
+        ensure!(!file.rounds.is_empty(), "{name}: it has no round");
+        Ok(file)
+    }
+}
+
+/// Which rounds stand for each other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    ranks: usize,
+    format: String,
+    tokens: usize,
+    max_sms: Option<u32>,
+}
+
+/// A round: medians of all runs.
+#[derive(Clone, Debug)]
+pub(super) struct Round {
+    pub(super) dispatch: Phase,
+    pub(super) combine: Phase,
+    pub(super) pair_us: Option<f64>,
+}
+
+/// A call.
+#[derive(Clone, Debug)]
+pub(super) struct Phase {
+    pub(super) us: f64,
+    pub(super) nccl_us: Option<f64>,
+    floor_us: Option<f64>,
+}
+
+impl Phase {
+    /// The limit over the time: 1 is as fast as the wire.
+    pub(super) fn share(&self) -> Option<f64> {
+        self.floor_us.map(|floor| floor / self.us)
+    }
+}
+
+/// Where the figures of a number of GPUs come from.
+pub(super) struct Source {
+    pub(super) files: Vec<String>,
+    pub(super) date: String,
+    pub(super) limits: Option<Limits>,
+}
+
+/// All that was measured at one commit.
+pub(super) struct Results {
+    pub(super) commit: String,
+    /// Whether the L2 cache was flushed. Warm rounds are shown where there are any.
+    pub(super) flushed: bool,
+    /// By the number of GPUs.
+    pub(super) sources: BTreeMap<usize, Source>,
+    /// Of the first file that has any.
+    pub(super) silu: Vec<SiluTime>,
+    rounds: BTreeMap<Key, Round>,
+}
+
+impl Results {
+    /// Puts files together, which must be of one commit.
+    pub(super) fn of(files: Vec<RecordFile>) -> Result<Results> {
+        let commit = files.first().context("no records")?.commit.clone();
+        let mut sources = BTreeMap::new();
+        let (mut lines, mut silu) = (Vec::new(), Vec::new());
+        for file in files {
+            ensure!(
+                file.commit == commit,
+                "{}: of another commit than {commit}; name the files of one",
+                file.name
+            );
+            let source = sources.entry(file.ranks).or_insert(Source {
+                files: Vec::new(),
+                date: file.date,
+                limits: None,
+            });
+            source.files.push(file.name);
+            source.limits = source.limits.take().or(file.limits);
+            lines.extend(file.rounds);
+            if silu.is_empty() {
+                silu = file.silu;
+            }
+        }
+        let is_shown = |round: &RoundLine| {
+            round.group == "local" && round.routing == "uniform" && round.mode == "reduced"
+        };
+        lines.retain(is_shown);
+        let flushed = lines.iter().all(|round| round.l2_flushed);
+        let mut groups: BTreeMap<Key, Vec<RoundLine>> = BTreeMap::new();
+        for round in lines
+            .into_iter()
+            .filter(|round| round.l2_flushed == flushed)
+        {
+            let key = Key {
+                ranks: round.ranks,
+                format: round.format.clone(),
+                tokens: round.tokens,
+                max_sms: round.max_sms,
+            };
+            groups.entry(key).or_default().push(round);
+        }
+        for (key, runs) in &groups {
+            ensure!(
+                runs.iter().any(|run| run.verified != "no"),
+                "{} with {} tokens on {} GPUs: no run's results were verified",
+                key.format,
+                key.tokens,
+                key.ranks
+            );
+        }
+        let rounds = groups
+            .into_iter()
+            .map(|(key, runs)| (key, Round::of(&runs)));
+        Ok(Results {
+            commit,
+            flushed,
+            sources,
+            silu,
+            rounds: rounds.collect(),
+        })
+    }
+
+    pub(super) fn round(
+        &self,
+        ranks: usize,
+        format: &str,
+        tokens: usize,
+        max_sms: Option<u32>,
+    ) -> Option<&Round> {
+        let format = format.into();
+        self.rounds.get(&Key {
+            ranks,
+            format,
+            tokens,
+            max_sms,
+        })
+    }
+}
+
+impl Round {
+    fn of(runs: &[RoundLine]) -> Round {
+        let phase = |pick: fn(&RoundLine) -> &PhaseLine| Phase {
+            us: median(runs.iter().map(|run| pick(run).gpu_us.median)).unwrap_or(0.0),
+            nccl_us: median(runs.iter().filter_map(|run| pick(run).nccl_us)),
+            floor_us: median(runs.iter().filter_map(|run| pick(run).floor_us)),
+        };
+        Round {
+            dispatch: phase(|run| &run.dispatch),
+            combine: phase(|run| &run.combine),
+            pair_us: median(runs.iter().filter_map(|run| run.pair_us)),
+        }
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)?;
+    Some(f64::midpoint(values[last / 2], values[values.len() / 2]))
+}

@@ -1,0 +1,164 @@
+//! Tests of the report, on lines that no machine ever wrote.
+
+use super::*;
+
+/// A line of the benchmark with made-up times.
+fn round(ranks: usize, format: &str, tokens: usize, us: f64) -> String {
+    let phase = |us: f64| {
+        format!(
+            r#"{{"copy_us":null,"floor_us":{},"gb_per_s":1.0,"gpu_us":{{"median":{us},"min":1.0,"p99":9.0}},
+            "halves_us":null,"host_us":{{"median":3.0,"min":2.0,"p99":4.0}},"nccl_us":40.0,"payload_bytes":1,
+            "wire_bytes":1}}"#,
+            us / 4.0
+        )
+    };
+    let text = format!(
+        r#"{{"round":{{"combine":{},"dispatch":{},"experts":256,"format":"{format}","group":"local",
+        "hidden":7168,"l2_flushed":false,"max_sms":null,"mode":"reduced","pair_us":{},"ranks":{ranks},
+        "routing":"uniform","tokens":{tokens},"top_k":8,"verified":"all"}},"repeat":1}}"#,
+        phase(2.0 * us),
+        phase(us),
+        3.0 * us
+    );
+    text.replace('\n', "") + "\n"
+}
+
+const LIMITS: &str = concat!(
+    r#"{"limits":{"copies":[],"empty_call":{"cold_us":5.5,"warm_us":4.5},"hbm_gb_per_s":3700.0,"#,
+    r#""launch_us":1.5,"round_trip_us":2.25,"wire_gb_per_s":349.0}}"#,
+    "\n"
+);
+
+const NAME: &str = "2000-01-02-2xNONE-0123abc.jsonl";
+
+fn results(files: &[(&str, String)]) -> Result<Results> {
+    let files = files
+        .iter()
+        .map(|(name, text)| RecordFile::parse(name, text));
+    Results::of(files.collect::<Result<_>>()?)
+}
+
+fn error(files: &[(&str, String)]) -> String {
+    results(files)
+        .err()
+        .map_or_else(String::new, |error| format!("{error:#}"))
+}
+
+#[test]
+fn tables_have_times_and_shares_and_say_what_is_missing() {
+    let runs = [10.0, 30.0, 20.0].map(|us| round(2, "fp8", 1, us)).concat();
+    let text = format!("{LIMITS}{runs}{}", round(2, "fp8", 4096, 1500.0));
+    let page = measured(&results(&[(NAME, text)]).unwrap());
+    for part in [
+        "Commit 0123abc, L2 cache warm.",
+        "2000-01-02: `tests/benchmarks/2000-01-02-2xNONE-0123abc.jsonl`.",
+        "wire 349 GB/s a GPU",
+        "empty call between events 4.5 µs",
+        "| 1 | 20.0 (25 %) | 40.0 (25 %) | missing | missing | missing | 60.0 | 40.0 | 40.0 |",
+        "| 4,096 | 1,500.0 (25 %) | 3,000.0 (25 %) |",
+        "| 8 | missing |",
+        "### 8 GPUs\n\nMissing: no record of this commit.",
+    ] {
+        assert!(page.contains(part), "{part} in\n{page}");
+    }
+    assert!(!page.contains("multiprocessors"), "{page}");
+}
+
+#[test]
+fn silu_is_shown_where_a_record_has_it() {
+    let flags = r#""interleaved":true,"clamped":true"#;
+    let silu = format!(r#"{{"silu":[{{"format":"mxfp4",{flags},"us":85.06,"floor_us":81.5}}]}}"#);
+    let text = format!("{silu}\n{}", round(2, "fp8", 1, 10.0));
+    let page = measured(&results(&[(NAME, text)]).unwrap());
+    let row = "| mxfp4, interleaved, clamped | 85.1 | 81.5 |\n";
+    assert!(page.ends_with(row), "{page}");
+    let without = measured(&results(&[(NAME, round(2, "fp8", 1, 10.0))]).unwrap());
+    assert!(!without.contains("SiLU"), "{without}");
+}
+
+#[test]
+fn a_limit_on_multiprocessors_is_a_sentence_of_its_own() {
+    let limited = round(2, "fp8", 4096, 800.0).replace("\"max_sms\":null", "\"max_sms\":16");
+    let page = measured(&results(&[(NAME, limited)]).unwrap());
+    let sentence =
+        "On 16 multiprocessors, 4,096 tokens: FP8 dispatch 800.0 (25 %), combine after it";
+    assert!(page.contains(sentence), "{page}");
+    assert!(page.contains("| 4,096 | missing |"), "{page}");
+}
+
+#[test]
+fn records_that_do_not_fit_are_refused() {
+    let line = round(2, "fp8", 1, 10.0);
+    let of = |name: &'static str, text: &str| (name, text.to_owned());
+    assert!(error(&[of("run.jsonl", &line)]).contains("<date>-<gpus>-<commit>"));
+    let other = of("2000-01-02-4xNONE-fedcba9.jsonl", &round(4, "fp8", 1, 9.0));
+    assert!(error(&[of(NAME, &line), other]).contains("another commit"));
+    let mixed = line.clone() + &round(4, "fp8", 1, 9.0);
+    assert!(error(&[of(NAME, &mixed)]).contains(":2: 4 ranks in a file of 2"));
+    let unverified = line.replace("\"verified\":\"all\"", "\"verified\":\"no\"");
+    let complaint = "fp8 with 1 tokens on 2 GPUs: no run's results were verified";
+    assert_eq!(error(&[of(NAME, &unverified)]), complaint);
+    assert_eq!(error(&[of(NAME, &(unverified + &line))]), "");
+    assert!(error(&[of(NAME, "{\"round\":1}")]).contains(":1: not a line"));
+    assert!(error(&[of(NAME, LIMITS)]).contains("no round"));
+}
+
+#[test]
+fn the_chart_has_a_line_for_each_call_in_each_half() {
+    let text = round(2, "fp8", 1, 10.0) + &round(2, "fp8", 4096, 200.0);
+    let svg = chart::draw(&results(&[(NAME, text)]).unwrap());
+    assert_eq!(svg.matches("<polyline").count(), 4);
+    assert_eq!(svg.matches("2 GPUs</text>").count(), 2);
+    assert!(
+        svg.contains(">4,096</text>") && svg.contains(">80 %</text>"),
+        "{svg}"
+    );
+    assert!(!svg.contains("NaN") && !svg.contains("8 GPUs"), "{svg}");
+}
+
+#[test]
+fn a_page_that_is_not_as_generated_is_found() {
+    let root = std::env::temp_dir().join(format!("ferry-report-{}", std::process::id()));
+    fs::create_dir_all(root.join(FOLDER)).unwrap();
+    let old = format!("{FOLDER}/1999-01-02-2xNONE-aaaaaaa.jsonl");
+    write(&root, PAGE, "# By hand\n").unwrap();
+    assert!(
+        complaint(&root)
+            .unwrap()
+            .unwrap()
+            .contains("names no record")
+    );
+    write(
+        &root,
+        &format!("{FOLDER}/{NAME}"),
+        &round(2, "fp8", 1, 10.0),
+    )
+    .unwrap();
+    write(&root, &old, &round(2, "fp8", 1, 11.0)).unwrap();
+    // Without names: those of the newest date. Afterwards: those that the page names.
+    run(&root, &[], false).unwrap();
+    assert_eq!(complaint(&root).unwrap(), None);
+    let page = read(&root, PAGE).unwrap();
+    assert!(page.contains(NAME) && !page.contains("{{") && page.contains("\n## Method\n"));
+    assert_eq!(named_or_newest(&root).unwrap(), [NAME]);
+    run(&root, &[root.join(&old)], false).unwrap();
+    assert!(read(&root, PAGE).unwrap().contains("aaaaaaa"));
+    write(&root, PAGE, &page).unwrap();
+    assert!(
+        complaint(&root)
+            .unwrap()
+            .unwrap()
+            .contains("chart.svg is not as generated")
+    );
+    run(&root, &[], false).unwrap();
+    write(&root, PAGE, &page.replace("10.0", "9.0")).unwrap();
+    assert!(
+        complaint(&root)
+            .unwrap()
+            .unwrap()
+            .contains("BENCHMARKS.md is not as generated")
+    );
+    fs::remove_file(root.join(FOLDER).join(NAME)).unwrap();
+    assert!(complaint(&root).unwrap().unwrap().contains("cannot read"));
+    fs::remove_dir_all(root).unwrap();
+}

@@ -1,0 +1,344 @@
+//! Imports run one way: no file imports, over others or directly, from one that imports from it.
+//!
+//! What a module hands on with `pub use` counts as an import from the file where it stands.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::visit::{self, Visit};
+use syn::{Item, ItemMod, UseTree, Visibility};
+
+use super::source::{attributes, is_for_tests, parse};
+use super::{Complaint, SourceFile};
+
+/// Crates whose files import in no circle.
+const CRATES: [&str; 2] = ["gpu/layout/src/", "gpu/protocol/src/"];
+
+/// Names handed on in turn that are followed.
+const MOST_HOPS: usize = 8;
+
+/// A module's path below its crate: of `work/item.rs` `work` and `item`.
+type Module = Vec<String>;
+
+/// Circles of files in each crate, and how many imports there are.
+pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
+    CRATES
+        .iter()
+        .flat_map(|folder| circles(files, folder))
+        .collect()
+}
+
+/// How many imports there are between how many files of a crate.
+pub(super) fn count(files: &[SourceFile], folder: &str) -> (usize, usize) {
+    let imports = Crate::read(files, folder).imports();
+    (imports.values().map(BTreeSet::len).sum(), imports.len())
+}
+
+fn circles(files: &[SourceFile], folder: &str) -> Vec<Complaint> {
+    let library = Crate::read(files, folder);
+    let imports = library.imports();
+    let complaint = |path: &str, text| Complaint {
+        path: format!("{folder}{path}"),
+        line: None,
+        text,
+    };
+    let unread = library.unread.iter().cloned();
+    let mut complaints: Vec<_> = unread.collect();
+    let mut seen = BTreeSet::new();
+    for start in imports.keys() {
+        let Some(circle) = way(&imports, start, start) else {
+            continue;
+        };
+        let members: BTreeSet<_> = circle.iter().copied().collect();
+        if members.iter().all(|member| seen.contains(member)) {
+            continue;
+        }
+        seen.extend(members);
+        let way: Vec<_> = circle
+            .iter()
+            .map(|path| path.trim_end_matches(".rs"))
+            .collect();
+        complaints.push(complaint(
+            start,
+            format!("import circle: {}", way.join(" -> ")),
+        ));
+    }
+    complaints
+}
+
+/// The shortest way over imports, from the first file to the last, both included; at least one import.
+fn way<'a>(
+    imports: &'a BTreeMap<String, BTreeSet<String>>,
+    from: &'a str,
+    to: &str,
+) -> Option<Vec<&'a str>> {
+    let mut ways = vec![vec![from]];
+    let mut reached = BTreeSet::new();
+    while !ways.is_empty() {
+        let mut longer = Vec::new();
+        for way in ways {
+            let last = *way.last()?;
+            for next in imports.get(last).into_iter().flatten() {
+                let mut way = way.clone();
+                way.push(next);
+                if next == to {
+                    return Some(way);
+                }
+                if reached.insert(next.as_str()) {
+                    longer.push(way);
+                }
+            }
+        }
+        ways = longer;
+    }
+    None
+}
+
+/// A crate's files.
+#[derive(Default)]
+struct Crate {
+    /// By module.
+    files: BTreeMap<Module, ModuleFile>,
+    /// Files that are no Rust.
+    unread: Vec<Complaint>,
+}
+
+/// What matters of a file.
+struct ModuleFile {
+    /// Below the crate's sources.
+    path: String,
+    /// All paths that it names, as they stand.
+    paths: Vec<Vec<String>>,
+    /// Names that it hands on, and from where.
+    hands_on: BTreeMap<String, Vec<String>>,
+}
+
+impl Crate {
+    fn read(files: &[SourceFile], folder: &str) -> Crate {
+        let mut library = Crate::default();
+        for file in files.iter().filter(|file| file.is_rust()) {
+            let Some(path) = file.path.strip_prefix(folder) else {
+                continue;
+            };
+            let is_test = path
+                .split('/')
+                .any(|part| part == "tests" || part == "tests.rs");
+            if is_test {
+                continue;
+            }
+            match parse(file) {
+                Ok(syntax) => {
+                    let mut paths = Paths::default();
+                    paths.visit_file(&syntax);
+                    let module = ModuleFile {
+                        path: path.into(),
+                        paths: paths.named,
+                        hands_on: paths.hands_on,
+                    };
+                    library.files.insert(module_of(path), module);
+                }
+                Err(complaint) => library.unread.push(complaint),
+            }
+        }
+        library
+    }
+
+    /// The files that each file imports from.
+    fn imports(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let imports = self.files.iter().map(|(module, file)| {
+            let targets = file
+                .paths
+                .iter()
+                .filter_map(|path| self.file_of(module, path, MOST_HOPS));
+            let others = targets.filter(|target| *target != file.path);
+            (file.path.clone(), others.map(ToOwned::to_owned).collect())
+        });
+        imports.collect()
+    }
+
+    /// The file that a path names, as seen in `module`; none if it is in another crate.
+    fn file_of(&self, module: &[String], path: &[String], hops: usize) -> Option<&str> {
+        let (mut at, mut rest) = self.start(module, path)?;
+        while let Some((name, after)) = rest.split_first() {
+            let mut inner = at.clone();
+            inner.push(name.clone());
+            if self.files.contains_key(&inner) {
+                (at, rest) = (inner, after);
+                continue;
+            }
+            let handed_on = self.files.get(&at)?.hands_on.get(name);
+            if let (Some(target), true) = (handed_on, hops > 0) {
+                let target: Vec<_> = target.iter().chain(after).cloned().collect();
+                if let Some(file) = self.file_of(&at, &target, hops - 1) {
+                    return Some(file);
+                }
+            }
+            break;
+        }
+        Some(&self.files.get(&at)?.path)
+    }
+
+    /// The module in which a path begins, and what is left of the path.
+    fn start<'p>(&self, module: &[String], path: &'p [String]) -> Option<(Module, &'p [String])> {
+        let (first, mut rest) = path.split_first()?;
+        let mut at = module.to_vec();
+        match first.as_str() {
+            "crate" => at.clear(),
+            "self" => {}
+            "super" => {
+                at.pop()?;
+                while rest.first().is_some_and(|name| name == "super") {
+                    at.pop()?;
+                    rest = &rest[1..];
+                }
+            }
+            // A module below this one, without `self`.
+            _ => {
+                at.push(first.clone());
+                if !self.files.contains_key(&at) {
+                    return None;
+                }
+            }
+        }
+        Some((at, rest))
+    }
+}
+
+fn module_of(path: &str) -> Module {
+    let path = path.trim_end_matches(".rs");
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    match path {
+        "lib" => Module::new(),
+        path => path.split('/').map(ToOwned::to_owned).collect(),
+    }
+}
+
+/// Collects what a file names.
+#[derive(Default)]
+struct Paths {
+    named: Vec<Vec<String>>,
+    hands_on: BTreeMap<String, Vec<String>>,
+}
+
+impl Paths {
+    fn uses(&mut self, tree: &UseTree, before: &[String], is_handed_on: bool) {
+        let with = |name: String| [before, &[name]].concat();
+        match tree {
+            UseTree::Path(path) => {
+                self.uses(&path.tree, &with(path.ident.to_string()), is_handed_on);
+            }
+            UseTree::Name(name) if name.ident == "self" => {
+                let name = before.last().cloned().unwrap_or_default();
+                self.used(before.to_vec(), name, is_handed_on);
+            }
+            UseTree::Name(name) => {
+                let name = name.ident.to_string();
+                self.used(with(name.clone()), name, is_handed_on);
+            }
+            UseTree::Rename(rename) => {
+                let path = with(rename.ident.to_string());
+                self.used(path, rename.rename.to_string(), is_handed_on);
+            }
+            UseTree::Glob(_) => self.named.push(before.to_vec()),
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.uses(tree, before, is_handed_on);
+                }
+            }
+        }
+    }
+
+    fn used(&mut self, path: Vec<String>, name: String, is_handed_on: bool) {
+        if is_handed_on {
+            self.hands_on.insert(name, path.clone());
+        }
+        self.named.push(path);
+    }
+}
+
+impl<'ast> Visit<'ast> for Paths {
+    fn visit_item(&mut self, item: &'ast Item) {
+        if is_for_tests(attributes(item)) {
+            return;
+        }
+        if let Item::Use(item) = item {
+            let is_handed_on = !matches!(item.vis, Visibility::Inherited);
+            self.uses(&item.tree, &[], is_handed_on);
+        }
+        visit::visit_item(self, item);
+    }
+
+    // Its paths would begin elsewhere, and neither crate has one.
+    fn visit_item_mod(&mut self, _: &'ast ItemMod) {}
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names = path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string());
+        let names: Vec<_> = names.collect();
+        if ["crate", "super", "self"].contains(&names[0].as_str()) && names.len() > 1 {
+            self.named.push(names);
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> Vec<SourceFile> {
+        let files = files.iter().map(|(path, text)| SourceFile {
+            path: format!("{}{path}", CRATES[1]),
+            text: (*text).into(),
+        });
+        files.collect()
+    }
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        check(&tree(files))
+            .into_iter()
+            .map(|complaint| complaint.text)
+            .collect()
+    }
+
+    #[test]
+    fn a_circle_is_found_over_super_and_paths_in_code() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c; mod d;"),
+            ("a.rs", "use crate::b::{self, one};"),
+            ("b.rs", "fn one() { super::c::two() }"),
+            ("c.rs", "use super::{d, a::Three as Four};"),
+            ("d.rs", "struct Alone;"),
+        ];
+        assert_eq!(found(&files), ["import circle: a -> b -> c -> a"]);
+        assert_eq!(count(&tree(&files), CRATES[1]), (4, 5));
+    }
+
+    #[test]
+    fn a_name_that_is_handed_on_counts_as_the_file_that_has_it() {
+        let library = "mod a; mod b; pub use a::Far; pub use b::inner::Near as Next;";
+        let files = [
+            ("lib.rs", library),
+            ("a.rs", "use crate::Next; pub struct Far;"),
+            ("b/mod.rs", "pub mod inner;"),
+            ("b/inner.rs", "use crate::Far; pub struct Near;"),
+        ];
+        assert_eq!(found(&files), ["import circle: a -> b/inner -> a"]);
+    }
+
+    #[test]
+    fn tests_other_crates_and_one_way_imports_make_no_circle() {
+        let files = [
+            ("lib.rs", "mod a; mod b; pub use a::Far;"),
+            (
+                "a.rs",
+                "use b::Other; use std::vec; #[cfg(test)] mod tests { use crate::b; }",
+            ),
+            ("b.rs", "use crate::Far; use super::a; fn f(self_: Self) {}"),
+            ("tests.rs", "use crate::a;"),
+        ];
+        assert_eq!(found(&files), [""; 0]);
+        assert_eq!(found(&[("lib.rs", "fn {")]).len(), 1);
+    }
+}

@@ -1,0 +1,120 @@
+//! Constants that were chosen by measuring name an entry of the tuning log.
+
+use std::collections::BTreeSet;
+
+use super::{Complaint, SourceFile};
+
+/// The log.
+const LOG: &str = "gpu/protocol/TUNING.md";
+/// What a comment says of a constant that was measured, before the entry and the GPU.
+const MEASURED: &str = concat!("measured", ": ");
+/// Ways to say so without naming an entry.
+const VAGUE: [&str; 2] = [concat!("by mea", "suring"), concat!("(BENCH", "MARKS.md)")];
+
+/// Comments of the kernel path that say "measured" without an entry that exists, and a GPU.
+pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
+    let log = files.iter().find(|file| file.path == LOG);
+    let entries: BTreeSet<u32> = log
+        .into_iter()
+        .flat_map(entries)
+        .map(|(_, entry)| entry)
+        .collect();
+    let sources = files
+        .iter()
+        .filter(|file| file.path.starts_with("gpu/") && file.is_rust());
+    let lines =
+        sources.flat_map(|file| file.text.lines().enumerate().map(move |line| (file, line)));
+    let complaints = lines.filter_map(|(file, (index, line))| {
+        let comment = line.split_once("//")?.1;
+        let text = match comment.split_once(MEASURED) {
+            Some((_, claim)) => match entry(claim) {
+                Some((_, gpu)) if gpu.trim_matches([',', ' ']).is_empty() => {
+                    "measured on which GPU?".into()
+                }
+                Some((entry, _)) if entries.contains(&entry) => return None,
+                Some((entry, _)) => format!("{LOG} has no T-{entry:03}"),
+                None => format!("say `{MEASURED}T-0NN, GPU`, with an entry of {LOG}"),
+            },
+            None if VAGUE.iter().any(|vague| comment.contains(vague)) => {
+                format!("measured, but names no entry of {LOG}")
+            }
+            None => return None,
+        };
+        Some(file.complaint_at(index + 1, text))
+    });
+    complaints.collect()
+}
+
+/// The log's entries have falling numbers, each once.
+pub(super) fn check_order(files: &[SourceFile]) -> Vec<Complaint> {
+    let Some(log) = files.iter().find(|file| file.path == LOG) else {
+        return Vec::new();
+    };
+    let entries = entries(log);
+    let pairs = entries.iter().zip(entries.iter().skip(1));
+    let falls = pairs.filter(|((_, first), (_, second))| *second + 1 != *first);
+    falls
+        .map(|((_, first), (line, second))| {
+            log.complaint_at(*line, format!("T-{second:03} follows T-{first:03}"))
+        })
+        .collect()
+}
+
+/// Lines and numbers of the log's entries.
+fn entries(log: &SourceFile) -> Vec<(usize, u32)> {
+    let headings = log.text.lines().enumerate();
+    headings
+        .filter_map(|(index, line)| Some((index + 1, entry(line.strip_prefix("### ")?)?.0)))
+        .collect()
+}
+
+/// The number in `T-012, H200`, and what follows it.
+fn entry(text: &str) -> Option<(u32, &str)> {
+    let digits = text.strip_prefix("T-")?;
+    let number = digits.get(..3)?.parse().ok()?;
+    Some((number, &digits[3..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(source: &str, log: &str) -> [SourceFile; 2] {
+        [("gpu/src/rows.rs", source), (LOG, log)].map(|(path, text)| SourceFile {
+            path: path.into(),
+            text: text.into(),
+        })
+    }
+
+    #[test]
+    fn a_claim_needs_an_entry_and_a_gpu() {
+        let log = "# Tuning\n### T-002 Depth\n### T-001 Threads\n";
+        let source = [
+            "/// Depth.",
+            "/// measu_red: T-002, H200",
+            "/// measu_red: T-007, H200",
+            "/// measu_red: T-001",
+            "/// measu_red: often",
+            "/// Threads: found by mea_suring.",
+            "const NOT_A_COMMENT: &str = \"measu_red: never\";",
+            "/// What that is worth was not measured.",
+        ];
+        let source = source
+            .join("\n")
+            .replace("measu_red", "measured")
+            .replace("mea_suring", "measuring");
+        let files = tree(&source, log);
+        let found = check(&files);
+        let lines: Vec<_> = found.iter().map(|complaint| complaint.line).collect();
+        assert_eq!(lines, [3, 4, 5, 6].map(Some), "{found:#?}");
+        assert!(found[0].text.contains("no T-007"), "{}", found[0]);
+    }
+
+    #[test]
+    fn entries_are_in_order() {
+        let log = "### T-003 C\n### T-001 A\n### T-001 A again\n";
+        let lines: Vec<_> = check_order(&tree("", log)).iter().map(|c| c.line).collect();
+        assert_eq!(lines, [Some(2), Some(3)]);
+        assert_eq!(check_order(&tree("", "### T-002 B\n### T-001 A\n")), []);
+    }
+}
