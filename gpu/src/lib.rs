@@ -1,22 +1,20 @@
-//! Ferry's kernels: the protocol on a GPU, compiled to PTX.
+//! What kernels are made of: the protocol's machine on a GPU, encoders and the fused SiLU. Has no entries:
+//! `ferry-kernels` declares Ferry's, and a crate of yours can declare others with the same parts.
 //!
-//! Empty for every other target. `entry` holds the kernels, `machine` what they run
-//! on, `ptx` one function per instruction, `shmem` the way to ranks of other nodes.
+//! Empty for every other target. `machine` is what the protocol runs on, `ptx` one function per
+//! instruction, `shmem` the way to ranks of other nodes. A crate that is linked with this one gets its panic
+//! handler, which traps.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(abi_ptx, asm_experimental_arch, link_llvm_intrinsics)
+    feature(asm_experimental_arch, link_llvm_intrinsics)
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 #[cfg(target_arch = "nvptx64")]
 pub mod encode;
 #[cfg(target_arch = "nvptx64")]
-pub mod entry;
-#[cfg(target_arch = "nvptx64")]
 pub mod machine;
-#[cfg(target_arch = "nvptx64")]
-pub mod probe;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
 #[cfg(target_arch = "nvptx64")]
@@ -31,3 +29,11 @@ pub mod silu;
 fn panic(_: &core::panic::PanicInfo) -> ! {
     ptx::thread::trap()
 }
+
+/// Tells the host what memory layout the kernels were built from. Every PTX that is linked with this crate
+/// has it.
+#[cfg(target_arch = "nvptx64")]
+#[allow(non_upper_case_globals)]
+#[unsafe(no_mangle)]
+#[used]
+pub static ferry_layout_fingerprint: u64 = ferry_layout::LAYOUT_FINGERPRINT;

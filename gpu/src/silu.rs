@@ -1,4 +1,4 @@
-//! The fused SiLU kernel: a warp takes 512 output columns of a row at a time. Memory is its limit,
+//! The fused SiLU: a warp takes 512 output columns of a row at a time. Memory is its limit,
 //! so the next columns are loaded while these become outputs, and many warps share a multiprocessor.
 
 use ferry_layout::silu::Activation;
@@ -17,9 +17,9 @@ use crate::sigmoids::Sigmoids;
 ///
 /// # Safety
 /// The host built `args`: its addresses are live allocations of the sizes that they say.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_fused_silu(args: SiluArgs) {
-    let warp = Warp::new(&args);
+#[inline(always)]
+pub unsafe fn fused_silu(args: &SiluArgs) {
+    let warp = Warp::new(args);
     // SAFETY: the host's promise.
     unsafe {
         let format = TokenFormat::of_number(args.format);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Rank, Shape};
 
-use crate::{Error, Kernels};
+use crate::{Error, LoadedKernels};
 
 /// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
 /// used from there on.
@@ -125,7 +125,7 @@ pub struct Launch {
     /// Which kernel.
     pub kernel: Kernel,
     /// Of which kernels.
-    pub kernels: Kernels,
+    pub kernels: LoadedKernels,
     /// Its arguments, by value.
     pub args: Args,
     /// Whether any peer is on another node.
@@ -173,9 +173,9 @@ pub unsafe trait Device: Send + Sync {
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
     /// Kernels for `shape` alone, compiled unless they are there; the general ones where the device makes
     /// no others. Synchronises.
-    fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
+    fn kernels(&self, shape: &Shape) -> Result<LoadedKernels, Error> {
         let _ = shape;
-        Ok(Kernels::GENERAL)
+        Ok(LoadedKernels::GENERAL)
     }
     /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device: those of a green
     /// context. May be called while the stream is captured. Does not synchronise.

@@ -56,6 +56,10 @@ pub enum Error {
         /// [`Activation::Clamped`](crate::Activation)'s.
         limit: f32,
     },
+    /// PTX that was given does not fit.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Kernels(#[from] crate::KernelsError),
     /// The configuration does not work; every problem is listed.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -76,6 +76,16 @@ impl Group {
     /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn local(devices: &[usize]) -> Result<Self, Error> {
+        Self::local_with(devices, &crate::Kernels::default())
+    }
+
+    /// As [`local`](Self::local), with other kernels on every device. Not collective. Synchronises the
+    /// devices.
+    ///
+    /// # Errors
+    /// As [`local`](Self::local); [`Error::NoKernelFor`] where the kernels are for other devices.
+    #[cfg(feature = "cuda")]
+    pub fn local_with(devices: &[usize], kernels: &crate::Kernels) -> Result<Self, Error> {
         if devices.is_empty() {
             return Err(Error::NoRanks);
         }
@@ -88,7 +98,9 @@ impl Group {
                 });
             }
         }
-        Self::with_fabric(Arc::new(crate::cuda::LocalFabric::new(devices)?))
+        Self::with_fabric(Arc::new(crate::cuda::LocalFabric::new_with(
+            devices, kernels,
+        )?))
     }
 
     /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. Collective.
@@ -101,8 +113,21 @@ impl Group {
         bootstrap: Box<dyn crate::Bootstrap>,
         options: NvshmemOptions,
     ) -> Result<Self, Error> {
-        let NvshmemOptions { device, library } = options;
-        let fabric = crate::nvshmem::NvshmemFabric::new(bootstrap, device, library)?;
+        Self::nvshmem_with(bootstrap, options, &crate::Kernels::default())
+    }
+
+    /// As [`nvshmem`](Self::nvshmem), with other kernels on this process's device. They were linked with
+    /// NVSHMEM's device code, as Ferry's are. All processes give the same. Collective.
+    ///
+    /// # Errors
+    /// As [`nvshmem`](Self::nvshmem); [`Error::NoKernelFor`] where the kernels are for other devices.
+    #[cfg(feature = "cuda")]
+    pub fn nvshmem_with(
+        bootstrap: Box<dyn crate::Bootstrap>,
+        options: NvshmemOptions,
+        kernels: &crate::Kernels,
+    ) -> Result<Self, Error> {
+        let fabric = crate::nvshmem::NvshmemFabric::new(bootstrap, options, kernels)?;
         Self::with_fabric(Arc::new(fabric))
     }
 

@@ -1,123 +1,204 @@
-//! Kernels for a shape, and who holds them.
+//! The kernels that a group's devices load: those that this library was built with, or others of the same
+//! names.
 
-use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-#[cfg(any(feature = "cuda", test))]
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-#[cfg(any(feature = "cuda", test))]
-use ferry_layout::Shape;
+use ferry_layout::{
+    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT, SiluArgs,
+};
+use ferry_ptx::Module;
 
-#[cfg(any(feature = "cuda", test))]
-use crate::Error;
+mod target;
 
-/// Which of a device's kernels: those for every shape, or those that [`Device::kernels`](crate::Device::kernels)
-/// gave. A communicator holds its own, so that a launch looks nothing up and waits for nobody.
+pub(crate) use target::Target;
+
+/// What devices load to dispatch and combine. Cheap to clone.
+///
+/// The default are the kernels that this library was built with, for every GPU generation that it knows.
 #[derive(Clone, Default)]
-pub struct Kernels(Option<Arc<dyn Any + Send + Sync>>);
+pub struct Kernels(Option<Arc<Ptx>>);
+
+/// What is wrong with PTX that was given.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelsError {
+    /// The text is no PTX for the driver's compiler.
+    #[error("the kernels' text is not PTX: {reason}")]
+    NotPtx {
+        /// What it has or lacks.
+        reason: String,
+    },
+    /// The PTX is for an architecture that is not known.
+    #[error(
+        "the kernels' .target is `{found}`, but it must be sm_80 or a later one, such as sm_90a"
+    )]
+    Target {
+        /// What the `.target` line names.
+        found: String,
+    },
+    /// A kernel that is needed is not there.
+    #[error("the PTX for {target} has no kernel {kernel}")]
+    Missing {
+        /// Its name.
+        kernel: String,
+        /// What the PTX is for.
+        target: String,
+    },
+    /// A kernel takes something else than it is given.
+    #[error("the kernel {kernel} is given parameters of {wanted:?} bytes, but takes {found:?}")]
+    Parameters {
+        /// Its name.
+        kernel: String,
+        /// Bytes of each parameter that it is given.
+        wanted: Vec<u64>,
+        /// Bytes of each that it takes.
+        found: Vec<u64>,
+    },
+    /// The kernels were built from another memory layout than this library.
+    #[error(
+        "the kernels' {FINGERPRINT_VARIABLE} is {}, but this library's layout has {wanted:#018x}; \
+         build both from one version of ferry",
+        found.map_or_else(|| "missing".to_owned(), |found| format!("{found:#018x}"))
+    )]
+    Layout {
+        /// The fingerprint here.
+        wanted: u64,
+        /// The one in the PTX; `None` if it has none.
+        found: Option<u64>,
+    },
+}
 
 impl Kernels {
-    /// For every shape.
-    pub const GENERAL: Self = Self(None);
-
-    /// Those that a device of yours knows by `held`.
-    pub fn of(held: Arc<dyn Any + Send + Sync>) -> Self {
-        Self(Some(held))
+    /// Kernels in a PTX text: that of a crate that has entries of the same names as Ferry's, of the same
+    /// arguments, and was linked with the `ferry-gpu` of this version, whose fingerprint of the memory layout
+    /// is compared. More entries are allowed. The text is for one architecture, which each device compares
+    /// with its own when a group is made. Kernels for a shape are made of it, too.
+    ///
+    /// # Errors
+    /// All of [`KernelsError`]. Compiling the text is left to the devices.
+    ///
+    /// # Safety
+    /// The kernels touch no other memory than Ferry's kernels of the same names and arguments would, and end
+    /// as those do.
+    pub unsafe fn from_ptx(text: impl Into<String>) -> Result<Self, KernelsError> {
+        let ptx = checked(text.into())?;
+        Ok(Self(Some(Arc::new(ptx))))
     }
 
-    /// What they were made [of](Self::of); `None` for the general ones.
-    pub fn held(&self) -> Option<&(dyn Any + Send + Sync)> {
+    /// What was given; `None` for the default.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn given(&self) -> Option<&Ptx> {
         self.0.as_deref()
     }
 }
 
 impl fmt::Debug for Kernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() {
-            "Kernels for a shape"
-        } else {
-            "Kernels::GENERAL"
-        })
+        match &self.0 {
+            None => f.write_str("Kernels::default()"),
+            Some(ptx) => write!(f, "Kernels for {}", ptx.target),
+        }
     }
 }
 
-/// What was made for a shape each.
-#[cfg(any(feature = "cuda", test))]
-pub(crate) struct PerShape<T>(Mutex<Vec<(Shape, Arc<T>)>>);
+/// A PTX text and what it was compiled for.
+#[derive(Clone)]
+pub(crate) struct Ptx {
+    pub(crate) target: Target,
+    /// With a zero byte at its end.
+    text: Cow<'static, str>,
+}
 
-#[cfg(any(feature = "cuda", test))]
-impl<T> PerShape<T> {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
-
-    /// What is there for `shape`, made unless it is. Who asks while another's is made waits for that.
-    pub(crate) fn get(
-        &self,
-        shape: &Shape,
-        make: impl FnOnce() -> Result<T, Error>,
-    ) -> Result<Arc<T>, Error> {
-        let mut all = self.all();
-        if let Some((_, made)) = all.iter().find(|(of, _)| of == shape) {
-            return Ok(made.clone());
+impl Ptx {
+    /// A text with a zero byte at its end.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn embedded(target: Target, text: &'static str) -> Self {
+        Self {
+            target,
+            text: Cow::Borrowed(text),
         }
-        let made = Arc::new(make()?);
-        all.push((*shape, made.clone()));
-        Ok(made)
     }
 
-    /// Everything that was made.
-    pub(crate) fn all(&self) -> MutexGuard<'_, Vec<(Shape, Arc<T>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The text, with a zero byte at its end.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
+}
+
+/// Reads PTX that a device may load.
+pub(crate) fn read(text: &str) -> Result<Module, KernelsError> {
+    let not_ptx = |reason| KernelsError::NotPtx { reason };
+    if let Some(at) = text.find('\0') {
+        return Err(not_ptx(format!("byte {at} is zero")));
+    }
+    let module = Module::parse(text).map_err(|error| not_ptx(error.to_string()))?;
+    match module.address_bits {
+        64 => Ok(module),
+        bits => Err(not_ptx(format!("its addresses have {bits} bits, not 64"))),
+    }
+}
+
+/// What PTX was compiled for.
+pub(crate) fn target_of(module: &Module) -> Result<Target, KernelsError> {
+    let found = module.target.as_str();
+    Target::parse(found).ok_or_else(|| KernelsError::Target {
+        found: found.to_owned(),
+    })
+}
+
+/// Kernels that fit this library.
+fn checked(mut text: String) -> Result<Ptx, KernelsError> {
+    let module = read(&text)?;
+    let target = target_of(&module)?;
+    for kernel in Kernel::ALL {
+        for shmem in [false, true] {
+            require(&module, kernel.entry(shmem), &[argument_bytes(kernel)])?;
+        }
+    }
+    let found = module.variable(FINGERPRINT_VARIABLE);
+    let found = found.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+    let wanted = LAYOUT_FINGERPRINT;
+    if found != Some(wanted) {
+        return Err(KernelsError::Layout { wanted, found });
+    }
+    text.push('\0');
+    let text = text.into();
+    Ok(Ptx { target, text })
+}
+
+/// Checks that a kernel is there and takes parameters of these sizes.
+pub(crate) fn require(module: &Module, kernel: &str, wanted: &[u64]) -> Result<(), KernelsError> {
+    let Some(found) = module.kernel(kernel) else {
+        return Err(KernelsError::Missing {
+            kernel: kernel.to_owned(),
+            target: module.target.clone(),
+        });
+    };
+    let found: Vec<u64> = found.parameters.iter().map(|p| p.bytes).collect();
+    if found == wanted {
+        return Ok(());
+    }
+    Err(KernelsError::Parameters {
+        kernel: kernel.to_owned(),
+        wanted: wanted.to_vec(),
+        found,
+    })
+}
+
+/// Bytes of the struct that a kernel takes.
+const fn argument_bytes(kernel: Kernel) -> u64 {
+    let bytes = match kernel {
+        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch => {
+            size_of::<DispatchArgs>()
+        }
+        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => size_of::<CombineArgs>(),
+        Kernel::FusedSilu => size_of::<SiluArgs>(),
+    };
+    bytes as u64
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-    use std::thread;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::specialise::SHAPE;
-
-    #[test]
-    fn kernels_are_at_hand_while_others_are_compiled() {
-        let cache = PerShape::new();
-        let other = Shape {
-            hidden: 512,
-            ..SHAPE
-        };
-        let own = Kernels::of(cache.get(&SHAPE, || Ok(7_u32)).unwrap());
-        let (begun, has_begun) = channel();
-        let (go_on, may_go_on) = channel::<()>();
-        thread::scope(|scope| {
-            let cache = &cache;
-            scope.spawn(move || {
-                cache.get(&other, || {
-                    begun.send(()).unwrap();
-                    may_go_on.recv().unwrap();
-                    Ok(8)
-                })
-            });
-            has_begun.recv().unwrap();
-            let (launched, has_launched) = channel();
-            scope.spawn(move || {
-                let function = own.held().and_then(|held| held.downcast_ref::<u32>());
-                launched.send(function.copied())
-            });
-            let function = has_launched.recv_timeout(Duration::from_secs(20));
-            go_on.send(()).unwrap();
-            assert_eq!(function, Ok(Some(7)));
-        });
-        assert_eq!(*cache.get(&other, || Ok(9)).unwrap(), 8);
-    }
-
-    #[test]
-    fn a_failure_is_not_kept() {
-        let cache = PerShape::new();
-        assert!(cache.get(&SHAPE, || Err(Error::NoRanks)).is_err());
-        assert_eq!(*cache.get(&SHAPE, || Ok(1)).unwrap(), 1);
-    }
-}
+mod tests;

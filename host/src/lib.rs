@@ -100,7 +100,9 @@ mod fault_page;
 mod group;
 #[cfg(any(feature = "cuda", test))]
 mod job;
+#[cfg(any(feature = "cuda", test))]
 mod kernels;
+mod loaded_kernels;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvshmem;
@@ -130,7 +132,9 @@ pub use ferry_simulator as simulator;
 pub use group::Group;
 #[cfg(feature = "cuda")]
 pub use group::NvshmemOptions;
-pub use kernels::Kernels;
+#[cfg(feature = "cuda")]
+pub use kernels::{Kernels, KernelsError};
+pub use loaded_kernels::LoadedKernels;
 pub use plan::{Plan, PlanError, Problem};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use silu::{FusedSilu, fused_silu};

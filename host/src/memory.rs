@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ferry_layout::{Rank, Window};
 
 use crate::device::SharedPage;
-use crate::{Device, DevicePtr, Error, Fabric, Kernels, Plan};
+use crate::{Device, DevicePtr, Error, Fabric, LoadedKernels, Plan};
 
 /// Memory of one rank that no other rank touches. Dropped, it is freed, which synchronises.
 pub(crate) struct Private {
@@ -15,7 +15,7 @@ pub(crate) struct Private {
     /// `[u64; ranks]`: every rank's window as this one addresses it.
     pub(crate) peers: DevicePtr,
     /// The kernels that work in it.
-    pub(crate) kernels: Kernels,
+    pub(crate) kernels: LoadedKernels,
     /// Where kernels say why they gave up. `None` once freed or leaked.
     pub(crate) page: Option<Box<dyn SharedPage>>,
 }
@@ -28,7 +28,7 @@ impl Private {
             device,
             workspace: DevicePtr::NULL,
             peers: DevicePtr::NULL,
-            kernels: Kernels::GENERAL,
+            kernels: LoadedKernels::GENERAL,
             page: None,
         };
         if plan.config().specialise {

@@ -11,7 +11,7 @@ use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree};
 use crate::own_gpu::{Gpu, require_own};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, NvshmemOptions};
 
 /// A rank's membership of an NVSHMEM job.
 ///
@@ -77,8 +77,8 @@ impl Calls for Joined {
 }
 
 impl NvshmemFabric {
-    /// Opens device number `device`, loads the NVSHMEM host library (from `library`, or where the
-    /// loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`.
+    /// Opens the device with these kernels, loads the NVSHMEM host library (where the options say, or where
+    /// the loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`.
     /// A rank that cannot makes all fail. Collective. Synchronises.
     ///
     /// # Errors
@@ -87,14 +87,14 @@ impl NvshmemFabric {
     /// [`Error::NvshmemRanks`], and those of [`CudaDevice::open`].
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
-        device: usize,
-        library: Option<PathBuf>,
+        options: NvshmemOptions,
+        kernels: &Kernels,
     ) -> Result<Self, Error> {
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         if ranks == 0 {
             return Err(Error::NoRanks);
         }
-        let prepared = prepare(rank, device, library);
+        let prepared = prepare(rank, options, kernels);
         let announced = |prepared: &Prepared| {
             let id = prepared.id.map(UniqueId::to_bytes);
             let id = id.as_ref().map_or(&[][..], |id| &id[..]);
@@ -285,10 +285,11 @@ struct Prepared {
     id: Option<UniqueId>,
 }
 
-fn prepare(rank: u32, device: usize, library: Option<PathBuf>) -> Result<Prepared, Error> {
+fn prepare(rank: u32, options: NvshmemOptions, kernels: &Kernels) -> Result<Prepared, Error> {
+    let NvshmemOptions { device, library } = options;
     let path = library.as_deref();
     let library = HostLibrary::load(path).map_err(|error| not_loaded(path, &error))?;
-    let device = Arc::new(CudaDevice::open(device)?);
+    let device = Arc::new(CudaDevice::open_with(device, kernels)?);
     let gpu = Gpu::here(device.uuid()?);
     let _current = device.enter()?;
     let id = match rank {
@@ -421,9 +422,12 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_named_on_its_own_rank() {
-        let library = Some(PathBuf::from("no/such/libnvshmem_host.so.3"));
+        let options = NvshmemOptions {
+            library: Some(PathBuf::from("no/such/libnvshmem_host.so.3")),
+            ..NvshmemOptions::default()
+        };
         let bootstrap = Box::new(Recorded(vec![vec![1]]));
-        let Err(error) = NvshmemFabric::new(bootstrap, 0, library) else {
+        let Err(error) = NvshmemFabric::new(bootstrap, options, &Kernels::default()) else {
             panic!("there is no such library");
         };
         assert!(matches!(error, Error::LibraryMissing { .. }), "{error}");

@@ -7,7 +7,7 @@ use ferry_layout::{Kernel, ScaleLayout, SiluArgs, TokenFormat};
 use crate::arguments::{address_or_none, require_transposed};
 use crate::device::{Args, Launch};
 use crate::tensor::Element;
-use crate::{Device, Error, Kernels, ScaleTensor, Stream, Tensor};
+use crate::{Device, Error, LoadedKernels, ScaleTensor, Stream, Tensor};
 
 /// Columns that a lane works on at a time.
 const LANE_COLUMNS: usize = 16;
@@ -58,7 +58,7 @@ pub fn fused_silu(
 ) -> Result<(), Error> {
     let launch = Launch {
         kernel: Kernel::FusedSilu,
-        kernels: Kernels::GENERAL,
+        kernels: LoadedKernels::GENERAL,
         args: Args::Silu(silu.args()?),
         shmem: false,
         max_sms,

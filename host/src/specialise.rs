@@ -6,6 +6,7 @@
 use std::mem::offset_of;
 
 use ferry_layout::{COMMON_OFFSET, Common, Kernel, Shape};
+use ferry_ptx::Module;
 
 mod folding;
 
@@ -22,28 +23,25 @@ pub(crate) const KERNELS: [Kernel; 6] = [
 ];
 
 /// `ptx` with the round's kernels for `shape`, and no others.
-pub(crate) fn specialised(ptx: &str, shape: &Shape) -> String {
+pub(crate) fn specialised(ptx: &Module, shape: &Shape) -> String {
     let common = Common::of(shape);
-    let lines: Vec<&str> = ptx.lines().collect();
-    // A function at a time: they name their registers alike.
-    let functions = lines.split_inclusive(|&line| line == "}");
-    let kept = functions.filter(|lines| {
-        let entry = lines
-            .iter()
-            .find_map(|line| line.strip_prefix(".visible .entry "));
-        let name = entry.map(|entry| entry.split('(').next().unwrap_or_default());
-        name.is_none_or(|name| KERNELS.iter().any(|kernel| kernel.entry(false) == name))
-    });
-    let mut text = String::with_capacity(ptx.len());
-    for lines in kept {
-        let moved = lines
-            .iter()
-            .map(|line| constant(line, &common).unwrap_or_else(|| (*line).to_owned()));
-        for line in fold(&moved.collect::<Vec<_>>()) {
-            text.push_str(&line);
-            text.push('\n');
+    let mut text = String::with_capacity(ptx.text().len());
+    let mut kept = 0;
+    for function in &ptx.functions {
+        let place = &function.place;
+        text.push_str(&ptx.text()[kept..place.start]);
+        kept = place.end;
+        let is_of_round = |kernel: &Kernel| kernel.entry(false) == function.name;
+        if function.is_kernel && !KERNELS.iter().any(is_of_round) {
+            continue;
         }
+        // A function at a time: they name their registers alike.
+        let moved = ptx.text()[place.clone()]
+            .lines()
+            .map(|line| constant(line, &common).unwrap_or_else(|| line.to_owned()));
+        text.push_str(&fold(&moved.collect::<Vec<_>>()).join("\n"));
     }
+    text.push_str(&ptx.text()[kept..]);
     text
 }
 
@@ -116,13 +114,36 @@ mod tests {
     }
 
     #[test]
+    fn what_other_compilers_write_stays_right() {
+        let special = |body: &str| {
+            let ptx = format!(
+                ".version 8.3\n.visible .entry ferry_combine(\n)\n{{\n{body}\n}}\n\
+                 .visible .entry my_combine(\n)\n{{\n\tret;\n}}\n"
+            );
+            specialised(&Module::parse(&ptx).unwrap(), &SHAPE)
+        };
+        // Loads that are written otherwise are kept, instructions in comments are none.
+        let loads = "\tld.param.u32 \t%r1, [ferry_combine_param_0+72];\n\tadd.s32 \t%r2, %r1, 1;";
+        let text = special(&format!("/*\n\tmov.b32 \t%r1, 4;\n*/\n{loads}"));
+        assert!(text.contains(loads), "{text}");
+        assert!(!text.contains("my_combine"), "{text}");
+        // Registers that are named otherwise are given constants, but nothing is worked out with them.
+        let text = special(
+            "\t.reg .b64 \t%r<9>;\n\tld.param::entry.b32 \t%x, [ferry_combine_param_0+72];\n\
+             \tmov.b64 \t%r1, 4;\n\tadd.s64 \t%r2, %r1, 1;",
+        );
+        assert!(text.contains("\tmov.b32 \t%x, 256;"), "{text}");
+        assert!(text.contains("\tadd.s64 \t%r2, %r1, 1;"), "{text}");
+    }
+
+    #[test]
     fn the_rounds_kernels_are_kept_and_no_others() {
         let ptx = ".version 8.3\n.func helper\n{\n\tret;\n}\n.visible .entry ferry_combine(\n)\n{\n\
                    \tld.param::entry.b32 \t%r1, [ferry_combine_param_0+72];\n}\n\
                    .visible .entry ferry_combine_shmem(\n)\n{\n\tret;\n}\n\
                    .visible .entry ferry_fused_silu(\n)\n{\n\tret;\n}\n.func last\n{\n}\n";
         let wanted = ".version 8.3\n.func helper\n{\n\tret;\n}\n.visible .entry ferry_combine(\n)\n{\n\
-                      \tmov.b32 \t%r1, 256;\n}\n.func last\n{\n}\n";
-        assert_eq!(specialised(ptx, &SHAPE), wanted);
+                      \tmov.b32 \t%r1, 256;\n}\n\n\n.func last\n{\n}\n";
+        assert_eq!(specialised(&Module::parse(ptx).unwrap(), &SHAPE), wanted);
     }
 }

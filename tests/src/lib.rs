@@ -9,6 +9,8 @@ pub mod gpu;
 pub mod group;
 #[cfg(feature = "mpi")]
 mod mpi_bootstrap;
+#[cfg(feature = "cuda")]
+pub mod probes;
 pub mod replay;
 pub mod session;
 pub mod silu;

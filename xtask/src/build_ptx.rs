@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, bail};
-use ferry_ptx_builder::{DIGEST_FILE, Digest, Resources, Variant, build, build_all};
+use ferry_ptx_builder::{Digest, Package, Resources, Variant, build, build_all};
 
 use crate::Places;
 
@@ -28,43 +28,60 @@ impl Mode {
     }
 }
 
-/// Builds, assembles, prints the table, and checks or renews the digest.
+/// Builds and assembles every package, prints the table, and checks or renews the digests.
 pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<()> {
     let Places { root, target_dir } = places;
-    let artifacts = match arch {
-        Some(variant) => vec![build(root, target_dir, variant)?],
-        None => build_all(root, target_dir)?,
-    };
-    let digest = Digest::of(&artifacts, target_dir)?;
-    let kernels: Vec<_> = digest.kernels().collect();
+    let mut digests = Vec::new();
+    for package in Package::ALL {
+        let artifacts = match arch {
+            Some(variant) => vec![build(root, target_dir, package, variant)?],
+            None => build_all(root, target_dir, package)?,
+        };
+        digests.push((package, Digest::of(package, &artifacts, target_dir)?));
+    }
+    let kernels: Vec<_> = digests
+        .iter()
+        .flat_map(|(_, digest)| digest.kernels())
+        .collect();
     print!("{}", table(&kernels));
+    for (package, digest) in &digests {
+        judge(places, *package, digest, mode)?;
+    }
+    Ok(())
+}
+
+/// Checks or renews the digest of a package, which must break no rule.
+fn judge(places: &Places, package: Package, digest: &Digest, mode: Mode) -> Result<()> {
+    let (root, file) = (&places.root, package.digest_file());
     if mode == Mode::Bless {
         digest.bless(root)?;
-        println!("{DIGEST_FILE} is written");
+        println!("{file} is written");
     }
     for violation in &digest.violations {
         eprintln!("{violation}");
     }
     if !digest.violations.is_empty() {
         bail!(
-            "the kernels break {} rules, listed above",
+            "the kernels of {} break {} rules, listed above",
+            package.name(),
             digest.violations.len()
         );
     }
     if mode == Mode::Check {
-        if !root.join(DIGEST_FILE).is_file() {
-            bail!("there is no {DIGEST_FILE}; write it with `cargo xtask build-ptx --bless`");
+        if !root.join(file).is_file() {
+            bail!("there is no {file}; write it with `cargo xtask build-ptx --bless`");
         }
         let difference = digest
             .compare_with_committed(root)
             .context("cannot compare")?;
         if !difference.is_empty() {
             bail!(
-                "the kernels differ from {DIGEST_FILE} (- committed, + built):\n{difference}\
-                 If this is what you want: `cargo xtask build-ptx --bless`"
+                "the kernels of {} differ from {file} (- committed, + built):\n{difference}\
+                 If this is what you want: `cargo xtask build-ptx --bless`",
+                package.name()
             );
         }
-        println!("{DIGEST_FILE} holds");
+        println!("{file} holds");
     }
     Ok(())
 }

@@ -10,10 +10,10 @@ mod block_histogram;
 mod dispatch_row;
 mod epoch;
 mod fault;
+mod fingerprint;
 pub mod formats;
 mod header;
 mod kernel;
-mod probe;
 mod row_groups;
 pub mod scale_placement;
 mod sentinel;
@@ -29,13 +29,13 @@ pub use block_histogram::{BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMEN
 pub use dispatch_row::DispatchRow;
 pub use epoch::{Epoch, Tagged};
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
+pub use fingerprint::{FINGERPRINT_VARIABLE, LAYOUT_FINGERPRINT};
 pub use formats::arithmetic::Arithmetic;
 pub use formats::float::{bf16_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header};
 pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
-pub use probe::{Conversion, ConvertArgs, ProbeArgs, WriteArgs, WritePiece};
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{

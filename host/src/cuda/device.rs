@@ -16,8 +16,8 @@ use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::{Args, Launch, SharedPage};
-use crate::kernels::PerShape;
-use crate::{Device, DevicePtr, Error, Kernels, Stream};
+use crate::loaded_kernels::PerShape;
+use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
 ///
@@ -79,7 +79,7 @@ pub(super) const fn raw(stream: Stream) -> CUstream {
 }
 
 impl Core {
-    fn open(ordinal: usize) -> Result<Self, Error> {
+    fn open(ordinal: usize, kernels: &Kernels) -> Result<Self, Error> {
         let context = PrimaryContext::retain(ordinal)?;
         let current = context.enter()?;
         let name = format!("{} (cuda:{ordinal})", context.device_name()?);
@@ -87,7 +87,7 @@ impl Core {
             .attribute(DeviceAttribute::MultiprocessorCount)?
             .max(1);
         let copies = OwnedStream::create()?;
-        let module = Module::load(&context).inspect_err(|_| copies.destroy())?;
+        let module = Module::load(&context, kernels).inspect_err(|_| copies.destroy())?;
         drop(current);
         Ok(Self {
             ordinal,
@@ -133,7 +133,15 @@ impl CudaDevice {
     /// [`Error::NoSuchDevice`], [`Error::NoKernelFor`], [`Error::PtxTooNew`],
     /// [`Error::LibraryMissing`] where there is no driver, [`Error::Cuda`].
     pub fn open(ordinal: usize) -> Result<Self, Error> {
-        let core = Arc::new(Core::open(ordinal)?);
+        Self::open_with(ordinal, &Kernels::default())
+    }
+
+    /// As [`open`](Self::open), with other kernels. Synchronises.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Error::NoKernelFor`] where the kernels are for other devices.
+    pub fn open_with(ordinal: usize, kernels: &Kernels) -> Result<Self, Error> {
+        let core = Arc::new(Core::open(ordinal, kernels)?);
         tracing::debug!(device = core.name, sms = core.multiprocessors, "opened");
         Ok(Self { core })
     }
@@ -290,15 +298,15 @@ unsafe impl Device for CudaDevice {
         self.core.wait(raw(stream))
     }
 
-    fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
+    fn kernels(&self, shape: &Shape) -> Result<LoadedKernels, Error> {
         if shape.spans_nodes() {
-            return Ok(Kernels::GENERAL);
+            return Ok(LoadedKernels::GENERAL);
         }
         let module = self.core.special.get(shape, || {
             let _current = self.enter()?;
-            Module::load_for(&self.core.context, shape)
+            self.core.module.load_for(shape)
         })?;
-        Ok(Kernels::of(module))
+        Ok(LoadedKernels::of(module))
     }
 
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
@@ -324,7 +332,7 @@ unsafe impl Device for CudaDevice {
         let threads = launch.kernel.threads(launch.args.most_tokens());
         let shared_bytes = (self.core.module).pipeline_bytes(launch.kernel, launch.shmem);
         let attributes = [LaunchAttribute::PROGRAMMATIC];
-        let waits = self.core.module.waits_for_earlier(launch.kernel);
+        let waits = (self.core.module).waits_for_earlier(launch.kernel, launch.shmem);
         let config = LaunchConfig {
             grid: [blocks, 1, 1],
             block: [threads, 1, 1],

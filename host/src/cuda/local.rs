@@ -8,7 +8,7 @@ use super::CudaDevice;
 use super::context::PrimaryContext;
 use super::error::check_about;
 use super::sys;
-use crate::{Device, DevicePtr, Error, Fabric};
+use crate::{Device, DevicePtr, Error, Fabric, Kernels};
 
 /// GPUs of one machine, all driven by this process; rank `r` is the `r`-th device.
 pub struct LocalFabric {
@@ -23,10 +23,18 @@ impl LocalFabric {
     /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoPeerAccess`] for the first
     /// two that cannot, and those of [`CudaDevice::open`].
     pub fn new(devices: &[usize]) -> Result<Self, Error> {
+        Self::new_with(devices, &Kernels::default())
+    }
+
+    /// As [`new`](Self::new), with other kernels. Synchronises.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_with(devices: &[usize], kernels: &Kernels) -> Result<Self, Error> {
         require_distinct(devices)?;
         let devices = devices
             .iter()
-            .map(|&device| CudaDevice::open(device).map(Arc::new))
+            .map(|&device| CudaDevice::open_with(device, kernels).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         for from in &devices {
             for to in &devices {

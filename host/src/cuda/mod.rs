@@ -1,7 +1,8 @@
 //! GPUs through the CUDA driver.
 //!
 //! [`LocalFabric`] drives several GPUs from one process; [`CudaDevice`] is one of them, with
-//! what only CUDA has: [graphs](CudaDevice::capture) and [events](CudaDevice::event). The crate
+//! what only CUDA has: [graphs](CudaDevice::capture), [events](CudaDevice::event) and
+//! [PTX of yours](CudaDevice::load_ptx). The crate
 //! `cust` gives types, devices and primary contexts; calls that it lacks, or whose errors it
 //! cannot tell, are declared here.
 //!
@@ -26,10 +27,11 @@ mod green;
 mod local;
 mod module;
 mod page;
-pub mod probe;
 mod sys;
+mod user_ptx;
 
 pub use context::{Current, device_count};
 pub use device::CudaDevice;
 pub use graph::{CudaEvent, CudaGraph};
 pub use local::LocalFabric;
+pub use user_ptx::{CudaKernel, CudaModule, Grid};

@@ -1,87 +1,83 @@
-//! The embedded kernels: which PTX a device gets, and its way through the driver's compiler.
+//! The kernels on a device: which PTX it gets, and its way through the driver's compiler.
 
 use std::ffi::{CString, c_void};
-use std::ptr;
+use std::{ptr, slice};
 
 use cust::device::DeviceAttribute;
 use ferry_layout::{Kernel, MAX_REGISTERS, Shape};
+use ferry_ptx::Module as Text;
 
 use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUjit_option, CUmodule};
 use crate::Error;
+use crate::kernels::{self, Kernels, Ptx, Target};
 use crate::specialise::{KERNELS, specialised};
 
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;
 
-/// One embedded PTX file.
-struct Ptx {
-    /// What it was compiled for: "sm_90a".
-    target: &'static str,
-    /// The text, with a zero byte at its end.
-    text: &'static str,
-}
-
-/// What `build.rs` made of the device crate, the most special first.
-const EMBEDDED: [Ptx; 3] = [
-    Ptx {
-        target: "sm_100a",
-        text: concat!(include_str!(env!("FERRY_PTX_SM_100A")), "\0"),
-    },
-    Ptx {
-        target: "sm_90a",
-        text: concat!(include_str!(env!("FERRY_PTX_SM_90A")), "\0"),
-    },
-    Ptx {
-        target: "sm_80",
-        text: concat!(include_str!(env!("FERRY_PTX_SM_80")), "\0"),
-    },
+/// What `build.rs` made of the kernels, the most special first.
+static EMBEDDED: [Ptx; 3] = [
+    Ptx::embedded(
+        Target::SM_100A,
+        concat!(include_str!(env!("FERRY_PTX_SM_100A")), "\0"),
+    ),
+    Ptx::embedded(
+        Target::SM_90A,
+        concat!(include_str!(env!("FERRY_PTX_SM_90A")), "\0"),
+    ),
+    Ptx::embedded(
+        Target::SM_80,
+        concat!(include_str!(env!("FERRY_PTX_SM_80")), "\0"),
+    ),
 ];
 
-impl Ptx {
-    /// Whether a device of compute capability `capability` runs it. What ends in `a` runs on
-    /// that very capability alone, the rest on later ones as well.
-    fn runs_on(&self, capability: (u32, u32)) -> bool {
-        match self.target {
-            "sm_100a" => capability == (10, 0),
-            "sm_90a" => capability == (9, 0),
-            _ => capability >= (8, 0),
+/// How a kernel must be launched, by its text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Needs {
+    /// Shared memory for the rings of a block's warps, in bytes.
+    pipeline_bytes: u32,
+    /// Whether it says itself where it waits for those before it in its stream.
+    waits_for_earlier: bool,
+}
+
+impl Needs {
+    fn of(text: &Text, kernel: Kernel, shmem: bool) -> Self {
+        let entry = text.kernel(kernel.entry(shmem));
+        let body = entry.map_or("", |entry| text.body(entry));
+        // A kernel may also reach it through a function, and unused memory does no harm.
+        let functions = text.functions.iter().filter(|function| !function.is_kernel);
+        let mut bodies = functions.map(|function| text.body(function));
+        let has_ring = body.contains(RING) || bodies.any(|body| body.contains(RING));
+        Self {
+            pipeline_bytes: if has_ring { kernel.pipeline_bytes() } else { 0 },
+            waits_for_earlier: body.contains("griddepcontrol.wait;"),
         }
     }
+}
 
-    /// Shared memory that a kernel's blocks need at launch, in bytes: their warps' rings.
-    fn pipeline_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
-        // Kernels that reach other nodes load without. Some are the same with and without such peers.
-        let reaches_far = kernel.entry(shmem) != kernel.entry(false);
-        match self.target == "sm_80" || reaches_far {
-            true => 0,
-            false => kernel.pipeline_bytes(),
-        }
-    }
+/// The variable of the rings.
+const RING: &str = "ferry_ring";
 
-    /// Whether a kernel says itself where it waits for those before it in its stream.
-    fn waits_for_earlier(&self, kernel: Kernel) -> bool {
-        self.target != "sm_80" && kernel != Kernel::FusedSilu
-    }
-
-    /// For people: "PTX 8.3 for sm_90a".
-    fn title(&self) -> String {
-        let version = self
-            .text
-            .lines()
-            .find_map(|line| line.strip_prefix(".version "))
-            .unwrap_or("of unknown version");
-        format!("PTX {} for {}", version.trim(), self.target)
-    }
+/// For people: "PTX 8.3 for sm_90a".
+pub(super) fn title(text: &Text) -> String {
+    format!("PTX {} for {}", text.version, text.target)
 }
 
 /// A device's module and its kernels. Not unloaded by itself: whoever owns it calls
 /// [`unload`](Self::unload) with the context current.
 pub(super) struct Module {
     raw: CUmodule,
-    ptx: &'static Ptx,
-    functions: [[CUfunction; 2]; Kernel::ALL.len()],
+    ptx: Ptx,
+    kernels: [[Loaded; 2]; Kernel::ALL.len()],
+}
+
+/// A kernel that was looked up.
+#[derive(Clone, Copy)]
+struct Loaded {
+    function: CUfunction,
+    needs: Needs,
 }
 
 // SAFETY: the driver's module and function handles may be used from any thread.
@@ -95,31 +91,46 @@ impl Module {
     ///
     /// # Errors
     /// [`Error::NoKernelFor`], [`Error::PtxTooNew`], [`Error::Cuda`] with the compiler's log.
-    pub(super) fn load(context: &PrimaryContext) -> Result<Self, Error> {
-        let ptx = choose(context)?;
+    pub(super) fn load(context: &PrimaryContext, kernels: &Kernels) -> Result<Self, Error> {
+        let ptx = choose(context, kernels)?;
+        let text = kernels::read(ptx.text().trim_end_matches('\0'))?;
         let kernels = Kernel::ALL.map(|kernel| [(kernel, false), (kernel, true)]);
-        Self::of(ptx, ptx.text, kernels.as_flattened())
+        Self::of(ptx, &text, ptx.text(), kernels.as_flattened())
     }
 
-    /// As [`load`](Self::load), the kernels for `shape` alone, without peers on other nodes.
-    pub(super) fn load_for(context: &PrimaryContext, shape: &Shape) -> Result<Self, Error> {
-        let ptx = choose(context)?;
-        let mut text = specialised(ptx.text.trim_end_matches('\0'), shape);
-        text.push('\0');
-        Self::of(ptx, &text, &KERNELS.map(|kernel| (kernel, false)))
+    /// The kernels for `shape` alone, without peers on other nodes, of the same PTX. The context is current.
+    pub(super) fn load_for(&self, shape: &Shape) -> Result<Self, Error> {
+        let text = kernels::read(self.ptx.text().trim_end_matches('\0'))?;
+        let mut special = specialised(&text, shape);
+        special.push('\0');
+        Self::of(
+            &self.ptx,
+            &text,
+            &special,
+            &KERNELS.map(|kernel| (kernel, false)),
+        )
     }
 
-    /// Compiles `text`, which was made of `ptx`, and looks up `kernels`.
-    fn of(ptx: &'static Ptx, text: &str, kernels: &[(Kernel, bool)]) -> Result<Self, Error> {
-        let raw = compile(ptx, text)?;
+    /// Compiles `compiled`, which was made of `ptx`, whose text is `text`, and looks up `kernels`.
+    fn of(
+        ptx: &Ptx,
+        text: &Text,
+        compiled: &str,
+        kernels: &[(Kernel, bool)],
+    ) -> Result<Self, Error> {
+        let none = Loaded {
+            function: ptr::null_mut(),
+            needs: Needs::default(),
+        };
         let mut module = Self {
-            raw,
-            ptx,
-            functions: [[ptr::null_mut(); 2]; Kernel::ALL.len()],
+            raw: compile(&title(text), compiled)?,
+            ptx: ptx.clone(),
+            kernels: [[none; 2]; Kernel::ALL.len()],
         };
         for &(kernel, shmem) in kernels {
-            match function((raw, ptx), kernel, shmem) {
-                Ok(found) => module.functions[kernel as usize][usize::from(shmem)] = found,
+            let needs = Needs::of(text, kernel, shmem);
+            match kernel_of(module.raw, kernel, shmem, needs) {
+                Ok(found) => module.kernels[kernel as usize][usize::from(shmem)] = found,
                 Err(error) => {
                     module.unload();
                     return Err(error);
@@ -136,40 +147,55 @@ impl Module {
 
     /// A kernel; null if it is not among those that were looked up.
     pub(super) const fn function(&self, kernel: Kernel, shmem: bool) -> CUfunction {
-        self.functions[kernel as usize][shmem as usize]
+        self.kernels[kernel as usize][shmem as usize].function
     }
 
     /// Shared memory that a kernel's blocks need at launch, in bytes.
-    pub(super) fn pipeline_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
-        self.ptx.pipeline_bytes(kernel, shmem)
+    pub(super) const fn pipeline_bytes(&self, kernel: Kernel, shmem: bool) -> u32 {
+        self.kernels[kernel as usize][shmem as usize]
+            .needs
+            .pipeline_bytes
     }
 
     /// Whether a kernel says itself where it waits for those before it in its stream.
-    pub(super) fn waits_for_earlier(&self, kernel: Kernel) -> bool {
-        self.ptx.waits_for_earlier(kernel)
+    pub(super) const fn waits_for_earlier(&self, kernel: Kernel, shmem: bool) -> bool {
+        self.kernels[kernel as usize][shmem as usize]
+            .needs
+            .waits_for_earlier
     }
 
     /// Unloads the module. The context is current, and no kernel of it runs or will be launched.
     pub(super) fn unload(&self) {
-        // SAFETY: the module was loaded in the current context. It fails only where the context
-        // is broken already, and its memory with it.
-        let _ = unsafe { sys::cuModuleUnload(self.raw) };
+        unload(self.raw);
     }
 }
 
-/// The best embedded PTX for a device.
-fn choose(context: &PrimaryContext) -> Result<&'static Ptx, Error> {
-    let capability = (
-        context.attribute(DeviceAttribute::ComputeCapabilityMajor)?,
-        context.attribute(DeviceAttribute::ComputeCapabilityMinor)?,
-    );
-    if let Some(ptx) = EMBEDDED.iter().find(|ptx| ptx.runs_on(capability)) {
-        return Ok(ptx);
+/// Unloads a module. The context is current, and no kernel of it runs or will be launched.
+pub(super) fn unload(module: CUmodule) {
+    // SAFETY: the module was loaded in the current context. It fails only where the context
+    // is broken already, and its memory with it.
+    let _ = unsafe { sys::cuModuleUnload(module) };
+}
+
+/// The first PTX that a device runs.
+fn choose<'a>(context: &PrimaryContext, kernels: &'a Kernels) -> Result<&'a Ptx, Error> {
+    let all = kernels.given().map_or(&EMBEDDED[..], slice::from_ref);
+    let targets: Vec<Target> = all.iter().map(|ptx| ptx.target).collect();
+    Ok(&all[best(context, &targets)?])
+}
+
+/// The index of the first target that a device runs.
+pub(super) fn best(context: &PrimaryContext, targets: &[Target]) -> Result<usize, Error> {
+    let major = context.attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+    let minor = context.attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+    let mut all = targets.iter();
+    if let Some(found) = all.position(|target| target.runs_on(major, minor)) {
+        return Ok(found);
     }
-    let available = EMBEDDED.iter().rev().map(|ptx| ptx.target);
+    let available = targets.iter().rev().map(Target::to_string);
     Err(Error::NoKernelFor {
         device: context.device_name()?,
-        capability: format!("{}.{}", capability.0, capability.1),
+        capability: format!("{major}.{minor}"),
         available: available.collect::<Vec<_>>().join(", "),
     })
 }
@@ -189,9 +215,9 @@ impl Log {
     }
 }
 
-/// Loads `text`, which was made of `ptx` and ends with a zero byte, into the current context, with so few
-/// registers that a block fits.
-fn compile(ptx: &Ptx, text: &str) -> Result<CUmodule, Error> {
+/// Loads `text`, which ends with a zero byte, into the current context, with so few registers that a block of
+/// the kernels fits. `title` says what it is.
+pub(super) fn compile(title: &str, text: &str) -> Result<CUmodule, Error> {
     let (mut info, mut errors) = (Log::new(), Log::new());
     let mut names = [
         CUjit_option::CU_JIT_MAX_REGISTERS,
@@ -222,21 +248,21 @@ fn compile(ptx: &Ptx, text: &str) -> Result<CUmodule, Error> {
         )
     };
     if code == sys::SUCCESS {
-        tracing::debug!(ptx = ptx.title(), log = info.text(), "kernels loaded");
+        tracing::debug!(ptx = title, log = info.text(), "kernels loaded");
         return Ok(module);
     }
-    Err(refused(ptx, code, &errors.text())?)
+    Err(refused(title, code, &errors.text())?)
 }
 
-/// Why the driver did not take `ptx`. The outer error is that of asking for its version.
-fn refused(ptx: &Ptx, code: sys::Code, log: &str) -> Result<Error, Error> {
+/// Why the driver did not take PTX. The outer error is that of asking for its version.
+fn refused(title: &str, code: sys::Code, log: &str) -> Result<Error, Error> {
     if is_too_new(code, log) {
         return Ok(Error::PtxTooNew {
-            ptx: ptx.title(),
+            ptx: title.to_owned(),
             driver: driver_version()?,
         });
     }
-    let detail = format!("{}; the driver's compiler says: {log}", ptx.title());
+    let detail = format!("{title}; the driver's compiler says: {log}");
     Ok(error("cuModuleLoadDataEx", code, detail))
 }
 
@@ -246,26 +272,48 @@ fn is_too_new(code: sys::Code, log: &str) -> bool {
         || (code == sys::INVALID_PTX && log.contains("Unsupported .version"))
 }
 
-/// Looks a kernel up and makes sure that its blocks fit on a multiprocessor. Asking for
-/// that loads it, where the driver would put that off: the first launch, which may find other
-/// kernels waiting for it, must not have to.
-fn function(
-    (module, ptx): (CUmodule, &Ptx),
-    kernel: Kernel,
-    shmem: bool,
-) -> Result<CUfunction, Error> {
+/// Looks a kernel up and makes sure that its blocks fit on a multiprocessor.
+fn kernel_of(module: CUmodule, kernel: Kernel, shmem: bool, needs: Needs) -> Result<Loaded, Error> {
     let (entry, threads) = (kernel.entry(shmem), kernel.threads_per_block());
     let about = || format!("the kernel {entry} with blocks of {threads} threads");
+    let function = find(module, entry)?;
+    let (attribute, bytes) = (
+        sys::FUNC_MAX_DYNAMIC_SHARED_BYTES,
+        needs.pipeline_bytes as i32,
+    );
+    // SAFETY: the function was found in a module of the current context.
+    let code = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
+    check_about("cuFuncSetAttribute", code, about)?;
+    if blocks_that_fit(function, threads, needs.pipeline_bytes, about)? < 1 {
+        let detail = format!("{}: no block fits on a multiprocessor", about());
+        return Err(error(OCCUPANCY, sys::LAUNCH_OUT_OF_RESOURCES, detail));
+    }
+    Ok(Loaded { function, needs })
+}
+
+/// Looks a kernel up. The context is current.
+pub(super) fn find(module: CUmodule, entry: &str) -> Result<CUfunction, Error> {
     let name = CString::new(entry).unwrap_or_default();
     let mut function = ptr::null_mut();
     // SAFETY: the module is loaded in the current context, and `name` ends with a zero byte.
     let code = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-    check_about("cuModuleGetFunction", code, about)?;
-    let pipeline_bytes = ptx.pipeline_bytes(kernel, shmem);
-    let (attribute, bytes) = (sys::FUNC_MAX_DYNAMIC_SHARED_BYTES, pipeline_bytes as i32);
-    // SAFETY: the function was found in a module of the current context.
-    let code = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
-    check_about("cuFuncSetAttribute", code, about)?;
+    check_about("cuModuleGetFunction", code, || {
+        format!("the kernel {entry}")
+    })?;
+    Ok(function)
+}
+
+const OCCUPANCY: &str = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+
+/// Blocks that fit on a multiprocessor. Asking for that loads the kernel, where the driver would put that
+/// off: the first launch, which may find other kernels waiting for it, must not have to. The context is
+/// current.
+pub(super) fn blocks_that_fit(
+    function: CUfunction,
+    threads: u32,
+    shared_bytes: u32,
+    about: impl FnOnce() -> String,
+) -> Result<u32, Error> {
     let mut blocks = 0;
     // SAFETY: the function was found in a module of the current context; `blocks` is live.
     let code = unsafe {
@@ -273,161 +321,13 @@ fn function(
             &mut blocks,
             function,
             threads as i32,
-            pipeline_bytes as usize,
+            shared_bytes as usize,
         )
     };
-    let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-    check_about(call, code, about)?;
-    if blocks < 1 {
-        let detail = format!("{}: no block fits on a multiprocessor", about());
-        return Err(error(call, sys::LAUNCH_OUT_OF_RESOURCES, detail));
-    }
-    Ok(function)
+    check_about(OCCUPANCY, code, about)?;
+    Ok(blocks.max(0) as u32)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::ffi::CStr;
-
-    use std::mem::offset_of;
-
-    use ferry_layout::{COMMON_OFFSET, CombineArgs, Common, DispatchArgs, SiluArgs};
-
-    use super::*;
-    use crate::specialise::SHAPE;
-
-    #[test]
-    fn the_most_special_ptx_that_a_device_runs_is_chosen() {
-        let chosen = |capability| {
-            let ptx = EMBEDDED.iter().find(|ptx| ptx.runs_on(capability));
-            ptx.map(|ptx| ptx.target)
-        };
-        assert_eq!(chosen((7, 5)), None);
-        assert_eq!(chosen((8, 0)), Some("sm_80"));
-        assert_eq!(chosen((8, 9)), Some("sm_80"));
-        assert_eq!(chosen((9, 0)), Some("sm_90a"));
-        assert_eq!(chosen((10, 0)), Some("sm_100a"));
-        assert_eq!(chosen((10, 3)), Some("sm_80"));
-        assert_eq!(chosen((12, 0)), Some("sm_80"));
-    }
-
-    /// A kernel's text, up to the next kernel.
-    fn body(ptx: &Ptx, kernel: Kernel, shmem: bool) -> &'static str {
-        let entry = format!(".entry {}(", kernel.entry(shmem));
-        let (_, body) = ptx.text.split_once(&entry).expect(&entry);
-        body.split(".entry ").next().unwrap_or(body)
-    }
-
-    #[test]
-    fn kernels_that_load_through_rings_are_given_them() {
-        for ptx in EMBEDDED {
-            for (kernel, shmem) in Kernel::ALL
-                .into_iter()
-                .flat_map(|k| [(k, false), (k, true)])
-            {
-                let given = ptx.pipeline_bytes(kernel, shmem) > 0;
-                let (entry, body) = (kernel.entry(shmem), body(&ptx, kernel, shmem));
-                assert_eq!(given, body.contains("ferry_ring"), "{entry} {}", ptx.target);
-            }
-        }
-    }
-
-    #[test]
-    fn kernels_that_may_begin_early_wait_for_those_before() {
-        for ptx in EMBEDDED {
-            for kernel in Kernel::ALL {
-                for shmem in [false, true] {
-                    let (entry, body) = (kernel.entry(shmem), body(&ptx, kernel, shmem));
-                    let waits = body.matches("griddepcontrol.wait;").count();
-                    let wanted = usize::from(ptx.waits_for_earlier(kernel));
-                    assert_eq!(waits, wanted, "{entry} {}", ptx.target);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_ptx_says_its_target_and_ends_with_its_only_zero_byte() {
-        for ptx in EMBEDDED {
-            assert!(CStr::from_bytes_with_nul(ptx.text.as_bytes()).is_ok());
-            let target = format!(".target {}", ptx.target);
-            assert!(ptx.text.lines().any(|line| line.trim() == target));
-            assert!(!ptx.title().contains("unknown"), "{}", ptx.title());
-        }
-    }
-
-    #[test]
-    fn every_kernel_takes_one_struct_of_the_hosts_size() {
-        for ptx in EMBEDDED {
-            for kernel in Kernel::ALL {
-                let bytes = match kernel {
-                    Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch => {
-                        size_of::<DispatchArgs>()
-                    }
-                    Kernel::FusedSilu => size_of::<SiluArgs>(),
-                    Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => {
-                        size_of::<CombineArgs>()
-                    }
-                };
-                for shmem in [false, true] {
-                    let entry = kernel.entry(shmem);
-                    let start = format!(".visible .entry {entry}(");
-                    let (_, rest) = ptx.text.split_once(&start).expect("the kernel is there");
-                    let (parameters, _) = rest.split_once(')').expect("its parameters end");
-                    let wanted = format!(".param .align 8 .b8 {entry}_param_0[{bytes}]");
-                    assert_eq!(parameters.trim(), wanted, "{}", ptx.target);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_ptx_that_is_too_new_is_told_from_a_broken_one() {
-        let log = "ptxas fatal : Unsupported .version 8.3; current version is '7.8'";
-        assert!(is_too_new(sys::INVALID_PTX, log));
-        assert!(is_too_new(sys::UNSUPPORTED_PTX_VERSION, ""));
-        assert!(!is_too_new(sys::INVALID_PTX, "ptxas fatal : syntax error"));
-    }
-
-    #[test]
-    fn no_embedded_kernel_loads_a_constant() {
-        for ptx in EMBEDDED {
-            let text = specialised(ptx.text, &SHAPE);
-            let entries = text
-                .lines()
-                .filter_map(|line| line.strip_prefix(".visible .entry "))
-                .map(|line| line.split('(').next().unwrap_or_default());
-            let mut wanted = KERNELS.map(|kernel| kernel.entry(false));
-            wanted.sort_unstable();
-            assert_eq!(entries.collect::<Vec<_>>(), wanted, "{}", ptx.target);
-            let left = text.lines().filter(|line| {
-                let place = line.split_once("_param_0+").map(|(_, rest)| rest);
-                let offset = place.map(|rest| rest.trim_end_matches("];").parse());
-                let offset: usize = offset.unwrap_or(Ok(0)).expect("an offset");
-                let constants = offset_of!(Common, shape)..size_of::<Common>();
-                line.contains("ld.param::entry")
-                    && constants.contains(&offset.wrapping_sub(COMMON_OFFSET))
-            });
-            assert_eq!(
-                left.collect::<Vec<_>>(),
-                Vec::<&str>::new(),
-                "{}",
-                ptx.target
-            );
-            let moves = text.matches("mov.b64 \t%rd").count();
-            assert!(moves > 100, "{moves} moves in {}", ptx.target);
-        }
-    }
-
-    #[test]
-    fn no_kernel_for_a_shape_divides_by_what_the_shape_says() {
-        for ptx in EMBEDDED {
-            let text = specialised(ptx.text, &SHAPE);
-            let divides = |line: &&str| line.contains("\tdiv.u32") || line.contains("\trem.u32");
-            let divisions = text.lines().filter(divides).count();
-            // Those by what is no constant. Where e4m3 is made by hand, that divides, too.
-            let most = if ptx.target == "sm_80" { 100 } else { 16 };
-            assert!(divisions <= most, "{divisions} divisions in {}", ptx.target);
-        }
-    }
-}
+#[path = "module_tests.rs"]
+mod tests;

@@ -3,13 +3,41 @@
 
 use std::collections::HashMap;
 
-/// The body of a kernel with the results of instructions whose operands are constants, and with multiplications and
-/// shifts instead of divisions by constants.
+use ferry_ptx::Instruction;
+
+/// The lines of a kernel, without comments, with the results of instructions whose operands are constants,
+/// and with multiplications and shifts instead of divisions by constants. As they are where registers are
+/// named otherwise than LLVM does.
 pub(crate) fn fold(body: &[String]) -> Vec<String> {
+    if !body.iter().all(|line| declares_as_llvm(line)) {
+        return body.to_vec();
+    }
     let mut constants = Constants::of(body);
     body.iter()
         .map(|line| replaced(line, &mut constants).unwrap_or_else(|| line.clone()))
         .collect()
+}
+
+/// Whether a line declares no registers, or those whose [`Kind`] their names say with that very width.
+fn declares_as_llvm(line: &str) -> bool {
+    line.split(['{', ';']).all(|statement| {
+        let Some((_, declared)) = statement.split_once(".reg ") else {
+            return true;
+        };
+        let (width, names) = declared
+            .trim_start()
+            .split_once(char::is_whitespace)
+            .unwrap_or((declared, ""));
+        names.split(',').all(|name| {
+            let name = name.split('<').next().unwrap_or_default().trim();
+            match Kind::of(name) {
+                None => true,
+                Some(Kind::Predicate) => width == ".pred",
+                Some(Kind::Word) => width == ".b32" || width == ".u32" || width == ".s32",
+                Some(Kind::DoubleWord) => width == ".b64" || width == ".u64" || width == ".s64",
+            }
+        })
+    })
 }
 
 /// Another instruction for `line`, if a simpler one does.
@@ -80,36 +108,6 @@ impl Kind {
             "rd" => Some(Self::DoubleWord),
             _ => None,
         }
-    }
-}
-
-/// A line that is a single instruction without a predicate.
-struct Instruction<'a> {
-    opcode: &'a str,
-    operands: Vec<&'a str>,
-}
-
-impl<'a> Instruction<'a> {
-    fn of(line: &'a str) -> Option<Self> {
-        let text = line.trim().strip_suffix(';')?;
-        let (opcode, operands) = text.split_once(char::is_whitespace)?;
-        let is_plain = opcode.starts_with(|first: char| first.is_ascii_lowercase());
-        if !is_plain || text.contains(';') || opcode.starts_with("call") {
-            return None;
-        }
-        let mut depth = 0;
-        let operands = operands.split(|letter| {
-            depth += match letter {
-                '{' | '[' => 1,
-                '}' | ']' => -1,
-                _ => 0,
-            };
-            letter == ',' && depth == 0
-        });
-        Some(Self {
-            opcode,
-            operands: operands.map(str::trim).collect(),
-        })
     }
 }
 
@@ -356,6 +354,25 @@ mod tests {
             "\tdiv.u32 \t%r3, 1, 0;",
         ] {
             assert_eq!(last(&["\tld.global.u32 \t%r2, [%rd1];", line]), line);
+        }
+    }
+
+    #[test]
+    fn registers_of_other_kinds_than_their_names_say_are_left_alone() {
+        let folded =
+            |declared: &str| last(&[declared, "\tmov.b32 \t%r1, 4;", "\tadd.s32 \t%r3, %r1, 1;"]);
+        for declared in [
+            "\t.reg .b32 \t%r<9>;",
+            "\t{ .reg .pred p; .reg .f32 %f<2>; }",
+        ] {
+            assert_eq!(folded(declared), "\tmov.b32 \t%r3, 5;", "{declared}");
+        }
+        for declared in [
+            "\t.reg .b64 \t%r<9>;",
+            "\t.reg .b16 %x, %r3;",
+            "\t{ .reg .f32 %r3; }",
+        ] {
+            assert_eq!(folded(declared), "\tadd.s32 \t%r3, %r1, 1;", "{declared}");
         }
     }
 

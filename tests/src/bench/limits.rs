@@ -1,12 +1,15 @@
 //! What the machine can do, measured in the same run.
 
 use anyhow::Result;
-use ferry::cuda::probe::{CALL_THREADS, Probe, ProbeArgs};
+use ferry::Kernel;
+use ferry::cuda::Grid;
+use ferry_probes::ProbeArgs;
 
 use super::options::BenchArgs;
 use super::record::{CopyLimit, EmptyCall, Limits};
 use super::rig::{Gpu, Repeats, Rig, Stage};
 use super::traffic::touch_probability;
+use crate::probes::Probe;
 
 /// Threads of a block of the copy with stores; two blocks fit on a multiprocessor.
 const COPY_THREADS: u32 = 512;
@@ -111,7 +114,7 @@ fn time(
     kernels: Kernels,
     args: impl Fn(&Gpu) -> Option<ProbeArgs>,
 ) -> Result<f64> {
-    let grid = (kernels.blocks, kernels.threads);
+    let grid = Grid::new(kernels.blocks, kernels.threads);
     let each = rig.gpus.iter().map(|gpu| {
         let args = args(gpu);
         move |_stage: usize, _iteration: u32| {
@@ -141,7 +144,7 @@ fn empty_call(rig: &Rig, args: &BenchArgs, flush: bool) -> Result<f64> {
         probe: Probe::Empty,
         times: 1,
         blocks: multiprocessors(rig, args.max_sms),
-        threads: CALL_THREADS,
+        threads: Kernel::Dispatch.threads_per_block(),
     };
     let repeats = Repeats {
         warmup: args.warmup,

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use ferry::cuda::probe::{Gate, Probe, ProbeArgs, ProbeMemory, Probes};
-use ferry::cuda::{CudaDevice, CudaEvent};
+use ferry::cuda::{CudaDevice, CudaEvent, Grid};
 use ferry::{Device, DevicePtr, Group, Stream};
+use ferry_probes::ProbeArgs;
 
 use super::meeting::Meeting;
 use super::processes::Processes;
 use super::samples::{Counts, Samples, from_bytes, summary, to_bytes};
+use crate::probes::{Gate, Probe, ProbeMemory, Probes};
 
 pub use super::samples::Timed;
 
@@ -230,7 +231,7 @@ impl<'a> Rig<'a> {
     /// Gives back what belongs to the group. Collective.
     pub fn close(self) -> Result<()> {
         // SAFETY: everything that was timed has ended, and no more is.
-        Ok(unsafe { self.memory.free() }?)
+        unsafe { self.memory.free() }
     }
 
     /// Fails if a probe gave up waiting.
@@ -275,9 +276,24 @@ impl Gpu {
             .collect();
         gpu.device.upload(gpu.peers, &table)?;
         // The first call loads a kernel, which must not happen while others wait.
-        gpu.probes.clear(gpu.stream, gpu.flushed, FLUSH_BYTES)?;
+        gpu.flush()?;
         gpu.device.synchronize(gpu.stream)?;
         Ok(gpu)
+    }
+
+    /// Enqueues what pushes everything else out of the L2 cache.
+    fn flush(&self) -> Result<()> {
+        // SAFETY: the memory is this value's, and nothing else uses it; the stream is waited for before that
+        // goes.
+        Ok(unsafe { self.probes.clear(self.stream, self.flushed) }?)
+    }
+}
+
+impl Drop for Gpu {
+    /// The probes are unloaded, so none may be at work any more.
+    fn drop(&mut self) {
+        // It fails only where the device is broken, and then nothing runs.
+        let _ = self.device.synchronize(self.stream);
     }
 }
 
@@ -376,19 +392,18 @@ impl Timer<'_> {
         let Gpu {
             probes,
             stream,
-            flushed,
             rank,
             ..
         } = self.gpu;
         if self.repeats.flush {
-            probes.clear(*stream, *flushed, FLUSH_BYTES)?;
+            self.gpu.flush()?;
         }
         let mut args = self.rig.probe_args(self.gpu);
         if *rank == 0 {
             (args.gate, args.gate_value) = (self.rig.gate.address(), serial);
         }
         // SAFETY: the rig owns the memory that the arguments name, on devices that map each other.
-        unsafe { probes.launch(*stream, Probe::Barrier, (1, 32), &args) }?;
+        unsafe { probes.launch(*stream, Probe::Barrier, Grid::new(1, 32), &args) }?;
         Ok(())
     }
 }

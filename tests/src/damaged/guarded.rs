@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ferry::device::{Launch, SharedPage};
-use ferry::{Device, DevicePtr, Error, Fabric, Group, Kernels, Rank, Shape, Stream};
+use ferry::{Device, DevicePtr, Error, Fabric, Group, LoadedKernels, Rank, Shape, Stream};
 
 /// What guard zones hold.
 const GUARD: u8 = 0xb7;
@@ -233,7 +233,7 @@ unsafe impl Device for GuardedDevice {
         self.inner.synchronize(stream)
     }
 
-    fn kernels(&self, shape: &Shape) -> Result<Kernels, Error> {
+    fn kernels(&self, shape: &Shape) -> Result<LoadedKernels, Error> {
         self.inner.kernels(shape)
     }
 

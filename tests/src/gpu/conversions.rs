@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use ferry::cuda::CudaDevice;
-use ferry::cuda::probe::{Conversion, ConvertArgs, Probes};
 use ferry::simulator::Portable;
 use ferry::{Activation, Device, Rank, Stream};
 use ferry_layout::Arithmetic;
@@ -14,8 +13,10 @@ use ferry_layout::e2m1::e2m1x8_bits;
 use ferry_layout::fp8::{self, Divisor, e4m3_bits};
 use ferry_layout::sigmoids::{self, GateRange};
 use ferry_layout::{bf16_bits, f32_of_bf16_bits, nvfp4};
+use ferry_probes::{Conversion, ConvertArgs};
 
 use super::{Outcome, Suite};
+use crate::probes::Probes;
 use crate::silu::{self, CLAMPS, Clamp};
 
 /// Bits of two f32.

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
+use ferry_ptx::{function_name, next_function, opcode, without_comments};
+
 use crate::error::Result;
-use crate::ptx::{
-    InstructionKind, PtxModule, function_name, next_function, opcode, without_comments,
-};
+use crate::ptx::{InstructionKind, PtxModule};
 
 mod names;
 
@@ -253,7 +253,7 @@ impl Source {
             number += newlines(&rest[..start]);
             if body.is_some() {
                 let is_kernel = header.contains(".entry");
-                let mut function = Function::new(function_name(header), is_kernel);
+                let mut function = Function::new(function_name(header).to_owned(), is_kernel);
                 function.push_lines(number, &rest[start..end]);
                 source.functions.push(function);
             } else if header.starts_with(".extern") {

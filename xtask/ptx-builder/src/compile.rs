@@ -1,4 +1,4 @@
-//! Compiles `ferry-gpu` for each variant with a cargo of its own.
+//! Compiles a crate of kernels for each variant with a cargo of its own.
 
 use std::env;
 use std::fmt;
@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::thread;
 
 use ferry_layout::{Kernel, MAX_REGISTERS};
+use ferry_ptx::Module;
 
 use crate::command::{llvm_tools, output_of, toolchain_command};
 use crate::error::{Error, FileContext, Result};
@@ -75,33 +76,82 @@ impl FromStr for Variant {
     }
 }
 
+/// A crate of kernels, compiled to a PTX of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Package {
+    /// `ferry-kernels`: what the host library embeds.
+    Kernels,
+    /// `ferry-probes`: what the tests and the benchmark launch besides.
+    Probes,
+}
+
+impl Package {
+    /// Every package.
+    pub const ALL: [Package; 2] = [Package::Kernels, Package::Probes];
+
+    /// The package's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Package::Kernels => "ferry-kernels",
+            Package::Probes => "ferry-probes",
+        }
+    }
+
+    /// Where its digest is committed, below the workspace root.
+    pub const fn digest_file(self) -> &'static str {
+        match self {
+            Package::Kernels => "gpu/ptx-digest.txt",
+            Package::Probes => "gpu/probes/ptx-digest.txt",
+        }
+    }
+
+    /// Where its PTX files lie.
+    fn folder(self, target_dir: &Path) -> PathBuf {
+        match self {
+            Package::Kernels => target_dir.join("ptx"),
+            Package::Probes => target_dir.join("ptx/probes"),
+        }
+    }
+
+    /// What the linker adds: of these kernels, only the product's reach other nodes.
+    fn linked(self, bitcode: &Path) -> Option<String> {
+        match self {
+            Package::Kernels => Some(format!("link-arg={}", bitcode.display())),
+            Package::Probes => None,
+        }
+    }
+}
+
 /// One built PTX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
+    /// Whose kernels it has.
+    pub package: Package,
     /// What it was built for.
     pub variant: Variant,
-    /// The file: `<target_dir>/ptx/<variant>.ptx`.
+    /// The file: `<variant>.ptx` in `<target_dir>/ptx`, or for the probes in `<target_dir>/ptx/probes`.
     pub ptx_path: PathBuf,
 }
 
-/// Builds all variants, as many at a time as there are processors.
+/// Builds all variants of a package, as many at a time as there are processors.
 ///
 /// # Errors
 ///
 /// As [`build`]; the first variant's error, if several fail.
-pub fn build_all(workspace_root: &Path, target_dir: &Path) -> Result<Vec<Artifact>> {
-    let target_dir = &absolute(target_dir)?;
-    // Made before the threads start, so that they do not make it three times.
-    let bitcode = &device_bitcode(target_dir, || llvm_tools(workspace_root))?;
+pub fn build_all(
+    workspace_root: &Path,
+    target_dir: &Path,
+    package: Package,
+) -> Result<Vec<Artifact>> {
+    // The bitcode is made before the threads start, so that they do not make it three times.
+    let build = &Build::prepare(workspace_root, target_dir, package)?;
     let width = thread::available_parallelism().map_or(1, usize::from);
     let mut artifacts = Vec::new();
     for variants in Variant::ALL.chunks(width) {
         let outcomes: Vec<Result<Artifact>> = thread::scope(|scope| {
             let threads: Vec<_> = variants
                 .iter()
-                .map(|&variant| {
-                    scope.spawn(move || build_with(workspace_root, target_dir, variant, bitcode))
-                })
+                .map(|&variant| scope.spawn(move || build.run(variant)))
                 .collect();
             threads
                 .into_iter()
@@ -119,7 +169,7 @@ pub fn build_all(workspace_root: &Path, target_dir: &Path) -> Result<Vec<Artifac
     Ok(artifacts)
 }
 
-/// Builds the PTX of one variant, unless nothing that it depends on has changed.
+/// Builds the PTX of one variant of a package, unless nothing that it depends on has changed.
 ///
 /// `target_dir` is the workspace's target folder; all files go below it, into folders of
 /// their own, so that a cargo that is already running there is never waited for.
@@ -127,10 +177,13 @@ pub fn build_all(workspace_root: &Path, target_dir: &Path) -> Result<Vec<Artifac
 /// # Errors
 ///
 /// A missing tool, an NVSHMEM of another version, or kernels that do not compile.
-pub fn build(workspace_root: &Path, target_dir: &Path, variant: Variant) -> Result<Artifact> {
-    let target_dir = &absolute(target_dir)?;
-    let bitcode = device_bitcode(target_dir, || llvm_tools(workspace_root))?;
-    build_with(workspace_root, target_dir, variant, &bitcode)
+pub fn build(
+    workspace_root: &Path,
+    target_dir: &Path,
+    package: Package,
+    variant: Variant,
+) -> Result<Artifact> {
+    Build::prepare(workspace_root, target_dir, package)?.run(variant)
 }
 
 /// The folder that cargo builds this workspace into: `CARGO_TARGET_DIR`, or `target`.
@@ -146,138 +199,163 @@ fn absolute(folder: &Path) -> Result<PathBuf> {
     path::absolute(folder).file("resolve", folder)
 }
 
-fn build_with(
-    workspace_root: &Path,
-    target_dir: &Path,
-    variant: Variant,
-    bitcode: &Path,
-) -> Result<Artifact> {
-    let folder = target_dir.join("ptx");
-    fs::create_dir_all(&folder).file("create", &folder)?;
-    let path_of = |end: &str| folder.join(format!("{variant}.{end}"));
-    let ptx_path = path_of("ptx");
-    // Two builds at once (two profiles of one workspace) take turns.
-    let lock = File::create(path_of("lock")).file("create", path_of("lock"))?;
-    lock.lock().file("lock", path_of("lock"))?;
-    let stamp = stamp(workspace_root, variant, bitcode)?;
-    let unchanged = fs::read_to_string(path_of("stamp")).is_ok_and(|kept| kept == stamp);
-    if !(unchanged && ptx_path.is_file()) {
-        llvm_tools(workspace_root)?;
-        let built = compile(
+/// What the builds of a package's variants share.
+struct Build<'a> {
+    workspace_root: &'a Path,
+    target_dir: PathBuf,
+    package: Package,
+    bitcode: PathBuf,
+}
+
+impl<'a> Build<'a> {
+    fn prepare(workspace_root: &'a Path, target_dir: &Path, package: Package) -> Result<Self> {
+        let target_dir = absolute(target_dir)?;
+        let bitcode = device_bitcode(&target_dir, || llvm_tools(workspace_root))?;
+        Ok(Self {
             workspace_root,
-            &folder.join(variant.target_cpu()),
-            variant,
+            target_dir,
+            package,
             bitcode,
-        )?;
-        let text = fs::read_to_string(&built).file("read", &built)?;
-        fs::write(path_of("new"), with_limits(&text)?).file("write", path_of("new"))?;
-        fs::rename(path_of("new"), &ptx_path).file("move into place", &ptx_path)?;
-        fs::write(path_of("stamp"), stamp).file("write", path_of("stamp"))?;
+        })
     }
-    Ok(Artifact { variant, ptx_path })
+
+    fn run(&self, variant: Variant) -> Result<Artifact> {
+        let package = self.package;
+        let folder = package.folder(&self.target_dir);
+        fs::create_dir_all(&folder).file("create", &folder)?;
+        let path_of = |end: &str| folder.join(format!("{variant}.{end}"));
+        let ptx_path = path_of("ptx");
+        // Two builds at once (two profiles or two packages of one workspace) take turns.
+        let lock_path = self.target_dir.join(format!("ptx/{variant}.lock"));
+        let lock = File::create(&lock_path).file("create", &lock_path)?;
+        lock.lock().file("lock", &lock_path)?;
+        let stamp = self.stamp(variant)?;
+        let unchanged = fs::read_to_string(path_of("stamp")).is_ok_and(|kept| kept == stamp);
+        if !(unchanged && ptx_path.is_file()) {
+            llvm_tools(self.workspace_root)?;
+            let built = self.compile(variant)?;
+            let mut text = fs::read_to_string(&built).file("read", &built)?;
+            if package == Package::Kernels {
+                text = with_limits(&text)?;
+            }
+            fs::write(path_of("new"), text).file("write", path_of("new"))?;
+            fs::rename(path_of("new"), &ptx_path).file("move into place", &ptx_path)?;
+            fs::write(path_of("stamp"), stamp).file("write", path_of("stamp"))?;
+        }
+        Ok(Artifact {
+            package,
+            variant,
+            ptx_path,
+        })
+    }
+
+    /// Everything that the PTX depends on.
+    fn stamp(&self, variant: Variant) -> Result<String> {
+        let mut stamp = Stamp::new();
+        for file in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"] {
+            stamp.file(&self.workspace_root.join(file))?;
+        }
+        // The device crates, and the package that declares what they link.
+        stamp.sources(&self.workspace_root.join("gpu"))?;
+        stamp.sources(&self.workspace_root.join("nvshmem-sys"))?;
+        stamp.file(&self.bitcode)?;
+        stamp.text(&rustflags(variant));
+        stamp.text(&self.arguments().join(" "));
+        Ok(stamp.finish())
+    }
+
+    /// The arguments of cargo. Debug information is off: it would name this machine's folders.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments: Vec<String> = [
+            "rustc",
+            "--quiet",
+            "--release",
+            "--package",
+            self.package.name(),
+            "--lib",
+            "--crate-type",
+            "cdylib",
+            "--target",
+            TARGET,
+            "-Zbuild-std=core",
+            "--config",
+            "profile.release.debug=false",
+            "--config",
+            "profile.release.codegen-units=1",
+        ]
+        .map(String::from)
+        .into();
+        if let Some(linked) = self.package.linked(&self.bitcode) {
+            arguments.extend(["--", "-C", &linked].map(String::from));
+        }
+        arguments
+    }
+
+    /// Runs cargo and gives back the PTX file that it wrote.
+    fn compile(&self, variant: Variant) -> Result<PathBuf> {
+        let name = self.package.name();
+        eprintln!("compiling {name} for {variant}");
+        // The packages share what they are both built on.
+        let cargo_dir = self.target_dir.join("ptx").join(variant.target_cpu());
+        let mut cargo = toolchain_command("cargo", self.workspace_root);
+        cargo
+            .args(self.arguments())
+            .env("RUSTFLAGS", rustflags(variant))
+            .env("CARGO_TARGET_DIR", &cargo_dir);
+        output_of(&mut cargo, || Error::MissingTool {
+            tool: "cargo".into(),
+            needed_for: "it compiles the kernels",
+            get: "rustup toolchain install".into(),
+        })?;
+        let file = format!("{}.ptx", name.replace('-', "_"));
+        let ptx = cargo_dir.join(TARGET).join("release").join(file);
+        if ptx.is_file() {
+            Ok(ptx)
+        } else {
+            Err(Error::MissingOutput {
+                what: "PTX",
+                path: ptx,
+            })
+        }
+    }
 }
 
 /// The PTX with the number of registers of every kernel that may use fewer than the others: the
 /// compiler has no attribute for it.
 fn with_limits(ptx: &str) -> Result<String> {
-    let mut ptx = ptx.to_owned();
+    let error = |detail| Error::Parse {
+        what: "the PTX",
+        detail,
+    };
+    let module = Module::parse(ptx).map_err(|not_ptx| error(not_ptx.to_string()))?;
+    let mut limits = Vec::new();
     for kernel in Kernel::ALL {
         let registers = kernel.max_registers();
         if registers == MAX_REGISTERS {
             continue;
         }
         let entry = kernel.entry(false);
-        let start = ptx.find(&format!(".entry {entry}("));
-        let body = start.and_then(|start| Some(start + ptx[start..].find("\n{")?));
-        let body = body.ok_or_else(|| Error::Parse {
-            what: "the PTX",
-            detail: format!("it has no body of {entry}"),
-        })?;
-        ptx.insert_str(body, &format!("\n.maxnreg {registers}"));
+        let found = module.kernel(entry);
+        let found = found.ok_or_else(|| error(format!("it has no kernel {entry}")))?;
+        limits.push((found.body.start - 1, registers));
     }
-    Ok(ptx)
-}
-
-/// Everything that the PTX depends on.
-fn stamp(workspace_root: &Path, variant: Variant, bitcode: &Path) -> Result<String> {
-    let mut stamp = Stamp::new();
-    for file in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"] {
-        stamp.file(&workspace_root.join(file))?;
+    // From the last to the first: the places before it stay.
+    limits.sort_unstable();
+    let mut limited = ptx.to_owned();
+    for (place, registers) in limits.into_iter().rev() {
+        limited.insert_str(place, &format!(".maxnreg {registers}\n"));
     }
-    // The device crate, and the package that declares what it links.
-    stamp.sources(&workspace_root.join("gpu"))?;
-    stamp.sources(&workspace_root.join("nvshmem-sys"))?;
-    stamp.file(bitcode)?;
-    stamp.text(&rustflags(variant));
-    stamp.text(&arguments(variant, bitcode).join(" "));
-    Ok(stamp.finish())
+    Ok(limited)
 }
 
 /// Flags for every crate of the device build, core included. Tables for `match` would lie in global
 /// memory, whose latency is longer than the comparisons that they replace.
 fn rustflags(variant: Variant) -> String {
     format!(
-        "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={}",
-        variant.target_cpu()
+        "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={} -Ctarget-feature={}",
+        variant.target_cpu(),
+        variant.ptx_feature()
     )
-}
-
-/// The arguments of cargo. Debug information is off: it would name this machine's folders.
-fn arguments(variant: Variant, bitcode: &Path) -> Vec<String> {
-    let mut arguments: Vec<String> = [
-        "rustc",
-        "--quiet",
-        "--release",
-        "--package",
-        "ferry-gpu",
-        "--lib",
-        "--crate-type",
-        "cdylib",
-        "--target",
-        TARGET,
-        "-Zbuild-std=core",
-        "--config",
-        "profile.release.debug=false",
-        "--config",
-        "profile.release.codegen-units=1",
-        "--",
-        "-C",
-    ]
-    .map(String::from)
-    .into();
-    arguments.push(format!("target-feature={}", variant.ptx_feature()));
-    arguments.push("-C".into());
-    arguments.push(format!("link-arg={}", bitcode.display()));
-    arguments
-}
-
-/// Runs cargo and gives back the PTX file that it wrote.
-fn compile(
-    workspace_root: &Path,
-    cargo_dir: &Path,
-    variant: Variant,
-    bitcode: &Path,
-) -> Result<PathBuf> {
-    eprintln!("compiling the kernels for {variant}");
-    let mut cargo = toolchain_command("cargo", workspace_root);
-    cargo
-        .args(arguments(variant, bitcode))
-        .env("RUSTFLAGS", rustflags(variant))
-        .env("CARGO_TARGET_DIR", cargo_dir);
-    output_of(&mut cargo, || Error::MissingTool {
-        tool: "cargo".into(),
-        needed_for: "it compiles the kernels",
-        get: "rustup toolchain install".into(),
-    })?;
-    let ptx = cargo_dir.join(TARGET).join("release/ferry_gpu.ptx");
-    if ptx.is_file() {
-        Ok(ptx)
-    } else {
-        Err(Error::MissingOutput {
-            what: "PTX",
-            path: ptx,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -286,16 +364,16 @@ mod tests {
 
     #[test]
     fn the_kernel_with_a_limit_of_its_own_gets_it() {
-        let ptx =
-            ".entry ferry_dispatch(\n)\n{\n}\n.entry ferry_fused_silu(\n.param .b64 a\n)\n{\n}\n";
+        let dispatch = ".version 8.3\n.entry ferry_dispatch(\n)\n{\n}\n";
+        let ptx = format!("{dispatch}.entry ferry_fused_silu(\n.param .b64 a\n)\n{{\n}}\n");
         let limit = format!(".maxnreg {}", Kernel::FusedSilu.max_registers());
-        let limited = with_limits(ptx).unwrap();
+        let limited = with_limits(&ptx).unwrap();
         assert_eq!(limited.matches(".maxnreg").count(), 1);
         assert!(
             limited.ends_with(&format!(".param .b64 a\n)\n{limit}\n{{\n}}\n")),
             "{limited}"
         );
-        assert!(with_limits(".entry ferry_dispatch(\n)\n{\n}\n").is_err());
+        assert!(with_limits(dispatch).is_err());
     }
 
     #[test]

@@ -5,25 +5,23 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::assemble::{Resources, assemble};
-use crate::compile::{Artifact, Variant};
+use crate::compile::{Artifact, Package, Variant};
 use crate::error::{FileContext, Result};
 use crate::ptx::{PtxFunction, PtxModule};
 use crate::violation::{Violation, violations};
-
-/// Where the digest is committed, below the workspace root.
-pub const DIGEST_FILE: &str = "gpu/ptx-digest.txt";
 
 const HEADER: &str = "\
 # What the compiler made of the kernels: memory operations by full opcode, calls, local memory,
 # and what ptxas needs to run them. Written by `cargo xtask build-ptx --bless`.
 ";
 
-/// The digest of some variants, and the rules they break.
-#[derive(Clone, Debug, Default)]
+/// The digest of some variants of a package, and the rules they break.
+#[derive(Clone, Debug)]
 pub struct Digest {
+    package: Package,
     sections: Vec<Section>,
     /// The rules that the PTX breaks.
     pub violations: Vec<Violation>,
@@ -38,13 +36,17 @@ struct Section {
 }
 
 impl Digest {
-    /// Reads and assembles the artifacts.
+    /// Reads and assembles a package's artifacts.
     ///
     /// # Errors
     ///
     /// `ptxas` is missing or refuses the PTX, or a file cannot be read.
-    pub fn of(artifacts: &[Artifact], target_dir: &Path) -> Result<Digest> {
-        let mut digest = Digest::default();
+    pub fn of(package: Package, artifacts: &[Artifact], target_dir: &Path) -> Result<Digest> {
+        let mut digest = Digest {
+            package,
+            sections: Vec::new(),
+            violations: Vec::new(),
+        };
         for artifact in artifacts {
             let module = PtxModule::read(&artifact.ptx_path)?;
             // ptxas refuses a module with a hole; the violation says which.
@@ -100,13 +102,18 @@ impl Digest {
         report
     }
 
+    /// Where it is committed.
+    fn file(&self, workspace_root: &Path) -> PathBuf {
+        workspace_root.join(self.package.digest_file())
+    }
+
     /// Compares with the committed file below `workspace_root`.
     ///
     /// # Errors
     ///
     /// The file cannot be read. One that is not there counts as empty.
     pub fn compare_with_committed(&self, workspace_root: &Path) -> Result<String> {
-        Ok(self.compare(&committed_text(workspace_root)?))
+        Ok(self.compare(&committed_text(&self.file(workspace_root))?))
     }
 
     /// Renews the committed file; variants that are not in this digest keep their part.
@@ -115,8 +122,8 @@ impl Digest {
     ///
     /// The file cannot be read or written.
     pub fn bless(&self, workspace_root: &Path) -> Result<()> {
-        let path = workspace_root.join(DIGEST_FILE);
-        let committed = committed_text(workspace_root)?;
+        let path = self.file(workspace_root);
+        let committed = committed_text(&path)?;
         let mut text = HEADER.to_owned();
         for variant in Variant::ALL {
             let fresh = self
@@ -130,9 +137,8 @@ impl Digest {
     }
 }
 
-fn committed_text(workspace_root: &Path) -> Result<String> {
-    let path = workspace_root.join(DIGEST_FILE);
-    match fs::read_to_string(&path) {
+fn committed_text(path: &Path) -> Result<String> {
+    match fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
         outcome => outcome.file("read", path),
     }
@@ -259,6 +265,7 @@ mod tests {
         let violations = violations(variant, &module, &kernels);
         let text = section(variant, &module, &kernels);
         Digest {
+            package: Package::Kernels,
             sections: vec![Section {
                 variant,
                 text,

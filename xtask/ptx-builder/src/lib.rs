@@ -1,13 +1,13 @@
-//! Builds the device crate `ferry-gpu` to PTX with the stock compiler.
+//! Builds the crates of kernels, `ferry-kernels` and `ferry-probes`, to PTX with the stock compiler.
 //!
-//! Used by `host/build.rs`, which embeds the result, and by `cargo xtask build-ptx`,
-//! which also assembles it and compares its digest with the committed one.
+//! Used by `host/build.rs` and `tests/build.rs`, which embed a result each, and by `cargo xtask build-ptx`,
+//! which also assembles both and compares their digests with the committed ones.
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use ferry_ptx_builder::{Variant, build};
+//! use ferry_ptx_builder::{Package, Variant, build};
 //!
-//! let artifact = build(Path::new("."), Path::new("target"), Variant::Sm90a)?;
+//! let artifact = build(Path::new("."), Path::new("target"), Package::Kernels, Variant::Sm90a)?;
 //! println!("{}", artifact.ptx_path.display());
 //! # Ok::<(), ferry_ptx_builder::Error>(())
 //! ```
@@ -17,6 +17,7 @@ mod command;
 mod compare;
 mod compile;
 mod digest;
+mod embed;
 mod error;
 mod nvshmem;
 mod ptx;
@@ -26,8 +27,9 @@ mod wheel;
 
 pub use assemble::{Ptxas, Resources, assemble};
 pub use compare::{Comparison, Difference, PartComparison, Verdict};
-pub use compile::{Artifact, Variant, build, build_all, target_dir};
-pub use digest::{DIGEST_FILE, Digest};
+pub use compile::{Artifact, Package, Variant, build, build_all, target_dir};
+pub use digest::Digest;
+pub use embed::embed;
 pub use error::{Error, Result};
 pub use nvshmem::{DEVICE_FUNCTIONS, NVSHMEM_VERSION};
 pub use ptx::{InstructionKind, PtxFunction, PtxModule};

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fmt, fs};
 
+use ferry_ptx::{Function, opcode};
+
 use crate::error::{Error, FileContext, Result};
 
 /// First parts of the opcodes that touch or order memory.
@@ -109,28 +111,16 @@ impl PtxModule {
     ///
     /// The text has no `.version`.
     pub fn parse(text: &str) -> Result<PtxModule> {
-        let text = without_comments(text);
-        let isa = text
-            .lines()
-            .find_map(|line| line.strip_prefix(".version "))
-            .ok_or_else(|| Error::Parse {
-                what: "PTX",
-                detail: "it has no .version".into(),
-            })?;
+        let read = ferry_ptx::Module::parse(text).map_err(|error| Error::Parse {
+            what: "PTX",
+            detail: error.to_string(),
+        })?;
+        let functions = read.functions.iter();
         let mut module = PtxModule {
-            isa: isa.trim().into(),
-            ..PtxModule::default()
+            isa: read.version.clone(),
+            functions: functions.map(|f| facts(f, read.body(f))).collect(),
+            external_functions: read.external_functions.clone(),
         };
-        let mut rest = text.as_str();
-        while let Some((header, body, after)) = next_function(rest) {
-            let name = function_name(header);
-            match body {
-                Some(body) => module.functions.push(read_body(name, header, body)),
-                None if header.starts_with(".extern") => module.external_functions.push(name),
-                None => {}
-            }
-            rest = after;
-        }
         module.functions.sort_by(|a, b| a.name.cmp(&b.name));
         module.external_functions.sort();
         Ok(module)
@@ -142,110 +132,30 @@ impl PtxModule {
     }
 }
 
-/// Drops `//` and `/* */` comments.
-pub(crate) fn without_comments(text: &str) -> String {
-    let mut kept = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find('/') {
-        let comment = &rest[start..];
-        let end = if comment.starts_with("//") {
-            comment.find('\n')
-        } else if comment.starts_with("/*") {
-            comment.find("*/").map(|end| end + 2)
-        } else {
-            kept.push_str(&rest[..=start]);
-            rest = &rest[start + 1..];
-            continue;
-        };
-        kept.push_str(&rest[..start]);
-        rest = end.map_or("", |end| &comment[end..]);
-    }
-    kept.push_str(rest);
-    kept
-}
-
-/// The next function: from its directives to the body, the body, and what follows.
-///
-/// A declaration, which ends with a semicolon, has no body.
-pub(crate) fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
-    let keyword = [text.find(".entry "), text.find(".func ")]
-        .into_iter()
-        .flatten()
-        .min()?;
-    let start = text[..keyword].rfind('\n').map_or(0, |newline| newline + 1);
-    let text = &text[start..];
-    // Parameter arrays use brackets, so the first brace opens the body.
-    let end = text.find(['{', ';'])?;
-    let (header, rest) = text.split_at(end);
-    if let Some(after) = rest.strip_prefix(';') {
-        return Some((header, None, after));
-    }
-    let mut depth = 0_usize;
-    let close = rest.char_indices().find_map(|(index, character)| {
-        match character {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
-        }
-        (depth == 0).then_some(index)
-    })?;
-    Some((header, Some(&rest[..close]), &rest[close + 1..]))
-}
-
-/// The name in `.visible .entry name(…)` or `.func (.param .b32 result) name(…)`.
-pub(crate) fn function_name(header: &str) -> String {
-    let after_keyword = [".entry", ".func"]
-        .iter()
-        .find_map(|keyword| header.split_once(keyword))
-        .map_or(header, |(_, after)| after)
-        .trim_start();
-    let after_result = match after_keyword.strip_prefix('(') {
-        Some(result) => result
-            .split_once(')')
-            .map_or("", |(_, after)| after)
-            .trim_start(),
-        None => after_keyword,
-    };
-    after_result
-        .split(['(', '\n', ' '])
-        .next()
-        .unwrap_or_default()
-        .to_owned()
-}
-
-fn read_body(name: String, header: &str, body: &str) -> PtxFunction {
-    let is_kernel = header.contains(".entry");
-    let mut function = PtxFunction {
-        name,
-        is_kernel,
+fn facts(function: &Function, body: &str) -> PtxFunction {
+    let mut facts = PtxFunction {
+        name: function.name.clone(),
+        is_kernel: function.is_kernel,
         ..PtxFunction::default()
     };
     for statement in body.split([';', '{', '}']) {
         let statement = statement.trim();
         if statement.starts_with(".local") {
-            function.local_bytes += declared_bytes(statement);
+            facts.local_bytes += declared_bytes(statement);
             continue;
         }
         let opcode = opcode(statement);
         let base = opcode.split('.').next().unwrap_or_default();
         if base == "call" {
-            function.calls += 1;
+            facts.calls += 1;
         } else if MEMORY_OPCODES.contains(&base) && !opcode.contains(".param") {
-            *function
+            *facts
                 .memory_operations
                 .entry(opcode.to_owned())
                 .or_default() += 1;
         }
     }
-    function
-}
-
-/// The opcode of a statement, without its labels and predicate.
-pub(crate) fn opcode(statement: &str) -> &str {
-    statement
-        .split_whitespace()
-        .find(|word| !word.ends_with(':') && !word.starts_with('@'))
-        .unwrap_or_default()
+    facts
 }
 
 /// The size in `.local .align 8 .b8 __local_depot0[16]`.

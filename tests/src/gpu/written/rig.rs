@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 #[cfg(feature = "cuda")]
-use ferry::cuda::probe::{Probes, WriteArgs, WritePiece};
-#[cfg(feature = "cuda")]
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{Device, DevicePtr, Error, Group, Rank, Stream};
+#[cfg(feature = "cuda")]
+use ferry_probes::{WriteArgs, WritePiece};
 use ferry_reference::{Problem, apply_expert_scale, dispatch};
 
 use crate::formats::INPUT_SCALE;
+#[cfg(feature = "cuda")]
+use crate::probes::Probes;
 use crate::session::{POISON, Session};
 
 /// What rounds are made of.

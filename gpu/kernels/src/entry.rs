@@ -3,10 +3,10 @@
 //! Launch: any number of blocks of any multiple of 32 threads, all resident at once. What stops
 //! a kernel stands in the fault page, so the protocol's result is not needed here.
 
-use ferry_layout::{CombineArgs, DispatchArgs};
+use ferry_gpu::machine::Gpu;
+use ferry_gpu::silu;
+use ferry_layout::{CombineArgs, DispatchArgs, SiluArgs};
 use ferry_protocol as protocol;
-
-use crate::machine::Gpu;
 
 /// Declares a kernel: its name, its arguments, the protocol's function, and whether ranks of
 /// other nodes are among the peers.
@@ -65,3 +65,13 @@ kernel!(
 );
 kernel!(ferry_combine, CombineArgs, protocol::combine, false);
 kernel!(ferry_combine_shmem, CombineArgs, protocol::combine, true);
+
+/// Reads gate and up, writes the activation in the token format. Waits for nothing.
+///
+/// # Safety
+/// The host built `args`: its addresses are live allocations of the sizes that they say.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_fused_silu(args: SiluArgs) {
+    // SAFETY: the host's promise.
+    unsafe { silu::fused_silu(&args) }
+}

@@ -3,8 +3,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::MAX_RANKS;
-use crate::silu::Activation;
+use ferry_layout::MAX_RANKS;
+use ferry_layout::silu::Activation;
 
 /// What every probe takes, by value. Each reads what it needs.
 ///
@@ -82,9 +82,9 @@ pub enum Conversion {
     E2m1,
     /// The same by what is for multipliers that are powers of two.
     ScaledE2m1,
-    /// The larger magnitude of `a`, which is no NaN, and `b`, as [`larger`](crate::fp8::larger).
+    /// The larger magnitude of `a`, which is no NaN, and `b`, as [`larger`](ferry_layout::fp8::larger).
     Larger,
-    /// `a / b` by [`Divisor`](crate::fp8::Divisor).
+    /// `a / b` by [`Divisor`](ferry_layout::fp8::Divisor).
     Quotient,
     /// One over `a`, which is at least 1 and finite.
     Reciprocal,
@@ -96,7 +96,7 @@ pub enum Conversion {
     /// The same, clamped.
     ClampedSilu,
     /// The places of the clamped activation's sigmoids:
-    /// [`Places::offsets`](crate::sigmoids::Places::offsets) of the BF16s in the halves of `a`.
+    /// [`GateRange::offsets`](ferry_layout::sigmoids::GateRange::offsets) of the BF16s in the halves of `a`.
     Sigmoids,
 }
 
@@ -172,6 +172,16 @@ pub struct WritePiece {
 pub struct WriteArgs {
     /// In this order.
     pub pieces: [WritePiece; 4],
+}
+
+/// What the clearing kernel takes, by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ClearArgs {
+    /// `[u32; 4 * vectors]`, written. A device address, a multiple of 16.
+    pub at: u64,
+    /// 16 bytes each.
+    pub vectors: u64,
 }
 
 /// Host and device mean the same by a number.

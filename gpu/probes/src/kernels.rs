@@ -3,19 +3,19 @@
 //!
 //! Every wait ends at a deadline, and says so in [`ProbeArgs::EXPIRED`].
 //!
-//! Two kernels measure nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
-//! by number, so that it can be compared with the portable one, and [`ferry_probe_write`] writes
-//! tensors that a round in the same stream reads.
+//! Three kernels measure nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
+//! by number, so that it can be compared with the portable one, [`ferry_probe_write`] writes
+//! tensors that a round in the same stream reads, and [`ferry_probe_clear`] empties the cache of all else.
 
+use ferry_gpu::encode;
+use ferry_gpu::ptx::memory::{self, Vector};
+use ferry_gpu::ptx::number::Instructions;
+use ferry_gpu::ptx::{number, thread};
 use ferry_layout::fp8::Divisor;
 use ferry_layout::sigmoids::GateRange;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Conversion, ConvertArgs, ProbeArgs, WriteArgs};
 
-use crate::encode;
-use crate::ptx::memory::{self, Vector};
-use crate::ptx::number::Instructions;
-use crate::ptx::{number, thread};
+use crate::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, WriteArgs};
 
 /// Lanes of a warp.
 const LANES: u32 = 32;
@@ -185,8 +185,8 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_copy(args: ProbeArgs) {
 #[cfg(target_feature = "sm_90")]
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn ferry_probe_bulk_copy(args: ProbeArgs) {
-    use crate::ptx::bulk::{STAGES, Stages, wait_all_but_last_read, wait_all_stored};
-    const _: () = assert!(crate::ptx::bulk::STAGE_BYTES == ProbeArgs::BULK_BYTES);
+    use ferry_gpu::ptx::bulk::{STAGES, Stages, wait_all_but_last_read, wait_all_stored};
+    const _: () = assert!(ferry_gpu::ptx::bulk::STAGE_BYTES == ProbeArgs::BULK_BYTES);
     if thread::thread() != 0 {
         return;
     }
@@ -318,5 +318,22 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_write(args: WriteArgs) {
             };
             index += step;
         }
+    }
+}
+
+/// Writes zeros: enough of them push everything else out of the cache. Any number of blocks of any number of
+/// threads.
+///
+/// # Safety
+/// The host built `args`: its tensor is a live allocation that nobody else uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn ferry_probe_clear(args: ClearArgs) {
+    let step = u64::from(thread::threads() * thread::blocks());
+    let mut index = u64::from(thread::block() * thread::threads() + thread::thread());
+    while index < args.vectors {
+        let at = args.at + size_of::<Vector>() as u64 * index;
+        // SAFETY: the vector lies in the tensor: the host's promise.
+        unsafe { memory::store_vector(at, [0; 4], true) };
+        index += step;
     }
 }

@@ -1,0 +1,229 @@
+//! Reads PTX text: its kernels, what they take, and what it was made for.
+//!
+//! The only reader of PTX. The host library checks and specialises kernels with it, the builder of Ferry's
+//! kernels makes their digest with it.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+
+mod instruction;
+mod parameter;
+
+pub use instruction::{Instruction, opcode};
+pub use parameter::Parameter;
+
+/// Text that is not PTX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotPtx;
+
+impl fmt::Display for NotPtx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it has no .version")
+    }
+}
+
+impl std::error::Error for NotPtx {}
+
+/// A PTX file.
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// Without comments, but as long as it was.
+    text: String,
+    /// The number in the `.version` line: "8.3".
+    pub version: String,
+    /// What the `.target` line names first: "sm_90a". Empty if there is no such line.
+    pub target: String,
+    /// Bits of an address: 32 unless the `.address_size` line says 64.
+    pub address_bits: u32,
+    /// All functions with a body, in their order.
+    pub functions: Vec<Function>,
+    /// Functions that are declared `.extern`.
+    pub external_functions: Vec<String>,
+}
+
+/// A kernel, or a function that was not inlined into one. Places are in the file's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// Whether the host can launch it.
+    pub is_kernel: bool,
+    /// What a kernel takes; of other functions, what is read of theirs is not their results.
+    pub parameters: Vec<Parameter>,
+    /// The number in its `.maxnreg`.
+    pub max_registers: Option<u32>,
+    /// From its first directive to behind the brace that closes its body.
+    pub place: Range<usize>,
+    /// Between the braces.
+    pub body: Range<usize>,
+}
+
+impl Module {
+    /// Reads PTX text.
+    ///
+    /// # Errors
+    /// The text has no `.version`.
+    pub fn parse(text: &str) -> Result<Self, NotPtx> {
+        let text = without_comments(text);
+        let directive = |name: &str| {
+            let mut lines = text.lines();
+            let rest = lines.find_map(|line| line.trim_start().strip_prefix(name))?;
+            rest.starts_with(char::is_whitespace).then(|| rest.trim())
+        };
+        let version = directive(".version").ok_or(NotPtx)?.to_owned();
+        let target = directive(".target").unwrap_or_default();
+        let target = target.split([',', ' ']).next().unwrap_or_default();
+        let bits = directive(".address_size").and_then(|bits| bits.parse().ok());
+        let mut module = Self {
+            version,
+            target: target.to_owned(),
+            address_bits: bits.unwrap_or(32),
+            functions: Vec::new(),
+            external_functions: Vec::new(),
+            text: String::new(),
+        };
+        let mut rest = text.as_str();
+        while let Some((header, body, after)) = next_function(rest) {
+            let name = function_name(header).to_owned();
+            let end = text.len() - after.len();
+            match body {
+                Some(body) => module.functions.push(Function {
+                    is_kernel: header.contains(".entry"),
+                    parameters: parameter::parameters(header, &name),
+                    max_registers: max_registers(header),
+                    place: end - 1 - body.len() - 1 - header.len()..end,
+                    body: end - 1 - body.len()..end - 1,
+                    name,
+                }),
+                None if header.starts_with(".extern") => module.external_functions.push(name),
+                None => {}
+            }
+            rest = after;
+        }
+        module.text = text;
+        Ok(module)
+    }
+
+    /// The text, with spaces in the place of comments.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What stands between a function's braces.
+    pub fn body(&self, function: &Function) -> &str {
+        &self.text[function.body.clone()]
+    }
+
+    /// The functions that the host can launch.
+    pub fn kernels(&self) -> impl Iterator<Item = &Function> {
+        self.functions.iter().filter(|function| function.is_kernel)
+    }
+
+    /// The kernel of a name.
+    pub fn kernel(&self, name: &str) -> Option<&Function> {
+        self.kernels().find(|kernel| kernel.name == name)
+    }
+
+    /// What a variable of bytes outside functions is set to: `.b8 name[8] = {1, 2}`. Bytes that are not
+    /// listed are 0.
+    pub fn variable(&self, name: &str) -> Option<Vec<u8>> {
+        let places = self.functions.iter().map(|function| &function.place);
+        let starts = std::iter::once(0).chain(places.clone().map(|place| place.end));
+        let ends = places.map(|place| place.start).chain([self.text.len()]);
+        let mut between = starts.zip(ends).map(|(start, end)| &self.text[start..end]);
+        between.find_map(|text| text.split(';').find_map(|text| bytes_of(text, name)))
+    }
+}
+
+/// The bytes that a statement sets `name` to, if it does.
+fn bytes_of(statement: &str, name: &str) -> Option<Vec<u8>> {
+    let (declared, value) = statement.split_once('=')?;
+    let mut words = declared.split_whitespace().rev();
+    let (found, count) = words.next()?.strip_suffix(']')?.split_once('[')?;
+    if found != name || words.next()? != ".b8" {
+        return None;
+    }
+    let listed = value.trim().strip_prefix('{')?.strip_suffix('}')?;
+    let listed = listed.split(',').map(|byte| byte.trim().parse());
+    let mut bytes = listed.collect::<Result<Vec<u8>, _>>().ok()?;
+    let count = count.parse().ok().filter(|&count| count >= bytes.len())?;
+    bytes.resize(count, 0);
+    Some(bytes)
+}
+
+/// The text with spaces in the place of `//` and `/* */` comments. Lines and places stay.
+pub fn without_comments(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('/') {
+        let comment = &rest[start..];
+        let end = if comment.starts_with("//") {
+            comment.find('\n')
+        } else if let Some(inside) = comment.strip_prefix("/*") {
+            inside.find("*/").map(|end| end + 4)
+        } else {
+            kept.push_str(&rest[..=start]);
+            rest = &rest[start + 1..];
+            continue;
+        };
+        kept.push_str(&rest[..start]);
+        let end = end.unwrap_or(comment.len());
+        let blank = comment[..end].bytes();
+        kept.extend(blank.map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
+        rest = &comment[end..];
+    }
+    kept.push_str(rest);
+    kept
+}
+
+/// The next function of a text without comments: from its directives to the body, the body, and what follows.
+///
+/// A declaration, which ends with a semicolon, has no body.
+pub fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
+    let keyword = [text.find(".entry "), text.find(".func ")]
+        .into_iter()
+        .flatten()
+        .min()?;
+    let start = text[..keyword].rfind('\n').map_or(0, |newline| newline + 1);
+    let text = &text[start..];
+    // Parameter arrays use brackets, so the first brace opens the body.
+    let end = text.find(['{', ';'])?;
+    let (header, rest) = text.split_at(end);
+    if let Some(after) = rest.strip_prefix(';') {
+        return Some((header, None, after));
+    }
+    let mut depth = 0_usize;
+    let close = rest.char_indices().find_map(|(index, character)| {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        (depth == 0).then_some(index)
+    })?;
+    Some((header, Some(&rest[1..close]), &rest[close + 1..]))
+}
+
+/// The name in `.visible .entry name(..)` or `.func (.param .b32 result) name(..)`.
+pub fn function_name(header: &str) -> &str {
+    let after_keyword = [".entry", ".func"]
+        .iter()
+        .find_map(|keyword| header.split_once(keyword))
+        .map_or(header, |(_, after)| after)
+        .trim_start();
+    let after_result = match after_keyword.strip_prefix('(') {
+        Some(result) => result.split_once(')').map_or("", |(_, after)| after),
+        None => after_keyword,
+    };
+    let name = after_result.trim_start().split(['(', '\n', ' ']).next();
+    name.unwrap_or_default()
+}
+
+fn max_registers(header: &str) -> Option<u32> {
+    let (_, after) = header.split_once(".maxnreg")?;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

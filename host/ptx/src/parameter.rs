@@ -1,0 +1,55 @@
+//! Parameters of kernels.
+
+/// What a kernel takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Its place is a multiple of this.
+    pub align: u64,
+}
+
+/// The parameters of the function `name`, from what stands before its body. Those that are written in a way
+/// that is not known have no bytes.
+pub(crate) fn parameters(header: &str, name: &str) -> Vec<Parameter> {
+    let after_name = header.split_once(name).map_or("", |(_, after)| after);
+    let list = after_name.trim_start().strip_prefix('(');
+    let list = list.and_then(|list| list.split_once(')'));
+    let list = list.map_or("", |(list, _)| list).trim();
+    if list.is_empty() {
+        return Vec::new();
+    }
+    list.split(',').map(parameter).collect()
+}
+
+/// `.param .align 8 .b8 name[336]`, or `.param .u64 .ptr .align 1 name`, whose alignment is that of what it
+/// points to.
+fn parameter(text: &str) -> Parameter {
+    let words = || text.split_whitespace();
+    let declared = words().next_back().unwrap_or_default();
+    let (name, count) = match declared.split_once('[') {
+        Some((name, count)) => (name, count.trim_end_matches(']').parse().unwrap_or(0)),
+        None => (declared, 1),
+    };
+    let bytes = words().find_map(type_bytes).unwrap_or(0);
+    let own = text.split(".ptr").next().unwrap_or_default();
+    let align = own.split_once(".align").and_then(|(_, after)| {
+        let number = after.split_whitespace().next()?;
+        number.parse().ok()
+    });
+    Parameter {
+        name: name.to_owned(),
+        bytes: bytes * count,
+        align: align.unwrap_or(bytes),
+    }
+}
+
+/// The bytes of a type: ".b8", ".u64", ".f32".
+fn type_bytes(word: &str) -> Option<u64> {
+    let bits = word
+        .strip_prefix(['.'])?
+        .strip_prefix(['b', 'u', 's', 'f'])?;
+    bits.parse::<u64>().ok().map(|bits| bits / 8)
+}

@@ -1,0 +1,121 @@
+//! Texts as compilers write them.
+
+use super::*;
+
+const PTX: &str = "\
+//
+// .version 1.0 and .entry nobody( are in a comment
+//
+.version 8.3
+.target sm_90a, debug
+.address_size 64
+.extern .func (.param .b32 func_retval0) missing
+(
+	.param .b64 missing_param_0
+)
+;
+.func helper
+()
+;
+.visible .global .align 8 .b8 fingerprint[8] = {114, 103, 212};
+.visible .global .align 8 .u64 number = 5;
+.visible .const .align 4 .b8 short[2] = {3, 0, 0};
+.visible .entry put(
+	.param .u64 .ptr .align 1 put_param_0, // .entry weird(
+	.param .align 16 .b8 put_param_1[336],
+	.param .b32 put_param_2
+)
+.maxntid 1024
+.maxnreg 96
+{
+	{ .reg .pred p; }
+	ret; /* } */
+}
+.func (.param .b32 func_retval0) helper()
+{
+	ret;
+}
+.visible .entry none()
+{
+}
+";
+
+#[test]
+fn what_it_was_made_for_is_read() {
+    let module = Module::parse(PTX).unwrap();
+    let Module {
+        version,
+        target,
+        address_bits,
+        ..
+    } = &module;
+    assert_eq!((version.as_str(), target.as_str()), ("8.3", "sm_90a"));
+    assert_eq!(*address_bits, 64);
+    assert_eq!(Module::parse("hello").unwrap_err(), NotPtx);
+    assert_eq!(Module::parse("\n.version 8.0").unwrap().target, "");
+}
+
+#[test]
+fn kernels_functions_and_externals_are_told_apart() {
+    let module = Module::parse(PTX).unwrap();
+    assert_eq!(module.external_functions, ["missing"]);
+    let names = module.functions.iter().map(|function| &function.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["put", "helper", "none"]);
+    let kernels = module.kernels().map(|kernel| &kernel.name);
+    assert_eq!(kernels.collect::<Vec<_>>(), ["put", "none"]);
+    assert!(module.kernel("helper").is_none());
+}
+
+#[test]
+fn parameters_and_limits_are_read() {
+    let module = Module::parse(PTX).unwrap();
+    let put = module.kernel("put").unwrap();
+    let read = put.parameters.iter();
+    let read: Vec<_> = read.map(|p| (p.name.as_str(), p.bytes, p.align)).collect();
+    let wanted = [
+        ("put_param_0", 8, 8),
+        ("put_param_1", 336, 16),
+        ("put_param_2", 4, 4),
+    ];
+    assert_eq!(read, wanted);
+    assert_eq!(put.max_registers, Some(96));
+    let none = module.kernel("none").unwrap();
+    assert_eq!((none.parameters.len(), none.max_registers), (0, None));
+}
+
+#[test]
+fn places_are_those_in_the_text_with_its_comments() {
+    let module = Module::parse(PTX).unwrap();
+    let put = module.kernel("put").unwrap();
+    let text = &PTX[put.place.clone()];
+    assert!(text.starts_with(".visible .entry put(") && text.ends_with("/* } */\n}"));
+    assert_eq!(&PTX[put.body.start - 1..put.body.start], "{");
+    assert_eq!(module.body(put).trim_end(), "\n\t{ .reg .pred p; }\n\tret;");
+    assert_eq!(module.text().len(), PTX.len());
+}
+
+#[test]
+fn bytes_outside_functions_are_read() {
+    let module = Module::parse(PTX).unwrap();
+    let wanted = vec![114, 103, 212, 0, 0, 0, 0, 0];
+    assert_eq!(module.variable("fingerprint"), Some(wanted));
+    for other in ["short", "number", "finger", "nothing", "missing"] {
+        assert_eq!(module.variable(other), None, "{other}");
+    }
+}
+
+#[test]
+fn operands_in_brackets_stay_together() {
+    let line = "\tld.global.v4.b32 \t{%r1, %r2, %r3, %r4}, [%rd1];";
+    let Instruction { opcode, operands } = Instruction::of(line).unwrap();
+    assert_eq!(opcode, "ld.global.v4.b32");
+    assert_eq!(operands, ["{%r1, %r2, %r3, %r4}", "[%rd1]"]);
+    for other in [
+        "\t@%p1 mov.b32 %r1, 5;",
+        "$L__BB0_1:",
+        "\tcall.uni helper, ();",
+        "\t{ mov.b32 %r1, 5; }",
+    ] {
+        assert_eq!(Instruction::of(other), None, "{other}");
+    }
+}

@@ -1,0 +1,174 @@
+//! What the embedded kernels are, and how kernels are read.
+
+use std::ffi::CStr;
+
+use std::mem::offset_of;
+
+use ferry_layout::{COMMON_OFFSET, Common};
+
+use super::*;
+use crate::specialise::SHAPE;
+
+fn read(ptx: &Ptx) -> Text {
+    kernels::read(ptx.text().trim_end_matches('\0')).unwrap()
+}
+
+/// Every kernel, with and without ranks of other nodes.
+fn all() -> impl Iterator<Item = (Kernel, bool)> {
+    let both = |kernel| [(kernel, false), (kernel, true)];
+    Kernel::ALL.into_iter().flat_map(both)
+}
+
+#[test]
+fn the_most_special_ptx_that_a_device_runs_is_chosen() {
+    let chosen = |major, minor| {
+        let mut all = EMBEDDED.iter();
+        let ptx = all.find(|ptx| ptx.target.runs_on(major, minor));
+        ptx.map(|ptx| ptx.target.to_string())
+    };
+    assert_eq!(chosen(7, 5), None);
+    for (major, minor, target) in [
+        (8, 0, "sm_80"),
+        (8, 9, "sm_80"),
+        (9, 0, "sm_90a"),
+        (10, 0, "sm_100a"),
+        (10, 3, "sm_80"),
+        (12, 0, "sm_80"),
+    ] {
+        assert_eq!(chosen(major, minor).as_deref(), Some(target));
+    }
+}
+
+#[test]
+fn kernels_that_load_through_rings_are_given_them() {
+    for ptx in &EMBEDDED {
+        let text = read(ptx);
+        for (kernel, shmem) in all() {
+            // Kernels that reach other nodes load without. Some are the same with and without such peers.
+            let reaches_far = kernel.entry(shmem) != kernel.entry(false);
+            let wanted = match ptx.target == Target::SM_80 || reaches_far {
+                true => 0,
+                false => kernel.pipeline_bytes(),
+            };
+            let given = Needs::of(&text, kernel, shmem).pipeline_bytes;
+            assert_eq!(given, wanted, "{} {}", kernel.entry(shmem), ptx.target);
+        }
+    }
+}
+
+#[test]
+fn kernels_that_may_begin_early_wait_for_those_before() {
+    for ptx in &EMBEDDED {
+        let text = read(ptx);
+        for (kernel, shmem) in all() {
+            let entry = kernel.entry(shmem);
+            let body = text.body(text.kernel(entry).expect(entry));
+            let wanted = ptx.target != Target::SM_80 && kernel != Kernel::FusedSilu;
+            let waits = body.matches("griddepcontrol.wait;").count();
+            assert_eq!(waits, usize::from(wanted), "{entry} {}", ptx.target);
+            let needs = Needs::of(&text, kernel, shmem);
+            assert_eq!(needs.waits_for_earlier, wanted, "{entry} {}", ptx.target);
+        }
+    }
+}
+
+#[test]
+fn what_a_kernel_needs_is_in_its_text() {
+    let of = |body: &str, helper: &str| {
+        let entry = Kernel::Combine.entry(false);
+        let ptx = format!(
+            ".version 8.3\n.visible .entry {entry}()\n{{\n{body}\n}}\n\
+             .func helper()\n{{\n{helper}\n}}\n"
+        );
+        Needs::of(&Text::parse(&ptx).unwrap(), Kernel::Combine, false)
+    };
+    let needs = |pipeline_bytes, waits_for_earlier| Needs {
+        pipeline_bytes,
+        waits_for_earlier,
+    };
+    let (bytes, ring) = (Kernel::Combine.pipeline_bytes(), "mov.u32 %r1, ferry_ring;");
+    assert_eq!(of("ret;", "ret;"), needs(0, false));
+    assert_eq!(of(ring, "ret;"), needs(bytes, false));
+    assert_eq!(of("call helper;", ring), needs(bytes, false));
+    assert_eq!(of("griddepcontrol.wait;", "ret;"), needs(0, true));
+    // To let others begin is not to wait.
+    assert_eq!(
+        of("griddepcontrol.launch_dependents;", "ret;"),
+        needs(0, false)
+    );
+}
+
+#[test]
+fn every_ptx_says_its_target_and_ends_with_its_only_zero_byte() {
+    for ptx in &EMBEDDED {
+        assert!(CStr::from_bytes_with_nul(ptx.text().as_bytes()).is_ok());
+        let text = read(ptx);
+        assert_eq!(text.target, ptx.target.to_string());
+        assert!(text.version.starts_with('8'), "{}", title(&text));
+    }
+}
+
+#[test]
+fn the_embedded_kernels_are_such_as_are_taken_and_measure_nothing() {
+    for ptx in &EMBEDDED {
+        let text = ptx.text().trim_end_matches('\0');
+        // SAFETY: nothing is launched.
+        let taken = unsafe { Kernels::from_ptx(text) }.unwrap();
+        assert_eq!(taken.given().unwrap().target, ptx.target);
+        let mut found: Vec<_> = read(ptx).kernels().map(|k| k.name.clone()).collect();
+        let mut wanted: Vec<_> = all().map(|(kernel, shmem)| kernel.entry(shmem)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        found.sort_unstable();
+        assert_eq!(found, wanted, "{}", ptx.target);
+    }
+}
+
+#[test]
+fn a_ptx_that_is_too_new_is_told_from_a_broken_one() {
+    let log = "ptxas fatal : Unsupported .version 8.3; current version is '7.8'";
+    assert!(is_too_new(sys::INVALID_PTX, log));
+    assert!(is_too_new(sys::UNSUPPORTED_PTX_VERSION, ""));
+    assert!(!is_too_new(sys::INVALID_PTX, "ptxas fatal : syntax error"));
+}
+
+#[test]
+fn no_embedded_kernel_loads_a_constant() {
+    for ptx in &EMBEDDED {
+        let special = specialised(&read(ptx), &SHAPE);
+        let text = kernels::read(&special).unwrap();
+        let mut entries: Vec<_> = text.kernels().map(|kernel| kernel.name.as_str()).collect();
+        entries.sort_unstable();
+        let mut wanted = KERNELS.map(|kernel| kernel.entry(false));
+        wanted.sort_unstable();
+        assert_eq!(entries, wanted, "{}", ptx.target);
+        let left = special.lines().filter(|line| {
+            let place = line.split_once("_param_0+").map(|(_, rest)| rest);
+            let offset = place.map(|rest| rest.trim_end_matches("];").parse());
+            let offset: usize = offset.unwrap_or(Ok(0)).expect("an offset");
+            let constants = offset_of!(Common, shape)..size_of::<Common>();
+            line.contains("ld.param::entry")
+                && constants.contains(&offset.wrapping_sub(COMMON_OFFSET))
+        });
+        assert_eq!(
+            left.collect::<Vec<_>>(),
+            Vec::<&str>::new(),
+            "{}",
+            ptx.target
+        );
+        let moves = special.matches("mov.b64 \t%rd").count();
+        assert!(moves > 100, "{moves} moves in {}", ptx.target);
+    }
+}
+
+#[test]
+fn no_kernel_for_a_shape_divides_by_what_the_shape_says() {
+    for ptx in &EMBEDDED {
+        let text = specialised(&read(ptx), &SHAPE);
+        let divides = |line: &&str| line.contains("\tdiv.u32") || line.contains("\trem.u32");
+        let divisions = text.lines().filter(divides).count();
+        // Those by what is no constant. Where e4m3 is made by hand, that divides, too.
+        let most = if ptx.target == Target::SM_80 { 100 } else { 16 };
+        assert!(divisions <= most, "{divisions} divisions in {}", ptx.target);
+    }
+}

@@ -1,0 +1,131 @@
+//! What is taken and what is refused, by the text alone.
+
+use super::*;
+
+/// A PTX with every kernel, as the compiler writes it.
+fn ptx() -> String {
+    let bytes = LAYOUT_FINGERPRINT.to_le_bytes();
+    let bytes = bytes.map(|byte| byte.to_string()).join(", ");
+    let mut text = format!(
+        ".version 8.3\n.target sm_90a\n.address_size 64\n\
+         .visible .global .align 8 .b8 {FINGERPRINT_VARIABLE}[8] = {{{bytes}}};\n"
+    );
+    for kernel in Kernel::ALL {
+        for shmem in [false, true] {
+            let (entry, bytes) = (kernel.entry(shmem), argument_bytes(kernel));
+            // Some are the same with and without ranks of other nodes.
+            if !text.contains(&format!(" {entry}(")) {
+                let parameter = format!("\t.param .align 8 .b8 {entry}_param_0[{bytes}]\n");
+                text += &format!(".visible .entry {entry}(\n{parameter})\n{{\n\tret;\n}}\n");
+            }
+        }
+    }
+    text
+}
+
+fn refused(text: String) -> KernelsError {
+    checked(text).err().expect("it must be refused")
+}
+
+#[test]
+fn kernels_that_fit_are_taken_with_others_beside_them() {
+    let more = ".visible .entry my_combine(\n\t.param .u32 my_combine_param_0\n)\n{\n\tret;\n}\n";
+    let taken = checked(ptx() + more).unwrap();
+    assert_eq!(taken.target, Target::SM_90A);
+    assert!(taken.text.ends_with("}\n\0"));
+    // SAFETY: nothing is launched.
+    let kernels = unsafe { Kernels::from_ptx(ptx()) }.unwrap();
+    assert_eq!(format!("{kernels:?}"), "Kernels for sm_90a");
+}
+
+#[test]
+fn text_that_is_no_ptx_is_refused() {
+    let of = |text: String| refused(text).to_string();
+    let text = of("int main() {}".into());
+    assert_eq!(text, "the kernels' text is not PTX: it has no .version");
+    let text = of(ptx() + "\0");
+    assert!(
+        text.ends_with(&format!("byte {} is zero", ptx().len())),
+        "{text}"
+    );
+    let text = of(ptx().replace(".address_size 64", ".address_size 32"));
+    assert!(
+        text.ends_with("its addresses have 32 bits, not 64"),
+        "{text}"
+    );
+}
+
+#[test]
+fn other_architectures_are_refused() {
+    for name in ["sm_75", "compute_90", "sm_", "sm_9x", "sm_90b", "sm_+90"] {
+        let error = refused(ptx().replace("sm_90a", name));
+        let found = name.to_owned();
+        assert_eq!(error, KernelsError::Target { found }, "{name}");
+    }
+    let error = refused(ptx().replace(".target sm_90a\n", ""));
+    assert!(matches!(error, KernelsError::Target { found } if found.is_empty()));
+}
+
+#[test]
+fn a_kernel_that_is_missing_is_named() {
+    for kernel in Kernel::ALL {
+        for shmem in [false, true] {
+            let entry = kernel.entry(shmem);
+            let text = ptx().replace(&format!(" {entry}("), " other(");
+            let text = refused(text).to_string();
+            assert_eq!(text, format!("the PTX for sm_90a has no kernel {entry}"));
+        }
+    }
+    // A function is not a kernel.
+    let text = ptx().replace(".visible .entry ferry_combine(", ".func ferry_combine(");
+    assert!(matches!(refused(text), KernelsError::Missing { .. }));
+}
+
+#[test]
+fn a_kernel_of_other_arguments_is_named_with_both_sizes() {
+    let wanted = argument_bytes(Kernel::Combine);
+    let at = |bytes| format!("ferry_combine_param_0[{bytes}]");
+    let error = refused(ptx().replace(&at(wanted), &at(wanted + 8)));
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "the kernel ferry_combine is given parameters of [{wanted}] bytes, but takes [{}]",
+            wanted + 8
+        )
+    );
+    let two = format!("{},\n\t.param .b32 more", at(wanted));
+    let error = refused(ptx().replace(&at(wanted), &two));
+    let KernelsError::Parameters { found, .. } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(found, [wanted, 4]);
+}
+
+#[test]
+fn another_layout_is_refused_with_both_fingerprints() {
+    let missing = refused(ptx().replace(FINGERPRINT_VARIABLE, "other"));
+    let text = missing.to_string();
+    assert!(
+        text.contains("ferry_layout_fingerprint is missing"),
+        "{text}"
+    );
+    let mut bytes = LAYOUT_FINGERPRINT.to_le_bytes();
+    bytes[0] ^= 1;
+    let first = |bytes: [u8; 8]| format!("= {{{}, ", bytes[0]);
+    let other = ptx().replace(&first(LAYOUT_FINGERPRINT.to_le_bytes()), &first(bytes));
+    let found = Some(u64::from_le_bytes(bytes));
+    let wanted = LAYOUT_FINGERPRINT;
+    assert_eq!(refused(other), KernelsError::Layout { wanted, found });
+}
+
+#[test]
+fn devices_run_what_was_compiled_for_them() {
+    let runs = |name: &str, major, minor| Target::parse(name).unwrap().runs_on(major, minor);
+    assert!(runs("sm_80", 8, 0) && runs("sm_80", 8, 9) && runs("sm_80", 12, 0));
+    assert!(!runs("sm_80", 7, 5) && !runs("sm_90", 8, 9));
+    assert!(runs("sm_90a", 9, 0) && !runs("sm_90a", 10, 0) && !runs("sm_90a", 8, 0));
+    assert!(runs("sm_100f", 10, 3) && !runs("sm_103f", 10, 0) && !runs("sm_100f", 12, 0));
+    for target in [Target::SM_80, Target::SM_90A, Target::SM_100A] {
+        assert_eq!(Target::parse(&target.to_string()), Some(target));
+    }
+}

@@ -1,0 +1,18 @@
+//! With the feature `cuda`, builds the probes and says where their PTX lies.
+
+#[cfg(not(feature = "cuda"))]
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+}
+
+#[cfg(feature = "cuda")]
+fn main() -> std::process::ExitCode {
+    match ferry_ptx_builder::embed(ferry_ptx_builder::Package::Probes) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            // As its `Display`, whose lines cargo shows one by one.
+            eprintln!("cannot build the probes: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
