@@ -10,8 +10,8 @@
 use std::time::{Duration, Instant};
 
 use ferry::{
-    CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchInput,
-    DispatchOutput, Error, ExpertParallel, Group, Plan, Stream, Tensor, TokenFormat,
+    CombineBuffers, CombineInput, CombineMode, Config, DispatchBuffers, DispatchInput, Error,
+    ExpertParallel, Group, Plan, Stream, Tensor,
 };
 
 const TOP_K: usize = 8;
@@ -22,10 +22,10 @@ const ROUNDS: usize = 20;
 struct Tensors {
     stream: Stream,
     input: DispatchInput,
-    output: DispatchOutput,
     weights: Tensor<2>,
-    combined: Tensor<2>,
-    x: Vec<u8>,
+    rows: DispatchBuffers,
+    sums: CombineBuffers,
+    x: Vec<u16>,
 }
 
 #[cfg(feature = "cuda")]
@@ -46,17 +46,11 @@ fn main() -> Result<(), Error> {
     let (ranks, tokens, hidden) = (next(2), next(16), next(64));
     let group = group(ranks)?;
     let config = Config {
-        experts: EXPERTS,
-        top_k: TOP_K,
-        hidden,
-        max_tokens_per_rank: tokens,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
         combine: CombineMode::Exact,
         deadline: Duration::from_secs(2),
         debug_checks: true,
-        max_sms: None,
         specialise: true,
+        ..Config::new(EXPERTS, TOP_K, hidden, tokens)
     };
     let plan = Plan::new(&group, config)?;
     let mut ranks = ExpertParallel::new(&group, &plan)?;
@@ -67,15 +61,12 @@ fn main() -> Result<(), Error> {
     for round in 0..ROUNDS {
         let start = Instant::now();
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            let dispatched = rank.dispatch(t.stream, &t.input, &t.output)?;
+            let dispatched = rank.dispatch(t.stream, &t.input, t.rows.output())?;
             let rows = CombineInput {
-                expert_rows: t.output.tokens,
+                expert_rows: t.rows.output().tokens,
                 topk_weights: Some(t.weights),
             };
-            let sums = CombineOutput {
-                combined: CombineTensor::Summed(t.combined),
-            };
-            dispatched.combine(t.stream, &rows, &sums)?;
+            dispatched.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }
         for (rank, t) in ranks.iter().zip(&tensors) {
             rank.synchronize(t.stream)?;
@@ -85,13 +76,10 @@ fn main() -> Result<(), Error> {
         }
     }
     for (rank, t) in ranks.iter().zip(&tensors) {
-        let mut combined = vec![0; t.x.len()];
-        rank.device().download(t.combined.at, &mut combined)?;
-        let wrong = combined.iter().zip(&t.x).filter(|(a, b)| a != b).count();
-        println!(
-            "{}: {tokens} tokens, {wrong} wrong bytes",
-            rank.device().name()
-        );
+        let device = rank.device();
+        let sums: Vec<u16> = device.download_tensor(&t.sums.output(tokens)?.combined.rows())?;
+        let wrong = sums.iter().zip(&t.x).filter(|(a, b)| a != b).count();
+        println!("{}: {tokens} tokens, {wrong} wrong elements", device.name());
         assert_eq!(wrong, 0);
     }
     ranks.into_iter().try_for_each(ExpertParallel::close)
@@ -110,58 +98,30 @@ fn prepare(rank: &ExpertParallel, tokens: usize) -> Result<Tensors, Error> {
     };
     // Finite BF16 of moderate size, with either sign.
     let value = |bits: usize| ((bits & 0x80ff) | 0x3f00) as u16;
-    let x: Vec<u8> = (0..tokens * hidden)
-        .flat_map(|_| value(random()).to_le_bytes())
-        .collect();
-    let ids: Vec<u8> = (0..tokens)
+    let x: Vec<u16> = (0..tokens * hidden).map(|_| value(random())).collect();
+    let ids: Vec<i32> = (0..tokens)
         .flat_map(|_| {
             let (first, step) = (random() % EXPERTS, 1 + 2 * (random() % (EXPERTS / 2)));
             (0..TOP_K).map(move |k| ((first + k * step) % EXPERTS) as i32)
         })
-        .flat_map(i32::to_le_bytes)
         .collect();
-    let weights: Vec<u8> = [1.0 / TOP_K as f32; TOP_K]
-        .repeat(tokens)
-        .into_iter()
-        .flat_map(f32::to_le_bytes)
-        .collect();
+    let weights = vec![1.0 / TOP_K as f32; tokens * TOP_K];
 
-    let device = rank.device();
-    let upload = |bytes: &[u8]| -> Result<DevicePtr, Error> {
-        let at = device.alloc(bytes.len() as u64)?;
-        device.upload(at, bytes)?;
-        Ok(at)
-    };
-    let rows = rank.plan().max_rows();
-    let local_experts = rank.plan().local_experts();
-    let weights = Tensor::contiguous(upload(&weights)?, [tokens, TOP_K]);
+    let (device, plan) = (rank.device(), rank.plan());
+    let weights = device.upload_tensor([tokens, TOP_K], &weights)?;
+    let sums = CombineBuffers::new(device, plan)?;
+    sums.fill(0xa5)?;
     Ok(Tensors {
         stream: device.stream()?,
         input: DispatchInput {
-            x: Tensor::contiguous(upload(&x)?, [tokens, hidden]),
-            topk_ids: Tensor::contiguous(upload(&ids)?, [tokens, TOP_K]),
+            x: device.upload_tensor([tokens, hidden], &x)?,
+            topk_ids: device.upload_tensor([tokens, TOP_K], &ids)?,
             topk_weights: Some(weights),
             input_scale: None,
         },
-        output: DispatchOutput {
-            tokens: Tensor::contiguous(device.alloc((rows * hidden * 2) as u64)?, [rows, hidden]),
-            scales: None,
-            row_scales: None,
-            row_offsets: Tensor::contiguous(
-                device.alloc(4 * (local_experts as u64 + 1))?,
-                [local_experts + 1],
-            ),
-            expert_ids: Tensor::contiguous(
-                device.alloc(4 * local_experts as u64)?,
-                [local_experts],
-            ),
-            src_info: Tensor::contiguous(device.alloc(8 * rows as u64)?, [rows, 2]),
-        },
         weights,
-        combined: Tensor::contiguous(
-            upload(&x.iter().map(|_| 0xa5).collect::<Vec<_>>())?,
-            [tokens, hidden],
-        ),
+        rows: DispatchBuffers::new(device, plan)?,
+        sums,
         x,
     })
 }

@@ -1,11 +1,11 @@
 //! What dispatch and combine take, and how it is checked.
 
 use bytemuck::Zeroable;
-use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, ScaleLayout, TokenFormat};
+use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, TokenFormat};
 
 use crate::round::Received;
 use crate::tensor::Element;
-use crate::{DevicePtr, Error, Plan, Tensor, TensorError};
+use crate::{DevicePtr, Error, Plan, ScaleTensor, Tensor};
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
@@ -25,32 +25,9 @@ pub struct DispatchInput {
     pub input_scale: Option<Tensor<1>>,
 }
 
-/// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more are
-/// refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScaleTensor {
-    /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
-    /// want it, which load it by TMA. So it is 16-byte aligned, and so is its stride: `capacity` is a
-    /// multiple of 4. The columns of padding rows are left as they are.
-    Transposed(Tensor<2>),
-    /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
-    Tiled {
-        /// One byte a scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
-        /// of (an expert's row `r`, group `g`) at `[b, g / 4, r % 32, r % 128 / 32, g % 4]` with
-        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. Scales of rows that an
-        /// expert's last block has and the expert has not are zero; other blocks are left as they
-        /// are. [`Plan::max_scale_blocks`] always suffice.
-        scales: Tensor<5>,
-        /// u32 `[local_experts]`, written.
-        offsets: Tensor<1>,
-    },
-    /// One byte a scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
-    /// [`ScaleLayout::RowMajor`](crate::ScaleLayout).
-    RowMajor(Tensor<2>),
-}
-
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
 /// multiple of 4; [`Plan::max_rows`] always suffice, and too few are reported as a fault.
+/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
@@ -84,7 +61,7 @@ pub struct CombineInput {
     pub topk_weights: Option<Tensor<2>>,
 }
 
-/// Where a rank receives the result of a combine.
+/// Where a rank receives the result of a combine. [`CombineBuffers`](crate::CombineBuffers) allocates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineOutput {
     /// BF16, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are written.
@@ -103,22 +80,13 @@ pub enum CombineTensor {
 }
 
 impl CombineTensor {
-    fn elements(&self) -> usize {
-        match self {
-            Self::Summed(tensor) => tensor.elements(),
-            Self::Apart(tensor) => tensor.elements(),
-        }
-    }
-}
-
-impl ScaleTensor {
-    /// For error messages.
-    pub(crate) const fn title(scales: Option<&Self>) -> &'static str {
-        match scales {
-            None => "no scales",
-            Some(Self::Transposed(_)) => "transposed scales",
-            Some(Self::Tiled { .. }) => "tiled scales",
-            Some(Self::RowMajor(_)) => "row-major scales",
+    /// The same elements as rows, one after another: `[tokens, hidden]` or `[tokens * top_k, hidden]`.
+    pub const fn rows(&self) -> Tensor<2> {
+        match *self {
+            Self::Summed(tensor) => tensor,
+            Self::Apart(Tensor { at, dims, .. }) => {
+                Tensor::contiguous(at, [dims[0].saturating_mul(dims[1]), dims[2]])
+            }
         }
     }
 }
@@ -179,11 +147,7 @@ impl DispatchOutput {
         let element = Element::row(plan.shape().sizes().element_bits);
         self.tokens
             .require("tokens", [capacity, plan.config().hidden], element)?;
-        let Scales {
-            at: output_scales,
-            offsets,
-            blocks,
-        } = self.scales(plan)?;
+        let scales = ScaleTensor::check(self.scales.as_ref(), plan.shape(), capacity)?;
         match (&self.row_scales, plan.shape().sizes().has_row_scale) {
             (Some(given), true) => given.require("row_scales", [capacity], Element::HALF)?,
             (None, false) => {}
@@ -202,57 +166,16 @@ impl DispatchOutput {
             .require("src_info", [capacity, 2], Element::WORD)?;
         Ok(DispatchArgs {
             output_tokens: self.tokens.at.address(),
-            output_scales,
-            scales_offsets: offsets,
+            output_scales: scales.scales,
+            scales_offsets: scales.offsets,
             row_scales: address_or_none(self.row_scales),
-            block_capacity: blocks,
+            block_capacity: scales.blocks,
             row_offsets: self.row_offsets.at.address(),
             expert_ids: self.expert_ids.at.address(),
             src_info: self.src_info.at.address(),
             row_capacity: capacity as u64,
             ..args
         })
-    }
-
-    /// The scales, if they fit the format.
-    fn scales(&self, plan: &Plan) -> Result<Scales, Error> {
-        let (config, sizes) = (plan.config(), plan.shape().sizes());
-        let capacity = self.capacity();
-        let groups = config.hidden.checked_div(sizes.group as usize).unwrap_or(0);
-        let wrong = || Error::WrongScales {
-            given: ScaleTensor::title(self.scales.as_ref()),
-            format: config.format,
-        };
-        match (&self.scales, config.format.scale_layout()) {
-            (None, None) if groups == 0 => Ok(Scales::default()),
-            (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
-                require_transposed(scales, groups, capacity)?;
-                Ok(Scales {
-                    at: scales.at.address(),
-                    ..Scales::default()
-                })
-            }
-            (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
-                countable("rows", capacity, plan.shape().most_scaled_rows())?;
-                scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
-                Ok(Scales {
-                    at: scales.at.address(),
-                    ..Scales::default()
-                })
-            }
-            (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
-                let blocks = scales.dims[0];
-                countable("blocks", blocks, plan.shape().most_scale_blocks())?;
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
-                offsets.require("offsets", [plan.local_experts()], Element::WORD)?;
-                Ok(Scales {
-                    at: scales.at.address(),
-                    offsets: offsets.at.address(),
-                    blocks: blocks as u64,
-                })
-            }
-            _ => Err(wrong()),
-        }
     }
 
     /// Rows that the outputs hold.
@@ -281,7 +204,7 @@ impl CombineInput {
         }
         let combined = self.combined(output, plan, tokens)?;
         let rows = Extent::of(self.expert_rows.at, self.expert_rows.elements());
-        if rows.overlaps(&Extent::of(combined, output.combined.elements())) {
+        if rows.overlaps(&Extent::of(combined, output.combined.rows().elements())) {
             return Err(Error::TensorsOverlap {
                 first: "combined",
                 second: "expert_rows",
@@ -326,24 +249,6 @@ impl CombineInput {
     }
 }
 
-/// Checks transposed scales: TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
-/// "cuTensorMapEncodeTiled").
-pub(crate) fn require_transposed(
-    scales: &Tensor<2>,
-    groups: usize,
-    capacity: usize,
-) -> Result<(), TensorError> {
-    scales.require("scales", [groups, capacity], Element::row(32))?;
-    if !capacity.is_multiple_of(4) {
-        return Err(TensorError {
-            tensor: "scales",
-            wanted: "a number of rows that is a multiple of 4, as 16 bytes hold".to_owned(),
-            given: capacity.to_string(),
-        });
-    }
-    Ok(())
-}
-
 /// Bytes that a tensor takes.
 struct Extent {
     address: u64,
@@ -372,22 +277,6 @@ impl Extent {
     }
 }
 
-/// Checks that kernels can count the words of `given` rows or blocks of scales.
-const fn countable(unit: &'static str, given: usize, max: u64) -> Result<(), Error> {
-    if given as u64 <= max {
-        return Ok(());
-    }
-    Err(Error::TooManyScales { unit, given, max })
-}
-
-/// Where scales go: 0 for what the format has not.
-#[derive(Clone, Copy, Default)]
-struct Scales {
-    at: u64,
-    offsets: u64,
-    blocks: u64,
-}
-
 pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
     tensor.map_or(0, |tensor| tensor.at.address())
 }
@@ -404,17 +293,11 @@ mod tests {
     #[test]
     fn positions_of_a_combine_stay_in_the_staging() {
         let config = Config {
-            experts: 2,
-            top_k: 1,
-            hidden: 1024,
-            max_tokens_per_rank: 4,
             p2p_world_size: Some(1),
             format: TokenFormat::BlockwiseFp8,
             combine: CombineMode::Exact,
             deadline: Duration::from_secs(1),
-            debug_checks: false,
-            max_sms: None,
-            specialise: false,
+            ..Config::new(2, 1, 1024, 4)
         };
         let plan = Plan::check(2, true, config).unwrap();
         assert!(plan.max_rows() as u64 > plan.shape().max_rows());

@@ -7,6 +7,18 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// The sizes and the behaviour of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
 /// checks it.
 ///
+/// Name the fields that differ from [`Config::new`]'s. Code that does so still compiles when a field is
+/// added:
+///
+/// ```
+/// use ferry::{Config, ScaleLayout, TokenFormat};
+///
+/// let config = Config {
+///     format: TokenFormat::Nvfp4(ScaleLayout::Tiled),
+///     ..Config::new(256, 8, 7168, 4096)
+/// };
+/// ```
+///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`
 /// and `specialise`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
@@ -20,9 +32,9 @@ pub struct Config {
     /// Elements of a token, a multiple of 8; in formats with scales of the elements whose scales fill a
     /// word: 64 for NVFP4, 128 for the others.
     pub hidden: usize,
-    /// Most tokens that one rank brings to a dispatch. Each rank may bring fewer, or none. Times `top_k`, at most as
-    /// many as the bits can count that the number of experts leaves of 32: 8,388,608 with 256 experts, 65,536 with
-    /// 65,535.
+    /// Most tokens that one rank brings to a dispatch. Each rank may bring fewer, or none. Times `top_k`, at
+    /// most as many as the bits can count that the number of experts leaves of 32: 8,388,608 with 256
+    /// experts, 65,536 with 65,535.
     pub max_tokens_per_rank: usize,
     /// Ranks of one node, which write each other's memory directly; divides the ranks. `None`:
     /// all ranks are on one node. A number below the real one sends more through NVSHMEM.
@@ -38,15 +50,41 @@ pub struct Config {
     pub debug_checks: bool,
     /// Most streaming multiprocessors that a kernel occupies; `None` for all of the device.
     ///
-    /// A kernel holds them whole while it waits for its peers. What waits for peers on a GPU at one time must fit on
-    /// it together: two communicators in two streams, or one beside NCCL. See
-    /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green context
-    /// (CUDA 12.4), at most as many as that has.
+    /// A kernel holds them whole while it waits for its peers. What waits for peers on a GPU at one time must
+    /// fit on it together: two communicators in two streams, or one beside NCCL. See
+    /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green
+    /// context (CUDA 12.4), at most as many as that has.
     pub max_sms: Option<u32>,
-    /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds
-    /// for a shape's first one on a machine (the driver keeps the result), and faster calls, most of all
-    /// with few tokens. Where [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have no code
-    /// for many tokens: a reason to give decoding a plan of its own. The device keeps such kernels until it is
-    /// closed. Without effect on the simulator and where ranks are on several nodes.
+    /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for
+    /// a shape's first one on a machine (the driver keeps the result), and faster calls, most of all with few
+    /// tokens. Where [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have no code for many
+    /// tokens: a reason to give decoding a plan of its own. The device keeps such kernels until it is closed.
+    /// Without effect on the simulator and where ranks are on several nodes.
     pub specialise: bool,
+}
+
+impl Config {
+    /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
+    /// [`CombineMode::Reduced`], a deadline of 10 seconds, no debug checks, all multiprocessors, and the
+    /// kernels for every shape (`specialise` is false).
+    pub const fn new(
+        experts: usize,
+        top_k: usize,
+        hidden: usize,
+        max_tokens_per_rank: usize,
+    ) -> Self {
+        Self {
+            experts,
+            top_k,
+            hidden,
+            max_tokens_per_rank,
+            p2p_world_size: None,
+            format: TokenFormat::Bf16,
+            combine: CombineMode::Reduced,
+            deadline: Duration::from_secs(10),
+            debug_checks: false,
+            max_sms: None,
+            specialise: false,
+        }
+    }
 }

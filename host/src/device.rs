@@ -6,10 +6,11 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Rank, Shape};
 
-use crate::{Error, LoadedKernels};
+use crate::{Error, LoadedKernels, Tensor, TensorError};
 
 /// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
 /// used from there on.
@@ -198,6 +199,57 @@ pub unsafe trait Device: Send + Sync {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
+}
+
+/// Typed copies. Not collective.
+impl dyn Device {
+    /// Allocates a tensor without gaps, as [`alloc`](Device::alloc) does, and copies `values` into it.
+    /// Synchronises.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if `values` are not as many as `dims` say; what the device reports.
+    pub fn upload_tensor<T: Pod, const N: usize>(
+        &self,
+        dims: [usize; N],
+        values: &[T],
+    ) -> Result<Tensor<N>, Error> {
+        let tensor = Tensor::contiguous(DevicePtr::NULL, dims);
+        if tensor.elements() != values.len() {
+            return Err(Error::Tensor(TensorError {
+                tensor: "values",
+                wanted: format!("{} elements (shape {dims:?})", tensor.elements()),
+                given: values.len().to_string(),
+            }));
+        }
+        let bytes = bytemuck::cast_slice(values);
+        let at = self.alloc(bytes.len() as u64)?;
+        self.upload(at, bytes)?;
+        Ok(Tensor { at, ..tensor })
+    }
+
+    /// Copies the elements of a tensor without gaps, each a `T`, from the device. Synchronises as
+    /// [`download`](Device::download) does.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if its elements are smaller than a `T`;
+    /// what the device reports.
+    pub fn download_tensor<T: Pod, const N: usize>(
+        &self,
+        tensor: &Tensor<N>,
+    ) -> Result<Vec<T>, Error> {
+        if !tensor.is_contiguous() {
+            return Err(Error::Tensor(TensorError {
+                tensor: "tensor",
+                wanted: "no gaps".to_owned(),
+                given: format!("strides {:?} (shape {:?})", tensor.strides, tensor.dims),
+            }));
+        }
+        let bytes = (tensor.elements() as u64).saturating_mul(size_of::<T>() as u64);
+        tensor.at.require("download", bytes)?;
+        let mut values = vec![T::zeroed(); tensor.elements()];
+        self.download(tensor.at, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
 }
 
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.

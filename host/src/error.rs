@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 
-use crate::{BootstrapError, PlanError, TensorError};
+use crate::{BootstrapError, PlanError, Problem, TensorError};
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
 /// where [`Fault`](Self::Fault) says what a kernel launched earlier met.
@@ -212,6 +212,9 @@ pub enum Error {
         /// How many there may be.
         max: u64,
     },
+    /// Buffers for a dispatch that cannot be: nothing was allocated.
+    #[error("the capacity of a dispatch's outputs does not work: {0}")]
+    Capacity(Problem),
     /// Two tensors of one call that must be apart.
     #[error("tensor {first} overlaps tensor {second}; give them memory of their own")]
     TensorsOverlap {

@@ -15,62 +15,40 @@
 //! # fn main() -> Result<(), Error> {
 //! let group = Group::simulated(2, 7)?;
 //! let plan = Plan::new(&group, Config {
-//!     experts: 4,
-//!     top_k: 2,
-//!     hidden: 8,
-//!     max_tokens_per_rank: 3,
-//!     p2p_world_size: None,
-//!     format: TokenFormat::Bf16,
-//!     combine: CombineMode::Reduced,
 //!     deadline: Duration::from_secs(1),
 //!     debug_checks: true,
-//!     max_sms: None,
 //!     specialise: true,
+//!     ..Config::new(4, 2, 8, 3)
 //! })?;
 //! let mut ranks = ExpertParallel::new(&group, &plan)?;
 //! let stream = Stream::DEFAULT;
 //!
 //! // Every rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
-//! let upload = |rank: &ExpertParallel, bytes: &[u8]| -> Result<DevicePtr, Error> {
-//!     let at = rank.device().alloc(bytes.len() as u64)?;
-//!     rank.device().upload(at, bytes)?;
-//!     Ok(at)
-//! };
-//! let one = 0x3f80_u16.to_le_bytes(); // 1.0 as BF16
+//! let one = 0x3f80_u16; // 1.0 as BF16
 //! let mut memory = Vec::new();
 //! for rank in &ranks {
-//!     let rows = plan.max_rows();
+//!     let device = rank.device();
 //!     let input = DispatchInput {
-//!         x: Tensor::contiguous(upload(rank, &one.repeat(8))?, [1, 8]),
-//!         topk_ids: Tensor::contiguous(upload(rank, &[1, 0, 0, 0, 2, 0, 0, 0])?, [1, 2]),
+//!         x: device.upload_tensor([1, 8], &[one; 8])?,
+//!         topk_ids: device.upload_tensor([1, 2], &[1_i32, 2])?,
 //!         topk_weights: None,
 //!         input_scale: None,
 //!     };
-//!     let output = DispatchOutput {
-//!         tokens: Tensor::contiguous(rank.device().alloc(rows as u64 * 16)?, [rows, 8]),
-//!         scales: None,
-//!         row_scales: None,
-//!         row_offsets: Tensor::contiguous(rank.device().alloc(3 * 4)?, [3]),
-//!         expert_ids: Tensor::contiguous(rank.device().alloc(2 * 4)?, [2]),
-//!         src_info: Tensor::contiguous(rank.device().alloc(rows as u64 * 8)?, [rows, 2]),
-//!     };
-//!     let combined = Tensor::contiguous(rank.device().alloc(16)?, [1, 8]);
-//!     memory.push((input, output, combined));
+//!     let (rows, sums) = (DispatchBuffers::new(device, &plan)?, CombineBuffers::new(device, &plan)?);
+//!     memory.push((input, rows, sums));
 //! }
 //!
 //! // Enqueue on every rank, then wait for every rank. Experts would work in between, on
-//! // `output.tokens`; here they return what they get.
-//! for (rank, (input, output, combined)) in ranks.iter_mut().zip(&memory) {
-//!     let dispatched = rank.dispatch(stream, input, output)?;
-//!     let expert_rows = CombineInput { expert_rows: output.tokens, topk_weights: None };
-//!     let combined = CombineOutput { combined: CombineTensor::Summed(*combined) };
-//!     dispatched.combine(stream, &expert_rows, &combined)?;
+//! // `rows.output().tokens`; here they return what they get.
+//! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
+//!     let dispatched = rank.dispatch(stream, input, rows.output())?;
+//!     let expert_rows = CombineInput { expert_rows: rows.output().tokens, topk_weights: None };
+//!     dispatched.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
-//! for (rank, (_, _, combined)) in ranks.iter().zip(&memory) {
+//! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
 //!     rank.synchronize(stream)?;
-//!     let mut sum = [0; 2];
-//!     rank.device().download(combined.at, &mut sum)?;
-//!     assert_eq!(sum, 0x4000_u16.to_le_bytes()); // 1.0 + 1.0
+//!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.combined.rows())?;
+//!     assert_eq!(sums, [0x4000; 8]); // 1.0 + 1.0
 //! }
 //! ranks.into_iter().try_for_each(ExpertParallel::close)
 //! # }
@@ -89,6 +67,7 @@
 
 mod arguments;
 mod bootstrap;
+mod buffers;
 mod config;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -110,16 +89,16 @@ mod nvshmem;
 mod own_gpu;
 mod plan;
 mod round;
+mod scales;
 mod silu;
 mod simulated;
 #[cfg(any(feature = "cuda", test))]
 mod specialise;
 mod tensor;
 
-pub use arguments::{
-    CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput, ScaleTensor,
-};
+pub use arguments::{CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput};
 pub use bootstrap::{Bootstrap, BootstrapError, TcpBootstrap};
+pub use buffers::{Capacity, CombineBuffers, DispatchBuffers};
 pub use config::Config;
 pub use device::{Device, DevicePtr, Fabric, Stream};
 pub use error::{CudaError, Error};
@@ -137,5 +116,6 @@ pub use kernels::{Kernels, KernelsError};
 pub use loaded_kernels::LoadedKernels;
 pub use plan::{Plan, PlanError, Problem};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
+pub use scales::ScaleTensor;
 pub use silu::{FusedSilu, fused_silu};
 pub use tensor::{Tensor, TensorError};

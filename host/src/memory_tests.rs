@@ -9,7 +9,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::*;
-use crate::{BootstrapError, CombineMode, Config, ExpertParallel, Group, Shape, TokenFormat};
+use crate::{BootstrapError, CombineMode, Config, ExpertParallel, Group, Shape};
 
 /// Simulated ranks of this process, or rank 0 of two processes, whose bootstrap fails after some calls.
 struct Failing {
@@ -128,17 +128,9 @@ unsafe impl Fabric for Failing {
 
 fn config() -> Config {
     Config {
-        experts: 2,
-        top_k: 1,
-        hidden: 8,
-        max_tokens_per_rank: 4,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
         combine: CombineMode::Exact,
         deadline: Duration::from_secs(1),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(2, 1, 8, 4)
     }
 }
 

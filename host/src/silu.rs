@@ -1,10 +1,11 @@
 //! The fused SiLU kernels: the activation between an expert's two matrix multiplications, in the
 //! format that the second one reads.
 
+use bytemuck::Zeroable;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Kernel, ScaleLayout, SiluArgs, TokenFormat};
+use ferry_layout::{Kernel, Shape, SiluArgs, TokenFormat};
 
-use crate::arguments::{address_or_none, require_transposed};
+use crate::arguments::address_or_none;
 use crate::device::{Args, Launch};
 use crate::tensor::Element;
 use crate::{Device, Error, LoadedKernels, ScaleTensor, Stream, Tensor};
@@ -97,7 +98,20 @@ impl FusedSilu {
             }
             (Some(_), format) => return Err(Error::UnusedInputScale { format }),
         }
-        let (scales, scales_offsets) = self.scales(capacity, columns, experts)?;
+        if self.format.sizes().has_row_scale {
+            return Err(Error::WrongScales {
+                given: ScaleTensor::title(self.scales.as_ref()),
+                format: self.format,
+            });
+        }
+        let rows = Shape {
+            ranks: 1,
+            experts: experts as u32,
+            hidden: columns as u32,
+            token_format: self.format.number(),
+            ..Shape::zeroed()
+        };
+        let scales = ScaleTensor::check(self.scales.as_ref(), &rows, capacity)?;
         let scale_words = self.scale_words(columns);
         let (clamped, alpha, limit) = match self.activation {
             Activation::Silu => (0, 0.0, 0.0),
@@ -109,8 +123,8 @@ impl FusedSilu {
             input: self.input.at.address(),
             row_offsets: self.row_offsets.at.address(),
             output: self.output.at.address(),
-            scales,
-            scales_offsets,
+            scales: scales.scales,
+            scales_offsets: scales.offsets,
             input_scales: address_or_none(self.input_scales),
             row_capacity: capacity as u64,
             scale_words,
@@ -134,35 +148,5 @@ impl FusedSilu {
             Some(ScaleTensor::Tiled { scales, .. }) => scales.dims[0] * 128,
         };
         words * rows as u64
-    }
-
-    /// Addresses of the scales and of the offsets of tiled ones.
-    fn scales(&self, capacity: usize, columns: usize, experts: usize) -> Result<(u64, u64), Error> {
-        let group = self.format.sizes().group as usize;
-        let groups = columns.checked_div(group).unwrap_or(0);
-        let layout = self.format.scale_layout();
-        match (&self.scales, layout) {
-            _ if self.format.sizes().has_row_scale => {}
-            (None, None) if groups == 0 => return Ok((0, 0)),
-            (Some(ScaleTensor::Transposed(scales)), None) if groups > 0 => {
-                require_transposed(scales, groups, capacity)?;
-                return Ok((scales.at.address(), 0));
-            }
-            (Some(ScaleTensor::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
-                scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
-                return Ok((scales.at.address(), 0));
-            }
-            (Some(ScaleTensor::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
-                let blocks = scales.dims[0];
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
-                offsets.require("offsets", [experts], Element::WORD)?;
-                return Ok((scales.at.address(), offsets.at.address()));
-            }
-            _ => {}
-        }
-        Err(Error::WrongScales {
-            given: ScaleTensor::title(self.scales.as_ref()),
-            format: self.format,
-        })
     }
 }

@@ -130,7 +130,7 @@ impl Element {
 }
 
 /// Bytes of a tensor without gaps; `None` if they cannot be counted.
-fn bytes_of<const N: usize>(dims: [usize; N], bits: u32) -> Option<u64> {
+pub(crate) fn bytes_of<const N: usize>(dims: [usize; N], bits: u32) -> Option<u64> {
     if dims.contains(&0) {
         return Some(0);
     }

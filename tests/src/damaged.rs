@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry::simulator::Options;
-use ferry::{Config, Error, Group, Shape};
+use ferry::{Capacity, Config, Error, Group, Shape};
 use ferry_layout::Window;
 
-use crate::formats::Capacity;
+use crate::formats;
 use crate::session::{HALVES, Session, Settings};
 use crate::simulated::{Case, Dice, Return, any_case, inline_case};
 use crate::verify::capacity_for;
@@ -87,15 +87,15 @@ impl DamagedCase {
     fn run(&self, guarded: &GuardedGroup, longest: Option<Duration>) -> Result<u64> {
         let (case, problems) = (&self.case, self.case.problems());
         let capacity = problems.iter().map(|p| capacity_for(p, case.format));
-        let capacity = capacity.fold(Capacity::default(), Capacity::max);
+        let capacity = capacity.fold(Capacity::default(), formats::larger);
         let settings = Settings {
             config: Config {
                 deadline: DEADLINE,
                 ..case.config()
             },
             capacity: Capacity {
-                blocks: capacity.blocks + case.spare_rows,
-                ..capacity.with_spare_rows(case.format, case.spare_rows)
+                scale_blocks: capacity.scale_blocks + case.spare_rows,
+                ..formats::with_spare_rows(capacity, case.format, case.spare_rows)
             },
             split: case.is_split(0),
         };

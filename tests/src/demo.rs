@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use ferry::{CombineMode, Config, Group, Plan, Shape, TokenFormat};
-use ferry_reference::Problem;
+use ferry::{Capacity, CombineMode, Config, Group, Plan, Shape, TokenFormat};
 use ferry_reference::text::{self, TextSpec};
+use ferry_reference::{Problem, bf16};
 
-use crate::formats::Capacity;
 use crate::group::{GroupKind, GroupOptions, gpus, open};
-use crate::session::{RankOutputs, Session, Settings};
-use crate::verify::{Mismatch, Oracle, capacity_for};
+use crate::session::{Session, Settings};
+use crate::verify::{Mismatch, Oracle, RankOutputs, capacity_for};
 
 /// What is carried where no text is given.
 const README: &str = include_str!("../../README.md");
@@ -107,9 +106,11 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         }
     );
     let oracle = Oracle::new(&problem, &scale, TokenFormat::Bf16);
-    let verdict = oracle.verify(&problem, &settings, true, &outputs);
-    let wanted = oracle.combined(&problem, CombineMode::Reduced, true);
-    let error = largest_error(&wanted, &outputs);
+    let verdict = oracle.verify(CombineMode::Reduced, true, &outputs);
+    let wanted = oracle.combined(CombineMode::Reduced, true);
+    let all = outputs.iter();
+    let errors = all.map(|output| largest_error(&wanted[output.rank], &output.combined));
+    let error = errors.fold(0.0, larger);
     println!("oracle    {}", conclude(verdict, error)?);
     Ok(group.close()?)
 }
@@ -165,17 +166,10 @@ fn introduce(group: &Group, kind: GroupKind) -> Result<()> {
 
 fn settings(args: &DemoArgs) -> Settings {
     let config = Config {
-        experts: args.experts,
-        top_k: args.top_k,
-        hidden: args.hidden,
-        max_tokens_per_rank: args.tokens,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline: Duration::from_secs(10),
         debug_checks: true,
-        max_sms: None,
         specialise: true,
+        ..Config::new(args.experts, args.top_k, args.hidden, args.tokens)
     };
     Settings {
         config,
@@ -188,7 +182,12 @@ fn settings(args: &DemoArgs) -> Settings {
 fn show_experts(problem: &Problem, outputs: &[RankOutputs]) {
     let rows: Vec<u32> = outputs
         .iter()
-        .flat_map(|rank| rank.row_offsets.windows(2).map(|pair| pair[1] - pair[0]))
+        .flat_map(|rank| {
+            rank.received
+                .row_offsets
+                .windows(2)
+                .map(|pair| pair[1] - pair[0])
+        })
         .collect();
     let tokens: usize = problem.inputs.iter().map(|input| input.tokens).sum();
     let total: u32 = rows.iter().sum();
@@ -260,43 +259,30 @@ fn far_rows(problem: &Problem, rank: usize) -> [u64; 2] {
     [by_rank, by_expert]
 }
 
-/// NaN if any difference is: `f32::max` would pass over it.
-fn largest_error(wanted: &[Vec<ferry_reference::bf16>], outputs: &[RankOutputs]) -> f32 {
-    let pairs = outputs
-        .iter()
-        .flat_map(|output| wanted[output.rank].iter().zip(&output.combined));
-    pairs
-        .map(|(wanted, given)| (wanted.to_f32() - given.to_f32()).abs())
-        .fold(0.0, |most, error| {
-            // Once NaN, it stays: nothing is greater.
-            if error.is_nan() || error > most {
-                error
-            } else {
-                most
-            }
-        })
+/// NaN if any difference is.
+fn largest_error(wanted: &[bf16], given: &[bf16]) -> f32 {
+    let pairs = wanted.iter().zip(given);
+    let errors = pairs.map(|(wanted, given)| (wanted.to_f32() - given.to_f32()).abs());
+    errors.fold(0.0, larger)
+}
+
+/// NaN if either is: `f32::max` would pass over it.
+fn larger(most: f32, error: f32) -> f32 {
+    match error.is_nan() || error > most {
+        true => error,
+        // Once NaN, it stays: nothing is greater.
+        false => most,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use ferry_reference::bf16;
 
     use super::*;
 
     fn error_of(wanted: [f32; 3], given: [f32; 3]) -> f32 {
-        let output = RankOutputs {
-            rank: 0,
-            tokens: Vec::new(),
-            scales: Vec::new(),
-            scales_offsets: Vec::new(),
-            row_scales: Vec::new(),
-            row_offsets: Vec::new(),
-            expert_ids: Vec::new(),
-            src_info: Vec::new(),
-            combined: given.map(bf16::from_f32).to_vec(),
-            beyond: Vec::new(),
-        };
-        largest_error(&[wanted.map(bf16::from_f32).to_vec()], &[output])
+        let [wanted, given] = [wanted, given].map(|values| values.map(bf16::from_f32));
+        largest_error(&wanted, &given)
     }
 
     #[test]

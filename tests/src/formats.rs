@@ -1,7 +1,11 @@
 //! What rows of every token format look like in dispatch's outputs, by the oracle.
 
-use ferry::{ScaleLayout, ScaleTensor, Tensor, TokenFormat};
+use std::ops::Range;
+
+use ferry::{Capacity, DevicePtr, ScaleLayout, ScaleTensor, Tensor, TokenFormat};
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
+
+use crate::verify::Received;
 
 /// A token as the oracle encodes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +29,7 @@ pub fn encode(format: TokenFormat, row: &[bf16]) -> Encoded {
 /// Encodes a token.
 pub fn encode_with(format: TokenFormat, row: &[bf16], input_scale: f32) -> Encoded {
     match format {
-        TokenFormat::Bf16 => Encoded::bare(row),
+        TokenFormat::Bf16 => Encoded::bf16(row),
         TokenFormat::Nvfp4RowScaled(_) => {
             let (payload, scales, inverse) = nvfp4::encode_by_row(row);
             Encoded {
@@ -43,7 +47,7 @@ pub fn encode_f32(format: TokenFormat, row: &[f32], input_scale: f32) -> Encoded
     match format {
         TokenFormat::Bf16 => {
             let rounded = row.iter().map(|&x| ferry_reference::round_to_bf16(x));
-            Encoded::bare(&rounded.collect::<Vec<_>>())
+            Encoded::bf16(&rounded.collect::<Vec<_>>())
         }
         _ => encode_groups(format, row, input_scale),
     }
@@ -71,7 +75,7 @@ fn encode_groups<T: Into<f64> + Copy>(format: TokenFormat, row: &[T], input_scal
 
 impl Encoded {
     /// BF16.
-    fn bare(row: &[bf16]) -> Self {
+    fn bf16(row: &[bf16]) -> Self {
         Self {
             payload: row.iter().flat_map(|x| x.to_le_bytes()).collect(),
             ..Self::default()
@@ -91,33 +95,22 @@ pub fn groups(format: TokenFormat, hidden: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// The outputs' sizes: rows, and blocks of 128 of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
-    /// Rows.
-    pub rows: usize,
-    /// Blocks of scales.
-    pub blocks: usize,
+/// So many rows more, or a few more than that where the format wants it.
+#[must_use]
+pub const fn with_spare_rows(capacity: Capacity, format: TokenFormat, rows: usize) -> Capacity {
+    let alignment = format.sizes().row_alignment as usize;
+    Capacity {
+        rows: (capacity.rows + rows).next_multiple_of(alignment),
+        ..capacity
+    }
 }
 
-impl Capacity {
-    /// So many rows more, or a few more than that where the format wants it.
-    #[must_use]
-    pub const fn with_spare_rows(self, format: TokenFormat, rows: usize) -> Self {
-        let alignment = format.sizes().row_alignment as usize;
-        Self {
-            rows: (self.rows + rows).next_multiple_of(alignment),
-            ..self
-        }
-    }
-
-    /// Enough for both.
-    #[must_use]
-    pub fn max(self, other: Self) -> Self {
-        Self {
-            rows: self.rows.max(other.rows),
-            blocks: self.blocks.max(other.blocks),
-        }
+/// Enough for both.
+#[must_use]
+pub fn larger(one: Capacity, other: Capacity) -> Capacity {
+    Capacity {
+        rows: one.rows.max(other.rows),
+        scale_blocks: one.scale_blocks.max(other.scale_blocks),
     }
 }
 
@@ -132,56 +125,83 @@ pub struct Place {
     pub row: usize,
 }
 
-/// Bytes of the tensor of scales.
-pub fn scales_bytes(format: TokenFormat, hidden: usize, capacity: Capacity) -> usize {
-    let groups = groups(format, hidden);
-    match format.scale_layout() {
-        None => 4 * groups * capacity.rows,
-        Some(ScaleLayout::RowMajor) => groups * capacity.rows,
-        Some(ScaleLayout::Tiled) => groups * 128 * capacity.blocks,
-    }
+/// How rows lie in the outputs of a dispatch, or of a fused SiLU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// What the rows hold.
+    pub format: TokenFormat,
+    /// Elements of a row.
+    pub hidden: usize,
+    /// How many rows, and blocks of scales.
+    pub capacity: Capacity,
 }
 
-/// The scales' tensor at `at`, and the offsets' at `offsets`; `None` for BF16.
-pub fn scale_tensor(
-    format: TokenFormat,
-    hidden: usize,
-    capacity: Capacity,
-    (at, offsets, experts): (ferry::DevicePtr, ferry::DevicePtr, usize),
-) -> Option<ScaleTensor> {
-    let groups = groups(format, hidden);
-    if groups == 0 {
-        return None;
+impl Layout {
+    /// Bytes of a row without scales.
+    pub fn row_bytes(&self) -> usize {
+        row_bytes(self.format, self.hidden)
     }
-    Some(match format.scale_layout() {
-        None => ScaleTensor::Transposed(Tensor::contiguous(at, [groups, capacity.rows])),
-        Some(ScaleLayout::RowMajor) => {
-            ScaleTensor::RowMajor(Tensor::contiguous(at, [capacity.rows, groups]))
-        }
-        Some(ScaleLayout::Tiled) => ScaleTensor::Tiled {
-            scales: Tensor::contiguous(at, [capacity.blocks, groups / 4, 32, 4, 4]),
-            offsets: Tensor::contiguous(offsets, [experts]),
-        },
-    })
-}
 
-/// The first byte of a scale in the tensor of scales.
-pub fn scale_at(
-    format: TokenFormat,
-    hidden: usize,
-    capacity: Capacity,
-    (place, group): (Place, usize),
-) -> usize {
-    let groups = groups(format, hidden);
-    let Place { start, block, row } = place;
-    match format.scale_layout() {
-        None => 4 * (group * capacity.rows + start + row),
-        Some(ScaleLayout::RowMajor) => (start + row) * groups + group,
-        Some(ScaleLayout::Tiled) => {
-            // [block, group / 4, row % 32, row % 128 / 32, group % 4]
-            let tile = (block + row / 128) * (groups / 4) + group / 4;
-            ((tile * 32 + row % 32) * 4 + row % 128 / 32) * 4 + group % 4
+    /// Scales of a row.
+    pub fn groups(&self) -> usize {
+        groups(self.format, self.hidden)
+    }
+
+    /// Bytes of the tensor of scales.
+    pub fn scales_bytes(&self) -> usize {
+        let groups = self.groups();
+        match self.format.scale_layout() {
+            None => 4 * groups * self.capacity.rows,
+            Some(ScaleLayout::RowMajor) => groups * self.capacity.rows,
+            Some(ScaleLayout::Tiled) => groups * 128 * self.capacity.scale_blocks,
         }
+    }
+
+    /// Rows that have a scale of their own.
+    pub fn scaled_rows(&self) -> usize {
+        match self.format.sizes().has_row_scale {
+            true => self.capacity.rows,
+            false => 0,
+        }
+    }
+
+    /// The tensor of scales at `at`, with the offsets of so many experts at `offsets`; `None` for BF16.
+    pub fn scale_tensor(
+        &self,
+        at: DevicePtr,
+        offsets: DevicePtr,
+        experts: usize,
+    ) -> Option<ScaleTensor> {
+        let (groups, capacity) = (self.groups(), self.capacity);
+        if groups == 0 {
+            return None;
+        }
+        Some(match self.format.scale_layout() {
+            None => ScaleTensor::Transposed(Tensor::contiguous(at, [groups, capacity.rows])),
+            Some(ScaleLayout::RowMajor) => {
+                ScaleTensor::RowMajor(Tensor::contiguous(at, [capacity.rows, groups]))
+            }
+            Some(ScaleLayout::Tiled) => ScaleTensor::Tiled {
+                scales: Tensor::contiguous(at, [capacity.scale_blocks, groups / 4, 32, 4, 4]),
+                offsets: Tensor::contiguous(offsets, [experts]),
+            },
+        })
+    }
+
+    /// The bytes of a scale in the tensor of scales.
+    fn scale_at(&self, place: Place, group: usize) -> Range<usize> {
+        let groups = self.groups();
+        let Place { start, block, row } = place;
+        let at = match self.format.scale_layout() {
+            None => 4 * (group * self.capacity.rows + start + row),
+            Some(ScaleLayout::RowMajor) => (start + row) * groups + group,
+            Some(ScaleLayout::Tiled) => {
+                // [block, group / 4, row % 32, row % 128 / 32, group % 4]
+                let tile = (block + row / 128) * (groups / 4) + group / 4;
+                ((tile * 32 + row % 32) * 4 + row % 128 / 32) * 4 + group % 4
+            }
+        };
+        at..at + self.format.sizes().scale_bytes as usize
     }
 }
 
@@ -206,8 +226,9 @@ pub fn scales_offsets(row_offsets: &[u32]) -> Vec<u32> {
         .collect()
 }
 
-/// The bytes that dispatch must leave in its outputs where they were full of `poison`.
+/// The bytes of rows and of their scales in the outputs of a dispatch, or of a fused SiLU.
 pub struct Images {
+    layout: Layout,
     /// Rows.
     pub tokens: Vec<u8>,
     /// Scales.
@@ -217,58 +238,56 @@ pub struct Images {
 }
 
 impl Images {
-    /// Outputs that nobody has written.
-    pub fn poisoned(format: TokenFormat, hidden: usize, capacity: Capacity, poison: u8) -> Self {
-        let row_scales = if format.sizes().has_row_scale {
-            capacity.rows
-        } else {
-            0
-        };
+    /// Outputs that nobody has written, full of `poison`.
+    pub fn poisoned(layout: Layout, poison: u8) -> Self {
         Self {
-            tokens: vec![poison; capacity.rows * row_bytes(format, hidden)],
-            scales: vec![poison; scales_bytes(format, hidden, capacity)],
-            row_scales: vec![u16::from_le_bytes([poison; 2]); row_scales],
+            layout,
+            tokens: vec![poison; layout.capacity.rows * layout.row_bytes()],
+            scales: vec![poison; layout.scales_bytes()],
+            row_scales: vec![u16::from_le_bytes([poison; 2]); layout.scaled_rows()],
         }
     }
 
     /// Puts a row into its place.
-    pub fn put(
-        &mut self,
-        format: TokenFormat,
-        hidden: usize,
-        capacity: Capacity,
-        (place, row): (Place, &Encoded),
-    ) {
+    pub fn put(&mut self, place: Place, row: &Encoded) {
         let (at, bytes) = (place.start + place.row, row.payload.len());
         self.tokens[at * bytes..][..bytes].copy_from_slice(&row.payload);
-        let width = format.sizes().scale_bytes as usize;
-        for (group, scale) in row.scales.chunks(width.max(1)).enumerate() {
-            let at = scale_at(format, hidden, capacity, (place, group));
-            self.scales[at..at + width].copy_from_slice(scale);
+        let width = self.layout.format.sizes().scale_bytes.max(1);
+        for (group, scale) in row.scales.chunks(width as usize).enumerate() {
+            self.scales[self.layout.scale_at(place, group)].copy_from_slice(scale);
         }
         if let Some(scale) = row.row_scale {
             self.row_scales[at] = scale;
         }
     }
 
+    /// Makes a row, which is not compared, the same as what was received in the same layout.
+    pub fn copy_row(&mut self, place: Place, from: &Received) {
+        let (at, bytes) = (place.start + place.row, self.layout.row_bytes());
+        let row = at * bytes..(at + 1) * bytes;
+        self.tokens[row.clone()].copy_from_slice(&from.tokens[row]);
+        for group in 0..self.layout.groups() {
+            let scale = self.layout.scale_at(place, group);
+            self.scales[scale.clone()].copy_from_slice(&from.scales[scale]);
+        }
+        if let Some(scale) = self.row_scales.get_mut(at) {
+            *scale = from.row_scales[at];
+        }
+    }
+
     /// Zeros for the scales of the rows that the experts' last blocks have and the experts have not.
-    pub fn clear_unused(
-        &mut self,
-        format: TokenFormat,
-        hidden: usize,
-        capacity: Capacity,
-        row_offsets: &[u32],
-    ) {
-        if format.scale_layout() != Some(ScaleLayout::Tiled) {
+    pub fn clear_unused(&mut self, row_offsets: &[u32]) {
+        let layout = self.layout;
+        if layout.format.scale_layout() != Some(ScaleLayout::Tiled) {
             return;
         }
         let blocks = first_blocks(row_offsets);
         for (pair, &block) in row_offsets.windows(2).zip(&blocks) {
             let (start, rows) = (pair[0] as usize, (pair[1] - pair[0]) as usize);
             for row in rows..rows.next_multiple_of(128) {
-                for group in 0..groups(format, hidden) {
+                for group in 0..layout.groups() {
                     let place = Place { start, block, row };
-                    self.scales[scale_at(format, hidden, capacity, (place, group))] = 0;
+                    self.scales[layout.scale_at(place, group)].fill(0);
                 }
             }
         }

@@ -202,10 +202,6 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         .max()
         .unwrap_or(0);
     let config = Config {
-        experts: problem.experts,
-        top_k: problem.top_k,
-        hidden: problem.hidden,
-        max_tokens_per_rank: most.max(1),
         p2p_world_size: args.p2p_world_size,
         format: args.token_format(),
         combine: match args.mode {
@@ -213,9 +209,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
             Mode::Exact => CombineMode::Exact,
         },
         deadline: Duration::from_secs(30),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
     };
     Settings {
         config,

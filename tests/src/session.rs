@@ -4,14 +4,11 @@ mod local_rank;
 
 use std::time::{Duration, Instant};
 
-use ferry::{Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
+use ferry::{Capacity, Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
-use crate::formats::Capacity;
-use local_rank::{Answers, LocalRank};
-
-/// What outputs hold before a round, in every byte.
-pub const POISON: u8 = 0xa5;
+use crate::verify::{Placement, RankOutputs};
+use local_rank::LocalRank;
 
 /// Half calls that a round is made of, each followed by its wait; a fused rank skips the waits.
 pub const HALVES: usize = 4;
@@ -25,30 +22,6 @@ pub struct Settings {
     pub capacity: Capacity,
     /// Whether to make the split calls.
     pub split: bool,
-}
-
-/// What a round left on a rank.
-pub struct RankOutputs {
-    /// Which rank.
-    pub rank: usize,
-    /// `[capacity, row bytes]`, as they are.
-    pub tokens: Vec<u8>,
-    /// Scales in the format's layout, as bytes.
-    pub scales: Vec<u8>,
-    /// First blocks of tiled scales.
-    pub scales_offsets: Vec<u32>,
-    /// BF16 bits, if rows have scales of their own.
-    pub row_scales: Vec<u16>,
-    /// `[local experts + 1]`.
-    pub row_offsets: Vec<u32>,
-    /// `[local experts]`.
-    pub expert_ids: Vec<i32>,
-    /// `[capacity]`.
-    pub src_info: Vec<[i32; 2]>,
-    /// `[tokens, hidden]` or `[tokens, top_k, hidden]`.
-    pub combined: Vec<bf16>,
-    /// The row behind the last one of `combined`, which nothing may write.
-    pub beyond: Vec<u8>,
 }
 
 /// Which inputs a round takes, and where its result goes.
@@ -132,12 +105,15 @@ impl Session {
         }
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
-        let answers = match self.settings.config.format {
-            TokenFormat::Bf16 => None,
-            _ => Some(Answers::of(problem, scale)),
-        };
+        let format = self.settings.config.format;
+        // The experts get rows of other formats only after a matrix multiplication.
+        let placements =
+            (format != TokenFormat::Bf16).then(|| Placement::of(problem, format, usize::MAX));
         for rank in &self.ranks {
-            rank.run_experts((scale, answers.as_ref()), &self.settings)?;
+            match &placements {
+                None => rank.run_experts(scale)?,
+                Some(all) => rank.answer(problem, scale, &all[rank.rank()])?,
+            }
         }
         let start = Instant::now();
         self.each(|rank| rank.start_combine(split, weights))?;
@@ -146,10 +122,9 @@ impl Session {
         }
         self.synchronize()?;
         self.phases.combine = start.elapsed();
-        let settings = &self.settings;
         self.ranks
             .iter()
-            .map(|rank| rank.outputs(settings, weights))
+            .map(|rank| rank.outputs(weights))
             .collect()
     }
 
@@ -273,7 +248,7 @@ impl Session {
 
     /// What stands in a local rank's outputs. Synchronises, but not with the rank's stream.
     pub fn outputs_on(&self, index: usize) -> Result<RankOutputs, Error> {
-        self.ranks[index].outputs(&self.settings, true)
+        self.ranks[index].outputs(true)
     }
 
     /// Enqueues a [first](Turn::FIRST) round on one local rank, with an event before, between and after its

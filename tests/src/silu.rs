@@ -4,15 +4,13 @@
 use anyhow::{Result, ensure};
 use ferry::simulator::Portable;
 use ferry::{
-    Activation, Device, DevicePtr, FusedSilu, ScaleLayout, ScaleTensor, Stream, Tensor,
-    TokenFormat, fused_silu,
+    Activation, Capacity, Device, DevicePtr, FusedSilu, ScaleLayout, Stream, Tensor, TokenFormat,
+    fused_silu,
 };
 use ferry_reference::{bf16, fp8};
 
-use crate::formats::{self, Capacity, Images, Place};
-
-/// What outputs hold before.
-const POISON: u8 = 0xa5;
+use crate::formats::{self, Images, Layout, Place};
+use crate::verify::POISON;
 
 /// A clamped activation's `alpha` and limit.
 pub type Clamp = (f32, f32);
@@ -92,6 +90,15 @@ pub fn formats() -> impl Iterator<Item = TokenFormat> {
         .filter(|format| !format.sizes().has_row_scale)
 }
 
+/// What a case is run with.
+struct Inputs<'a> {
+    /// Of the outputs.
+    layout: Layout,
+    input: &'a [bf16],
+    offsets: &'a [u32],
+    input_scales: &'a [f32],
+}
+
 impl SiluCase {
     fn row_offsets(&self) -> Vec<u32> {
         let rows: Vec<u32> = std::iter::once(0)
@@ -108,26 +115,36 @@ impl SiluCase {
         let offsets = self.row_offsets();
         let needed = Capacity {
             rows: offsets[offsets.len() - 1] as usize,
-            blocks: formats::first_blocks(&offsets)[offsets.len() - 1] + 1,
+            scale_blocks: formats::first_blocks(&offsets)[offsets.len() - 1] + 1,
         };
-        let space = needed.with_spare_rows(self.format, 3);
+        let layout = Layout {
+            format: self.format,
+            hidden: self.columns,
+            capacity: formats::with_spare_rows(needed, self.format, 3),
+        };
         let mut random = Random(self.seed);
-        let input: Vec<bf16> = (0..space.rows * 2 * self.columns)
+        let input: Vec<bf16> = (0..layout.capacity.rows * 2 * self.columns)
             .map(|_| random.number())
             .collect();
         let input_scales: Vec<f32> = (0..self.rows.len())
             .map(|expert| 0.5 + expert as f32 / 8.0)
             .collect();
-        let given = self.given(device, stream, (&input, &offsets, &input_scales, space))?;
-        self.compare(&given, (&input, &offsets, &input_scales, space))
+        let inputs = Inputs {
+            layout,
+            input: &input,
+            offsets: &offsets,
+            input_scales: &input_scales,
+        };
+        self.compare(&self.given(device, stream, &inputs)?, &inputs)
     }
 
-    fn given(
-        &self,
-        device: &dyn Device,
-        stream: Stream,
-        (input, offsets, input_scales, space): (&[bf16], &[u32], &[f32], Capacity),
-    ) -> Result<Images> {
+    fn given(&self, device: &dyn Device, stream: Stream, inputs: &Inputs<'_>) -> Result<Images> {
+        let Inputs {
+            layout,
+            input,
+            offsets,
+            input_scales,
+        } = *inputs;
         let mut owned = Vec::new();
         let mut put = |bytes: &[u8]| -> Result<DevicePtr> {
             let at = device.alloc(bytes.len().max(16) as u64)?;
@@ -136,12 +153,12 @@ impl SiluCase {
             Ok(at)
         };
         let (format, columns, experts) = (self.format, self.columns, self.rows.len());
-        let mut images = Images::poisoned(format, columns, space, POISON);
+        let (rows, mut images) = (layout.capacity.rows, Images::poisoned(layout, POISON));
         let starts = formats::scales_offsets(offsets);
         let (tokens, scales) = (put(&images.tokens)?, put(&images.scales)?);
         let starts = put(bytemuck::cast_slice(&starts))?;
         let silu = FusedSilu {
-            input: Tensor::contiguous(put(bytemuck::cast_slice(input))?, [space.rows, 2 * columns]),
+            input: Tensor::contiguous(put(bytemuck::cast_slice(input))?, [rows, 2 * columns]),
             interleaved: self.interleaved,
             row_offsets: Tensor::contiguous(put(bytemuck::cast_slice(offsets))?, [experts + 1]),
             activation: self.activation,
@@ -153,32 +170,29 @@ impl SiluCase {
                 )),
                 _ => None,
             },
-            output: Tensor::contiguous(tokens, [space.rows, columns]),
-            scales: formats::scale_tensor(format, columns, space, (scales, starts, experts)),
+            output: Tensor::contiguous(tokens, [rows, columns]),
+            scales: layout.scale_tensor(scales, starts, experts),
         };
         fused_silu(device, stream, &silu, None)?;
         device.synchronize(stream)?;
         device.download(tokens, &mut images.tokens)?;
-        if let Some(
-            ScaleTensor::Transposed(_) | ScaleTensor::RowMajor(_) | ScaleTensor::Tiled { .. },
-        ) = silu.scales
-        {
-            device.download(scales, &mut images.scales)?;
-        }
+        device.download(scales, &mut images.scales)?;
         // SAFETY: the stream was synchronised.
         let mut free = |at| unsafe { device.free(at) };
         owned.into_iter().try_for_each(&mut free)?;
         Ok(images)
     }
 
-    fn compare(
-        &self,
-        given: &Images,
-        (input, offsets, input_scales, space): (&[bf16], &[u32], &[f32], Capacity),
-    ) -> Result<()> {
+    fn compare(&self, given: &Images, inputs: &Inputs<'_>) -> Result<()> {
+        let Inputs {
+            layout,
+            input,
+            offsets,
+            input_scales,
+        } = *inputs;
         let (format, columns) = (self.format, self.columns);
-        let mut wanted = Images::poisoned(format, columns, space, POISON);
-        wanted.clear_unused(format, columns, space, offsets);
+        let mut wanted = Images::poisoned(layout, POISON);
+        wanted.clear_unused(offsets);
         let blocks = formats::first_blocks(offsets);
         for (expert, pair) in offsets.windows(2).enumerate() {
             for row in pair[0]..pair[1] {
@@ -189,7 +203,7 @@ impl SiluCase {
                     row: (row - pair[0]) as usize,
                 };
                 let row = formats::encode_f32(format, &values, input_scales[expert]);
-                wanted.put(format, columns, space, (place, &row));
+                wanted.put(place, &row);
             }
         }
         let same = |name: &str, wanted: &[u8], given: &[u8]| {

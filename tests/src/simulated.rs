@@ -7,26 +7,24 @@ use std::time::Duration;
 
 use ferry::simulator::{Options, SimulatorError};
 use ferry::*;
-use ferry_reference::{Problem, apply_expert_scale, bf16, first_difference, fp8};
+use ferry_reference::{Problem, bf16};
 
-use crate::formats::{self, Capacity, Images, Place};
+use crate::formats;
+use crate::verify::{Oracle, Received};
 
+pub use crate::verify::{POISON, download};
 pub use case::*;
 
 /// A simulated rank has one.
 pub const STREAM: Stream = Stream::DEFAULT;
-/// What outputs hold before a round.
-pub const POISON: u8 = 0xcd;
 /// Half calls that a round is made of; a fused rank skips the second and the fourth.
 pub const PHASES: usize = 4;
 
 /// What a round must give, on every rank.
 struct Expected {
-    /// Rows without padding.
-    dispatched: Vec<ferry_reference::Dispatched>,
-    /// First row of each expert in the outputs, with padding.
-    offsets: Vec<Vec<u32>>,
-    expert_rows: Vec<Vec<bf16>>,
+    oracle: Oracle,
+    /// What each expert multiplies by.
+    scale: Vec<f32>,
     combined: Vec<Vec<bf16>>,
 }
 
@@ -35,71 +33,23 @@ impl Expected {
         let scale: Vec<f32> = (0..case.experts)
             .map(|expert| 1.0 + (expert % 7) as f32 / 8.0 + round as f32)
             .collect();
-        let dispatched = ferry_reference::dispatch(problem);
-        let expert_rows = apply_expert_scale(problem, &dispatched, &scale);
-        let combined = ferry_reference::combine(problem, &expert_rows, case.how.reference());
-        let alignment = case.format.sizes().row_alignment;
-        let offsets = dispatched
-            .iter()
-            .map(|rank| fp8::padded_offsets(&rank.row_offsets, alignment))
-            .collect();
+        let oracle = Oracle::new(problem, &scale, case.format);
+        let combined = oracle.combined(case.how.mode(), case.how != Return::Apart);
         Self {
-            dispatched,
-            offsets,
-            expert_rows,
+            oracle,
+            scale,
             combined,
         }
     }
-}
 
-impl Expected {
     /// What a rank's outputs can hold.
     fn capacity(&self, rank: usize, case: &Case) -> Capacity {
-        let blocks = formats::first_blocks(&self.offsets[rank]);
-        let needed = Capacity {
-            rows: self.rows(rank),
-            blocks: blocks[blocks.len() - 1] + case.spare_rows,
-        };
-        needed.with_spare_rows(case.format, case.spare_rows)
-    }
-
-    /// Rows of a rank's outputs that are in use, padding included.
-    fn rows(&self, rank: usize) -> usize {
-        self.offsets[rank].last().copied().unwrap_or(0) as usize
-    }
-
-    /// The row of a rank's outputs in which its `row`-th received row stands.
-    fn position(&self, rank: usize, row: usize) -> usize {
-        let place = self.place(rank, row);
-        place.start + place.row
-    }
-
-    /// The place of a rank's `row`-th received row.
-    fn place(&self, rank: usize, row: usize) -> Place {
-        let starts = &self.dispatched[rank].row_offsets;
-        let expert = starts.partition_point(|&start| start as usize <= row) - 1;
-        Place {
-            start: self.offsets[rank][expert] as usize,
-            block: formats::first_blocks(&self.offsets[rank])[expert],
-            row: row - starts[expert] as usize,
+        let needed = self.oracle.placement(rank).capacity();
+        let rows = formats::with_spare_rows(needed, case.format, case.spare_rows);
+        Capacity {
+            scale_blocks: needed.scale_blocks + case.spare_rows,
+            ..rows
         }
-    }
-}
-
-/// Panics with the first place where two tensors differ.
-fn assert_same<T: PartialEq + std::fmt::Debug>(
-    given: &[T],
-    wanted: &[T],
-    tensor: &str,
-    place: &dyn Fn() -> String,
-) {
-    assert_eq!(given.len(), wanted.len(), "{tensor}: {}", place());
-    if let Some(at) = given.iter().zip(wanted).position(|(a, b)| a != b) {
-        let (given, wanted) = (&given[at], &wanted[at]);
-        panic!(
-            "{tensor}: at {at} wanted {wanted:x?}, found {given:x?}: {}",
-            place()
-        );
     }
 }
 
@@ -116,36 +66,11 @@ pub struct Tensors {
     pub combined: CombineOutput,
 }
 
-/// A copy of `values` on a rank's device.
-pub fn upload<T: Copy, const B: usize>(
-    rank: &ExpertParallel,
-    values: &[T],
-    bytes: fn(T) -> [u8; B],
-) -> DevicePtr {
-    let data: Vec<u8> = values.iter().flat_map(|&value| bytes(value)).collect();
-    let at = rank.device().alloc(data.len().max(16) as u64).unwrap();
-    rank.device().upload(at, &data).unwrap();
-    at
-}
-
 fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
     let bytes = bytes.max(16) as u64;
     let at = rank.device().alloc(bytes).unwrap();
     rank.device().fill(at, POISON, bytes).unwrap();
     at
-}
-
-/// `count` values from a rank's device.
-pub fn download<T, const B: usize>(
-    rank: &ExpertParallel,
-    at: DevicePtr,
-    count: usize,
-    value: fn([u8; B]) -> T,
-) -> Vec<T> {
-    let mut data = vec![0; count * B];
-    rank.device().download(at, &mut data).unwrap();
-    let (chunks, _) = data.as_chunks::<B>();
-    chunks.iter().map(|&chunk| value(chunk)).collect()
 }
 
 impl Tensors {
@@ -156,15 +81,13 @@ impl Tensors {
         let (tokens, top_k, hidden) = (input.tokens, case.top_k, case.hidden);
         let space = expected.capacity(r, case);
         let capacity = space.rows;
-        let local = case.experts / case.ranks;
-        let weights = upload(rank, &input.topk_weights, f32::to_le_bytes);
-        let weights = Tensor::contiguous(weights, [tokens, top_k]);
-        let mut answers = vec![bf16::NAN; capacity * hidden];
-        for (row, answer) in expected.expert_rows[r].chunks(hidden).enumerate() {
-            let start = expected.position(r, row) * hidden;
-            answers[start..start + hidden].copy_from_slice(answer);
-        }
-        let answers = upload(rank, &answers, bf16::to_le_bytes);
+        let (device, plan) = (rank.device(), rank.plan());
+        let buffers = DispatchBuffers::with_capacity(device, plan, space).unwrap();
+        buffers.fill(POISON).unwrap();
+        let weights = device.upload_tensor([tokens, top_k], &input.topk_weights);
+        let weights = weights.unwrap();
+        let placement = expected.oracle.placement(r);
+        let answers = placement.expert_rows(problem, &expected.scale, r, capacity);
         let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
         let combined = match case.how {
             Return::Reduced | Return::Exact => CombineTensor::Summed(summed()),
@@ -175,37 +98,17 @@ impl Tensors {
         };
         Self {
             input: DispatchInput {
-                x: Tensor::contiguous(upload(rank, &input.x, bf16::to_le_bytes), [tokens, hidden]),
-                topk_ids: Tensor::contiguous(
-                    upload(rank, &input.topk_ids, i32::to_le_bytes),
-                    [tokens, top_k],
-                ),
+                x: device.upload_tensor([tokens, hidden], &input.x).unwrap(),
+                topk_ids: device
+                    .upload_tensor([tokens, top_k], &input.topk_ids)
+                    .unwrap(),
                 topk_weights: Some(weights),
-                input_scale: matches!(case.format, TokenFormat::Nvfp4(_)).then(|| {
-                    let at = upload(rank, &[formats::INPUT_SCALE], f32::to_le_bytes);
-                    Tensor::contiguous(at, [1])
-                }),
+                input_scale: matches!(case.format, TokenFormat::Nvfp4(_))
+                    .then(|| device.upload_tensor([1], &[formats::INPUT_SCALE]).unwrap()),
             },
-            output: DispatchOutput {
-                tokens: Tensor::contiguous(
-                    poisoned(rank, capacity * formats::row_bytes(case.format, hidden)),
-                    [capacity, hidden],
-                ),
-                scales: formats::scale_tensor(case.format, hidden, space, {
-                    let bytes = formats::scales_bytes(case.format, hidden, space);
-                    (poisoned(rank, bytes), poisoned(rank, 4 * local), local)
-                }),
-                row_scales: case
-                    .format
-                    .sizes()
-                    .has_row_scale
-                    .then(|| Tensor::contiguous(poisoned(rank, 2 * capacity), [capacity])),
-                row_offsets: Tensor::contiguous(poisoned(rank, (local + 1) * 4), [local + 1]),
-                expert_ids: Tensor::contiguous(poisoned(rank, local * 4), [local]),
-                src_info: Tensor::contiguous(poisoned(rank, capacity * 8), [capacity, 2]),
-            },
+            output: *buffers.output(),
             expert_rows: CombineInput {
-                expert_rows: Tensor::contiguous(answers, [capacity, hidden]),
+                expert_rows: device.upload_tensor([capacity, hidden], &answers).unwrap(),
                 topk_weights: (case.how == Return::Exact).then_some(weights),
             },
             combined: CombineOutput { combined },
@@ -408,67 +311,20 @@ impl Run {
     }
 
     fn compare_dispatch(&self, round: usize, r: usize) {
-        let (case, rank) = (&self.case, &self.ranks[r]);
-        let all = &self.expected[round];
-        let expected = &all.dispatched[r];
-        let output = &self.tensors[round][r].output;
-        let place = || format!("round {round}, rank {r} of {case:?}");
-        let count = expected.row_offsets.len();
-        let offsets = download(rank, output.row_offsets.at, count, u32::from_le_bytes);
-        assert_eq!(offsets, all.offsets[r], "row_offsets: {}", place());
-        let count = expected.expert_ids.len();
-        let ids = download(rank, output.expert_ids.at, count, i32::from_le_bytes);
-        assert_eq!(ids, expected.expert_ids, "expert_ids: {}", place());
-
-        let (format, hidden) = (case.format, case.hidden);
-        let space = all.capacity(r, case);
-        let capacity = output.src_info.dims[0];
-        assert_eq!(capacity, space.rows, "{}", place());
-        let mut wanted = Images::poisoned(format, hidden, space, POISON);
-        wanted.clear_unused(format, hidden, space, &all.offsets[r]);
-        let mut info = vec![[i32::from_le_bytes([POISON; 4]); 2]; capacity];
-        for (row, token) in expected.tokens.chunks(hidden).enumerate() {
-            let at = all.place(r, row);
-            info[at.start + at.row] = expected.src_info[row];
-            let encoded = formats::encode(format, token);
-            wanted.put(format, hidden, space, (at, &encoded));
-        }
-        let info = info.as_flattened();
-        let given = download(rank, output.src_info.at, info.len(), i32::from_le_bytes);
-        assert_same(&given, info, "src_info", &place);
-        let count = wanted.tokens.len();
-        let given = download(rank, output.tokens.at, count, u8::from_le_bytes);
-        assert_same(&given, &wanted.tokens, "tokens", &place);
-        let count = wanted.row_scales.len();
-        if let Some(scales) = output.row_scales {
-            let given = download(rank, scales.at, count, u16::from_le_bytes);
-            assert_same(&given, &wanted.row_scales, "row_scales", &place);
-        }
-        let at = match output.scales {
-            None => return,
-            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => scales.at,
-            Some(ScaleTensor::Tiled { scales, offsets }) => {
-                let count = offsets.elements();
-                let given = download(rank, offsets.at, count, u32::from_le_bytes);
-                let wanted = formats::scales_offsets(&all.offsets[r]);
-                assert_same(&given, &wanted, "scales_offsets", &place);
-                scales.at
-            }
-        };
-        let given = download(rank, at, wanted.scales.len(), u8::from_le_bytes);
-        assert_same(&given, &wanted.scales, "scales", &place);
+        let (device, output) = (self.ranks[r].device(), &self.tensors[round][r].output);
+        let received = Received::download(&**device, output, self.case.format).unwrap();
+        let result = self.expected[round].oracle.verify_dispatch(r, &received);
+        result.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
     }
 
     fn compare_combine(&self, round: usize, r: usize) {
-        let (case, rank) = (&self.case, &self.ranks[r]);
-        let expected = &self.expected[round].combined[r];
-        let at = match self.tensors[round][r].combined.combined {
-            CombineTensor::Summed(tensor) => tensor.at,
-            CombineTensor::Apart(tensor) => tensor.at,
-        };
-        let combined = download(rank, at, expected.len(), bf16::from_le_bytes);
-        if let Some(difference) = first_difference(expected, &combined, case.hidden) {
-            panic!("combined: {difference} round {round}, rank {r} of {case:?}");
-        }
+        let device = self.ranks[r].device();
+        let rows = self.tensors[round][r].combined.combined.rows();
+        let given: Vec<bf16> = device.download_tensor(&rows).unwrap();
+        let expected = &self.expected[round];
+        let result = expected
+            .oracle
+            .verify_combined(r, &expected.combined[r], &given);
+        result.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
     }
 }

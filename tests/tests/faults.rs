@@ -152,7 +152,7 @@ fn memory(run: &Run) -> Vec<Vec<u32>> {
                 (output.src_info.at, output.src_info.elements()),
                 (combined, elements / 2),
             ] {
-                words.push(download(rank, at, count, u32::from_le_bytes));
+                words.push(download::<u32>(&**rank.device(), at, count).unwrap());
             }
         }
     }
@@ -188,7 +188,11 @@ fn run_with_id(case: &Case, (round, rank, slot): (usize, usize, usize), id: i32)
     let given = ids.clone();
     ids[slot] = -1;
     Run::with(case, &problems, |tensors, ranks| {
-        let at = upload(&ranks[rank], &given, i32::to_le_bytes);
+        let at = ranks[rank]
+            .device()
+            .upload_tensor([given.len()], &given)
+            .unwrap()
+            .at;
         tensors[round][rank].input.topk_ids.at = at;
     })
 }
@@ -330,7 +334,7 @@ fn outputs_that_are_too_small_are_left_alone() {
             (output.tokens.at, rows * case.hidden * 2),
             (output.src_info.at, rows * 8),
         ] {
-            let bytes = download(&run.ranks[rank], at, bytes, |[byte]| byte);
+            let bytes: Vec<u8> = download(&**run.ranks[rank].device(), at, bytes).unwrap();
             assert!(bytes.iter().all(|&byte| byte == POISON), "{case:?}");
         }
         for (r, outcome) in run.outcomes.iter().enumerate() {

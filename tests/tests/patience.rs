@@ -11,17 +11,8 @@ const STREAM: Stream = Stream::DEFAULT;
 /// Two experts a rank, of three ranks.
 fn config(deadline: Duration) -> Config {
     Config {
-        experts: 6,
-        top_k: 1,
-        hidden: 8,
-        max_tokens_per_rank: 1,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline,
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(6, 1, 8, 1)
     }
 }
 
@@ -32,22 +23,14 @@ fn ranks(group: &Group, deadline: Duration) -> Vec<ExpertParallel> {
 
 /// Tensors of a rank without tokens, which receives none.
 fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
-    let at = rank.device().alloc(64).unwrap();
     let input = DispatchInput {
-        x: Tensor::contiguous(at, [0, 8]),
-        topk_ids: Tensor::contiguous(at, [0, 1]),
+        x: Tensor::contiguous(DevicePtr::NULL, [0, 8]),
+        topk_ids: Tensor::contiguous(DevicePtr::NULL, [0, 1]),
         topk_weights: None,
         input_scale: None,
     };
-    let output = DispatchOutput {
-        tokens: Tensor::contiguous(at, [1, 8]),
-        scales: None,
-        row_scales: None,
-        row_offsets: Tensor::contiguous(at, [3]),
-        expert_ids: Tensor::contiguous(at.plus(16), [2]),
-        src_info: Tensor::contiguous(at.plus(32), [1, 2]),
-    };
-    (input, output)
+    let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
+    (input, *buffers.output())
 }
 
 /// A round in which the experts take so long, on the host.

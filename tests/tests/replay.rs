@@ -118,7 +118,7 @@ fn comes_back(test: &str, mode: CombineMode, weights: bool) {
         inputs.for_each(|input| input.topk_weights.fill(1.0));
     }
     let oracle = Oracle::new(&problem, &SCALE, TokenFormat::Bf16);
-    let combined = oracle.combined(&problem, mode, weights);
+    let combined = oracle.combined(mode, weights);
     let file = SafeTensors::deserialize(&written).unwrap();
     for (rank, wanted) in dispatch(&problem).iter().enumerate() {
         let sums = values(&file, &format!("combined.{rank}"), bf16::from_le_bytes);
@@ -297,7 +297,7 @@ fn every_format_comes_back_with_its_scales() {
         let written = replay("formats", &given, &options(format)).unwrap();
         let file = SafeTensors::deserialize(&written).unwrap();
         let oracle = Oracle::new(&problem, &SCALE, format);
-        let combined = oracle.combined(&problem, CombineMode::Reduced, true);
+        let combined = oracle.combined(CombineMode::Reduced, true);
         for (rank, wanted) in dispatch(&problem).iter().enumerate() {
             compare_codes(&file, &problem, rank, format);
             let offsets = values(&file, &format!("row_offsets.{rank}"), u32::from_le_bytes);

@@ -353,7 +353,10 @@ fn no_word_of_a_row_is_taken_for_absent() {
                     .iter_mut()
                     .flat_map(|round| round.iter_mut().zip(ranks)),
             ) {
-                tensors.input.x.at = upload(rank, input, bf16::to_le_bytes);
+                tensors.input.x = rank
+                    .device()
+                    .upload_tensor(tensors.input.x.dims, input)
+                    .unwrap();
             }
         });
         run.expect_success();

@@ -194,17 +194,11 @@ unsafe impl Fabric for NotedFabric {
 
 pub fn config() -> Config {
     Config {
-        experts: 2,
-        top_k: 1,
-        hidden: 8,
-        max_tokens_per_rank: 4,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
         combine: CombineMode::Exact,
         deadline: Duration::from_millis(7),
         debug_checks: true,
         max_sms: Some(5),
-        specialise: false,
+        ..Config::new(2, 1, 8, 4)
     }
 }
 

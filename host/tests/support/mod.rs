@@ -14,17 +14,8 @@ pub const STREAM: Stream = Stream::DEFAULT;
 /// Two ranks, experts 0 and 1 on rank 0, 2 and 3 on rank 1.
 pub fn config() -> Config {
     Config {
-        experts: 4,
-        top_k: TOP_K,
-        hidden: HIDDEN,
-        max_tokens_per_rank: 3,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline: Duration::from_secs(5),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(4, TOP_K, HIDDEN, 3)
     }
 }
 
@@ -107,8 +98,7 @@ pub struct Tensors {
 
 impl Tensors {
     pub fn new(rank: &ExpertParallel, tokens: &[Token]) -> Self {
-        let capacity = rank.plan().max_rows();
-        let count = tokens.len();
+        let (device, count) = (rank.device(), tokens.len());
         let values: Vec<f32> = tokens.iter().map(|token| token.0).collect();
         let ids: Vec<i32> = tokens.iter().flat_map(|token| token.1).collect();
         let weights: Vec<f32> = tokens.iter().flat_map(|token| token.2).collect();
@@ -124,14 +114,7 @@ impl Tensors {
                 topk_weights: Some(weights),
             },
             weights,
-            output: DispatchOutput {
-                row_scales: None,
-                tokens: Tensor::contiguous(space(capacity * HIDDEN * 2), [capacity, HIDDEN]),
-                scales: None,
-                row_offsets: Tensor::contiguous(space(3 * 4), [3]),
-                expert_ids: Tensor::contiguous(space(2 * 4), [2]),
-                src_info: Tensor::contiguous(space(capacity * 8), [capacity, 2]),
-            },
+            output: *DispatchBuffers::new(device, rank.plan()).unwrap().output(),
             summed: Tensor::contiguous(space(count * HIDDEN * 2), [count, HIDDEN]),
             apart: Tensor::contiguous(space(count * TOP_K * HIDDEN * 2), [count, TOP_K, HIDDEN]),
         }

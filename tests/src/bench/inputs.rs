@@ -5,14 +5,14 @@ use std::sync::Arc;
 use anyhow::Result;
 use ferry::cuda::CudaDevice;
 use ferry::{
-    CombineInput, CombineMode, CombineOutput, CombineTensor, Device, DevicePtr, DispatchInput,
-    DispatchOutput, Plan, Tensor, TokenFormat,
+    Capacity, CombineBuffers, CombineInput, CombineMode, CombineOutput, Device, DevicePtr,
+    DispatchBuffers, DispatchInput, Error, Plan, Tensor, TokenFormat,
 };
 use ferry_reference::workload::{WorkloadSpec, generate};
 use ferry_reference::{Problem, RankInput, bf16};
 
 use super::options::BenchArgs;
-use crate::formats::{self, Capacity};
+use crate::formats;
 
 use super::rig::Rig;
 
@@ -78,12 +78,18 @@ impl Inputs {
                     .iter()
                     .map(|rows| rows.next_multiple_of(alignment))
                     .sum(),
-                blocks: rank.iter().map(|rows| rows.div_ceil(128)).sum(),
+                scale_blocks: rank.iter().map(|rows| rows.div_ceil(128)).sum(),
             });
-            ranks.fold(Capacity::default(), Capacity::max)
+            ranks.fold(Capacity::default(), formats::larger)
         };
         let most = self.problems.iter().map(of);
-        let most = most.fold(Capacity { rows: 1, blocks: 1 }, Capacity::max);
+        let most = most.fold(
+            Capacity {
+                rows: 1,
+                scale_blocks: 1,
+            },
+            formats::larger,
+        );
         // The transposed scales want rows of 16 bytes.
         Capacity {
             rows: most.rows.next_multiple_of(16),
@@ -108,41 +114,6 @@ impl Inputs {
     }
 }
 
-/// A problem's sizes, without inputs.
-pub fn shape_of(problem: &Problem) -> Problem {
-    let Problem {
-        ranks,
-        experts,
-        top_k,
-        hidden,
-        ..
-    } = *problem;
-    Problem {
-        ranks,
-        experts,
-        top_k,
-        hidden,
-        inputs: Vec::new(),
-    }
-}
-
-/// Some tokens of a rank.
-pub fn select(problem: &Problem, input: &RankInput, tokens: &[usize]) -> RankInput {
-    fn pick<T: Copy>(values: &[T], width: usize, tokens: &[usize]) -> Vec<T> {
-        let mut picked = Vec::with_capacity(tokens.len() * width);
-        for token in tokens {
-            picked.extend_from_slice(&values[token * width..(token + 1) * width]);
-        }
-        picked
-    }
-    RankInput {
-        tokens: tokens.len(),
-        x: pick(&input.x, problem.hidden, tokens),
-        topk_ids: pick(&input.topk_ids, problem.top_k, tokens),
-        topk_weights: pick(&input.topk_weights, problem.top_k, tokens),
-    }
-}
-
 fn upload(device: &CudaDevice, input: &RankInput) -> Result<Uploaded> {
     let put = |bytes: &[u8]| -> Result<DevicePtr> {
         let at = device.alloc(bytes.len().max(16) as u64)?;
@@ -160,76 +131,35 @@ fn upload(device: &CudaDevice, input: &RankInput) -> Result<Uploaded> {
 pub struct Outputs {
     device: Arc<CudaDevice>,
     /// Of dispatch.
-    pub dispatch: DispatchOutput,
-    /// What combine takes: the dispatched rows, unless they are FP8.
+    pub dispatch: DispatchBuffers,
+    /// What combine takes: the dispatched rows, unless they are encoded.
     pub expert_rows: Tensor<2>,
     /// Of combine.
-    pub combined: Tensor<2>,
-    owned: Vec<(DevicePtr, u64)>,
+    pub combined: CombineBuffers,
 }
 
 impl Outputs {
-    /// Allocates them for `tokens` tokens and `capacity` rows.
-    pub fn new(
-        device: &Arc<CudaDevice>,
-        plan: &Plan,
-        tokens: usize,
-        space: Capacity,
-    ) -> Result<Self> {
-        let (config, mut owned) = (plan.config(), Vec::new());
-        let mut put = |bytes: usize| -> Result<DevicePtr> {
-            let at = device.alloc(bytes.max(16) as u64)?;
-            owned.push((at, bytes as u64));
-            Ok(at)
+    /// Allocates them for rounds of `plan`, with `capacity` for what arrives.
+    pub fn new(device: &Arc<CudaDevice>, plan: &Plan, capacity: Capacity) -> Result<Self> {
+        let shared: Arc<dyn Device> = device.clone();
+        let dispatch = DispatchBuffers::with_capacity(&shared, plan, capacity)?;
+        let dims = [capacity.rows, plan.config().hidden];
+        let expert_rows = match plan.config().format {
+            TokenFormat::Bf16 => dispatch.output().tokens,
+            _ => Tensor::contiguous(device.alloc(2 * (dims[0] * dims[1]) as u64)?, dims),
         };
-        let (hidden, local) = (config.hidden, plan.local_experts());
-        let (format, capacity) = (config.format, space.rows);
-        let is_bf16 = format == TokenFormat::Bf16;
-        let rows = put(capacity * formats::row_bytes(format, hidden))?;
-        let scales = put(formats::scales_bytes(format, hidden, space))?;
-        let offsets = put(4 * local)?;
-        let row_scales = put(2 * capacity)?;
-        let dispatch = DispatchOutput {
-            tokens: Tensor::contiguous(rows, [capacity, hidden]),
-            scales: formats::scale_tensor(format, hidden, space, (scales, offsets, local)),
-            row_scales: (format.sizes().has_row_scale)
-                .then(|| Tensor::contiguous(row_scales, [capacity])),
-            row_offsets: Tensor::contiguous(put((local + 1) * 4)?, [local + 1]),
-            expert_ids: Tensor::contiguous(put(local * 4)?, [local]),
-            src_info: Tensor::contiguous(put(capacity * 8)?, [capacity, 2]),
-        };
-        let expert_rows = match is_bf16 {
-            true => dispatch.tokens,
-            false => Tensor::contiguous(put(capacity * hidden * 2)?, [capacity, hidden]),
-        };
-        let combined = Tensor::contiguous(put(tokens * hidden * 2)?, [tokens, hidden]);
         Ok(Self {
+            combined: CombineBuffers::new(&shared, plan)?,
             device: device.clone(),
             dispatch,
             expert_rows,
-            combined,
-            owned,
         })
     }
 
     /// Makes every byte of what the kernels write `value`.
     pub fn poison(&self, value: u8) -> Result<()> {
-        for &(at, bytes) in self
-            .owned
-            .iter()
-            .filter(|(at, _)| *at != self.separate_rows())
-        {
-            self.device.fill(at, value, bytes)?;
-        }
-        Ok(())
-    }
-
-    /// The expert rows, if they are not dispatch's output.
-    fn separate_rows(&self) -> DevicePtr {
-        match self.dispatch.scales {
-            Some(_) => self.expert_rows.at,
-            None => DevicePtr::NULL,
-        }
+        self.dispatch.fill(value)?;
+        Ok(self.combined.fill(value)?)
     }
 
     /// What combine takes and gives.
@@ -237,29 +167,27 @@ impl Outputs {
         &self,
         input: &DispatchInput,
         mode: CombineMode,
-    ) -> (CombineInput, CombineOutput) {
-        let weights = match mode {
-            CombineMode::Reduced => None,
-            CombineMode::Exact => input.topk_weights,
-        };
+    ) -> Result<(CombineInput, CombineOutput), Error> {
         let rows = CombineInput {
             expert_rows: self.expert_rows,
-            topk_weights: weights,
-        };
-        (
-            rows,
-            CombineOutput {
-                combined: CombineTensor::Summed(self.combined),
+            topk_weights: match mode {
+                CombineMode::Reduced => None,
+                CombineMode::Exact => input.topk_weights,
             },
-        )
+        };
+        Ok((rows, self.combined.output(input.x.dims[0])?))
     }
 
     /// Frees them.
     pub fn free(self) -> Result<()> {
-        for (at, _) in self.owned {
-            // SAFETY: its only user, a rank that is being closed, has synchronised.
-            unsafe { self.device.free(at) }?;
+        let separate = self.expert_rows != self.dispatch.output().tokens;
+        // SAFETY: their only user, a rank that is being closed, has synchronised.
+        unsafe {
+            if separate {
+                self.device.free(self.expert_rows.at)?;
+            }
+            self.dispatch.free()?;
+            Ok(self.combined.free()?)
         }
-        Ok(())
     }
 }

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use ferry::cuda::CudaGraph;
-use ferry::{Config, Error, ExpertParallel, Plan, Stream, Unfinished};
+use ferry::{Capacity, Config, Error, ExpertParallel, Plan, Stream, Unfinished};
 
 use super::inputs::{Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::Traffic;
-use crate::formats::Capacity;
 
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
@@ -53,14 +52,14 @@ impl RankBench<'_> {
     fn enqueue(&mut self, call: Call, set: usize) -> Result<(), Error> {
         let (stream, mode) = (self.stream, self.ep.plan().config().combine);
         let input = self.inputs.dispatch(set, self.local, self.tokens);
-        let output = &self.outputs.dispatch;
+        let output = self.outputs.dispatch.output();
         if call == Call::Dispatch {
             return self.ep.dispatch(stream, &input, output).map(drop);
         }
         if call == Call::DispatchAsync {
             return self.ep.dispatch_async(stream, &input).map(drop);
         }
-        let (rows, combined) = self.outputs.combine(&input, mode);
+        let (rows, combined) = self.outputs.combine(&input, mode)?;
         match self.ep.unfinished() {
             Unfinished::DispatchWait(sent) => sent.wait(stream, output).map(drop),
             Unfinished::CombineWait(returned) => returned.wait(stream),
@@ -100,14 +99,14 @@ impl<'a> Bench<'a> {
             true => Capacity {
                 // The transposed scales want rows of 16 bytes.
                 rows: plan.max_rows().next_multiple_of(16),
-                blocks: plan.max_scale_blocks(),
+                scale_blocks: plan.max_scale_blocks(),
             },
             false => inputs.capacity(tokens, format),
         };
         let mut ranks = Vec::new();
         let eps = ExpertParallel::new(&rig.group, &plan)?.into_iter();
         for (local, (ep, gpu)) in eps.zip(&rig.gpus).enumerate() {
-            let outputs = Outputs::new(&gpu.device, &plan, tokens, capacity)?;
+            let outputs = Outputs::new(&gpu.device, &plan, capacity)?;
             outputs.poison(0)?;
             ranks.push(RankBench {
                 local,

@@ -14,7 +14,7 @@ use super::round::Bench;
 use super::silu;
 use super::sink::Sink;
 use super::statistics::Summary;
-use super::verify::{Oracle, POISON};
+use super::verify::Answers;
 use super::{plot, predict};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 
@@ -169,17 +169,12 @@ pub fn config(
     tokens: usize,
 ) -> Config {
     Config {
-        experts: args.experts,
-        top_k: args.top_k,
-        hidden: args.hidden,
-        max_tokens_per_rank: tokens,
-        p2p_world_size: None,
         format,
         combine,
         deadline: super::round::DEADLINE,
-        debug_checks: false,
         max_sms: args.max_sms,
         specialise: !args.general,
+        ..Config::new(args.experts, args.top_k, args.hidden, tokens)
     }
 }
 
@@ -287,7 +282,7 @@ fn measure(
 ) -> Result<Vec<Record>> {
     let bench = Bench::new(rig, inputs, config(args, kind, tokens));
     let mut bench = rig.processes.agree(bench)?;
-    let oracle = (!args.no_verify).then(|| Oracle::new(inputs, kind.0, tokens));
+    let oracle = (!args.no_verify).then(|| Answers::new(inputs, kind.0, tokens));
     if let Some(oracle) = &oracle {
         oracle.fill_expert_rows(rig, &bench)?;
     }
@@ -308,7 +303,7 @@ fn measure(
     }
     let mut verified = "no";
     if let Some(oracle) = &oracle {
-        bench.once(POISON)?;
+        bench.once(crate::verify::POISON)?;
         let what = || {
             format!(
                 "{} {} with {tokens} tokens",

@@ -1,10 +1,12 @@
 //! The fused SiLU kernels against the rate of a copy in device memory.
 
 use anyhow::Result;
-use ferry::{Activation, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat, fused_silu};
+use ferry::{
+    Activation, Capacity, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat, fused_silu,
+};
 
 use super::rig::{Repeats, Rig, Stage};
-use crate::formats::{self, Capacity};
+use crate::formats::{self, Layout};
 use crate::silu::{self, CLAMPS};
 
 /// Rows, of this many experts.
@@ -68,18 +70,21 @@ pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
             interleaved,
             activation,
         };
-        let space = Capacity {
-            rows: ROWS,
-            blocks: ROWS / 128,
+        let layout = Layout {
+            format,
+            hidden: COLUMNS,
+            capacity: Capacity {
+                rows: ROWS,
+                scale_blocks: ROWS / 128,
+            },
         };
-        let output = formats::row_bytes(format, COLUMNS) * ROWS
-            + formats::scales_bytes(format, COLUMNS, space);
+        let output = layout.row_bytes() * ROWS + layout.scales_bytes();
         let bytes = (4 * COLUMNS * ROWS + output) as f64;
         Ok(SiluTime {
             format: format.name(),
             interleaved,
             clamped: activation != plain,
-            us: time(rig, kind, space)?,
+            us: time(rig, kind, layout)?,
             floor_us: bytes / hbm_gb_per_s / 1e3,
         })
     };
@@ -118,7 +123,7 @@ fn upload_inputs(device: &dyn Device, input: ferry::DevicePtr) -> Result<()> {
     Ok(())
 }
 
-fn time(rig: &Rig, kind: Kind, space: Capacity) -> Result<f64> {
+fn time(rig: &Rig, kind: Kind, layout: Layout) -> Result<f64> {
     let Kind {
         format,
         interleaved,
@@ -137,8 +142,8 @@ fn time(rig: &Rig, kind: Kind, space: Capacity) -> Result<f64> {
         };
         let input = put(4 * COLUMNS * ROWS)?;
         upload_inputs(&**device, input)?;
-        let output = put(formats::row_bytes(format, COLUMNS) * ROWS)?;
-        let scales = put(formats::scales_bytes(format, COLUMNS, space))?;
+        let output = put(layout.row_bytes() * ROWS)?;
+        let scales = put(layout.scales_bytes())?;
         let (row_offsets, blocks) = (put(4 * offsets.len())?, put(4 * starts.len())?);
         device.upload(row_offsets, bytemuck::cast_slice(&offsets))?;
         device.upload(blocks, bytemuck::cast_slice(&starts))?;
@@ -150,7 +155,7 @@ fn time(rig: &Rig, kind: Kind, space: Capacity) -> Result<f64> {
             format,
             input_scales: None,
             output: Tensor::contiguous(output, [ROWS, COLUMNS]),
-            scales: formats::scale_tensor(format, COLUMNS, space, (scales, blocks, EXPERTS)),
+            scales: layout.scale_tensor(scales, blocks, EXPERTS),
         };
         jobs.push(move |_stage: usize, _iteration: u32| {
             Ok(fused_silu(&**device, gpu.stream, &silu, None)?)

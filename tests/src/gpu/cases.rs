@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 use ferry::ScaleLayout::{RowMajor, Tiled};
-use ferry::{CombineMode, Config, Group, TokenFormat};
+use ferry::{Capacity, CombineMode, Config, Group, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
-use crate::formats::Capacity;
+use crate::formats;
 use crate::group::GroupKind;
 use crate::session::{Session, Settings};
 use crate::verify::{Oracle, capacity_for};
@@ -281,10 +281,10 @@ fn run_case(
     let capacity = problems
         .iter()
         .map(|p| capacity_for(p, case.format))
-        .fold(Capacity::default(), Capacity::max);
+        .fold(Capacity::default(), formats::larger);
     let capacity = Capacity {
-        blocks: capacity.blocks + 1,
-        ..capacity.with_spare_rows(case.format, 3)
+        scale_blocks: capacity.scale_blocks + 1,
+        ..formats::with_spare_rows(capacity, case.format, 3)
     };
     let all = [
         (CombineMode::Reduced, true, false),
@@ -296,23 +296,20 @@ fn run_case(
     ];
     let ways = if large || far { &all[..2] } else { &all[..] };
     for &(combine, weights, split) in ways {
+        // Kernels compiled for one case serve others, with fewer tokens than planned.
+        let planned = match case.hidden >= SPECIALISED_HIDDEN {
+            true => most.next_multiple_of(128),
+            false => most,
+        };
         let config = Config {
-            experts: case.experts,
-            top_k: case.top_k,
-            hidden: case.hidden,
-            // Kernels compiled for one case serve others, with fewer tokens than planned.
-            max_tokens_per_rank: match case.hidden >= SPECIALISED_HIDDEN {
-                true => most.next_multiple_of(128),
-                false => most,
-            },
             p2p_world_size: Some(p2p_world_size),
             format: case.format,
             combine,
             deadline: suite.deadline(),
-            debug_checks: false,
             max_sms: case.max_sms,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
             specialise: weights && case.hidden >= SPECIALISED_HIDDEN && !suite.args.general,
+            ..Config::new(case.experts, case.top_k, case.hidden, planned)
         };
         let settings = Settings {
             config,
@@ -339,5 +336,5 @@ fn verify_round(
     weights: bool,
 ) -> Result<()> {
     let outputs = session.round(problem, scale, weights)?;
-    Ok(oracle.verify(problem, settings, weights, &outputs)?)
+    Ok(oracle.verify(settings.config.combine, weights, &outputs)?)
 }

@@ -4,12 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ferry::{CombineMode, Config, Group, ScaleLayout, TokenFormat};
+use ferry::{Capacity, CombineMode, Config, Group, ScaleLayout, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, RankInput, bf16};
 
 use super::{Outcome, Suite};
-use crate::formats::Capacity;
 use crate::group::GroupKind;
 use crate::session::{Session, Settings};
 use crate::verify::{Oracle, compare_rows};
@@ -72,7 +71,7 @@ impl Spreadable {
             weights.fill(weights[0]);
         }
         let oracle = Oracle::new(&whole, &scale, format);
-        let wanted = oracle.combined(&whole, CombineMode::Exact, weights);
+        let wanted = oracle.combined(CombineMode::Exact, weights);
         Self {
             wanted: wanted.concat(),
             whole,
@@ -87,24 +86,23 @@ impl Spreadable {
         let tokens = self.whole.inputs[0].tokens;
         let needed = Capacity {
             rows: tokens * self.whole.top_k,
-            blocks: tokens * self.whole.top_k / 128 + self.whole.experts,
+            scale_blocks: tokens * self.whole.top_k / 128 + self.whole.experts,
         };
         Settings {
             config: Config {
-                experts: self.whole.experts,
-                top_k: self.whole.top_k,
-                hidden: self.whole.hidden,
-                max_tokens_per_rank: tokens.max(1),
                 p2p_world_size: Some(p2p_world_size),
                 format: self.format,
                 combine: CombineMode::Exact,
                 deadline: Duration::from_secs(20),
-                debug_checks: false,
-                max_sms: None,
-                specialise: false,
+                ..Config::new(
+                    self.whole.experts,
+                    self.whole.top_k,
+                    self.whole.hidden,
+                    tokens.max(1),
+                )
             },
             // All may come to one rank, and every expert's rows be padded.
-            capacity: needed.with_spare_rows(self.format, 3 * self.whole.experts),
+            capacity: crate::formats::with_spare_rows(needed, self.format, 3 * self.whole.experts),
             split,
         }
     }

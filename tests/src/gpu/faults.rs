@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use ferry::{CombineMode, Config, Error, FaultKind, Rank, TokenFormat};
+use ferry::{Capacity, CombineMode, Config, Error, FaultKind, Rank, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, bf16};
 
 use super::{Outcome, Suite};
-use crate::formats::Capacity;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for, compare_rows};
 
@@ -36,17 +35,9 @@ fn problem(suite: &Suite<'_>, seed: u64) -> Problem {
 
 fn settings(capacity: Capacity, deadline: Duration) -> Settings {
     let config = Config {
-        experts: 64,
-        top_k: 8,
-        hidden: 1024,
-        max_tokens_per_rank: 16,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
-        deadline,
         debug_checks: true,
-        max_sms: None,
-        specialise: false,
+        deadline,
+        ..Config::new(64, 8, 1024, 16)
     };
     Settings {
         config,
@@ -92,11 +83,7 @@ fn round_of(session: &mut Session, problem: &Problem) -> Result<()> {
 
 /// What combine gives where experts return what they get.
 fn identity(problem: &Problem) -> Vec<Vec<bf16>> {
-    Oracle::new(problem, &[1.0; 64], TokenFormat::Bf16).combined(
-        problem,
-        CombineMode::Reduced,
-        true,
-    )
+    Oracle::new(problem, &[1.0; 64], TokenFormat::Bf16).combined(CombineMode::Reduced, true)
 }
 
 fn told_of_the_expert(session: &Session) -> Result<()> {
@@ -128,7 +115,13 @@ fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
     let mut session = suite.session(
         &group,
-        &settings(Capacity { rows: 7, blocks: 0 }, SHORT_DEADLINE),
+        &settings(
+            Capacity {
+                rows: 7,
+                scale_blocks: 0,
+            },
+            SHORT_DEADLINE,
+        ),
         1,
     )?;
     let result = round_of(&mut session, &problem).and_then(|()| told_of_the_size(&session));
@@ -202,7 +195,7 @@ fn works_again(suite: &mut Suite<'_>) -> Result<Outcome> {
     let outputs = session.round(&problem, &[1.5; 64], true);
     let result = outputs
         .map_err(anyhow::Error::from)
-        .and_then(|outputs| Ok(oracle.verify(&problem, &settings, true, &outputs)?));
+        .and_then(|outputs| Ok(oracle.verify(settings.config.combine, true, &outputs)?));
     suite.conclude(session, result)?;
     Ok(Outcome::Passed)
 }

@@ -1,10 +1,12 @@
 //! A graph of ours holds the communicators whose calls it has: none of them is closed under it.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
-    CombineInput, CombineMode, CombineOutput, CombineTensor, Config, Device, DevicePtr,
-    DispatchInput, DispatchOutput, Error, ExpertParallel, Plan, Tensor, TokenFormat,
+    CombineBuffers, CombineInput, Config, Device, DevicePtr, DispatchBuffers, DispatchInput, Error,
+    ExpertParallel, Plan, Tensor,
 };
 
 use super::{Outcome, Suite};
@@ -21,17 +23,8 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
     let config = Config {
-        experts: suite.ranks(),
-        top_k: 1,
-        hidden: HIDDEN,
-        max_tokens_per_rank: 1,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline: suite.deadline(),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(suite.ranks(), 1, HIDDEN, 1)
     };
     let ranks = group.local_ranks();
     let Some(cuda) = ranks
@@ -43,7 +36,7 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     };
     let plan = Plan::new(&group, config)?;
     for (mut communicator, cuda) in ExpertParallel::new(&group, &plan)?.into_iter().zip(cuda) {
-        let other = CudaDevice::open(cuda.ordinal())?;
+        let other = Arc::new(CudaDevice::open(cuda.ordinal())?);
         let graph = capture(&other, &mut communicator)?;
         let Err(Error::GraphsAlive {
             graphs,
@@ -62,31 +55,16 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
 }
 
 /// A round of no tokens as a graph.
-fn capture(device: &CudaDevice, communicator: &mut ExpertParallel) -> Result<CudaGraph> {
-    let rows = communicator.plan().max_rows();
-    let experts = communicator.plan().local_experts();
-    let mut memory = Vec::new();
-    let mut alloc = |bytes: usize| -> Result<DevicePtr, Error> {
-        let at = device.alloc(bytes as u64)?;
-        memory.push(at);
-        Ok(at)
-    };
+fn capture(device: &Arc<CudaDevice>, communicator: &mut ExpertParallel) -> Result<CudaGraph> {
+    let (shared, plan): (Arc<dyn Device>, _) = (device.clone(), *communicator.plan());
+    let rows = DispatchBuffers::new(&shared, &plan)?;
+    let sums = CombineBuffers::new(&shared, &plan)?;
+    let (output, combined) = (*rows.output(), sums.output(0)?);
     let input = DispatchInput {
-        x: Tensor::contiguous(alloc(16)?, [0, HIDDEN]),
-        topk_ids: Tensor::contiguous(alloc(16)?, [0, 1]),
+        x: Tensor::contiguous(DevicePtr::NULL, [0, HIDDEN]),
+        topk_ids: Tensor::contiguous(DevicePtr::NULL, [0, 1]),
         topk_weights: None,
         input_scale: None,
-    };
-    let output = DispatchOutput {
-        tokens: Tensor::contiguous(alloc(2 * rows * HIDDEN)?, [rows, HIDDEN]),
-        scales: None,
-        row_scales: None,
-        row_offsets: Tensor::contiguous(alloc(4 * (experts + 1))?, [experts + 1]),
-        expert_ids: Tensor::contiguous(alloc(4 * experts)?, [experts]),
-        src_info: Tensor::contiguous(alloc(8 * rows)?, [rows, 2]),
-    };
-    let combined = CombineOutput {
-        combined: CombineTensor::Summed(Tensor::contiguous(alloc(16)?, [0, HIDDEN])),
     };
     let stream = device.stream()?;
     let graph = device.capture(stream, || {
@@ -97,9 +75,10 @@ fn capture(device: &CudaDevice, communicator: &mut ExpertParallel) -> Result<Cud
         };
         dispatched.combine(stream, &rows, &combined).map(|_| ())
     })?;
-    for at in memory {
-        // SAFETY: allocated here; the graph is never launched.
-        unsafe { device.free(at)? };
+    // SAFETY: the graph is never launched.
+    unsafe {
+        rows.free()?;
+        sums.free()?;
     }
     Ok(graph)
 }

@@ -70,11 +70,8 @@ impl Problems {
         ids.for_each(|(entry, id)| *id = id_of_none(entry));
         as_routed.inputs[lost].topk_ids.fill(-1);
         let combined = |problem: &Problem| {
-            Oracle::new(problem, &[1.0; EXPERTS], TokenFormat::Bf16).combined(
-                problem,
-                CombineMode::Reduced,
-                true,
-            )
+            Oracle::new(problem, &[1.0; EXPERTS], TokenFormat::Bf16)
+                .combined(CombineMode::Reduced, true)
         };
         Self {
             lost,
@@ -89,17 +86,13 @@ impl Problems {
 fn no_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problems = Problems::of(suite);
     let config = Config {
-        experts: EXPERTS,
-        top_k: TOP_K,
-        hidden: problems.good.hidden,
-        max_tokens_per_rank: problems.good.inputs[0].tokens,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline: suite.deadline(),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(
+            EXPERTS,
+            TOP_K,
+            problems.good.hidden,
+            problems.good.inputs[0].tokens,
+        )
     };
     let settings = Settings {
         config,

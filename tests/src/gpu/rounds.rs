@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ferry::{CombineMode, Config, TokenFormat};
+use ferry::{Capacity, CombineMode, Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
-use crate::formats::Capacity;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, compare_rows};
 
@@ -81,20 +80,13 @@ impl Turns {
         // All tokens to one rank: the graph is replayed with data that nobody has counted.
         let capacity = Capacity {
             rows: 8 * tokens * suite.ranks(),
-            blocks: 0,
+            scale_blocks: 0,
         };
         let config = Config {
-            experts: 64,
-            top_k: 8,
-            hidden,
-            max_tokens_per_rank: tokens,
             p2p_world_size: Some(of.p2p_world_size),
-            format: TokenFormat::Bf16,
-            combine: CombineMode::Reduced,
             deadline: suite.deadline(),
-            debug_checks: false,
             max_sms: of.max_sms,
-            specialise: false,
+            ..Config::new(64, 8, hidden, tokens)
         };
         let settings = Settings {
             config,
@@ -111,11 +103,8 @@ impl Turns {
         let wanted = problems
             .iter()
             .map(|problem| {
-                Oracle::new(problem, &[1.0; 64], TokenFormat::Bf16).combined(
-                    problem,
-                    CombineMode::Reduced,
-                    true,
-                )
+                Oracle::new(problem, &[1.0; 64], TokenFormat::Bf16)
+                    .combined(CombineMode::Reduced, true)
             })
             .collect();
         Ok(Self {
@@ -292,11 +281,8 @@ fn replay_graphs(
             graph.launch(*stream)?;
         }
         turns.session.synchronize()?;
-        let wanted = Oracle::new(&fresh, &[1.0; 64], TokenFormat::Bf16).combined(
-            &fresh,
-            CombineMode::Reduced,
-            true,
-        );
+        let wanted =
+            Oracle::new(&fresh, &[1.0; 64], TokenFormat::Bf16).combined(CombineMode::Reduced, true);
         for (rank, given) in turns.session.combined(Turn::FIRST)? {
             compare_rows(rank, "combined", &wanted[rank], &given, fresh.hidden)
                 .with_context(|| format!("replay {replay}"))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use ferry::cuda::{CudaDevice, CudaEvent};
-use ferry::{CombineMode, Config, TokenFormat};
+use ferry::{Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
@@ -37,17 +37,8 @@ fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
         seed: suite.args.seed,
     });
     let config = Config {
-        experts: 256,
-        top_k: 8,
-        hidden: 7168,
-        max_tokens_per_rank: tokens,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline: suite.deadline(),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(256, 8, 7168, tokens)
     };
     let capacity = capacity_for(&problem, TokenFormat::Bf16);
     let settings = Settings {

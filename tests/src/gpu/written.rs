@@ -4,13 +4,13 @@
 mod rig;
 
 use anyhow::{Context, Result};
-use ferry::{CombineMode, Config, TokenFormat};
+use ferry::{Capacity, Config, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::cases::scale;
 use super::{Outcome, Suite};
-use crate::formats::Capacity;
+use crate::formats;
 use crate::session::{Session, Settings};
 use crate::verify::{Oracle, capacity_for};
 use rig::{Rig, Sources, Step};
@@ -89,27 +89,20 @@ fn settings(suite: &Suite<'_>, case: Case, problems: &[Problem]) -> Settings {
     let capacity = problems
         .iter()
         .map(|problem| capacity_for(problem, case.format))
-        .fold(Capacity::default(), Capacity::max);
+        .fold(Capacity::default(), formats::larger);
     let tokens = problems[0].inputs.iter().map(|input| input.tokens).max();
     let config = Config {
-        experts: EXPERTS,
-        top_k: TOP_K,
-        hidden: problems[0].hidden,
-        max_tokens_per_rank: tokens.unwrap_or(1),
-        p2p_world_size: None,
         format: case.format,
-        combine: CombineMode::Reduced,
         deadline: suite.deadline(),
-        debug_checks: false,
-        max_sms: None,
         specialise: case.is_graph && !suite.args.general && !suite.args.quick,
+        ..Config::new(EXPERTS, TOP_K, problems[0].hidden, tokens.unwrap_or(1))
     };
     Settings {
         config,
         capacity: Capacity {
             // All outputs are whole words.
             rows: (capacity.rows + 1).next_multiple_of(4),
-            blocks: capacity.blocks + 1,
+            scale_blocks: capacity.scale_blocks + 1,
         },
         split: false,
     }
@@ -141,7 +134,6 @@ fn run_case(suite: &mut Suite<'_>, case: Case) -> Result<Outcome> {
     let mut rounds = Rounds {
         session,
         rigs,
-        problems,
         oracles,
         settings,
     };
@@ -157,7 +149,6 @@ struct Rounds {
     session: Session,
     /// Of each local rank.
     rigs: Vec<Rig>,
-    problems: Vec<Problem>,
     oracles: Vec<Oracle>,
     settings: Settings,
 }
@@ -223,8 +214,8 @@ impl Rounds {
             .map(|index| self.session.outputs_on(index))
             .collect::<Result<Vec<_>, _>>()?;
         let which = round % PROBLEMS;
-        let (problem, oracle) = (&self.problems[which], &self.oracles[which]);
-        Ok(oracle.verify(problem, &self.settings, true, &outputs)?)
+        let mode = self.settings.config.combine;
+        Ok(self.oracles[which].verify(mode, true, &outputs)?)
     }
 
     fn free(&mut self) -> Result<()> {

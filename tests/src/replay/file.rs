@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{Config, ScaleLayout, TokenFormat};
+use ferry::{ScaleLayout, TokenFormat};
 use ferry_reference::{Problem, RankInput, bf16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::formats;
-use crate::session::{RankOutputs, Settings};
+use crate::formats::{self, Layout};
+use crate::session::Settings;
+use crate::verify::{RankOutputs, Received};
 
 /// What a file holds.
 pub struct Given {
@@ -188,9 +189,10 @@ pub fn tensors(
     settings: &Settings,
     apart: bool,
 ) -> Tensors {
-    let (rank, rows) = (output.rank, rows(output));
+    let (rank, received) = (output.rank, &output.received);
+    let rows = rows(received);
     let (tokens, hidden) = (problem.inputs[rank].tokens, problem.hidden);
-    let info = bytes_of(output.src_info[..rows].as_flattened(), i32::to_le_bytes);
+    let info = bytes_of(received.src_info[..rows].as_flattened(), i32::to_le_bytes);
     let sums = bytes_of(&output.combined, bf16::to_le_bytes);
     let combined = if apart {
         vec![tokens, problem.top_k, hidden]
@@ -201,26 +203,26 @@ pub fn tensors(
         let bytes = bytes_of(words, u32::to_le_bytes);
         (Dtype::U32, vec![words.len()], bytes)
     };
-    let ids = bytes_of(&output.expert_ids, i32::to_le_bytes);
+    let ids = bytes_of(&received.expert_ids, i32::to_le_bytes);
     let mut all = vec![
-        ("tokens", codes(output, settings)),
-        ("row_offsets", words(&output.row_offsets)),
+        ("tokens", codes(received)),
+        ("row_offsets", words(&received.row_offsets)),
         (
             "expert_ids",
-            (Dtype::I32, vec![output.expert_ids.len()], ids),
+            (Dtype::I32, vec![received.expert_ids.len()], ids),
         ),
         ("src_info", (Dtype::I32, vec![rows, 2], info)),
         ("combined", (Dtype::BF16, combined, sums)),
     ];
     let format = settings.config.format;
     if format.sizes().group > 0 {
-        all.push(("scales", scales(output, settings)));
+        all.push(("scales", scales(received)));
     }
     if format.scale_layout() == Some(ScaleLayout::Tiled) {
-        all.push(("scales_offsets", words(&output.scales_offsets)));
+        all.push(("scales_offsets", words(&received.scales_offsets)));
     }
     if format.sizes().has_row_scale {
-        let inverses = bytes_of(&output.row_scales[..rows], u16::to_le_bytes);
+        let inverses = bytes_of(&received.row_scales[..rows], u16::to_le_bytes);
         all.push(("row_scales", (Dtype::BF16, vec![rows], inverses)));
     }
     let named = all.into_iter();
@@ -230,37 +232,37 @@ pub fn tensors(
 }
 
 /// Rows that are in use, padding included.
-fn rows(output: &RankOutputs) -> usize {
-    output.row_offsets.last().copied().unwrap_or(0) as usize
+fn rows(received: &Received) -> usize {
+    received.row_offsets.last().copied().unwrap_or(0) as usize
 }
 
-fn codes(output: &RankOutputs, settings: &Settings) -> Stored {
-    let Config { format, hidden, .. } = settings.config;
-    let (rows, row_bytes) = (rows(output), formats::row_bytes(format, hidden));
-    let bytes = output.tokens[..rows * row_bytes].to_vec();
+fn codes(received: &Received) -> Stored {
+    let Layout { format, hidden, .. } = received.layout;
+    let (rows, row_bytes) = (rows(received), received.layout.row_bytes());
+    let bytes = received.tokens[..rows * row_bytes].to_vec();
     match format {
         TokenFormat::Bf16 => (Dtype::BF16, vec![rows, hidden], bytes),
         _ => (Dtype::U8, vec![rows, row_bytes], bytes),
     }
 }
 
-fn scales(output: &RankOutputs, settings: &Settings) -> Stored {
-    let Config { format, hidden, .. } = settings.config;
-    let (rows, groups) = (rows(output), formats::groups(format, hidden));
-    match format.scale_layout() {
+fn scales(received: &Received) -> Stored {
+    let layout = received.layout;
+    let (rows, groups) = (rows(received), layout.groups());
+    match layout.format.scale_layout() {
         None => {
-            let stride = 4 * settings.capacity.rows;
-            let used = (0..groups).flat_map(|group| &output.scales[group * stride..][..4 * rows]);
+            let stride = 4 * layout.capacity.rows;
+            let used = (0..groups).flat_map(|group| &received.scales[group * stride..][..4 * rows]);
             (Dtype::F32, vec![groups, rows], used.copied().collect())
         }
         Some(ScaleLayout::RowMajor) => {
-            let used = &output.scales[..rows * groups];
+            let used = &received.scales[..rows * groups];
             (Dtype::U8, vec![rows, groups], used.to_vec())
         }
         Some(ScaleLayout::Tiled) => {
-            let blocks = formats::first_blocks(&output.row_offsets);
+            let blocks = formats::first_blocks(&received.row_offsets);
             let blocks = blocks.last().copied().unwrap_or(0);
-            let used = &output.scales[..blocks * groups * 128];
+            let used = &received.scales[..blocks * groups * 128];
             (Dtype::U8, vec![blocks, groups / 4, 32, 4, 4], used.to_vec())
         }
     }

@@ -2,13 +2,14 @@
 
 use bytemuck::Pod;
 use ferry::{
-    CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchInput,
-    DispatchOutput, Error, ExpertParallel, ScaleTensor, Stream, Tensor, TokenFormat, Unfinished,
+    CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchBuffers,
+    DispatchInput, DispatchOutput, Error, ExpertParallel, Stream, Tensor, TokenFormat, Unfinished,
 };
-use ferry_reference::{Dispatched, Problem, apply_expert_scale, bf16};
+use ferry_reference::{Problem, bf16};
 
-use super::{POISON, RankOutputs, Settings, Turn};
-use crate::formats::{self, INPUT_SCALE};
+use super::{Settings, Turn};
+use crate::formats::INPUT_SCALE;
+use crate::verify::{POISON, Placement, RankOutputs, Received, download};
 
 /// The inputs of one problem on a rank.
 #[derive(Clone, Copy)]
@@ -26,11 +27,11 @@ pub(super) struct LocalRank {
     slots: Vec<Slot>,
     /// Places for results, as many as slots.
     combined: Vec<DevicePtr>,
+    /// Those of `buffers`.
     pub(super) output: DispatchOutput,
+    buffers: DispatchBuffers,
     /// f32 `[1]`.
     input_scale: DevicePtr,
-    /// All of dispatch's outputs, and their bytes.
-    written: Vec<(DevicePtr, usize)>,
     expert_rows: DevicePtr,
     /// Whether dispatch is given the router's weights.
     pub(super) gives_weights: bool,
@@ -56,13 +57,10 @@ impl LocalRank {
         slots: usize,
     ) -> Result<Self, Error> {
         let Settings {
-            config,
-            capacity: space,
-            ..
+            config, capacity, ..
         } = *settings;
-        let capacity = space.rows;
-        let (device, local) = (ep.device().clone(), ep.plan().local_experts());
-        // One row more than asked for: a tensor without rows has an address, too.
+        let device = ep.device().clone();
+        // A tensor without rows has an address, too.
         let alloc = |bytes: usize| device.alloc(bytes.max(16) as u64);
         let Config {
             top_k,
@@ -78,26 +76,7 @@ impl LocalRank {
                 tokens: 0,
             })
         };
-        let mut written = Vec::new();
-        let mut put = |bytes: usize| -> Result<DevicePtr, Error> {
-            let at = alloc(bytes)?;
-            written.push((at, bytes));
-            Ok(at)
-        };
-        let format = config.format;
-        let tokens = put(capacity * formats::row_bytes(format, hidden))?;
-        let scales = put(formats::scales_bytes(format, hidden, space))?;
-        let offsets = put(4 * local)?;
-        let row_scales = put(2 * capacity)?;
-        let output = DispatchOutput {
-            tokens: Tensor::contiguous(tokens, [capacity, hidden]),
-            scales: formats::scale_tensor(format, hidden, space, (scales, offsets, local)),
-            row_scales: (format.sizes().has_row_scale)
-                .then(|| Tensor::contiguous(row_scales, [capacity])),
-            row_offsets: Tensor::contiguous(put((local + 1) * 4)?, [local + 1]),
-            expert_ids: Tensor::contiguous(put(local * 4)?, [local]),
-            src_info: Tensor::contiguous(put(capacity * 8)?, [capacity, 2]),
-        };
+        let buffers = DispatchBuffers::with_capacity(&device, ep.plan(), capacity)?;
         let input_scale = alloc(4)?;
         device.upload(input_scale, &INPUT_SCALE.to_le_bytes())?;
         Ok(Self {
@@ -106,10 +85,10 @@ impl LocalRank {
             combined: (0..slots)
                 .map(|_| alloc(place_bytes(&config)))
                 .collect::<Result<_, _>>()?,
-            output,
+            output: *buffers.output(),
+            buffers,
             input_scale,
-            written,
-            expert_rows: alloc(capacity * hidden * 2)?,
+            expert_rows: alloc(capacity.rows * hidden * 2)?,
             gives_weights: true,
             ep,
         })
@@ -136,11 +115,10 @@ impl LocalRank {
 
     /// Makes every output byte the poison.
     pub(super) fn poison(&self, settings: &Settings) -> Result<(), Error> {
-        let config = &settings.config;
-        let dispatched = self.written.iter().copied();
-        let combined = self.combined.iter().map(|&at| (at, place_bytes(config)));
-        let mut all = dispatched.chain(combined);
-        all.try_for_each(|(at, bytes)| self.ep.device().fill(at, POISON, bytes as u64))
+        self.buffers.fill(POISON)?;
+        let bytes = place_bytes(&settings.config) as u64;
+        let mut combined = self.combined.iter();
+        combined.try_for_each(|&at| self.ep.device().fill(at, POISON, bytes))
     }
 
     pub(super) fn input(&self, slot: usize) -> DispatchInput {
@@ -162,17 +140,11 @@ impl LocalRank {
     }
 
     pub(super) fn inputs(&self, slot: usize) -> [(DevicePtr, usize); 4] {
-        let Config { top_k, hidden, .. } = *self.ep.plan().config();
-        let Slot {
-            x,
-            topk_ids,
-            topk_weights,
-            tokens,
-        } = self.slots[slot];
+        let (config, slot) = (self.ep.plan().config(), &self.slots[slot]);
         [
-            (x, tokens * hidden * 2),
-            (topk_ids, tokens * top_k * 4),
-            (topk_weights, tokens * top_k * 4),
+            (slot.x, slot.tokens * config.hidden * 2),
+            (slot.topk_ids, slot.tokens * config.top_k * 4),
+            (slot.topk_weights, slot.tokens * config.top_k * 4),
             (self.input_scale, 4),
         ]
     }
@@ -182,7 +154,9 @@ impl LocalRank {
             self.combined[Turn::FIRST.into],
             place_bytes(&settings.config),
         );
-        self.written.iter().copied().chain([combined]).collect()
+        let outputs = self.buffers.memory().iter();
+        let outputs = outputs.map(|&at| (at, at.bytes() as usize));
+        outputs.chain([combined]).collect()
     }
 
     pub(super) fn expert_rows(&self, settings: &Settings) -> (DevicePtr, usize) {
@@ -264,41 +238,31 @@ impl LocalRank {
         dispatched.combine(stream, &rows, &combined).map(drop)
     }
 
-    /// The stand-in for the experts, on the rows as they arrived, or by what they answer.
-    pub(super) fn run_experts(
-        &self,
-        (scale, answers): (&[f32], Option<&Answers>),
-        settings: &Settings,
-    ) -> Result<(), Error> {
-        let (config, capacity) = (settings.config, settings.capacity.rows);
-        let local = self.ep.plan().local_experts();
-        let offsets: Vec<u32> = self.words(self.output.row_offsets.at, local + 1)?;
-        let Some(answers) = answers else {
-            let tokens = self.output.tokens.at;
-            let mut rows: Vec<bf16> = self.words(tokens, capacity * config.hidden)?;
-            for (expert, pair) in offsets.windows(2).enumerate() {
-                let factor = scale[self.rank() * local + expert];
-                let rows = rows
-                    .get_mut(pair[0] as usize * config.hidden..pair[1] as usize * config.hidden);
-                for x in rows.into_iter().flatten() {
-                    *x = ferry_reference::round_to_bf16(x.to_f32() * factor);
-                }
-            }
-            return self.upload_expert_rows(&rows);
-        };
-        let mut rows = vec![bf16::NAN; capacity * config.hidden];
-        let starts = &answers.dispatched[self.rank()].row_offsets;
-        for (pair, &start) in starts.windows(2).zip(&offsets) {
-            let (from, to) = (
-                pair[0] as usize * config.hidden,
-                pair[1] as usize * config.hidden,
-            );
-            let start = start as usize * config.hidden;
-            if let Some(rows) = rows.get_mut(start..start + to - from) {
-                rows.copy_from_slice(&answers.rows[self.rank()][from..to]);
+    /// The stand-in for the experts, on BF16 rows as they arrived.
+    pub(super) fn run_experts(&self, scale: &[f32]) -> Result<(), Error> {
+        let hidden = self.ep.plan().config().hidden;
+        let offsets: Vec<u32> = self.words(self.output.row_offsets)?;
+        let mut rows: Vec<bf16> = self.words(self.output.tokens)?;
+        let first = self.rank() * self.ep.plan().local_experts();
+        for (pair, factor) in offsets.windows(2).zip(&scale[first..]) {
+            let rows = rows.get_mut(pair[0] as usize * hidden..pair[1] as usize * hidden);
+            for x in rows.into_iter().flatten() {
+                *x = ferry_reference::round_to_bf16(x.to_f32() * factor);
             }
         }
         self.upload_expert_rows(&rows)
+    }
+
+    /// The stand-in for the experts where rows stand as `placement` says.
+    pub(super) fn answer(
+        &self,
+        problem: &Problem,
+        scale: &[f32],
+        placement: &Placement,
+    ) -> Result<(), Error> {
+        let rows = self.output.tokens.dims[0];
+        let answers = placement.expert_rows(problem, scale, self.rank(), rows);
+        self.upload_expert_rows(&answers)
     }
 
     fn upload_expert_rows(&self, rows: &[bf16]) -> Result<(), Error> {
@@ -306,38 +270,11 @@ impl LocalRank {
         self.ep.device().upload(self.expert_rows, bytes)
     }
 
-    pub(super) fn outputs(&self, settings: &Settings, weights: bool) -> Result<RankOutputs, Error> {
-        let (config, space) = (&settings.config, settings.capacity);
-        let (format, hidden, capacity) = (config.format, config.hidden, space.rows);
-        let output = &self.output;
-        let info = self.words(output.src_info.at, capacity)?;
-        let (scales, offsets) = match output.scales {
-            None => (Vec::new(), Vec::new()),
-            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
-                let bytes = formats::scales_bytes(format, hidden, space);
-                (self.words(scales.at, bytes)?, Vec::new())
-            }
-            Some(ScaleTensor::Tiled { scales, offsets }) => (
-                self.words(scales.at, scales.elements())?,
-                self.words(offsets.at, offsets.elements())?,
-            ),
-        };
-        let row_scales = output.row_scales.map(|scales| {
-            let count = scales.elements();
-            self.words(scales.at, count)
-        });
+    pub(super) fn outputs(&self, weights: bool) -> Result<RankOutputs, Error> {
+        let (device, format) = (self.ep.device(), self.ep.plan().config().format);
         Ok(RankOutputs {
             rank: self.rank(),
-            tokens: self.words(
-                output.tokens.at,
-                capacity * formats::row_bytes(format, hidden),
-            )?,
-            scales,
-            scales_offsets: offsets,
-            row_scales: row_scales.transpose()?.unwrap_or_default(),
-            row_offsets: self.words(output.row_offsets.at, output.row_offsets.elements())?,
-            expert_ids: self.words(output.expert_ids.at, output.expert_ids.elements())?,
-            src_info: info,
+            received: Received::download(&**device, &self.output, format)?,
             combined: self.combined(Turn::FIRST, weights)?,
             beyond: self.beyond(weights)?,
         })
@@ -348,7 +285,7 @@ impl LocalRank {
         let config = self.ep.plan().config();
         let rows = self.slots[turn.slot].tokens * rows_of_a_token(config, weights);
         let at = self.combined[turn.into];
-        self.words(at, rows * config.hidden)
+        download(&**self.ep.device(), at, rows * config.hidden)
     }
 
     /// The row behind the last one of the first turn's result.
@@ -357,15 +294,11 @@ impl LocalRank {
         let rows = self.slots[Turn::FIRST.slot].tokens * rows_of_a_token(config, weights);
         let bytes = 2 * config.hidden;
         let at = self.combined[Turn::FIRST.into].plus((rows * bytes) as u64);
-        self.words(at, bytes)
+        download(&**self.ep.device(), at, bytes)
     }
 
-    /// `count` words on the device, whose bytes are in the host's order.
-    fn words<T: Pod>(&self, at: DevicePtr, count: usize) -> Result<Vec<T>, Error> {
-        let mut words = vec![T::zeroed(); count];
-        let bytes = bytemuck::cast_slice_mut(&mut words);
-        self.ep.device().download(at, bytes)?;
-        Ok(words)
+    fn words<T: Pod, const N: usize>(&self, tensor: Tensor<N>) -> Result<Vec<T>, Error> {
+        self.ep.device().download_tensor(&tensor)
     }
 
     pub(super) fn free(&self) -> Result<(), Error> {
@@ -374,28 +307,11 @@ impl LocalRank {
             .iter()
             .flat_map(|s| [s.x, s.topk_ids, s.topk_weights])
             .chain(self.combined.iter().copied());
-        let outputs = self.written.iter().map(|&(at, _)| at);
+        let outputs = self.buffers.memory().iter().copied();
         let mut all = slots
             .chain(outputs)
             .chain([self.expert_rows, self.input_scale]);
         // SAFETY: the session is being closed: its rounds were waited for.
         all.try_for_each(|at| unsafe { self.ep.device().free(at) })
-    }
-}
-
-/// What the experts answer where they can not be given what arrived: they get BF16 only after a matrix
-/// multiplication.
-pub(super) struct Answers {
-    dispatched: Vec<Dispatched>,
-    /// Of every rank, as the oracle has it.
-    rows: Vec<Vec<bf16>>,
-}
-
-impl Answers {
-    /// The oracle's.
-    pub(super) fn of(problem: &Problem, scale: &[f32]) -> Self {
-        let dispatched = ferry_reference::dispatch(problem);
-        let rows = apply_expert_scale(problem, &dispatched, scale);
-        Self { dispatched, rows }
     }
 }

@@ -29,15 +29,6 @@ impl Return {
             Self::Exact | Self::Apart => CombineMode::Exact,
         }
     }
-
-    /// The oracle's.
-    pub const fn reference(self) -> ferry_reference::CombineMode {
-        match self {
-            Self::Reduced => ferry_reference::CombineMode::Reduced,
-            Self::Exact => ferry_reference::CombineMode::Exact,
-            Self::Apart => ferry_reference::CombineMode::Unreduced,
-        }
-    }
 }
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
@@ -142,17 +133,17 @@ impl Case {
     pub fn config(&self) -> Config {
         let most = self.tokens.iter().flatten().max().copied();
         Config {
-            experts: self.experts,
-            top_k: self.top_k,
-            hidden: self.hidden,
-            max_tokens_per_rank: most.unwrap_or(0).max(1),
             p2p_world_size: Some(self.p2p_world_size),
             format: self.format,
             combine: self.how.mode(),
             deadline: Duration::from_secs(3600),
             debug_checks: self.debug_checks,
-            max_sms: None,
-            specialise: false,
+            ..Config::new(
+                self.experts,
+                self.top_k,
+                self.hidden,
+                most.unwrap_or(0).max(1),
+            )
         }
     }
 

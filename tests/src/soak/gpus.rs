@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferry::{Config, Group};
+use ferry::{Capacity, Config, Group};
 
 use super::tally::Tally;
 use super::{Course, SoakArgs};
-use crate::formats::Capacity;
+use crate::formats;
 use crate::group::{GroupKind, GroupOptions, gpus, open};
 use crate::session::{Session, Settings};
 use crate::simulated::{Case, Dice, Return, gpu_case};
@@ -61,7 +61,7 @@ fn rounds_of(group: &Group, case: &Case, rounds: usize) -> Result<Tally> {
     let oracle = |problem| Oracle::new(problem, &scale, case.format);
     let oracles: Vec<_> = problems.iter().map(oracle).collect();
     let capacity = problems.iter().map(|p| capacity_for(p, case.format));
-    let capacity = capacity.fold(Capacity::default(), Capacity::max);
+    let capacity = capacity.fold(Capacity::default(), formats::larger);
     let settings = Settings {
         config: Config {
             deadline: DEADLINE,
@@ -71,8 +71,8 @@ fn rounds_of(group: &Group, case: &Case, rounds: usize) -> Result<Tally> {
             ..case.config()
         },
         capacity: Capacity {
-            blocks: capacity.blocks + case.spare_rows,
-            ..capacity.with_spare_rows(case.format, case.spare_rows)
+            scale_blocks: capacity.scale_blocks + case.spare_rows,
+            ..formats::with_spare_rows(capacity, case.format, case.spare_rows)
         },
         split: case.is_split(0),
     };
@@ -87,7 +87,7 @@ fn rounds_of(group: &Group, case: &Case, rounds: usize) -> Result<Tally> {
             .round(problem, &scale, weights)
             .with_context(context)?;
         oracle
-            .verify(problem, &settings, weights, &outputs)
+            .verify(settings.config.combine, weights, &outputs)
             .with_context(context)?;
         let most = case.tokens[which].iter().copied().max().unwrap_or(0);
         tally.add(&Tally::of_round(&format!("{:?}", case.format), most));

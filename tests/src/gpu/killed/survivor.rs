@@ -5,10 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{
-    Bootstrap, BootstrapError, CombineMode, Config, Error, FaultKind, Group, TcpBootstrap,
-    TokenFormat,
-};
+use ferry::{Bootstrap, BootstrapError, Config, Error, FaultKind, Group, TcpBootstrap};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::report::{Call, Report};
@@ -78,21 +75,12 @@ fn join(args: &KilledArgs, address: SocketAddr, rank: u32, ranks: usize) -> Resu
 
 fn settings(args: &KilledArgs, group: &Group) -> Settings {
     let config = Config {
-        experts: 8 * group.ranks() as usize,
-        top_k: 8,
-        hidden: 1024,
-        max_tokens_per_rank: 16,
-        p2p_world_size: None,
-        format: TokenFormat::Bf16,
-        combine: CombineMode::Reduced,
         deadline: Duration::from_millis(args.deadline_ms),
-        debug_checks: false,
-        max_sms: None,
-        specialise: false,
+        ..Config::new(8 * group.ranks() as usize, 8, 1024, 16)
     };
     Settings {
         config,
-        capacity: crate::formats::Capacity::default(),
+        capacity: ferry::Capacity::default(),
         split: false,
     }
 }

@@ -13,7 +13,8 @@ use ferry_reference::{Problem, apply_expert_scale, dispatch};
 use crate::formats::INPUT_SCALE;
 #[cfg(feature = "cuda")]
 use crate::probes::Probes;
-use crate::session::{POISON, Session};
+use crate::session::Session;
+use crate::verify::POISON;
 
 /// What rounds are made of.
 pub(super) struct Sources<'a> {

@@ -1,0 +1,183 @@
+//! Buffers of every format are what a dispatch and a combine take.
+
+use super::*;
+use crate::{Config, ExpertParallel, Group, Rank, ScaleLayout, TokenFormat};
+
+fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
+    let group = Group::simulated(1, 1).unwrap();
+    let config = Config {
+        format,
+        combine,
+        ..Config::new(3, 2, 256, 50)
+    };
+    (
+        group.device(Rank(0)).unwrap(),
+        Plan::new(&group, config).unwrap(),
+    )
+}
+
+/// What the table in the documentation of [`DispatchBuffers`] says.
+fn documented_bytes(format: TokenFormat, Capacity { rows, scale_blocks }: Capacity) -> usize {
+    let (hidden, local, sizes) = (256, 3, format.sizes());
+    let tokens = rows * hidden * sizes.element_bits as usize / 8;
+    let group = sizes.group.max(1) as usize;
+    let scales = match (format, format.scale_layout()) {
+        (TokenFormat::Bf16, _) => 0,
+        (_, None) => 4 * rows * hidden / 128,
+        (_, Some(ScaleLayout::RowMajor)) => rows * hidden / group,
+        (_, Some(ScaleLayout::Tiled)) => 128 * scale_blocks * hidden / group + 4 * local,
+    };
+    let row_scales = if sizes.has_row_scale { 2 * rows } else { 0 };
+    tokens + scales + row_scales + 4 * (local + 1) + 4 * local + 8 * rows
+}
+
+#[test]
+fn buffers_of_every_format_have_the_documented_bytes_and_pass_the_checks() {
+    for format in TokenFormat::ALL {
+        let (device, plan) = plan(format, CombineMode::Reduced);
+        for capacity in [Capacity::max(&plan), Capacity::of_rows(&plan, 40)] {
+            let buffers = DispatchBuffers::with_capacity(&device, &plan, capacity).unwrap();
+            let bytes: u64 = buffers.memory().iter().map(|at| at.bytes()).sum();
+            assert_eq!(
+                bytes,
+                documented_bytes(format, capacity) as u64,
+                "{format:?}"
+            );
+            let args = crate::arguments::args_of(&ferry_layout::Common::of(plan.shape()), 0);
+            let args = buffers.output().add_to(args, &plan).unwrap();
+            assert_eq!(args.row_capacity, capacity.rows as u64);
+            // SAFETY: no kernel was launched.
+            unsafe { buffers.free() }.unwrap();
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_number_of_rows_suffice_however_the_experts_share_them() {
+    let (_, plan) = plan(TokenFormat::Mxfp8(ScaleLayout::Tiled), CombineMode::Reduced);
+    for rows in [0, 1, 2, 3, 127, 128, 129, 130, 131, 258, 300] {
+        let blocks = |a: usize, b: usize| {
+            let parts = [a, b, rows - a - b];
+            parts
+                .into_iter()
+                .map(|rows| rows.div_ceil(128))
+                .sum::<usize>()
+        };
+        let most = (0..=rows).flat_map(|a| (0..=rows - a).map(move |b| blocks(a, b)));
+        assert_eq!(
+            most.max(),
+            Some(Capacity::of_rows(&plan, rows).scale_blocks)
+        );
+    }
+}
+
+#[test]
+fn a_capacity_that_cannot_be_is_refused_by_name() {
+    let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    let refused = |format, rows, scale_blocks| {
+        let (device, plan) = plan(format, CombineMode::Reduced);
+        let capacity = Capacity { rows, scale_blocks };
+        let refused = DispatchBuffers::with_capacity(&device, &plan, capacity);
+        refused.err().map(|error| error.to_string()).unwrap()
+    };
+    for (text, part) in [
+        (
+            refused(TokenFormat::BlockwiseFp8, 6, 0),
+            "rows is 6, but it must be a multiple of 4",
+        ),
+        (
+            refused(tiled, usize::MAX, 1),
+            "rows is 18446744073709551615, but it must be at most",
+        ),
+        (
+            refused(tiled, 1, 1 << 40),
+            "scale_blocks is 1099511627776, but it must be at most",
+        ),
+        (
+            refused(tiled, 1, 1 << 25),
+            "scales has 33554432 blocks, and at most 16777216",
+        ),
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_result_has_the_shape_of_its_mode_and_no_more_tokens_than_the_plan() {
+    let (device, plan) = plan(TokenFormat::Bf16, CombineMode::Exact);
+    let summed = CombineBuffers::new(&device, &plan).unwrap();
+    let apart = CombineBuffers::apart(&device, &plan).unwrap();
+    let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap().combined {
+        CombineTensor::Summed(tensor) => tensor.dims.to_vec(),
+        CombineTensor::Apart(tensor) => tensor.dims.to_vec(),
+    };
+    assert_eq!(dims(&summed, 50), [50, 256]);
+    assert_eq!(dims(&apart, 7), [7, 2, 256]);
+    assert_eq!(apart.at.bytes(), 2 * 50 * 2 * 256);
+    let refused = summed.output(51);
+    let is_named = matches!(refused, Err(Error::TooManyTokens { given: 51, max: 50 }));
+    assert!(is_named, "{refused:?}");
+}
+
+#[test]
+fn rows_apart_are_refused_in_reduced_mode() {
+    let (device, plan) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    let refused = CombineBuffers::apart(&device, &plan).err();
+    assert!(matches!(refused, Some(Error::ApartInReducedMode)));
+}
+
+#[test]
+fn values_go_to_a_tensor_and_come_back() {
+    let (device, _) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    let tensor = device
+        .upload_tensor([2, 3], &[1_i32, 2, 3, 4, 5, 6])
+        .unwrap();
+    assert_eq!(
+        device.download_tensor::<i32, 2>(&tensor).unwrap(),
+        [1, 2, 3, 4, 5, 6]
+    );
+    let short = device.upload_tensor([2, 3], &[1_u16]);
+    let short = short.map(|_| ()).unwrap_err().to_string();
+    assert!(
+        short.contains("wanted 6 elements (shape [2, 3]), given 1"),
+        "{short}"
+    );
+    let wide = device.download_tensor::<u64, 2>(&tensor);
+    assert!(matches!(
+        wide,
+        Err(Error::MemoryTooShort {
+            wanted: 48,
+            given: 24,
+            ..
+        })
+    ));
+    let rows = Tensor {
+        strides: [6, 1],
+        ..tensor
+    };
+    let gaps = device
+        .download_tensor::<i32, 2>(&rows)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        gaps.contains("wanted no gaps, given strides [6, 1]"),
+        "{gaps}"
+    );
+}
+
+/// A rank's own device and plan, as the documentation says to do.
+#[test]
+fn buffers_of_a_communicator_outlive_it() {
+    let group = Group::simulated(1, 1).unwrap();
+    let plan = Plan::new(&group, Config::new(1, 1, 8, 1)).unwrap();
+    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
+    buffers.fill(7).unwrap();
+    rank.close().unwrap();
+    let mut bytes = [0; 4];
+    let offsets = buffers.output().row_offsets.at;
+    buffers.memory.device.download(offsets, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 4]);
+    // SAFETY: no kernel was launched.
+    unsafe { buffers.free() }.unwrap();
+}

@@ -1,0 +1,202 @@
+//! What a plan refuses, and the sizes that it gives.
+
+use crate::TokenFormat;
+
+use super::*;
+
+const GOOD: Config = Config {
+    deadline: Duration::from_secs(1),
+    ..Config::new(256, 8, 7168, 128)
+};
+
+fn problems(ranks: u32, config: Config) -> Vec<(&'static str, String)> {
+    match Plan::check(ranks, true, config) {
+        Ok(_) => Vec::new(),
+        Err(error) => error
+            .problems
+            .into_iter()
+            .map(|p| (p.field, p.value))
+            .collect(),
+    }
+}
+
+/// Asserts that on four ranks `change` breaks one rule.
+fn refused(field: &'static str, value: &str, change: impl Fn(&mut Config)) {
+    let mut config = GOOD;
+    change(&mut config);
+    assert_eq!(problems(4, config), [(field, value.to_owned())]);
+}
+
+#[test]
+fn a_good_configuration_gives_its_sizes() {
+    let plan = Plan::check(4, false, GOOD).unwrap();
+    assert_eq!(plan.local_experts(), 64);
+    assert_eq!(plan.max_rows(), 4 * 128 * 8);
+    assert_eq!(plan.shape().p2p_world_size, 4);
+    assert_eq!(plan.config(), &GOOD);
+    assert!(plan.window_bytes() > 4 * 128 * 7168 * 2);
+    assert!(plan.workspace_bytes() > 0);
+    assert_eq!(plan.deadline_ns(), 1_000_000_000);
+}
+
+/// Regions are looked at in `ferry-layout`; here, that a plan passes all sizes on.
+#[test]
+fn plans_of_many_ranks_give_their_sizes() {
+    let (tokens, row) = (4096, 7168 * 2);
+    for (ranks, p2p_world_size) in [(8, 8), (16, 16), (16, 8), (64, 64), (64, 8)] {
+        let config = Config {
+            max_tokens_per_rank: tokens,
+            p2p_world_size: Some(p2p_world_size),
+            ..GOOD
+        };
+        let plan = Plan::check(ranks as u32, true, config).unwrap();
+        assert_eq!(plan.local_experts(), 256 / ranks);
+        assert_eq!(plan.max_rows(), ranks * tokens * 8);
+        let blocks = 256 / ranks + (ranks * tokens * 8 - 256 / ranks) / 128;
+        assert_eq!(plan.max_scale_blocks(), blocks);
+        // A header has 8 bytes for each expert; rows are whole cache lines.
+        let near = ranks * tokens * (row + 128) + tokens * 8 * row;
+        let staged = tokens * (row + 128) + ranks * tokens * row;
+        // On one node, rows of 1024 tokens of all ranks can be dispatched bare, with a header for each of 16
+        // parts, and rows of 2048 be combined so.
+        let bare = 1024 * (row + 16 * 64) + 2048 / ranks * 8 * row;
+        let rows = near + if ranks > p2p_world_size { staged } else { bare };
+        let counts = ranks * (256 / ranks + 1);
+        let experts = [2 * 256 / ranks, 256];
+        let (consumed, gave_up) = (ranks, ranks);
+        let words = [
+            counts,
+            ranks * 128,
+            ranks * tokens,
+            consumed,
+            gave_up,
+            tokens * 8,
+        ];
+        let words = words.iter().chain(&experts);
+        let signals: usize = words.map(|n| (8 * n).next_multiple_of(128)).sum();
+        assert_eq!(
+            plan.window_bytes(),
+            (rows + signals) as u64,
+            "{ranks} ranks"
+        );
+        let row_map = 4 * (ranks * tokens * 8) as u64;
+        assert!(plan.workspace_bytes() > row_map);
+    }
+}
+
+#[test]
+fn blockwise_fp8_has_whole_strides_of_scales() {
+    let config = Config {
+        experts: 64,
+        max_tokens_per_rank: 4096,
+        format: TokenFormat::BlockwiseFp8,
+        ..GOOD
+    };
+    let plan = Plan::check(32, false, config).unwrap();
+    // Two experts, each with up to 3 rows of padding: 6 rows, rounded up.
+    assert_eq!(plan.max_rows(), 32 * 4096 * 8 + 8);
+}
+
+#[test]
+fn every_size_is_checked() {
+    refused("hidden", "12", |c| c.hidden = 12);
+    refused("hidden", "0", |c| c.hidden = 0);
+    refused("hidden", "1048584", |c| c.hidden = MAX_HIDDEN + 8);
+    refused("top_k", "0", |c| c.top_k = 0);
+    refused("top_k", "33", |c| c.top_k = 33);
+    refused("top_k", "8", |c| c.experts = 4);
+    refused("experts", "255", |c| c.experts = 255);
+    refused("experts", "65536", |c| c.experts = 65_536);
+    refused("max_tokens_per_rank", "0", |c| c.max_tokens_per_rank = 0);
+    let many = u32::MAX as usize / 2 / 32 + 1;
+    refused("max_tokens_per_rank", &many.to_string(), |c| {
+        c.max_tokens_per_rank = many;
+    });
+    // Where there are so many experts, a word has 16 bits for the ordinal.
+    refused("max_tokens_per_rank", "8193", |c| {
+        c.experts = 65_532;
+        c.max_tokens_per_rank = 8193;
+    });
+    let all = usize::MAX;
+    refused("max_tokens_per_rank", &all.to_string(), |c| {
+        c.max_tokens_per_rank = all;
+    });
+}
+
+#[test]
+fn ranks_nodes_and_behaviour_are_checked() {
+    let experts = 650;
+    let many = Config { experts, ..GOOD };
+    assert_eq!(problems(65, many), [("ranks", "65".to_owned())]);
+    assert_eq!(problems(0, GOOD), [("ranks", "0".to_owned())]);
+    for size in [0, 3, 8] {
+        refused("p2p_world_size", &size.to_string(), |c| {
+            c.p2p_world_size = Some(size);
+        });
+    }
+    refused("deadline", "0ns", |c| c.deadline = Duration::ZERO);
+    let long = Duration::from_secs(100_000);
+    refused("deadline", "100000s", |c| c.deadline = long);
+    refused("max_sms", "0", |c| c.max_sms = Some(0));
+}
+
+#[test]
+fn no_experts_are_reported_once_for_the_count_and_once_for_top_k() {
+    let fields: Vec<_> = problems(4, Config { experts: 0, ..GOOD });
+    assert_eq!(
+        fields,
+        [("experts", "0".to_owned()), ("top_k", "8".to_owned())]
+    );
+}
+
+#[test]
+fn other_nodes_need_a_fabric_that_reaches_them() {
+    let config = Config {
+        p2p_world_size: Some(2),
+        ..GOOD
+    };
+    assert!(Plan::check(4, true, config).is_ok());
+    let error = Plan::check(4, false, config).unwrap_err();
+    assert_eq!(error.problems.len(), 1);
+    assert_eq!(error.problems[0].field, "p2p_world_size");
+    let whole = Config {
+        p2p_world_size: Some(4),
+        ..GOOD
+    };
+    assert!(Plan::check(4, false, whole).is_ok());
+}
+
+#[test]
+fn all_problems_come_together_with_one_line_each() {
+    let config = Config {
+        experts: 7,
+        top_k: 40,
+        hidden: 9,
+        max_tokens_per_rank: 0,
+        p2p_world_size: Some(3),
+        deadline: Duration::ZERO,
+        max_sms: Some(0),
+        ..GOOD
+    };
+    let error = Plan::check(4, true, config).unwrap_err();
+    let fields: Vec<_> = error.problems.iter().map(|p| p.field).collect();
+    assert_eq!(
+        fields,
+        [
+            "experts",
+            "top_k",
+            "top_k",
+            "hidden",
+            "max_tokens_per_rank",
+            "p2p_world_size",
+            "deadline",
+            "max_sms"
+        ]
+    );
+    let text = error.to_string();
+    assert_eq!(text.lines().count(), 1 + error.problems.len());
+    assert!(
+        text.contains("hidden is 9, but it must be a multiple of 8 above 0"),
+        "{text}"
+    );
+}

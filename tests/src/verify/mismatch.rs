@@ -1,0 +1,130 @@
+//! Where two tensors differ.
+
+use ferry_reference::{Difference, bf16, first_difference};
+
+/// Where Ferry and the oracle differ.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Mismatch {
+    /// In its length.
+    #[error("rank {rank}: {tensor} has {given} elements, the oracle's {wanted}")]
+    Length {
+        /// On which rank.
+        rank: usize,
+        /// Its name.
+        tensor: &'static str,
+        /// Elements in the oracle's.
+        wanted: usize,
+        /// Elements found.
+        given: usize,
+    },
+    /// In a number.
+    #[error("rank {rank}: {tensor}, row {row}, column {column}: expected {wanted}, found {given}")]
+    Number {
+        /// On which rank.
+        rank: usize,
+        /// Its name.
+        tensor: &'static str,
+        /// Which row.
+        row: usize,
+        /// Which column.
+        column: usize,
+        /// The oracle's.
+        wanted: String,
+        /// What stands there.
+        given: String,
+    },
+    /// In an element.
+    #[error("rank {rank}: {tensor}: {difference}")]
+    Element {
+        /// On which rank.
+        rank: usize,
+        /// Its name.
+        tensor: &'static str,
+        /// Where, and what stands there.
+        difference: Difference,
+    },
+    /// A row that holds nothing was written.
+    #[error("rank {rank}: row {row} of {tensor} holds nothing, but was written")]
+    Stray {
+        /// On which rank.
+        rank: usize,
+        /// Its name.
+        tensor: &'static str,
+        /// Which row.
+        row: usize,
+    },
+}
+
+/// A rank's tensor that is compared.
+#[derive(Clone, Copy)]
+pub(super) struct Subject {
+    pub(super) rank: usize,
+    pub(super) tensor: &'static str,
+}
+
+impl Subject {
+    /// Compares numbers of elements.
+    pub(super) fn length(self, wanted: usize, given: usize) -> Result<(), Mismatch> {
+        let Self { rank, tensor } = self;
+        match wanted == given {
+            true => Ok(()),
+            false => Err(Mismatch::Length {
+                rank,
+                tensor,
+                wanted,
+                given,
+            }),
+        }
+    }
+
+    /// Compares rows of `columns` numbers.
+    pub(super) fn numbers<T: PartialEq + std::fmt::Display>(
+        self,
+        wanted: &[T],
+        given: &[T],
+        columns: usize,
+    ) -> Result<(), Mismatch> {
+        self.length(wanted.len(), given.len())?;
+        let mut pairs = wanted.iter().zip(given);
+        match pairs.position(|(wanted, given)| wanted != given) {
+            Some(index) => Err(Mismatch::Number {
+                rank: self.rank,
+                tensor: self.tensor,
+                row: index / columns,
+                column: index % columns,
+                wanted: wanted[index].to_string(),
+                given: given[index].to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares rows of `hidden` elements.
+    pub(super) fn rows(
+        self,
+        wanted: &[bf16],
+        given: &[bf16],
+        hidden: usize,
+    ) -> Result<(), Mismatch> {
+        self.length(wanted.len(), given.len())?;
+        match first_difference(wanted, given, hidden) {
+            Some(difference) => Err(Mismatch::Element {
+                rank: self.rank,
+                tensor: self.tensor,
+                difference,
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Compares rows, bit for bit.
+pub fn compare_rows(
+    rank: usize,
+    tensor: &'static str,
+    wanted: &[bf16],
+    given: &[bf16],
+    hidden: usize,
+) -> Result<(), Mismatch> {
+    Subject { rank, tensor }.rows(wanted, given, hidden)
+}

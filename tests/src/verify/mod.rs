@@ -1,0 +1,17 @@
+//! The one verifier: compares what rounds left with the oracle, bit for bit, and finds what nothing may have
+//! written.
+
+mod mismatch;
+mod oracle;
+mod placement;
+mod received;
+#[cfg(test)]
+mod tests;
+
+pub use mismatch::{Mismatch, compare_rows};
+pub use oracle::{Compared, Oracle};
+pub use placement::{Placement, capacity_for};
+pub use received::{RankOutputs, Received, download};
+
+/// What outputs hold before a round, in every byte.
+pub const POISON: u8 = 0xa5;

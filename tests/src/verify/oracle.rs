@@ -1,0 +1,246 @@
+//! What the oracle says of a problem, and the comparison.
+
+use std::thread::ScopedJoinHandle;
+
+use ferry::{CombineMode, TokenFormat};
+use ferry_reference::{Problem, RankInput, apply_expert_scale, bf16, combine, dispatch};
+
+use super::mismatch::Subject;
+use super::placement::Placement;
+use super::received::{RankOutputs, Received};
+use super::{Mismatch, POISON};
+use crate::formats::{self, Encoded, INPUT_SCALE, Images};
+
+/// How much of a round is compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Compared {
+    /// The round has the first tokens of a problem, at most so many of each rank.
+    pub tokens: usize,
+    /// Of these, the values of every so manieth token are compared, and where all of them stand.
+    pub step: usize,
+    /// The global scale that NVFP4 is given.
+    pub input_scale: f32,
+}
+
+impl Compared {
+    /// A whole problem, under [`INPUT_SCALE`].
+    pub const ALL: Self = Self {
+        tokens: usize::MAX,
+        step: 1,
+        input_scale: INPUT_SCALE,
+    };
+}
+
+/// What the oracle says of a problem: made once, compared with many rounds.
+pub struct Oracle {
+    format: TokenFormat,
+    compared: Compared,
+    /// The tokens whose values are compared.
+    sample: Problem,
+    /// What the experts answer to these, by rank, in the order of the oracle.
+    expert_rows: Vec<Vec<bf16>>,
+    /// These in the format, by source rank.
+    encoded: Vec<Vec<Encoded>>,
+    /// By rank.
+    placements: Vec<Placement>,
+    /// By source rank.
+    tokens: Vec<usize>,
+}
+
+impl Oracle {
+    /// Works out a problem whose experts multiply by `scale`.
+    pub fn new(problem: &Problem, scale: &[f32], format: TokenFormat) -> Self {
+        Self::of(problem, scale, format, Compared::ALL)
+    }
+
+    /// The same for a part.
+    pub fn of(problem: &Problem, scale: &[f32], format: TokenFormat, compared: Compared) -> Self {
+        let inputs = problem.inputs.iter();
+        let tokens: Vec<_> = inputs
+            .map(|input| input.tokens.min(compared.tokens))
+            .collect();
+        let select = |(input, &tokens): (&RankInput, &usize)| {
+            let tokens: Vec<_> = (0..tokens).step_by(compared.step).collect();
+            select(problem, input, &tokens)
+        };
+        let sample = Problem {
+            inputs: problem.inputs.iter().zip(&tokens).map(select).collect(),
+            ..*problem
+        };
+        let expert_rows = apply_expert_scale(&sample, &dispatch(&sample), scale);
+        Self {
+            encoded: encode(&sample, format, compared.input_scale),
+            placements: Placement::of(problem, format, compared.tokens),
+            format,
+            compared,
+            sample,
+            expert_rows,
+            tokens,
+        }
+    }
+
+    /// Whether every value is compared.
+    pub const fn compares_all(&self) -> bool {
+        self.compared.step == 1
+    }
+
+    /// Where a rank's rows stand.
+    pub fn placement(&self, rank: usize) -> &Placement {
+        &self.placements[rank]
+    }
+
+    /// What combine must give on every rank, for the tokens that are compared. `weights`: in exact mode,
+    /// whether the router's weights sum the rows of a token, or they stay apart.
+    pub fn combined(&self, mode: CombineMode, weights: bool) -> Vec<Vec<bf16>> {
+        let mode = match (mode, weights) {
+            (CombineMode::Reduced, _) => ferry_reference::CombineMode::Reduced,
+            (CombineMode::Exact, true) => ferry_reference::CombineMode::Exact,
+            (CombineMode::Exact, false) => ferry_reference::CombineMode::Unreduced,
+        };
+        combine(&self.sample, &self.expert_rows, mode)
+    }
+
+    /// Compares all that a round left on ranks, one thread each.
+    pub fn verify(
+        &self,
+        mode: CombineMode,
+        weights: bool,
+        outputs: &[RankOutputs],
+    ) -> Result<(), Mismatch> {
+        let combined = self.combined(mode, weights);
+        let verify = |output: &RankOutputs| {
+            let rank = output.rank;
+            self.verify_dispatch(rank, &output.received)?;
+            self.verify_combined(rank, &combined[rank], &output.combined)?;
+            match output.beyond.iter().all(|&byte| byte == POISON) {
+                true => Ok(()),
+                false => Err(Mismatch::Stray {
+                    rank,
+                    tensor: "combined",
+                    row: output.combined.len() / self.sample.hidden,
+                }),
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = outputs
+                .iter()
+                .map(|output| scope.spawn(|| verify(output)))
+                .collect();
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().expect("no panic while comparing"))
+        })
+    }
+
+    /// Compares what a dispatch left on a rank in outputs that were full of [`POISON`].
+    pub fn verify_dispatch(&self, rank: usize, given: &Received) -> Result<(), Mismatch> {
+        let subject = |tensor| Subject { rank, tensor };
+        let placement = &self.placements[rank];
+        let offsets = &placement.row_offsets;
+        subject("row_offsets").numbers(offsets, &given.row_offsets, 1)?;
+        let ids: Vec<i32> = (0..self.sample.local_experts() as i32).collect();
+        subject("expert_ids").numbers(&ids, &given.expert_ids, 1)?;
+
+        let (layout, capacity) = (given.layout, given.layout.capacity);
+        let mut info = vec![[i32::from_le_bytes([POISON; 4]); 2]; capacity.rows];
+        let mut wanted = Images::poisoned(layout, POISON);
+        wanted.clear_unused(offsets);
+        for row in &placement.rows {
+            info[row.position()] = row.info;
+            match self.encoded(row.source, row.token()) {
+                Some(encoded) => wanted.put(row.place, encoded),
+                None => wanted.copy_row(row.place, given),
+            }
+        }
+        let found = given.src_info.as_flattened();
+        subject("src_info").numbers(info.as_flattened(), found, 2)?;
+        subject("tokens").numbers(&wanted.tokens, &given.tokens, layout.row_bytes())?;
+        let columns = match self.format.scale_layout() {
+            None => 4 * capacity.rows.max(1),
+            Some(_) => layout.groups(),
+        };
+        subject("scales").numbers(&wanted.scales, &given.scales, columns)?;
+        subject("row_scales").numbers(&wanted.row_scales, &given.row_scales, 1)?;
+        let starts = match self.format.scale_layout() {
+            Some(ferry::ScaleLayout::Tiled) => formats::scales_offsets(offsets),
+            _ => Vec::new(),
+        };
+        subject("scales_offsets").numbers(&starts, &given.scales_offsets, 1)
+    }
+
+    /// Compares what a combine left on a rank: `wanted` is of [`combined`](Self::combined), `given` of all
+    /// tokens.
+    pub fn verify_combined(
+        &self,
+        rank: usize,
+        wanted: &[bf16],
+        given: &[bf16],
+    ) -> Result<(), Mismatch> {
+        let (tensor, hidden) = ("combined", self.sample.hidden);
+        let subject = Subject { rank, tensor };
+        if self.compares_all() {
+            return subject.rows(wanted, given, hidden);
+        }
+        let width = wanted.len() / self.sample.inputs[rank].tokens.max(1);
+        subject.length(self.tokens[rank] * width, given.len())?;
+        let found = given.chunks(width.max(1)).step_by(self.compared.step);
+        subject.rows(
+            wanted,
+            &found.flatten().copied().collect::<Vec<_>>(),
+            hidden,
+        )
+    }
+
+    /// A token of a rank in the format, if its values are compared.
+    fn encoded(&self, source: usize, token: usize) -> Option<&Encoded> {
+        let step = self.compared.step;
+        token
+            .is_multiple_of(step)
+            .then(|| &self.encoded[source][token / step])
+    }
+}
+
+/// Some tokens of a rank.
+fn select(problem: &Problem, input: &RankInput, tokens: &[usize]) -> RankInput {
+    fn pick<T: Copy>(values: &[T], width: usize, tokens: &[usize]) -> Vec<T> {
+        let mut picked = Vec::with_capacity(tokens.len() * width);
+        for token in tokens {
+            picked.extend_from_slice(&values[token * width..(token + 1) * width]);
+        }
+        picked
+    }
+    RankInput {
+        tokens: tokens.len(),
+        x: pick(&input.x, problem.hidden, tokens),
+        topk_ids: pick(&input.topk_ids, problem.top_k, tokens),
+        topk_weights: pick(&input.topk_weights, problem.top_k, tokens),
+    }
+}
+
+/// Every token in the format, on all cores: some formats are slow.
+fn encode(problem: &Problem, format: TokenFormat, input_scale: f32) -> Vec<Vec<Encoded>> {
+    let hidden = problem.hidden;
+    let threads = std::thread::available_parallelism().map_or(4, |count| count.get());
+    let encode = move |x: &[bf16]| -> Vec<Encoded> {
+        let rows = x.chunks(hidden);
+        rows.map(|row| formats::encode_with(format, row, input_scale))
+            .collect()
+    };
+    std::thread::scope(|scope| {
+        let inputs = problem.inputs.iter();
+        let ranks: Vec<Vec<_>> = inputs
+            .map(|input| {
+                let share = input.tokens.div_ceil(threads.div_ceil(problem.ranks));
+                let shares = input.x.chunks(hidden * share.max(1));
+                shares.map(|x| scope.spawn(move || encode(x))).collect()
+            })
+            .collect();
+        let join = |thread: ScopedJoinHandle<'_, Vec<Encoded>>| {
+            thread.join().expect("no panic while encoding")
+        };
+        ranks
+            .into_iter()
+            .map(|shares| shares.into_iter().flat_map(join).collect())
+            .collect()
+    })
+}

@@ -1,0 +1,192 @@
+//! The verifier sees every tensor.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytemuck::cast_slice_mut;
+use ferry::{CombineMode, Config, Group, ScaleLayout, TokenFormat};
+use ferry_reference::Problem;
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+use super::*;
+use crate::formats;
+use crate::session::{Session, Settings};
+
+const SCALE: [f32; 4] = [0.5, 1.5, 2.0, 3.0];
+const MODE: CombineMode = CombineMode::Reduced;
+
+fn problem() -> Problem {
+    generate(WorkloadSpec {
+        ranks: 2,
+        experts: 4,
+        top_k: 2,
+        hidden: 128,
+        tokens: vec![3, 2],
+        routing: Routing::Uniform,
+        seed: 5,
+    })
+}
+
+/// A good round.
+fn round(format: TokenFormat) -> Vec<RankOutputs> {
+    let problem = problem();
+    let settings = Settings {
+        config: Config {
+            format,
+            deadline: Duration::from_secs(5),
+            debug_checks: true,
+            ..Config::new(4, 2, 128, 4)
+        },
+        capacity: formats::with_spare_rows(capacity_for(&problem, format), format, 2),
+        split: false,
+    };
+    let mut session = Session::new(&Group::simulated(2, 7).unwrap(), &settings).unwrap();
+    let outputs = session.round(&problem, &SCALE, true).unwrap();
+    session.close().unwrap();
+    outputs
+}
+
+/// What is wrong with outputs; nothing where nothing is.
+fn text(result: Result<(), Mismatch>) -> String {
+    result.err().map(|e| e.to_string()).unwrap_or_default()
+}
+
+/// What is wrong with rank 0's outputs of a good round after a change.
+fn told(format: TokenFormat, change: impl FnOnce(&mut RankOutputs)) -> String {
+    let mut outputs = round(format);
+    change(&mut outputs[0]);
+    text(Oracle::new(&problem(), &SCALE, format).verify(MODE, true, &outputs))
+}
+
+/// The bytes of every output of dispatch and combine. A new field does not compile until its tensor is here.
+fn every_output(outputs: &mut RankOutputs) -> [(&'static str, &mut [u8]); 9] {
+    let RankOutputs {
+        rank: _,
+        received,
+        combined,
+        beyond,
+    } = outputs;
+    let Received {
+        layout: _,
+        tokens,
+        scales,
+        scales_offsets,
+        row_scales,
+        row_offsets,
+        expert_ids,
+        src_info,
+    } = received;
+    [
+        ("tokens", tokens),
+        ("scales", scales),
+        ("scales_offsets", cast_slice_mut(scales_offsets)),
+        ("row_scales", cast_slice_mut(row_scales)),
+        ("row_offsets", cast_slice_mut(row_offsets)),
+        ("expert_ids", cast_slice_mut(expert_ids)),
+        ("src_info", cast_slice_mut(src_info)),
+        ("combined", cast_slice_mut(combined)),
+        ("combined", beyond),
+    ]
+}
+
+#[test]
+fn a_good_round_passes_and_one_bit_of_any_output_is_found() {
+    let mut seen = BTreeSet::new();
+    for format in TokenFormat::ALL {
+        let (oracle, mut outputs) = (Oracle::new(&problem(), &SCALE, format), round(format));
+        let verdict = |outputs: &[RankOutputs]| text(oracle.verify(MODE, true, outputs));
+        assert_eq!(verdict(&outputs), "", "{format:?}");
+        for index in 0..every_output(&mut outputs[0]).len() {
+            let bytes = every_output(&mut outputs[0])[index].1.len();
+            // Padding, spare rows and unused scales among them; all bytes would take long.
+            let some = (0..bytes).step_by(bytes.div_ceil(50) | 1);
+            for byte in some.chain(bytes.checked_sub(1)) {
+                let (tensor, all) = &mut every_output(&mut outputs[0])[index];
+                all[byte] ^= 1;
+                let (tensor, told) = (*tensor, verdict(&outputs));
+                every_output(&mut outputs[0])[index].1[byte] ^= 1;
+                let is_named = told.starts_with("rank 0: ") && told.contains(tensor);
+                assert!(is_named, "{format:?}, byte {byte} of {tensor}: {told}");
+                seen.insert(tensor);
+            }
+        }
+        assert_eq!(verdict(&outputs), "", "{format:?}");
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
+}
+
+#[test]
+fn the_place_of_a_difference_is_named() {
+    let told = |change: fn(&mut RankOutputs)| told(TokenFormat::Bf16, change);
+    let text = told(|rank| rank.received.tokens[256 + 2 * 9] ^= 1);
+    assert!(
+        text.starts_with("rank 0: tokens, row 1, column 18: expected"),
+        "{text}"
+    );
+    let text = told(|rank| rank.received.src_info[0][1] ^= 1);
+    assert!(
+        text.starts_with("rank 0: src_info, row 0, column 1: expected"),
+        "{text}"
+    );
+    let text = told(|rank| {
+        let x = &mut rank.combined[128 + 5];
+        *x = ferry_reference::bf16::from_bits(x.to_bits() ^ 1);
+    });
+    assert!(
+        text.contains("rank 0: combined: One value differs, at row 1, column 5"),
+        "{text}"
+    );
+    let text = told(|rank| rank.beyond[3] = 0);
+    assert!(text.contains(" of combined holds nothing"), "{text}");
+}
+
+#[test]
+fn a_tensor_of_another_length_is_refused() {
+    let tiled = TokenFormat::Nvfp4RowScaled(ScaleLayout::Tiled);
+    let shortened = |change: fn(&mut RankOutputs)| told(tiled, change);
+    for text in [
+        shortened(|rank| rank.received.row_offsets.truncate(2)),
+        shortened(|rank| rank.received.scales_offsets.clear()),
+        shortened(|rank| rank.received.row_scales.clear()),
+        shortened(|rank| rank.combined.truncate(128)),
+    ] {
+        assert!(text.contains(" elements, the oracle's "), "{text}");
+    }
+}
+
+/// Of a sample, values of the tokens between are not compared, and all else is.
+#[test]
+fn a_sample_sees_its_tokens_and_every_place() {
+    let (format, problem) = (TokenFormat::Mxfp8(ScaleLayout::Tiled), problem());
+    let compared = Compared {
+        step: 2,
+        ..Compared::ALL
+    };
+    let oracle = Oracle::of(&problem, &SCALE, format, compared);
+    let mut outputs = round(format);
+    let mut told = |change: &dyn Fn(&mut RankOutputs)| {
+        change(&mut outputs[0]);
+        let text = text(oracle.verify(MODE, true, &outputs));
+        change(&mut outputs[0]);
+        text
+    };
+    assert_eq!(told(&|_| ()), "");
+    let rows = &oracle.placement(0).rows;
+    for row in rows {
+        let (at, is_compared) = (row.position(), row.token().is_multiple_of(2));
+        let text = told(&|rank| rank.received.tokens[at * 128 + 9] ^= 1);
+        assert_eq!(text.contains("rank 0: tokens"), is_compared, "{text}");
+        let text = told(&|rank| rank.received.src_info[at][0] ^= 1);
+        assert!(text.contains("rank 0: src_info"), "{text}");
+    }
+    assert!(rows.iter().any(|row| row.token() == 1));
+    let text = told(&|rank| *rank.received.tokens.last_mut().unwrap() ^= 1);
+    assert!(text.contains("rank 0: tokens"), "{text}");
+    for token in 0..3 {
+        let text = told(&|rank| {
+            let x = &mut rank.combined[token * 128];
+            *x = ferry_reference::bf16::from_bits(x.to_bits() ^ 1);
+        });
+        assert_eq!(text.contains("combined"), token != 1, "{token}: {text}");
+    }
+}
