@@ -211,6 +211,42 @@ fn rows_sent_back_in_pieces() {
     all(5_100..5_106, in_pieces);
 }
 
+/// A small batch, which every block numbers for itself: less than a group of 32 assignments, whole groups and
+/// others, more than two warps load at once, and the most that are few.
+fn small_batch(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    let sizes = [1, 31, 32, 33, 255, 256, 257, 300, 2047, 2048];
+    let assignments = sizes[seed as usize % sizes.len()];
+    let experts = dice.pick(&[2, 8, 34, 512]);
+    let top_k = match assignments % 4 {
+        0 => dice.pick(&[1, 2, 4]).min(experts),
+        _ => 1,
+    };
+    let tokens = assignments / top_k;
+    Case {
+        experts,
+        top_k,
+        tokens: vec![vec![tokens, dice.below(tokens + 1)]; 2],
+        routing: match dice.below(3) {
+            0 => Routing::Uniform,
+            1 => Routing::AllToOne {
+                expert: dice.below(experts),
+            },
+            _ => Routing::Holes { probability: 0.3 },
+        },
+        split: dice.below(4) as u64,
+        // Blocks of one warp and of two.
+        warps: dice.pick(&[1, 2, 3, 4, 6]),
+        stall_one_in: dice.pick(&[0, 8]),
+        ..Case::small(seed)
+    }
+}
+
+#[test]
+fn small_batches_of_every_size() {
+    all(5_400..5_430, small_batch);
+}
+
 /// Tiled scales of few tokens: where an expert's begin differs from round to round.
 fn tiled(seed: u64) -> Case {
     let mut dice = Dice::new(seed);

@@ -103,12 +103,6 @@ pub trait Arguments: Copy {
     /// Device address of a tensor's first row.
     fn tensor(&self, tensor: Tensor) -> u64;
 
-    /// The router's ids, where there may be any and they are [few](Shape::is_few): their address and number.
-    #[inline(always)]
-    fn small_batch_ids(&self) -> Option<(u64, u32)> {
-        None
-    }
-
     /// The last word that kernels need soon, far behind the first ones.
     fn last_word(&self) -> u64;
 
@@ -144,14 +138,6 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn common(&self) -> &Common {
         &self.common
-    }
-
-    #[inline(always)]
-    fn small_batch_ids(&self) -> Option<(u64, u32)> {
-        // `dispatch_wait` has no input.
-        let Common { shape, tokens, .. } = &self.common;
-        let is_small_batch = self.topk_ids != 0 && shape.is_small_batch(*tokens);
-        is_small_batch.then(|| (self.topk_ids, tokens * shape.top_k))
     }
 
     #[inline(always)]

@@ -75,6 +75,7 @@ impl BlockHistogram {
     /// The byte of an expert and the group of entry `index`.
     #[inline(always)]
     pub const fn at(self, expert: u32, index: u32) -> u32 {
+        debug_assert!(index / GROUP < self.groups);
         expert * self.row() + index / GROUP
     }
 
@@ -101,6 +102,11 @@ impl BlockHistogram {
         read: impl Fn(u32) -> [u32; 4],
         dot: impl Fn(u32, u32, u32) -> u32,
     ) -> u32 {
+        debug_assert!(
+            index <= self.groups * GROUP,
+            "the group of assignment {index} of {} groups",
+            self.groups
+        );
         let (row, end) = (expert * self.row(), index / GROUP);
         let (mut sum, mut first) = (0, 0);
         while first < end {
@@ -114,6 +120,18 @@ impl BlockHistogram {
         }
         sum
     }
+}
+
+/// The products of the bytes of two words, byte by byte, added to `sum`: what `dp4a` does on a GPU.
+#[inline(always)]
+pub const fn dot_bytes(a: u32, b: u32, sum: u32) -> u32 {
+    let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+    let (mut sum, mut index) = (sum, 0);
+    while index < a.len() {
+        sum += a[index] as u32 * b[index] as u32;
+        index += 1;
+    }
+    sum
 }
 
 /// A word whose first `bytes` bytes are 1, as far as it has them, and the others 0; none where there are

@@ -25,7 +25,7 @@ mod workspace;
 pub use args::{
     Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
 };
-pub use block_histogram::{BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS};
+pub use block_histogram::{BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, dot_bytes};
 pub use dispatch_row::DispatchRow;
 pub use epoch::{Epoch, Tagged};
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};

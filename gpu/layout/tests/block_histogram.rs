@@ -1,6 +1,8 @@
 //! Few entries: which are, and the numbers that groups and their counts make, against counting.
 
-use ferry_layout::{BlockHistogram, HISTOGRAM_BYTES, NOT_ROUTED, SMALL_BATCH_ASSIGNMENTS, Shape};
+use ferry_layout::{
+    BlockHistogram, HISTOGRAM_BYTES, NOT_ROUTED, SMALL_BATCH_ASSIGNMENTS, Shape, dot_bytes,
+};
 use proptest::prelude::*;
 
 /// Entries that a warp compares.
@@ -98,11 +100,11 @@ fn check(ids: &[u32], experts: u32) {
     let (counts, (in_group, table)) = (BlockHistogram::of(assignments), keep(ids, experts));
     let naive = |expert: u32, end: usize| ids[..end].iter().filter(|&&id| id == expert).count();
     for expert in 0..experts {
-        let total = counts.total(expert, |at| read(&table, at), dot);
+        let total = counts.total(expert, |at| read(&table, at), dot_bytes);
         assert_eq!(total as usize, naive(expert, ids.len()), "expert {expert}");
     }
     for (index, &id) in ids.iter().enumerate().filter(|&(_, &id)| id < experts) {
-        let before = counts.before(id, index as u32, |at| read(&table, at), dot);
+        let before = counts.before(id, index as u32, |at| read(&table, at), dot_bytes);
         let number = before + in_group[index];
         assert_eq!(number as usize, naive(id, index), "entry {index}");
     }
@@ -131,6 +133,11 @@ proptest! {
             })
             .collect();
         check(&ids, experts);
+    }
+
+    #[test]
+    fn products_of_bytes_are_added(a: u32, b: u32, sum in 0..u32::MAX - 4 * 255 * 255) {
+        prop_assert_eq!(dot_bytes(a, b, sum), dot(a, b, sum));
     }
 
     #[test]

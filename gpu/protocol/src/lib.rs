@@ -22,8 +22,9 @@ pub mod wire;
 mod work;
 
 pub use combine::{combine, combine_async, combine_wait};
-pub use dispatch::numbering::count_below;
+pub use dispatch::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
+pub use machine::block_memory::BlockMemory;
 pub use machine::counters::{BlockCounter, Counters};
 pub use machine::position::{Grid, WarpPosition};
 pub use machine::rows::{Bits, ByteRange, Put, Row};

@@ -1,5 +1,6 @@
 //! A warp of a GPU as the protocol's machine: each operation is an instruction or a tight loop.
 
+mod block_memory;
 mod fault;
 mod rows;
 pub(crate) mod tile;
@@ -17,13 +18,13 @@ use ferry_protocol::{
 
 use crate::encode;
 use crate::encode::EncodedRow;
+use crate::ptx::block::{Block, COUNTERS, Loading, SetUp};
 use crate::ptx::memory::{self, Vector};
-use crate::ptx::thread;
+use crate::ptx::{number, thread};
 use crate::shmem;
 
 use self::fault::Seen;
 use self::rows::INLINE_DEPTH;
-use crate::ptx::block::{Block, COUNTERS, SetUp};
 
 /// Whether the target is sm_90 or later. Before that the assembler finds fewer registers.
 const IS_SM_90: bool = cfg!(target_feature = "sm_90");
@@ -51,7 +52,8 @@ pub struct Gpu<'a, A, const SHMEM: bool> {
     /// This lane.
     pub lane: u32,
     polls: Cell<u32>,
-    block: Block,
+    /// As it is behind the last barrier.
+    pub block: Cell<Block>,
 }
 
 impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
@@ -63,28 +65,12 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     /// that the shape implies, and the peers' windows are mapped as it says.
     #[inline(always)]
     pub unsafe fn new(args: &'a A) -> Self {
-        let common = args.common();
-        let counter = |counter: Counter| common.workspace + counter.bytes();
-        // SAFETY: the host's promise; the table of peers has an entry for every rank, and it and the ids
-        // stay as they are. Launches of a stream are ordered, and of these counters only earlier ones
-        // matter.
-        let block = unsafe {
-            Block::set_up(&SetUp {
-                peers: common.peers,
-                ranks: common.shape.ranks,
-                counters: PEEKED.map(counter),
-                deadline_ns: common.deadline_ns,
-                fault_page: common.fault_page,
-                last_word: args.last_word(),
-                ids: args.small_batch_ids(),
-                experts: common.shape.experts,
-            })
-        };
+        let block = Block::declare();
         Self {
             args,
             lane: thread::lane(),
             polls: Cell::new(0),
-            block,
+            block: Cell::new(block),
         }
     }
 
@@ -97,7 +83,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     /// The window of a mapped rank.
     #[inline(always)]
     pub fn window(&self, rank: Rank) -> u64 {
-        self.block.window(rank.0)
+        self.block.get().window(rank.0)
     }
 
     #[inline(always)]
@@ -195,7 +181,7 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn peek(&self, counter: Counter) -> u64 {
         match PEEKED.iter().position(|&peeked| peeked == counter) {
-            Some(index) => self.block.counter(index as u32),
+            Some(index) => self.block.get().counter(index as u32),
             None => self.load(counter),
         }
     }
@@ -223,6 +209,34 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     type Lanes<T: Copy> = T;
     type Ahead = [Vector; COPY_DEPTH];
+    type Loading = Loading;
+
+    #[inline(always)]
+    fn begin(&self) -> Loading {
+        let common = self.common();
+        let set_up = SetUp {
+            peers: common.peers,
+            ranks: common.shape.ranks,
+            counters: PEEKED.map(|counter| self.counter(counter)),
+            fault_page: common.fault_page,
+            last_word: self.args.last_word(),
+        };
+        // SAFETY: the host's promise; the table of peers has an entry for every rank and stays as it is.
+        // Launches of a stream are ordered, and of these counters only earlier ones matter.
+        unsafe { self.block.get().ask(&set_up) }
+    }
+
+    #[inline(always)]
+    fn clear_block(&self) {
+        self.block.get().clear(self.common().deadline_ns);
+    }
+
+    #[inline(always)]
+    fn keep(&self, loading: Loading) {
+        let Common { peers, shape, .. } = self.common();
+        // SAFETY: as in `begin`.
+        unsafe { self.block.get().keep(loading, *peers, shape.ranks) };
+    }
 
     #[inline(always)]
     fn rank(&self) -> Rank {
@@ -254,7 +268,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         thread::converge();
         let mut before = 0;
         if self.lane == 0 {
-            before = self.block.pass(block_counter);
+            before = self.block.get().pass(block_counter);
         }
         thread::converge();
         thread::broadcast(before, 0) + 1 == callers
@@ -263,10 +277,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn hand_to_last(&self, block_counter: BlockCounter, callers: u32, word: u64) -> Option<u64> {
         if self.lane == 0 {
-            self.block.leave(thread::thread() / LANES, word);
+            self.block.get().leave(thread::thread() / LANES, word);
         }
         self.arrives_last(block_counter, callers)
-            .then(|| self.block.left_by(self.lane))
+            .then(|| self.block.get().left_by(self.lane))
     }
 
     #[inline(always)]
@@ -324,6 +338,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn dot_bytes(&self, a: u32, b: u32, sum: u32) -> u32 {
+        number::dot_bytes(a, b, sum)
+    }
+
+    #[inline(always)]
     fn max(&self, values: u32) -> u32 {
         thread::max(values)
     }
@@ -344,23 +363,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         let at = self.args.table(table) + 4 * index;
         // SAFETY: the protocol stays inside the tables.
         unsafe { memory::load_u32(at) }
-    }
-
-    #[inline(always)]
-    fn read_small_batch_id(&self, index: u32) -> u32 {
-        self.block.small_batch().id(index)
-    }
-
-    #[inline(always)]
-    fn count_small_batch(&self, expert: u32, assignments: u32) -> u32 {
-        self.block.small_batch().count(expert, assignments)
-    }
-
-    #[inline(always)]
-    fn number_small_batch(&self, index: u32, expert: u32, assignments: u32) -> u32 {
-        self.block
-            .small_batch()
-            .number_of(index, expert, assignments)
     }
 
     #[inline(always)]
@@ -522,7 +524,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         if !self.polls.get().is_multiple_of(POLLS) {
             return false;
         }
-        let is_late = thread::global_timer_ns() > self.block.deadline_ns();
+        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns();
         // SAFETY: counters lie inside the workspace.
         let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
         thread::ballot(stopped != 0 || is_late) != 0
@@ -530,7 +532,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn record(&self, fault: &Fault) {
-        let page = self.block.fault_page();
+        let page = self.block.get().fault_page();
         let Fault {
             index,
             wanted,

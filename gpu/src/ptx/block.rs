@@ -3,14 +3,13 @@
 use core::arch::asm;
 
 use ferry_layout::MAX_RANKS;
-use ferry_protocol::{BlockCounter, LANES};
+use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
-use super::small_batch::SmallBatch;
 use super::{memory, thread};
 
-/// A counter for each gate that the warps of a block pass once in a launch, until when it may wait, where it reports
-/// faults, a double word for each warp to hand over, the peers' windows, what some counters held, and the router's ids
-/// and numbers, where they are few ([`SmallBatch`]).
+/// A counter for each gate that the warps of a block pass once in a launch, until when it may wait, where it
+/// reports faults, a double word for each warp to hand over, the peers' windows, what some counters held, and
+/// the memory that the protocol asks for ([`BlockMemory`](ferry_protocol::BlockMemory)).
 ///
 /// It is as large in every kernel, so that a multiprocessor may keep its memory divided as it is from one to
 /// the next; what that is worth was not measured.
@@ -31,17 +30,17 @@ const LAST: u32 = WORDS + 8 * LANES;
 const WINDOWS: u32 = LAST + 16;
 /// Bytes from the start to the counters.
 const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
-/// Bytes from the start to what is kept of few entries.
-const FEW: u32 = HELD + 32;
+/// Bytes from the start to the protocol's memory.
+const PROTOCOLS: u32 = HELD + 32;
 
 /// Counters that are looked at.
 pub const COUNTERS: usize = 3;
 
 const _: () = assert!(
     4 * BlockCounter::COUNT <= DEADLINE as usize
-        && 8 * COUNTERS <= (FEW - HELD) as usize
-        && FEW.is_multiple_of(16)
-        && FEW + SmallBatch::BYTES == 43856,
+        && 8 * COUNTERS <= (PROTOCOLS - HELD) as usize
+        && PROTOCOLS.is_multiple_of(16)
+        && PROTOCOLS + BLOCK_MEMORY_BYTES == 43856,
     "as many bytes are declared below"
 );
 
@@ -53,111 +52,69 @@ pub struct SetUp {
     pub ranks: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
-    /// Longest time the launch waits, from when those before it in its stream have ended.
-    pub deadline_ns: u64,
     /// Where it reports faults.
     pub fault_page: u64,
     /// The last word of the kernel's parameters that will be needed soon: reading it now brings it close.
     pub last_word: u64,
-    /// Address and number of the router's ids, few ones; `None` where nobody asks.
-    pub ids: Option<(u64, u32)>,
-    /// Experts of the group.
-    pub experts: u32,
+}
+
+/// What a thread has asked for, on its way.
+pub struct Loading {
+    window: u64,
+    counter: u64,
 }
 
 impl Block {
-    /// No gate passed by anybody, no words, and what `set_up` says. Called once in a kernel, by all
-    /// threads. All loads are on their way before one is waited for.
-    ///
-    /// # Safety
-    /// The addresses are those of as many words. Nobody writes the windows, and the ids only what came before this kernel
-    /// in its stream.
+    /// The block's memory, which holds anything. Called once in a kernel.
     #[inline(always)]
-    pub unsafe fn set_up(set_up: &SetUp) -> Self {
+    pub fn declare() -> Self {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
             asm!("{{ .shared .align 16 .b8 ferry_block[43856]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
-        let block = Self { base };
+        Self { base }
+    }
+
+    /// Asks for windows and counters, and waits for the kernels before this one in its stream, but for
+    /// nothing that it asked for. Once in a launch, by all threads.
+    ///
+    /// # Safety
+    /// The addresses are those of as many words. Nobody writes the windows.
+    #[inline(always)]
+    pub unsafe fn ask(self, set_up: &SetUp) -> Loading {
         let (thread, threads) = (thread::thread(), thread::threads());
-        let (small_batch, (ids_at, assignments)) =
-            (block.small_batch(), set_up.ids.unwrap_or((0, 0)));
-        // SAFETY: the caller's promise.
-        let id_at = |index: u32| unsafe { memory::load_u32(ids_at + 4 * index as u64) };
-        // SAFETY: the caller's promise.
-        let window_of =
-            |rank: u32| unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };
-        let (mut held, mut window) = (0, 0);
+        let (mut counter, mut window) = (0, 0);
         if thread < set_up.ranks {
-            window = window_of(thread);
+            // SAFETY: the caller's promise.
+            window = unsafe { memory::load_constant_u64(set_up.peers + 8 * thread as u64) };
         }
         // By some that have nothing else to load: each line of parameters is waited for.
         match threads - 1 - thread {
-            0 => block.store(FAULT_PAGE, set_up.fault_page),
-            1 => block.store(LAST, set_up.last_word),
+            0 => self.store(FAULT_PAGE, set_up.fault_page),
+            1 => self.store(LAST, set_up.last_word),
             _ => {}
         }
         // Nothing before this depends on what the stream did before.
         thread::wait_for_earlier_kernels();
         // One load for all of them: of several that may not take place, each would wait for the one before.
-        let mut counter = set_up.counters[0];
+        let mut counter_at = set_up.counters[0];
         for (index, &other) in set_up.counters.iter().enumerate().skip(1) {
             if thread == index as u32 {
-                counter = other;
+                counter_at = other;
             }
         }
         if thread < COUNTERS as u32 {
             // SAFETY: the caller's promise.
-            held = unsafe { memory::load_relaxed_gpu(counter) };
+            counter = unsafe { memory::load_relaxed_gpu(counter_at) };
         }
-        let ids = small_batch.load(assignments, id_at);
-        block.clear(set_up.deadline_ns);
-        if assignments != 0 {
-            small_batch.clear(assignments, set_up.experts);
-            // What is loaded is still on its way.
-            thread::block_barrier();
-        }
-        small_batch.number(assignments, set_up.experts, ids, id_at);
-        if thread < COUNTERS as u32 {
-            block.store(HELD + 8 * thread, held);
-        }
-        if thread < set_up.ranks {
-            block.store(WINDOWS + 8 * thread, window);
-        }
-        let mut rank = thread + threads;
-        // Said of all threads first, so that kernels for a few ranks have no code for it.
-        while set_up.ranks > threads && rank < set_up.ranks {
-            block.store(WINDOWS + 8 * rank, window_of(rank));
-            rank += threads;
-        }
-        thread::block_barrier();
-        let after: u32;
-        // SAFETY: copies a register. Not pure: it stays behind the barrier, and with it whatever needs
-        // its result.
-        unsafe {
-            asm!("mov.u32 {}, {};", out(reg32) after, in(reg32) base,
-                options(nostack, preserves_flags));
-        }
-        Self { base: after }
+        Loading { window, counter }
     }
 
-    /// What a counter held when the launch began.
+    /// No gate passed, no words, and until when the launch may wait. Once in a launch, by all threads.
     #[inline(always)]
-    pub fn counter(self, index: u32) -> u64 {
-        self.load_constant(HELD + 8 * index)
-    }
-
-    /// What is kept of few entries.
-    #[inline(always)]
-    pub fn small_batch(self) -> SmallBatch {
-        SmallBatch::at(self.base + FEW)
-    }
-
-    /// No gate passed, no words, and until when it may wait. By all threads.
-    #[inline(always)]
-    fn clear(self, deadline_ns: u64) {
+    pub fn clear(self, deadline_ns: u64) {
         let mut at = 8 * thread::thread();
         while at < LAST {
             match at {
@@ -172,10 +129,59 @@ impl Block {
         }
     }
 
+    /// Keeps what was asked for. Once in a launch, by all threads; a [barrier](Self::barrier) follows.
+    ///
+    /// # Safety
+    /// As [`ask`](Self::ask), with the same `peers` and `ranks`.
+    #[inline(always)]
+    pub unsafe fn keep(self, loading: Loading, peers: u64, ranks: u32) {
+        let (thread, threads) = (thread::thread(), thread::threads());
+        if thread < COUNTERS as u32 {
+            self.store(HELD + 8 * thread, loading.counter);
+        }
+        if thread < ranks {
+            self.store(WINDOWS + 8 * thread, loading.window);
+        }
+        let mut rank = thread + threads;
+        // Said of all threads first, so that kernels for a few ranks have no code for it.
+        while ranks > threads && rank < ranks {
+            // SAFETY: the caller's promise.
+            let window = unsafe { memory::load_constant_u64(peers + 8 * rank as u64) };
+            self.store(WINDOWS + 8 * rank, window);
+            rank += threads;
+        }
+    }
+
+    /// Waits for all threads of the block: the same memory as it is behind the barrier. All threads.
+    #[inline(always)]
+    pub fn barrier(self) -> Self {
+        thread::block_barrier();
+        let base: u32;
+        // SAFETY: copies a register. Not pure: it stays behind the barrier, and with it whatever needs
+        // its result.
+        unsafe {
+            asm!("mov.u32 {}, {};", out(reg32) base, in(reg32) self.base,
+                options(nostack, preserves_flags));
+        }
+        Self { base }
+    }
+
+    /// The shared address of a byte of the protocol's memory.
+    #[inline(always)]
+    pub fn protocols(self, at: u32) -> u32 {
+        self.base + PROTOCOLS + at
+    }
+
+    /// What a counter held when the launch began.
+    #[inline(always)]
+    pub fn counter(self, index: u32) -> u64 {
+        self.load_constant(HELD + 8 * index)
+    }
+
     /// Stores the double word `at` bytes from the start.
     #[inline(always)]
     fn store(self, at: u32, word: u64) {
-        // SAFETY: the callers name double words of `set_up`, which nobody else writes meanwhile.
+        // SAFETY: the callers name double words of a block, which nobody else writes meanwhile.
         unsafe {
             asm!("st.shared.u64 [{}], {};", in(reg32) self.base + at, in(reg64) word,
                 options(nostack, preserves_flags));
@@ -186,7 +192,7 @@ impl Block {
     #[inline(always)]
     fn load(self, at: u32) -> u64 {
         let word;
-        // SAFETY: the callers name double words of `set_up`.
+        // SAFETY: the callers name double words of a block.
         unsafe {
             asm!("ld.shared.u64 {}, [{}];", out(reg64) word, in(reg32) self.base + at,
                 options(nostack, preserves_flags));
@@ -213,11 +219,11 @@ impl Block {
         self.load_constant(WINDOWS + 8 * rank)
     }
 
-    /// Loads the double word `at` bytes from the start, which stays as `set_up` left it.
+    /// Loads the double word `at` bytes from the start, which stays as [`keep`](Self::keep) left it.
     #[inline(always)]
     fn load_constant(self, at: u32) -> u64 {
         let word;
-        // SAFETY: one of the double words of `set_up`; `pure` and `nomem` hold because nobody writes
+        // SAFETY: one of the double words of a block; `pure` and `nomem` hold because nobody writes
         // there after it.
         unsafe {
             asm!("ld.shared.u64 {}, [{}];", out(reg64) word, in(reg32) self.base + at,
@@ -232,7 +238,7 @@ impl Block {
     pub fn pass(self, block_counter: BlockCounter) -> u32 {
         let at = self.base + 4 * block_counter as u32;
         let passed: u32;
-        // SAFETY: one of the words of `set_up`.
+        // SAFETY: one of the words of a block.
         unsafe {
             asm!("atom.acq_rel.cta.shared.add.u32 {}, [{}], 1;", out(reg32) passed, in(reg32) at,
                 options(nostack, preserves_flags));

@@ -14,5 +14,5 @@ pub mod memory;
 pub mod number;
 #[cfg(target_feature = "sm_90")]
 pub mod pipeline;
-pub mod small_batch;
+pub mod shared;
 pub mod thread;

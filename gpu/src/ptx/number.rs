@@ -32,6 +32,18 @@ pub fn f32_pair(pair: u32) -> (f32, f32) {
     )
 }
 
+/// `dp4a`, unsigned: the products of the bytes of two words, added to a third.
+#[inline(always)]
+pub fn dot_bytes(a: u32, b: u32, sum: u32) -> u32 {
+    let result;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("dp4a.u32.u32 {}, {}, {}, {};", out(reg32) result, in(reg32) a, in(reg32) b,
+            in(reg32) sum, options(pure, nomem, nostack, preserves_flags));
+    }
+    result
+}
+
 /// `mul.rn.f32` then `add.rn.f32`: product and sum each rounded to nearest even. With the
 /// rounding written out, ptxas may not fuse them (PTX ISA, "add", "mul").
 #[inline(always)]

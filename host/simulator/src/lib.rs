@@ -11,10 +11,10 @@
 //! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
 //!
 //! Every access is checked against the allocation that it belongs to, and writes into the window of a rank of
-//! another node are refused: a wild write is an error, not a corruption. So is a launch that goes on after its
-//! deadline. So is a signal that
-//! arrives when its round is over: it could pass for one of a later round, or undo it.
-//! Allocations start out filled with a pattern, not zeros.
+//! another node are refused: a wild write is an error, not a corruption. So is a launch that goes on after
+//! its deadline. So is the use of a block's memory whose outcome depends on the order of warps, and a barrier
+//! at which not all warps of a block arrive. So is a signal that arrives when its round is over: it could
+//! pass for one of a later round, or undo it. Allocations start out filled with a pattern, not zeros.
 //!
 //! What it does not model: reads that see old values although their flag was acquired (the model
 //! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
@@ -129,6 +129,31 @@ pub enum SimulatorError {
         base: u64,
         /// Which warp.
         by: String,
+    },
+    /// A warp used the memory of its block so that what comes of it depends on which warp is first, or is
+    /// anything.
+    #[error("simulator (seed {seed}): {by} {what}: byte {at} of its block's memory")]
+    BlockMemory {
+        /// The run's seed.
+        seed: u64,
+        /// Which warp.
+        by: String,
+        /// What it did.
+        what: &'static str,
+        /// Bytes from the start.
+        at: u32,
+    },
+    /// Some warps of a block wait at a barrier at which others will not arrive, as they have ended.
+    #[error(
+        "simulator (seed {seed}): not all warps of block {block} of rank {rank} arrive at a barrier"
+    )]
+    MissedBarrier {
+        /// The run's seed.
+        seed: u64,
+        /// Whose block.
+        rank: u32,
+        /// Which one.
+        block: u32,
     },
     /// A launch goes on long after its deadline.
     #[error(

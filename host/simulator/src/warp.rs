@@ -1,9 +1,10 @@
 //! A warp: the protocol's machine, on the CPU.
 
 mod addresses;
+mod block;
 mod counters;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
 use std::rc::Rc;
 
@@ -22,6 +23,8 @@ use crate::memory::{Memory, Outside};
 use crate::network::Sent;
 use crate::shared::Shared;
 use crate::store_buffer::{Polled, StoreBuffer, Write};
+
+use block::Block;
 
 /// Largest piece of a row that becomes visible at once, in bytes.
 const PIECE: usize = 1024;
@@ -46,19 +49,6 @@ fn all_sent(bytes: &[u8]) -> Vec<u8> {
     words
         .flat_map(|&word| avoid_sentinel(u32::from_le_bytes(word)).to_le_bytes())
         .collect()
-}
-
-/// What the warps of a block share.
-#[derive(Default)]
-pub struct Block {
-    /// What counters held when the launch began.
-    peeked: [OnceCell<u64>; Counter::COUNT as usize],
-    /// How many warps have passed each gate.
-    gates: [Cell<u32>; BlockCounter::COUNT],
-    /// What each has handed over.
-    handed: [Cell<u64>; LANES as usize],
-    /// What those who have handed over wrote, not yet visible to other ranks.
-    writes: RefCell<Vec<Write>>,
 }
 
 /// A warp of a launch.
@@ -95,6 +85,7 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
             Ok(())
         }
     };
+    warp.leave_block();
 }
 
 impl Warp<'_> {
@@ -202,6 +193,14 @@ impl Signals for Warp<'_> {
 impl Machine for Warp<'_> {
     type Lanes<T: Copy> = [T; LANES as usize];
     type Ahead = Vec<u8>;
+    type Loading = ();
+
+    fn begin(&self) {}
+
+    /// A launch has blocks of its own, which are clear.
+    fn clear_block(&self) {}
+
+    fn keep(&self, (): ()) {}
 
     fn ranks(&self) -> u32 {
         self.common.shape.ranks
@@ -298,6 +297,10 @@ impl Machine for Warp<'_> {
         values.map(|value| self.ballot(values.map(|other| other == value)))
     }
 
+    fn dot_bytes(&self, a: u32, b: u32, sum: u32) -> u32 {
+        ferry_layout::dot_bytes(a, b, sum)
+    }
+
     fn max(&self, values: Self::Lanes<u32>) -> u32 {
         values.into_iter().fold(0, u32::max)
     }
@@ -317,13 +320,6 @@ impl Machine for Warp<'_> {
             }
             _ => self.load_word(address),
         }
-    }
-
-    fn count_small_batch(&self, expert: u32, assignments: u32) -> u32 {
-        // On a GPU, the counts of one that there is not are outside of the table.
-        assert!(expert < self.common.shape.experts, "expert {expert}");
-        let ids = (0..assignments).map(|index| self.read_small_batch_id(index));
-        ids.filter(|&id| id == expert).count() as u32
     }
 
     fn write(&self, table: Table, index: u64, value: u32) {

@@ -14,6 +14,7 @@ mod send;
 use ferry_layout::{Counter, DispatchArgs, Kernel};
 
 use crate::dispatch::notify::notify;
+use crate::dispatch::numbering::block::SmallBatch;
 use crate::dispatch::receive::receive;
 use crate::dispatch::send::send_items;
 use crate::machine::Machine;
@@ -26,7 +27,7 @@ use crate::work::partition::Partition;
 /// Sends this rank's tokens and counts; waits for nothing that a peer does. Collective.
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::DispatchAsync);
+    let launch = begin(machine, args, Kernel::DispatchAsync);
     launch.check()?;
     let tactics = tactics_of(&launch, Phase::Send);
     let roles = roles_of(&launch, tactics);
@@ -51,7 +52,7 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
 /// which wait for all of them.
 #[inline(always)]
 pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::Dispatch);
+    let launch = begin(machine, args, Kernel::Dispatch);
     launch.check()?;
     let tactics = tactics_of(&launch, Phase::Fused);
     let roles = roles_of(&launch, tactics);
@@ -60,6 +61,25 @@ pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Abor
         Some(partition) => receive(&launch, args, partition),
         None => Ok(()),
     }))
+}
+
+/// Begins a launch that sends. Every block numbers a small batch. The ids are asked for together with the
+/// machine's own loads, before one of them is waited for, and one barrier ends both the numbering and the
+/// machine's first steps.
+#[inline(always)]
+fn begin<'a, M: Machine>(machine: &'a M, args: &'a DispatchArgs, kernel: Kernel) -> Launch<'a, M> {
+    // Before the machine waits for earlier kernels, as the arguments are there already.
+    let batch = SmallBatch::to_number(args);
+    let loading = machine.begin();
+    let ids = batch.load_ids(machine);
+    machine.clear_block();
+    if !batch.is_empty() {
+        batch.clear(machine);
+        // The ids are still on their way.
+        machine.block_barrier();
+    }
+    batch.number(machine, ids);
+    Launch::begun(machine, &args.common, kernel, loading)
 }
 
 #[inline(always)]

@@ -79,7 +79,12 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: 
             let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
                 let k = (first + step as u32).min(shape.top_k - 1);
                 let token = token.min(common.tokens - 1);
-                read_expert_id(machine, numbering, assignment_index(shape.top_k, token, k))
+                read_expert_id(
+                    machine,
+                    common,
+                    numbering,
+                    assignment_index(shape.top_k, token, k),
+                )
             });
             core::array::from_fn::<(), DEPTH, _>(|step| ranks |= rank_bit(shape, ids[step]));
             first += DEPTH as u32;

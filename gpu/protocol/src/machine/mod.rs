@@ -1,5 +1,6 @@
 //! What a machine must offer to run the protocol.
 
+pub mod block_memory;
 pub mod counters;
 pub mod position;
 pub mod rows;
@@ -7,6 +8,7 @@ pub mod signals;
 
 use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
 
+use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, Put, Row};
@@ -18,11 +20,24 @@ pub const LANES: u32 = 32;
 /// A warp of a GPU, or of something that behaves like one.
 ///
 /// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
-pub trait Machine: Signals + Counters {
+pub trait Machine: Signals + Counters + BlockMemory {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
     /// What of a row is on its way.
     type Ahead;
+    /// What [`begin`](Self::begin) asked for, on its way.
+    type Loading;
+
+    /// Begins a launch: what earlier launches of its stream wrote can be read from here on. Asks for what the
+    /// machine keeps for the block, such as windows and counters, and waits for nothing of that. A launch's
+    /// first operation, once, by all warps.
+    fn begin(&self) -> Self::Loading;
+    /// Sets to zero what a block counts, and its deadline to so long from now. Once, after
+    /// [`begin`](Self::begin), by all warps.
+    fn clear_block(&self);
+    /// Keeps what [`begin`](Self::begin) asked for. Once, by all warps. Until the next barrier of the block, only
+    /// tables of the user's, the block's memory and what lanes do among each other may be used.
+    fn keep(&self, loading: Self::Loading);
 
     /// This rank.
     fn rank(&self) -> Rank;
@@ -73,6 +88,9 @@ pub trait Machine: Signals + Counters {
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.
     fn matching(&self, values: Self::Lanes<u32>) -> Self::Lanes<u32>;
+    /// The products of the bytes of two words, added to `sum`, as [`dot_bytes`](ferry_layout::dot_bytes). For
+    /// one lane.
+    fn dot_bytes(&self, a: u32, b: u32, sum: u32) -> u32;
     /// The largest value.
     fn max(&self, values: Self::Lanes<u32>) -> u32;
     /// The bits that any lane holds.
@@ -82,21 +100,6 @@ pub trait Machine: Signals + Counters {
 
     /// Reads a word of a table. For one lane.
     fn read(&self, table: Table, index: u64) -> u32;
-    /// Reads a word of [`Table::TopkIds`] where entries are [few](ferry_layout::Shape::is_few). For one
-    /// lane.
-    fn read_small_batch_id(&self, index: u32) -> u32 {
-        self.read(Table::TopkIds, index as u64)
-    }
-    /// How many of `assignments` ids, which are all and few, are `expert`, which exists. For one lane.
-    fn count_small_batch(&self, expert: u32, assignments: u32) -> u32 {
-        let ids = (0..assignments).map(|index| self.read_small_batch_id(index));
-        ids.filter(|&id| id == expert).count() as u32
-    }
-    /// How many ids before that of entry `index` are `expert`, as that one is. Of `_entries`, which are all
-    /// and few. For one lane.
-    fn number_small_batch(&self, index: u32, expert: u32, _entries: u32) -> u32 {
-        self.count_small_batch(expert, index)
-    }
     /// Writes a word of a table. For one lane.
     fn write(&self, table: Table, index: u64, value: u32);
     /// Writes a half word of a table: `index` counts half words. For one lane.

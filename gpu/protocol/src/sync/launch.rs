@@ -38,6 +38,17 @@ impl<'a, M: Machine> Launch<'a, M> {
     /// [`check`](Self::check).
     #[inline(always)]
     pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Self {
+        let loading = machine.begin();
+        machine.clear_block();
+        Self::begun(machine, common, kernel, loading)
+    }
+
+    /// As [`begin`](Self::begin), after the machine's first steps: `loading` is what [`Machine::begin`] gave,
+    /// and the block is [clear](Machine::clear_block).
+    #[inline(always)]
+    pub fn begun(machine: &'a M, common: &'a Common, kernel: Kernel, loading: M::Loading) -> Self {
+        machine.keep(loading);
+        machine.block_barrier();
         Self {
             machine,
             common,

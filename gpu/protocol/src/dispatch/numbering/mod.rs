@@ -1,12 +1,14 @@
 //! The rank of each assignment within its expert, among all that this source sends to that expert.
 //!
-//! A small batch is numbered by each block for itself, in shared memory, so that nobody waits for others. More
-//! assignments are numbered in [`tiles`].
+//! A small batch is numbered by each block for itself ([`block`]), so that nobody waits for others. More assignments
+//! are numbered in [`tiles`].
 
+pub mod block;
 pub mod tiles;
 
-use ferry_layout::{Counter, Region, Table, assignment_index};
+use ferry_layout::{Common, Counter, Region, Table, assignment_index};
 
+use crate::dispatch::numbering::block::SmallBatch;
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
@@ -20,18 +22,16 @@ pub fn expert_groups(experts: u32) -> u32 {
 
 /// The expert id of an assignment. For one lane.
 #[inline(always)]
-pub fn read_expert_id<M: Machine>(machine: &M, numbering: Numbering, index: u64) -> u32 {
+pub fn read_expert_id<M: Machine>(
+    machine: &M,
+    common: &Common,
+    numbering: Numbering,
+    index: u64,
+) -> u32 {
     match numbering {
-        Numbering::InBlock => machine.read_small_batch_id(index as u32),
+        Numbering::InBlock => SmallBatch::of(common).id(machine, index as u32),
         Numbering::Tiles => machine.read(Table::TopkIds, index),
     }
-}
-
-/// How many of `lanes` are below `lane`.
-#[inline(always)]
-pub const fn count_below(lanes: u32, lane: u32) -> u32 {
-    // Shifted out at the top rather than masked: a mask would occupy a register all the time.
-    (lanes << 1 << (LANES - 1 - lane)).count_ones()
 }
 
 /// The rank of each of a token's assignments within its expert, of a small batch.
@@ -42,7 +42,7 @@ pub fn count_before<M: Machine>(
     experts: M::Lanes<u32>,
 ) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
-    let (shape, assignments) = (&common.shape, common.tokens * common.shape.top_k);
+    let (shape, batch) = (&common.shape, SmallBatch::of(common));
     machine.lanes(|lane| {
         let expert = machine.own(experts, lane);
         if expert >= shape.experts {
@@ -50,7 +50,7 @@ pub fn count_before<M: Machine>(
             return 0;
         }
         let index = assignment_index(shape.top_k, token, lane) as u32;
-        machine.number_small_batch(index, expert, assignments)
+        batch.expert_index(machine, index, expert)
     })
 }
 
@@ -67,9 +67,9 @@ pub fn wait_until_numbered<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted
 #[inline(always)]
 pub fn count_experts<M: Machine>(launch: &Launch<M>, group: u32) -> M::Lanes<u32> {
     let (machine, shape) = (launch.machine, &launch.common.shape);
-    let assignments = launch.common.tokens * shape.top_k;
+    let batch = SmallBatch::of(launch.common);
     machine.lanes(|lane| {
         let expert = (group * LANES + lane).min(shape.experts - 1);
-        machine.count_small_batch(expert, assignments)
+        batch.total(machine, expert)
     })
 }

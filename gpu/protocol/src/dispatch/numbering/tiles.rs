@@ -3,7 +3,7 @@
 
 use ferry_layout::{Counter, TILE_ASSIGNMENTS, Table, assignment_index, tile_counts_index};
 
-use crate::dispatch::numbering::count_below;
+use crate::dispatch::numbering::block::count_below;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 

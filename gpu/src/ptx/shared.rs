@@ -1,0 +1,98 @@
+//! Loads and stores in the shared memory of a block.
+//!
+//! # Safety
+//!
+//! Every function takes a shared address, aligned to the access, inside a declared variable. What a load
+//! reads was stored before a barrier of the block, and the address comes from behind that barrier; nobody
+//! stores there afterwards. So loads are `pure` and `nomem`: the compiler may move them, but to no place
+//! before the barrier.
+
+use core::arch::asm;
+
+use super::memory::Vector;
+
+/// `st.shared`, one word.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_u32(address: u32, word: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.shared.u32 [{}], {};", in(reg32) address, in(reg32) word,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// `st.shared`, the lowest byte of a word.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_u8(address: u32, byte: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.shared.u8 [{}], {};", in(reg32) address, in(reg32) byte,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// `st.shared.v4`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_vector(address: u32, words: Vector) {
+    let [a, b, c, d] = words;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.shared.v4.u32 [{}], {{{}, {}, {}, {}}};", in(reg32) address, in(reg32) a,
+            in(reg32) b, in(reg32) c, in(reg32) d, options(nostack, preserves_flags));
+    }
+}
+
+/// `ld.shared`, one word.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_u32(address: u32) -> u32 {
+    let word;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.shared.u32 {}, [{}];", out(reg32) word, in(reg32) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    word
+}
+
+/// `ld.shared`, one byte.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_u8(address: u32) -> u32 {
+    let byte;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.shared.u8 {}, [{}];", out(reg32) byte, in(reg32) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    byte
+}
+
+/// `ld.shared.v4`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_vector(address: u32) -> Vector {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
+            out(reg32) c, out(reg32) d, in(reg32) address,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}

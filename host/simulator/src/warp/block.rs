@@ -1,0 +1,277 @@
+//! What the warps of a block share: counters, memory and a barrier.
+
+use std::cell::{Cell, OnceCell, RefCell};
+
+use ferry_layout::Counter;
+use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, BlockMemory, LANES, Machine};
+
+use super::Warp;
+use crate::SimulatorError;
+use crate::store_buffer::Write;
+
+/// What the warps of a block share.
+#[derive(Default)]
+pub struct Block {
+    /// What counters held when the launch began.
+    pub(super) peeked: [OnceCell<u64>; Counter::COUNT as usize],
+    /// How many warps have passed each gate.
+    pub(super) gates: [Cell<u32>; BlockCounter::COUNT],
+    /// What each has handed over.
+    pub(super) handed: [Cell<u64>; LANES as usize],
+    /// What those who have handed over wrote, not yet visible to other ranks.
+    pub(super) writes: RefCell<Vec<Write>>,
+    memory: RefCell<Memory>,
+    barrier: Barrier,
+}
+
+/// Where the warps of a block wait for each other.
+#[derive(Default)]
+struct Barrier {
+    /// Warps that wait.
+    arrived: Cell<u32>,
+    /// Warps whose launch has ended.
+    ended: Cell<u32>,
+}
+
+/// Some warps of a block wait for others that have ended.
+#[derive(Debug, PartialEq, Eq)]
+struct Missed;
+
+impl Barrier {
+    /// One of `warps` arrives: whether that was the last one, after which nobody waits.
+    fn arrive(&self, warps: u32) -> Result<bool, Missed> {
+        if self.ended.get() > 0 {
+            return Err(Missed);
+        }
+        let arrived = self.arrived.get() + 1;
+        self.arrived.set(arrived % warps);
+        Ok(arrived == warps)
+    }
+
+    /// One ends.
+    fn leave(&self) -> Result<(), Missed> {
+        self.ended.set(self.ended.get() + 1);
+        match self.arrived.get() {
+            0 => Ok(()),
+            _ => Err(Missed),
+        }
+    }
+}
+
+/// Memory that finds accesses whose outcome depends on the order of warps, whichever order they came in.
+#[derive(Default)]
+struct Memory {
+    /// As far as anything was stored.
+    bytes: Vec<Byte>,
+    /// Barriers that all warps have passed.
+    barriers: u16,
+}
+
+/// A byte of a block's memory.
+#[derive(Clone, Copy, Default)]
+struct Byte {
+    value: u8,
+    /// One more than the barriers that all had passed when it was last stored; 0 if nobody has stored it.
+    stored: u16,
+    is_loaded: bool,
+}
+
+/// What is wrong with an access, and where.
+type Wrong = (&'static str, u32);
+
+impl Memory {
+    fn store(&mut self, at: u32, bytes: &[u8]) -> Result<(), Wrong> {
+        let end = at as usize + bytes.len();
+        if end > BLOCK_MEMORY_BYTES as usize {
+            return Err(("stores outside", at));
+        }
+        if !(at as usize).is_multiple_of(bytes.len()) {
+            return Err(("stores out of alignment", at));
+        }
+        if self.bytes.len() < end {
+            self.bytes.resize(end, Byte::default());
+        }
+        let stored = self.barriers + 1;
+        for (index, &value) in (at..).zip(bytes) {
+            let byte = &mut self.bytes[index as usize];
+            if byte.is_loaded {
+                return Err(("stores what has been loaded", index));
+            }
+            if byte.stored == stored {
+                return Err(("stores twice between two barriers", index));
+            }
+            *byte = Byte {
+                value,
+                stored,
+                is_loaded: false,
+            };
+        }
+        Ok(())
+    }
+
+    fn load<const COUNT: usize>(&mut self, at: u32) -> Result<[u8; COUNT], Wrong> {
+        if !(at as usize).is_multiple_of(COUNT) {
+            return Err(("loads out of alignment", at));
+        }
+        let mut values = [0; COUNT];
+        for (index, value) in (at..).zip(&mut values) {
+            match self.bytes.get_mut(index as usize) {
+                Some(byte) if byte.stored > self.barriers => {
+                    return Err(("loads before a barrier what was stored", index));
+                }
+                Some(byte) if byte.stored > 0 => {
+                    byte.is_loaded = true;
+                    *value = byte.value;
+                }
+                _ => return Err(("loads what nobody has stored", index)),
+            }
+        }
+        Ok(values)
+    }
+}
+
+impl Warp<'_> {
+    fn in_block<T>(&self, access: impl FnOnce(&mut Memory) -> Result<T, Wrong>) -> T {
+        let result = access(&mut self.block.memory.borrow_mut());
+        result.unwrap_or_else(|(what, at)| {
+            let error = SimulatorError::BlockMemory {
+                seed: self.shared.seed,
+                by: self.name(),
+                what,
+                at,
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+            self.end_here()
+        })
+    }
+
+    /// Ends the simulation where a barrier was missed.
+    fn checked_barrier<T>(&self, result: Result<T, Missed>) -> T {
+        result.unwrap_or_else(|Missed| {
+            let error = SimulatorError::MissedBarrier {
+                seed: self.shared.seed,
+                rank: self.common.rank().0,
+                block: self.warp_position().block,
+            };
+            self.shared.violation.borrow_mut().get_or_insert(error);
+            self.end_here()
+        })
+    }
+
+    /// Notes that this warp's launch has ended: no warp of its block may wait for it any more.
+    pub(super) fn leave_block(&self) {
+        self.checked_barrier(self.block.barrier.leave());
+    }
+}
+
+impl BlockMemory for Warp<'_> {
+    fn thread(&self, lane: u32) -> u32 {
+        self.warp_position().index * LANES + lane
+    }
+
+    fn threads(&self) -> u32 {
+        self.warp_position().in_block * LANES
+    }
+
+    fn store_block(&self, at: u32, word: u32) {
+        self.in_block(|memory| memory.store(at, &word.to_le_bytes()));
+    }
+
+    fn store_block_byte(&self, at: u32, byte: u32) {
+        self.in_block(|memory| memory.store(at, &[byte as u8]));
+    }
+
+    fn store_block_vector(&self, at: u32, words: [u32; 4]) {
+        let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
+        self.in_block(|memory| memory.store(at, &bytes));
+    }
+
+    fn load_block(&self, at: u32) -> u32 {
+        u32::from_le_bytes(self.in_block(|memory| memory.load(at)))
+    }
+
+    fn load_block_byte(&self, at: u32) -> u32 {
+        let [byte] = self.in_block(|memory| memory.load(at));
+        u32::from(byte)
+    }
+
+    fn load_block_vector(&self, at: u32) -> [u32; 4] {
+        let bytes: [u8; 16] = self.in_block(|memory| memory.load(at));
+        bytemuck::cast::<_, [[u8; 4]; 4]>(bytes).map(u32::from_le_bytes)
+    }
+
+    fn block_barrier(&self) {
+        let memory = &self.block.memory;
+        let barriers = || memory.borrow().barriers;
+        let before = barriers();
+        if self.checked_barrier(self.block.barrier.arrive(self.warp_position().in_block)) {
+            memory.borrow_mut().barriers += 1;
+            self.shared.bump(self.common.rank().0);
+            return self.pause();
+        }
+        while barriers() == before {
+            // Nothing but the last warp of the block can end this.
+            self.idle_at
+                .set(Some(self.shared.version(self.common.rank().0)));
+            self.pause();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_stored_once_between_barriers_and_loaded_after_one() {
+        let mut memory = Memory::default();
+        assert_eq!(
+            memory.load::<1>(0),
+            Err(("loads what nobody has stored", 0))
+        );
+        memory.store(16, &[1; 16]).unwrap();
+        let twice = "stores twice between two barriers";
+        assert_eq!(memory.store(20, &[2; 4]), Err((twice, 20)));
+        let early = "loads before a barrier what was stored";
+        assert_eq!(memory.load::<4>(20), Err((early, 20)));
+        memory.barriers += 1;
+        memory.store(20, &[2; 4]).unwrap();
+        memory.barriers += 1;
+        assert_eq!(memory.load::<4>(20), Ok([2; 4]));
+        assert_eq!(memory.load::<1>(24), Ok([1]));
+        let loaded = "stores what has been loaded";
+        assert_eq!(memory.store(24, &[3]), Err((loaded, 24)));
+        memory.store(25, &[3]).unwrap();
+        assert_eq!(
+            memory.load::<4>(12),
+            Err(("loads what nobody has stored", 12))
+        );
+    }
+
+    #[test]
+    fn a_warp_that_ends_is_missed_at_a_barrier() {
+        let barrier = Barrier::default();
+        for _ in 0..2 {
+            assert_eq!(barrier.arrive(2), Ok(false));
+            assert_eq!(barrier.arrive(2), Ok(true));
+        }
+        assert_eq!(barrier.leave(), Ok(()));
+        assert_eq!(barrier.arrive(2), Err(Missed));
+        let waiting = Barrier::default();
+        assert_eq!(waiting.arrive(2), Ok(false));
+        assert_eq!(waiting.leave(), Err(Missed));
+    }
+
+    #[test]
+    fn accesses_outside_or_out_of_alignment_are_refused() {
+        let mut memory = Memory::default();
+        memory.store(BLOCK_MEMORY_BYTES - 4, &[0; 4]).unwrap();
+        let end = BLOCK_MEMORY_BYTES;
+        assert_eq!(memory.store(end, &[0]), Err(("stores outside", end)));
+        assert_eq!(
+            memory.store(2, &[0; 4]),
+            Err(("stores out of alignment", 2))
+        );
+        assert_eq!(memory.load::<16>(8), Err(("loads out of alignment", 8)));
+    }
+}
