@@ -5,8 +5,8 @@
 //! instruction and no clock, and has no unsafe code.
 //!
 //! The smallest pieces, each of which also runs under a model checker: [`slot`] (a row and its
-//! flag), [`gather`] (work that many warps of a GPU finish), [`handshake`] (no rank runs a
-//! round ahead).
+//! flag), [`wire::inline`] (a row whose words are their flags), [`gather`] (work that many warps
+//! of a GPU finish), [`handshake`] (no rank runs a round ahead).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -26,9 +26,11 @@ pub use dispatch::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
 pub use machine::block_memory::BlockMemory;
 pub use machine::counters::{BlockCounter, Counters};
+pub use machine::deadline::Deadline;
 pub use machine::position::{Grid, WarpPosition};
 pub use machine::rows::{Bits, ByteRange, Put, Row};
 pub use machine::signals::Signals;
+pub use machine::tile::Tiles;
 pub use machine::{LANES, Machine};
 pub use sync::arrivals;
 pub use sync::launch::Aborted;

@@ -12,8 +12,10 @@ use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tagged,
     Tensor, TokenFormat, nvfp4,
 };
+use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals, WarpPosition,
+    Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, Put, Row, Signals, Tiles,
+    WarpPosition,
 };
 
 use crate::encode;
@@ -24,7 +26,6 @@ use crate::ptx::{number, thread};
 use crate::shmem;
 
 use self::fault::Seen;
-use self::rows::INLINE_DEPTH;
 
 /// Whether the target is sm_90 or later. Before that the assembler finds fewer registers.
 const IS_SM_90: bool = cfg!(target_feature = "sm_90");
@@ -48,7 +49,8 @@ const POLLS: u32 = 64;
 
 /// A warp. `SHMEM`: some ranks are on other nodes.
 pub struct Gpu<'a, A, const SHMEM: bool> {
-    args: &'a A,
+    /// What the host gave.
+    pub args: &'a A,
     /// This lane.
     pub lane: u32,
     polls: Cell<u32>,
@@ -89,24 +91,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     #[inline(always)]
     fn counter(&self, counter: Counter) -> u64 {
         self.common().workspace + counter.bytes()
-    }
-
-    /// Where a row begins.
-    #[inline(always)]
-    pub fn row(&self, row: Row) -> u64 {
-        match row {
-            // Not from shared memory, whose reads would queue behind the rows' stores: the table is in
-            // the L1 cache since the block was set up.
-            Row::Window(rank, at) | Row::Inline(rank, at) => {
-                let window = self.common().peers + 8 * rank.0 as u64;
-                // SAFETY: the table of peers has an entry for every rank and stays as it is.
-                unsafe { memory::load_constant_u64(window) + at.bytes() }
-            }
-            Row::Tensor(tensor, index) => {
-                let bytes = self.args.row_bytes(tensor) as u64;
-                self.args.tensor(tensor) + index as u64 * bytes
-            }
-        }
     }
 
     #[inline(always)]
@@ -203,6 +187,20 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
         unsafe {
             memory::load_relaxed_gpu(at) < value && memory::max_relaxed_gpu(at, value) < value
         }
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Deadline for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn timed_out(&self) -> bool {
+        self.polls.set(self.polls.get() + 1);
+        if !self.polls.get().is_multiple_of(POLLS) {
+            return false;
+        }
+        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns();
+        // SAFETY: counters lie inside the workspace.
+        let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
+        thread::ballot(stopped != 0 || is_late) != 0
     }
 }
 
@@ -439,10 +437,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead {
         let mut ahead = [[0; 4]; COPY_DEPTH];
         if SHMEM {
-            ahead[..REMOTE_COPY_DEPTH]
-                .copy_from_slice(&self.first_tile::<REMOTE_COPY_DEPTH>(range, from));
+            let first = inline::load_first::<_, REMOTE_COPY_DEPTH>(self, range, from);
+            ahead[..REMOTE_COPY_DEPTH].copy_from_slice(&first);
         } else {
-            ahead = self.first_tile(range, from);
+            ahead = inline::load_first(self, range, from);
         }
         ahead
     }
@@ -450,16 +448,17 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn copy_row(
         &self,
-        row: (ByteRange, Row),
+        range: ByteRange,
+        from: Row,
         ahead: Self::Ahead,
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
     ) -> bool {
         if SHMEM {
             let ahead: [Vector; REMOTE_COPY_DEPTH] = core::array::from_fn(|index| ahead[index]);
-            self.copy_tiles(row, ahead, targets, to)
+            inline::copy(self, range, from, ahead, targets, to)
         } else {
-            self.copy_tiles(row, ahead, targets, to)
+            inline::copy(self, range, from, ahead, targets, to)
         }
     }
 
@@ -474,22 +473,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         } else {
             self.sum_tiles::<SUM_DEPTH>(range, sources, from, to);
         }
-    }
-
-    #[inline(always)]
-    fn sum_inline_rows(
-        &self,
-        range: ByteRange,
-        sources: (u32, bool),
-        from: impl Fn(u32) -> ByteOffset,
-        to: Row,
-    ) -> Result<(), u32> {
-        let mut tile_start = range.start;
-        while tile_start < range.end {
-            self.sum_inline_tile((tile_start, range.end), sources, &from, to)?;
-            tile_start += INLINE_DEPTH as u32 * tile::WARP_BYTES;
-        }
-        Ok(())
     }
 
     #[inline(always)]
@@ -516,18 +499,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
                 fault::signal_all::<SHMEM>(*peers, shape.ranks, first, of_node, at, value);
             }
         }
-    }
-
-    #[inline(always)]
-    fn timed_out(&self) -> bool {
-        self.polls.set(self.polls.get() + 1);
-        if !self.polls.get().is_multiple_of(POLLS) {
-            return false;
-        }
-        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns();
-        // SAFETY: counters lie inside the workspace.
-        let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
-        thread::ballot(stopped != 0 || is_late) != 0
     }
 
     #[inline(always)]

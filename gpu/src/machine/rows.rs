@@ -1,158 +1,129 @@
-//! Rows on their way through a warp's registers: copied, summed, and waited for where they are bare.
+//! Rows on their way through a warp's registers.
 
-use ferry_layout::{Arguments, ByteOffset, RowGroup, SENTINEL, Tensor, avoid_sentinel};
+use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel};
 #[cfg(target_feature = "sm_90")]
 use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
-use ferry_protocol::{Bits, ByteRange, Machine, Row};
+use ferry_protocol::{ByteRange, Row, Tiles};
 
 use super::Gpu;
 use super::tile;
-use crate::ptx::memory::Vector;
+use crate::ptx::memory::{self, Vector};
 #[cfg(target_feature = "sm_90")]
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
 
-/// So many vectors of a bare row a lane looks at all the time rather than at the last one first.
-/// measured: T-061, H200
-const FEW_VECTORS: u32 = 2;
-
 /// Vectors of a lane that are few enough to be handled apart: of those that there are not, nothing is done.
-/// measured: T-083, H200
+#[cfg(target_feature = "sm_90")]
 const SHORT: usize = 2;
 
-/// Whether peers may be writing a row while it is read.
-#[inline(always)]
-fn arrives(row: Row) -> bool {
-    matches!(row, Row::Window(..) | Row::Inline(..))
-}
+impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
+    type Address = u64;
+    type Vector = Vector;
+    type Sums = [f32; 8];
+    const VECTOR_BYTES: u32 = size_of::<Vector>() as u32;
+    const WARP_BYTES: u32 = tile::WARP_BYTES;
+    const SENTINELS: Vector = [SENTINEL; 4];
 
-impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// [`Machine::read_ahead`].
     #[inline(always)]
-    pub fn first_tile<const DEPTH: usize>(&self, range: ByteRange, from: Row) -> [Vector; DEPTH] {
-        let start = range.start + self.lane * size_of::<Vector>() as u32;
-        self.load_tile((self.row(from), start, range), from)
+    fn row(&self, row: Row) -> u64 {
+        match row {
+            // Not from shared memory, whose reads would queue behind the rows' stores: the table is in
+            // the L1 cache since the block was set up.
+            Row::Window(rank, at) | Row::Inline(rank, at) => {
+                let window = self.common().peers + 8 * rank.0 as u64;
+                // SAFETY: the table of peers has an entry for every rank and stays as it is.
+                unsafe { memory::load_constant_u64(window) + at.bytes() }
+            }
+            Row::Tensor(tensor, index) => {
+                let bytes = self.args.row_bytes(tensor) as u64;
+                self.args.tensor(tensor) + index as u64 * bytes
+            }
+        }
     }
 
-    /// A strip of a row that is copied: as many vectors as there are, or a few, or none.
+    #[inline(always)]
+    fn own_row(&self, at: ByteOffset) -> u64 {
+        self.window(self.common().rank()) + at.bytes()
+    }
+
     #[inline(always)]
     fn load_tile<const DEPTH: usize>(
         &self,
-        (source, start, range): (u64, u32, ByteRange),
-        from: Row,
+        row: u64,
+        start: u32,
+        end: u32,
+        arrives: bool,
     ) -> [Vector; DEPTH] {
-        let mut tile = [[0; 4]; DEPTH];
-        // The same for all lanes.
-        let left = range.end + self.lane * size_of::<Vector>() as u32 - start;
-        // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-        unsafe {
-            if left > SHORT as u32 * tile::WARP_BYTES {
-                tile = tile::load_again(source, start, range.end, arrives(from));
-            } else if left > 0 {
-                let small_batch =
-                    tile::load_again::<SHORT>(source, start, range.end, arrives(from));
-                tile[..SHORT].copy_from_slice(&small_batch);
-            }
-        }
-        tile
+        // SAFETY: the protocol moves whole rows, with the span's bytes on both sides.
+        unsafe { tile::load_again(row, start + self.lane_start(), end, arrives) }
     }
 
-    /// [`Machine::copy_row`], `DEPTH` vectors a lane at a time.
     #[inline(always)]
-    pub fn copy_tiles<const DEPTH: usize>(
+    fn load_vector(&self, row: u64, start: u32, end: u32) -> Vector {
+        // SAFETY: as above.
+        unsafe { tile::load_arriving(row, start + self.lane_start(), end) }
+    }
+
+    #[inline(always)]
+    fn store_tile<const DEPTH: usize>(
         &self,
-        (range, from): (ByteRange, Row),
-        ahead: [Vector; DEPTH],
-        targets: impl Bits,
-        to: impl Fn(u32) -> Row,
-    ) -> bool {
-        let (source, mut tile) = (self.row(from), ahead);
-        let mut start = range.start + self.lane * size_of::<Vector>() as u32;
-        let lane_end = range.end + self.lane * size_of::<Vector>() as u32;
-        loop {
-            let at = (source, start, range);
-            // How much is left is the same for all lanes, here and below.
-            let passed = match lane_end - start <= SHORT as u32 * tile::WARP_BYTES {
-                true => {
-                    let tile: [Vector; SHORT] = core::array::from_fn(|index| tile[index]);
-                    self.pass_tile(from, at, tile, (targets, &to))
-                }
-                false => self.pass_tile(from, at, tile, (targets, &to)),
-            };
-            if !passed {
-                return false;
-            }
-            start += DEPTH as u32 * tile::WARP_BYTES;
-            if start >= lane_end {
-                return true;
-            }
-            tile = self.load_tile((source, start, range), from);
-        }
+        row: u64,
+        start: u32,
+        end: u32,
+        tile: &[Vector; DEPTH],
+    ) {
+        // SAFETY: as above.
+        unsafe { tile::store(row, start + self.lane_start(), end, tile) };
     }
 
-    /// Waits for the words of a strip, if it is of a bare row, and stores it. False where this launch should give up.
     #[inline(always)]
-    fn pass_tile<const DEPTH: usize>(
+    fn store_polled<const DEPTH: usize>(
         &self,
-        from: Row,
-        (source, start, range): (u64, u32, ByteRange),
-        mut tile: [Vector; DEPTH],
-        (mut targets, to): (impl Bits, &impl Fn(u32) -> Row),
-    ) -> bool {
-        if let Row::Inline(..) = from {
-            while thread::union((tile::largest_word(&tile) == SENTINEL) as u32) != 0 {
-                let gives_up = match range.end - range.start > FEW_VECTORS * tile::WARP_BYTES {
-                    true => !self.wait_for_last::<DEPTH>(source, start, range.end),
-                    false => self.timed_out(),
-                };
-                if gives_up {
-                    return false;
-                }
-                // SAFETY: the protocol copies whole rows, with the span's bytes on both sides.
-                tile = unsafe { tile::load_again(source, start, range.end, true) };
-            }
-            // SAFETY: as above.
-            unsafe { tile::store(source, start, range.end, &[[SENTINEL; 4]; DEPTH]) };
-        }
-        let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
-        if is_input {
-            tile = tile.map(|vector| vector.map(avoid_sentinel));
-        }
-        while let Some(target) = targets.take_lowest() {
-            let target = self.row(to(target));
-            // SAFETY: as above.
-            unsafe {
-                match is_input {
-                    true => tile::store_polled(target, start, range.end, &tile),
-                    false => tile::store(target, start, range.end, &tile),
-                }
-            }
-        }
-        true
+        row: u64,
+        start: u32,
+        end: u32,
+        tile: &[Vector; DEPTH],
+    ) {
+        // SAFETY: as above.
+        unsafe { tile::store_polled(row, start + self.lane_start(), end, tile) };
     }
 
-    /// Waits for the last vectors of a strip of a bare row, which are sent last: to look at all of them
-    /// again and again would be in the way of those that come. False where this launch should give up.
     #[inline(always)]
-    fn wait_for_last<const DEPTH: usize>(&self, row: u64, start: u32, end: u32) -> bool {
-        let tile_start = start - self.lane * size_of::<Vector>() as u32;
-        let vectors = (end - tile_start).div_ceil(tile::WARP_BYTES);
-        let last = start + (vectors.min(DEPTH as u32) - 1) * tile::WARP_BYTES;
-        loop {
-            // Also where it is there: others may never come.
-            if self.timed_out() {
-                return false;
-            }
-            // SAFETY: the caller's row has `end` bytes.
-            let vector = unsafe { tile::load_arriving(row, last, end) };
-            let is_sentinel = tile::largest_word(&[vector]) == SENTINEL;
-            if thread::union(is_sentinel as u32) == 0 {
-                return true;
-            }
+    fn incomplete<const TILES: usize, const DEPTH: usize>(
+        &self,
+        tiles: [&[Vector; DEPTH]; TILES],
+    ) -> u32 {
+        let mut of_lane = 0;
+        for (index, tile) in tiles.iter().enumerate() {
+            of_lane |= ((tile::largest_word(tile) == SENTINEL) as u32) << index;
         }
+        thread::union(of_lane)
     }
 
-    /// [`Machine::sum_rows`], `DEPTH` vectors a lane at a time.
+    #[inline(always)]
+    fn avoid_sentinel(&self, vector: Vector) -> Vector {
+        vector.map(avoid_sentinel)
+    }
+
+    #[inline(always)]
+    fn add_bf16(&self, sums: [f32; 8], vector: Vector) -> [f32; 8] {
+        tile::add(sums, vector, 1.0)
+    }
+
+    #[inline(always)]
+    fn round_to_bf16(&self, sums: [f32; 8]) -> Vector {
+        tile::round(&sums)
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// Bytes from the start of a tile to this lane's first vector.
+    #[inline(always)]
+    fn lane_start(&self) -> u32 {
+        self.lane * size_of::<Vector>() as u32
+    }
+
+    /// [`Machine::sum_rows`](ferry_protocol::Machine::sum_rows), `DEPTH` vectors a lane at a time.
     #[inline(always)]
     pub fn sum_tiles<const DEPTH: usize>(
         &self,
@@ -165,7 +136,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         // assembler finds too few.
         let loads_ahead = !matches!(to, Row::Tensor(..)) && cfg!(target_feature = "sm_90");
         let target = self.row(to);
-        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let lane_start = self.lane_start();
         let mut tile_start = range.start;
         while tile_start < range.end {
             let start = tile_start + lane_start;
@@ -205,7 +176,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
 
 #[cfg(target_feature = "sm_90")]
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// [`Machine::sum_rows`] of rows that go through the ring.
+    /// [`Machine::sum_rows`](ferry_protocol::Machine::sum_rows) of rows that go through the ring.
     #[inline(always)]
     pub fn sum_through_pipeline(
         &self,
@@ -230,7 +201,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     ) {
         let tile_bytes = DEPTH as u32 * tile::WARP_BYTES;
         let (pipeline, target) = (Pipeline::of_lane(), self.row(to));
-        let lane_start = self.lane * size_of::<Vector>() as u32;
+        let lane_start = self.lane_start();
         let next = |slot: u32| (slot + 1) % PIPELINE_STAGES;
         let (mut ahead_start, mut ahead, mut ahead_slot) = (range.start, sources, 0);
         // Begins to load what comes next, if anything. Gives the slot that is read next: the one after.
@@ -273,90 +244,5 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             unsafe { tile::store_polled::<DEPTH>(target, start, range.end, &tile) };
             tile_start += tile_bytes;
         }
-    }
-}
-
-/// Vectors of a bare row that a lane has in flight.
-/// measured: T-004, H200
-pub const INLINE_DEPTH: usize = 2;
-
-impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// Waits for a vector a lane of a bare row. False where this launch should give up.
-    #[inline(always)]
-    fn wait_for_vector(&self, row: u64, start: u32, end: u32) -> bool {
-        loop {
-            // SAFETY: the caller's row has `end` bytes.
-            let vector = unsafe { tile::load_arriving(row, start, end) };
-            let is_sentinel = tile::largest_word(&[vector]) == SENTINEL;
-            if thread::union(is_sentinel as u32) == 0 {
-                return true;
-            }
-            if self.timed_out() {
-                return false;
-            }
-        }
-    }
-
-    /// A strip of [`Machine::sum_inline_rows`].
-    #[inline(always)]
-    pub fn sum_inline_tile(
-        &self,
-        (tile_start, end): (u32, u32),
-        (sources, small_batch): (u32, bool),
-        from: impl Fn(u32) -> ByteOffset,
-        to: Row,
-    ) -> Result<(), u32> {
-        let start = tile_start + self.lane * size_of::<Vector>() as u32;
-        let own = self.window(self.common().rank());
-        let mut sums = [[0f32; 8]; INLINE_DEPTH];
-        const { assert!(RowGroup::SIZE == 4) };
-        let mut group = RowGroup::first_of(sources);
-        while group.is_some() {
-            let row = |index: u32| own + from(group.row(index)).bytes();
-            // Where there are fewer, the last one again: loads that may not take place would be made one
-            // after the other.
-            // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
-            let load = |index: u32| unsafe {
-                tile::load_again::<INLINE_DEPTH>(row(index), start, end, true)
-            };
-            let rows = loop {
-                // Spelled out, so that they stay in registers.
-                let rows = [load(0), load(1), load(2), load(3)];
-                let is_sentinel =
-                    |index: usize| ((tile::largest_word(&rows[index]) == SENTINEL) as u32) << index;
-                let absent = is_sentinel(0) | is_sentinel(1) | is_sentinel(2) | is_sentinel(3);
-                let absent = thread::union(absent);
-                if absent == 0 {
-                    break rows;
-                }
-                // One vector of one of them, until it is there: to look at all again and again would be
-                // in the way of those that come.
-                let missing = absent.trailing_zeros();
-                if !small_batch && !self.wait_for_vector(row(missing), start, end) {
-                    return Err(group.row(missing));
-                }
-                // Its other vectors may never come.
-                if self.timed_out() {
-                    return Err(group.row(missing));
-                }
-            };
-            let mut take = |index: u32| {
-                if group.has(index) {
-                    let of_row = &rows[index as usize];
-                    sums = core::array::from_fn(|i| tile::add(sums[i], of_row[i], 1.0));
-                    // SAFETY: as above.
-                    unsafe { tile::store(row(index), start, end, &[[SENTINEL; 4]; INLINE_DEPTH]) };
-                }
-            };
-            take(0);
-            take(1);
-            take(2);
-            take(3);
-            group = group.next();
-        }
-        let sums = core::array::from_fn(|index| tile::round(&sums[index]));
-        // SAFETY: as above.
-        unsafe { tile::store::<INLINE_DEPTH>(self.row(to), start, end, &sums) };
-        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 mod addresses;
 mod block;
 mod counters;
+mod tiles;
 
 use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
@@ -10,38 +11,31 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, SENTINEL,
-    Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
+    ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Signal,
+    Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
+use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, LANES, Machine, Put, Row, Signals, WarpPosition,
+    Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, Put, Row, Signals, Tiles,
+    WarpPosition,
 };
+use tiles::Vector;
 
 use crate::Args;
 use crate::encode::{encode, largest};
 use crate::memory::{Memory, Outside};
 use crate::network::Sent;
 use crate::shared::Shared;
-use crate::store_buffer::{Polled, StoreBuffer, Write};
+use crate::store_buffer::{Polled, StoreBuffer};
 
 use block::Block;
 
-/// Largest piece of a row that becomes visible at once, in bytes.
-const PIECE: usize = 1024;
-/// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
-const INLINE_PIECE: usize = 404;
+/// Vectors of a lane in a tile that is copied, as on a GPU.
+const COPY_DEPTH: usize = 7;
 
 /// Looks at the same version after which a warp is idle: the first ones may be at what it has read long ago, for
 /// as many waits in a row.
 const POLLS: u32 = 8;
-
-/// Who may be waiting for a row.
-fn polled(row: Row) -> Polled {
-    match row {
-        Row::Inline(..) => Polled::Inline,
-        _ => Polled::No,
-    }
-}
 
 /// Words as they travel.
 fn all_sent(bytes: &[u8]) -> Vec<u8> {
@@ -120,39 +114,6 @@ impl Warp<'_> {
         let result = access(&self.shared.memory.borrow());
         self.checked(result)
     }
-
-    pub fn load_bytes(&self, address: u64, bytes: u64) -> Vec<u8> {
-        self.buffer
-            .borrow_mut()
-            .drain_under(address, bytes, &self.shared);
-        self.with_memory(|memory| memory.read(address, bytes).map(<[u8]>::to_vec))
-    }
-
-    pub fn load_word(&self, address: u64) -> u32 {
-        self.buffer
-            .borrow_mut()
-            .drain_under(address, 4, &self.shared);
-        self.with_memory(|memory| memory.read_u32(address))
-    }
-
-    pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
-        let mut buffer = self.buffer.borrow_mut();
-        let piece_bytes = match polled {
-            Polled::Inline => INLINE_PIECE,
-            _ => PIECE,
-        };
-        for (index, piece) in bytes.chunks(piece_bytes).enumerate() {
-            let address = address + (index * piece_bytes) as u64;
-            buffer.push(
-                Write {
-                    address,
-                    bytes: piece.to_vec(),
-                    polled,
-                },
-                &self.shared,
-            );
-        }
-    }
 }
 
 impl Signals for Warp<'_> {
@@ -190,9 +151,25 @@ impl Signals for Warp<'_> {
     }
 }
 
+impl Deadline for Warp<'_> {
+    fn timed_out(&self) -> bool {
+        let version = self.shared.version(self.common.rank().0);
+        let (before, polls) = self.polled.get();
+        let polls = if version == before { polls + 1 } else { 0 };
+        let is_idle = polls > POLLS;
+        if is_idle {
+            self.idle_at.set(Some(version));
+        }
+        self.polled.set((version, if is_idle { 0 } else { polls }));
+        self.pause();
+        let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
+        stopped || self.shared.clock.get() >= self.deadline
+    }
+}
+
 impl Machine for Warp<'_> {
     type Lanes<T: Copy> = [T; LANES as usize];
-    type Ahead = Vec<u8>;
+    type Ahead = [Vector; COPY_DEPTH];
     type Loading = ();
 
     fn begin(&self) {}
@@ -348,14 +325,14 @@ impl Machine for Warp<'_> {
     }
 
     fn write_word(&self, to: Rank, at: ByteOffset, word: u32) {
-        let address = self.row(Row::Inline(to, at));
+        let address = self.row(Row::Inline(to, at)).start;
         self.store_bytes(address, &word.to_le_bytes(), Polled::Inline);
     }
 
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
         let (shape, sizes) = (&self.common.shape, self.common.shape.sizes());
         let source = self.row(Row::Tensor(Tensor::Input, token));
-        let data = self.load_bytes(source, 2 * u64::from(shape.hidden));
+        let data = self.load_bytes(source.start, 2 * u64::from(shape.hidden));
         let values: Vec<f32> = data
             .as_chunks()
             .0
@@ -378,8 +355,8 @@ impl Machine for Warp<'_> {
         let scales = all_sent(&encoded.scales);
         let scales_start = shape.payload_bytes() + 4 * sizes.scale_words(first);
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
-            let to = to(target);
-            let (row, polled) = (self.row(to), polled(to));
+            let to = self.row(to(target));
+            let (row, polled) = (to.start, to.polled);
             self.store_bytes(row + u64::from(range.start), &encoded.payload, polled);
             self.store_bytes(row + u64::from(scales_start), &scales, polled);
             if sizes.has_row_scale && range.start == 0 {
@@ -390,46 +367,19 @@ impl Machine for Warp<'_> {
         }
     }
 
-    fn read_ahead(&self, range: ByteRange, from: Row) -> Vec<u8> {
-        match u64::from(range.end - range.start) {
-            0 => Vec::new(),
-            bytes => self.load_bytes(self.row(from) + u64::from(range.start), bytes),
-        }
+    fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead {
+        inline::load_first(self, range, from)
     }
 
     fn copy_row(
         &self,
-        (range, from): (ByteRange, Row),
-        ahead: Vec<u8>,
-        mut targets: impl Bits,
+        range: ByteRange,
+        from: Row,
+        ahead: Self::Ahead,
+        targets: impl Bits,
         to: impl Fn(u32) -> Row,
     ) -> bool {
-        let (start, bytes) = (u64::from(range.start), u64::from(range.end - range.start));
-        let mut data = ahead;
-        if bytes == 0 {
-            return true;
-        }
-        let source = self.row(from) + start;
-        match from {
-            Row::Inline(..) => {
-                while data.as_chunks().0.contains(&SENTINEL.to_le_bytes()) {
-                    if self.timed_out() {
-                        return false;
-                    }
-                    data = self.load_bytes(source, bytes);
-                }
-                let absent = SENTINEL.to_le_bytes().repeat(bytes as usize / 4);
-                self.store_bytes(source, &absent, Polled::No);
-            }
-            Row::Tensor(Tensor::Input, _) => data = all_sent(&data),
-            _ => {}
-        }
-        while let Some(target) = targets.take_lowest() {
-            let to = to(target);
-            self.store_bytes(self.row(to) + start, &data, polled(to));
-            self.pause();
-        }
-        true
+        inline::copy(self, range, from, ahead, targets, to)
     }
 
     fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
@@ -440,7 +390,7 @@ impl Machine for Warp<'_> {
         let mut sums = vec![0f32; bytes as usize / 2];
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let (row, weight) = from(source);
-            let data = self.load_bytes(self.row(row) + start, bytes);
+            let data = self.load_bytes(self.row(row).start + start, bytes);
             for (sum, &bits) in sums.iter_mut().zip(data.as_chunks().0) {
                 *sum += weight * f32_of_bf16_bits(u16::from_le_bytes(bits));
             }
@@ -450,36 +400,8 @@ impl Machine for Warp<'_> {
             .iter()
             .flat_map(|&sum| bf16_bits(sum).to_le_bytes())
             .collect();
-        self.store_bytes(self.row(to) + start, &bytes, polled(to));
-    }
-
-    fn sum_inline_rows(
-        &self,
-        range: ByteRange,
-        (sources, _): (u32, bool),
-        from: impl Fn(u32) -> ByteOffset,
-        to: Row,
-    ) -> Result<(), u32> {
-        if range.start == range.end {
-            return Ok(());
-        }
-        let (start, bytes) = (u64::from(range.start), u64::from(range.end - range.start));
-        let absent = SENTINEL.to_le_bytes();
-        for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
-            let at = self.in_window(from(source).bytes()) + start;
-            while self.load_bytes(at, bytes).as_chunks().0.contains(&absent) {
-                if self.timed_out() {
-                    return Err(source);
-                }
-            }
-        }
-        let row = |source| (Row::Window(self.common.rank(), from(source)), 1.0);
-        self.sum_rows(range, sources, row, to);
-        for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
-            let at = self.in_window(from(source).bytes()) + start;
-            self.store_bytes(at, &absent.repeat(bytes as usize / 4), Polled::No);
-        }
-        Ok(())
+        let to = self.row(to);
+        self.store_bytes(to.start + start, &bytes, to.polled);
     }
 
     fn put(&self, put: Put) {
@@ -497,20 +419,6 @@ impl Machine for Warp<'_> {
         };
         self.shared.network.borrow_mut().send(&sent);
         self.pause();
-    }
-
-    fn timed_out(&self) -> bool {
-        let version = self.shared.version(self.common.rank().0);
-        let (before, polls) = self.polled.get();
-        let polls = if version == before { polls + 1 } else { 0 };
-        let is_idle = polls > POLLS;
-        if is_idle {
-            self.idle_at.set(Some(version));
-        }
-        self.polled.set((version, if is_idle { 0 } else { polls }));
-        self.pause();
-        let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
-        stopped || self.shared.clock.get() >= self.deadline
     }
 
     fn record(&self, fault: &Fault) {

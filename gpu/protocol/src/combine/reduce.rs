@@ -13,7 +13,7 @@ use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
-use crate::wire::{credit, flagged};
+use crate::wire::{credit, flagged, inline};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::route::{lane_or_none, ranks_of};
@@ -108,16 +108,15 @@ fn reduce_item<M: Machine>(
             if tactics.wire == Wire::Inline {
                 let row = |slot| window.inline_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
-                return machine
-                    .sum_inline_rows(range, (slots, tactics.polls_all), row, to)
-                    .or_else(|slot| {
-                        launch.time_out_on(Awaited {
-                            peer: nth_rank(ranks, slot),
-                            region: Region::CombineRow,
-                            index: token as u64,
-                            saw: 0,
-                        })
-                    });
+                let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to);
+                return summed.or_else(|slot| {
+                    launch.time_out_on(Awaited {
+                        peer: nth_rank(ranks, slot),
+                        region: Region::CombineRow,
+                        index: token as u64,
+                        saw: 0,
+                    })
+                });
             }
             wait_for_slots(launch, item, slots, |slot| nth_rank(ranks, slot))?;
             machine.sum_rows(
@@ -192,7 +191,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row((range, from), machine.read_ahead(range, from), 1u32, |_| to);
+            machine.copy_row(range, from, machine.read_ahead(range, from), 1u32, |_| to);
         } else {
             machine.sum_rows(range, 0, |_| (to, 0.0), to);
         }

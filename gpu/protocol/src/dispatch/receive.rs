@@ -212,13 +212,13 @@ fn place_item<M: Machine>(
 ) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
     let (machine, common) = (launch.machine, launch.common);
     let from = item.location(common);
-    let row = (from.range, from.of(common.rank()));
+    let row = from.of(common.rank());
     // All that there is to read is on its way before one thing is waited for.
     let scales = scales::read_ahead(launch, from);
-    let ahead = machine.read_ahead(row.0, row.1);
+    let ahead = machine.read_ahead(from.range, row);
     let destinations = find_destinations(launch, args, (item, from))?;
     let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
-    if !machine.copy_row(row, ahead, destinations.here, to) {
+    if !machine.copy_row(from.range, row, ahead, destinations.here, to) {
         return Err(None);
     }
     scales::place(launch, args, (from, scales), destinations).ok_or(None)?;

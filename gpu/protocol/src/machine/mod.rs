@@ -2,17 +2,21 @@
 
 pub mod block_memory;
 pub mod counters;
+pub mod deadline;
 pub mod position;
 pub mod rows;
 pub mod signals;
+pub mod tile;
 
 use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
 
 use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
+use crate::machine::deadline::Deadline;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, Put, Row};
 use crate::machine::signals::Signals;
+use crate::machine::tile::Tiles;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -20,7 +24,7 @@ pub const LANES: u32 = 32;
 /// A warp of a GPU, or of something that behaves like one.
 ///
 /// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
-pub trait Machine: Signals + Counters + BlockMemory {
+pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
     /// What of a row is on its way.
@@ -117,17 +121,16 @@ pub trait Machine: Signals + Counters + BlockMemory {
     /// first span of a row goes the row's own scale, if the format has one. Words of scales go as they are
     /// [`sent`](ferry_layout::sent).
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row);
-    /// Begins to read what [`copy_row`](Self::copy_row) copies.
+    /// Begins to read what [`copy_row`](Self::copy_row) copies: `wire::inline::load_first`, with tiles as
+    /// deep as suits this machine.
     fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead;
-    /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading it once.
-    /// `ahead` is what [`read_ahead`](Self::read_ahead) gave.
-    ///
-    /// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::sent). Of a bare row, which is in
-    /// the own window, waits for every word, and makes it absent again. False where this launch should
-    /// give up.
+    /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`:
+    /// `wire::inline::copy`, with tiles as deep as suits this machine. `ahead` is what
+    /// [`read_ahead`](Self::read_ahead) gave. False where this launch should give up.
     fn copy_row(
         &self,
-        row: (ByteRange, Row),
+        range: ByteRange,
+        from: Row,
         ahead: Self::Ahead,
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
@@ -136,18 +139,6 @@ pub trait Machine: Signals + Counters + BlockMemory {
     /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
     /// to f32, the end to BF16.
     fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
-
-    /// As [`sum_rows`](Self::sum_rows) with weights of 1, of bare rows in the own window: waits for every
-    /// word of them, and makes it absent again. The number of a row that did not come, where this launch
-    /// should give up. With `sources`, whether so few warps wait that each may look at all its words again
-    /// and again.
-    fn sum_inline_rows(
-        &self,
-        range: ByteRange,
-        sources: (u32, bool),
-        from: impl Fn(u32) -> ByteOffset,
-        to: Row,
-    ) -> Result<(), u32>;
 
     /// Sends `bytes` from place `from` of the own window to place `to` of the window of a rank
     /// of another node, and then stores `value` in its signal word: never the signal first.
@@ -166,9 +157,6 @@ pub trait Machine: Signals + Counters + BlockMemory {
         }
     }
 
-    /// Passes a moment of a wait. True once this launch should give up: the deadline has
-    /// passed, or another warp of this rank has stopped.
-    fn timed_out(&self) -> bool;
     /// Records a fault, unless one is recorded already. For one lane.
     fn record(&self, fault: &Fault);
 }

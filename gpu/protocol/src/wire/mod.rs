@@ -2,3 +2,4 @@
 
 pub mod credit;
 pub mod flagged;
+pub mod inline;

@@ -1,10 +1,16 @@
-//! Where a warp's rows, tables and signals are. Each address is checked against the allocation that it is for.
+//! Where a warp's windows, tables and signals are, and how it loads and stores bytes. Each address
+//! is checked against the allocation that it is for.
 
 use ferry_layout::{Arguments, Counter, Rank, Table};
-use ferry_protocol::Row;
 
 use super::Warp;
+use crate::store_buffer::{Polled, Write};
 use crate::{Args, SimulatorError};
+
+/// Largest piece of a row that becomes visible at once, in bytes.
+const PIECE: usize = 1024;
+/// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
+const INLINE_PIECE: usize = 404;
 
 impl Warp<'_> {
     /// `address`, if it lies in the allocation of `base`.
@@ -52,23 +58,6 @@ impl Warp<'_> {
         self.within(far, far + offset)
     }
 
-    pub(super) fn row(&self, row: Row) -> u64 {
-        match row {
-            Row::Window(rank, at) | Row::Inline(rank, at) => {
-                let window = self.mapped_window(rank);
-                self.within(window, window + at.bytes())
-            }
-            Row::Tensor(tensor, index) => {
-                let (first, bytes) = match &self.args {
-                    Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
-                    Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
-                    Args::Silu(_) => (0, 0),
-                };
-                self.within(first, first + u64::from(index) * u64::from(bytes))
-            }
-        }
-    }
-
     pub(super) fn table(&self, table: Table) -> u64 {
         match &self.args {
             Args::Dispatch(args) => args.table(table),
@@ -91,5 +80,38 @@ impl Warp<'_> {
 
     pub(super) fn counter(&self, counter: Counter) -> u64 {
         self.common.workspace + counter.bytes()
+    }
+
+    pub fn load_bytes(&self, address: u64, bytes: u64) -> Vec<u8> {
+        self.buffer
+            .borrow_mut()
+            .drain_under(address, bytes, &self.shared);
+        self.with_memory(|memory| memory.read(address, bytes).map(<[u8]>::to_vec))
+    }
+
+    pub fn load_word(&self, address: u64) -> u32 {
+        self.buffer
+            .borrow_mut()
+            .drain_under(address, 4, &self.shared);
+        self.with_memory(|memory| memory.read_u32(address))
+    }
+
+    pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
+        let mut buffer = self.buffer.borrow_mut();
+        let piece_bytes = match polled {
+            Polled::Inline => INLINE_PIECE,
+            _ => PIECE,
+        };
+        for (index, piece) in bytes.chunks(piece_bytes).enumerate() {
+            let address = address + (index * piece_bytes) as u64;
+            buffer.push(
+                Write {
+                    address,
+                    bytes: piece.to_vec(),
+                    polled,
+                },
+                &self.shared,
+            );
+        }
     }
 }

@@ -1,0 +1,75 @@
+//! What a warp moves of a row at a time: a tile, which is a few vectors of every lane.
+
+use ferry_layout::ByteOffset;
+
+use crate::machine::rows::Row;
+
+/// What a warp does with tiles. All lanes take part in each operation, with the same arguments.
+///
+/// Vector `i` of lane `l` of a tile holds the bytes of a row from
+/// `start + i * WARP_BYTES + l * VECTOR_BYTES` on, where `start` is where the tile begins.
+pub trait Tiles {
+    /// Where a row begins.
+    type Address: Copy;
+    /// A vector of each lane: on a GPU, of this one.
+    type Vector: Copy + Default;
+    /// A sum in f32 for each element of a [`Vector`](Self::Vector).
+    type Sums: Copy + Default;
+    /// Bytes of one lane's vector.
+    const VECTOR_BYTES: u32;
+    /// Bytes of all lanes' vectors.
+    const WARP_BYTES: u32;
+    /// Vectors whose words are all the sentinel.
+    const SENTINELS: Self::Vector;
+
+    /// The address of a row.
+    fn row(&self, row: Row) -> Self::Address;
+    /// The address of a row in the own window.
+    fn own_row(&self, at: ByteOffset) -> Self::Address;
+    /// Whether a row has `end` bytes, as far as the machine knows. For debug assertions.
+    fn has_bytes(&self, _row: Self::Address, _end: u32) -> bool {
+        true
+    }
+
+    /// Loads the tile from byte `start` of a row. Vectors from byte `end` on are the last one before `end`
+    /// again: loads that may not take place would be made one after the other. Says with `arrives` whether
+    /// somebody may be writing the row meanwhile.
+    fn load_tile<const DEPTH: usize>(
+        &self,
+        row: Self::Address,
+        start: u32,
+        end: u32,
+        arrives: bool,
+    ) -> [Self::Vector; DEPTH];
+    /// Loads a vector of each lane from byte `start` of a row that somebody may be writing, zeros from byte
+    /// `end` on.
+    fn load_vector(&self, row: Self::Address, start: u32, end: u32) -> Self::Vector;
+    /// Stores the tile from byte `start` of a row, and nothing from byte `end` on.
+    fn store_tile<const DEPTH: usize>(
+        &self,
+        row: Self::Address,
+        start: u32,
+        end: u32,
+        tile: &[Self::Vector; DEPTH],
+    );
+    /// As [`store_tile`](Self::store_tile), of words that a peer may be polling.
+    fn store_polled<const DEPTH: usize>(
+        &self,
+        row: Self::Address,
+        start: u32,
+        end: u32,
+        tile: &[Self::Vector; DEPTH],
+    );
+    /// A vote: bit `i` is set where any lane has a word of tile `i` that is the sentinel.
+    fn incomplete<const TILES: usize, const DEPTH: usize>(
+        &self,
+        tiles: [&[Self::Vector; DEPTH]; TILES],
+    ) -> u32;
+
+    /// A vector whose words are as they are [`sent`](ferry_layout::sent).
+    fn avoid_sentinel(&self, vector: Self::Vector) -> Self::Vector;
+    /// Adds BF16 elements. Each sum is rounded to f32.
+    fn add_bf16(&self, sums: Self::Sums, vector: Self::Vector) -> Self::Sums;
+    /// Rounds sums to BF16.
+    fn round_to_bf16(&self, sums: Self::Sums) -> Self::Vector;
+}

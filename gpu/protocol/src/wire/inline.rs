@@ -1,0 +1,312 @@
+//! Inline flags: a row each word of which is its own flag.
+//!
+//! ```text
+//! before:    each word of the row is the sentinel
+//! sender:    write the words, none of which is the sentinel ; no fence, no flag   (copy)
+//! receiver:  load until no word is the sentinel ; re-arm: store the sentinel      (copy, sum)
+//! ```
+//!
+//! One warp alone takes a word. It re-arms words only when it holds all of them, and before the
+//! [`handshake`](crate::handshake) lets their sender write them again.
+
+use ferry_layout::{ByteOffset, RowGroup, Tensor};
+
+use crate::machine::deadline::Deadline;
+use crate::machine::rows::{Bits, ByteRange, Row};
+use crate::machine::tile::Tiles;
+
+use core::array::from_fn;
+
+/// Vectors of a lane in a short tile. What is left of a span goes as one if it fits: nothing is done for vectors
+/// that there are not.
+const SHORT: usize = 2;
+/// Up to so many vectors of a lane, all are polled at once. Of more, the last ones are polled first.
+const POLLED_AT_ONCE: u32 = 2;
+/// Vectors of a lane in a tile that is summed.
+pub const SUM_DEPTH: usize = 2;
+
+/// Loads the first tile of a span of a row: what [`copy`] begins with.
+#[inline(always)]
+pub fn load_first<T: Tiles, const DEPTH: usize>(
+    machine: &T,
+    range: ByteRange,
+    from: Row,
+) -> [T::Vector; DEPTH] {
+    load_rest(
+        machine,
+        machine.row(from),
+        range.start,
+        range.end,
+        arrives(from),
+    )
+}
+
+/// Whether peers may be writing a row while it is read.
+#[inline(always)]
+fn arrives(row: Row) -> bool {
+    matches!(row, Row::Window(..) | Row::Inline(..))
+}
+
+/// Bytes of `DEPTH` vectors of all lanes.
+#[inline(always)]
+fn bytes_of<T: Tiles>(depth: usize) -> u32 {
+    depth as u32 * T::WARP_BYTES
+}
+
+/// Loads a tile from byte `start` of a row: as many vectors as there are before byte `end`, or [`SHORT`],
+/// or none.
+#[inline(always)]
+fn load_rest<T: Tiles, const DEPTH: usize>(
+    machine: &T,
+    row: T::Address,
+    start: u32,
+    end: u32,
+    arrives: bool,
+) -> [T::Vector; DEPTH] {
+    const { assert!(DEPTH >= SHORT) };
+    let mut tile = [T::Vector::default(); DEPTH];
+    let left = end - start;
+    if left > bytes_of::<T>(SHORT) {
+        tile = machine.load_tile(row, start, end, arrives);
+    } else if left > 0 {
+        let short = machine.load_tile::<SHORT>(row, start, end, arrives);
+        tile[..SHORT].copy_from_slice(&short);
+    }
+    tile
+}
+
+/// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading each word
+/// once. `ahead` is what [`load_first`] gave.
+///
+/// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::sent). Waits for every word of a row
+/// with inline flags, which is in the own window, and re-arms the row. False where this launch should give
+/// up.
+#[inline(always)]
+pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
+    machine: &T,
+    range: ByteRange,
+    from: Row,
+    ahead: [T::Vector; DEPTH],
+    targets: impl Bits,
+    to: impl Fn(u32) -> Row,
+) -> bool {
+    let (source, mut tile) = (machine.row(from), ahead);
+    let mut start = range.start;
+    loop {
+        let passed = match range.end - start <= bytes_of::<T>(SHORT) {
+            true => {
+                let short: [T::Vector; SHORT] = from_fn(|index| tile[index]);
+                pass(machine, range, from, start, short, targets, &to)
+            }
+            false => pass(machine, range, from, start, tile, targets, &to),
+        };
+        if !passed {
+            return false;
+        }
+        start += bytes_of::<T>(DEPTH);
+        if start >= range.end {
+            return true;
+        }
+        tile = load_rest(machine, source, start, range.end, arrives(from));
+    }
+}
+
+/// Takes a tile, if its row has inline flags, and stores it to the targets. False where this launch should
+/// give up.
+#[inline(always)]
+fn pass<T: Tiles + Deadline, const DEPTH: usize>(
+    machine: &T,
+    range: ByteRange,
+    from: Row,
+    start: u32,
+    mut tile: [T::Vector; DEPTH],
+    mut targets: impl Bits,
+    to: &impl Fn(u32) -> Row,
+) -> bool {
+    debug_assert_is_inside(machine, machine.row(from), start, range);
+    let is_inline = matches!(from, Row::Inline(..));
+    if is_inline && !take(machine, machine.row(from), start, range, &mut tile) {
+        return false;
+    }
+    let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
+    if is_input {
+        tile = tile.map(|vector| machine.avoid_sentinel(vector));
+    }
+    while let Some(target) = targets.take_lowest() {
+        let target = machine.row(to(target));
+        debug_assert_is_inside(machine, target, start, range);
+        match is_input {
+            true => machine.store_polled(target, start, range.end, &tile),
+            false => machine.store_tile(target, start, range.end, &tile),
+        }
+    }
+    true
+}
+
+/// Polls a tile until all its words have come, and then re-arms it in its row. `tile` begins as the first
+/// look at it. False where this launch should give up.
+#[inline(always)]
+fn take<T: Tiles + Deadline, const DEPTH: usize>(
+    machine: &T,
+    row: T::Address,
+    start: u32,
+    range: ByteRange,
+    tile: &mut [T::Vector; DEPTH],
+) -> bool {
+    while machine.incomplete([tile]) != 0 {
+        let gives_up = match range.end - range.start > POLLED_AT_ONCE * T::WARP_BYTES {
+            true => !wait_for_last::<T, DEPTH>(machine, row, start, range.end),
+            false => machine.timed_out(),
+        };
+        if gives_up {
+            return false;
+        }
+        *tile = machine.load_tile(row, start, range.end, true);
+    }
+    machine.store_tile(row, start, range.end, &[T::SENTINELS; DEPTH]);
+    true
+}
+
+/// Polls the last vectors of a tile, which are sent last: to poll all of them would be in the way of those
+/// that come. False where this launch should give up.
+#[inline(always)]
+fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
+    machine: &T,
+    row: T::Address,
+    start: u32,
+    end: u32,
+) -> bool {
+    let vectors = (end - start).div_ceil(T::WARP_BYTES);
+    let last = start + (vectors.min(DEPTH as u32) - 1) * T::WARP_BYTES;
+    loop {
+        // Also where they are there: others may never come.
+        if machine.timed_out() {
+            return false;
+        }
+        if machine.incomplete([&[machine.load_vector(row, last, end)]]) == 0 {
+            return true;
+        }
+    }
+}
+
+/// Sums the BF16 elements in a span of the rows `from(i)` of the own window, for every bit `i` of `rows`,
+/// which are the lowest ones, in this order, and writes them to `to`. Starts at +0; every sum is rounded to
+/// f32, the end to BF16.
+///
+/// Waits for every word of the rows, and re-arms them. `polls_all`: whether so few warps wait that each may
+/// poll all its words at once. Otherwise gives the number of a row that did not come, where this launch
+/// should give up.
+#[inline(always)]
+pub fn sum<T: Tiles + Deadline>(
+    machine: &T,
+    range: ByteRange,
+    rows: u32,
+    polls_all: bool,
+    from: impl Fn(u32) -> ByteOffset,
+    to: Row,
+) -> Result<(), u32> {
+    let mut start = range.start;
+    while start < range.end {
+        sum_tile(machine, range, start, rows, polls_all, &from, to)?;
+        start += bytes_of::<T>(SUM_DEPTH);
+    }
+    Ok(())
+}
+
+/// The part of a [`sum`] that begins at byte `start`.
+#[inline(always)]
+fn sum_tile<T: Tiles + Deadline>(
+    machine: &T,
+    range: ByteRange,
+    start: u32,
+    rows: u32,
+    polls_all: bool,
+    from: impl Fn(u32) -> ByteOffset,
+    to: Row,
+) -> Result<(), u32> {
+    const {
+        assert!(
+            RowGroup::SIZE == 4,
+            "as many are spelled out, so that they stay in registers"
+        )
+    };
+    let mut sums = [T::Sums::default(); SUM_DEPTH];
+    let mut group = RowGroup::first_of(rows);
+    while group.is_some() {
+        let row = |index: u32| machine.own_row(from(group.row(index)));
+        let load = |index: u32| {
+            debug_assert_is_inside(machine, row(index), start, range);
+            machine.load_tile(row(index), start, range.end, true)
+        };
+        let tiles: [[T::Vector; SUM_DEPTH]; 4] = loop {
+            let tiles = [load(0), load(1), load(2), load(3)];
+            let incomplete = machine.incomplete(tiles.each_ref());
+            if incomplete == 0 {
+                break tiles;
+            }
+            let missing = incomplete.trailing_zeros();
+            // One vector of one of them, until it is there: to poll all would be in the way of those that
+            // come.
+            if !polls_all && !wait_for_vector(machine, row(missing), start, range.end) {
+                return Err(group.row(missing));
+            }
+            // Its other vectors may never come.
+            if machine.timed_out() {
+                return Err(group.row(missing));
+            }
+        };
+        let mut take = |index: u32| {
+            if group.has(index) {
+                let tile = &tiles[index as usize];
+                sums = from_fn(|vector| machine.add_bf16(sums[vector], tile[vector]));
+                machine.store_tile(row(index), start, range.end, &[T::SENTINELS; SUM_DEPTH]);
+            }
+        };
+        take(0);
+        take(1);
+        take(2);
+        take(3);
+        group = group.next();
+    }
+    let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
+    debug_assert_is_inside(machine, to, start, range);
+    machine.store_tile(to, start, range.end, &sums);
+    Ok(())
+}
+
+/// Polls a vector of each lane. False where this launch should give up.
+#[inline(always)]
+fn wait_for_vector<T: Tiles + Deadline>(
+    machine: &T,
+    row: T::Address,
+    start: u32,
+    end: u32,
+) -> bool {
+    while machine.incomplete([&[machine.load_vector(row, start, end)]]) != 0 {
+        if machine.timed_out() {
+            return false;
+        }
+    }
+    true
+}
+
+/// A tile begins inside its span, whose bytes the row has; all are whole vectors.
+#[inline(always)]
+fn debug_assert_is_inside<T: Tiles>(machine: &T, row: T::Address, start: u32, range: ByteRange) {
+    let ByteRange { start: first, end } = range;
+    debug_assert!(
+        [first, start, end]
+            .iter()
+            .all(|at| at.is_multiple_of(T::VECTOR_BYTES)),
+        "bytes {first}..{end} from {start} are not whole vectors of {}",
+        T::VECTOR_BYTES
+    );
+    debug_assert!(
+        first <= start && start <= end,
+        "byte {start} of bytes {first}..{end}"
+    );
+    debug_assert!(
+        machine.has_bytes(row, end),
+        "bytes {first}..{end} leave their row"
+    );
+}
