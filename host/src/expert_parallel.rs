@@ -285,6 +285,10 @@ impl ExpertParallel {
     /// barrier with the other processes. Synchronise the streams in use first. Collective.
     /// Synchronises.
     ///
+    /// A rank's last combine may end before its peers have told it that they read its tokens: their kernels
+    /// still store into its window then. So a process of several comes here before it ends, also when it is
+    /// done.
+    ///
     /// A communicator that gave up is closed without a barrier; if it spans processes, its
     /// windows are leaked. If another process's gave up or was lost and this one's did not, the barrier fails
     /// as soon as the group's bootstrap says so, at the latest after its timeout, and the windows are leaked,

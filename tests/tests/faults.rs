@@ -104,6 +104,43 @@ fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
     assert!(waited_for_rows > 20, "{waited_for_rows}");
 }
 
+/// A rank that has its rows ends its combine. What is still missing of a lost one is its credit, which the
+/// next dispatch waits for; where ranks are on other nodes, the same combine.
+#[test]
+fn a_rank_that_is_lost_before_its_credit_is_missed_by_the_next_dispatch() {
+    let mut missed = [0, 0];
+    for seed in 18_000..18_400 {
+        let case = lost_case(seed);
+        let run = Run::of(&case);
+        assert_explained(&run, case.lost.map_or(0, |lost| lost.rank as usize));
+        run.compare();
+        for outcome in &run.outcomes {
+            let Outcome::Fault(fault) = outcome else {
+                continue;
+            };
+            if fault.region != Region::Credit {
+                continue;
+            }
+            let is_far = case.p2p_world_size < case.ranks;
+            let (is_right, round) = match fault.kernel {
+                Kernel::Dispatch | Kernel::DispatchAsync => (!is_far, fault.epoch - 1),
+                Kernel::Combine | Kernel::CombineWait => (is_far, fault.epoch),
+                _ => (false, 0),
+            };
+            assert!(is_right, "{fault}\n{case:?}");
+            assert_eq!(fault.wanted, round, "{fault}\n{case:?}");
+            assert!(fault.saw < round, "{fault}\n{case:?}");
+            missed[usize::from(is_far)] += 1;
+        }
+        run.close();
+    }
+    println!(
+        "{} credits missed on one node, {} on several",
+        missed[0], missed[1]
+    );
+    assert!(missed[0] > 10 && missed[1] > 10, "{missed:?}");
+}
+
 #[test]
 fn a_rank_that_never_launches_is_named_by_all() {
     for seed in 11_000..11_100 {

@@ -78,7 +78,7 @@ impl Common {
 /// built before it writes, or wait for what that never writes: another meaning, order or encoding of a word of a window,
 /// another number of signals, another part of a row for a warp. Offsets and sizes count by themselves
 /// ([`Common::fingerprint`]).
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Where [`Common`] stands in the arguments of every kernel that has it.
 pub const COMMON_OFFSET: usize = 24;

@@ -37,11 +37,13 @@ pub enum Counter {
     DispatchTickets,
     /// Tasks that combine's warps have drawn in this round. Dispatch resets it.
     CombineTickets,
+    /// Until when the next dispatch may wait for credits: the deadline of the launch that ended the round.
+    CreditsDue,
 }
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 14;
+    pub const COUNT: u64 = 15;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;

@@ -102,7 +102,7 @@ impl Machine {
 }
 
 impl Deadline for Machine {
-    fn timed_out(&self) -> bool {
+    fn timed_out_by(&self, _deadline: u64) -> bool {
         let mut coming = self.coming.borrow_mut();
         if coming.is_empty() {
             let left = self.moments_left.get();

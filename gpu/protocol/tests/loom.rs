@@ -11,7 +11,7 @@ mod inline_flags;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ferry_layout::{Counter, Epoch, Rank, Shape, Signal, Window};
+use ferry_layout::{Counter, Epoch, Rank, SENTINEL, Shape, Signal, Window};
 use ferry_protocol::wire::credit::{self, Credit};
 use ferry_protocol::wire::flagged;
 use ferry_protocol::{Counters, Signals, arrivals};
@@ -36,7 +36,7 @@ enum Weak {
     ConsumedRelease,
     /// `load_signal` acquires nothing.
     Acquire,
-    /// A rank writes again without having heard `has_credit`.
+    /// A rank writes the next round without having heard `has_credit` of this one.
     ReuseGuard,
     /// `add` neither releases nor acquires.
     Add,
@@ -123,6 +123,14 @@ impl Memory {
         }
     }
 
+    /// Waits as a dispatch of `epoch` does, before it writes: for the credit of the round before.
+    fn await_credit(&self, warp: &Warp<'_>, peer: usize, epoch: Epoch) {
+        if self.weak != Weak::ReuseGuard {
+            let before = Epoch(epoch.0 - 1);
+            wait(|| credit::has_credit(warp, self.consumed(peer), before));
+        }
+    }
+
     /// Says to `to` that `rank` has read the row of `epoch`, as the kernels do.
     fn say_consumed(&self, rank: usize, to: usize, epoch: Epoch) {
         let warp = Warp {
@@ -168,6 +176,10 @@ impl Counters for Warp<'_> {
         self.memory.counters[counter as usize].load(Ordering::Acquire)
     }
 
+    fn load_relaxed(&self, counter: Counter) -> u64 {
+        self.memory.counters[counter as usize].load(Ordering::Relaxed)
+    }
+
     fn store(&self, counter: Counter, value: u64) {
         self.memory.counters[counter as usize].store(value, Ordering::Release);
     }
@@ -198,12 +210,10 @@ fn slot_model(weak: Weak) {
         move || {
             let warp = memory.warp(0);
             for epoch in (1..=ROUNDS).map(Epoch) {
+                memory.await_credit(&warp, 1, epoch);
                 memory.rows[1].store(epoch.0, Ordering::Relaxed);
                 warp.release();
                 flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
-                if weak != Weak::ReuseGuard {
-                    wait(|| credit::has_credit(&warp, memory.consumed(1), epoch));
-                }
             }
         }
     });
@@ -216,6 +226,69 @@ fn slot_model(weak: Weak) {
     sender.join().unwrap();
 }
 
+/// A word with inline flags: one warp of rank 0 looks for the credit, and another one of its block
+/// writes: they meet at the block's barrier, for which a counter stands.
+fn block_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let absent = u64::from(SENTINEL);
+    let last = Epoch(2);
+    // Of the round before.
+    memory.rows[1].store(1, Ordering::Relaxed);
+    let looker = thread::spawn({
+        let memory = memory.clone();
+        move || {
+            memory.await_credit(&memory.warp(0), 1, last);
+            memory.warp(0).add(Counter::Exits, 1);
+        }
+    });
+    let writer = thread::spawn({
+        let memory = memory.clone();
+        move || {
+            wait(|| memory.warp(0).load(Counter::Exits) == 1);
+            memory.rows[1].store(last.0, Ordering::Relaxed);
+        }
+    });
+    read(&memory.rows[1], 1);
+    memory.rows[1].store(absent, Ordering::Relaxed);
+    memory.say_consumed(1, 0, Epoch(1));
+    looker.join().unwrap();
+    writer.join().unwrap();
+    assert!(memory.rows[1].load(Ordering::Relaxed) != absent, "{LOST}");
+}
+
+/// Rank 1 has two warps that make a word absent each. Both count, one of them looks at the counter without
+/// acquiring anything and tells rank 0, which writes both words again.
+fn tell_model(weak: Weak) {
+    let memory = Memory::new(weak);
+    let absent = u64::from(SENTINEL);
+    let other = thread::spawn({
+        let memory = memory.clone();
+        move || {
+            memory.rows[1].store(absent, Ordering::Relaxed);
+            memory.warp(1).count(Counter::Reads);
+        }
+    });
+    let writer = thread::spawn({
+        let memory = memory.clone();
+        move || {
+            let warp = memory.warp(0);
+            memory.await_credit(&warp, 1, Epoch(2));
+            let rows = memory.rows.iter();
+            rows.for_each(|row| row.store(2, Ordering::Relaxed));
+        }
+    });
+    let warp = memory.warp(1);
+    memory.rows[0].store(absent, Ordering::Relaxed);
+    warp.count(Counter::Reads);
+    wait(|| warp.load_relaxed(Counter::Reads) == 2);
+    memory.say_consumed(1, 0, Epoch(1));
+    other.join().unwrap();
+    writer.join().unwrap();
+    for row in &memory.rows {
+        assert!(row.load(Ordering::Relaxed) != absent, "{LOST}");
+    }
+}
+
 /// Both ranks send each other a row a round, and neither runs a round ahead.
 fn handshake_model(weak: Weak) {
     let memory = Memory::new(weak);
@@ -225,15 +298,13 @@ fn handshake_model(weak: Weak) {
             let (warp, peer) = (memory.warp(rank), 1 - rank);
             let to = Rank(peer as u32);
             for epoch in (1..=ROUNDS).map(Epoch) {
+                memory.await_credit(&warp, peer, epoch);
                 memory.rows[peer].store(epoch.0, Ordering::Relaxed);
                 warp.release();
                 flagged::publish(&warp, to, memory.flag(rank), epoch);
                 wait(|| flagged::is_full(&warp, memory.flag(peer), epoch));
                 read(&memory.rows[rank], epoch.0);
                 memory.say_consumed(rank, peer, epoch);
-                if weak != Weak::ReuseGuard {
-                    wait(|| credit::has_credit(&warp, memory.consumed(peer), epoch));
-                }
             }
         }
     };
@@ -352,6 +423,16 @@ fn inline_flag_rows_are_summed_whole_and_rearmed_before_they_are_written_again()
 }
 
 #[test]
+fn one_warp_acquires_a_credit_for_its_block() {
+    check(block_model, Weak::Nothing);
+}
+
+#[test]
+fn one_release_tells_what_all_warps_have_read() {
+    check(tell_model, Weak::Nothing);
+}
+
+#[test]
 fn no_rank_runs_a_round_ahead() {
     check(handshake_model, Weak::Nothing);
 }
@@ -383,6 +464,8 @@ fn a_missing_release_of_what_was_read_is_found() {
     // The other models only read what they say that they have read, and loom makes no load late.
     finds(copy_model, Weak::ConsumedRelease, LOST);
     finds(sum_model, Weak::ConsumedRelease, LOST);
+    finds(block_model, Weak::ConsumedRelease, LOST);
+    finds(tell_model, Weak::ConsumedRelease, LOST);
 }
 
 #[test]
@@ -392,6 +475,8 @@ fn a_missing_acquire_is_found() {
     finds(handshake_model, Weak::Acquire, NOT_WHOLE);
     finds(copy_model, Weak::Acquire, LOST);
     finds(sum_model, Weak::Acquire, LOST);
+    finds(block_model, Weak::Acquire, LOST);
+    finds(tell_model, Weak::Acquire, LOST);
 }
 
 #[test]
@@ -400,6 +485,7 @@ fn a_missing_reuse_guard_is_found() {
     finds(handshake_model, Weak::ReuseGuard, OVERWRITTEN);
     finds(copy_model, Weak::ReuseGuard, OVERWRITTEN);
     finds(sum_model, Weak::ReuseGuard, OVERWRITTEN);
+    finds(tell_model, Weak::ReuseGuard, LOST);
 }
 
 #[test]
@@ -407,4 +493,6 @@ fn a_relaxed_add_is_found() {
     finds(hand_over_model, Weak::Add, NOT_WHOLE);
     finds(gather_model, Weak::Add, NOT_WHOLE);
     finds(pass_model, Weak::Add, NOT_WHOLE);
+    finds(block_model, Weak::Add, LOST);
+    finds(tell_model, Weak::Add, LOST);
 }

@@ -163,6 +163,12 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn load_relaxed(&self, counter: Counter) -> u64 {
+        // SAFETY: counters lie inside the workspace.
+        unsafe { memory::load_relaxed_gpu(self.counter(counter)) }
+    }
+
+    #[inline(always)]
     fn peek(&self, counter: Counter) -> u64 {
         match PEEKED.iter().position(|&peeked| peeked == counter) {
             Some(index) => self.block.get().counter(index as u32),
@@ -192,12 +198,12 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
 
 impl<A: Arguments, const SHMEM: bool> Deadline for Gpu<'_, A, SHMEM> {
     #[inline(always)]
-    fn timed_out(&self) -> bool {
+    fn timed_out_by(&self, deadline: u64) -> bool {
         self.polls.set(self.polls.get() + 1);
         if !self.polls.get().is_multiple_of(POLLS) {
             return false;
         }
-        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns();
+        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns().min(deadline);
         // SAFETY: counters lie inside the workspace.
         let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
         thread::ballot(stopped != 0 || is_late) != 0
@@ -215,6 +221,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         let set_up = SetUp {
             peers: common.peers,
             ranks: common.shape.ranks,
+            rank: common.rank().0,
             counters: PEEKED.map(|counter| self.counter(counter)),
             fault_page: common.fault_page,
             last_word: self.args.last_word(),
@@ -227,6 +234,22 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn clear_block(&self) {
         self.block.get().clear(self.common().deadline_ns);
+    }
+
+    #[inline(always)]
+    fn ask_credits(&self, loading: &mut Loading) {
+        // With ranks of other nodes, nobody asks what came of it.
+        if !SHMEM {
+            let Common { window, shape, .. } = self.common();
+            let credits = window.credit(Rank(0)).bytes();
+            // SAFETY: the window has a credit for every rank, one behind the other.
+            unsafe { Block::ask_credits(loading, credits, shape.ranks) };
+        }
+    }
+
+    #[inline(always)]
+    fn peek_credit(&self, rank: Rank) -> u64 {
+        self.block.get().credit(rank.0)
     }
 
     #[inline(always)]
@@ -311,11 +334,16 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn reset(&self, counter: Counter) {
+    fn leave(&self, counter: Counter, value: u64) {
         if self.lane == 0 {
             // SAFETY: counters lie inside the workspace.
-            unsafe { memory::store_u32(self.counter(counter), 0) };
+            unsafe { memory::store_u64(self.counter(counter), value) };
         }
+    }
+
+    #[inline(always)]
+    fn deadline(&self) -> u64 {
+        self.block.get().deadline_ns()
     }
 
     #[inline(always)]
@@ -482,8 +510,9 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             let own = self.window(self.common().rank());
             let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
             let signal = own + put.signal.bytes();
-            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later
-            // round, which starts when every peer has answered this one.
+            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later round: that
+            // of dispatch when every peer has given its credit for this one, that of combine when every
+            // peer has sent the later round's counts, after it had all rows of this one.
             unsafe { shmem::put_signal(put.peer.0, to, from, put.bytes, signal, put.value) };
         }
     }

@@ -30,17 +30,19 @@ const LAST: u32 = WORDS + 8 * LANES;
 const WINDOWS: u32 = LAST + 16;
 /// Bytes from the start to the counters.
 const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
+/// Bytes from the start to the credits.
+const CREDITS: u32 = HELD + 32;
 /// Bytes from the start to the protocol's memory.
-const PROTOCOLS: u32 = HELD + 32;
+const PROTOCOLS: u32 = CREDITS + 8 * MAX_RANKS;
 
 /// Counters that are looked at.
 pub const COUNTERS: usize = 3;
 
 const _: () = assert!(
     4 * BlockCounter::COUNT <= DEADLINE as usize
-        && 8 * COUNTERS <= (PROTOCOLS - HELD) as usize
+        && 8 * COUNTERS <= (CREDITS - HELD) as usize
         && PROTOCOLS.is_multiple_of(16)
-        && PROTOCOLS + BLOCK_MEMORY_BYTES == 43856,
+        && PROTOCOLS + BLOCK_MEMORY_BYTES == 44368,
     "as many bytes are declared below"
 );
 
@@ -50,6 +52,8 @@ pub struct SetUp {
     pub peers: u64,
     /// How many there are.
     pub ranks: u32,
+    /// This rank.
+    pub rank: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
     /// Where it reports faults.
@@ -60,8 +64,11 @@ pub struct SetUp {
 
 /// What a thread has asked for, on its way.
 pub struct Loading {
+    /// That of the rank with this thread's number; this rank's, where there is none.
     window: u64,
     counter: u64,
+    /// If credits were asked for.
+    credit: Option<u64>,
 }
 
 impl Block {
@@ -71,7 +78,7 @@ impl Block {
         let base: u32;
         // SAFETY: declares shared memory of the block and takes its address.
         unsafe {
-            asm!("{{ .shared .align 16 .b8 ferry_block[43856]; mov.u32 {}, ferry_block; }}",
+            asm!("{{ .shared .align 16 .b8 ferry_block[44368]; mov.u32 {}, ferry_block; }}",
                 out(reg32) base, options(nostack, preserves_flags));
         }
         Self { base }
@@ -85,11 +92,14 @@ impl Block {
     #[inline(always)]
     pub unsafe fn ask(self, set_up: &SetUp) -> Loading {
         let (thread, threads) = (thread::thread(), thread::threads());
-        let (mut counter, mut window) = (0, 0);
-        if thread < set_up.ranks {
-            // SAFETY: the caller's promise.
-            window = unsafe { memory::load_constant_u64(set_up.peers + 8 * thread as u64) };
-        }
+        let rank = if thread < set_up.ranks {
+            thread
+        } else {
+            set_up.rank
+        };
+        // SAFETY: the caller's promise.
+        let window = unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };
+        let mut counter = 0;
         // By some that have nothing else to load: each line of parameters is waited for.
         match threads - 1 - thread {
             0 => self.store(FAULT_PAGE, set_up.fault_page),
@@ -109,7 +119,41 @@ impl Block {
             // SAFETY: the caller's promise.
             counter = unsafe { memory::load_relaxed_gpu(counter_at) };
         }
-        Loading { window, counter }
+        Loading {
+            window,
+            counter,
+            credit: None,
+        }
+    }
+
+    /// Which rank's credit this thread looks for: the last threads, which have little else to do, one each. None for
+    /// threads that look for no credit; the credits of some ranks are not looked for in blocks with fewer than twice as
+    /// many threads as ranks.
+    #[inline(always)]
+    fn credit_of(ranks: u32) -> Option<u32> {
+        let (thread, threads) = (thread::thread(), thread::threads());
+        let rank = threads - 1 - thread;
+        (rank < ranks && thread >= ranks).then_some(rank)
+    }
+
+    /// Asks for the credits, double words `credits` bytes from the start of the own window, and acquires what they order.
+    /// The last loads of a launch's beginning: an acquire holds up what follows. By all threads.
+    ///
+    /// Who finds a credit has acquired it, so that all its sender's reads come before the barrier that follows, and that
+    /// before whatever a thread of the block stores afterwards: a barrier of a block hands on what was acquired before
+    /// (PTX ISA, "Causality order"). A relaxed load and a branch would order nothing between two GPUs.
+    ///
+    /// # Safety
+    /// The own window holds the credits of `ranks` ranks there.
+    #[inline(always)]
+    pub unsafe fn ask_credits(loading: &mut Loading, credits: u64, ranks: u32) {
+        let mut credit = 0;
+        if let Some(rank) = Self::credit_of(ranks) {
+            // SAFETY: the caller's promise; a thread that looks for a credit has loaded the own window's address.
+            credit =
+                unsafe { memory::load_acquire_sys(loading.window + credits + 8 * rank as u64) };
+        }
+        loading.credit = Some(credit);
     }
 
     /// No gate passed, no words, and until when the launch may wait. Once in a launch, by all threads.
@@ -141,6 +185,17 @@ impl Block {
         }
         if thread < ranks {
             self.store(WINDOWS + 8 * thread, loading.window);
+        }
+        if let Some(credit) = loading.credit {
+            if let Some(rank) = Self::credit_of(ranks) {
+                self.store(CREDITS + 8 * rank, credit);
+            }
+            // The others of few threads: as if none had come.
+            let mut rank = threads.saturating_sub(ranks) + thread;
+            while 2 * ranks > threads && rank < ranks {
+                self.store(CREDITS + 8 * rank, 0);
+                rank += threads;
+            }
         }
         let mut rank = thread + threads;
         // Said of all threads first, so that kernels for a few ranks have no code for it.
@@ -176,6 +231,12 @@ impl Block {
     #[inline(always)]
     pub fn counter(self, index: u32) -> u64 {
         self.load_constant(HELD + 8 * index)
+    }
+
+    /// The credit of a rank that [`ask_credits`](Self::ask_credits) found.
+    #[inline(always)]
+    pub fn credit(self, rank: u32) -> u64 {
+        self.load_constant(CREDITS + 8 * rank)
     }
 
     /// Stores the double word `at` bytes from the start.

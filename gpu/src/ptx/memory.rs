@@ -326,6 +326,11 @@ load_u64!(
     "ld.relaxed.gpu.global.u64"
 );
 store_u64!(
+    /// `st.global`, weak: ordered by the end of the kernel.
+    store_u64,
+    "st.global.u64"
+);
+store_u64!(
     /// `st.relaxed.sys.global`.
     store_relaxed_sys,
     "st.relaxed.sys.global.u64"

@@ -11,7 +11,7 @@ use std::time::Instant;
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
-use ferry_layout::{Common, Counter, Kernel};
+use ferry_layout::{Common, Counter, Kernel, Rank};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -79,6 +79,8 @@ struct Running {
     stalled_until: u64,
     /// When its launch gives up.
     deadline: u64,
+    /// When it gives up what it waits for, not later.
+    gives_up_at: Rc<Cell<u64>>,
     /// How long its launch waits.
     deadline_ns: u64,
 }
@@ -411,17 +413,21 @@ impl World {
         let deadline = self.shared.clock.get().saturating_add(deadline_ns);
         let own = common.peers + 8 * u64::from(rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
+            // Combine waits for those that travel a network.
+            let late = match common.shape.spans_nodes() {
+                true => 0,
+                false => common.shape.ranks,
+            };
+            let credit = |rank| start + common.window.credit(Rank(rank)).bytes();
             let known = KnownWindow {
                 rank,
                 start,
                 bytes: common.window.bytes,
                 workspace: common.workspace,
-                finished: self.shared.finished(common.workspace),
+                credits: (credit(0), credit(late)),
+                finished: 0,
             };
-            // Memory that was freed may have become another window.
-            let mut windows = self.shared.windows.borrow_mut();
-            windows.retain(|window| window.start != start);
-            windows.push(known);
+            self.shared.know(known);
         }
         // Blocks of two warps, if that comes out even.
         let warps = self.options.warps;
@@ -434,6 +440,8 @@ impl World {
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
             let idle_at = Rc::new(Cell::new(None));
+            let gives_up_at = Rc::new(Cell::new(deadline));
+            let waits_until = gives_up_at.clone();
             let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), *args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             let stack = self
@@ -457,6 +465,7 @@ impl World {
                     blocks,
                     block,
                     deadline,
+                    gives_up_at: waits_until,
                     stopped_at,
                 };
                 run(&warp, kernel);
@@ -468,6 +477,7 @@ impl World {
                 idle_at,
                 stalled_until: 0,
                 deadline,
+                gives_up_at,
                 deadline_ns,
             });
         }

@@ -37,6 +37,8 @@ pub struct KnownWindow {
     pub start: u64,
     pub bytes: u64,
     pub workspace: u64,
+    /// Where credits of its node come: the next round waits for them.
+    pub credits: (u64, u64),
     /// Rounds that were over when a launch last began or ended.
     pub finished: u64,
 }
@@ -64,7 +66,7 @@ impl Shared {
     }
 
     /// A signal has arrived: its round must not be over there. Whoever waits for what a round
-    /// sends misses nothing, so nothing comes afterwards.
+    /// sends misses nothing, so nothing comes afterwards. But a credit may come until the next round is over.
     pub fn signalled(&self, address: u64, value: u64) {
         if let Some(rank) = rank_of(address) {
             self.bump(rank as u32);
@@ -78,25 +80,47 @@ impl Shared {
         };
         // A word with a value carries its round in the upper half.
         let round = if value >> 32 == 0 { value } else { value >> 32 };
-        if round <= window.finished && !self.allow_late_signals {
+        let (first_credit, end) = window.credits;
+        let is_late = match (first_credit..end).contains(&address) {
+            true => round < window.finished,
+            false => round <= window.finished,
+        };
+        if is_late && !self.allow_late_signals {
             let (seed, rank) = (self.seed, window.rank);
             let error = SimulatorError::LateSignal { seed, rank, round };
             self.violation.borrow_mut().get_or_insert(error);
         }
     }
 
+    /// A launch begins in `window`, of which all but what is finished is said.
+    pub fn know(&self, mut window: KnownWindow) {
+        let mut windows = self.windows.borrow_mut();
+        // Memory that was freed may have become another window.
+        if let Some(known) = windows.iter().position(|known| known.start == window.start) {
+            window.finished = windows.swap_remove(known).finished;
+        }
+        self.count_rounds(&mut window);
+        windows.push(window);
+    }
+
     /// A launch of `rank` has ended: if it ended a round, nothing of that round may arrive any more.
     pub fn launch_ended(&self, rank: u32) {
         let mut windows = self.windows.borrow_mut();
-        for window in windows.iter_mut().filter(|window| window.rank == rank) {
-            window.finished = self.finished(window.workspace);
+        let of_rank = windows.iter_mut().filter(|window| window.rank == rank);
+        of_rank.for_each(|window| self.count_rounds(window));
+    }
+
+    /// Notes the rounds that a rank has finished. One that gave up may have counted a round whose rows it
+    /// did not wait for.
+    fn count_rounds(&self, window: &mut KnownWindow) {
+        if self.counter(window.workspace, Counter::Aborted) == 0 {
+            window.finished = self.counter(window.workspace, Counter::Finished);
         }
     }
 
-    /// The rounds that a rank has finished.
-    pub fn finished(&self, workspace: u64) -> u64 {
-        let counter = workspace + Counter::Finished.bytes();
-        self.memory.borrow().read_u64(counter).unwrap_or(0)
+    fn counter(&self, workspace: u64, counter: Counter) -> u64 {
+        let at = workspace + counter.bytes();
+        self.memory.borrow().read_u64(at).unwrap_or(0)
     }
 
     /// Wakes whoever polls on `rank`.

@@ -61,6 +61,8 @@ pub struct Warp<'y> {
     /// What it shares with the other warps of its block.
     pub block: Rc<Block>,
     pub deadline: u64,
+    /// When it gives up what it waits for.
+    pub gives_up_at: Rc<Cell<u64>>,
     pub stopped_at: u64,
 }
 
@@ -152,7 +154,9 @@ impl Signals for Warp<'_> {
 }
 
 impl Deadline for Warp<'_> {
-    fn timed_out(&self) -> bool {
+    fn timed_out_by(&self, deadline: u64) -> bool {
+        let gives_up_at = self.deadline.min(deadline);
+        self.gives_up_at.set(gives_up_at);
         let version = self.shared.version(self.common.rank().0);
         let (before, polls) = self.polled.get();
         let polls = if version == before { polls + 1 } else { 0 };
@@ -163,7 +167,7 @@ impl Deadline for Warp<'_> {
         self.polled.set((version, if is_idle { 0 } else { polls }));
         self.pause();
         let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
-        stopped || self.shared.clock.get() >= self.deadline
+        stopped || self.shared.clock.get() >= gives_up_at
     }
 }
 
@@ -176,6 +180,20 @@ impl Machine for Warp<'_> {
 
     /// A launch has blocks of its own, which are clear.
     fn clear_block(&self) {}
+
+    fn ask_credits(&self, (): &mut ()) {
+        let credit = |rank| self.load_signal(self.common.window.credit(Rank(rank)));
+        // All warps of a block ask before one of them goes on.
+        let credits = &self.block.credits;
+        credits.get_or_init(|| (0..self.ranks()).map(credit).collect());
+    }
+
+    fn peek_credit(&self, rank: Rank) -> u64 {
+        self.block
+            .credits
+            .get()
+            .map_or(0, |credits| credits[rank.0 as usize])
+    }
 
     fn keep(&self, (): ()) {}
 
@@ -256,8 +274,12 @@ impl Machine for Warp<'_> {
         ticket
     }
 
-    fn reset(&self, counter: Counter) {
-        self.store_alone(counter, 0);
+    fn leave(&self, counter: Counter, value: u64) {
+        self.store_alone(counter, value);
+    }
+
+    fn deadline(&self) -> u64 {
+        self.deadline
     }
 
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32) {

@@ -1,7 +1,7 @@
 //! How a rank returns credits: it tells every rank that it has read what that one dispatched, with counts, presence
 //! words and headers.
 
-use ferry_layout::{Counter, Region};
+use ferry_layout::{Counter, Kernel, Region};
 
 use crate::machine::Machine;
 use crate::machine::counters::BlockCounter;
@@ -33,15 +33,17 @@ pub fn count_read<M: Machine>(launch: &Launch<M>, tactics: CombineTactics) {
 #[inline(always)]
 pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let machine = launch.machine;
+    // The release in returning them makes an acquire of the last of these loads.
     launch.wait_local(Counter::Reads, Region::Credit, || {
-        machine.load(Counter::Reads) >= machine.blocks() as u64
+        machine.load_relaxed(Counter::Reads) >= machine.blocks() as u64
     })?;
     return_credits(launch);
-    machine.store(Counter::Reads, 0);
+    machine.leave(Counter::Reads, 0);
     Ok(())
 }
 
-/// Returns a credit to every rank.
+/// Returns a credit to every rank. In a fused launch, the round ends with this for this rank's launches to come: some
+/// warp of every block has passed [`count_read`], so that all blocks have begun, and know which round it is.
 #[inline(always)]
 fn return_credits<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -50,4 +52,7 @@ fn return_credits<M: Machine>(launch: &Launch<M>) {
     on_each_rank(machine, common.shape.ranks, |rank| {
         credit.return_to(machine, rank);
     });
+    if launch.kernel == Kernel::Combine {
+        launch.end_round();
+    }
 }

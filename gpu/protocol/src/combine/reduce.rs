@@ -5,15 +5,15 @@ use ferry_layout::{
     assignment_index,
 };
 
+use crate::machine::Machine;
 use crate::machine::counters::BlockCounter;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{ByteRange, Row};
-use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
-use crate::wire::{credit, flagged, inline};
+use crate::wire::{flagged, inline};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::route::{lane_or_none, ranks_of};
@@ -26,7 +26,7 @@ pub fn reduce_rows<M: Machine>(
     tactics: CombineTactics,
     reducer: Option<Partition>,
 ) -> Result<(), Aborted> {
-    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
+    let (machine, common) = (launch.machine, launch.common);
     if let Some(partition) = reducer {
         let parts = tactics.reduce_parts;
         let mut index = partition.index;
@@ -41,42 +41,23 @@ pub fn reduce_rows<M: Machine>(
             index += partition.of;
         }
     }
-    if machine.warp() == 0 {
-        wait_for_credits(launch)?;
-        // This rank is one of them: all warps have begun, and read the counter.
-        if launch.kernel == Kernel::Combine {
-            machine.store(Counter::Finished, epoch.0);
-        }
+    // What travels a network outlives the kernel that sent it: nothing may be under way when windows are given back.
+    let spans_nodes = match launch.kernel {
+        Kernel::Combine => machine.spans_nodes(),
+        // The machine says no, as this kernel sends nothing.
+        _ => common.shape.spans_nodes(),
+    };
+    if spans_nodes && machine.warp() == 0 {
+        launch.wait_for_credits()?;
     }
     let WarpPosition {
         in_block, blocks, ..
     } = machine.warp_position();
+    // All warps know which round it is before it ends. A fused launch ended it when it returned its credits.
     if launch.kernel != Kernel::Combine && machine.arrives_last(BlockCounter::Left, in_block) {
         arrivals::pass(machine, Counter::Exits, blocks, || {
-            machine.store(Counter::Finished, epoch.0);
+            launch.end_round();
         });
-    }
-    Ok(())
-}
-
-/// Waits until every rank has read what this one dispatched, so that the next round may write
-/// there.
-#[inline(always)]
-fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
-    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
-    let ranks = common.shape.ranks;
-    for first in (0..ranks).step_by(LANES as usize) {
-        let peer = |lane: u32| Rank((first + lane).min(ranks - 1));
-        let word = |lane| common.window.credit(peer(lane));
-        launch.wait_lanes(
-            |lane| credit::has_credit(machine, word(lane), epoch).then_some(()),
-            |lane| Awaited {
-                peer: peer(lane),
-                region: Region::Credit,
-                index: 0,
-                saw: machine.load_signal(word(lane)),
-            },
-        )?;
     }
     Ok(())
 }

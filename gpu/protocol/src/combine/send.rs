@@ -28,7 +28,7 @@ pub fn send_back<M: Machine>(
 ) -> Result<(), Aborted> {
     let machine = launch.machine;
     if machine.warp() == 0 {
-        machine.reset(Counter::DispatchTickets);
+        machine.leave(Counter::DispatchTickets, 0);
     }
     let Some(partition) = sender else {
         return Ok(());

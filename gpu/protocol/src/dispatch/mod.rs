@@ -70,11 +70,14 @@ pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Abor
 fn begin<'a, M: Machine>(machine: &'a M, args: &'a DispatchArgs, kernel: Kernel) -> Launch<'a, M> {
     // Before the machine waits for earlier kernels, as the arguments are there already.
     let batch = SmallBatch::to_number(args);
-    let loading = machine.begin();
+    let mut loading = machine.begin();
     let ids = batch.load_ids(machine);
     machine.clear_block();
     if !batch.is_empty() {
         batch.clear(machine);
+    }
+    machine.ask_credits(&mut loading);
+    if !batch.is_empty() {
         // The ids are still on their way.
         machine.block_barrier();
     }
@@ -104,8 +107,10 @@ fn notify_and_send<M: Machine>(
     roles: DispatchRoles,
 ) -> Result<(), Aborted> {
     if launch.machine.warp() == 0 {
-        launch.machine.reset(Counter::CombineTickets);
+        launch.machine.leave(Counter::CombineTickets, 0);
     }
+    // Receivers wait, too: a rank that waits for a credit itself must not be named as the one at fault.
+    launch.require_credits()?;
     if let Some(partition) = roles.notifier {
         notify(launch, tactics.numbering, partition)?;
     }

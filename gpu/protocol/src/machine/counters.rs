@@ -21,6 +21,12 @@ pub trait Counters {
         self.load(counter)
     }
 
+    /// Reads, and orders nothing: to be looked at again and again, with a release after the last look. All
+    /// lanes.
+    fn load_relaxed(&self, counter: Counter) -> u64 {
+        self.load(counter)
+    }
+
     /// Stores, and releases what this warp wrote. All lanes take part, one stores.
     fn store(&self, counter: Counter, value: u64);
 

@@ -39,9 +39,18 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// Sets to zero what a block counts, and its deadline to so long from now. Once, after
     /// [`begin`](Self::begin), by all warps.
     fn clear_block(&self);
+    /// Asks for the credits of all ranks, too, and acquires what they order: see [`peek_credit`](Self::peek_credit).
+    /// Between [`clear_block`](Self::clear_block) and [`keep`](Self::keep), after all other loads: an acquire holds up
+    /// what follows.
+    fn ask_credits(&self, loading: &mut Self::Loading);
     /// Keeps what [`begin`](Self::begin) asked for. Once, by all warps. Until the next barrier of the block, only
     /// tables of the user's, the block's memory and what lanes do among each other may be used.
     fn keep(&self, loading: Self::Loading);
+
+    /// The round for which `rank` had returned its credit when this warp's block began and
+    /// [asked](Self::ask_credits), or an earlier one. What this block stores comes after all that `rank` had read by
+    /// then: a thread of the block acquired the credit, and then all of them met at a barrier. For one lane.
+    fn peek_credit(&self, rank: Rank) -> u64;
 
     /// This rank.
     fn rank(&self) -> Rank;
@@ -86,8 +95,10 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
     /// what it gives may come late: whoever uses it waits.
     fn take_ticket(&self, counter: Counter) -> Self::Lanes<u32>;
-    /// Sets a counter to 0 for later launches; nothing in this one uses it.
-    fn reset(&self, counter: Counter);
+    /// Leaves a value in a counter for later launches; nothing in this one uses it any more.
+    fn leave(&self, counter: Counter, value: u64);
+    /// When this launch should abort, on the clock of [`Deadline`].
+    fn deadline(&self) -> u64;
     /// The sum of all lower lanes, for each; and the sum of all. Sums wrap around.
     fn exclusive_sum(&self, values: Self::Lanes<u32>) -> (Self::Lanes<u32>, u32);
     /// For each lane, the lanes that hold the same value, as bits.

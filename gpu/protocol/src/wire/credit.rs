@@ -1,13 +1,37 @@
 //! The handshake: no rank runs a whole round ahead of another.
 //!
-//! A rank whose warps have all sent back their combine rows is done with its dispatch rows,
-//! counts and presence words, and says so to every rank ([`Credit`]). A rank ends combine
-//! only when it has heard that from every rank ([`has_credit`]). So when a round's dispatch
-//! starts writing into a peer's window, the peer has finished reading the round before; and when
-//! its combine starts writing into the peer's combine rows, the peer has sent counts of this
-//! round, hence ended the combine before. Bare rows are made absent again by whoever reads them, before the
-//! launch ends: those of dispatch before this rank says consumed, those of combine before it sends counts.
-//! Every rank takes part in every round, also with no tokens.
+//! In round `n`, ranks write to two areas of each other's windows:
+//!
+//! 1. The dispatch area: counts, presence words, dispatch rows and their flags. A rank is done with it when
+//!    all its warps that send combine rows back have read theirs, and then returns a credit for `n` to
+//!    every rank ([`Credit`]). **A dispatch of round `n + 1` stores nothing into a rank's window before
+//!    it has the credits of all ranks for `n`** ([`has_credit`]). The first round needs none.
+//! 2. The combine area: combine rows and their flags. A rank is done with it when its combine has ended.
+//!    **A combine of round `n` stores only what answers rows of round `n`**, hence after their source has
+//!    sent its counts of `n`, which it did after the end of its combine of `n - 1`.
+//!
+//! Every rank takes part in every round, also with no tokens. Combine does not wait for credits: they are
+//! there when the next dispatch looks for them, if nobody is late. What else rests on the two:
+//!
+//! - Counts and presence words are compared with their epoch for equality. One of `n` stays as long as its
+//!   reader needs it: senders of combine read it before they return the credit, and nobody reads it
+//!   afterwards.
+//! - Flags and credits are never reset: a later epoch is larger. A credit for `n + 1` cannot come before
+//!   the one for `n`: it is returned to a rank whose counts of `n + 1` have come, and which had the one for
+//!   `n` when it sent them.
+//! - Rows whose words are their own flags are re-armed by their reader before its launch ends: those of
+//!   dispatch before this rank's combine returns a credit, those of combine before its next dispatch sends
+//!   counts.
+//! - A staged row stays until it was delivered. The one of a dispatch is written again after credits for
+//!   it; the one of a combine in the next round's combine, for any source, when the dispatch between has
+//!   had counts of all ranks, each of which had all its rows.
+//! - A launch learns from `Counter::Finished` which round it belongs to. A fused combine stores it together
+//!   with the credit, when all its blocks have begun; of a split one the last block of the waiting half
+//!   does. The next launch begins after that launch's end.
+//! - Windows are given back when all ranks have closed, after their last kernels ended. A kernel's end
+//!   waits for what it stored into windows of its node, but not for what travels a network. So **where
+//!   ranks are on other nodes, combine ends only when it has all credits for its round**: nothing is under
+//!   way to a rank whose combine has ended.
 
 use ferry_layout::{Epoch, Rank, Signal};
 
@@ -37,7 +61,7 @@ impl Credit {
 }
 
 /// Whether the peer behind `word` has read all that this rank dispatched in `epoch`: its window
-/// may be written again. For one lane.
+/// may be written again. Acquires that, for this warp and those it hands on to. For one lane.
 #[inline(always)]
 pub fn has_credit<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> bool {
     signals.load_signal(word) >= epoch.0

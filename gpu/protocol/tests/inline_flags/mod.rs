@@ -73,7 +73,7 @@ impl<'a> InlineWarp<'a> {
 
 impl Deadline for InlineWarp<'_> {
     /// True once nothing more will be written, and it has looked at one vector and at all of them since.
-    fn timed_out(&self) -> bool {
+    fn timed_out_by(&self, _deadline: u64) -> bool {
         thread::yield_now();
         let is_all = self.warp.load(Counter::Finished) != 0;
         self.looks.set(self.looks.get() + u32::from(is_all));

@@ -14,6 +14,8 @@ use crate::store_buffer::Write;
 pub struct Block {
     /// What counters held when the launch began.
     pub(super) peeked: [OnceCell<u64>; Counter::COUNT as usize],
+    /// The credits of all ranks by then, if they were asked for.
+    pub(super) credits: OnceCell<Vec<u64>>,
     /// How many warps have passed each gate.
     pub(super) gates: [Cell<u32>; BlockCounter::COUNT],
     /// What each has handed over.
