@@ -531,6 +531,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn late(&self, value: u32) -> u32 {
+        thread::late(value)
+    }
+
+    #[inline(always)]
     fn record(&self, fault: &Fault) {
         let page = self.block.get().fault_page();
         let Fault {

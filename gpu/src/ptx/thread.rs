@@ -168,6 +168,17 @@ pub fn block_barrier() {
     unsafe { llvm_block_barrier(0) }
 }
 
+/// `mov`: copies a register, here and not earlier.
+#[inline(always)]
+pub fn late(value: u32) -> u32 {
+    let copy;
+    // SAFETY: copies a register. Not pure, so that it stays where it is, and with it whatever needs its result.
+    unsafe {
+        asm!("mov.u32 {}, {};", out(reg32) copy, in(reg32) value, options(nostack, preserves_flags));
+    }
+    copy
+}
+
 /// `trap`: ends the kernel with an error. No code of Ferry's panics; this is for what the
 /// compiler cannot prove.
 pub fn trap() -> ! {

@@ -168,6 +168,12 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
         }
     }
 
+    /// `value`, for a path that is hardly ever taken: whatever follows from the value is worked out on that path, and
+    /// not before, where it would occupy registers.
+    #[inline(always)]
+    fn late(&self, value: u32) -> u32 {
+        value
+    }
     /// Records a fault, unless one is recorded already. For one lane.
     fn record(&self, fault: &Fault);
 }

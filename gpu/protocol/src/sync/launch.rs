@@ -236,6 +236,7 @@ impl<'a, M: Machine> Launch<'a, M> {
                         index,
                         saw,
                     } = awaited(lane);
+                    let peer = Rank(machine.late(peer.0));
                     let culprit = culprit::culprit(machine, self.common, peer);
                     let wanted = match region {
                         Region::Credit => self.credited(),
