@@ -240,10 +240,15 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn ask_credits(&self, loading: &mut Loading) {
         // With ranks of other nodes, nobody asks what came of it.
         if !SHMEM {
-            let Common { window, shape, .. } = self.common();
+            let Common {
+                peers,
+                window,
+                shape,
+                ..
+            } = self.common();
             let credits = window.credit(Rank(0)).bytes();
             // SAFETY: the window has a credit for every rank, one behind the other.
-            unsafe { Block::ask_credits(loading, credits, shape.ranks) };
+            unsafe { Block::ask_credits(loading, *peers, credits, shape.ranks) };
         }
     }
 

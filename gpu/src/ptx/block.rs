@@ -144,9 +144,9 @@ impl Block {
     /// (PTX ISA, "Causality order"). A relaxed load and a branch would order nothing between two GPUs.
     ///
     /// # Safety
-    /// The own window holds the credits of `ranks` ranks there.
+    /// The own window holds the credits of `ranks` ranks there, and `peers` are the addresses of as many windows.
     #[inline(always)]
-    pub unsafe fn ask_credits(loading: &mut Loading, credits: u64, ranks: u32) {
+    pub unsafe fn ask_credits(loading: &mut Loading, peers: u64, credits: u64, ranks: u32) {
         let mut credit = 0;
         if let Some(rank) = Self::credit_of(ranks) {
             // SAFETY: the caller's promise; a thread that looks for a credit has loaded the own window's address.

@@ -27,8 +27,8 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Send);
-    let roles = CombineRoles::of(tactics, machine.warp_position());
-    launch.end(send_back(&launch, args, extent, tactics, roles.sender))
+    let sender = CombineRoles::sender(tactics, machine.warp_position());
+    launch.end(send_back(&launch, args, extent, tactics, sender))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -38,8 +38,8 @@ pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), A
     let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
     launch.check()?;
     let (_, tactics) = tactics_of(&launch, Phase::Wait);
-    let roles = CombineRoles::of(tactics, machine.warp_position());
-    launch.end(reduce_rows(&launch, args, tactics, roles.reducer))
+    let reducer = CombineRoles::reducer(tactics, machine.warp_position());
+    launch.end(reduce_rows(&launch, args, tactics, reducer))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
@@ -48,9 +48,13 @@ pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Aborte
     let launch = Launch::begin(machine, &args.common, Kernel::Combine);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Fused);
-    let roles = CombineRoles::of(tactics, machine.warp_position());
-    let sent = send_back(&launch, args, extent, tactics, roles.sender);
-    launch.end(sent.and_then(|()| reduce_rows(&launch, args, tactics, roles.reducer)))
+    let sender = CombineRoles::sender(tactics, machine.warp_position());
+    let sent = send_back(&launch, args, extent, tactics, sender);
+    if sent.is_err() {
+        return launch.end(sent);
+    }
+    let reducer = CombineRoles::reducer(tactics, machine.warp_position());
+    launch.end(reduce_rows(&launch, args, tactics, reducer))
 }
 
 /// What dispatch learnt of all sources, and what follows from it for this launch.

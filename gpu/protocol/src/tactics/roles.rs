@@ -102,30 +102,32 @@ impl CombineRoles {
     /// Of the warp at `position`.
     #[inline(always)]
     pub fn of(tactics: CombineTactics, position: WarpPosition) -> Self {
-        let (warp, warps) = (position.warp(), position.warps());
+        Self {
+            sender: Self::sender(tactics, position),
+            reducer: Self::reducer(tactics, position),
+        }
+    }
+
+    /// [`CombineRoles::sender`] alone.
+    #[inline(always)]
+    pub fn sender(tactics: CombineTactics, position: WarpPosition) -> Option<Partition> {
         let reducers = tactics.reducers_in_block * position.blocks;
-        match reducers {
+        let index = position.warp().wrapping_sub(reducers);
+        let of = position.warps() - reducers;
+        (index < of).then_some(Partition { index, of })
+    }
+
+    /// [`CombineRoles::reducer`] alone: asked for after the sending, so that it occupies no registers before.
+    #[inline(always)]
+    pub fn reducer(tactics: CombineTactics, position: WarpPosition) -> Option<Partition> {
+        let (warp, warps) = (position.warp(), position.warps());
+        match tactics.reducers_in_block * position.blocks {
             // Where there is little to do, the first warps send and the last ones reduce.
-            0 => Self {
-                sender: Some(Partition {
-                    index: warp,
-                    of: warps,
-                }),
-                reducer: Some(Partition {
-                    index: warps - 1 - warp,
-                    of: warps,
-                }),
-            },
-            _ => Self {
-                sender: (warp >= reducers).then(|| Partition {
-                    index: warp - reducers,
-                    of: warps - reducers,
-                }),
-                reducer: (warp < reducers).then_some(Partition {
-                    index: warp,
-                    of: reducers,
-                }),
-            },
+            0 => Some(Partition {
+                index: warps - 1 - warp,
+                of: warps,
+            }),
+            of => (warp < of).then_some(Partition { index: warp, of }),
         }
     }
 }
