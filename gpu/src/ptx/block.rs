@@ -150,8 +150,11 @@ impl Block {
         let mut credit = 0;
         if let Some(rank) = Self::credit_of(ranks) {
             // SAFETY: the caller's promise; a thread that looks for a credit has loaded the own window's address.
-            credit =
-                unsafe { memory::load_acquire_sys(loading.window + credits + 8 * rank as u64) };
+            unsafe {
+                credit = memory::load_acquire_sys(loading.window + credits + 8 * rank as u64);
+                // An acquire drops what the L1 cache holds: rows will ask it for windows.
+                memory::prefetch(peers + 8 * rank as u64);
+            }
         }
         loading.credit = Some(credit);
     }
