@@ -107,8 +107,11 @@ impl ExpertParallel {
             .iter()
             .map(|&rank| Private::alloc(group.device(rank)?, plan))
             .collect();
-        let memory = agree(&**fabric, "allocating device memory", memory)??;
+        let mut memory = agree(&**fabric, "allocating device memory", memory)??;
         let at = fabric.alloc_windows(plan.window_bytes())?;
+        for (memory, &window) in memory.iter_mut().zip(&at) {
+            memory.window = window;
+        }
         let set_up = set_up(&**fabric, plan, &memory, &at);
         // Also the barrier: nobody signals before all signals are clear.
         let agreed = agree(&**fabric, "setting up device memory", set_up)
@@ -141,6 +144,7 @@ impl ExpertParallel {
             debug_checks: u16::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
             peers: memory.peers.address(),
+            own_window: memory.window.address(),
             workspace: memory.workspace.address(),
             fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
             ..Common::of(plan.shape())

@@ -14,6 +14,8 @@ pub(crate) struct Private {
     pub(crate) workspace: DevicePtr,
     /// `[u64; ranks]`: every rank's window as this one addresses it.
     pub(crate) peers: DevicePtr,
+    /// This rank's window: the fabric's.
+    pub(crate) window: DevicePtr,
     /// The kernels that work in it.
     pub(crate) kernels: LoadedKernels,
     /// Where kernels say why they gave up. `None` once freed or leaked.
@@ -28,6 +30,7 @@ impl Private {
             device,
             workspace: DevicePtr::NULL,
             peers: DevicePtr::NULL,
+            window: DevicePtr::NULL,
             kernels: LoadedKernels::GENERAL,
             page: None,
         };

@@ -28,6 +28,8 @@ pub struct Common {
     pub deadline_ns: u64,
     /// This rank's [`FaultPage`](crate::FaultPage).
     pub fault_page: u64,
+    /// This rank's window: what stands for it in `peers`, without a load to find it.
+    pub own_window: u64,
     /// The group's sizes.
     pub shape: Shape,
     /// `Window::of(shape)`.
@@ -343,9 +345,9 @@ const _: () = {
     assert!(offset_of!(DispatchArgs, common) == COMMON_OFFSET);
     assert!(offset_of!(CombineArgs, common) == COMMON_OFFSET);
     assert!(COMMON_OFFSET + offset_of!(Common, deadline_ns) == 48);
-    assert!(offset_of!(Common, shape) == 40);
-    assert!(offset_of!(Common, window) == 72);
-    assert!(offset_of!(Common, tables) == 72 + 27 * 8);
-    assert!(offset_of!(Common, row) == 328);
-    assert!(size_of::<Common>() == 360);
+    assert!(offset_of!(Common, shape) == 48);
+    assert!(offset_of!(Common, window) == 80);
+    assert!(offset_of!(Common, tables) == 80 + 27 * 8);
+    assert!(offset_of!(Common, row) == 336);
+    assert!(size_of::<Common>() == 368);
 };

@@ -68,6 +68,7 @@ const fn common(shape: Shape) -> Common {
         tokens: 0,
         deadline_ns: 0,
         fault_page: 0,
+        own_window: 0,
         shape,
         window: Window::of(&shape),
         tables: Workspace::of(&shape),

@@ -221,7 +221,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         let set_up = SetUp {
             peers: common.peers,
             ranks: common.shape.ranks,
-            rank: common.rank().0,
             counters: PEEKED.map(|counter| self.counter(counter)),
             fault_page: common.fault_page,
             last_word: self.args.last_word(),
@@ -240,15 +239,10 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn ask_credits(&self, loading: &mut Loading) {
         // With ranks of other nodes, nobody asks what came of it.
         if !SHMEM {
-            let Common {
-                peers,
-                window,
-                shape,
-                ..
-            } = self.common();
-            let credits = window.credit(Rank(0)).bytes();
+            let common = self.common();
+            let credits = common.own_window + common.window.credit(Rank(0)).bytes();
             // SAFETY: the window has a credit for every rank, one behind the other.
-            unsafe { Block::ask_credits(loading, *peers, credits, shape.ranks) };
+            unsafe { Block::ask_credits(loading, credits, common.shape.ranks) };
         }
     }
 

@@ -52,8 +52,6 @@ pub struct SetUp {
     pub peers: u64,
     /// How many there are.
     pub ranks: u32,
-    /// This rank.
-    pub rank: u32,
     /// Counters to look at.
     pub counters: [u64; COUNTERS],
     /// Where it reports faults.
@@ -64,7 +62,6 @@ pub struct SetUp {
 
 /// What a thread has asked for, on its way.
 pub struct Loading {
-    /// That of the rank with this thread's number; this rank's, where there is none.
     window: u64,
     counter: u64,
     /// If credits were asked for.
@@ -92,14 +89,11 @@ impl Block {
     #[inline(always)]
     pub unsafe fn ask(self, set_up: &SetUp) -> Loading {
         let (thread, threads) = (thread::thread(), thread::threads());
-        let rank = if thread < set_up.ranks {
-            thread
-        } else {
-            set_up.rank
-        };
-        // SAFETY: the caller's promise.
-        let window = unsafe { memory::load_constant_u64(set_up.peers + 8 * rank as u64) };
-        let mut counter = 0;
+        let (mut counter, mut window) = (0, 0);
+        if thread < set_up.ranks {
+            // SAFETY: the caller's promise.
+            window = unsafe { memory::load_constant_u64(set_up.peers + 8 * thread as u64) };
+        }
         // By some that have nothing else to load: each line of parameters is waited for.
         match threads - 1 - thread {
             0 => self.store(FAULT_PAGE, set_up.fault_page),
@@ -126,17 +120,14 @@ impl Block {
         }
     }
 
-    /// Which rank's credit this thread looks for: the last threads, which have little else to do, one each. None for
-    /// threads that look for no credit; the credits of some ranks are not looked for in blocks with fewer than twice as
-    /// many threads as ranks.
+    /// Which rank's credit this thread looks for: the last threads, which have little else to do, one each.
     #[inline(always)]
     fn credit_of(ranks: u32) -> Option<u32> {
-        let (thread, threads) = (thread::thread(), thread::threads());
-        let rank = threads - 1 - thread;
-        (rank < ranks && thread >= ranks).then_some(rank)
+        let rank = thread::threads() - 1 - thread::thread();
+        (rank < ranks).then_some(rank)
     }
 
-    /// Asks for the credits, double words `credits` bytes from the start of the own window, and acquires what they order.
+    /// Asks for the credits, double words from `credits` on, and acquires what they order.
     /// The last loads of a launch's beginning: an acquire holds up what follows. By all threads.
     ///
     /// Who finds a credit has acquired it, so that all its sender's reads come before the barrier that follows, and that
@@ -144,17 +135,13 @@ impl Block {
     /// (PTX ISA, "Causality order"). A relaxed load and a branch would order nothing between two GPUs.
     ///
     /// # Safety
-    /// The own window holds the credits of `ranks` ranks there, and `peers` are the addresses of as many windows.
+    /// The credits of `ranks` ranks stand there.
     #[inline(always)]
-    pub unsafe fn ask_credits(loading: &mut Loading, peers: u64, credits: u64, ranks: u32) {
+    pub unsafe fn ask_credits(loading: &mut Loading, credits: u64, ranks: u32) {
         let mut credit = 0;
         if let Some(rank) = Self::credit_of(ranks) {
-            // SAFETY: the caller's promise; a thread that looks for a credit has loaded the own window's address.
-            unsafe {
-                credit = memory::load_acquire_sys(loading.window + credits + 8 * rank as u64);
-                // An acquire drops what the L1 cache holds: rows will ask it for windows.
-                memory::prefetch(peers + 8 * rank as u64);
-            }
+            // SAFETY: the caller's promise.
+            credit = unsafe { memory::load_acquire_sys(credits + 8 * rank as u64) };
         }
         loading.credit = Some(credit);
     }
@@ -193,9 +180,9 @@ impl Block {
             if let Some(rank) = Self::credit_of(ranks) {
                 self.store(CREDITS + 8 * rank, credit);
             }
-            // The others of few threads: as if none had come.
-            let mut rank = threads.saturating_sub(ranks) + thread;
-            while 2 * ranks > threads && rank < ranks {
+            // The others, of few threads: as if none had come.
+            let mut rank = thread + threads;
+            while ranks > threads && rank < ranks {
                 self.store(CREDITS + 8 * rank, 0);
                 rank += threads;
             }

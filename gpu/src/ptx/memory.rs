@@ -45,19 +45,6 @@ pub unsafe fn load_constant_u64(address: u64) -> u64 {
     value
 }
 
-/// `prefetch.global.L1`: brings the line of an address close.
-///
-/// # Safety
-/// See the module.
-#[inline(always)]
-pub unsafe fn prefetch(address: u64) {
-    // SAFETY: the caller's promise; nothing is read or written as the program sees it.
-    unsafe {
-        asm!("prefetch.global.L1 [{}];", in(reg64) address,
-            options(nostack, preserves_flags));
-    }
-}
-
 /// `ld.global`, one word, weak: ordered by an acquire before it.
 ///
 /// # Safety

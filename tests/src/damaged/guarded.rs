@@ -38,10 +38,10 @@ impl Zones {
         bytes: u64,
     ) -> Result<DevicePtr, Error> {
         let at = whole.plus(self.guard_bytes);
-        // SAFETY: these bytes are a part of what was allocated, without the zone behind them.
-        let at = unsafe { DevicePtr::new(at.address(), bytes) };
         device.fill(whole, GUARD, self.guard_bytes)?;
         device.fill(at.plus(bytes), GUARD, self.guard_bytes)?;
+        // SAFETY: these bytes are a part of what was allocated, without the zone behind them.
+        let at = unsafe { DevicePtr::new(at.address(), bytes) };
         let device = device.clone();
         let guarded = Guarded {
             device,
