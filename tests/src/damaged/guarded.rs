@@ -99,10 +99,10 @@ impl GuardedGroup {
     pub fn damage(&self) -> Result<Option<String>, Error> {
         let guard_bytes = self.zones.guard_bytes;
         let mut zone = vec![0; guard_bytes as usize];
-        for (at, guarded) in lock(&self.zones.live).iter() {
+        for guarded in lock(&self.zones.live).values() {
             let ends = [
                 ("before", guarded.whole),
-                ("behind", at.plus(guarded.bytes)),
+                ("behind", guarded.whole.plus(guard_bytes + guarded.bytes)),
             ];
             for (side, start) in ends {
                 guarded.device.download(start, &mut zone)?;

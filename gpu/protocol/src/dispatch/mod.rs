@@ -75,12 +75,11 @@ fn begin<'a, M: Machine>(machine: &'a M, args: &'a DispatchArgs, kernel: Kernel)
     machine.clear_block();
     if !batch.is_empty() {
         batch.clear(machine);
-    }
-    machine.ask_credits(&mut loading);
-    if !batch.is_empty() {
         // The ids are still on their way.
         machine.block_barrier();
     }
+    // Behind that barrier, as the warp that asks waits for an answer.
+    machine.ask_credits(&mut loading);
     batch.number(machine, ids);
     Launch::begun(machine, &args.common, kernel, loading)
 }
