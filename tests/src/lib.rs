@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod damaged;
 pub mod demo;
+pub mod explain;
 pub mod formats;
 pub mod gpu;
 pub mod group;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::{bench, demo, gpu, replay, soak};
+use ferry_tests::{bench, demo, explain, gpu, replay, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -17,6 +17,8 @@ struct Arguments {
 enum Command {
     /// Carry a text's words to their experts and back, and show what happens
     Demo(demo::DemoArgs),
+    /// Tell what a launch does with so many tokens, and why: needs no GPU
+    Explain(explain::ExplainArgs),
     /// Run given tensors through dispatch, a stand-in for the experts, and combine
     Replay(replay::ReplayArgs),
     /// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
@@ -34,6 +36,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo(args) => demo::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Killed(args) => gpu::killed::run(&args),

@@ -15,7 +15,7 @@ pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
 
 /// Most tokens of a rank that keep few warps busy.
 /// measured: T-086, H200
-pub(crate) const SMALL_BLOCK_TOKENS: u32 = 16;
+pub const SMALL_BLOCK_TOKENS: u32 = 16;
 
 /// Entries of a group: one for each lane of a warp.
 const GROUP: u32 = 32;

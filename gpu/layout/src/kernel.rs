@@ -87,6 +87,16 @@ impl Kernel {
         }
     }
 
+    /// Blocks that the host launches on a device with so many `multiprocessors`, where a kernel may occupy at
+    /// most `max_sms` of them: one each, so that all are resident at once. At least 1.
+    pub const fn blocks(max_sms: Option<u32>, multiprocessors: u32) -> u32 {
+        let blocks = match max_sms {
+            Some(most) if most < multiprocessors => most,
+            _ => multiprocessors,
+        };
+        if blocks == 0 { 1 } else { blocks }
+    }
+
     /// Most threads of a block.
     pub const fn threads_per_block(self) -> u32 {
         match self {

@@ -25,7 +25,9 @@ mod workspace;
 pub use args::{
     Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
 };
-pub use block_histogram::{BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, dot_bytes};
+pub use block_histogram::{
+    BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS, dot_bytes,
+};
 pub use dispatch_row::DispatchRow;
 pub use epoch::{Epoch, Tagged};
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
@@ -39,7 +41,8 @@ pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{
-    CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, ROW_SCALE_BYTES, Rank, Shape,
+    CombineMode, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, PART_ITEMS,
+    ROW_SCALE_BYTES, Rank, Shape,
 };
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};

@@ -19,10 +19,10 @@ const WARP_VECTOR_BYTES: u32 = 512;
 pub const ROW_SCALE_BYTES: u32 = 16;
 /// Most parts of a row.
 /// measured: T-030, H200
-const MAX_PARTS: u32 = 16;
+pub const MAX_PARTS: u32 = 16;
 /// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
 /// measured: T-010, H200
-const PART_ITEMS: u32 = 2048;
+pub const PART_ITEMS: u32 = 2048;
 
 /// Most parts that a row of `bytes` is cut into.
 const fn max_parts(bytes: u32) -> u32 {

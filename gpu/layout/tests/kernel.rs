@@ -16,6 +16,19 @@ fn plans_of_few_tokens_launch_half_the_threads() {
     }
 }
 
+#[test]
+fn blocks_are_one_a_multiprocessor_that_may_be_occupied() {
+    for (max_sms, blocks) in [
+        (None, 132),
+        (Some(16), 16),
+        (Some(132), 132),
+        (Some(1 << 20), 132),
+    ] {
+        assert_eq!(Kernel::blocks(max_sms, 132), blocks, "{max_sms:?}");
+    }
+    assert_eq!(Kernel::blocks(Some(0), 132), 1);
+}
+
 /// Four slots a warp, of four vectors of 16 bytes for each of 32 lanes, and 16 warps.
 #[test]
 fn rings_by_hand() {

@@ -327,8 +327,7 @@ unsafe impl Device for CudaDevice {
         let parameter = parameter(launch)?;
         let _current = self.enter()?;
         let function = self.function(launch)?;
-        let most = self.core.multiprocessors;
-        let blocks = launch.max_sms.unwrap_or(most).clamp(1, most);
+        let blocks = Kernel::blocks(launch.max_sms, self.core.multiprocessors);
         let threads = launch.kernel.threads(launch.args.most_tokens());
         let shared_bytes = (self.core.module).pipeline_bytes(launch.kernel, launch.shmem);
         let attributes = [LaunchAttribute::PROGRAMMATIC];

@@ -90,7 +90,7 @@ impl DispatchTactics {
 
 /// Warps that notifying keeps busy: 32 tokens each for presence, 32 experts each for counts, a tile each for numbering.
 #[inline(always)]
-fn notifications(shape: &Shape, tokens: u32, numbering: Numbering) -> u32 {
+pub fn notifications(shape: &Shape, tokens: u32, numbering: Numbering) -> u32 {
     let presence = tokens.div_ceil(LANES);
     let experts = expert_groups(shape.experts);
     match numbering {
@@ -134,11 +134,7 @@ impl Work {
         let is_specialised = self.receives && is_many && others > 1;
         let saturating = tuning::saturating_senders(self.format);
         let spared = tuning::spared_senders(self.format, warps);
-        // Two rows each at least where rows are copied: fewer keep the wire busy as well.
-        let most = match self.format {
-            TokenFormat::Bf16 => items / 2,
-            _ => items,
-        };
+        let most = tuning::useful_senders(self.format, items);
         let split = if is_specialised && saturating <= spared {
             Split::SpecialisedBySm
         } else if is_specialised {

@@ -45,6 +45,16 @@ pub const fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
     }
 }
 
+/// Senders that `items` keep busy: where rows are copied, two items each, as fewer senders keep the wire busy
+/// as well. measured: T-009, H200.
+#[inline(always)]
+pub const fn useful_senders(format: TokenFormat, items: u32) -> u32 {
+    match format {
+        TokenFormat::Bf16 => items / 2,
+        _ => items,
+    }
+}
+
 /// Warps of a block of `in_block` that reduce and do nothing else, where all `warps` of the launch have more to do
 /// than one item each. measured: T-043, H200.
 #[inline(always)]
