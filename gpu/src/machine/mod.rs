@@ -1,21 +1,23 @@
 //! A warp of a GPU as the protocol's machine: each operation is an instruction or a tight loop.
 
 mod block_memory;
+mod counters;
+mod deadline;
 mod fault;
 mod rows;
+mod signals;
 pub(crate) mod tile;
 
 use core::cell::Cell;
 
 use bytemuck::cast;
 use ferry_layout::{
-    Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tagged,
-    Tensor, TokenFormat, nvfp4,
+    Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tensor,
+    TokenFormat, nvfp4,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, Put, Row, Signals, Tiles,
-    WarpPosition,
+    Bits, BlockCounter, ByteRange, LANES, Machine, Put, Row, Tiles, WarpPosition,
 };
 
 use crate::encode;
@@ -96,117 +98,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     #[inline(always)]
     fn is_p2p(&self, rank: Rank) -> bool {
         !SHMEM || self.common().shape.same_node(self.common().rank(), rank)
-    }
-}
-
-impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
-    #[inline(always)]
-    fn release(&self) {
-        thread::converge();
-        // Every lane fences, so that any of them may signal: a release pattern is a fence and
-        // then a store of the same thread.
-        memory::fence_acq_rel_sys();
-    }
-
-    #[inline(always)]
-    fn signal(&self, to: Rank, at: Signal, value: u64) {
-        // SAFETY: signals lie inside the windows, which hold 64-bit words there.
-        unsafe {
-            if self.is_p2p(to) {
-                memory::store_relaxed_sys(self.window(to) + at.bytes(), value);
-            } else {
-                shmem::signal(to.0, self.window(to) + at.bytes(), value);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn load_signal(&self, at: Signal) -> u64 {
-        // SAFETY: signals lie inside the own window.
-        unsafe { memory::load_acquire_sys(self.window(self.common().rank()) + at.bytes()) }
-    }
-
-    #[inline(always)]
-    fn load_tagged(&self, at: Signal) -> Tagged {
-        // SAFETY: signals lie inside the own window.
-        Tagged(unsafe { memory::load_relaxed_sys(self.window(self.common().rank()) + at.bytes()) })
-    }
-}
-
-impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
-    #[inline(always)]
-    fn add(&self, counter: Counter, amount: u64) -> u64 {
-        thread::converge();
-        let mut before = 0;
-        if self.lane == 0 {
-            // SAFETY: counters lie inside the workspace.
-            before = unsafe { memory::add_acq_rel_gpu(self.counter(counter), amount) };
-        }
-        let halves: [u32; 2] = cast(before);
-        thread::converge();
-        cast(halves.map(|half| thread::broadcast(half, 0)))
-    }
-
-    #[inline(always)]
-    fn count(&self, counter: Counter) {
-        thread::converge();
-        if self.lane == 0 {
-            // SAFETY: counters lie inside the workspace.
-            unsafe { memory::count_release_gpu(self.counter(counter)) };
-        }
-    }
-
-    #[inline(always)]
-    fn load(&self, counter: Counter) -> u64 {
-        // SAFETY: counters lie inside the workspace.
-        unsafe { memory::load_acquire_gpu(self.counter(counter)) }
-    }
-
-    #[inline(always)]
-    fn load_relaxed(&self, counter: Counter) -> u64 {
-        // SAFETY: counters lie inside the workspace.
-        unsafe { memory::load_relaxed_gpu(self.counter(counter)) }
-    }
-
-    #[inline(always)]
-    fn peek(&self, counter: Counter) -> u64 {
-        match PEEKED.iter().position(|&peeked| peeked == counter) {
-            Some(index) => self.block.get().counter(index as u32),
-            None => self.load(counter),
-        }
-    }
-
-    #[inline(always)]
-    fn store(&self, counter: Counter, value: u64) {
-        thread::converge();
-        if self.lane == 0 {
-            // SAFETY: counters lie inside the workspace.
-            unsafe { memory::store_release_gpu(self.counter(counter), value) };
-        }
-    }
-
-    #[inline(always)]
-    fn raise(&self, counter: Counter, value: u64) -> bool {
-        let at = self.counter(counter);
-        // Looked at first: of many that come, one alone need change it.
-        // SAFETY: counters lie inside the workspace.
-        unsafe {
-            memory::load_relaxed_gpu(at) < value && memory::max_relaxed_gpu(at, value) < value
-        }
-    }
-}
-
-impl<A: Arguments, const SHMEM: bool> Deadline for Gpu<'_, A, SHMEM> {
-    #[inline(always)]
-    fn timed_out_by(&self, deadline: u64) -> bool {
-        self.polls.set(self.polls.get() + 1);
-        if !self.polls.get().is_multiple_of(POLLS) {
-            return false;
-        }
-        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns().min(deadline);
-        // SAFETY: counters lie inside the workspace.
-        let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
-        thread::ballot(stopped != 0 || is_late) != 0
     }
 }
 

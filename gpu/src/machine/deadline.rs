@@ -1,0 +1,21 @@
+//! The end of every wait, on a GPU.
+
+use ferry_layout::{Arguments, Counter};
+use ferry_protocol::Deadline;
+
+use super::{Gpu, POLLS};
+use crate::ptx::{memory, thread};
+
+impl<A: Arguments, const SHMEM: bool> Deadline for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn timed_out_by(&self, deadline: u64) -> bool {
+        self.polls.set(self.polls.get() + 1);
+        if !self.polls.get().is_multiple_of(POLLS) {
+            return false;
+        }
+        let is_late = thread::global_timer_ns() > self.block.get().deadline_ns().min(deadline);
+        // SAFETY: counters lie inside the workspace.
+        let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
+        thread::ballot(stopped != 0 || is_late) != 0
+    }
+}
