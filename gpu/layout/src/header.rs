@@ -38,8 +38,8 @@ pub struct Assignment {
     pub rank_in_expert: u32,
 }
 
-/// How an entry becomes a word, which is never [`SENTINEL`](crate::SENTINEL): the expert in the lowest bits, as many as
-/// the number of experts has, since that stands where nothing is routed; above it the ordinal.
+/// How an entry becomes a word, which is never [`SENTINEL`](crate::SENTINEL): the expert in the lowest bits,
+/// as many as the number of experts has, since that stands where nothing is routed; above it the ordinal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssignmentWords {
     experts: u32,

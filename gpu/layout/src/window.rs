@@ -41,8 +41,8 @@ impl Signal {
 
 /// Where everything is in a receive window. Equal on every rank of a group.
 ///
-/// A row's flag says that it is whole. A **bare** row has none: each of its words holds [`SENTINEL`](crate::SENTINEL) until it
-/// has come, and its reader puts that back.
+/// A row's flag says that it is whole. A **bare** row has none: each of its words holds
+/// [`SENTINEL`](crate::SENTINEL) until it has come, and its reader puts that back.
 ///
 /// | region | word or row | index | written by |
 /// |---|---|---|---|
