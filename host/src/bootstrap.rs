@@ -168,7 +168,8 @@ pub enum BootstrapError {
 
 impl BootstrapError {
     /// The rank that was lost, or did not keep to the protocol, once the processes had met. `None` where that is not
-    /// known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of [`Culprit`](Self::GaveUp), all may be there.
+    /// known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of [`Culprit`](Self::Culprit), all
+    /// may be there.
     pub const fn lost_rank(&self) -> Option<u32> {
         match self {
             Self::Timeout { peer: 0, .. } => None,

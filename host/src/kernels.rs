@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ferry_layout::{
-    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT, SiluArgs,
+    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT, MAX_REGISTERS,
+    SiluArgs,
 };
 use ferry_ptx::Module;
 
@@ -164,9 +165,31 @@ fn checked(mut text: String) -> Result<Ptx, KernelsError> {
     if found != Some(wanted) {
         return Err(KernelsError::Layout { wanted, found });
     }
+    limit_registers(&mut text, &module);
     text.push('\0');
     let text = text.into();
     Ok(Ptx { target, text })
+}
+
+/// Limits the registers of kernels whose blocks are larger than the others', unless they say how many they
+/// take: else the driver's compiler may give them so many that no block fits.
+fn limit_registers(text: &mut String, module: &Module) {
+    let larger = Kernel::ALL
+        .into_iter()
+        .filter(|kernel| kernel.max_registers() < MAX_REGISTERS);
+    let limits = larger.filter_map(|kernel| {
+        let found = module.kernel(kernel.entry(false))?;
+        let place = found.body.start - 1;
+        let header = &module.text()[found.place.start..place];
+        let says = [".maxnreg", ".maxntid", ".reqntid"].map(|limit| header.contains(limit));
+        (!says.contains(&true)).then_some((place, kernel.max_registers()))
+    });
+    let mut limits: Vec<_> = limits.collect();
+    // From the last to the first: the places before it stay.
+    limits.sort_unstable();
+    for (place, registers) in limits.into_iter().rev() {
+        text.insert_str(place, &format!(".maxnreg {registers}\n"));
+    }
 }
 
 /// Checks that a kernel is there and takes parameters of these sizes.

@@ -145,9 +145,10 @@ const GENERATED_FILES: [&str; 3] = [
 ];
 
 /// Code that other people's programs link.
-const LIBRARIES: [&str; 4] = [
+const LIBRARIES: [&str; 5] = [
     "gpu/",
     "host/src/",
+    "host/ptx/src/",
     "host/simulator/src/",
     "nvshmem-sys/src/",
 ];
@@ -474,6 +475,7 @@ mod tests {
         let check = libraries_do_not_read_the_environment;
         assert_eq!(complaints(check, "host/src/group.rs", text), 1);
         assert_eq!(complaints(check, "gpu/layout/src/lib.rs", text), 1);
+        assert_eq!(complaints(check, "host/ptx/src/lib.rs", text), 1);
         assert_eq!(complaints(check, "xtask/src/main.rs", text), 0);
         assert_eq!(complaints(check, "host/build.rs", text), 0);
     }

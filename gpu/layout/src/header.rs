@@ -38,8 +38,8 @@ pub struct Assignment {
     pub rank_in_expert: u32,
 }
 
-/// How an entry becomes a word, which is never [`SENTINEL`](crate::ABSENT): the expert in the lowest bits, as many as
-/// the number of experts has, since that stands where nothing is routed; above it the ordinal.
+/// How an entry becomes a word, which is never [`SENTINEL`](crate::SENTINEL): the expert in the lowest bits,
+/// as many as the number of experts has, since that stands where nothing is routed; above it the ordinal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssignmentWords {
     experts: u32,
@@ -63,7 +63,7 @@ impl AssignmentWords {
     }
 
     /// The word of an entry. `expert` is a global expert id or [`NOT_ROUTED`], `rank_in_expert` below
-    /// [`max_ranks_in_expert`](Self::most_ordinals); it does not travel where nothing is routed.
+    /// [`max_ranks_in_expert`](Self::max_ranks_in_expert); it does not travel where nothing is routed.
     #[inline(always)]
     pub const fn encode(self, expert: u32, rank_in_expert: u32) -> u32 {
         match expert == NOT_ROUTED {

@@ -41,8 +41,8 @@ impl Signal {
 
 /// Where everything is in a receive window. Equal on every rank of a group.
 ///
-/// A row's flag says that it is whole. A **bare** row has none: each of its words holds [`SENTINEL`] until it
-/// has come, and its reader puts that back.
+/// A row's flag says that it is whole. A **bare** row has none: each of its words holds
+/// [`SENTINEL`](crate::SENTINEL) until it has come, and its reader puts that back.
 ///
 /// | region | word or row | index | written by |
 /// |---|---|---|---|
@@ -81,7 +81,7 @@ pub struct Window {
     pub bytes: u64,
     /// Bytes at its start that hold signals and must be zero before the first round.
     pub signal_bytes: u64,
-    /// Where the bare rows begin. They must be [`SENTINEL`] before the first round.
+    /// Where the bare rows begin. They must be [`SENTINEL`](crate::SENTINEL) before the first round.
     pub inline_start: u64,
     /// Bytes of the bare rows.
     pub inline_bytes: u64,
@@ -213,7 +213,7 @@ impl Window {
         Signal(self.expert_bases + 16 * local_expert as u64)
     }
 
-    /// The first block of the tiled scales of `local_expert`: beside [`expert_base`](Self::first_row).
+    /// The first block of the tiled scales of `local_expert`: beside [`expert_base`](Self::expert_base).
     pub const fn expert_block_base(&self, local_expert: u32) -> Signal {
         Signal(self.expert_base(local_expert).0 + 8)
     }

@@ -4,9 +4,9 @@
 //! [`Machine`]; what they hold apart is a [`Machine::Lanes`]. This crate names no address, no
 //! instruction and no clock, and has no unsafe code.
 //!
-//! The smallest pieces, each of which also runs under a model checker: [`slot`] (a row and its
-//! flag), [`wire::inline`] (a row whose words are their flags), [`gather`] (work that many warps
-//! of a GPU finish), [`handshake`] (no rank runs a round ahead).
+//! The smallest pieces, each of which also runs under a model checker: [`wire::flagged`] (a row and its
+//! flag), [`wire::inline`] (a row whose words are their flags), [`arrivals`] (work that many warps
+//! of a GPU finish), [`wire::credit`] (no rank runs a round ahead).
 #![no_std]
 #![forbid(unsafe_code)]
 

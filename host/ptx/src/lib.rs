@@ -90,7 +90,7 @@ impl Module {
             match body {
                 Some(body) => module.functions.push(Function {
                     is_kernel: header.contains(".entry"),
-                    parameters: parameter::parameters(header, &name),
+                    parameters: parameter::parameters(&from_name(header)[name.len()..]),
                     max_registers: max_registers(header),
                     place: end - 1 - body.len() - 1 - header.len()..end,
                     body: end - 1 - body.len()..end - 1,
@@ -152,13 +152,19 @@ fn bytes_of(statement: &str, name: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The text with spaces in the place of `//` and `/* */` comments. Lines and places stay.
+/// The text with spaces in the place of `//` and `/* */` comments. Lines and places stay, and so do strings.
 pub fn without_comments(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(start) = rest.find('/') {
+    while let Some(start) = rest.find(['/', '"']) {
         let comment = &rest[start..];
-        let end = if comment.starts_with("//") {
+        let end = if let Some(string) = comment.strip_prefix('"') {
+            // The name of a source file may have what begins a comment.
+            let end = start + string.find('"').map_or(1, |end| end + 2);
+            kept.push_str(&rest[..end]);
+            rest = &rest[end..];
+            continue;
+        } else if comment.starts_with("//") {
             comment.find('\n')
         } else if let Some(inside) = comment.strip_prefix("/*") {
             inside.find("*/").map(|end| end + 4)
@@ -207,6 +213,12 @@ pub fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
 
 /// The name in `.visible .entry name(..)` or `.func (.param .b32 result) name(..)`.
 pub fn function_name(header: &str) -> &str {
+    let name = from_name(header).split(['(', '\n', ' ']).next();
+    name.unwrap_or_default()
+}
+
+/// What stands before a function's body, from its name on.
+fn from_name(header: &str) -> &str {
     let after_keyword = [".entry", ".func"]
         .iter()
         .find_map(|keyword| header.split_once(keyword))
@@ -216,8 +228,7 @@ pub fn function_name(header: &str) -> &str {
         Some(result) => result.split_once(')').map_or("", |(_, after)| after),
         None => after_keyword,
     };
-    let name = after_result.trim_start().split(['(', '\n', ' ']).next();
-    name.unwrap_or_default()
+    after_result.trim_start()
 }
 
 fn max_registers(header: &str) -> Option<u32> {

@@ -11,10 +11,9 @@ pub struct Parameter {
     pub align: u64,
 }
 
-/// The parameters of the function `name`, from what stands before its body. Those that are written in a way
-/// that is not known have no bytes.
-pub(crate) fn parameters(header: &str, name: &str) -> Vec<Parameter> {
-    let after_name = header.split_once(name).map_or("", |(_, after)| after);
+/// The parameters of a function, from what stands between its name and its body. Those that are written in a
+/// way that is not known, or are longer than can be counted, have no bytes.
+pub(crate) fn parameters(after_name: &str) -> Vec<Parameter> {
     let list = after_name.trim_start().strip_prefix('(');
     let list = list.and_then(|list| list.split_once(')'));
     let list = list.map_or("", |(list, _)| list).trim();
@@ -41,7 +40,7 @@ fn parameter(text: &str) -> Parameter {
     });
     Parameter {
         name: name.to_owned(),
-        bytes: bytes * count,
+        bytes: bytes.checked_mul(count).unwrap_or(0),
         align: align.unwrap_or(bytes),
     }
 }

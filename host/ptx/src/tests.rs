@@ -84,6 +84,40 @@ fn parameters_and_limits_are_read() {
 }
 
 #[test]
+fn parameters_are_read_whatever_a_kernel_is_called() {
+    for name in ["e", "entry", "visible", "param"] {
+        let ptx = PTX.replace(".entry put(", &format!(".entry {name}("));
+        let module = Module::parse(&ptx).unwrap();
+        let kernel = module.kernel(name).expect(name);
+        let bytes: Vec<_> = kernel.parameters.iter().map(|p| p.bytes).collect();
+        assert_eq!(bytes, [8, 336, 4], "{name}");
+    }
+}
+
+#[test]
+fn a_parameter_that_is_too_long_has_no_bytes() {
+    let ptx = PTX.replace(
+        "b8 put_param_1[336]",
+        "b64 put_param_1[2305843009213693994]",
+    );
+    let module = Module::parse(&ptx).unwrap();
+    assert_eq!(module.kernel("put").unwrap().parameters[1].bytes, 0);
+}
+
+#[test]
+fn what_begins_a_comment_is_text_in_a_string() {
+    let file = ".file 1 \"/a//b/*.rs\" // not this\n";
+    let module = Module::parse(&PTX.replace(".extern", &format!("{file}.extern"))).unwrap();
+    assert!(
+        module.text().contains("\"/a//b/*.rs\""),
+        "{}",
+        module.text()
+    );
+    assert!(!module.text().contains("not this"));
+    assert_eq!(module.kernels().count(), 2);
+}
+
+#[test]
 fn places_are_those_in_the_text_with_its_comments() {
     let module = Module::parse(PTX).unwrap();
     let put = module.kernel("put").unwrap();

@@ -38,6 +38,25 @@ fn kernels_that_fit_are_taken_with_others_beside_them() {
     assert_eq!(format!("{kernels:?}"), "Kernels for sm_90a");
 }
 
+/// The compiler of a driver may give them so many registers that no block fits.
+#[test]
+fn kernels_of_larger_blocks_are_limited_in_registers_unless_they_say_so() {
+    let limit = format!(".maxnreg {}", Kernel::FusedSilu.max_registers());
+    let header = |text: &str| {
+        let (_, rest) = text.split_once(".entry ferry_fused_silu(").unwrap();
+        rest.split_once('{').unwrap().0.to_owned()
+    };
+    let taken = checked(ptx()).unwrap();
+    assert!(header(&taken.text).contains(&limit), "{}", taken.text);
+    assert_eq!(taken.text.matches(".maxnreg").count(), 1);
+    for own in [".maxnreg 64", ".maxntid 640, 1, 1", ".reqntid 640"] {
+        let head = header(&ptx());
+        let text = ptx().replace(&head, &format!("{head}{own}\n"));
+        let taken = checked(text.clone()).unwrap();
+        assert_eq!(taken.text.strip_suffix('\0'), Some(text.as_str()), "{own}");
+    }
+}
+
 #[test]
 fn text_that_is_no_ptx_is_refused() {
     let of = |text: String| refused(text).to_string();

@@ -282,16 +282,35 @@ impl Source {
             .collect()
     }
 
+    /// What variables with mangled names are called in the comparison: their declarations decide.
+    fn variables(&self) -> HashMap<String, String> {
+        let lines = self.outside.lines.iter().map(|(_, line)| line);
+        let declared = lines.filter(|line| !line.starts_with(".extern"));
+        let named = declared.filter_map(|line| {
+            let mut name = None;
+            let blank = with_names(line, |word| {
+                is_mangled(word).then(|| {
+                    name.get_or_insert_with(|| word.to_owned());
+                    "variable".to_owned()
+                })
+            });
+            let mut hasher = DefaultHasher::new();
+            blank.hash(&mut hasher);
+            Some((name?, format!("v{:x}", hasher.finish())))
+        });
+        named.collect()
+    }
+
     /// A digest of each function with a mangled name and of all that it calls, by name.
     fn digests(&self) -> HashMap<String, u64> {
         let free: Vec<_> = self.free();
+        let variables = self.variables();
         let mut digests: HashMap<String, u64> = HashMap::new();
         // A round takes in callees one level deeper; recursion settles as well.
         for _ in 0..=free.len() {
-            let names = digests
-                .iter()
-                .map(|(name, digest)| (name.clone(), format!("{digest:x}")))
-                .collect();
+            let called = digests.iter();
+            let called = called.map(|(name, digest)| (name.clone(), format!("{digest:x}")));
+            let names = variables.clone().into_iter().chain(called).collect();
             let next = free.iter().map(|&index| {
                 let function = &self.functions[index];
                 (function.name.clone(), function.text(&names).digest())
@@ -403,7 +422,7 @@ impl Text {
     }
 }
 
-/// What functions with mangled names are called in the comparison, the same for both files.
+/// What functions and variables with mangled names are called in the comparison, the same for both files.
 struct SharedNames {
     before: HashMap<String, String>,
     after: HashMap<String, String>,
@@ -429,8 +448,8 @@ impl SharedNames {
         });
         pair_up(&mut left, &mut pairs, |_, _| true);
         let mut names = SharedNames {
-            before: HashMap::new(),
-            after: HashMap::new(),
+            before: before.variables(),
+            after: after.variables(),
             pairs: Vec::new(),
         };
         for (index, &(b, a)) in pairs.iter().enumerate() {

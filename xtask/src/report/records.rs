@@ -64,6 +64,9 @@ struct RoundLine {
     group: String,
     ranks: usize,
     tokens: usize,
+    hidden: usize,
+    top_k: usize,
+    experts: usize,
     routing: String,
     format: String,
     mode: String,
@@ -216,7 +219,10 @@ impl Results {
             }
         }
         let is_shown = |round: &RoundLine| {
-            round.group == "local" && round.routing == "uniform" && round.mode == "reduced"
+            let sizes = [round.hidden, round.top_k, round.experts];
+            let kind = [&round.group, &round.routing, &round.mode].map(String::as_str);
+            // As the template says.
+            sizes == [7168, 8, 256] && kind == ["local", "uniform", "reduced"]
         };
         lines.retain(is_shown);
         let flushed = lines.iter().all(|round| round.l2_flushed);

@@ -86,6 +86,21 @@ fn a_limit_on_multiprocessors_is_a_sentence_of_its_own() {
     assert!(page.contains("| 4,096 | missing |"), "{page}");
 }
 
+/// The page says which sizes it is about.
+#[test]
+fn rounds_of_other_sizes_are_not_shown() {
+    let line = round(2, "fp8", 1, 10.0);
+    for (shown, other) in [
+        ("\"hidden\":7168", "\"hidden\":2048"),
+        ("\"top_k\":8", "\"top_k\":4"),
+        ("\"experts\":256", "\"experts\":64"),
+    ] {
+        let both = line.clone() + &round(2, "fp8", 1, 30.0).replace(shown, other);
+        let page = measured(&results(&[(NAME, both)]).unwrap());
+        assert!(page.contains("| 1 | 10.0 (25 %) |"), "{other}: {page}");
+    }
+}
+
 #[test]
 fn records_that_do_not_fit_are_refused() {
     let line = round(2, "fp8", 1, 10.0);

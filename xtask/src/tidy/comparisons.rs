@@ -87,6 +87,9 @@ fn counted(expression: &Expr) -> Option<String> {
             None => call.method.to_string(),
         },
         Expr::Paren(paren) => return counted(&paren.expr),
+        Expr::Cast(cast) => return counted(&cast.expr),
+        // A conversion: `u64::from(tokens)`.
+        Expr::Call(call) if call.args.len() == 1 => return counted(&call.args[0]),
         Expr::Reference(reference) => return counted(&reference.expr),
         Expr::Unary(unary) => return counted(&unary.expr),
         Expr::Binary(binary) => return counted(&binary.left).or_else(|| counted(&binary.right)),
@@ -159,6 +162,7 @@ fn decides(tokens: u32) -> bool {
         || 1024 < seat.warps()
         || units / 32 >= tuning::MOST_UNITS
         || units / MANY_UNITS >= senders
+        || u64::from(tokens) * 2 > 64 || rows as u64 > MOST_ROWS
 }
 fn does_not(tokens: u32) -> bool {
     tokens == 0 || rows > 1 || warps > senders
@@ -171,7 +175,7 @@ mod tests { fn compares(rows: u32) -> bool { rows == 7 } }
     #[test]
     fn comparisons_with_a_constant_are_found_outside_tactics() {
         let found = lines("gpu/protocol/src/dispatch/send.rs", TEXT);
-        assert_eq!(found, [3, 4, 5, 6, 7].map(Some));
+        assert_eq!(found, [3, 4, 5, 6, 7, 8, 8].map(Some));
         assert_eq!(lines("gpu/protocol/src/tactics/decide.rs", TEXT), []);
         assert_eq!(lines("gpu/protocol/src/tactics.rs", TEXT), []);
         assert_eq!(lines("gpu/layout/src/shape.rs", TEXT), []);

@@ -8,14 +8,14 @@ use super::{fp8, mxfp4, mxfp8, nvfp4};
 pub enum TokenFormat {
     /// BF16 as it came; of two NaNs `0xffff` in one 32-bit word the first becomes NaN `0xfffe`.
     Bf16,
-    /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`](crate::fp8).
+    /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`].
     BlockwiseFp8,
-    /// FP8 (e4m3) with an e8m0 scale for every 32 elements; see [`mxfp8`](crate::mxfp8).
+    /// FP8 (e4m3) with an e8m0 scale for every 32 elements; see [`mxfp8`].
     Mxfp8(ScaleLayout),
-    /// e2m1 with an e8m0 scale for every 32 elements; see [`mxfp4`](crate::mxfp4).
+    /// e2m1 with an e8m0 scale for every 32 elements; see [`mxfp4`].
     Mxfp4(ScaleLayout),
     /// e2m1 with an e4m3 scale for every 16 elements under a global scale that the caller
-    /// calibrated; see [`nvfp4`](crate::nvfp4).
+    /// calibrated; see [`nvfp4`].
     Nvfp4(ScaleLayout),
     /// The same under a global scale of each row's own.
     Nvfp4RowScaled(ScaleLayout),
@@ -25,7 +25,7 @@ pub enum TokenFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleLayout {
     /// In tiles of 128 rows and 4 groups, as block-scaled matrix multiplications read them; see
-    /// [`scale_layout`](crate::scale_layout).
+    /// [`scale_placement`](crate::scale_placement).
     Tiled,
     /// `[row, group]`.
     RowMajor,
@@ -117,8 +117,8 @@ impl TokenFormat {
         }
     }
 
-    /// Whether no word of a payload is [`SENTINEL`](crate::ABSENT): e4m3's NaN is made as `0x7f`, and BF16
-    /// is [`avoid_sentinel`](crate::sent). Every word of e2m1 is something.
+    /// Whether no word of a payload is [`SENTINEL`](crate::SENTINEL): e4m3's NaN is made as `0x7f`, and BF16
+    /// is [`avoid_sentinel`](crate::avoid_sentinel). Every word of e2m1 is something.
     #[inline(always)]
     pub const fn never_encodes_sentinel(self) -> bool {
         matches!(self, Self::Bf16 | Self::BlockwiseFp8 | Self::Mxfp8(_))

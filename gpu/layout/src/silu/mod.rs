@@ -7,7 +7,7 @@
 //! [`Arithmetic::multiply_add`]. Against f64 the relative error is below `2^-20 + |x| 2^-24`, where `x`
 //! is the sigmoid's argument, wherever neither sigmoid nor result is subnormal (a test looks at every
 //! BF16 gate). A NaN gives NaN; a gate of minus infinity too, since its product with 0 has no value.
-//! A GPU looks the sigmoid up (see [`sigmoids`](crate::sigmoids)), which changes no bit.
+//! A GPU looks the sigmoid up (see [`sigmoids`]), which changes no bit.
 
 pub mod sigmoids;
 

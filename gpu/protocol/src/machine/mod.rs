@@ -74,7 +74,7 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// Passes this block's `block_counter`, as `callers` of its warps do in a launch. True for the last, which
     /// sees what the others of its block wrote, and after all they read.
     fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool;
-    /// As [`arrives_last`](Self::last_of_block), and hands `word` to the last: lane `i` gets that of
+    /// As [`arrives_last`](Self::arrives_last), and hands `word` to the last: lane `i` gets that of
     /// the block's `i`-th warp, 0 where it has handed over none. What the last one releases
     /// afterwards contains what all of them wrote. At one gate of a launch.
     fn hand_to_last(
@@ -130,7 +130,7 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// Encodes a token in the shape's format: writes the bytes in a span of the payload, and the
     /// scales of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. With the
     /// first span of a row goes the row's own scale, if the format has one. Words of scales go as they are
-    /// [`sent`](ferry_layout::sent).
+    /// [`sent`](ferry_layout::avoid_sentinel).
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row);
     /// Begins to read what [`copy_row`](Self::copy_row) copies: `wire::inline::load_first`, with tiles as
     /// deep as suits this machine.

@@ -66,7 +66,7 @@ pub trait Tiles {
         tiles: [&[Self::Vector; DEPTH]; TILES],
     ) -> u32;
 
-    /// A vector whose words are as they are [`sent`](ferry_layout::sent).
+    /// A vector whose words are as they are [`sent`](ferry_layout::avoid_sentinel).
     fn avoid_sentinel(&self, vector: Self::Vector) -> Self::Vector;
     /// Adds BF16 elements. Each sum is rounded to f32.
     fn add_bf16(&self, sums: Self::Sums, vector: Self::Vector) -> Self::Sums;

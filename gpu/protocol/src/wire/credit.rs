@@ -45,8 +45,9 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Orders all reads of the round, this warp's and those that it knows of, before what [`say`](Self::say) stores:
-    /// a peer that sees the word may write the rows again. `word` is this rank's in every window. All lanes.
+    /// Orders all reads of the round, this warp's and those that it knows of, before what
+    /// [`return_to`](Self::return_to) stores: a peer that sees the word may write the rows again. `word` is
+    /// this rank's in every window. All lanes.
     #[inline(always)]
     pub fn release<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> Self {
         signals.release();

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One warp alone takes a word. It re-arms words only when it holds all of them, and before the
-//! [`handshake`](crate::handshake) lets their sender write them again.
+//! [`credit`](super::credit) lets their sender write them again.
 
 use ferry_layout::{ByteOffset, RowGroup, Tensor};
 
@@ -78,9 +78,9 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
 /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading each word
 /// once. `ahead` is what [`load_first`] gave.
 ///
-/// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::sent). Waits for every word of a row
-/// with inline flags, which is in the own window, and re-arms the row. False where this launch should give
-/// up.
+/// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::avoid_sentinel). Waits for every word of
+/// a row with inline flags, which is in the own window, and re-arms the row. False where this launch should
+/// give up.
 #[inline(always)]
 pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,

@@ -168,6 +168,26 @@ fn other_register_numbers_are_said_to_be_that() {
 }
 
 #[test]
+fn another_table_is_seen_and_another_name_of_it_is_not() {
+    let tables = "\
+.global .align 4 .b8 _RNvCs7Yi_3gpu3ONE[4] = {1, 2, 3, 4};
+.global .align 4 .b8 _RNvCs7Yi_3gpu3TWO[4] = {5, 6, 7, 8};
+.visible .entry empty()";
+    let before = BEFORE.replace(".visible .entry empty()", tables).replace(
+        "mov.b32 	%r1, 7",
+        "ld.global.u32 	%r1, [_RNvCs7Yi_3gpu3ONE]",
+    );
+    let of = |after: &str| Comparison::of(&before, after).unwrap();
+    let other = of(&before.replace("[_RNvCs7Yi_3gpu3ONE]", "[_RNvCs7Yi_3gpu3TWO]"));
+    assert!(matches!(
+        verdict(&other, "send").verdict,
+        Verdict::Differs(_)
+    ));
+    let renamed = of(&before.replace("3ONE", "4LAST").replace("3TWO", "5FIRST"));
+    assert!(renamed.is_same(), "{renamed}");
+}
+
+#[test]
 fn missing_kernels_functions_and_declarations_differ() {
     let without = |start: &str, end: &str| {
         let (head, rest) = BEFORE.split_once(start).unwrap();
