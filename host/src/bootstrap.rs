@@ -150,7 +150,7 @@ pub enum BootstrapError {
     /// A rank gave up, and nobody is known to be lost: rank 0 came late, or waited for a rank that did. Told
     /// by that rank, or known from an earlier call.
     #[error("rank {rank} gave up: {reason}")]
-    Culprit {
+    GaveUp {
         /// Who gave up.
         rank: u32,
         /// Its reason.
@@ -168,7 +168,7 @@ pub enum BootstrapError {
 
 impl BootstrapError {
     /// The rank that was lost, or did not keep to the protocol, once the processes had met. `None` where that is not
-    /// known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of [`Culprit`](Self::Culprit), all
+    /// known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of [`GaveUp`](Self::GaveUp), all
     /// may be there.
     pub const fn lost_rank(&self) -> Option<u32> {
         match self {

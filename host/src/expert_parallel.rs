@@ -318,7 +318,7 @@ impl ExpertParallel {
         self.closed = true;
         let freed = self.memory.free();
         let left = self.windows.leave(if gave_up {
-            Leave::Culprit
+            Leave::GaveUp
         } else {
             Leave::Closed
         });

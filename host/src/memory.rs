@@ -123,7 +123,7 @@ pub(crate) enum Leave {
     /// Closed, in order.
     Closed,
     /// Closed after it gave up.
-    Culprit,
+    GaveUp,
     /// Dropped.
     Dropped,
 }
@@ -148,7 +148,7 @@ impl Windows {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.open -= 1;
         holders.dropped |= how == Leave::Dropped;
-        holders.gave_up |= how == Leave::Culprit;
+        holders.gave_up |= how == Leave::GaveUp;
         if holders.open > 0 {
             return Ok(());
         }

@@ -76,7 +76,7 @@ impl Loss {
     pub fn of(error: &BootstrapError, by: u32) -> Self {
         let (lost, reason) = match error {
             BootstrapError::Lost { rank, reason } => (Some(*rank), reason.clone()),
-            BootstrapError::Timeout { peer: 0, .. } | BootstrapError::Culprit { .. } => {
+            BootstrapError::Timeout { peer: 0, .. } | BootstrapError::GaveUp { .. } => {
                 (None, error.to_string())
             }
             error => (Some(error.lost_rank().unwrap_or(by)), error.to_string()),
@@ -88,7 +88,7 @@ impl Loss {
         let Self { lost, by, reason } = self;
         match lost {
             Some(rank) => BootstrapError::Lost { rank, reason },
-            None => BootstrapError::Culprit { rank: by, reason },
+            None => BootstrapError::GaveUp { rank: by, reason },
         }
     }
 
@@ -252,7 +252,7 @@ impl Peer {
         if tag == Some(LOST) {
             let reason = String::from_utf8_lossy(&bytes).into_owned();
             return Err(match number {
-                NOBODY => BootstrapError::Culprit {
+                NOBODY => BootstrapError::GaveUp {
                     rank: self.rank,
                     reason,
                 },
@@ -296,7 +296,7 @@ impl Peer {
                     // What it said before it left counts for more than that it has left.
                     return match self.poll(MAX_BYTES, doing) {
                         Err(
-                            told @ (BootstrapError::Lost { .. } | BootstrapError::Culprit { .. }),
+                            told @ (BootstrapError::Lost { .. } | BootstrapError::GaveUp { .. }),
                         ) => Err(told),
                         _ => Err(self.io(doing, error)),
                     };

@@ -27,7 +27,7 @@ const GIVEN_UP: u32 = 3;
 /// in networks where that is as it should be.
 ///
 /// A call that fails tells the other ranks why, and each later call fails at once, with
-/// [`BootstrapError::Lost`] or [`BootstrapError::Culprit`]. The survivors can drop it and
+/// [`BootstrapError::Lost`] or [`BootstrapError::GaveUp`]. The survivors can drop it and
 /// [`connect`](Self::connect) anew, as a smaller group.
 ///
 /// Once rank 0 has called, a rank whose process ended, or that gave up, is found at once by the call of all. Before,
@@ -127,7 +127,7 @@ impl TcpBootstrap {
         self.collect(&[], limit)?;
         if !self.peers.is_empty() && limit.left().is_none() {
             // Halted until now. Some may have given up, and what they say be under way.
-            return Err(BootstrapError::Culprit {
+            return Err(BootstrapError::GaveUp {
                 rank: 0,
                 reason: format!("it came too late to let the others go on ({timeout:?})"),
             });
