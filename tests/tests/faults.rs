@@ -141,6 +141,39 @@ fn a_rank_that_is_lost_before_its_credit_is_missed_by_the_next_dispatch() {
     assert!(missed[0] > 10 && missed[1] > 10, "{missed:?}");
 }
 
+/// A warp looks at the credits of 32 ranks at a time. A lost rank behind the first 32 is missed as any other.
+#[test]
+fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
+    let mut missed = 0;
+    for seed in 19_000..19_030 {
+        let mut dice = Dice::new(seed);
+        let ranks = 33 + dice.below(8);
+        let rank = 32 + dice.below(ranks - 32) as u32;
+        // Nobody waits for rows: all combines end, whatever has become of a peer. All other credits are there when
+        // the next dispatch begins.
+        let case = Case {
+            tokens: vec![vec![0; ranks]; 2],
+            warps: 2,
+            synchronize: true,
+            lost: Some(Lost {
+                rank,
+                after_steps: 10_000 + dice.below(6_000) as u64,
+            }),
+            ..Case::small(seed).on_one_node(ranks)
+        };
+        let run = Run::of(&case);
+        assert_explained(&run, rank as usize);
+        run.compare();
+        missed += u32::from(run.outcomes.iter().any(|outcome| {
+            matches!(outcome, Outcome::Fault(fault)
+                if fault.region == Region::Credit && fault.peer == Rank(rank))
+        }));
+        run.close();
+    }
+    println!("{missed} lost ranks missed by their credits");
+    assert!(missed > 2, "{missed}");
+}
+
 #[test]
 fn a_rank_that_never_launches_is_named_by_all() {
     for seed in 11_000..11_100 {

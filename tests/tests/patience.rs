@@ -38,6 +38,12 @@ fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
     let (input, output) = tensors(&rank);
     let dispatched = rank.dispatch(STREAM, &input, &output)?;
     std::thread::sleep(experts);
+    combine(dispatched, &output)?;
+    rank.synchronize(STREAM)?;
+    rank.close()
+}
+
+fn combine(dispatched: Dispatched<'_>, output: &DispatchOutput) -> Result<(), Error> {
     let rows = CombineInput {
         expert_rows: output.tokens,
         topk_weights: None,
@@ -46,9 +52,7 @@ fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
     let combined = CombineOutput {
         combined: CombineTensor::Summed(combined),
     };
-    dispatched.combine(STREAM, &rows, &combined)?;
-    rank.synchronize(STREAM)?;
-    rank.close()
+    dispatched.combine(STREAM, &rows, &combined)
 }
 
 #[test]
@@ -143,6 +147,54 @@ fn every_rank_is_told_within_its_own_deadline() {
         }
     });
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
+
+/// A dispatch waits for the credits of the round before, and no longer than that round's combine could have: rank 2 has
+/// dispatched and never combines, and rank 0 comes to its next dispatch late.
+#[test]
+fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
+    let (deadline, late) = (Duration::from_secs(4), Duration::from_secs(3));
+    let group = Group::simulated(3, 4).unwrap();
+    let ranks = ranks(&group, deadline);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|mut rank| {
+                scope.spawn(move || {
+                    let (input, output) = tensors(&rank);
+                    let dispatched = rank.dispatch(STREAM, &input, &output).unwrap();
+                    if dispatched.expert_parallel().rank() == Rank(2) {
+                        rank.synchronize(STREAM).unwrap();
+                        return (rank, None);
+                    }
+                    combine(dispatched, &output).unwrap();
+                    rank.synchronize(STREAM).unwrap();
+                    if rank.rank() == Rank(0) {
+                        // Rank 1 waits meanwhile, so that time passes.
+                        std::thread::sleep(late);
+                    }
+                    let launched = Instant::now();
+                    drop(rank.dispatch(STREAM, &input, &output).unwrap());
+                    let outcome = rank.synchronize(STREAM);
+                    let Err(Error::Fault(fault)) = outcome else {
+                        panic!("nobody was missed: {outcome:?}");
+                    };
+                    (rank, Some((fault, launched.elapsed())))
+                })
+            })
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        for (rank, told) in ended {
+            if let Some((fault, waited)) = told {
+                let missed = (fault.region, fault.peer, fault.epoch, fault.wanted);
+                assert_eq!(missed, (Region::Credit, Rank(2), 2, 1), "{fault}");
+                if rank.rank() == Rank(0) {
+                    assert!(waited < late, "told after {waited:?}: {fault}");
+                }
+            }
+            rank.close().unwrap();
+        }
+    });
 }
 
 /// A rank that was lost never launches anything: nobody waits for that.
