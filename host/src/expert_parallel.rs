@@ -34,7 +34,8 @@ const MAX_STREAMS: usize = 16;
 /// the other one needs on another GPU, and wait for each other until the deadline, which is then a
 /// [`PeerTimeout`](crate::FaultKind) of all. Either order them in one stream, in the same order on every rank (or
 /// by events), or let them fit together: the sum of their `max_sms`, and of what others take (NCCL: a
-/// multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's. Kernels that wait for nobody only delay.
+/// multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's. `combine_async` waits for nobody, and
+/// only delays; `dispatch_async` waits for the ranks that are still in the round before.
 ///
 /// Under MPS the same counts for all processes of a GPU together. Ranks of one group each need a GPU of their own. In
 /// a stream of a green context a launch that takes more multiprocessors than the context has is refused
@@ -203,7 +204,8 @@ impl ExpertParallel {
         Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
     }
 
-    /// The first half of [`dispatch`](Self::dispatch): sends, and waits for no peer. Enqueues
+    /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read what the round before
+    /// brought, which is usually so when it begins, and for nothing else that a peer does. Enqueues
     /// only; `input` is in use until `stream` has passed the kernel. Collective.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! What host and kernels must agree on, as one number.
 
 use crate::{
-    CombineArgs, Common, DispatchArgs, DispatchRow, FaultPage, PROTOCOL_VERSION, Shape, SiluArgs,
-    Window, Workspace,
+    CombineArgs, Common, DispatchArgs, DispatchRow, FaultPage, Kernel, PIPELINE_BYTES,
+    PIPELINE_STAGES, PROTOCOL_VERSION, SMALL_BLOCK_TOKENS, Shape, SiluArgs, Window, Workspace,
 };
 
 /// Whether kernels and host were built from the same memory layout: the protocol's version, the sizes of all
@@ -15,6 +15,13 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         size_of::<CombineArgs>(),
         size_of::<SiluArgs>(),
         size_of::<FaultPage>(),
+        // What the host gives a launch, and kernels rely on.
+        PIPELINE_BYTES as usize,
+        PIPELINE_STAGES as usize,
+        SMALL_BLOCK_TOKENS as usize,
+        Kernel::Dispatch.threads_per_block() as usize,
+        Kernel::Combine.threads_per_block() as usize,
+        Kernel::FusedSilu.threads_per_block() as usize,
     ];
     let mut hash = 0xcbf2_9ce4_8422_2325;
     let mut index = 0;
@@ -34,10 +41,18 @@ pub const LAYOUT_FINGERPRINT: u64 = {
 /// The variable of a PTX that holds [`LAYOUT_FINGERPRINT`].
 pub const FINGERPRINT_VARIABLE: &str = "ferry_layout_fingerprint";
 
-/// One node and several, few tokens and many, both ways to combine, formats with scales and without.
-const SHAPES: [Shape; 3] = [
+/// One node and several, few tokens and many, both ways to combine, every format.
+const SHAPES: [Shape; 11] = [
     shape(8, 128, 0),
     shape(8, 4096, 1),
+    shape(8, 128, 2),
+    shape(8, 128, 3),
+    shape(8, 128, 4),
+    shape(8, 128, 5),
+    shape(8, 128, 6),
+    shape(8, 128, 7),
+    shape(8, 128, 8),
+    shape(8, 128, 9),
     Shape {
         p2p_world_size: 4,
         combine_mode: 1,

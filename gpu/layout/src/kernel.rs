@@ -5,7 +5,7 @@ use crate::block_histogram::SMALL_BLOCK_TOKENS;
 /// A kernel entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// Sends tokens, does not wait.
+    /// Sends tokens, once every rank has read the round before; waits for nothing else.
     DispatchAsync,
     /// Waits for tokens and puts them in expert order.
     DispatchWait,
