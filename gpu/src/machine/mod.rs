@@ -15,7 +15,7 @@ use ferry_layout::{
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
     Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, Put, Row, Signals, Tiles,
-    WarpPosition,
+    TimedOut, WarpPosition,
 };
 
 use crate::encode;
@@ -481,7 +481,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         ahead: Self::Ahead,
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
-    ) -> bool {
+    ) -> Result<(), TimedOut> {
         if SHMEM {
             let ahead: [Vector; REMOTE_COPY_DEPTH] = core::array::from_fn(|index| ahead[index]);
             inline::copy(self, range, from, ahead, targets, to)

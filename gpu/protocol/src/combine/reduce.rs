@@ -11,6 +11,7 @@ use crate::machine::position::WarpPosition;
 use crate::machine::rows::{ByteRange, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::sync::miss::TimedOut;
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
 use crate::wire::{flagged, inline};
@@ -90,7 +91,7 @@ fn reduce_item<M: Machine>(
                 let row = |slot| window.inline_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
                 let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to);
-                return summed.or_else(|slot| {
+                return summed.or_else(|TimedOut { row: slot }| {
                     launch.time_out_on(Awaited {
                         peer: nth_rank(ranks, slot),
                         region: Region::CombineRow,
@@ -172,7 +173,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row(range, from, machine.read_ahead(range, from), 1u32, |_| to);
+            machine.copy_arrived(range, from, 1u32, |_| to);
         } else {
             machine.sum_rows(range, 0, |_| (to, 0.0), to);
         }

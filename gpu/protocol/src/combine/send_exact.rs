@@ -36,7 +36,7 @@ pub fn send_exact<M: Machine>(
             false => Row::Window(me, window.exact_staging(position)),
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(range, row, machine.read_ahead(range, row), 1u32, |_| to);
+        machine.copy_arrived(range, row, 1u32, |_| to);
     });
     written();
     machine.release();
