@@ -14,7 +14,7 @@ use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::sync::miss::TimedOut;
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
-use crate::wire::{flagged, inline};
+use crate::wire::{credit, flagged, inline};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::route::{lane_or_none, ranks_of};
@@ -49,7 +49,7 @@ pub fn reduce_rows<M: Machine>(
         _ => common.shape.spans_nodes(),
     };
     if spans_nodes && machine.warp() == 0 {
-        launch.wait_for_credits()?;
+        credit::wait_for_credits(launch)?;
     }
     let WarpPosition {
         in_block, blocks, ..
