@@ -29,6 +29,7 @@ pub fn reduce_rows<M: Machine>(
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     if let Some(partition) = reducer {
+        partition.debug_assert_is_one();
         let parts = tactics.reduce_parts;
         let mut index = partition.index;
         while index < common.tokens * parts {
@@ -183,12 +184,14 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
 /// The lowest `count` bits, at most 32.
 #[inline(always)]
 fn low_bits(count: u32) -> u32 {
+    debug_assert!(count <= u32::BITS, "{count} bits");
     ((1u64 << count) - 1) as u32
 }
 
 /// The rank of the `slot`-th set bit.
 #[inline(always)]
 fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
+    debug_assert!(slot < ranks.count_ones(), "slot {slot} of ranks {ranks:#b}");
     for _ in 0..slot {
         ranks &= ranks - 1;
     }

@@ -23,6 +23,7 @@ impl Batch {
     /// The first batch of a warp's share.
     #[inline(always)]
     pub fn first(shape: &Shape, extent: Extent, partition: Partition) -> Self {
+        partition.debug_assert_is_one();
         Self {
             extent,
             first: partition.index,

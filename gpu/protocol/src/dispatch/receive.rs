@@ -189,6 +189,7 @@ fn receive_item<M: Machine>(
     machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         if here >> lane & 1 != 0 {
+            debug_assert!((position as u64) < args.row_capacity, "row {position}");
             machine.write(Table::SrcInfo, 2 * position as u64, token);
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }

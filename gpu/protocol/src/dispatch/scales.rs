@@ -68,6 +68,10 @@ pub fn place<M: Machine>(
 ) -> Result<(), TimedOut> {
     let (machine, common) = (launch.machine, launch.common);
     let (mut first, end) = words_of(common, from.range);
+    debug_assert!(
+        end <= common.row.scale_words,
+        "words {first}..{end} of a row"
+    );
     let stride = stride(&common.shape, args);
     let mut words = ahead;
     while first < end {

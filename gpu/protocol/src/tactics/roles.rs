@@ -46,6 +46,10 @@ impl DispatchRoles {
             _ => position.warp(),
         };
         let first_sender = if warps == 1 { 0 } else { notifiers };
+        debug_assert!(
+            notifiers <= warps && first_sender + senders <= warps || split == Split::AllSend,
+            "{notifiers} notifiers and {senders} senders of {warps} warps"
+        );
         let from = |first: u32, of: u32| {
             let index = warp.wrapping_sub(first);
             (index < of).then_some(Partition { index, of })
@@ -104,6 +108,7 @@ impl CombineRoles {
     pub fn of(tactics: CombineTactics, position: WarpPosition) -> Self {
         let (warp, warps) = (position.warp(), position.warps());
         let reducers = tactics.reducers_in_block * position.blocks;
+        debug_assert!(reducers < warps, "{reducers} reducers of {warps} warps");
         match reducers {
             // Where there is little to do, the first warps send and the last ones reduce.
             0 => Self {

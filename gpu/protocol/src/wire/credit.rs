@@ -51,6 +51,7 @@ impl Credit {
     /// a peer that sees the word may write the rows again. `word` is this rank's in every window. All lanes.
     #[inline(always)]
     pub fn release<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> Self {
+        debug_assert!(epoch.0 > 0, "nobody waits for a credit of no round");
         signals.release();
         Self { word, epoch }
     }
@@ -79,6 +80,11 @@ pub(crate) fn require_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Abor
         return Ok(());
     }
     let (ranks, finished) = (machine.ranks(), machine.peek(Counter::Finished));
+    debug_assert_eq!(
+        launch.epoch,
+        Epoch::after(finished),
+        "rounds follow each other"
+    );
     for first in (0..ranks).step_by(LANES as usize) {
         let missing = machine.ballot(machine.lanes(|lane| {
             let rank = Rank((first + lane).min(ranks - 1));
@@ -98,6 +104,7 @@ pub(crate) fn require_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Abor
 pub(crate) fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let (ranks, epoch) = (common.shape.ranks, launch.credited());
+    debug_assert!(epoch.0 <= launch.epoch.0, "{epoch:?} in {:?}", launch.epoch);
     let deadline = match epoch == launch.epoch {
         true => u64::MAX,
         false => machine.load(Counter::CreditsDue),
