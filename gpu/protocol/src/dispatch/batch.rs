@@ -8,7 +8,6 @@ use crate::sync::launch::{Awaited, Launch};
 use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
-use crate::work::presence::presence;
 
 /// 32 units of a warp, one a lane.
 #[derive(Clone, Copy)]
@@ -74,7 +73,7 @@ impl Batch {
         if self.index(lane) >= self.items {
             return Some(0);
         }
-        presence(launch, self.extent, self.index(lane))
+        self.extent.parts_here(launch, self.index(lane))
     }
 
     /// What a lane waits for in [`present`](Self::present).
