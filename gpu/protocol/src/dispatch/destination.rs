@@ -8,8 +8,8 @@ use crate::sync::miss::{Miss, TimedOut};
 use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
 
-/// Takes the header of an item with inline flags: `words` are those of its assignments. Its words are re-armed. The
-/// first part's are put where combine reads them, with the weights.
+/// Takes the header of an item with inline flags and re-arms it: `words` are those of its assignments.
+/// The first part's are put where combine reads them, with the weights.
 #[inline(always)]
 fn take_header<M: Machine>(
     launch: &Launch<M>,
@@ -47,7 +47,8 @@ fn take_header<M: Machine>(
     Ok(())
 }
 
-/// The words of the assignments in an item's header. The last lanes read of some assignment rather than branch.
+/// The words of the assignments in an item's header. The last lanes read of some assignment rather than
+/// branch.
 #[inline(always)]
 fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lanes<u32> {
     let (machine, last) = (launch.machine, launch.common.shape.top_k - 1);

@@ -147,7 +147,7 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
     ) -> Result<(), TimedOut>;
-    /// As [`copy_row`](Self::copy_row), of a row that waits for nothing: one without inline flags, which has arrived.
+    /// As [`copy_row`](Self::copy_row), of a row that has arrived and has no inline flags. Waits for nothing.
     #[inline(always)]
     fn copy_arrived(
         &self,

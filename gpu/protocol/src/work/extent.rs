@@ -43,8 +43,8 @@ impl Extent {
         }
     }
 
-    /// The parts that the source of item `index` has, if the item comes to this rank, else 0; `None` while that is
-    /// not known. For one lane.
+    /// The parts that the source of item `index` has, if the item comes to this rank, else 0. `None` while
+    /// that is not known. For one lane.
     #[inline(always)]
     pub fn parts_here<M: Machine>(self, launch: &Launch<M>, index: u32) -> Option<u32> {
         let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
