@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use ferry_layout::{ByteOffset, Rank, SENTINEL, Shape, Tensor, Window};
 use ferry_protocol::wire::inline::{self, SUM_DEPTH};
-use ferry_protocol::{ByteRange, Deadline, Row, Tiles};
+use ferry_protocol::{ByteRange, Deadline, Row, Tiles, TimedOut};
 
 /// Words of a row.
 const WORDS: usize = 11;
@@ -69,7 +69,7 @@ impl Machine {
     }
 
     /// Row 0 is copied to the output.
-    fn copy(&self, range: ByteRange) -> bool {
+    fn copy(&self, range: ByteRange) -> Result<(), TimedOut> {
         let from = Row::Inline(Rank(0), self.offset(0));
         let ahead = inline::load_first::<_, DEPTH>(self, range, from);
         let to = |_| Row::Tensor(Tensor::Output, 0);
@@ -77,7 +77,7 @@ impl Machine {
     }
 
     /// The first rows are summed to the output.
-    fn sum(&self, range: ByteRange, rows: usize, polls_all: bool) -> Result<(), u32> {
+    fn sum(&self, range: ByteRange, rows: usize, polls_all: bool) -> Result<(), TimedOut> {
         let from = |row| self.offset(row as usize);
         let to = Row::Tensor(Tensor::Output, 0);
         inline::sum(self, range, (1 << rows) - 1, polls_all, from, to)
@@ -242,7 +242,7 @@ fn every_word_is_copied_once_and_rearmed_in_whatever_order_the_words_come() {
             let coming = words_in(range, 1, is_backwards);
             let count = coming.len();
             machine.coming.replace(coming);
-            assert!(machine.copy(range), "{range:?}");
+            assert_eq!(machine.copy(range), Ok(()), "{range:?}");
             machine.assert_row(0, range, SENTINEL, |_| SENTINEL);
             machine.assert_row(OUTPUT, range, UNTOUCHED, |word| value(0, word as usize));
             assert_eq!(machine.rearmed.get(), count, "{range:?}");
@@ -280,7 +280,7 @@ fn a_word_that_does_not_come_ends_the_wait_and_its_tile_stays_as_it_was() {
         let mut coming = words_in(range, 1, false);
         coming.retain(|&(_, word, _)| word != missing);
         machine.coming.replace(coming);
-        assert!(!machine.copy(range));
+        assert_eq!(machine.copy(range), Err(TimedOut { row: 0 }));
         // Tiles that came before it were taken.
         let taken = 4 * ((missing - 1) / DEPTH * DEPTH) as u32;
         let taken = ByteRange {
@@ -304,7 +304,8 @@ fn the_row_that_does_not_come_is_named() {
             let mut coming = words_in(range, ROWS, true);
             coming.retain(|&(row, at, _)| (row, at) != (missing, word));
             machine.coming.replace(coming);
-            assert_eq!(machine.sum(range, ROWS, polls_all), Err(missing as u32));
+            let row = missing as u32;
+            assert_eq!(machine.sum(range, ROWS, polls_all), Err(TimedOut { row }));
         }
     }
 }
@@ -314,7 +315,7 @@ fn of_a_long_row_the_last_vector_of_each_tile_is_polled_until_it_is_there() {
     let machine = Machine::new();
     let range = ByteRange { start: 0, end: 16 };
     machine.coming.replace(words_in(range, 1, false));
-    assert!(machine.copy(range));
+    assert_eq!(machine.copy(range), Ok(()));
     use Event::{Tile, Vector, Waited};
     let wanted = [
         // Words 0, 1 and 2 come, one after each moment.
@@ -339,7 +340,7 @@ fn of_a_short_row_all_is_polled() {
     let machine = Machine::new();
     let range = ByteRange { start: 4, end: 12 };
     machine.coming.replace(words_in(range, 1, true));
-    assert!(machine.copy(range));
+    assert_eq!(machine.copy(range), Ok(()));
     use Event::{Tile, Waited};
     let wanted = [Tile(0, 1), Waited, Tile(0, 1), Waited, Tile(0, 1)];
     assert_eq!(machine.events(), wanted);
@@ -369,7 +370,7 @@ fn of_rows_that_are_summed_one_vector_of_the_first_that_is_missing_is_polled() {
 #[cfg(debug_assertions)]
 #[should_panic(expected = "bytes 2..6 from 2 are not whole vectors of 4")]
 fn bytes_that_are_no_whole_vectors_are_refused() {
-    Machine::new().copy(ByteRange { start: 2, end: 6 });
+    let _ = Machine::new().copy(ByteRange { start: 2, end: 6 });
 }
 
 #[test]

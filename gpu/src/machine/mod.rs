@@ -17,7 +17,7 @@ use ferry_layout::{
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, LANES, Machine, Put, Row, Tiles, WarpPosition,
+    Bits, BlockCounter, ByteRange, LANES, Machine, Put, Row, Tiles, TimedOut, WarpPosition,
 };
 
 use crate::encode;
@@ -371,7 +371,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         ahead: Self::Ahead,
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
-    ) -> bool {
+    ) -> Result<(), TimedOut> {
         if SHMEM {
             let ahead: [Vector; REMOTE_COPY_DEPTH] = core::array::from_fn(|index| ahead[index]);
             inline::copy(self, range, from, ahead, targets, to)

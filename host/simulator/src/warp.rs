@@ -17,7 +17,7 @@ use ferry_layout::{
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
     Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, Put, Row, Signals, Tiles,
-    WarpPosition,
+    TimedOut, WarpPosition,
 };
 use tiles::Vector;
 
@@ -400,7 +400,7 @@ impl Machine for Warp<'_> {
         ahead: Self::Ahead,
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
-    ) -> bool {
+    ) -> Result<(), TimedOut> {
         inline::copy(self, range, from, ahead, targets, to)
     }
 

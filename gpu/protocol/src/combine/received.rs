@@ -6,7 +6,6 @@ use crate::machine::Machine;
 use crate::sync::launch::Launch;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::presence::presence;
 use crate::work::route::lane_or_none;
 
 /// The output rows of a unit's token, one a top-k slot.
@@ -37,7 +36,7 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
 pub fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
     let (machine, common) = (launch.machine, launch.common);
     // The dispatch has seen these words arrive, and they stay until this rank says consumed.
-    let parts = machine.lanes(|_| presence(launch, extent, index).unwrap_or(0));
+    let parts = machine.lanes(|_| extent.parts_here(launch, index).unwrap_or(0));
     let parts = machine.broadcast(parts, 0);
     (parts != 0).then(|| extent.item(&common.shape, common.rank(), index, parts))
 }

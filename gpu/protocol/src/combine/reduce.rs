@@ -11,9 +11,10 @@ use crate::machine::position::WarpPosition;
 use crate::machine::rows::{ByteRange, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::sync::miss::TimedOut;
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
-use crate::wire::{flagged, inline};
+use crate::wire::{credit, flagged, inline};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::route::{lane_or_none, ranks_of};
@@ -28,6 +29,7 @@ pub fn reduce_rows<M: Machine>(
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     if let Some(partition) = reducer {
+        partition.debug_assert_is_one();
         let parts = tactics.reduce_parts;
         let mut index = partition.index;
         while index < common.tokens * parts {
@@ -48,7 +50,7 @@ pub fn reduce_rows<M: Machine>(
         _ => common.shape.spans_nodes(),
     };
     if spans_nodes && machine.warp() == 0 {
-        launch.wait_for_credits()?;
+        credit::wait_for_credits(launch)?;
     }
     let WarpPosition {
         in_block, blocks, ..
@@ -90,7 +92,7 @@ fn reduce_item<M: Machine>(
                 let row = |slot| window.inline_combine_row(token, slot);
                 let to = Row::Tensor(Tensor::Combined, token);
                 let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to);
-                return summed.or_else(|slot| {
+                return summed.or_else(|TimedOut { row: slot }| {
                     launch.time_out_on(Awaited {
                         peer: nth_rank(ranks, slot),
                         region: Region::CombineRow,
@@ -172,7 +174,7 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
             let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_row(range, from, machine.read_ahead(range, from), 1u32, |_| to);
+            machine.copy_arrived(range, from, 1u32, |_| to);
         } else {
             machine.sum_rows(range, 0, |_| (to, 0.0), to);
         }
@@ -182,12 +184,14 @@ fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
 /// The lowest `count` bits, at most 32.
 #[inline(always)]
 fn low_bits(count: u32) -> u32 {
+    debug_assert!(count <= u32::BITS, "{count} bits");
     ((1u64 << count) - 1) as u32
 }
 
 /// The rank of the `slot`-th set bit.
 #[inline(always)]
 fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
+    debug_assert!(slot < ranks.count_ones(), "slot {slot} of ranks {ranks:#b}");
     for _ in 0..slot {
         ranks &= ranks - 1;
     }

@@ -9,7 +9,6 @@ use crate::sync::launch::Launch;
 use crate::wire::flagged;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::presence::presence;
 use crate::work::route::{ranks_of, reduced_slot};
 use crate::work::sub_warps::SubWarps;
 
@@ -28,7 +27,7 @@ pub fn send_batched<M: Machine>(
     let sub_warps = SubWarps::of(shape);
     let index_of = |lane| first + sub_warps.item(lane);
     let item_of = |lane| extent.item(shape, me, index_of(lane), 1);
-    let present = machine.lanes(|lane| presence(launch, extent, index_of(lane)));
+    let present = machine.lanes(|lane| extent.parts_here(launch, index_of(lane)));
     // The last lanes read of an entry again rather than branch.
     let slot_of = |lane| sub_warps.slot(lane).min(shape.top_k - 1);
     let read = |word: u32, lane| {

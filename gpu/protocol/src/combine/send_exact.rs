@@ -31,12 +31,13 @@ pub fn send_exact<M: Machine>(
     let on_node = is_p2p(machine, common, source);
     for_each_bit(here, |k| {
         let position = machine.broadcast(positions, k);
+        debug_assert!((position as u64) < args.row_capacity, "row {position}");
         let to = match on_node {
             true => Row::Window(source, window.combine_row(token, k)),
             false => Row::Window(me, window.exact_staging(position)),
         };
         let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_row(range, row, machine.read_ahead(range, row), 1u32, |_| to);
+        machine.copy_arrived(range, row, 1u32, |_| to);
     });
     written();
     machine.release();

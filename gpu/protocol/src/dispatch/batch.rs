@@ -8,7 +8,6 @@ use crate::sync::launch::{Awaited, Launch};
 use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
-use crate::work::presence::presence;
 
 /// 32 units of a warp, one a lane.
 #[derive(Clone, Copy)]
@@ -23,6 +22,7 @@ impl Batch {
     /// The first batch of a warp's share.
     #[inline(always)]
     pub fn first(shape: &Shape, extent: Extent, partition: Partition) -> Self {
+        partition.debug_assert_is_one();
         Self {
             extent,
             first: partition.index,
@@ -73,7 +73,7 @@ impl Batch {
         if self.index(lane) >= self.items {
             return Some(0);
         }
-        presence(launch, self.extent, self.index(lane))
+        self.extent.parts_here(launch, self.index(lane))
     }
 
     /// What a lane waits for in [`present`](Self::present).

@@ -4,49 +4,56 @@ use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, sca
 
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
+use crate::sync::miss::{Miss, TimedOut};
 use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
 
-/// The words of the entries in a unit's header, once they have come. If it is bare, they are made absent again,
-/// and the first part's put where combine reads them, with the weights.
+/// Takes the header of an item with inline flags and re-arms it: `words` are those of its assignments.
+/// The first part's are put where combine reads them, with the weights.
 #[inline(always)]
-fn read_entries<M: Machine>(
+fn take_header<M: Machine>(
     launch: &Launch<M>,
-    (item, from): (Item, RowLocation),
-) -> Option<M::Lanes<u32>> {
+    item: Item,
+    from: RowLocation,
+    words: &mut M::Lanes<u32>,
+) -> Result<(), TimedOut> {
     let (machine, common) = (launch.machine, launch.common);
-    let shape = &common.shape;
-    let top_k = shape.top_k;
+    let top_k = common.shape.top_k;
     let header = from.row.plus(from.header);
-    // The last lanes read of some entry rather than branch.
-    let assignment = |lane: u32| Header::assignment(lane.min(top_k - 1));
     let weight = |lane: u32| Header::weight(top_k, lane.min(top_k - 1));
-    let read = || machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
-    if !from.is_inline {
-        return Some(read());
-    }
-    let is_sentinel = |word| word == SENTINEL;
     let read_weights = || machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    let is_sentinel = |word| word == SENTINEL;
     // Both are on their way before one is waited for.
-    let (words, weights) = (read(), read_weights());
-    let words = wait_for(machine, words, read, is_sentinel)?;
-    let weights = match item.part {
-        0 => wait_for(machine, weights, read_weights, is_sentinel)?,
-        _ => weights,
-    };
+    let mut weights = read_weights();
+    let read = || read_assignments(launch, from);
+    wait_for(machine, words, read, is_sentinel)?;
+    if item.part == 0 {
+        wait_for(machine, &mut weights, read_weights, is_sentinel)?;
+    }
+    let words = *words;
     let kept = common.window.dispatch_row(item.source, item.token);
     let kept = kept.plus(common.row.header);
     machine.lanes(|lane| {
         if lane < top_k {
-            machine.write_window(header.plus(assignment(lane)), SENTINEL);
+            let assignment = Header::assignment(lane);
+            machine.write_window(header.plus(assignment), SENTINEL);
             if item.part == 0 {
                 machine.write_window(header.plus(weight(lane)), SENTINEL);
-                machine.write_window(kept.plus(assignment(lane)), machine.own(words, lane));
+                machine.write_window(kept.plus(assignment), machine.own(words, lane));
                 machine.write_window(kept.plus(weight(lane)), machine.own(weights, lane));
             }
         }
     });
-    Some(words)
+    Ok(())
+}
+
+/// The words of the assignments in an item's header. The last lanes read of some assignment rather than
+/// branch.
+#[inline(always)]
+fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lanes<u32> {
+    let (machine, last) = (launch.machine, launch.common.shape.top_k - 1);
+    let header = from.row.plus(from.header);
+    machine.lanes(|lane| machine.read_window(header.plus(Header::assignment(lane.min(last)))))
 }
 
 /// Where a row goes in the outputs.
@@ -93,19 +100,23 @@ impl SourceBase {
     }
 }
 
-/// Reads a row's header and works out its places, once the starts of its experts' rows are known. Otherwise gives
-/// one that is outside the outputs, or nothing where this launch should give up.
+/// Reads a row's header and works out its places, once the starts of its experts' rows are known.
+/// A place outside the outputs is a miss.
 #[inline(always)]
 pub fn find_destinations<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (item, from): (Item, RowLocation),
-) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
+    item: Item,
+    from: RowLocation,
+) -> Result<Destinations<M::Lanes<u32>>, Miss> {
     let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let first_expert = common.rank().0 * experts;
-    let words = read_entries(launch, (item, from)).ok_or(None)?;
+    let mut words = read_assignments(launch, from);
+    if from.is_inline {
+        take_header(launch, item, from, &mut words)?;
+    }
     let assignment = |lane| shape.assignment_words().decode(machine.own(words, lane));
     let local = machine.lanes(|lane| assignment(lane).expert.wrapping_sub(first_expert));
     let is_here = |lane| lane < top_k && machine.own(local, lane) < experts;
@@ -116,7 +127,10 @@ pub fn find_destinations<M: Machine>(
             SourceBase::read(launch, item.source, expert)
         })
     };
-    let bases = wait_for(machine, read(), read, |start| !start.is_known).ok_or(None)?;
+    let mut bases = read();
+    wait_for(machine, &mut bases, read, |start: SourceBase| {
+        !start.is_known
+    })?;
     let here = machine.ballot(machine.lanes(is_here));
     let positions = machine.lanes(|lane| match is_here(lane) {
         true => machine
@@ -136,7 +150,8 @@ pub fn find_destinations<M: Machine>(
     };
     let outside = machine.ballot(machine.lanes(is_outside));
     if outside != 0 {
-        return Err(Some(machine.broadcast(positions, outside.trailing_zeros())));
+        let position = machine.broadcast(positions, outside.trailing_zeros());
+        return Err(Miss::OutOfBounds { position });
     }
     let scales = machine.lanes(|lane| match is_here(lane) {
         true => {

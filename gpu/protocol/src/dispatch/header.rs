@@ -1,6 +1,6 @@
 //! The headers of dispatch's rows: the words of a token's assignments, and its weights.
 
-use ferry_layout::{ByteOffset, Header, Rank, avoid_sentinel};
+use ferry_layout::{ByteOffset, Header, Rank, SENTINEL, avoid_sentinel};
 
 use crate::dispatch::numbering::count_before;
 use crate::dispatch::numbering::tiles::read_ranks_in_expert;
@@ -71,8 +71,10 @@ pub fn write_header<M: Machine>(
     let write = |to, header: ByteOffset| {
         machine.lanes(|lane| {
             if lane < shape.top_k {
-                let word = header.plus(Header::assignment(lane));
-                machine.write_word(to, word, machine.own(words, lane));
+                let at = header.plus(Header::assignment(lane));
+                let word = machine.own(words, lane);
+                debug_assert_ne!(word, SENTINEL, "a reader may wait for another word");
+                machine.write_word(to, at, word);
                 if part == 0 {
                     let weight = header.plus(Header::weight(shape.top_k, lane));
                     let bits = match route.is_weighted {

@@ -22,6 +22,7 @@ use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Phase;
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::roles::DispatchRoles;
+use crate::wire::credit::require_credits;
 use crate::work::partition::Partition;
 
 /// Sends this rank's tokens and counts, once every rank has read the round before: it waits for that, and for nothing
@@ -110,7 +111,7 @@ fn notify_and_send<M: Machine>(
         launch.machine.leave(Counter::CombineTickets, 0);
     }
     // Receivers wait, too: a rank that waits for a credit itself must not be named as the one at fault.
-    launch.require_credits()?;
+    require_credits(launch)?;
     if let Some(partition) = roles.notifier {
         notify(launch, tactics.numbering, partition)?;
     }

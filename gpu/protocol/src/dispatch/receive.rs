@@ -18,6 +18,7 @@ use crate::dispatch::scales;
 use crate::machine::rows::Row;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::sync::miss::Miss;
 use crate::tactics::roles::computes_offsets;
 use crate::wire::flagged;
 use crate::work::extent::Extent;
@@ -174,7 +175,7 @@ fn receive_item<M: Machine>(
         positions, here, ..
     } = match place_item(launch, args, item) {
         Ok(destinations) => destinations,
-        Err(outside) => return refuse_item(launch, args, item, outside),
+        Err(miss) => return refuse_item(launch, args, item, miss),
     };
     let Item {
         source,
@@ -188,6 +189,7 @@ fn receive_item<M: Machine>(
     machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         if here >> lane & 1 != 0 {
+            debug_assert!((position as u64) < args.row_capacity, "row {position}");
             machine.write(Table::SrcInfo, 2 * position as u64, token);
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }
@@ -202,50 +204,49 @@ fn receive_item<M: Machine>(
     Ok(())
 }
 
-/// Puts payload and scales of a unit into their places. Otherwise says where one of them is outside the outputs, or
-/// nothing where this launch should give up on its source.
+/// Puts payload and scales of a unit into their places.
 #[inline(always)]
 fn place_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     item: Item,
-) -> Result<Destinations<M::Lanes<u32>>, Option<u32>> {
+) -> Result<Destinations<M::Lanes<u32>>, Miss> {
     let (machine, common) = (launch.machine, launch.common);
     let from = item.location(common);
     let row = from.of(common.rank());
     // All that there is to read is on its way before one thing is waited for.
     let scales = scales::read_ahead(launch, from);
     let ahead = machine.read_ahead(from.range, row);
-    let destinations = find_destinations(launch, args, (item, from))?;
+    let destinations = find_destinations(launch, args, item, from)?;
     let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
-    if !machine.copy_row(from.range, row, ahead, destinations.here, to) {
-        return Err(None);
-    }
-    scales::place(launch, args, (from, scales), destinations).ok_or(None)?;
+    machine.copy_row(from.range, row, ahead, destinations.here, to)?;
+    scales::place(launch, args, from, scales, destinations)?;
     if item.part == 0 {
         scales::place_row_scale(launch, from.row, destinations);
     }
     Ok(destinations)
 }
 
-/// Says why a unit was not put into its places: what it needs did not come, or one of its rows lies outside
-/// the outputs.
+/// Records why a unit was not put into its places.
 #[inline(always)]
 fn refuse_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     item: Item,
-    outside: Option<u32>,
+    miss: Miss,
 ) -> Result<(), Aborted> {
     // If counts are missing, or the outputs are too small, that is said there.
     wait_for_offsets(launch)?;
-    let Some(position) = outside else {
-        return launch.time_out_on(Awaited {
-            peer: item.source,
-            region: Region::DispatchRow,
-            index: item.token as u64,
-            saw: 0,
-        });
+    let position = match miss {
+        Miss::OutOfBounds { position } => position,
+        Miss::TimedOut(_) => {
+            return launch.time_out_on(Awaited {
+                peer: item.source,
+                region: Region::DispatchRow,
+                index: item.token as u64,
+                saw: 0,
+            });
+        }
     };
     // Where only its scales lie outside, no position says so.
     let saw = match position as u64 {

@@ -10,6 +10,7 @@ use crate::dispatch::destination::Destinations;
 use crate::machine::rows::ByteRange;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
+use crate::sync::miss::TimedOut;
 use crate::sync::wait::wait_for;
 use crate::work::item::RowLocation;
 use crate::work::partition::Partition;
@@ -55,24 +56,29 @@ pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lane
     read(launch, place.row, first, end)
 }
 
-/// Puts the scales of a part of a row into their places, once they have come. `None` where this launch
-/// should give up.
+/// Puts the scales of a part of a row into their places, once they have come. `ahead` is what [`read_ahead`]
+/// gave.
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    (from, ahead): (RowLocation, M::Lanes<u32>),
+    from: RowLocation,
+    ahead: M::Lanes<u32>,
     destinations: Destinations<M::Lanes<u32>>,
-) -> Option<()> {
+) -> Result<(), TimedOut> {
     let (machine, common) = (launch.machine, launch.common);
     let (mut first, end) = words_of(common, from.range);
+    debug_assert!(
+        end <= common.row.scale_words,
+        "words {first}..{end} of a row"
+    );
     let stride = stride(&common.shape, args);
     let mut words = ahead;
     while first < end {
         let next = read(launch, from.row, first + LANES, end);
         let here = || read(launch, from.row, first, end);
         if from.is_inline {
-            words = wait_for(machine, words, here, |word| word == SENTINEL)?;
+            wait_for(machine, &mut words, here, |word| word == SENTINEL)?;
         }
         // What is the same for all places is worked out once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);
@@ -97,7 +103,7 @@ pub fn place<M: Machine>(
         words = next;
         first += LANES;
     }
-    Some(())
+    Ok(())
 }
 
 /// Puts a row's own scale, if the format has one, into its places.

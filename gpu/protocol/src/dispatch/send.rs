@@ -95,7 +95,7 @@ fn write_payload<M: Machine>(
     match shape.format() {
         TokenFormat::Bf16 => {
             let from = Row::Tensor(Tensor::Input, token);
-            machine.copy_row(range, from, machine.read_ahead(range, from), targets, to);
+            machine.copy_arrived(range, from, targets, to);
         }
         _ => machine.encode_row(range, token, targets, to),
     }

@@ -17,6 +17,7 @@ use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, Put, Row};
 use crate::machine::signals::Signals;
 use crate::machine::tile::Tiles;
+use crate::sync::miss::TimedOut;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -137,7 +138,7 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead;
     /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`:
     /// `wire::inline::copy`, with tiles as deep as suits this machine. `ahead` is what
-    /// [`read_ahead`](Self::read_ahead) gave. False where this launch should give up.
+    /// [`read_ahead`](Self::read_ahead) gave.
     fn copy_row(
         &self,
         range: ByteRange,
@@ -145,7 +146,23 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
         ahead: Self::Ahead,
         targets: impl Bits,
         to: impl Fn(u32) -> Row,
-    ) -> bool;
+    ) -> Result<(), TimedOut>;
+    /// As [`copy_row`](Self::copy_row), of a row that has arrived and has no inline flags. Waits for nothing.
+    #[inline(always)]
+    fn copy_arrived(
+        &self,
+        range: ByteRange,
+        from: Row,
+        targets: impl Bits,
+        to: impl Fn(u32) -> Row,
+    ) {
+        debug_assert!(
+            !matches!(from, Row::Inline(..)),
+            "{from:?} may not have arrived"
+        );
+        let copied = self.copy_row(range, from, self.read_ahead(range, from), targets, to);
+        debug_assert_eq!(copied, Ok(()), "{from:?} had arrived");
+    }
     /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
     /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
     /// to f32, the end to BF16.

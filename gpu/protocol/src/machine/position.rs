@@ -18,6 +18,7 @@ impl WarpPosition {
     /// them.
     #[inline(always)]
     pub fn warp(self) -> u32 {
+        debug_assert!(self.block < self.blocks, "{self:?}");
         self.index * self.blocks + self.block
     }
 

@@ -26,7 +26,15 @@ impl ByteRange {
     /// Part `part` of `parts` of a row of `bytes`.
     #[inline(always)]
     pub fn part(bytes: u32, part: u32, parts: u32) -> Self {
+        debug_assert!(
+            part < parts && parts.is_power_of_two(),
+            "part {part} of {parts}"
+        );
         let (start, end) = Shape::part(bytes, part, parts);
+        debug_assert!(
+            start <= end && end <= bytes,
+            "bytes {start}..{end} of {bytes}"
+        );
         Self { start, end }
     }
 }

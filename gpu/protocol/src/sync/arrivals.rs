@@ -11,7 +11,12 @@ use crate::machine::counters::Counters;
 /// [`is_done`]. True for the last of the round's `parts`, which sees what all wrote.
 #[inline(always)]
 pub fn part_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {
-    counters.add(counter, 1) + 1 == epoch.rounds() * parts as u64
+    let (before, end) = (counters.add(counter, 1), epoch.rounds() * parts as u64);
+    debug_assert!(
+        before < end && end - before <= parts as u64,
+        "{counter:?}: {before} parts before one of {epoch:?}, which has {parts}"
+    );
+    before + 1 == end
 }
 
 /// Whether all `parts` of this round are done.
@@ -24,7 +29,12 @@ pub fn is_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts:
 /// `last` and sets the counter back, for the next launch of this stream.
 #[inline(always)]
 pub fn pass<C: Counters>(counters: &C, counter: Counter, parties: u32, last: impl FnOnce()) {
-    if counters.add(counter, 1) + 1 == parties as u64 {
+    let before = counters.add(counter, 1);
+    debug_assert!(
+        before < parties as u64,
+        "{counter:?}: {before} before one of {parties}"
+    );
+    if before + 1 == parties as u64 {
         last();
         counters.store(counter, 0);
     }

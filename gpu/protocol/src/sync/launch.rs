@@ -2,9 +2,8 @@
 
 use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region};
 
-use crate::machine::{LANES, Machine};
+use crate::machine::Machine;
 use crate::sync::culprit;
-use crate::wire::credit;
 
 /// A launch that gave up. The fault record says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,59 +67,9 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Makes sure that every rank has read what the round before has brought, before something of this
-    /// round is stored into a rank's window: see [`credit`].
-    #[inline(always)]
-    pub fn require_credits(&self) -> Result<(), Aborted> {
-        let machine = self.machine;
-        // With ranks of other nodes, combine has waited.
-        if machine.spans_nodes() {
-            return Ok(());
-        }
-        let (ranks, finished) = (machine.ranks(), machine.peek(Counter::Finished));
-        for first in (0..ranks).step_by(LANES as usize) {
-            let missing = machine.ballot(machine.lanes(|lane| {
-                let rank = Rank((first + lane).min(ranks - 1));
-                machine.peek_credit(rank) < finished
-            }));
-            if missing != 0 {
-                return self.wait_for_credits();
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until every rank has read what this one dispatched: in combine in this round, in dispatch in
-    /// the one before. In dispatch only as long as that round's combine could have waited: whoever has all
-    /// credits waits for this rank meanwhile, and is told in time who is at fault.
-    #[inline(always)]
-    pub fn wait_for_credits(&self) -> Result<(), Aborted> {
-        let (machine, common) = (self.machine, self.common);
-        let (ranks, epoch) = (common.shape.ranks, self.credited());
-        let deadline = match epoch == self.epoch {
-            true => u64::MAX,
-            false => machine.load(Counter::CreditsDue),
-        };
-        for first in (0..ranks).step_by(LANES as usize) {
-            let peer = |lane: u32| Rank((first + lane).min(ranks - 1));
-            let word = |lane| common.window.credit(peer(lane));
-            self.wait_lanes_until(
-                deadline,
-                |lane| credit::has_credit(machine, word(lane), epoch).then_some(()),
-                |lane| Awaited {
-                    peer: peer(lane),
-                    region: Region::Credit,
-                    index: 0,
-                    saw: machine.load_signal(word(lane)),
-                },
-            )?;
-        }
-        Ok(())
-    }
-
     /// The round whose credits this launch waits for, if it does; 0 before the first one.
     #[inline(always)]
-    fn credited(&self) -> Epoch {
+    pub fn credited(&self) -> Epoch {
         match self.kernel {
             Kernel::Dispatch | Kernel::DispatchAsync => Epoch(self.machine.peek(Counter::Finished)),
             _ => self.epoch,
@@ -140,7 +89,7 @@ impl<'a, M: Machine> Launch<'a, M> {
 
     /// As [`wait_lanes`](Self::wait_lanes), but no longer than until `deadline`.
     #[inline(always)]
-    fn wait_lanes_until<T: Copy>(
+    pub fn wait_lanes_until<T: Copy>(
         &self,
         deadline: u64,
         mut ready: impl FnMut(u32) -> Option<T>,

@@ -3,4 +3,5 @@
 pub mod arrivals;
 pub mod culprit;
 pub mod launch;
+pub mod miss;
 pub mod wait;

@@ -1,24 +1,24 @@
 //! Waits for words that a lane reads again until they are there.
 
 use crate::machine::Machine;
+use crate::sync::miss::TimedOut;
 
-/// `values`, or what `read` gives later, once none of them is absent. `None` where this launch should
-/// give up.
+/// Reads `values` of one row again until no lane holds the sentinel.
 #[inline(always)]
 pub fn wait_for<M: Machine, T: Copy>(
     machine: &M,
-    mut values: M::Lanes<T>,
+    values: &mut M::Lanes<T>,
     read: impl Fn() -> M::Lanes<T>,
     is_sentinel: impl Fn(T) -> bool,
-) -> Option<M::Lanes<T>> {
+) -> Result<(), TimedOut> {
     loop {
-        let absent = machine.lanes(|lane| is_sentinel(machine.own(values, lane)));
+        let absent = machine.lanes(|lane| is_sentinel(machine.own(*values, lane)));
         if machine.ballot(absent) == 0 {
-            return Some(values);
+            return Ok(());
         }
         if machine.timed_out() {
-            return None;
+            return Err(TimedOut { row: 0 });
         }
-        values = read();
+        *values = read();
     }
 }

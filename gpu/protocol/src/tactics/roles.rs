@@ -46,6 +46,10 @@ impl DispatchRoles {
             _ => position.warp(),
         };
         let first_sender = if warps == 1 { 0 } else { notifiers };
+        debug_assert!(
+            notifiers <= warps && first_sender + senders <= warps || split == Split::AllSend,
+            "{notifiers} notifiers and {senders} senders of {warps} warps"
+        );
         let from = |first: u32, of: u32| {
             let index = warp.wrapping_sub(first);
             (index < of).then_some(Partition { index, of })
@@ -112,6 +116,11 @@ impl CombineRoles {
     #[inline(always)]
     pub fn sender(tactics: CombineTactics, position: WarpPosition) -> Option<Partition> {
         let reducers = tactics.reducers_in_block * position.blocks;
+        debug_assert!(
+            reducers < position.warps(),
+            "{reducers} reducers of {} warps",
+            position.warps()
+        );
         let index = position.warp().wrapping_sub(reducers);
         let of = position.warps() - reducers;
         (index < of).then_some(Partition { index, of })

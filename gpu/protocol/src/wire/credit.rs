@@ -33,9 +33,11 @@
 //!   ranks are on other nodes, combine ends only when it has all credits for its round**: nothing is under
 //!   way to a rank whose combine has ended.
 
-use ferry_layout::{Epoch, Rank, Signal};
+use ferry_layout::{Counter, Epoch, Rank, Region, Signal};
 
 use crate::machine::signals::Signals;
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::{Aborted, Awaited, Launch};
 
 /// This rank has read what its peers dispatched in a round: the right to say so, which only a release gives.
 #[derive(Clone, Copy)]
@@ -50,6 +52,7 @@ impl Credit {
     /// this rank's in every window. All lanes.
     #[inline(always)]
     pub fn release<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> Self {
+        debug_assert!(epoch.0 > 0, "nobody waits for a credit of no round");
         signals.release();
         Self { word, epoch }
     }
@@ -66,4 +69,60 @@ impl Credit {
 #[inline(always)]
 pub fn has_credit<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> bool {
     signals.load_signal(word) >= epoch.0
+}
+
+/// Makes sure that every rank has read what the round before has brought, before something of this
+/// round is stored into a rank's window.
+#[inline(always)]
+pub(crate) fn require_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
+    let machine = launch.machine;
+    // With ranks of other nodes, combine has waited.
+    if machine.spans_nodes() {
+        return Ok(());
+    }
+    let (ranks, finished) = (machine.ranks(), machine.peek(Counter::Finished));
+    debug_assert_eq!(
+        launch.epoch,
+        Epoch::after(finished),
+        "rounds follow each other"
+    );
+    for first in (0..ranks).step_by(LANES as usize) {
+        let missing = machine.ballot(machine.lanes(|lane| {
+            let rank = Rank((first + lane).min(ranks - 1));
+            machine.peek_credit(rank) < finished
+        }));
+        if missing != 0 {
+            return wait_for_credits(launch);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until every rank has read what this one dispatched: in combine in this round, in dispatch in
+/// the one before. In dispatch only as long as that round's combine could have waited: whoever has all
+/// credits waits for this rank meanwhile, and is told in time who is at fault.
+#[inline(always)]
+pub(crate) fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
+    let (machine, common) = (launch.machine, launch.common);
+    let (ranks, epoch) = (common.shape.ranks, launch.credited());
+    debug_assert!(epoch.0 <= launch.epoch.0, "{epoch:?} in {:?}", launch.epoch);
+    let deadline = match epoch == launch.epoch {
+        true => u64::MAX,
+        false => machine.load(Counter::CreditsDue),
+    };
+    for first in (0..ranks).step_by(LANES as usize) {
+        let peer = |lane: u32| Rank((first + lane).min(ranks - 1));
+        let word = |lane| common.window.credit(peer(lane));
+        launch.wait_lanes_until(
+            deadline,
+            |lane| has_credit(machine, word(lane), epoch).then_some(()),
+            |lane| Awaited {
+                peer: peer(lane),
+                region: Region::Credit,
+                index: 0,
+                saw: machine.load_signal(word(lane)),
+            },
+        )?;
+    }
+    Ok(())
 }

@@ -21,6 +21,7 @@ use crate::work::partition::{Partition, warps_of_block};
 /// [`Signals::release`]: this is for the flag alone. For one lane.
 #[inline(always)]
 pub fn publish<S: Signals>(signals: &S, to: Rank, flag: Signal, epoch: Epoch) {
+    debug_assert!(epoch.0 > 0, "all flags are at least 0");
     signals.signal(to, flag, epoch.0);
 }
 
@@ -41,6 +42,12 @@ pub fn publish_by_block<M: Machine>(
     word: u64,
     flag: impl Fn(u32, u64),
 ) {
+    partition.debug_assert_is_one();
+    debug_assert!(
+        items <= partition.of,
+        "{items} items for {} senders",
+        partition.of
+    );
     let first = machine.warp() - partition.index;
     let callers = warps_of_block(machine, first, items);
     let Some(words) = machine.hand_to_last(BlockCounter::Sent, callers, word) else {

@@ -14,6 +14,7 @@ use ferry_layout::{ByteOffset, RowGroup, Tensor};
 use crate::machine::deadline::Deadline;
 use crate::machine::rows::{Bits, ByteRange, Row};
 use crate::machine::tile::Tiles;
+use crate::sync::miss::TimedOut;
 
 use core::array::from_fn;
 
@@ -78,9 +79,8 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
 /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading each word
 /// once. `ahead` is what [`load_first`] gave.
 ///
-/// Words of [`Tensor::Input`] go as they are [`sent`](ferry_layout::avoid_sentinel). Waits for every word of
-/// a row with inline flags, which is in the own window, and re-arms the row. False where this launch should
-/// give up.
+/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every word of a row
+/// with inline flags, which is in the own window, and re-arms the row.
 #[inline(always)]
 pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
@@ -89,30 +89,26 @@ pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
     ahead: [T::Vector; DEPTH],
     targets: impl Bits,
     to: impl Fn(u32) -> Row,
-) -> bool {
+) -> Result<(), TimedOut> {
     let (source, mut tile) = (machine.row(from), ahead);
     let mut start = range.start;
     loop {
-        let passed = match range.end - start <= bytes_of::<T>(SHORT) {
+        match range.end - start <= bytes_of::<T>(SHORT) {
             true => {
                 let short: [T::Vector; SHORT] = from_fn(|index| tile[index]);
-                pass(machine, range, from, start, short, targets, &to)
+                pass(machine, range, from, start, short, targets, &to)?;
             }
-            false => pass(machine, range, from, start, tile, targets, &to),
-        };
-        if !passed {
-            return false;
+            false => pass(machine, range, from, start, tile, targets, &to)?,
         }
         start += bytes_of::<T>(DEPTH);
         if start >= range.end {
-            return true;
+            return Ok(());
         }
         tile = load_rest(machine, source, start, range.end, arrives(from));
     }
 }
 
-/// Takes a tile, if its row has inline flags, and stores it to the targets. False where this launch should
-/// give up.
+/// Takes a tile, if its row has inline flags, and stores it to the targets.
 #[inline(always)]
 fn pass<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
@@ -122,11 +118,10 @@ fn pass<T: Tiles + Deadline, const DEPTH: usize>(
     mut tile: [T::Vector; DEPTH],
     mut targets: impl Bits,
     to: &impl Fn(u32) -> Row,
-) -> bool {
+) -> Result<(), TimedOut> {
     debug_assert_is_inside(machine, machine.row(from), start, range);
-    let is_inline = matches!(from, Row::Inline(..));
-    if is_inline && !take(machine, machine.row(from), start, range, &mut tile) {
-        return false;
+    if matches!(from, Row::Inline(..)) {
+        take(machine, machine.row(from), start, range, &mut tile)?;
     }
     let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
     if is_input {
@@ -140,11 +135,11 @@ fn pass<T: Tiles + Deadline, const DEPTH: usize>(
             false => machine.store_tile(target, start, range.end, &tile),
         }
     }
-    true
+    Ok(())
 }
 
 /// Polls a tile until all its words have come, and then re-arms it in its row. `tile` begins as the first
-/// look at it. False where this launch should give up.
+/// look at it.
 #[inline(always)]
 fn take<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
@@ -152,39 +147,37 @@ fn take<T: Tiles + Deadline, const DEPTH: usize>(
     start: u32,
     range: ByteRange,
     tile: &mut [T::Vector; DEPTH],
-) -> bool {
+) -> Result<(), TimedOut> {
     while machine.incomplete([tile]) != 0 {
-        let gives_up = match range.end - range.start > POLLED_AT_ONCE * T::WARP_BYTES {
-            true => !wait_for_last::<T, DEPTH>(machine, row, start, range.end),
-            false => machine.timed_out(),
-        };
-        if gives_up {
-            return false;
+        if range.end - range.start > POLLED_AT_ONCE * T::WARP_BYTES {
+            wait_for_last::<T, DEPTH>(machine, row, start, range.end)?;
+        } else if machine.timed_out() {
+            return Err(TimedOut { row: 0 });
         }
         *tile = machine.load_tile(row, start, range.end, true);
     }
     machine.store_tile(row, start, range.end, &[T::SENTINELS; DEPTH]);
-    true
+    Ok(())
 }
 
 /// Polls the last vectors of a tile, which are sent last: to poll all of them would be in the way of those
-/// that come. False where this launch should give up.
+/// that come.
 #[inline(always)]
 fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
     row: T::Address,
     start: u32,
     end: u32,
-) -> bool {
+) -> Result<(), TimedOut> {
     let vectors = (end - start).div_ceil(T::WARP_BYTES);
     let last = start + (vectors.min(DEPTH as u32) - 1) * T::WARP_BYTES;
     loop {
         // Also where they are there: others may never come.
         if machine.timed_out() {
-            return false;
+            return Err(TimedOut { row: 0 });
         }
         if machine.incomplete([&[machine.load_vector(row, last, end)]]) == 0 {
-            return true;
+            return Ok(());
         }
     }
 }
@@ -194,8 +187,7 @@ fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
 /// f32, the end to BF16.
 ///
 /// Waits for every word of the rows, and re-arms them. `polls_all`: whether so few warps wait that each may
-/// poll all its words at once. Otherwise gives the number of a row that did not come, where this launch
-/// should give up.
+/// poll all its words at once. A miss names the first row that had not arrived.
 #[inline(always)]
 pub fn sum<T: Tiles + Deadline>(
     machine: &T,
@@ -204,7 +196,7 @@ pub fn sum<T: Tiles + Deadline>(
     polls_all: bool,
     from: impl Fn(u32) -> ByteOffset,
     to: Row,
-) -> Result<(), u32> {
+) -> Result<(), TimedOut> {
     let mut start = range.start;
     while start < range.end {
         sum_tile(machine, range, start, rows, polls_all, &from, to)?;
@@ -223,7 +215,7 @@ fn sum_tile<T: Tiles + Deadline>(
     polls_all: bool,
     from: impl Fn(u32) -> ByteOffset,
     to: Row,
-) -> Result<(), u32> {
+) -> Result<(), TimedOut> {
     const {
         assert!(
             RowGroup::SIZE == 4,
@@ -247,12 +239,15 @@ fn sum_tile<T: Tiles + Deadline>(
             let missing = incomplete.trailing_zeros();
             // One vector of one of them, until it is there: to poll all would be in the way of those that
             // come.
-            if !polls_all && !wait_for_vector(machine, row(missing), start, range.end) {
-                return Err(group.row(missing));
-            }
+            let polled = match polls_all {
+                true => Ok(()),
+                false => wait_for_vector(machine, row(missing), start, range.end),
+            };
             // Its other vectors may never come.
-            if machine.timed_out() {
-                return Err(group.row(missing));
+            if polled.is_err() || machine.timed_out() {
+                return Err(TimedOut {
+                    row: group.row(missing),
+                });
             }
         };
         let mut take = |index: u32| {
@@ -274,20 +269,20 @@ fn sum_tile<T: Tiles + Deadline>(
     Ok(())
 }
 
-/// Polls a vector of each lane. False where this launch should give up.
+/// Polls a vector of each lane of a row.
 #[inline(always)]
 fn wait_for_vector<T: Tiles + Deadline>(
     machine: &T,
     row: T::Address,
     start: u32,
     end: u32,
-) -> bool {
+) -> Result<(), TimedOut> {
     while machine.incomplete([&[machine.load_vector(row, start, end)]]) != 0 {
         if machine.timed_out() {
-            return false;
+            return Err(TimedOut { row: 0 });
         }
     }
-    true
+    Ok(())
 }
 
 /// A tile begins inside its span, whose bytes the row has; all are whole vectors.

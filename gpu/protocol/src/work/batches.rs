@@ -50,6 +50,11 @@ impl Batches {
     /// The first item of a ticket.
     #[inline(always)]
     pub fn first_item(self, ticket: u32) -> u32 {
+        debug_assert!(
+            ticket < self.tickets(),
+            "ticket {ticket} of {}",
+            self.tickets()
+        );
         match ticket.checked_sub(self.batches) {
             None => ticket << self.size.trailing_zeros(),
             Some(single) => (self.batches << self.size.trailing_zeros()) + single,

@@ -1,7 +1,9 @@
-//! How much can come to a rank in a round.
+//! How much can come to a rank in a round, and what of it comes.
 
 use ferry_layout::{Rank, Shape};
 
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::Launch;
 use crate::work::item::Item;
 
 /// How much can come from a source.
@@ -39,6 +41,24 @@ impl Extent {
             part,
             parts,
         }
+    }
+
+    /// The parts that the source of item `index` has, if the item comes to this rank, else 0. `None` while
+    /// that is not known. For one lane.
+    #[inline(always)]
+    pub fn parts_here<M: Machine>(self, launch: &Launch<M>, index: u32) -> Option<u32> {
+        let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
+        let item = self.item(&common.shape, common.rank(), index, 1);
+        // Both words are read before either is looked at.
+        let count = machine.load_tagged(common.window.token_count(item.source));
+        let word = machine.load_tagged(common.window.presence(item.source, item.token / LANES));
+        let tokens = count.value(epoch)?;
+        let parts = common.row.parts(tokens);
+        if item.token >= tokens || item.part >= parts {
+            return Some(0);
+        }
+        let present = word.value(epoch)? >> (item.token % LANES) & 1 != 0;
+        Some(if present { parts } else { 0 })
     }
 
     /// For [`Counter::Extent`](ferry_layout::Counter::Extent).

@@ -5,7 +5,7 @@ use ferry_layout::{ByteOffset, Common, Header, Rank};
 use crate::machine::rows::{ByteRange, Row};
 
 /// A part of a token of a source.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Item {
     pub source: Rank,
     pub token: u32,
@@ -31,6 +31,10 @@ impl Item {
     #[inline(always)]
     pub fn location(self, common: &Common) -> RowLocation {
         let Common { shape, window, .. } = common;
+        debug_assert!(
+            self.source.0 < shape.ranks && self.token < shape.max_tokens_per_rank,
+            "{self:?}"
+        );
         let range = self.range(common.row.payload_bytes);
         let is_inline = common.dispatches_inline(self.parts);
         let (row, header) = match is_inline {

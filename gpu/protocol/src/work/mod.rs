@@ -4,7 +4,6 @@ pub mod batches;
 pub mod extent;
 pub mod item;
 pub mod partition;
-pub mod presence;
 pub mod queue;
 pub mod route;
 pub mod sub_warps;

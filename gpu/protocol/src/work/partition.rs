@@ -11,9 +11,16 @@ pub struct Partition {
 }
 
 impl Partition {
+    /// Each of the warps has one of their numbers.
+    #[inline(always)]
+    pub fn debug_assert_is_one(self) {
+        debug_assert!(self.index < self.of, "{self:?}");
+    }
+
     /// This one's of `tasks` tasks.
     #[inline(always)]
     pub fn tasks(self, tasks: u32) -> impl Iterator<Item = u32> {
+        self.debug_assert_is_one();
         // Not `step_by`, which divides first.
         let mut next = self.index;
         core::iter::from_fn(move || {

@@ -22,6 +22,7 @@ impl<'m, M: Machine> WorkQueue<'m, M> {
     /// Of `tasks` tasks, for the warp with this `partition`.
     #[inline(always)]
     pub fn new(machine: &'m M, partition: Partition, tasks: u32, counter: Counter) -> Self {
+        partition.debug_assert_is_one();
         Self {
             machine,
             partition,

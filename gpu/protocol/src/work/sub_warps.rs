@@ -19,6 +19,7 @@ pub struct SubWarps {
 impl SubWarps {
     #[inline(always)]
     pub fn of(shape: &Shape) -> Self {
+        debug_assert!(shape.top_k <= LANES, "top-k {}", shape.top_k);
         Self {
             width: shape.top_k.next_power_of_two().max(LEAST_LANES),
         }

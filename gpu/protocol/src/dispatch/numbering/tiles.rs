@@ -21,6 +21,10 @@ pub fn tiles(top_k: u32, tokens: u32) -> u32 {
 pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
     let (machine, common) = (launch.machine, launch.common);
     let (experts, assignments) = (common.shape.experts, common.tokens * common.shape.top_k);
+    debug_assert!(
+        tile * TILE_ASSIGNMENTS < assignments,
+        "tile {tile} of {assignments}"
+    );
     let counts = tile_counts_index(experts, tile as u64);
     let count = |id: u32| counts + id as u64;
     for expert in (0..experts).step_by(LANES as usize) {
