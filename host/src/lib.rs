@@ -65,6 +65,11 @@
 //! `cuda`: the groups `Group::local` and `Group::nvshmem`. It links the CUDA driver library;
 //! NVSHMEM is loaded at run time, by `Group::nvshmem` alone. Nothing reads the environment.
 
+/// The code of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 mod arguments;
 mod bootstrap;
 mod buffers;

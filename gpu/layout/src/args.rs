@@ -9,7 +9,8 @@ use crate::{
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 ///
-/// What differs from communicator to communicator of a shape comes first: a kernel for one shape reads nothing else.
+/// What differs from communicator to communicator of a shape comes first: a kernel for one shape reads
+/// nothing else.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Common {
@@ -52,8 +53,9 @@ impl Common {
         }
     }
 
-    /// A fingerprint of what ranks must agree on to understand each other: all that follows from a shape, and the
-    /// version of what it means. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
+    /// A fingerprint of what ranks must agree on to understand each other: all that follows from a shape, and
+    /// the version of what it means. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit
+    /// variant).
     pub fn fingerprint(&self, version: u32) -> u64 {
         let hash =
             |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -67,7 +69,8 @@ impl Common {
         Rank(self.rank as u32)
     }
 
-    /// Whether the rows of a source whose rows are moved in `parts` go bare in dispatch (see [`Window`]).
+    /// Whether dispatch's rows of a source travel with inline flags (see [`Window`]), where they are cut into
+    /// `parts`.
     #[inline(always)]
     pub const fn dispatches_inline(&self, parts: u32) -> bool {
         // All first: a kernel for one shape has no code for what never comes.
@@ -76,10 +79,10 @@ impl Common {
     }
 }
 
-/// The version of what ranks tell each other. Raise it with every change after which a rank would misread what one
-/// built before it writes, or wait for what that never writes: another meaning, order or encoding of a word of a window,
-/// another number of signals, another part of a row for a warp. Offsets and sizes count by themselves
-/// ([`Common::fingerprint`]).
+/// The version of what ranks tell each other. Raise it with every change after which a rank would misread
+/// what one built before it writes, or wait for what that never writes: another meaning, order or encoding of
+/// a word of a window, another number of signals, another part of a row for a warp. Offsets and sizes count
+/// by themselves ([`Common::fingerprint`]).
 pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Where [`Common`] stands in the arguments of every kernel that has it.
@@ -243,9 +246,9 @@ pub struct DispatchArgs {
 pub struct CombineArgs {
     /// BF16 `[row_capacity, hidden]`: expert outputs, in the order of the dispatch.
     pub expert_rows: u64,
-    /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` where rows stay apart; written.
+    /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` where rows are not summed; written.
     pub combined: u64,
-    /// f32 `[tokens, top_k]` for exact mode; 0 keeps the rows apart.
+    /// f32 `[tokens, top_k]` for exact mode; 0: the rows are not summed.
     pub topk_weights: u64,
     /// What every kernel needs.
     pub common: Common,
@@ -338,8 +341,8 @@ impl SiluArgs {
 /// A kernel parameter is at most 4 KiB on every architecture (CUDA C++ Programming Guide,
 /// "Function Parameters").
 const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs>() <= 4096);
-/// Host and device see the same fields at the same place. The first 48 bytes are what a launch begins with: they share
-/// a line of the constant cache, and each line is waited for by everybody.
+/// Host and device see the same fields at the same place. The first 48 bytes are what a launch begins with:
+/// they share a line of the constant cache, and each line is waited for by everybody.
 const _: () = {
     use core::mem::offset_of;
     assert!(offset_of!(DispatchArgs, common) == COMMON_OFFSET);

@@ -1,36 +1,37 @@
-//! Few entries: every block keeps their ids close and numbers them for itself, so that nobody waits for
-//! others to do it.
+//! The histogram of a small batch. Every block keeps the ids of a small batch in its shared memory and
+//! numbers its assignments itself, so that no block waits for another.
 //!
-//! They are numbered in groups of 32, by a warp each: an entry's number in its group, and how many each
-//! group has for each expert, in a byte. Whoever needs a number adds up the groups before.
+//! A warp numbers 32 assignments, a group: the index of each within its group, and a byte for each expert
+//! that says how many assignments of the group are for that expert. A rank within an expert is a sum over the
+//! groups before.
 
 use crate::Shape;
 
-/// Most entries of a source that are few.
+/// Most assignments of a source in a small batch.
 /// measured: T-022, H200
 pub const SMALL_BATCH_ASSIGNMENTS: u32 = 2048;
 /// Most bytes of [`BlockHistogram`].
 /// measured: T-006, H200
 pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
 
-/// Most tokens of a rank that keep few warps busy.
+/// Most tokens of a rank for which blocks of half the size are enough.
 /// measured: T-086, H200
 pub const SMALL_BLOCK_TOKENS: u32 = 16;
 
-/// Entries of a group: one for each lane of a warp.
+/// Assignments of a group: one for each lane of a warp.
 const GROUP: u32 = 32;
 /// Bytes that are read at a time.
 const VECTOR: u32 = 16;
 
 impl Shape {
-    /// Whether the entries of `tokens` tokens are few, and a block has room to count them.
+    /// Whether the assignments of `tokens` tokens are a small batch, and a block has room to count them.
     #[inline(always)]
     pub const fn is_small_batch(&self, tokens: u32) -> bool {
         // The most first: a kernel for one shape has no code for what never comes.
         self.fits_small_batch(self.max_tokens_per_rank) || self.fits_small_batch(tokens)
     }
 
-    /// Whether no rank brings more tokens than keep few warps busy.
+    /// Whether no rank brings so many tokens that blocks of full size pay.
     #[inline(always)]
     pub const fn has_small_blocks(&self) -> bool {
         self.max_tokens_per_rank <= SMALL_BLOCK_TOKENS
@@ -39,13 +40,13 @@ impl Shape {
     #[inline(always)]
     const fn fits_small_batch(&self, tokens: u32) -> bool {
         let assignments = tokens * self.top_k;
-        // Only few have a table whose bytes 32 bits can count.
+        // Only a small batch has a table whose bytes 32 bits can count.
         assignments <= SMALL_BATCH_ASSIGNMENTS
             && BlockHistogram::of(assignments).bytes(self.experts) <= HISTOGRAM_BYTES
     }
 }
 
-/// A table of bytes: how many entries each group has for each expert. The groups of an expert follow each
+/// A table of bytes: how many assignments each group has for each expert. The groups of an expert follow each
 /// other, and zeros follow them up to a multiple of 16.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockHistogram {
@@ -53,7 +54,7 @@ pub struct BlockHistogram {
 }
 
 impl BlockHistogram {
-    /// That of so many entries.
+    /// That of so many assignments.
     #[inline(always)]
     pub const fn of(assignments: u32) -> Self {
         let groups = assignments.div_ceil(GROUP);
@@ -72,14 +73,14 @@ impl BlockHistogram {
         experts * self.row()
     }
 
-    /// The byte of an expert and the group of entry `index`.
+    /// The byte of an expert and the group of assignment `index`.
     #[inline(always)]
     pub const fn at(self, expert: u32, index: u32) -> u32 {
         debug_assert!(index / GROUP < self.groups);
         expert * self.row() + index / GROUP
     }
 
-    /// Entries for an expert in all groups. `read` and `dot` as for [`before`](Self::before).
+    /// Assignments for an expert in all groups. `read` and `dot` as for [`before`](Self::before).
     #[inline(always)]
     pub fn total(
         self,
@@ -90,7 +91,7 @@ impl BlockHistogram {
         self.before(expert, self.groups * GROUP, read, dot)
     }
 
-    /// Entries for an expert in the groups before that of entry `index`.
+    /// Assignments for an expert in the groups before that of assignment `index`.
     ///
     /// `read` gives the 16 bytes of the table from a place on, which is a multiple of 16. `dot` multiplies
     /// two words byte by byte, and adds all products to a third.

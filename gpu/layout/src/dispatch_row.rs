@@ -5,14 +5,14 @@ use bytemuck::{Pod, Zeroable};
 use crate::shape::cut;
 use crate::{ByteOffset, ScaleLayout, Shape, TokenFormat, scale_placement};
 
-/// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The host works
-/// it out once for all launches: kernels of all shapes would keep it in registers.
+/// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The
+/// host works it out once for all launches: kernels of all shapes would keep it in registers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchRow {
     /// Bytes of the payload. The scales are behind it.
     pub payload_bytes: u32,
-    /// Payload whose scales fill a 32-bit word, in bytes: a power of two, and this its logarithm.
+    /// log2 of the payload bytes that one 32-bit word of scales covers.
     log_bytes_of_word: u32,
     /// 32-bit words of scales.
     pub scale_words: u32,
@@ -55,8 +55,8 @@ impl DispatchRow {
         cut(self.max_parts, tokens.saturating_mul(self.ranks))
     }
 
-    /// `rows` of the outputs rounded up to a multiple of the alignment. Wraps around, as sums of counts that came
-    /// over the wire may.
+    /// `rows` of the outputs rounded up to a multiple of the alignment. Wraps around, as sums of counts that
+    /// came over the wire may.
     #[inline(always)]
     pub const fn padded(&self, rows: u32) -> u32 {
         // Not `next_multiple_of`, which divides.
@@ -75,8 +75,8 @@ impl DispatchRow {
         end >> self.log_bytes_of_word
     }
 
-    /// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled scales. Wraps
-    /// around: both come of counts that came over the wire.
+    /// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled
+    /// scales. Wraps around: both come of counts that came over the wire.
     #[inline(always)]
     pub const fn first_scale_word(&self, format: TokenFormat, position: u32, row: u32) -> u32 {
         match format.scale_layout() {

@@ -1,4 +1,4 @@
-//! Fault records: what a kernel leaves behind when it gives up, and how it reads.
+//! Fault records: what a kernel leaves behind when it aborts, and how it reads.
 
 use core::fmt;
 
@@ -6,14 +6,14 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{Kernel, Rank};
 
-/// Why a kernel gave up or refused an input.
+/// Why a kernel aborted or refused an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// A peer's signal did not come before the deadline.
     PeerTimeout,
     /// Another warp of this GPU did not get ready before the deadline.
     LocalTimeout,
-    /// A token names an expert that does not exist; the entry was not routed.
+    /// A token names an expert that does not exist; the assignment was not routed.
     InvalidExpert,
     /// A token names an expert twice (found only with `debug_checks`).
     DuplicateExpert,
@@ -28,7 +28,7 @@ pub enum FaultKind {
 /// What a kernel was waiting for or reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
-    /// Entry counts of a source.
+    /// Assignment counts of a source.
     Counts,
     /// Which tokens of a source come.
     Presence,
@@ -38,7 +38,7 @@ pub enum Region {
     Credit,
     /// A combine row.
     CombineRow,
-    /// Ordinals that other warps of this GPU compute.
+    /// Ranks within experts that other warps of this GPU compute.
     RanksInExpert,
     /// Row offsets that another warp of this GPU computes.
     Offsets,
@@ -87,12 +87,12 @@ impl Region {
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Counts => "entry counts",
+            Self::Counts => "assignment counts",
             Self::Presence => "token presence bits",
             Self::DispatchRow => "dispatch row",
             Self::Credit => "word that it has read its dispatch rows",
             Self::CombineRow => "combine row",
-            Self::RanksInExpert => "entry ordinals",
+            Self::RanksInExpert => "ranks within experts",
             Self::Offsets => "row offsets",
             Self::TopkIds => "topk_ids",
             Self::Output => "dispatch outputs",
@@ -112,8 +112,9 @@ pub struct Fault {
     /// The peer that was waited for; this rank itself where no peer is involved; the top-k slot
     /// where the input is at fault.
     pub peer: Rank,
-    /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins: `peer`, or if
-    /// that had given up itself, the rank that it had given up on. Of all other kinds this rank.
+    /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
+    /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this
+    /// rank.
     pub culprit: Rank,
     /// What was waited for or read.
     pub region: Region,
@@ -125,8 +126,8 @@ pub struct Fault {
     pub saw: u64,
     /// The round.
     pub epoch: u64,
-    /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at most,
-    /// its patience or the deadline, in milliseconds.
+    /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at
+    /// most, its patience or the deadline, in milliseconds.
     pub patience_ms: Option<u32>,
 }
 
@@ -198,9 +199,9 @@ impl fmt::Display for Fault {
 /// A page that the host and the device share. The first fault wins, but one that stops the group
 /// replaces one of the input, and one that names a cause replaces that a rank waited for itself.
 ///
-/// Records are numbered. The device stores the number before a record and after it, and the host reads the second
-/// number first: where the two differ, the record is being written. Neither side needs an atomic operation on the
-/// other's memory.
+/// Records are numbered. The device stores the number before a record and after it, and the host reads the
+/// second number first: where the two differ, the record is being written. Neither side needs an atomic
+/// operation on the other's memory.
 ///
 /// The words between the numbers are a [`Fault`] in numbers.
 #[repr(C)]
@@ -308,15 +309,15 @@ impl LastRecord {
         self.0 & 0xff
     }
 
-    /// The rank at which the chain of waiting ranks begins, if this rank has given up on a peer.
+    /// The rank at which the chain of waiting ranks begins, if this rank has timed out on a peer.
     #[inline(always)]
     pub fn culprit(self) -> Option<Rank> {
         let has_given_up = self.0 != 0 && self.kind() == FaultKind::PeerTimeout as u64;
         has_given_up.then_some(Rank((self.0 >> 8) as u32 & 0xffff))
     }
 
-    /// The number of the record that a fault of kind `new` (as a number) becomes; `None` if the last one stays.
-    /// `acknowledged` asks the page for the number that the host has acknowledged.
+    /// The number of the record that a fault of kind `new` (as a number) becomes; `None` if the last one
+    /// stays. `acknowledged` asks the page for the number that the host has acknowledged.
     #[inline(always)]
     pub fn next(self, new: u64, acknowledged: impl FnOnce() -> u64) -> Option<u64> {
         const LOCAL: u64 = FaultKind::LocalTimeout as u64;

@@ -2,22 +2,22 @@
 
 use crate::NOT_ROUTED;
 
-/// A row's header: for each of its entries a word of the expert and the ordinal ([`AssignmentWords`]), and behind those a
-/// word each with the router's weight, as f32 bits.
+/// A row's header: for each of its assignments a word of the expert and the rank within it
+/// ([`AssignmentWords`]), and behind those a word each with the router's weight, as f32 bits.
 pub struct Header;
 
 impl Header {
-    /// Bytes from a header's start to the word of entry `k`.
+    /// Bytes from a header's start to the word of assignment `k`.
     pub const fn assignment(k: u32) -> u32 {
         4 * k
     }
 
-    /// Bytes from a header's start to the weight of entry `k` of `top_k`.
+    /// Bytes from a header's start to the weight of assignment `k` of `top_k`.
     pub const fn weight(top_k: u32, k: u32) -> u32 {
         4 * (top_k + k)
     }
 
-    /// Where that of a part of a bare row begins, the first one at `start`.
+    /// Where the header of a part begins in a row with inline flags. The first part's is at `start`.
     #[inline(always)]
     pub const fn of_part(start: u32, top_k: u32, part: u32) -> u32 {
         start + part * Self::bytes(top_k)
@@ -29,17 +29,18 @@ impl Header {
     }
 }
 
-/// An entry of a header: one of the experts that a token names.
+/// An assignment as a header has it: one of the experts that a token names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// The global expert id; where nothing is routed, one that there is not.
     pub expert: u32,
-    /// The entry's number among those that this source sends to that expert.
+    /// The assignment's index among those that this source sends to that expert.
     pub rank_in_expert: u32,
 }
 
-/// How an entry becomes a word, which is never [`SENTINEL`](crate::SENTINEL): the expert in the lowest bits,
-/// as many as the number of experts has, since that stands where nothing is routed; above it the ordinal.
+/// How an assignment becomes a word, which is never [`SENTINEL`](crate::SENTINEL). The expert is in the
+/// lowest bits, as many as the number of experts has, since that number stands where nothing is routed. The
+/// rank within the expert is above them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssignmentWords {
     experts: u32,
@@ -57,12 +58,12 @@ impl AssignmentWords {
         u32::BITS - self.experts.leading_zeros()
     }
 
-    /// How many ordinals a word can tell apart.
+    /// How many ranks within an expert a word can hold.
     pub const fn max_ranks_in_expert(self) -> u64 {
         1 << (u32::BITS - self.expert_bits())
     }
 
-    /// The word of an entry. `expert` is a global expert id or [`NOT_ROUTED`], `rank_in_expert` below
+    /// The word of an assignment. `expert` is a global expert id or [`NOT_ROUTED`], `rank_in_expert` below
     /// [`max_ranks_in_expert`](Self::max_ranks_in_expert); it does not travel where nothing is routed.
     #[inline(always)]
     pub const fn encode(self, expert: u32, rank_in_expert: u32) -> u32 {
@@ -72,7 +73,7 @@ impl AssignmentWords {
         }
     }
 
-    /// The entry of a word.
+    /// The assignment of a word.
     #[inline(always)]
     pub const fn decode(self, word: u32) -> Assignment {
         let bits = self.expert_bits();

@@ -64,10 +64,10 @@ impl Kernel {
     }
 }
 
-/// Slots of a warp's ring in shared memory, through which it loads what it sums.
+/// Stages of a warp's `cp.async` pipeline in shared memory, through which the warp loads what it sums.
 /// measured: T-073, H200
 pub const PIPELINE_STAGES: u32 = 4;
-/// Shared memory for a warp's ring: 4 vectors of 16 bytes a lane in each slot.
+/// Bytes of a warp's pipeline: 4 vectors of 16 bytes a lane in each stage.
 pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;
 
 /// Registers of a multiprocessor, on every architecture from sm_80 on (CUDA C++ Programming Guide,
@@ -75,9 +75,9 @@ pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;
 const REGISTERS: u32 = 65_536;
 
 impl Kernel {
-    /// Threads of a block, of which the host launches one for each multiprocessor, where there may be `most_tokens`
-    /// a rank. The kernels take any multiple of 32. Few tokens keep few warps busy, and all of them begin by setting
-    /// up their block.
+    /// Threads of a block, of which the host launches one for each multiprocessor, where there may be
+    /// `most_tokens` a rank. The kernels take any multiple of 32. With up to 16 tokens most
+    /// warps have nothing to do, but all of them take part in setting up their block.
     /// measured: T-086, H200
     pub const fn threads(self, most_tokens: u32) -> u32 {
         match self {
@@ -100,15 +100,15 @@ impl Kernel {
     /// Most threads of a block.
     pub const fn threads_per_block(self) -> u32 {
         match self {
-            // Its loads are waited for by many warps rather than by few with many registers. They are of one
+            // Many warps wait for loads better than a small number with many registers each. They are of one
             // block, since each block makes a table. measured: T-053, H200
             Self::FusedSilu => 640,
             _ => 512,
         }
     }
 
-    /// Shared memory for the rings of a block's warps, in bytes, where it has them: from sm_90 on, without peers on
-    /// other nodes. The host gives it at launch.
+    /// Bytes of the pipelines of a block's warps in shared memory, where there are some: from sm_90 on,
+    /// without peers on other nodes. The host gives it at launch.
     pub const fn pipeline_bytes(self) -> u32 {
         match self {
             Self::Combine | Self::CombineAsync | Self::CombineWait => {

@@ -1,6 +1,6 @@
-//! Which rows a warp sums together: a fixed number at a time, so that their loads are in flight together.
+//! Which rows a warp sums at a time: a fixed number, so that their loads are in flight at the same time.
 
-/// A few of the rows that a warp sums: rows `0..rows`, [`SIZE`](Self::SIZE) at a time.
+/// Some of the rows that a warp sums: rows `0..rows`, [`SIZE`](Self::SIZE) at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowGroup {
     first: u32,
@@ -12,7 +12,8 @@ impl RowGroup {
     /// measured: T-008, H200
     pub const SIZE: u32 = 4;
 
-    /// The first group of the rows whose bits are set in `rows`. These are the lowest bits: all 32 may be set.
+    /// The first group of the rows whose bits are set in `rows`. These are the lowest bits: all 32 may be
+    /// set.
     #[inline(always)]
     pub const fn first_of(rows: u32) -> Self {
         Self {
@@ -42,8 +43,8 @@ impl RowGroup {
         self.first + index < self.rows
     }
 
-    /// Row `index` of the group, which has any; its last row again where there are fewer, so that every load can
-    /// be made.
+    /// Row `index` of the group, which has any; its last row again where there are fewer, so that every load
+    /// can be made.
     #[inline(always)]
     pub const fn row(self, index: u32) -> u32 {
         let (row, last) = (self.first + index, self.rows - 1);

@@ -6,7 +6,7 @@
 //! Factors Layout"). Rows of one row of tiles are a block.
 //!
 //! Experts share one tensor and each begins a block of its own, so that one expert's scales are
-//! such a tensor too. Rows are not padded, so block and row drift apart; `scales_offsets` says by
+//! such a tensor too. Rows are not padded, so block and row numbers diverge; `scales_offsets` says by
 //! how much: local row `l` of expert `e` is in block
 //! `row_offsets[e] / 128 + scales_offsets[e] + l / 128`.
 
@@ -59,7 +59,7 @@ pub const fn scales_offset(first_block: u32, row_offset: u32) -> u32 {
     first_block.wrapping_sub(row_offset / BLOCK_ROWS)
 }
 
-/// The first block of an expert, from its entries in `row_offsets` and `scales_offsets`.
+/// The first block of an expert, from its words in `row_offsets` and `scales_offsets`.
 #[inline(always)]
 pub const fn first_block(row_offset: u32, scales_offset: u32) -> u32 {
     (row_offset / BLOCK_ROWS).wrapping_add(scales_offset)

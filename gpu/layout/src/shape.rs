@@ -34,8 +34,8 @@ const fn max_parts(bytes: u32) -> u32 {
     }
 }
 
-/// Parts of rows, so that `rows` of them keep all warps busy, at most `most`: a power of two, as whoever divides by
-/// them waits for it before anything is sent.
+/// Parts of rows, so that `rows` of them keep all warps busy, at most `most`: a power of two, as whoever
+/// divides by them waits for it before anything is sent.
 #[inline(always)]
 pub(crate) const fn cut(most: u32, rows: u32) -> u32 {
     if rows == 0 || rows > PART_ITEMS {
@@ -55,7 +55,7 @@ pub enum CombineMode {
     /// One row per (token, rank): the experts' rank applies the router weights and sums.
     Reduced,
     /// One row per (token, top-k slot): the token's rank applies the weights and sums, or
-    /// keeps the rows apart.
+    /// does not sum the rows.
     Exact,
 }
 
@@ -116,8 +116,8 @@ impl Shape {
         self.sizes().scale_words(self.hidden)
     }
 
-    /// Most rows of row-major scales whose words can be numbered in 32 bits, as kernels do; all that there can be in
-    /// formats without.
+    /// Most rows of row-major scales whose words can be numbered in 32 bits, as kernels do; all that there
+    /// can be in formats without.
     pub const fn most_scaled_rows(&self) -> u64 {
         match self.scale_words() as u64 {
             0 => u64::MAX,
@@ -166,20 +166,20 @@ impl Shape {
         self.header_start() + Header::bytes(self.top_k)
     }
 
-    /// How entries of headers travel.
+    /// How the assignments of headers travel.
     #[inline(always)]
     pub const fn assignment_words(&self) -> AssignmentWords {
         AssignmentWords::of(self.experts)
     }
 
-    /// Bytes from the start of a bare dispatch row to the header of a part: each has its own, so that one
-    /// warp alone reads it.
+    /// Bytes from the start of a dispatch row with inline flags to the header of a part. Each part has its
+    /// own, so that one warp alone reads it.
     #[inline(always)]
     pub const fn inline_header_start(&self, part: u32) -> u32 {
         Header::of_part(self.header_start(), self.top_k, part)
     }
 
-    /// Bytes of a bare dispatch row: payload, scales, a header for each part.
+    /// Bytes of a dispatch row with inline flags: payload, scales, a header for each part.
     pub const fn inline_dispatch_row_bytes(&self) -> u32 {
         self.inline_header_start(self.parts(1))
     }
@@ -219,9 +219,9 @@ impl Shape {
         self.ranks as u64 * tokens as u64 * self.top_k as u64 + padding
     }
 
-    /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own:
-    /// with few tokens, rows are cut so that all warps have work. Both ends know the source's
-    /// tokens, so they agree. Rows for other nodes stay whole.
+    /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own: where all
+    /// rows together are fewer than the warps, rows are cut so that all warps have work. Both ends know the
+    /// source's tokens, so they agree. Rows for other nodes stay whole.
     pub const fn parts(&self, tokens: u32) -> u32 {
         cut(self.max_parts(), tokens.saturating_mul(self.ranks))
     }
@@ -234,8 +234,8 @@ impl Shape {
         }
     }
 
-    /// Parts that the sum of a token's bare rows is made in, of a source with `tokens` tokens: bare rows
-    /// may be read in other parts than they were written.
+    /// Parts that the sum of a token's rows with inline flags is made in, of a source with `tokens` tokens.
+    /// Such rows may be read in other parts than they were written in.
     pub const fn reduce_parts(&self, tokens: u32) -> u32 {
         cut(max_parts(self.combine_row_bytes()), tokens)
     }
@@ -249,8 +249,8 @@ impl Shape {
         if self.parts(tokens) > 1 { tokens } else { 0 }
     }
 
-    /// Most tokens that a source may have where combine's rows go bare (see [`Window`](crate::Window)): there
-    /// is about a warp for each row.
+    /// Most tokens that a source may have where combine's rows have inline flags (see
+    /// [`Window`](crate::Window)): there is about a warp for each row.
     pub const fn max_inline_tokens(&self) -> u32 {
         let tokens = PART_ITEMS / self.ranks;
         match self.mode() {
@@ -265,7 +265,7 @@ impl Shape {
         }
     }
 
-    /// Whether combine's rows go bare where no source has more than `tokens`.
+    /// Whether combine's rows have inline flags where no source has more than `tokens`.
     pub const fn combines_inline(&self, tokens: u32) -> bool {
         let most = self.max_inline_tokens();
         // The most first: a kernel for one shape has no code for what never comes.

@@ -41,23 +41,23 @@ impl Signal {
 
 /// Where everything is in a receive window. Equal on every rank of a group.
 ///
-/// A row's flag says that it is whole. A **bare** row has none: each of its words holds
-/// [`SENTINEL`](crate::SENTINEL) until it has come, and its reader puts that back.
+/// A flagged row has a word that says when the row is whole. A row with **inline flags** has none: each of
+/// its words holds [`SENTINEL`](crate::SENTINEL) until it has come. The reader stores the sentinel again.
 ///
 /// | region | word or row | index | written by |
 /// |---|---|---|---|
-/// | counts | [`Tagged`](crate::Tagged) entries for an expert; at index `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
+/// | counts | [`Tagged`](crate::Tagged) assignments for an expert; at `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
 /// | presence | [`Tagged`](crate::Tagged) bits of 32 tokens: which come here | `[source, token / 32]` | every source, as far as its tokens go |
-/// | begins | [`Tagged`](crate::Tagged) first row of an expert, and first block of its tiled scales | `[local expert, 2]` | the owner, every round, where scales are tiled |
-/// | starts | [`Tagged`](crate::Tagged) first row of a source's entries for an expert | `[source, local expert]` | the owner, every round |
+/// | expert bases | [`Tagged`](crate::Tagged) first row of an expert, and first block of its tiled scales | `[local expert, 2]` | the owner, every round, where scales are tiled |
+/// | source bases | [`Tagged`](crate::Tagged) first row of a source's assignments for an expert | `[source, local expert]` | the owner, every round |
 /// | dispatch flags | epoch: the part is complete | `[source, token × part]` | the source |
-/// | consumed | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
-/// | gave up | the rank at fault, all ones in the upper half: the peer has given up because of it | `[peer]` | every peer, once |
+/// | credits | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
+/// | culprits | the rank at fault, all ones in the upper half: the peer has aborted because of it | `[peer]` | every peer, once |
 /// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
-/// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source |
+/// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source; headers of inline rows: the owner |
 /// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
-/// | bare dispatch rows | payload, scales, and a header for each part | `[source, token]`, where rows are moved in parts | the source, and the owner |
-/// | bare combine rows | likewise, where tokens are few | `[token, slot]` | the experts' rank, and the owner |
+/// | inline dispatch rows | payload, scales, and a header for each part | `[source, token]`, where rows are cut | the source, and the owner |
+/// | inline combine rows | BF16 payload | `[token, slot]`, up to `Shape::max_inline_tokens` | the experts' rank, and the owner |
 /// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
 /// | combine staging | combine row, likewise | `[source, token]` or output row | the owner |
 #[repr(C)]
@@ -81,9 +81,10 @@ pub struct Window {
     pub bytes: u64,
     /// Bytes at its start that hold signals and must be zero before the first round.
     pub signal_bytes: u64,
-    /// Where the bare rows begin. They must be [`SENTINEL`](crate::SENTINEL) before the first round.
+    /// Where the rows with inline flags begin. They must be [`SENTINEL`](crate::SENTINEL) before the first
+    /// round.
     pub inline_start: u64,
-    /// Bytes of the bare rows.
+    /// Bytes of the rows with inline flags.
     pub inline_bytes: u64,
     dispatch_row_stride: u64,
     inline_dispatch_row_stride: u64,
@@ -187,7 +188,7 @@ impl Window {
         self.max_cut_tokens == self.max_tokens
     }
 
-    /// Entries that `source` sends to `local_expert` this round.
+    /// Assignments that `source` sends to `local_expert` this round.
     pub const fn count(&self, source: Rank, local_expert: u32) -> Signal {
         Signal(self.counts + 8 * (source.0 as u64 * self.counts_stride + local_expert as u64))
     }
@@ -202,7 +203,7 @@ impl Window {
         Signal(self.presence + 8 * (source.0 as u64 * self.presence_stride + word as u64))
     }
 
-    /// The output row of the first of `source`'s entries for `local_expert`.
+    /// The output row of the first of `source`'s assignments for `local_expert`.
     pub const fn source_base(&self, source: Rank, local_expert: u32) -> Signal {
         let local_experts = self.counts_stride - 1;
         Signal(self.source_bases + 8 * (source.0 as u64 * local_experts + local_expert as u64))
@@ -218,8 +219,8 @@ impl Window {
         Signal(self.expert_base(local_expert).0 + 8)
     }
 
-    /// A part of a dispatch row of `source` is complete. `unit` is `token * parts + part`; which
-    /// that is may differ from round to round, because a flag of a later round is larger.
+    /// A part of a dispatch row of `source` is complete. `unit` is the item, `token * parts + part`. Which
+    /// token an item belongs to may differ from round to round, because a flag of a later round is larger.
     pub const fn dispatch_flag(&self, source: Rank, unit: u32) -> Signal {
         Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_items + unit as u64))
     }
@@ -229,12 +230,12 @@ impl Window {
         Signal(self.credit + 8 * peer.0 as u64)
     }
 
-    /// `peer` has given up: because of which rank.
+    /// `peer` has aborted: because of which rank.
     pub const fn culprit(&self, peer: Rank) -> Signal {
         Signal(self.culprit + 8 * peer.0 as u64)
     }
 
-    /// A part of the combine row in `slot` of a token of the owner's is complete. `unit` is
+    /// A part of the combine row in `slot` of a token of the owner's is complete. `unit` is the item,
     /// `token * parts + part`.
     pub const fn combine_flag(&self, unit: u32, slot: u32) -> Signal {
         Signal(self.combine_flags + 8 * (unit as u64 * self.combine_slots + slot as u64))
@@ -252,7 +253,7 @@ impl Window {
         ByteOffset(self.dispatch_rows + row * self.dispatch_row_stride)
     }
 
-    /// As [`dispatch_row`](Self::dispatch_row), the bare row.
+    /// As [`dispatch_row`](Self::dispatch_row), the row with inline flags.
     pub const fn inline_dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_cut_tokens + token as u64;
         ByteOffset(self.inline_dispatch_rows + row * self.inline_dispatch_row_stride)
@@ -264,7 +265,7 @@ impl Window {
         ByteOffset(self.combine_rows + row * self.combine_row_stride)
     }
 
-    /// As [`combine_row`](Self::combine_row), the bare row.
+    /// As [`combine_row`](Self::combine_row), the row with inline flags.
     pub const fn inline_combine_row(&self, token: u32, slot: u32) -> ByteOffset {
         let row = token as u64 * self.combine_slots + slot as u64;
         ByteOffset(self.inline_combine_rows + row * self.combine_row_stride)

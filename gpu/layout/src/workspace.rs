@@ -11,9 +11,9 @@ pub enum Counter {
     /// The epoch of the last round that was finished. The kernels of a round work in the
     /// [next one](crate::Epoch::after).
     Finished,
-    /// Chunks of entries numbered in this round.
+    /// Tiles of assignments numbered in this round.
     TilesDone,
-    /// Groups of 32 experts whose entries are counted, over all rounds.
+    /// Groups of 32 experts whose assignments are counted, over all rounds.
     ScansDone,
     /// The epoch whose row offsets stand in the workspace.
     OffsetsReady,
@@ -21,7 +21,7 @@ pub enum Counter {
     Exits,
     /// Blocks that have read what dispatch brought, in the running combine kernel.
     Reads,
-    /// Not zero once a wait was given up: no kernel starts work any more.
+    /// Not zero once a wait timed out: no kernel starts work any more.
     Aborted,
     /// Held while a lane writes the fault page.
     FaultLock,
@@ -29,13 +29,13 @@ pub enum Counter {
     FaultRecord,
     /// The last epoch whose input was at fault: one fault of a round is reported.
     InputFault,
-    /// Not zero once the other ranks were told on whom this one gave up.
+    /// Not zero once the other ranks were told the culprit of this rank's abort.
     CulpritTold,
     /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
     Extent,
-    /// Tasks that dispatch's warps have drawn in this round. Combine resets it.
+    /// Tickets that dispatch's warps have taken in this round. Combine resets it.
     DispatchTickets,
-    /// Tasks that combine's warps have drawn in this round. Dispatch resets it.
+    /// Tickets that combine's warps have taken in this round. Dispatch resets it.
     CombineTickets,
     /// Until when the next dispatch may wait for credits: the deadline of the launch that ended the round.
     CreditsDue,
@@ -75,18 +75,17 @@ pub enum Table {
     RowScales,
     /// `[1]` f32 bits, the user's; read only.
     InputScale,
-    /// `[token, K]` ordinal of each entry among those of its chunk for its expert.
+    /// `[token, K]` index of each assignment among those of its tile for its expert.
     RanksInExpert,
-    /// `[chunk, expert]` entries of earlier chunks for the expert; before they are summed, those of
-    /// the chunk.
+    /// `[tile, expert]` assignments of earlier tiles for the expert; before the scan, those of the tile.
     TileCounts,
     /// `[token, K]` the expert ids of this round's tokens, kept for combine.
     Routes,
-    /// `[source, token, K]` output row of each entry here, or `NOT_ROUTED`.
+    /// `[source, token, K]` output row of each assignment here, or `NOT_ROUTED`.
     RowMap,
 }
 
-/// Entries that a warp numbers at a time.
+/// Assignments of a tile: what a warp numbers at a time.
 /// measured: T-015, H200
 pub const TILE_ASSIGNMENTS: u32 = 256;
 

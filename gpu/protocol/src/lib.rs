@@ -1,12 +1,11 @@
 //! Who may touch Ferry's bytes when: dispatch and combine, written once for every machine.
 //!
-//! The unit of execution is a warp. What its 32 lanes do together is an operation of the
-//! [`Machine`]; what they hold apart is a [`Machine::Lanes`]. This crate names no address, no
-//! instruction and no clock, and has no unsafe code.
+//! What runs is a warp. What its 32 lanes do as one is an operation of the [`Machine`]; a value for each lane
+//! is a [`Machine::Lanes`]. This crate names no address, no instruction and no clock, and has no unsafe code.
 //!
-//! The smallest pieces, each of which also runs under a model checker: [`wire::flagged`] (a row and its
-//! flag), [`wire::inline`] (a row whose words are their flags), [`arrivals`] (work that many warps
-//! of a GPU finish), [`wire::credit`] (no rank runs a round ahead).
+//! [`tactics`] decides once what a launch does. The smallest parts also run under a model checker:
+//! [`wire::flagged`] (a row and its flag), [`wire::inline`] (a row whose words are their flags), [`arrivals`]
+//! (work that many warps of a GPU finish), [`wire::credit`] (no rank runs a round ahead).
 #![no_std]
 #![forbid(unsafe_code)]
 

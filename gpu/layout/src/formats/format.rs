@@ -117,8 +117,8 @@ impl TokenFormat {
         }
     }
 
-    /// Whether no word of a payload is [`SENTINEL`](crate::SENTINEL): e4m3's NaN is made as `0x7f`, and BF16
-    /// is [`avoid_sentinel`](crate::avoid_sentinel). Every word of e2m1 is something.
+    /// Whether no word of a payload is [`SENTINEL`](crate::SENTINEL): e4m3's NaN is made as `0x7f`, and
+    /// BF16 [avoids it](crate::avoid_sentinel). Every word of e2m1 means something.
     #[inline(always)]
     pub const fn never_encodes_sentinel(self) -> bool {
         matches!(self, Self::Bf16 | Self::BlockwiseFp8 | Self::Mxfp8(_))

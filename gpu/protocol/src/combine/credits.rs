@@ -1,4 +1,4 @@
-//! How a rank returns credits: it tells every rank that it has read what that one dispatched, with counts, presence
+//! How a rank returns credits: every rank learns that this one has read what it dispatched, with presence
 //! words and headers.
 
 use ferry_layout::{Counter, Kernel, Region};
@@ -11,9 +11,9 @@ use crate::tactics::combine::CombineTactics;
 use crate::wire::credit::Credit;
 use crate::work::route::on_each_rank;
 
-/// Counts this warp, which has read all that it has to. Each sender calls this once. Where senders have one item each,
-/// a warp waits for all of them ([`wait_and_return`]): nobody waits for the rows that they write. Otherwise the last one
-/// returns the credits.
+/// Counts this warp, which has read all that dispatch brought for its items. Each sender calls this once.
+/// Where senders have one item each, a warp waits for all of them ([`wait_and_return`]): nobody waits for the
+/// rows that they write. Otherwise the last one returns the credits.
 #[inline(always)]
 pub fn count_read<M: Machine>(launch: &Launch<M>, tactics: CombineTactics) {
     let machine = launch.machine;
@@ -42,8 +42,9 @@ pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     Ok(())
 }
 
-/// Returns a credit to every rank. In a fused launch, the round ends with this for this rank's launches to come: some
-/// warp of every block has passed [`count_read`], so that all blocks have begun, and know which round it is.
+/// Returns a credit to every rank. In a fused launch, the round ends with this for this rank's launches to
+/// come: some warp of every block has passed [`count_read`], so that all blocks have begun, and know which
+/// round it is.
 #[inline(always)]
 fn return_credits<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);

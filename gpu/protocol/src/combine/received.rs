@@ -8,7 +8,7 @@ use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::route::lane_or_none;
 
-/// The output rows of a unit's token, one a top-k slot.
+/// The output rows of an item's token, one a top-k slot.
 #[inline(always)]
 pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
@@ -31,7 +31,7 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
     }))
 }
 
-/// Unit `index` of all that can come here, if it has.
+/// Item `index` of all that can come here, if it has come.
 #[inline(always)]
 pub fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
     let (machine, common) = (launch.machine, launch.common);

@@ -43,10 +43,11 @@ pub fn reduce_rows<M: Machine>(
             index += partition.of;
         }
     }
-    // What travels a network outlives the kernel that sent it: nothing may be under way when windows are given back.
+    // What travels a network outlives the kernel that sent it: nothing may be under way when windows are
+    // given back.
     let spans_nodes = match launch.kernel {
         Kernel::Combine => machine.spans_nodes(),
-        // The machine says no, as this kernel sends nothing.
+        // The machine's answer is no, as this kernel sends nothing.
         _ => common.shape.spans_nodes(),
     };
     if spans_nodes && machine.warp() == 0 {
@@ -136,7 +137,7 @@ fn reduce_item<M: Machine>(
     Ok(())
 }
 
-/// Waits until the rows in `slots` of a token are whole; `sender` says who fills a slot.
+/// Waits until the rows in `slots` of a token are whole; `sender` gives the rank that fills a slot.
 #[inline(always)]
 fn wait_for_slots<M: Machine>(
     launch: &Launch<M>,

@@ -1,4 +1,4 @@
-//! Combine on the experts' rank where there are many rows for few warps: a warp sends several back together.
+//! Combine on the experts' rank where each warp has many rows: a warp sends several items back at a time.
 
 use ferry_layout::{CombineArgs, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
 
@@ -12,8 +12,8 @@ use crate::work::item::Item;
 use crate::work::route::{ranks_of, reduced_slot};
 use crate::work::sub_warps::SubWarps;
 
-/// Sends a group of units from unit `first` on back, which are whole and near, those of them that have come here:
-/// what dispatch has brought is read for all of them at once, and all are released at once.
+/// Sends a batch of items back, from item `first` on: those that have come here. Their rows are whole, and
+/// their sources are P2P. Headers are read for all items at once, and one release is for all.
 #[inline(always)]
 pub fn send_batched<M: Machine>(
     launch: &Launch<M>,
@@ -44,7 +44,7 @@ pub fn send_batched<M: Machine>(
     });
     let words = machine.lanes(|lane| read(Header::assignment(slot_of(lane)), lane));
     let weights = machine.lanes(|lane| read(Header::weight(shape.top_k, slot_of(lane)), lane));
-    // Who has an entry, of those units that have come.
+    // The lanes that have an assignment, of the items that have come.
     let coming = machine.ballot(machine.lanes(|lane| {
         let is_here = machine.own(present, lane).is_some_and(|parts| parts != 0);
         is_here && sub_warps.slot(lane) < shape.top_k
@@ -84,8 +84,8 @@ pub fn send_batched<M: Machine>(
     });
 }
 
-/// The slot that each unit's row has at its source, on the unit's lanes; [`SENTINEL`] if the unit has not come. `coming`:
-/// the lanes whose words are entries.
+/// The slot that each item's row has at its source, on the item's lanes; [`SENTINEL`] if the item has not
+/// come. `coming`: the lanes whose words are assignments.
 #[inline(always)]
 fn slots_of<M: Machine>(
     launch: &Launch<M>,

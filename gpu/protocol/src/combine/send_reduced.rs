@@ -12,8 +12,8 @@ use crate::wire::flagged;
 use crate::work::item::Item;
 use crate::work::route::{is_p2p, lane_or_none, ranks_of, reduced_slot};
 
-/// Sends the sum of an item back. `read` is called once all of the item is read that dispatch has brought, `written` once
-/// the row, if there is one, is written.
+/// Sends the sum of an item back. `read` is called once all of the item is read that dispatch has brought,
+/// `written` once the row, if there is one, is written.
 #[inline(always)]
 pub fn send_reduced<M: Machine>(
     launch: &Launch<M>,
@@ -38,8 +38,8 @@ pub fn send_reduced<M: Machine>(
     }
 }
 
-/// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another node, into
-/// the staging area. Gives the slot that the row has there. `read`: as for [`send_reduced`].
+/// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another
+/// node, into the staging area. Gives the slot that the row has there. `read`: as for [`send_reduced`].
 #[inline(always)]
 fn sum_item<M: Machine>(
     launch: &Launch<M>,
@@ -138,7 +138,7 @@ impl Flag {
         1 << 63 | (item as u64) << 16 | (self.slot << 8 | source) as u64
     }
 
-    /// The source, the index of the unit among the source's, and the slot.
+    /// The source, the index of the item among the source's, and the slot.
     #[inline(always)]
     fn of_word(word: u64) -> (Rank, u32, u32) {
         (

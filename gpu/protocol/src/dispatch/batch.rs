@@ -1,5 +1,5 @@
-//! What a warp receives: 32 work items at a time, one a lane, so that the lanes look at 32 presence bits at once.
-//! Sources are interleaved.
+//! What a warp receives: 32 work items at a time, one a lane, so that the lanes look at 32 presence bits at
+//! once. Sources are interleaved.
 
 use ferry_layout::{Rank, Region, Shape};
 
@@ -9,7 +9,7 @@ use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 
-/// 32 units of a warp, one a lane.
+/// 32 items of a warp, one a lane.
 #[derive(Clone, Copy)]
 pub struct Batch {
     extent: Extent,
@@ -19,7 +19,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The first batch of a warp's share.
+    /// The first batch of a warp's partition.
     #[inline(always)]
     pub fn first(shape: &Shape, extent: Extent, partition: Partition) -> Self {
         partition.debug_assert_is_one();
@@ -40,13 +40,13 @@ impl Batch {
         }
     }
 
-    /// Whether there are any units.
+    /// Whether there are any items.
     #[inline(always)]
     pub fn is_some(&self) -> bool {
         self.first < self.items
     }
 
-    /// The warp's share: asked again where it would occupy registers meanwhile.
+    /// The warp's partition: worked out again, as a kept value would occupy registers meanwhile.
     #[inline(always)]
     pub fn partition(&self) -> Partition {
         Partition {
@@ -60,14 +60,14 @@ impl Batch {
         self.first + lane * self.warps
     }
 
-    /// A lane's unit, where its source has `parts`.
+    /// A lane's item, where its source's rows have `parts`.
     #[inline(always)]
     pub fn item(&self, lane: u32, parts: u32, shape: &Shape, me: Rank) -> Item {
         self.extent.item(shape, me, self.index(lane), parts)
     }
 
-    /// The parts that the source of the lane's unit has, if the unit comes here, else 0; `None`
-    /// while that is not known.
+    /// The parts that the source of the lane's item has, if the item comes here, else 0; `None` while the
+    /// presence word has not come.
     #[inline(always)]
     pub fn present<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<u32> {
         if self.index(lane) >= self.items {

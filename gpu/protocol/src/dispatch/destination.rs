@@ -1,4 +1,4 @@
-//! Where received rows go in the outputs: what their headers say, and the starts of their experts' rows.
+//! Where received rows go in the outputs: source base plus the rank within the expert that the header has.
 
 use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement};
 
@@ -61,20 +61,20 @@ fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lan
 pub struct Destinations<L: Copy> {
     /// For each top-k slot its output row, or `NOT_ROUTED`.
     pub positions: L,
-    /// For each, where the first word of its scales goes.
+    /// For each top-k slot, where the first word of its scales goes.
     pub scales: L,
     /// The slots whose experts live here.
     pub here: u32,
 }
 
-/// What is said of a source's entries for an expert.
+/// The bases of a source's assignments for an expert.
 #[derive(Clone, Copy)]
 struct SourceBase {
-    /// Whether all of it has been said in this round.
+    /// Whether all words have come in this round.
     is_known: bool,
-    /// Their first row.
+    /// The first output row of these assignments.
     row: u32,
-    /// That row counted in rows of blocks of scales, of all experts together, where they are tiled.
+    /// That row counted in the rows of all blocks of tiled scales, where scales are tiled.
     scales: u32,
 }
 

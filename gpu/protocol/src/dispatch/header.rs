@@ -52,9 +52,10 @@ fn words<M: Machine>(
     })
 }
 
-/// Writes a token's header behind its payload, an assignment a lane: to its ranks of this node, and into the staging
-/// area if the row also goes to others. Every part brings the assignments: whoever sees the part's flag sees them, too.
-/// Each inline part has a header of its own. The weights, which combine reads, go with the first part.
+/// Writes a token's header behind its payload, an assignment a lane: to its ranks of this node, and into the
+/// staging area if the row also goes to others. Every part brings the assignments: whoever sees the part's
+/// flag sees them, too. Each inline part has a header of its own. The weights, which combine reads, go with
+/// the first part.
 #[inline(always)]
 pub fn write_header<M: Machine>(
     launch: &Launch<M>,

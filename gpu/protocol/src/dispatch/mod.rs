@@ -99,7 +99,7 @@ fn roles_of<M: Machine>(launch: &Launch<M>, tactics: DispatchTactics) -> Dispatc
     DispatchRoles::of(tactics, launch.machine.warp_position(), items)
 }
 
-/// What this warp has to tell and to send.
+/// Notifies and sends, this warp's partitions of both.
 #[inline(always)]
 fn notify_and_send<M: Machine>(
     launch: &Launch<M>,

@@ -1,6 +1,6 @@
-//! What a source tells its peers of its tokens: how many there are, which go where, and how many assignments each
-//! expert gets. These words carry their epoch with them, so that no fence is needed; no row waits for them at the
-//! source.
+//! Notifications of a source to its peers: its number of tokens, which tokens go where, and how many
+//! assignments each expert gets. These words carry their epoch, so that no fence is needed. At the source no
+//! row waits for them.
 
 use ferry_layout::{Counter, Rank, Region, Tagged, assignment_index};
 
@@ -55,7 +55,7 @@ pub fn notify<M: Machine>(
     Ok(())
 }
 
-/// Tells every rank how many tokens this one has.
+/// Notifies every rank of this one's number of tokens.
 #[inline(always)]
 fn notify_tokens<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -66,7 +66,7 @@ fn notify_tokens<M: Machine>(launch: &Launch<M>) {
     });
 }
 
-/// Tells every rank which of 32 tokens come to it.
+/// Notifies every rank which of 32 tokens come to it.
 #[inline(always)]
 fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: u32) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -111,7 +111,7 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: 
     }
 }
 
-/// Tells the ranks of 32 experts how many entries they get.
+/// Notifies the ranks of 32 experts of the number of assignments for each.
 #[inline(always)]
 fn notify_experts<M: Machine>(launch: &Launch<M>, task: u32, totals: M::Lanes<u32>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);

@@ -1,8 +1,8 @@
-//! Where rows begin in the outputs: one warp turns the counts of all sources into row offsets while payload is
-//! still in flight.
+//! Where rows begin in the outputs: one warp turns the counts of all sources into row offsets while payload
+//! is still in flight.
 //!
-//! Counts come over the wire. Their sums wrap around: whatever they are, positions are checked against the outputs'
-//! capacity where they are used.
+//! Counts come over the wire. Their sums wrap around: whatever they are, positions are checked against the
+//! outputs' capacity where they are used.
 
 use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tagged, scale_placement,
@@ -14,7 +14,7 @@ use crate::sync::launch::{Aborted, Awaited, Launch};
 /// Count words that a lane has in flight.
 /// measured: T-079, H200
 const DEPTH: usize = 8;
-/// Most experts of a lane: their starts are kept in registers.
+/// Most experts of a lane: their bases are kept in registers.
 /// measured: T-079, H200
 const MOST_EXPERTS: usize = 4;
 
@@ -28,7 +28,7 @@ pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
 }
 
 /// Turns all counts into the first row of every expert, `row_offsets`, and of every source
-/// within it. Everybody waits for this: a lane takes as many experts as it can look at together.
+/// within it. All receivers wait for this, so a lane takes as many experts as its loads in flight allow.
 #[inline(always)]
 pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -85,8 +85,8 @@ struct Experts {
 }
 
 impl Experts {
-    /// Calls `each` with every expert, every source for it, and how many come from there: `counts` gives the first
-    /// ones and [`DEPTH`] - 1 after them.
+    /// Calls `each` with every expert, every source for it, and how many come from there: `counts` gives the
+    /// first ones and [`DEPTH`] - 1 after them.
     #[inline(always)]
     fn walk(
         self,
@@ -128,8 +128,8 @@ impl Experts {
         }
     }
 
-    /// The words of a source of the first expert, and [`DEPTH`] - 1 after it; of the last one again where there are
-    /// fewer.
+    /// The words of a source of the first expert, and [`DEPTH`] - 1 after it; the last word again where there
+    /// are fewer.
     #[inline(always)]
     fn words<M: Machine>(self, launch: &Launch<M>, source: u32) -> [Tagged; DEPTH] {
         let (machine, common) = (launch.machine, launch.common);
@@ -209,8 +209,9 @@ fn wait_for_counts<M: Machine>(
     )
 }
 
-/// Says for each source and for all where the rows of a lane's experts begin, the first of them at `row`. `counts` are theirs, if
-/// there are no more than those. Gives the row after them. For one lane.
+/// Publishes the source bases of a lane's experts, and writes their row offsets. The first expert's rows
+/// begin at `row`. `counts` are the experts' counts, if no more than those are needed. Gives the row after
+/// the last. For one lane.
 #[inline(always)]
 fn publish_bases<M: Machine>(
     launch: &Launch<M>,
@@ -239,7 +240,8 @@ fn publish_bases<M: Machine>(
     row
 }
 
-/// What else is said of a lane's experts, whose scales begin at `block` and whose rows end at `end`. For one lane, after
+/// Writes the ids of a lane's experts and, where scales are tiled, publishes their expert bases and writes
+/// their scale offsets. The scales begin at `block`, the rows end at `end`. For one lane, after
 /// [`publish_bases`].
 #[inline(always)]
 fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, end: u32) {
@@ -269,7 +271,7 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
             block = block.wrapping_add(scale_placement::blocks(rows));
         }
     };
-    // Spelled out, so that the starts stay in registers.
+    // Spelled out, so that the bases stay in registers.
     const { assert!(MOST_EXPERTS == 4) };
     take(0, starts[1]);
     take(1, starts[2]);
@@ -277,7 +279,7 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
     take(3, end);
 }
 
-/// Stops if the outputs hold fewer rows (or blocks of them) than `needed`.
+/// Aborts if the outputs hold fewer rows (or blocks of them) than `needed`.
 #[inline(always)]
 fn check_capacity<M: Machine>(
     launch: &Launch<M>,

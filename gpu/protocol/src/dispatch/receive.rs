@@ -1,11 +1,11 @@
 //! The receiving half of dispatch.
 //!
 //! One warp turns the counts into row offsets while payload is still in flight; all warps then
-//! wait for rows, each for its own, and copy them to their final places as they come.
+//! wait for rows, each for its own, and copy them to the outputs as they come.
 //!
-//! One warp alone reads a part of a bare row, with a header of its own, and makes each word absent again
-//! once it has it. All are absent again when the launch ends, hence before this rank says in combine that it
-//! has consumed them, and before a peer writes there again.
+//! One warp alone reads a part of a row with inline flags, with a header of its own, and re-arms each word
+//! once it has the word. All words are re-armed when the launch ends, hence before this rank returns its
+//! credit in combine, and before a peer writes there again.
 
 use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tensor, scale_placement,
@@ -36,7 +36,7 @@ pub fn receive<M: Machine>(
         compute_offsets(launch, args)?;
     }
     let extent = wait_for_token_counts(launch)?;
-    // One that has nothing else to do, if there is any.
+    // A warp that receives nothing, if there is one.
     if partition.index == partition.of - 1 {
         machine.store(Counter::Extent, extent.word());
     }
@@ -69,7 +69,7 @@ pub fn receive<M: Machine>(
     Ok(())
 }
 
-/// Waits until every source has said how many tokens it has, and refuses more than planned.
+/// Waits for the token counts of all sources, and refuses more than planned.
 #[inline(always)]
 fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -117,7 +117,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Abort
     Ok(extent)
 }
 
-/// Receives the units of a batch that come here, as they arrive.
+/// Receives the items of a batch that come here, as they arrive.
 #[inline(always)]
 fn receive_batch<M: Machine>(
     launch: &Launch<M>,
@@ -139,7 +139,7 @@ fn receive_batch<M: Machine>(
         let arrived = launch.wait_any(
             left,
             |lane| {
-                // Nothing tells of a bare one: its words are waited for.
+                // A row with inline flags has no flag of its own: its words are polled.
                 common.dispatches_inline(machine.own(parts, lane))
                     || flagged::is_full(machine, machine.own(flags, lane), epoch)
             },
@@ -162,7 +162,7 @@ fn receive_batch<M: Machine>(
     Ok(())
 }
 
-/// Copies one part of a row to each of its places in the output. It has arrived, or goes bare.
+/// Copies an item to each of its rows in the output. The item has arrived, or has inline flags.
 #[inline(always)]
 fn receive_item<M: Machine>(
     launch: &Launch<M>,
@@ -235,7 +235,7 @@ fn refuse_item<M: Machine>(
     item: Item,
     miss: Miss,
 ) -> Result<(), Aborted> {
-    // If counts are missing, or the outputs are too small, that is said there.
+    // Missing counts and outputs that are too small are recorded there.
     wait_for_offsets(launch)?;
     let position = match miss {
         Miss::OutOfBounds { position } => position,
@@ -248,7 +248,7 @@ fn refuse_item<M: Machine>(
             });
         }
     };
-    // Where only its scales lie outside, no position says so.
+    // Where only its scales lie outside, the position is inside.
     let saw = match position as u64 {
         inside if inside < args.row_capacity => u64::MAX,
         outside => outside,

@@ -41,8 +41,8 @@ pub fn read_route<M: Machine>(
             read_expert_id(machine, common, numbering, index)
         })
     });
-    // Always read, of the ids if there are no weights, and looked at only where it is written: a load that may not take
-    // place would be waited for before the payload is read.
+    // Always read, of the ids if there are no weights, and looked at only where it is written: the assembler
+    // would wait for a conditional load before the payload is read.
     let is_weighted = args.topk_weights != 0;
     let table = match is_weighted {
         true => Table::TopkWeights,

@@ -29,7 +29,7 @@ fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
     }
 }
 
-/// A row's words of scales that belong to a span of its payload: the first, and the end.
+/// A row's words of scales that belong to a byte range of its payload: the first, and the end.
 #[inline(always)]
 fn words_of(common: &Common, range: ByteRange) -> (u32, u32) {
     let before = |byte| common.row.scale_words_before(byte);
@@ -48,8 +48,7 @@ fn read<M: Machine>(launch: &Launch<M>, row: ByteOffset, first: u32, end: u32) -
     }
 }
 
-/// The first words that [`place`] puts into their places: they are read before anything is waited
-/// for.
+/// The first words that [`place`] needs. They are loaded before the warp waits for anything.
 #[inline(always)]
 pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lanes<u32> {
     let (first, end) = words_of(launch.common, place.range);
@@ -80,7 +79,7 @@ pub fn place<M: Machine>(
         if from.is_inline {
             wait_for(machine, &mut words, here, |word| word == SENTINEL)?;
         }
-        // What is the same for all places is worked out once.
+        // What is the same for all output rows is worked out once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);
         let values = machine.lanes(|lane| restore_sentinel(machine.own(words, lane)));
         for_each_bit(destinations.here, |k| {
@@ -106,7 +105,7 @@ pub fn place<M: Machine>(
     Ok(())
 }
 
-/// Puts a row's own scale, if the format has one, into its places.
+/// Writes a row's own scale, if the format has one, for each of its output rows.
 #[inline(always)]
 pub fn place_row_scale<M: Machine>(
     launch: &Launch<M>,
@@ -127,8 +126,8 @@ pub fn place_row_scale<M: Machine>(
     });
 }
 
-/// Zeros for the scales of the rows that an expert's last block has and the expert has not: a
-/// matrix multiplication reads whole blocks. After the offsets, which counts made that came over the wire: a block
+/// Zeros for the scales of the rows that an expert's last block has and the expert has not: a matrix
+/// multiplication reads whole blocks. After the offsets, which counts made that came over the wire: a block
 /// that the outputs do not hold is left out.
 #[inline(always)]
 pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {

@@ -1,7 +1,7 @@
 //! The sending half of dispatch.
 //!
-//! A row goes out payload first: its header needs ranks within experts, which notifiers may still be working out.
-//! Rows with inline flags need nothing else. All other rows, or parts of them, are released and flagged.
+//! A row goes out payload first: its header needs ranks within experts, which notifiers may still be working
+//! out. Rows with inline flags need nothing else. All other rows, or parts of them, are released and flagged.
 
 use ferry_layout::{Counter, DispatchArgs, Rank, Tensor, TokenFormat};
 
@@ -76,9 +76,9 @@ fn write_payload<M: Machine>(
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
     let range = location.range;
-    // A bit for each rank of the node; for the staging area, where remote ranks are served from, that of a remote
-    // rank. Each rank begins with another one, and with another one for each token: else all of them would store to
-    // the same rank at the same time.
+    // A bit for each rank of the node; for the staging area, where remote ranks are served from, that of a
+    // remote rank. Each rank begins with another one, and with another one for each token: else all of them
+    // would store to the same rank at the same time.
     let p2p = p2p_ranks(machine, common, ranks);
     let is_remote = p2p != ranks;
     let staging = match is_remote {

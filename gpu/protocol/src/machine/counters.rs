@@ -37,11 +37,11 @@ pub trait Counters {
 /// What each warp of a block passes at most once in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockCounter {
-    /// It has written its rows.
+    /// The warp has written its rows.
     Sent,
-    /// It has read what dispatch brought.
+    /// The warp has read what dispatch brought.
     Read,
-    /// It leaves.
+    /// The warp leaves the launch.
     Left,
 }
 

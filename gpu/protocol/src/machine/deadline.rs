@@ -2,8 +2,8 @@
 
 /// A clock of this rank's, and the launch's deadline on it.
 pub trait Deadline {
-    /// Passes a moment of a wait. True once this launch should abort: its deadline has passed, or another warp of this
-    /// rank has aborted. All lanes.
+    /// Passes a moment of a wait. True once this launch should abort: its deadline has passed, or another
+    /// warp of this rank has aborted. All lanes.
     fn timed_out(&self) -> bool {
         self.timed_out_by(u64::MAX)
     }

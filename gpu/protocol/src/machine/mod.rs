@@ -40,25 +40,26 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// Sets to zero what a block counts, and its deadline to so long from now. Once, after
     /// [`begin`](Self::begin), by all warps.
     fn clear_block(&self);
-    /// Asks for the credits of all ranks, too, and acquires what they order: see [`peek_credit`](Self::peek_credit).
-    /// Between [`clear_block`](Self::clear_block) and [`keep`](Self::keep), after all other loads: an acquire holds up
-    /// what follows.
+    /// Asks for the credits of all ranks, too, and acquires what they order: see
+    /// [`peek_credit`](Self::peek_credit). Between [`clear_block`](Self::clear_block) and
+    /// [`keep`](Self::keep), after all other loads: an acquire holds up what follows.
     fn ask_credits(&self, loading: &mut Self::Loading);
-    /// Keeps what [`begin`](Self::begin) asked for. Once, by all warps. Until the next barrier of the block, only
-    /// tables of the user's, the block's memory and what lanes do among each other may be used.
+    /// Keeps what [`begin`](Self::begin) asked for. Once, by all warps. Until the next barrier of the block,
+    /// only tables of the user's, the block's memory and what lanes do among each other may be used.
     fn keep(&self, loading: Self::Loading);
 
     /// The round for which `rank` had returned its credit when this warp's block began and
-    /// [asked](Self::ask_credits), or an earlier one. What this block stores comes after all that `rank` had read by
-    /// then: a thread of the block acquired the credit, and then all of them met at a barrier. For one lane.
+    /// [asked](Self::ask_credits), or an earlier one. What this block stores comes after all that `rank` had
+    /// read by then: a thread of the block acquired the credit, and then all of them met at a barrier. For
+    /// one lane.
     fn peek_credit(&self, rank: Rank) -> u64;
 
     /// This rank.
     fn rank(&self) -> Rank;
     /// Ranks of the group.
     fn ranks(&self) -> u32;
-    /// Whether this kernel sends to ranks of other nodes: on a GPU, which of two kernels it is. Kernels that only wait
-    /// say no, as they send nothing.
+    /// Whether this kernel sends to ranks of other nodes: on a GPU, which of two kernels it is. Kernels that
+    /// only wait say no, as they send nothing.
     fn spans_nodes(&self) -> bool;
     /// Where this warp sits in the launch on this rank.
     fn warp_position(&self) -> WarpPosition;
@@ -72,12 +73,12 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     fn blocks(&self) -> u32 {
         self.warp_position().blocks
     }
-    /// Passes this block's `block_counter`, as `callers` of its warps do in a launch. True for the last, which
-    /// sees what the others of its block wrote, and after all they read.
+    /// Passes this block's `block_counter`, as `callers` of its warps do in a launch. True for the last,
+    /// which sees what the others of its block wrote, and after all they read.
     fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool;
     /// As [`arrives_last`](Self::arrives_last), and hands `word` to the last: lane `i` gets that of
     /// the block's `i`-th warp, 0 where it has handed over none. What the last one releases
-    /// afterwards contains what all of them wrote. At one gate of a launch.
+    /// afterwards contains what all of them wrote. At one block counter of a launch.
     fn hand_to_last(
         &self,
         block_counter: BlockCounter,
@@ -124,19 +125,19 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     fn read_window(&self, at: ByteOffset) -> u32;
     /// Writes a 4-byte word of a row in the own window. For one lane.
     fn write_window(&self, at: ByteOffset, word: u32);
-    /// Writes a 4-byte word of a row in the window of a rank of this node, whose reader may be waiting for it. For
-    /// one lane.
+    /// Writes a 4-byte word of a row in the window of a rank of this node, whose reader may be waiting for
+    /// it. For one lane.
     fn write_word(&self, to: Rank, at: ByteOffset, word: u32);
 
-    /// Encodes a token in the shape's format: writes the bytes in a span of the payload, and the
-    /// scales of the groups in it, to the row `to(i)` for every set bit `i` of `targets`. With the
-    /// first span of a row goes the row's own scale, if the format has one. Words of scales go as they are
-    /// [`sent`](ferry_layout::avoid_sentinel).
+    /// Encodes a token in the shape's format: writes a byte range of the payload, and the scales of the
+    /// groups in it, to the row `to(i)` for every set bit `i` of `targets`. The row's own scale, if the
+    /// format has one, goes with the range that begins the row. Words of scales [avoid the
+    /// sentinel](ferry_layout::avoid_sentinel).
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row);
     /// Begins to read what [`copy_row`](Self::copy_row) copies: `wire::inline::load_first`, with tiles as
     /// deep as suits this machine.
     fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead;
-    /// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`:
+    /// Copies a byte range of a row to the same range of the row `to(i)` for every `i` of `targets`:
     /// `wire::inline::copy`, with tiles as deep as suits this machine. `ahead` is what
     /// [`read_ahead`](Self::read_ahead) gave.
     fn copy_row(
@@ -168,9 +169,9 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// to f32, the end to BF16.
     fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
 
-    /// Sends `bytes` from place `from` of the own window to place `to` of the window of a rank
-    /// of another node, and then stores `value` in its signal word: never the signal first.
-    /// What this warp wrote to `from` before is sent.
+    /// Sends `bytes` from offset `from` of the own window to offset `to` of the window of a rank of another
+    /// node, and then stores `value` in its signal word: never the signal first. What this warp wrote to
+    /// `from` before is sent.
     fn put(&self, put: Put);
 
     /// Stores `value` into a signal word of every rank that this kernel reaches, in the order of ranks: see
@@ -185,8 +186,8 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
         }
     }
 
-    /// `value`, for a path that is hardly ever taken: whatever follows from the value is worked out on that path, and
-    /// not before, where it would occupy registers.
+    /// `value`, for a path that is hardly ever taken: whatever follows from the value is worked out on that
+    /// path, and not before, where it would occupy registers.
     #[inline(always)]
     fn late(&self, value: u32) -> u32 {
         value

@@ -14,8 +14,8 @@ pub struct WarpPosition {
 }
 
 impl WarpPosition {
-    /// Its number in the launch: neighbours are on different multiprocessors, so that few tasks spread over all of
-    /// them.
+    /// Its number in the launch. Neighbours are on different multiprocessors, so that a small number of tasks
+    /// spreads over all of them.
     #[inline(always)]
     pub fn warp(self) -> u32 {
         debug_assert!(self.block < self.blocks, "{self:?}");
@@ -28,8 +28,14 @@ impl WarpPosition {
         self.block * self.in_block + self.index
     }
 
-    /// Its number where warps `first..first + count` are on one half of the multiprocessors, and all others before those
-    /// that are left there; as [`warp`](Self::warp) if there is no room.
+    /// Warp number such that warps `first..first + count` run on SMs `0..blocks / 2`:
+    ///
+    /// ```text
+    /// first half of the SMs     first .. first + count, then more of the same half
+    /// second half of the SMs    0 .. first, and the numbers after those of the first half
+    /// ```
+    ///
+    /// Falls back to [`warp`](Self::warp) if one of the halves has too few warps.
     #[inline(always)]
     pub fn warp_by_half(self, first: u32, count: u32) -> u32 {
         let half = self.blocks / 2;

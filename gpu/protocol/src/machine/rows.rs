@@ -9,7 +9,7 @@ pub enum Row {
     Tensor(Tensor, u32),
     /// In the window of a rank of this node (or of this rank).
     Window(Rank, ByteOffset),
-    /// Likewise, a bare one: its reader may be waiting for each of its words.
+    /// Likewise, a row with inline flags: its reader may be polling each of its words.
     Inline(Rank, ByteOffset),
 }
 
@@ -41,7 +41,7 @@ impl ByteRange {
 
 /// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
 pub trait Bits: Copy {
-    /// Takes the lowest out, if there is any.
+    /// Takes the lowest number out of the set, if there is any.
     fn take_lowest(&mut self) -> Option<u32>;
 }
 
@@ -74,7 +74,7 @@ pub struct Put {
     pub to: ByteOffset,
     /// Its length, a multiple of 16.
     pub bytes: u32,
-    /// The word that tells of its arrival.
+    /// The word that is set once the row has come.
     pub signal: Signal,
     /// What that word becomes.
     pub value: u64,

@@ -1,4 +1,4 @@
-//! What a warp moves of a row at a time: a tile, which is a few vectors of every lane.
+//! What a warp moves of a row at a time: a tile, a fixed number of vectors of every lane.
 
 use ferry_layout::ByteOffset;
 
@@ -32,8 +32,8 @@ pub trait Tiles {
     }
 
     /// Loads the tile from byte `start` of a row. Vectors from byte `end` on are the last one before `end`
-    /// again: loads that may not take place would be made one after the other. Says with `arrives` whether
-    /// somebody may be writing the row meanwhile.
+    /// again, as the assembler makes conditional loads one after the other. `arrives`: whether somebody may
+    /// be writing the row meanwhile.
     fn load_tile<const DEPTH: usize>(
         &self,
         row: Self::Address,
@@ -66,7 +66,7 @@ pub trait Tiles {
         tiles: [&[Self::Vector; DEPTH]; TILES],
     ) -> u32;
 
-    /// A vector whose words are as they are [`sent`](ferry_layout::avoid_sentinel).
+    /// A vector whose words [avoid the sentinel](ferry_layout::avoid_sentinel).
     fn avoid_sentinel(&self, vector: Self::Vector) -> Self::Vector;
     /// Adds BF16 elements. Each sum is rounded to f32.
     fn add_bf16(&self, sums: Self::Sums, vector: Self::Vector) -> Self::Sums;

@@ -7,7 +7,7 @@ use ferry_layout::{Counter, Epoch};
 
 use crate::machine::counters::Counters;
 
-/// Tells that one part is done: what this warp wrote for it can be read by those who see
+/// Counts one part as done: what this warp wrote for the part can be read by those who see
 /// [`is_done`]. True for the last of the round's `parts`, which sees what all wrote.
 #[inline(always)]
 pub fn part_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {

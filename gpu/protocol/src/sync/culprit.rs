@@ -1,19 +1,20 @@
-//! Who is at fault where a rank waits for one that has given up itself.
+//! Who is at fault where a rank waits for one that has aborted itself.
 //!
-//! A rank that gives up on a peer tells every rank whom it gave up on. Who waits for that rank then names the one at
-//! the beginning of the chain, and hands that name on. The words are for the record alone: nobody waits for them, and
-//! no epoch stands in them, since a rank gives up once.
+//! A rank that times out on a peer tells every rank the culprit: that peer, or the culprit that the peer has
+//! told. Who waits for an aborted rank thus names the first rank of the chain, and tells that name in turn.
+//! The words are for the record alone: nobody waits for them. No epoch stands in them, since a rank aborts
+//! once.
 
 use ferry_layout::{Common, Rank};
 
 use crate::machine::Machine;
 use crate::machine::signals::Signals;
 
-/// The upper half of a word that names a rank. As an epoch it is that of no round, and neither is the 0 of a word that
-/// nobody has written.
+/// The upper half of a word that names a rank. As an epoch it is that of no round, and neither is the 0 of a
+/// word that nobody has written.
 const NAMES_RANK: u64 = u32::MAX as u64;
 
-/// The rank that `peer` has given up on, as far as this rank was told, or else `peer`. For one lane.
+/// The culprit that `peer` has told this rank, or else `peer`. For one lane.
 #[inline(always)]
 pub fn culprit<S: Signals>(signals: &S, common: &Common, peer: Rank) -> Rank {
     let word = signals.load_tagged(common.window.culprit(peer)).0;
@@ -23,8 +24,8 @@ pub fn culprit<S: Signals>(signals: &S, common: &Common, peer: Rank) -> Rank {
     }
 }
 
-/// Tells every rank that this one has given up because of `culprit`; from kernels that only wait, the ranks of its
-/// node. All lanes.
+/// Tells every rank that this one has aborted because of `culprit`; from kernels that only wait, the ranks of
+/// its node. All lanes.
 #[inline(always)]
 pub fn tell_culprit<M: Machine>(machine: &M, common: &Common, culprit: Rank) {
     let word = common.window.culprit(common.rank());

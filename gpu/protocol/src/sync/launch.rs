@@ -5,14 +5,14 @@ use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord,
 use crate::machine::Machine;
 use crate::sync::culprit;
 
-/// A launch that gave up. The fault record says why.
+/// A launch that aborted. The fault record has the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted;
 
-/// [`Counter::Aborted`] of a rank that waited for itself in vain: the warp that it waited for may
-/// still say which peer it waits for.
+/// [`Counter::Aborted`] of a rank of which a warp waited for another warp in vain. That other warp may still
+/// record the peer that it waits for.
 const ABORTED_BY_ITSELF: u64 = 1;
-/// [`Counter::Aborted`] of a rank whose fault record says why.
+/// [`Counter::Aborted`] of a rank whose fault record has the reason.
 const ABORTED: u64 = 2;
 
 /// One launch of a kernel on a warp: the machine, the arguments that all kernels have, and the
@@ -57,7 +57,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Whether an earlier launch gave up. Not a part of [`begin`](Self::begin): in a `Result` the
+    /// Whether an earlier launch aborted. Not a part of [`begin`](Self::begin): in a `Result` the
     /// kernel's name would no longer be a constant to the compiler, and occupy a register.
     #[inline(always)]
     pub fn check(&self) -> Result<(), Aborted> {
@@ -76,8 +76,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Waits until `ready` returns a value on every lane. `awaited` is asked only when the wait
-    /// is given up, for a lane that is not ready.
+    /// Waits until `ready` returns a value on every lane. `awaited` is called only when the wait times out,
+    /// for a lane that is not ready.
     #[inline(always)]
     pub fn wait_lanes<T: Copy>(
         &self,
@@ -110,7 +110,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Waits until `ready` is true on some of `lanes`, and says on which. `awaited` is asked as for
+    /// Waits until `ready` is true on some of `lanes`, and returns those lanes. `awaited` is called as for
     /// [`wait_lanes`](Self::wait_lanes).
     #[inline(always)]
     pub fn wait_any(
@@ -157,7 +157,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         Ok(())
     }
 
-    /// Gives up a wait of the whole warp.
+    /// Times out a wait of the whole warp.
     #[inline(always)]
     pub fn time_out_on<T>(&self, awaited: Awaited) -> Result<T, Aborted> {
         self.time_out(FaultKind::PeerTimeout, 0, |_| awaited)
@@ -224,7 +224,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         machine.leave(Counter::Finished, self.epoch.0);
     }
 
-    /// Ends the launch with what came of it: if it gave up on a peer, tells the other ranks on whom.
+    /// Ends the launch. If the launch timed out on a peer, one warp tells the other ranks the culprit.
     #[inline(always)]
     pub fn end(&self, ended: Result<(), Aborted>) -> Result<(), Aborted> {
         if ended.is_err() {
@@ -259,8 +259,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Records that the input is at fault, once a round: with every token at fault, all warps would queue for the
-    /// page. `lanes`: which lanes have a fault; the first one's is recorded.
+    /// Records that the input is at fault, once a round: with every token at fault, all warps would queue for
+    /// the page. `lanes`: which lanes have a fault; the first one's is recorded.
     #[inline(always)]
     pub fn record_input(&self, kind: FaultKind, lanes: u32, fault: impl Fn(u32) -> Fault) {
         self.machine.lanes(|lane| {

@@ -7,7 +7,8 @@ use crate::tactics::{Phase, Split, Wire, tuning};
 pub use crate::work::extent::Extent;
 use crate::work::sub_warps::SubWarps;
 
-/// What a launch of combine does. The wire is the same on all ranks: what dispatch learnt of all sources decides it.
+/// What a launch of combine does. The wire is the same on all ranks: what dispatch learnt of all sources
+/// decides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineTactics {
     /// How rows travel.
@@ -18,17 +19,18 @@ pub struct CombineTactics {
     pub reducers_in_block: u32,
     /// Whether no sender has more than one item.
     pub one_item_each: bool,
-    /// Items that a sender takes together, a power of two.
+    /// Items that a sender takes at a time, a power of two.
     pub batch: u32,
     /// Parts that the sum of each of this rank's tokens is made in.
     pub reduce_parts: u32,
-    /// Whether so few warps reduce that each may poll all words of its rows.
+    /// Whether a reducer polls all vectors of its rows, not only one of a row that is missing: while at most
+    /// [`POLL_ALL_UP_TO_WARPS`](tuning::POLL_ALL_UP_TO_WARPS) warps reduce.
     pub polls_all: bool,
 }
 
 impl CombineTactics {
-    /// Of a launch in `phase`, on `grid`, after a dispatch in which `extent` came. `common` and `spans_nodes`: as for
-    /// [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
+    /// Of a launch in `phase`, on `grid`, after a dispatch in which `extent` came. `common` and
+    /// `spans_nodes`: as for [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
     #[inline(always)]
     pub fn decide(
         common: &Common,

@@ -31,8 +31,8 @@ pub struct DispatchTactics {
 }
 
 impl DispatchTactics {
-    /// Of a launch in `phase`, on `grid`. `common` has this rank's tokens and the plan's sizes. `spans_nodes`: whether
-    /// the kernel is the one that reaches other nodes.
+    /// Of a launch in `phase`, on `grid`. `common` has this rank's tokens and the plan's sizes.
+    /// `spans_nodes`: whether the kernel is the one that reaches other nodes.
     #[inline(always)]
     pub fn decide(common: &Common, phase: Phase, grid: Grid, spans_nodes: bool) -> Self {
         let shape = &common.shape;
@@ -71,8 +71,8 @@ impl DispatchTactics {
     }
 
     /// How this rank's rows travel. Receivers ask for each source
-    /// ([`Common::dispatches_inline`](ferry_layout::Common::dispatches_inline)). Worked out where it is asked for: a
-    /// value would occupy a register from the launch's beginning.
+    /// ([`Common::dispatches_inline`](ferry_layout::Common::dispatches_inline)). Worked out where it is asked
+    /// for: a value would occupy a register from the launch's beginning.
     #[inline(always)]
     pub fn wire(self, senders: u32) -> Wire {
         let is_specialised = matches!(self.split, Split::Specialised | Split::SpecialisedBySm);
@@ -88,7 +88,8 @@ impl DispatchTactics {
     }
 }
 
-/// Warps that notifying keeps busy: 32 tokens each for presence, 32 experts each for counts, a tile each for numbering.
+/// Warps that notifying keeps busy: 32 tokens each for presence, 32 experts each for counts, a tile each for
+/// numbering.
 #[inline(always)]
 pub fn notifications(shape: &Shape, tokens: u32, numbering: Numbering) -> u32 {
     let presence = tokens.div_ceil(LANES);
@@ -142,7 +143,7 @@ impl Work {
         } else if self.receives && self.inline_bytes >= tuning::SENDER_HALF_FROM_BYTES {
             Split::SenderHalf
         } else if !self.receives && items > warps {
-            // Notifying takes far less time than sending that much.
+            // Notifying takes much less time than sending that many items.
             Split::AllSend
         } else {
             Split::Shared

@@ -1,5 +1,5 @@
-//! What a launch does, decided once, from numbers that are the same on every warp of a rank. The rest of this crate
-//! matches on these values and compares no number of tokens, rows or warps with a constant.
+//! What a launch does, decided once, from numbers that are the same on every warp of a rank. The rest of this
+//! crate matches on these values and compares no number of tokens, rows or warps with a constant.
 //!
 //! | choice | values |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | [`Wire`] | inline flags, flagged one by one or by block, remote |
 //! | [`Split`] | which warps notify, send, receive, reduce: see [`roles`] |
 //!
-//! Each function asks the plan's most tokens before the launch's, as far as it can: kernels for one shape then have
-//! no code for what never comes.
+//! Each function asks the plan's most tokens before the launch's, as far as it can: kernels for one shape
+//! then have no code for what never comes.
 
 pub mod combine;
 pub mod dispatch;
@@ -23,8 +23,8 @@ pub enum Wire {
     Inline,
     /// Each sender releases its row, or its part of a row, and flags it.
     Flagged,
-    /// The last sender of a block releases what all of them have written, and sets their flags: no sender has more
-    /// than one item.
+    /// The last sender of a block releases what all of them have written, and sets their flags: no sender has
+    /// more than one item.
     FlaggedByBlock,
     /// Some ranks are on other nodes: rows for them are put from the staging area. Rows for this node are
     /// [`Flagged`](Self::Flagged).
@@ -40,20 +40,20 @@ pub enum Numbering {
     Tiles,
 }
 
-/// How a launch's warps share its work.
+/// How a launch's work is divided among its warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// The first warps notify, all others send, and all of them receive, or reduce, afterwards.
     Shared,
-    /// As [`Shared`](Self::Shared), with the senders on one half of the multiprocessors: what the other half waits
-    /// for comes at once.
+    /// As [`Shared`](Self::Shared), with the senders on one half of the multiprocessors: loads of the
+    /// other half do not queue behind stores to peers, so notifications and offsets come earlier.
     SenderHalf,
     /// As [`Shared`](Self::Shared), but notifiers send as well: nobody receives in this launch.
     AllSend,
     /// A warp sends or receives, or sends or reduces, not both.
     Specialised,
-    /// As [`Specialised`](Self::Specialised), and so does a multiprocessor: its loads queue behind its own stores to
-    /// peers, so one that receives should not also send.
+    /// As [`Specialised`](Self::Specialised), and so does a multiprocessor: its loads queue behind its own
+    /// stores to peers, so one that receives should not also send.
     SpecialisedBySm,
 }
 

@@ -1,4 +1,4 @@
-//! Which warp does what, where a launch's warps share its work as its tactics say.
+//! Which warp does what, by the launch's tactics.
 //!
 //! | [`Split`] | notify | send | receive, or reduce |
 //! |---|---|---|---|
@@ -81,9 +81,9 @@ impl DispatchRoles {
     }
 }
 
-/// Whether the warp with this partition of the items that may come turns counts into offsets. One in between: in a
-/// fused launch the first ones receive first, and the last ones notify and send. Where blocks are small, one that
-/// receives nothing; otherwise one that is not among those that send large parts.
+/// Whether the warp with this partition of the items that may come turns counts into offsets. One in between:
+/// in a fused launch the first ones receive first, and the last ones notify and send. Where blocks are small,
+/// one that receives nothing; otherwise one that is not among those that send large parts.
 #[inline(always)]
 pub fn computes_offsets(shape: &Shape, receiver: Partition) -> bool {
     let warp = match shape.has_small_blocks() {

@@ -3,30 +3,32 @@
 
 use ferry_layout::TokenFormat;
 
-/// From so many whole rows on, some warps send and do nothing else, also where there are more warps than rows: the
-/// first rows are in their places before the last ones leave. measured: T-026, H200.
+/// From so many whole rows on, some warps send and do nothing else, also where there are more warps than
+/// rows: the first rows are in the outputs before the last ones leave. measured: T-026, H200.
 pub const SPECIALISE_FROM_ROWS: u32 = 512;
 
 /// Bytes of an inline part's payload from which on the senders keep to one half of the multiprocessors.
 /// measured: T-092, H200.
 pub const SENDER_HALF_FROM_BYTES: u32 = 3584;
 
-/// Notifiers are at most one in so many warps: receivers cannot place a row before the counts are there, so
-/// notifiers are few and start first. measured: T-009, H200.
+/// Notifiers are at most one in so many warps: receivers cannot place a row before the counts are there, so a
+/// small number of notifiers starts first. measured: T-009, H200.
 pub const WARPS_PER_NOTIFIER: u32 = 4;
 
-/// Warps of a launch from which on combine can spare more reducers: the others fill the wire. measured: T-005, H200.
+/// Warps of a launch from which on combine can spare more reducers: the others fill the wire. measured:
+/// T-005, H200.
 pub const MORE_REDUCERS_FROM_WARPS: u32 = 1056;
 
 /// From so many items a warp on, combine sends them in batches. measured: T-065, H200.
 pub const BATCH_FROM_ITEMS_PER_WARP: u32 = 32;
 
-/// Warps that may poll all words of their rows again and again: those of more would be in the way of what comes.
+/// Warps that may poll all words of their rows again and again: the polls of more warps would slow down the
+/// rows that come.
 /// measured: T-049, H200.
 pub const POLL_ALL_UP_TO_WARPS: u32 = 512;
 
-/// Warps that send and do nothing else: so many fill the wire, and the others put rows in their places meanwhile.
-/// Encoding takes more warps than copying. measured: T-044, H200.
+/// Warps that send and do nothing else: so many fill the wire, and the others put rows into the outputs
+/// meanwhile. Encoding takes more warps than copying. measured: T-044, H200.
 #[inline(always)]
 pub const fn saturating_senders(format: TokenFormat) -> u32 {
     match format {
@@ -36,7 +38,8 @@ pub const fn saturating_senders(format: TokenFormat) -> u32 {
     }
 }
 
-/// As [`saturating_senders`], of so few `warps` that these would be missed. measured: T-068, H200.
+/// Most warps of a launch of `warps` that may send and do nothing else: on a small part of a GPU,
+/// [`saturating_senders`] would leave too few receivers. measured: T-068, H200.
 #[inline(always)]
 pub const fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
     match format {

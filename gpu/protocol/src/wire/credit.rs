@@ -1,4 +1,4 @@
-//! The handshake: no rank runs a whole round ahead of another.
+//! Credits: no rank runs a whole round ahead of another.
 //!
 //! In round `n`, ranks write to two areas of each other's windows:
 //!
@@ -39,7 +39,7 @@ use crate::machine::signals::Signals;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
 
-/// This rank has read what its peers dispatched in a round: the right to say so, which only a release gives.
+/// The right to tell peers that this rank has read what they dispatched in a round. Only a release gives it.
 #[derive(Clone, Copy)]
 pub struct Credit {
     word: Signal,
@@ -57,7 +57,7 @@ impl Credit {
         Self { word, epoch }
     }
 
-    /// Tells `to` that this rank has read all that `to` dispatched in the round. For one lane.
+    /// Returns the credit to `to`: this rank has read all that `to` dispatched in the round. For one lane.
     #[inline(always)]
     pub fn return_to<S: Signals>(self, signals: &S, to: Rank) {
         signals.signal(to, self.word, self.epoch.0);

@@ -1,13 +1,13 @@
-//! Flagged rows: a place for a row, and a flag that tells that the row is whole.
+//! Flagged rows: a row, and a word that is set once the row is whole.
 //!
 //! ```text
 //! sender:    write the row ; release ; flag := epoch          (publish)
 //! receiver:  flag >= epoch, acquired ; read the row           (is_full)
 //! ```
 //!
-//! A slot is written again only in a later round, and the [`credit`](crate::wire::credit) keeps
-//! that round from starting before the receiver is done. The flag is never reset: a later epoch
-//! is a larger number.
+//! A row is written again only in a later round, and the [`credit`](crate::wire::credit) keeps that round
+//! from starting before the receiver has read the row. The flag is never reset: a later epoch is a larger
+//! number.
 
 use ferry_layout::{Epoch, Rank, Signal};
 
@@ -25,15 +25,15 @@ pub fn publish<S: Signals>(signals: &S, to: Rank, flag: Signal, epoch: Epoch) {
     signals.signal(to, flag, epoch.0);
 }
 
-/// Whether the slot holds the row of `epoch`; if so, it can be read. For one lane.
+/// Whether the row of `epoch` is whole. If so, the row can be read afterwards. For one lane.
 #[inline(always)]
 pub fn is_full<S: Signals>(signals: &S, flag: Signal, epoch: Epoch) -> bool {
     signals.load_signal(flag) >= epoch.0
 }
 
-/// Publishes the only item that each sender of a block has, of `items` among the senders of `partition`: the last
-/// sender releases what all of them have written. `word` is this sender's, for `flag`, which sets the flags of an
-/// item; it is called with the item's number and the word of its sender, one item a lane.
+/// Publishes the only item that each sender of a block has, of `items` among the senders of `partition`: the
+/// last sender releases what all of them have written. `word` is this sender's, for `flag`, which sets the
+/// flags of an item; it is called with the item's number and the word of its sender, one item a lane.
 #[inline(always)]
 pub fn publish_by_block<M: Machine>(
     machine: &M,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One warp alone takes a word. It re-arms words only when it holds all of them, and before the
-//! [`credit`](super::credit) lets their sender write them again.
+//! [`credit`](crate::wire::credit) lets their sender write them again.
 
 use ferry_layout::{ByteOffset, RowGroup, Tensor};
 
@@ -18,15 +18,15 @@ use crate::sync::miss::TimedOut;
 
 use core::array::from_fn;
 
-/// Vectors of a lane in a short tile. What is left of a span goes as one if it fits: nothing is done for vectors
-/// that there are not.
+/// Vectors of a lane in a short tile. The rest of a byte range is one such tile if it fits, so that no
+/// instruction is spent on vectors behind the range.
 const SHORT: usize = 2;
 /// Up to so many vectors of a lane, all are polled at once. Of more, the last ones are polled first.
 const POLLED_AT_ONCE: u32 = 2;
 /// Vectors of a lane in a tile that is summed.
 pub const SUM_DEPTH: usize = 2;
 
-/// Loads the first tile of a span of a row: what [`copy`] begins with.
+/// Loads the first tile of a byte range of a row: what [`copy`] begins with.
 #[inline(always)]
 pub fn load_first<T: Tiles, const DEPTH: usize>(
     machine: &T,
@@ -76,8 +76,8 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
     tile
 }
 
-/// Copies a span of a row to the same span of the row `to(i)` for every `i` of `targets`, reading each word
-/// once. `ahead` is what [`load_first`] gave.
+/// Copies a byte range of a row to the same range of the row `to(i)` for every `i` of `targets`, reading each
+/// word once. `ahead` is what [`load_first`] gave.
 ///
 /// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every word of a row
 /// with inline flags, which is in the own window, and re-arms the row.
@@ -182,9 +182,9 @@ fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
     }
 }
 
-/// Sums the BF16 elements in a span of the rows `from(i)` of the own window, for every bit `i` of `rows`,
-/// which are the lowest ones, in this order, and writes them to `to`. Starts at +0; every sum is rounded to
-/// f32, the end to BF16.
+/// Sums the BF16 elements in a byte range of the rows `from(i)` of the own window, for every bit `i` of
+/// `rows`, which are the lowest ones, in this order, and writes them to `to`. Starts at +0; every sum is
+/// rounded to f32, the end to BF16.
 ///
 /// Waits for every word of the rows, and re-arms them. `polls_all`: whether so few warps wait that each may
 /// poll all its words at once. A miss names the first row that had not arrived.
@@ -205,7 +205,7 @@ pub fn sum<T: Tiles + Deadline>(
     Ok(())
 }
 
-/// The part of a [`sum`] that begins at byte `start`.
+/// The tile of a [`sum`] that begins at byte `start`.
 #[inline(always)]
 fn sum_tile<T: Tiles + Deadline>(
     machine: &T,
@@ -285,7 +285,7 @@ fn wait_for_vector<T: Tiles + Deadline>(
     Ok(())
 }
 
-/// A tile begins inside its span, whose bytes the row has; all are whole vectors.
+/// A tile begins inside its byte range, which the row has; all are whole vectors.
 #[inline(always)]
 fn debug_assert_is_inside<T: Tiles>(machine: &T, row: T::Address, start: u32, range: ByteRange) {
     let ByteRange { start: first, end } = range;

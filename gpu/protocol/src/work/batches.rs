@@ -1,5 +1,5 @@
-//! Items that a warp takes several at a time. The last ones are taken alone, so that all warps end at about the same
-//! time.
+//! Items that a warp takes several at a time. The last items are taken one at a time, so that all warps end
+//! at about the same time.
 
 /// Which items a ticket of the work queue stands for.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ impl Batches {
         }
     }
 
-    /// Batches of `size` items, a power of two, and at least the last `warps` items alone.
+    /// Batches of `size` items, a power of two; at least the last `warps` items have a ticket each.
     #[inline(always)]
     pub fn of(items: u32, warps: u32, size: u32) -> Self {
         let log = size.trailing_zeros();

@@ -28,8 +28,8 @@ impl Extent {
         self.tokens * shape.ranks * self.parts
     }
 
-    /// Work item `index` of them, where its source has `parts`. Each rank starts with itself, so that not
-    /// all read from the same source at the same time.
+    /// Work item `index` of all, where its source's rows have `parts`. Sources are interleaved, and each rank
+    /// begins with itself, so that not all ranks send to the same source at the same time.
     #[inline(always)]
     pub fn item(self, shape: &Shape, me: Rank, index: u32, parts: u32) -> Item {
         let row = index >> self.parts.trailing_zeros();

@@ -15,19 +15,19 @@ pub struct Item {
 }
 
 impl Item {
-    /// Its index among the source's flags.
+    /// The item's index among the source's flags.
     #[inline(always)]
     pub fn flag(self) -> u32 {
         self.token * self.parts + self.part
     }
 
-    /// What of a row of `bytes` it is.
+    /// The item's bytes, of a row of `bytes`.
     #[inline(always)]
     pub fn range(self, bytes: u32) -> ByteRange {
         ByteRange::part(bytes, self.part, self.parts)
     }
 
-    /// Where it stands in the windows that it is dispatched to.
+    /// Where the item stands in the windows that it is dispatched to.
     #[inline(always)]
     pub fn location(self, common: &Common) -> RowLocation {
         let Common { shape, window, .. } = common;
@@ -56,16 +56,16 @@ impl Item {
     }
 }
 
-/// Where a dispatched unit stands.
+/// Where a dispatched item stands.
 #[derive(Clone, Copy)]
 pub struct RowLocation {
-    /// Whether its row is bare.
+    /// Whether its row has inline flags.
     pub is_inline: bool,
     /// The row.
     pub row: ByteOffset,
-    /// Bytes from its start to the header that comes with the unit.
+    /// Bytes from the row's start to the header that comes with the item.
     pub header: u32,
-    /// What of the row's payload is the unit's.
+    /// The item's bytes of the row's payload.
     pub range: ByteRange,
 }
 

@@ -1,4 +1,4 @@
-//! Who of the warps that share a piece of work a warp is, and how work is dealt to them.
+//! A warp's index among the warps that share work, and the tasks that follow from the index.
 
 use crate::machine::Machine;
 use crate::machine::position::WarpPosition;

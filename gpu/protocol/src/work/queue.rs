@@ -5,16 +5,17 @@ use ferry_layout::Counter;
 use crate::machine::Machine;
 use crate::work::partition::Partition;
 
-/// Deals tasks to the warps that share them: the first ones one each, the others to whoever is done
-/// first. Of warps that store to peers at the same time, some get several times as much of the wire as
-/// others.
+/// Gives tasks to the warps of a [`Partition`]. Each warp's first task has the warp's index; every further
+/// task goes to the warp that asks next. Of warps that store to peers at the same time, some get several
+/// times as much of the wire as others, so that equal numbers of tasks would end at different times.
 pub struct WorkQueue<'m, M: Machine> {
     machine: &'m M,
     partition: Partition,
     tasks: u32,
-    /// Draws of all warps in this launch; 0 before.
+    /// Tickets that all warps have taken in this launch; 0 before.
     counter: Counter,
-    /// Which of the tasks after everybody's first one is the next, on lane 0. Wraps around for a first one.
+    /// This warp's ticket, on lane 0: its task, counted from the first task that is taken by ticket. A warp's
+    /// first task is before those, so that the number wraps around.
     ticket: M::Lanes<u32>,
 }
 
@@ -32,13 +33,13 @@ impl<'m, M: Machine> WorkQueue<'m, M> {
         }
     }
 
-    /// Whether no warp gets more than one.
+    /// Whether no warp gets more than one task.
     #[inline(always)]
     fn is_one_each(&self) -> bool {
         self.tasks <= self.partition.of
     }
 
-    /// This warp's next task; its first one is below `partition.of`. All lanes.
+    /// The task of this warp's ticket. The first task is below `partition.of`. All lanes.
     #[inline(always)]
     pub fn next_item(&mut self) -> Option<u32> {
         let machine = self.machine;
@@ -49,8 +50,9 @@ impl<'m, M: Machine> WorkQueue<'m, M> {
         (task < self.tasks).then_some(task)
     }
 
-    /// Asks for the next task: once between two calls of [`next_item`](Self::deal), before something that takes
-    /// long, so that nobody waits for the counter; but late, as nobody else does the task meanwhile. All lanes.
+    /// Takes the next ticket: once between two calls of [`next_item`](Self::next_item). Before work that
+    /// takes long, so that the counter's answer arrives meanwhile; but as late as possible, as no other warp
+    /// does the task meanwhile. All lanes.
     #[inline(always)]
     pub fn take_ticket(&mut self) {
         self.ticket = match self.is_one_each() {

@@ -5,7 +5,7 @@ use ferry_layout::{Common, NOT_ROUTED, Rank, Shape, Window};
 use crate::machine::rows::Bits;
 use crate::machine::{LANES, Machine};
 
-/// The experts of one token, one a lane; `NOT_ROUTED` where there is none.
+/// What `read` gives on the lanes of a token's top-k slots; `NOT_ROUTED` on all others.
 #[inline(always)]
 pub fn lane_or_none(lane: u32, top_k: u32, read: impl FnOnce() -> u32) -> u32 {
     if lane < top_k { read() } else { NOT_ROUTED }
@@ -50,8 +50,8 @@ pub fn node_of(shape: &Shape, rank: Rank) -> u64 {
     (u64::MAX >> (64 - size)) << first
 }
 
-/// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order. `ranks` came over
-/// the wire: if they do not name `rank`, the slot is one of the token's all the same.
+/// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order. `ranks` came
+/// over the wire: if they do not name `rank`, the slot is one of the token's all the same.
 #[inline(always)]
 pub fn reduced_slot(window: &Window, ranks: u64, rank: Rank) -> u32 {
     let before = (ranks & ((1 << rank.0) - 1)).count_ones();
@@ -82,7 +82,8 @@ pub fn on_each_rank<M: Machine>(machine: &M, ranks: u32, each: impl Fn(Rank)) {
 mod tests {
     use super::*;
 
-    /// A header that does not name this rank may name as many others as a token has slots, all of them before it.
+    /// A header that does not name this rank may name as many others as a token has slots, all of them before
+    /// it.
     #[test]
     fn a_reduced_slot_is_one_of_the_tokens_whatever_the_header_names() {
         let mut shape = Shape {

@@ -1,16 +1,16 @@
-//! Units that a warp reads about together: what says where they go comes by loads that wait for each other, and
-//! takes no longer for several.
+//! Sub-warps: groups of lanes that read headers of different items at the same time. The loads of one item
+//! wait for each other, and take no longer for several items.
 
 use ferry_layout::Shape;
 
 use crate::machine::LANES;
 
-/// Fewest lanes of a unit, hence at most four units.
+/// Fewest lanes of a sub-warp, hence at most four items at a time.
 /// measured: T-065, H200
 const LEAST_LANES: u32 = 8;
 
-/// How a warp's lanes are shared among units: each has as many as a token has top-k slots, rounded up to a power
-/// of two.
+/// How a warp's lanes are divided among items: each item has as many lanes as a token has top-k slots,
+/// rounded up to a power of two.
 #[derive(Clone, Copy)]
 pub struct SubWarps {
     width: u32,
@@ -25,13 +25,13 @@ impl SubWarps {
         }
     }
 
-    /// Most units of a group: 1, 2 or 4.
+    /// Items at a time: 1, 2 or 4.
     #[inline(always)]
     pub fn most(self) -> u32 {
         LANES >> self.width.trailing_zeros()
     }
 
-    /// The unit of a lane.
+    /// The item of a lane.
     #[inline(always)]
     pub fn item(self, lane: u32) -> u32 {
         lane >> self.width.trailing_zeros()
@@ -43,13 +43,13 @@ impl SubWarps {
         lane & (self.width - 1)
     }
 
-    /// The first lane of a unit.
+    /// The first lane of an item.
     #[inline(always)]
     pub fn first(self, item: u32) -> u32 {
         item << self.width.trailing_zeros()
     }
 
-    /// The lanes of a unit, as bits.
+    /// The lanes of an item, as bits.
     #[inline(always)]
     pub fn lanes(self, item: u32) -> u32 {
         u32::MAX >> (LANES - self.width) << self.first(item)

@@ -3,8 +3,8 @@
 //!
 //! Assignments are numbered in groups of 32, each by one warp. The block keeps the id of every assignment,
 //! its rank among those of its group for the same expert, and a histogram: a byte for every expert and group
-//! that says how many assignments of the group are for the expert ([`BlockHistogram`]). The rank within the expert
-//! is the sum over the groups before, plus the rank in the group.
+//! that says how many assignments of the group are for the expert ([`BlockHistogram`]). The rank within the
+//! expert is the sum over the groups before, plus the rank in the group.
 
 use ferry_layout::{
     BlockHistogram, Common, DispatchArgs, HISTOGRAM_BYTES, NOT_ROUTED, SMALL_BATCH_ASSIGNMENTS,
@@ -31,7 +31,7 @@ const DEPTH: usize = 4;
 /// Ids on their way.
 pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
 
-/// The assignments of this rank, where they are [few](ferry_layout::Shape::is_few).
+/// The assignments of this rank, where they are a [small batch](ferry_layout::Shape::is_small_batch).
 #[derive(Clone, Copy)]
 pub struct SmallBatch {
     assignments: u32,
@@ -59,7 +59,7 @@ impl SmallBatch {
         self.assignments == 0
     }
 
-    /// What a launch numbers as it begins: nothing where the assignments are not few.
+    /// What a launch numbers as it begins: nothing where the assignments are no small batch.
     #[inline(always)]
     pub fn to_number(args: &DispatchArgs) -> Self {
         let common = &args.common;
@@ -89,7 +89,7 @@ impl SmallBatch {
     }
 
     /// Asks for the ids from assignment `first(lane)` on, one for each step of the block's width; for the
-    /// last id again where there are fewer, as a load that may not take place would be waited for.
+    /// last id again where there are fewer, as the assembler waits for conditional loads.
     #[inline(always)]
     fn load_from<M: Machine>(self, machine: &M, first: impl Fn(u32) -> u32) -> Ids<M> {
         from_fn(|step| {

@@ -1,7 +1,7 @@
 //! The rank of each assignment within its expert, among all that this source sends to that expert.
 //!
-//! A small batch is numbered by each block for itself ([`block`]), so that nobody waits for others. More assignments
-//! are numbered in [`tiles`].
+//! A small batch is numbered by each block for itself ([`block`]), so that nobody waits for others. More
+//! assignments are numbered in [`tiles`].
 
 pub mod block;
 pub mod tiles;

@@ -1,5 +1,5 @@
-//! Numbering of many assignments: a warp numbers a tile of them, then the tiles of every expert are summed, 32
-//! experts a warp.
+//! Numbering of many assignments: a warp numbers a tile of them, then the tiles of every expert are summed,
+//! 32 experts a warp.
 
 use ferry_layout::{Counter, TILE_ASSIGNMENTS, Table, assignment_index, tile_counts_index};
 
@@ -61,7 +61,8 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
     machine.add(Counter::TilesDone, 1);
 }
 
-/// The expert ids of 32 assignments from `first` on; of the last one before `end` again where there are fewer.
+/// The expert ids of 32 assignments from `first` on; of the last one before `end` again where there are
+/// fewer.
 #[inline(always)]
 fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
     machine.lanes(|lane| {
