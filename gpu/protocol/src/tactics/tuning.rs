@@ -1,4 +1,4 @@
-//! Numbers that were found by measuring, and that only the protocol needs. Those that fix bytes, or that the host
+//! Numbers that trials gave, and that only the protocol needs. Those that fix bytes, or that the host
 //! needs as well, stand in `ferry_layout`. Each names its entry of `gpu/protocol/TUNING.md` and the GPU.
 
 use ferry_layout::TokenFormat;
