@@ -187,8 +187,8 @@ fn rows_sent_back_by_a_warp_each_are_flagged_together() {
 }
 
 /// Rows that no source has few enough of to send them bare, and more of them than warps: combine deals the last
-/// ones in pieces.
-fn in_pieces(seed: u64) -> Case {
+/// ones in batches of a few.
+fn in_batches(seed: u64) -> Case {
     let mut dice = Dice::new(seed);
     let mut tokens = vec![0; 16];
     tokens[dice.below(16)] = 133 + dice.below(20);
@@ -207,8 +207,8 @@ fn in_pieces(seed: u64) -> Case {
 }
 
 #[test]
-fn rows_sent_back_in_pieces() {
-    all(5_100..5_106, in_pieces);
+fn rows_sent_back_in_batches() {
+    all(5_100..5_106, in_batches);
 }
 
 /// A small batch, which every block numbers for itself: less than a group of 32 assignments, whole groups and
