@@ -97,11 +97,11 @@ mod tests {
         let of = |line: &str| constant(line, &common);
         let moved = |line: &str, value: &str| assert_eq!(of(line).as_deref(), Some(value));
         moved(
-            "\tld.param::entry.b64 \t%rd1, [ferry_dispatch_param_0+64];",
+            "\tld.param::entry.b64 \t%rd1, [ferry_dispatch_param_0+72];",
             &format!("\tmov.b64 \t%rd1, {};", 4_u64 << 32 | 4),
         );
         moved(
-            "\tld.param::entry.b32 \t%r7, [ferry_dispatch_param_0+80];",
+            "\tld.param::entry.b32 \t%r7, [ferry_dispatch_param_0+88];",
             "\tmov.b32 \t%r7, 7168;",
         );
         // A field of its own before, this rank, what comes behind the layout, a function's parameter, no load at all.
@@ -123,13 +123,13 @@ mod tests {
             specialised(&Module::parse(&ptx).unwrap(), &SHAPE)
         };
         // Loads that are written otherwise are kept, instructions in comments are none.
-        let loads = "\tld.param.u32 \t%r1, [ferry_combine_param_0+72];\n\tadd.s32 \t%r2, %r1, 1;";
+        let loads = "\tld.param.u32 \t%r1, [ferry_combine_param_0+80];\n\tadd.s32 \t%r2, %r1, 1;";
         let text = special(&format!("/*\n\tmov.b32 \t%r1, 4;\n*/\n{loads}"));
         assert!(text.contains(loads), "{text}");
         assert!(!text.contains("my_combine"), "{text}");
         // Registers that are named otherwise are given constants, but nothing is worked out with them.
         let text = special(
-            "\t.reg .b64 \t%r<9>;\n\tld.param::entry.b32 \t%x, [ferry_combine_param_0+72];\n\
+            "\t.reg .b64 \t%r<9>;\n\tld.param::entry.b32 \t%x, [ferry_combine_param_0+80];\n\
              \tmov.b64 \t%r1, 4;\n\tadd.s64 \t%r2, %r1, 1;",
         );
         assert!(text.contains("\tmov.b32 \t%x, 256;"), "{text}");
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn the_rounds_kernels_are_kept_and_no_others() {
         let ptx = ".version 8.3\n.func helper\n{\n\tret;\n}\n.visible .entry ferry_combine(\n)\n{\n\
-                   \tld.param::entry.b32 \t%r1, [ferry_combine_param_0+72];\n}\n\
+                   \tld.param::entry.b32 \t%r1, [ferry_combine_param_0+80];\n}\n\
                    .visible .entry ferry_combine_shmem(\n)\n{\n\tret;\n}\n\
                    .visible .entry ferry_fused_silu(\n)\n{\n\tret;\n}\n.func last\n{\n}\n";
         let wanted = ".version 8.3\n.func helper\n{\n\tret;\n}\n.visible .entry ferry_combine(\n)\n{\n\

@@ -271,7 +271,9 @@ mod tests {
             let at = device.alloc(8).unwrap();
             device.upload(at, &[0; 8]).unwrap();
             if let Some(offset) = offset {
-                device.upload(at.plus(offset), &[1]).unwrap();
+                // SAFETY: the guard zone behind the allocation, which lies in the same memory.
+                let behind = unsafe { DevicePtr::new(at.address() + offset, 1) };
+                device.upload(behind, &[1]).unwrap();
             }
             let damage = guarded.damage().unwrap();
             let is_right = match (&damage, found) {
