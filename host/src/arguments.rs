@@ -21,7 +21,8 @@ pub struct DispatchInput {
     pub topk_weights: Option<Tensor<2>>,
     /// f32 `[1]`, [`TokenFormat::Nvfp4`](crate::TokenFormat) only: the global scale that the block
     /// scales are multiplied with, 2^-126 to 2^126, usually `448 * 6 / amax` of a calibration. `None`: it
-    /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows mean what.
+    /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows
+    /// mean what.
     pub input_scale: Option<Tensor<1>>,
 }
 
@@ -288,8 +289,8 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// In exact mode a position is also a row of the staging, of which there are [`Shape::max_rows`]: fewer than
-    /// [`Plan::max_rows`] where that is rounded up.
+    /// In exact mode a position is also a row of the staging, of which there are
+    /// [`Shape::max_rows`]: fewer than [`Plan::max_rows`] where that is rounded up.
     #[test]
     fn positions_of_a_combine_stay_in_the_staging() {
         let config = Config {

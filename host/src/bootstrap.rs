@@ -10,11 +10,12 @@ pub use tcp::TcpBootstrap;
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
 /// engine already has.
 ///
-/// All ranks make the same calls in the same order. Every wait must end, with an error that names the rank that
-/// was lost where that is known ([`BootstrapError::lost_rank`]), and after an error each later call should fail at once, as
-/// [`TcpBootstrap`]'s do. An NVSHMEM group comes to a barrier here before each call that waits for all ranks
-/// inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not), making, closing and leaving
-/// communicators and groups wait for ever for a rank that was lost.
+/// All ranks make the same calls in the same order. Every wait must end, with an error that names
+/// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
+/// each later call should fail at once, as [`TcpBootstrap`]'s do. An NVSHMEM group comes to a
+/// barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
+/// waits do not end (MPI's do not), making, closing and leaving communicators and groups wait for
+/// ever for a rank that was lost.
 pub trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;
@@ -62,8 +63,8 @@ pub enum BootstrapError {
         /// Where they meet.
         address: SocketAddr,
     },
-    /// Processes do not agree on the size of the group. On rank 0 only when its time is over and nobody else has
-    /// come as that rank.
+    /// Processes do not agree on the size of the group. On rank 0 only when its time is over and
+    /// nobody else has come as that rank.
     #[error(
         "rank {rank} expects {ours} ranks, but rank {peer} expects {theirs} (rendezvous at {address})"
     )]
@@ -97,8 +98,8 @@ pub enum BootstrapError {
         /// Where they meet.
         address: SocketAddr,
     },
-    /// A rank did not answer. Rank 0 answers when all have come: where `peer` is 0, it may be there and wait for
-    /// another, and nobody is known to be lost.
+    /// A rank did not answer. Rank 0 answers when all have come: where `peer` is 0, it may be there
+    /// and wait for another, and nobody is known to be lost.
     #[error("rank {peer} at {address} did not answer within {seconds} s ({doing})")]
     Timeout {
         /// Who was waited for.
@@ -138,8 +139,8 @@ pub enum BootstrapError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A rank was lost: its process ended, its connection broke, it did not keep to the protocol, or rank 0 waited
-    /// for it in vain. Told by another rank, or known from an earlier call.
+    /// A rank was lost: its process ended, its connection broke, it did not keep to the protocol,
+    /// or rank 0 waited for it in vain. Told by another rank, or known from an earlier call.
     #[error("rank {rank} was lost: {reason}")]
     Lost {
         /// The lost one.
@@ -167,9 +168,9 @@ pub enum BootstrapError {
 }
 
 impl BootstrapError {
-    /// The rank that was lost, or did not keep to the protocol, once the processes had met. `None` where that is not
-    /// known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of [`GaveUp`](Self::GaveUp), all
-    /// may be there.
+    /// The rank that was lost, or did not keep to the protocol, once the processes had met. `None`
+    /// where that is not known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of
+    /// [`GaveUp`](Self::GaveUp), all may be there.
     pub const fn lost_rank(&self) -> Option<u32> {
         match self {
             Self::Timeout { peer: 0, .. } => None,

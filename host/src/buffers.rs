@@ -110,8 +110,8 @@ impl Memory {
     /// # Safety
     /// As [`Device::free`], of every allocation.
     unsafe fn free(self) -> Result<(), Error> {
-        // SAFETY: this device's `alloc` gave them, and each is freed once, also behind one that cannot be freed.
-        // The rest is the caller's promise.
+        // SAFETY: this device's `alloc` gave them, and each is freed once, also behind one that
+        // cannot be freed. The rest is the caller's promise.
         let freed = self.at.iter().map(|&at| unsafe { self.device.free(at) });
         freed.fold(Ok(()), Result::and)
     }

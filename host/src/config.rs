@@ -43,9 +43,9 @@ pub struct Config {
     pub format: TokenFormat,
     /// How expert outputs come back.
     pub combine: CombineMode,
-    /// Longest time that a kernel waits for all that it waits for together, from its start. A dispatch also waits for
-    /// ranks that still read the round before: for these until the deadline of the combine before, if that comes first.
-    /// After it the kernel returns, and
+    /// Longest time that a kernel waits for all that it waits for together, from its start. A
+    /// dispatch also waits for ranks that still read the round before: for these until the deadline
+    /// of the combine before, if that comes first. After it the kernel returns, and
     /// [`ExpertParallel::check`](crate::ExpertParallel::check) says what it waited for.
     pub deadline: Duration,
     /// Whether kernels look for experts that a token lists twice.

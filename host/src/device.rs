@@ -15,8 +15,8 @@ use crate::{Error, LoadedKernels, Tensor, TensorError};
 /// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
 /// used from there on.
 ///
-/// Memory of [`Device::alloc`] is for that device, and for those that can address its memory: pass it to no others. The
-/// address does not tell whose it is, so no call checks it.
+/// Memory of [`Device::alloc`] is for that device, and for those that can address its memory: pass
+/// it to no others. The address does not tell whose it is, so no call checks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DevicePtr {
     address: u64,
@@ -86,8 +86,8 @@ impl Stream {
     /// # Safety
     /// For as long as this value or a copy is passed to anything, it is a live stream of the primary context
     /// of the device to which it is passed. A graph that others than `CudaDevice::capture` make of
-    /// what is enqueued on it is not launched after a communicator whose calls it has, or a group of theirs, was
-    /// closed, nor after their devices were dropped.
+    /// what is enqueued on it is not launched after a communicator whose calls it has, or a group
+    /// of theirs, was closed, nor after their devices were dropped.
     pub const unsafe fn new(handle: u64) -> Self {
         Self(handle)
     }
@@ -141,10 +141,10 @@ pub struct Launch {
 ///
 /// # Safety
 /// Kernels work with what a device gives, and nothing checks it there. An implementation promises that
-/// - [`alloc`](Self::alloc) gives memory of this device, of as many bytes as it was asked for, that nothing else uses
-///   until [`free`](Self::free);
-/// - [`upload`](Self::upload), [`download`](Self::download) and [`fill`](Self::fill) are over when they return, and touch
-///   no bytes but those that they were given;
+/// - [`alloc`](Self::alloc) gives memory of this device, of as many bytes as it was asked for, that
+///   nothing else uses until [`free`](Self::free);
+/// - [`upload`](Self::upload), [`download`](Self::download) and [`fill`](Self::fill) are over when
+///   they return, and touch no bytes but those that they were given;
 /// - a stream of [`stream`](Self::stream) lives for as long as the process;
 /// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
@@ -157,8 +157,8 @@ pub unsafe trait Device: Send + Sync {
     /// Frees what [`alloc`](Self::alloc) gave. Synchronises.
     ///
     /// # Safety
-    /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued, no graph that
-    /// will be launched, no copy of `at`.
+    /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued,
+    /// no graph that will be launched, no copy of `at`.
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error>;
     /// Copies to the device; more bytes than `to` has are refused, here and below
     /// ([`Error::MemoryTooShort`]). Synchronises.
@@ -178,14 +178,15 @@ pub unsafe trait Device: Send + Sync {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
-    /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device: those of a green
-    /// context. May be called while the stream is captured. Does not synchronise.
+    /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device:
+    /// those of a green context. May be called while the stream is captured. Does not synchronise.
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
         let _ = stream;
         None
     }
-    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is, by a device of this
-    /// process. Called before each launch of a communicator. Does not synchronise.
+    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is,
+    /// by a device of this process. Called before each launch of a communicator. Does not
+    /// synchronise.
     fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
         let _ = (stream, held);
         Ok(())
@@ -194,8 +195,9 @@ pub unsafe trait Device: Send + Sync {
     ///
     /// # Safety
     /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
-    /// [`DevicePtr::new`], that of the fault page is what [`fault_page`](Self::fault_page) gave, and `launch.kernels` are
-    /// what [`kernels`](Self::kernels) of this device gave for the shape in them, or the general ones.
+    /// [`DevicePtr::new`], that of the fault page is what [`fault_page`](Self::fault_page) gave,
+    /// and `launch.kernels` are what [`kernels`](Self::kernels) of this device gave for the shape
+    /// in them, or the general ones.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
@@ -255,8 +257,9 @@ impl dyn Device {
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.
 ///
 /// # Safety
-/// At [`address`](Self::address), which stays the same, is a [`FaultPage`] that the kernels of the device that gave the
-/// value may read and write until the value is dropped, and that the host accesses only in ways that allow for that.
+/// At [`address`](Self::address), which stays the same, is a [`FaultPage`] that the kernels of the
+/// device that gave the value may read and write until the value is dropped, and that the host
+/// accesses only in ways that allow for that.
 pub unsafe trait SharedPage: Send + Sync {
     /// Where the device writes it.
     fn address(&self) -> u64;
@@ -270,14 +273,19 @@ pub unsafe trait SharedPage: Send + Sync {
 ///
 /// # Safety
 /// Kernels work with what a fabric gives, and nothing checks it there. An implementation promises that
-/// - [`ranks`](Self::ranks), [`local_ranks`](Self::local_ranks) and [`device`](Self::device) always give the same;
-/// - each window of [`alloc_windows`](Self::alloc_windows) is memory that the device of its rank may read and write, of
-///   as many bytes as its value says, and that nothing else uses until [`free_windows`](Self::free_windows);
-/// - those of [`peer_windows`](Self::peer_windows) are memory that the device of `rank` may read and write, of as many
-///   bytes as their values say, for as long as the window of the rank that each is of;
-/// - [`reaches_other_nodes`](Self::reaches_other_nodes) is true only where the kernels' calls for ranks of other nodes
-///   work on the devices, and know the ranks by the same numbers and the windows by the same addresses;
-/// - [`all_gather`](Self::all_gather) and [`barrier`](Self::barrier) give `Ok` only after every process has called them;
+/// - [`ranks`](Self::ranks), [`local_ranks`](Self::local_ranks) and [`device`](Self::device) always
+///   give the same;
+/// - each window of [`alloc_windows`](Self::alloc_windows) is memory that the device of its rank
+///   may read and write, of as many bytes as its value says, and that nothing else uses until
+///   [`free_windows`](Self::free_windows);
+/// - those of [`peer_windows`](Self::peer_windows) are memory that the device of `rank` may read
+///   and write, of as many bytes as their values say, for as long as the window of the rank that
+///   each is of;
+/// - [`reaches_other_nodes`](Self::reaches_other_nodes) is true only where the kernels' calls for
+///   ranks of other nodes work on the devices, and know the ranks by the same numbers and the
+///   windows by the same addresses;
+/// - [`all_gather`](Self::all_gather) and [`barrier`](Self::barrier) give `Ok` only after every
+///   process has called them;
 /// - all that it gave stays as it is until it is freed, closed or dropped.
 pub unsafe trait Fabric: Send + Sync {
     /// For people: "local", "nvshmem", "simulated".
@@ -318,7 +326,8 @@ pub unsafe trait Fabric: Send + Sync {
     /// Leaves the group, after all windows were freed or leaked. Collective.
     ///
     /// # Safety
-    /// No communicator over this fabric, of whichever group, is open, and no graph of one is launched any more.
+    /// No communicator over this fabric, of whichever group, is open, and no graph of one is
+    /// launched any more.
     unsafe fn close(&self) -> Result<(), Error> {
         Ok(())
     }

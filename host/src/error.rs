@@ -385,8 +385,8 @@ pub enum Error {
         /// The other one.
         peer: Rank,
     },
-    /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is closed: drop the
-    /// graphs, then close `communicator`. Dropped, it is leaked.
+    /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is
+    /// closed: drop the graphs, then close `communicator`. Dropped, it is leaked.
     #[error("rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; drop them first", communicator.rank().0)]
     GraphsAlive {
         /// Graphs that `CudaDevice::capture` gave.

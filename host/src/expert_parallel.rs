@@ -23,23 +23,26 @@ const MAX_STREAMS: usize = 16;
 /// and split and fused calls may be mixed between ranks. The kernels of a round belong in one
 /// stream, or in streams that the caller orders.
 ///
-/// From compute capability 9.0 on, a kernel may begin before the one before it in its stream has ended, and waits for
-/// that itself before it reads or writes a tensor (programmatic stream serialization): a captured graph has such edges.
+/// From compute capability 9.0 on, a kernel may begin before the one before it in its stream has
+/// ended, and waits for that itself before it reads or writes a tensor (programmatic stream
+/// serialization): a captured graph has such edges.
 ///
 /// # What waits on a GPU at one time
 ///
-/// A kernel that waits for peers begins with as many blocks as the plan's [`max_sms`](crate::Config::max_sms) says, each
-/// with a multiprocessor of its own, and all must find room before any rank gets on. So must everything else that
-/// waits for other GPUs: two communicators in two streams, or Ferry beside NCCL, can each hold the multiprocessors that
-/// the other one needs on another GPU, and wait for each other until the deadline, which is then a
-/// [`PeerTimeout`](crate::FaultKind) of all. Either order them in one stream, in the same order on every rank (or
-/// by events), or let them fit together: the sum of their `max_sms`, and of what others take (NCCL: a
-/// multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's. `combine_async` waits for nobody, and
-/// only delays; `dispatch_async` waits for the ranks that are still in the round before.
+/// A kernel that waits for peers begins with as many blocks as the plan's
+/// [`max_sms`](crate::Config::max_sms) says, each with a multiprocessor of its own, and all must
+/// find room before any rank gets on. So must everything else that waits for other GPUs: two
+/// communicators in two streams, or Ferry beside NCCL, can each hold the multiprocessors that the
+/// other one needs on another GPU, and wait for each other until the deadline, which is then a
+/// [`PeerTimeout`](crate::FaultKind) of all. Either order them in one stream, in the same order on
+/// every rank (or by events), or let them fit together: the sum of their `max_sms`, and of what
+/// others take (NCCL: a multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's.
+/// `combine_async` waits for nobody, and only delays; `dispatch_async` waits for the ranks that are
+/// still in the round before.
 ///
-/// Under MPS the same counts for all processes of a GPU together. Ranks of one group each need a GPU of their own. In
-/// a stream of a green context a launch that takes more multiprocessors than the context has is refused
-/// ([`Error::GreenContext`]); those of a graph are those of its capture.
+/// Under MPS the same counts for all processes of a GPU together. Ranks of one group each need a
+/// GPU of their own. In a stream of a green context a launch that takes more multiprocessors than
+/// the context has is refused ([`Error::GreenContext`]); those of a graph are those of its capture.
 ///
 /// What a kernel meets (an invalid expert id, a peer that does not come) is found by
 /// [`check`](Self::check), after the stream was synchronised.
@@ -62,12 +65,13 @@ pub struct ExpertParallel {
     closed: bool,
 }
 
-/// What kernels of a communicator need for as long as they can be launched: it and the graphs that were captured of it
-/// hold one together.
+/// What kernels of a communicator need for as long as they can be launched: it and the graphs that
+/// were captured of it hold one together.
 struct Launchable {
     /// The group is not closed.
     _member: Member,
-    /// Their fabric, and so the devices and kernels of this process, stay when communicator and group are dropped.
+    /// Their fabric, and so the devices and kernels of this process, stay when communicator and
+    /// group are dropped.
     _windows: Arc<Windows>,
 }
 
@@ -76,15 +80,15 @@ impl ExpertParallel {
     /// configurations. One value for each rank of this process, ascending. Collective.
     /// Synchronises.
     ///
-    /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one; what they had
-    /// allocated is freed, but for windows that only all ranks can free: those are leaked, with a warning. In
-    /// an NVSHMEM group a rank that is lost while the windows are allocated can keep the others waiting
-    /// for ever, see [`Group::close`].
+    /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one;
+    /// what they had allocated is freed, but for windows that only all ranks can free: those are
+    /// leaked, with a warning. In an NVSHMEM group a rank that is lost while the windows are
+    /// allocated can keep the others waiting for ever, see [`Group::close`].
     ///
     /// # Errors
-    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`], [`Error::PeerFailed`],
-    /// [`Error::FabricAnswer`],
-    /// [`Error::Bootstrap`] that names the lost rank, and what the group's devices report.
+    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`],
+    /// [`Error::PeerFailed`], [`Error::FabricAnswer`], [`Error::Bootstrap`] that names the lost
+    /// rank, and what the group's devices report.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
         let (fabric, shape) = (&group.fabric, plan.shape());
         if shape.ranks != group.ranks() {
@@ -189,9 +193,10 @@ impl ExpertParallel {
     /// the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`]; [`Error::DispatchWithoutCombine`],
-    /// [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`] where the round before has not
-    /// ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
+    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`];
+    /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
+    /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
+    /// the launch reports. Nothing is enqueued then.
     pub fn dispatch(
         &mut self,
         stream: Stream,
@@ -204,9 +209,10 @@ impl ExpertParallel {
         Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
     }
 
-    /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read what the round before
-    /// brought, which is usually so when it begins, and for nothing else that a peer does. Enqueues
-    /// only; `input` is in use until `stream` has passed the kernel. Collective.
+    /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read
+    /// what the round before brought, which is usually so when it begins, and for nothing else that
+    /// a peer does. Enqueues only; `input` is in use until `stream` has passed the kernel.
+    /// Collective.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
@@ -303,7 +309,8 @@ impl ExpertParallel {
     ///
     /// # Errors
     /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls: nothing is
-    /// freed, and the error gives the communicator back. [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
+    /// freed, and the error gives the communicator back. [`Error::Bootstrap`] that names a lost
+    /// rank, and what the device or the group reports.
     pub fn close(mut self) -> Result<(), Error> {
         let graphs = Arc::strong_count(&self.member) - 1;
         if graphs > 0 {
@@ -352,9 +359,9 @@ impl ExpertParallel {
             max_sms,
             stream,
         };
-        // SAFETY: the tensors were found to have memory for every element when `args` was made of them; what else
-        // it names is this communicator's, allocated in the plan's sizes and kept until it is closed, and the kernels
-        // are what its device gave.
+        // SAFETY: the tensors were found to have memory for every element when `args` was made of
+        // them; what else it names is this communicator's, allocated in the plan's sizes and kept
+        // until it is closed, and the kernels are what its device gave.
         unsafe { self.device().launch(&launch) }
     }
 

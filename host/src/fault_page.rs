@@ -16,11 +16,12 @@ const ACKNOWLEDGED: usize = offset_of!(FaultPage, acknowledged) / size_of::<u64>
 /// Times that a page is read while it is being written: a device is done within microseconds.
 const MOST_TRIES: u32 = 10_000;
 
-/// A page as it stands. If its record is still being written after many tries, the record's numbers differ, and
-/// [`FaultPage::has_news`] says that there are none yet.
+/// A page as it stands. If its record is still being written after many tries, the record's numbers
+/// differ, and [`FaultPage::has_news`] says that there are none yet.
 ///
-/// The device stores `begun`, the record and `complete`, with fences of system scope in between. So whoever loads
-/// `complete` first and `begun` last and finds the same number has loaded one record in between.
+/// The device stores `begun`, the record and `complete`, with fences of system scope in between. So
+/// whoever loads `complete` first and `begun` last and finds the same number has loaded one record
+/// in between.
 pub(crate) fn read(words: &[AtomicU64; WORDS]) -> FaultPage {
     let mut page = load(words);
     for _ in 0..MOST_TRIES {

@@ -43,13 +43,15 @@ pub struct NvshmemOptions {
 impl Group {
     /// `ranks` simulated ranks in this process. `seed` decides every choice of the simulation.
     ///
-    /// The simulation runs while some thread waits in [`ExpertParallel::synchronize`](crate::ExpertParallel::synchronize),
-    /// in a time of its own, of which a step takes 100 ns. A deadline passes when so much of that time has passed,
-    /// or when nothing more can happen: at once if every rank has a kernel running or was lost; otherwise some
-    /// thread may still launch one, and until it does, simulated time passes as wall time does: each launch that
-    /// waits in vain gives up about its own deadline after it began, however many others wait.
-    /// [`Options::patience`] sets another time, after which the next deadline passes if nothing was launched. A
-    /// [`Fault`](crate::Fault) that came of it names that time, or the deadline, in `patience_ms`.
+    /// The simulation runs while some thread waits in
+    /// [`ExpertParallel::synchronize`](crate::ExpertParallel::synchronize), in a time of its own,
+    /// of which a step takes 100 ns. A deadline passes when so much of that time has passed, or
+    /// when nothing more can happen: at once if every rank has a kernel running or was lost;
+    /// otherwise some thread may still launch one, and until it does, simulated time passes as wall
+    /// time does: each launch that waits in vain gives up about its own deadline after it began,
+    /// however many others wait. [`Options::patience`] sets another time, after which the next
+    /// deadline passes if nothing was launched. A [`Fault`](crate::Fault) that came of it names
+    /// that time, or the deadline, in `patience_ms`.
     ///
     /// # Errors
     /// [`Error::NoRanks`] for zero ranks.
@@ -183,21 +185,24 @@ impl Group {
     /// first. Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
     /// process ends; for the others it makes no difference.
     ///
-    /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing windows does, and
-    /// nothing bounds that. So all ranks come to a barrier of their [`Bootstrap`](crate::Bootstrap) first. Where
-    /// that fails, because a rank was lost, its error is returned, and this process stays joined until it ends.
-    /// Two things can still wait for ever: NVSHMEM itself, if a rank is lost just when the barrier lets all go on
-    /// ([`TcpBootstrap`](crate::TcpBootstrap) says when), or after it and before its call is over; and a bootstrap whose own waits do not end, as MPI's.
+    /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing
+    /// windows does, and nothing bounds that. So all ranks come to a barrier of their
+    /// [`Bootstrap`](crate::Bootstrap) first. Where that fails, because a rank was lost, its error
+    /// is returned, and this process stays joined until it ends. Two things can still wait for
+    /// ever: NVSHMEM itself, if a rank is lost just when the barrier lets all go on
+    /// ([`TcpBootstrap`](crate::TcpBootstrap) says when), or after it and before its call is over;
+    /// and a bootstrap whose own waits do not end, as MPI's.
     ///
     /// # Errors
-    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again. [`Error::Bootstrap`] that names the
-    /// lost rank where it is known, and what the group reports.
+    /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again.
+    /// [`Error::Bootstrap`] that names the lost rank where it is known, and what the group reports.
     pub fn close(&self) -> Result<(), Error> {
         // Held meanwhile: a communicator that begins finds the group closed, or is found.
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         match *members {
-            // SAFETY: no communicator of this group is open or will be launched by a graph, and none begins while the
-            // count is held. Those of other groups over the fabric are the promise of whoever called `fabric`.
+            // SAFETY: no communicator of this group is open or will be launched by a graph, and
+            // none begins while the count is held. Those of other groups over the fabric are the
+            // promise of whoever called `fabric`.
             0 => unsafe { self.fabric.close() },
             communicators => Err(Error::CommunicatorsOpen { communicators }),
         }
@@ -223,8 +228,8 @@ impl Group {
     /// What it is a group over, for tests that put one of their own between.
     ///
     /// # Safety
-    /// Neither the fabric nor a group over it is closed while this group has communicators or they have graphs, nor this
-    /// group while another group over it has.
+    /// Neither the fabric nor a group over it is closed while this group has communicators or they
+    /// have graphs, nor this group while another group over it has.
     #[doc(hidden)]
     pub unsafe fn fabric(&self) -> &Arc<dyn Fabric> {
         &self.fabric

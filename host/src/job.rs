@@ -1,9 +1,10 @@
 //! The calls of NVSHMEM that wait for every rank, each behind a wait that ends.
 //!
-//! Nothing bounds a wait inside NVSHMEM: where a rank is gone, such a call never returns to the others. So all
-//! ranks first tell each other through the bootstrap that they are about to make it, and none makes it
-//! where that fails. What stays is a rank that is lost between the two, or just when the bootstrap lets all
-//! go on ([`TcpBootstrap`](crate::TcpBootstrap) says what can happen then).
+//! Nothing bounds a wait inside NVSHMEM: where a rank is gone, such a call never returns to the
+//! others. So all ranks first tell each other through the bootstrap that they are about to make it,
+//! and none makes it where that fails. What stays is a rank that is lost between the two, or just
+//! when the bootstrap lets all go on ([`TcpBootstrap`](crate::TcpBootstrap) says what can happen
+//! then).
 
 use crate::{Bootstrap, BootstrapError, DevicePtr, Error};
 use ferry_layout::Rank;

@@ -75,8 +75,8 @@ impl Private {
         for at in [&mut self.workspace, &mut self.peers] {
             let at = std::mem::replace(at, DevicePtr::NULL);
             if at != DevicePtr::NULL {
-                // SAFETY: `alloc` got it from this device, and nobody but this communicator's kernels uses it. Its
-                // owner synchronises with them, or leaks.
+                // SAFETY: `alloc` got it from this device, and nobody but this communicator's
+                // kernels uses it. Its owner synchronises with them, or leaks.
                 result = result.and(unsafe { self.device.free(at) });
             }
         }
@@ -209,8 +209,8 @@ pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
     }
 }
 
-/// Whether all ranks come out of a step well. The outer error is that of asking, or this rank's own if it has one;
-/// then nobody knows. Collective.
+/// Whether all ranks come out of a step well. The outer error is that of asking, or this rank's own
+/// if it has one; then nobody knows. Collective.
 pub(crate) fn agree<T>(
     fabric: &dyn Fabric,
     step: &'static str,

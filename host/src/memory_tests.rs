@@ -78,7 +78,8 @@ impl Failing {
     }
 }
 
-// SAFETY: what it gives is the simulator's, which refuses accesses elsewhere, and no more bytes than that has.
+// SAFETY: what it gives is the simulator's, which refuses accesses elsewhere, and no more bytes
+// than that has.
 unsafe impl Fabric for Failing {
     fn name(&self) -> &'static str {
         "failing"

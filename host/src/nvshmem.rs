@@ -180,9 +180,10 @@ impl NvshmemFabric {
     }
 }
 
-// SAFETY: windows come from NVSHMEM's symmetric heap on this rank's device, in the size asked for, and NVSHMEM maps those
-// of peers; they stay until they are freed or the job is left. The job's ranks have the bootstrap's numbers, and the
-// module of the kernels is known to NVSHMEM. The bootstrap's collectives are `all_gather` and `barrier`.
+// SAFETY: windows come from NVSHMEM's symmetric heap on this rank's device, in the size asked for,
+// and NVSHMEM maps those of peers; they stay until they are freed or the job is left. The job's
+// ranks have the bootstrap's numbers, and the module of the kernels is known to NVSHMEM. The
+// bootstrap's collectives are `all_gather` and `barrier`.
 unsafe impl Fabric for NvshmemFabric {
     fn name(&self) -> &'static str {
         "nvshmem"
@@ -257,8 +258,8 @@ unsafe impl Fabric for NvshmemFabric {
     }
 
     unsafe fn close(&self) -> Result<(), Error> {
-        // SAFETY: the caller's promise: no communicator is open, so that nothing uses windows any more. `leave` waits for
-        // kernels that dropped communicators left behind.
+        // SAFETY: the caller's promise: no communicator is open, so that nothing uses windows any
+        // more. `leave` waits for kernels that dropped communicators left behind.
         unsafe { self.lock().leave(true) }
     }
 }

@@ -49,8 +49,8 @@ impl Gpu {
     }
 }
 
-/// Refuses a GPU that two ranks have: their kernels would wait for each other's turn on it. `gpus` are those of
-/// all ranks.
+/// Refuses a GPU that two ranks have: their kernels would wait for each other's turn on it. `gpus`
+/// are those of all ranks.
 pub(crate) fn require_own(gpus: &[Gpu]) -> Result<(), Error> {
     for (second, gpu) in gpus.iter().enumerate() {
         if let Some(first) = gpus[..second].iter().position(|other| other == gpu) {

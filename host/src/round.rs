@@ -81,8 +81,9 @@ impl<'a> DispatchPending<'a> {
     /// are not used. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyScales`], [`Error::Tensor`], [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is enqueued
-    /// then, and [`ExpertParallel::unfinished`] gives the wait back.
+    /// [`Error::TooManyScales`], [`Error::Tensor`], [`Error::GreenContext`], [`Error::Poisoned`],
+    /// or what the launch reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`]
+    /// gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
         let Self { rank, tokens } = self;
         let args = output.add_to(args_of(&rank.common, tokens), &rank.plan)?;
@@ -117,10 +118,11 @@ impl<'a> Dispatched<'a> {
     /// until `stream` has passed the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::Tensor`], [`Error::TensorsOverlap`]; [`Error::WeightsInReducedMode`], [`Error::ApartInReducedMode`],
-    /// [`Error::WrongCombineOutput`] where weights, output and mode do not fit together;
-    /// [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then, and
-    /// [`ExpertParallel::unfinished`] gives the dispatch back.
+    /// [`Error::Tensor`], [`Error::TensorsOverlap`]; [`Error::WeightsInReducedMode`],
+    /// [`Error::ApartInReducedMode`], [`Error::WrongCombineOutput`] where weights, output and mode
+    /// do not fit together; [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch
+    /// reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`] gives the dispatch
+    /// back.
     pub fn combine(
         self,
         stream: Stream,
@@ -193,8 +195,8 @@ impl<'a> CombinePending<'a> {
     /// `combine_async`. Collective.
     ///
     /// # Errors
-    /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is enqueued then, and
-    /// [`ExpertParallel::unfinished`] gives the wait back.
+    /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
+    /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream) -> Result<(), Error> {
         let Self {
             rank,

@@ -29,8 +29,9 @@ impl SimulatedFabric {
     }
 }
 
-// SAFETY: the simulator allocates each window for its rank, in the size asked for, lets all its ranks address it, and
-// refuses accesses elsewhere. Its ranks are all in this process, and it simulates the network between nodes.
+// SAFETY: the simulator allocates each window for its rank, in the size asked for, lets all its
+// ranks address it, and refuses accesses elsewhere. Its ranks are all in this process, and it
+// simulates the network between nodes.
 unsafe impl Fabric for SimulatedFabric {
     fn name(&self) -> &'static str {
         "simulated"
@@ -102,8 +103,8 @@ struct SimulatedDevice {
     rank: Rank,
 }
 
-// SAFETY: the simulator allocates what is asked for and refuses accesses elsewhere. The only stream lives as long as it,
-// and the kernels are the simulator's own, for all shapes.
+// SAFETY: the simulator allocates what is asked for and refuses accesses elsewhere. The only stream
+// lives as long as it, and the kernels are the simulator's own, for all shapes.
 unsafe impl Device for SimulatedDevice {
     fn name(&self) -> String {
         format!("simulated rank {}", self.rank.0)
@@ -173,8 +174,8 @@ struct SimulatedPage {
     address: DevicePtr,
 }
 
-// SAFETY: the address is of memory of this rank's, as large as a page, which is freed when the value is dropped; the host
-// asks the simulator for it.
+// SAFETY: the address is of memory of this rank's, as large as a page, which is freed when the
+// value is dropped; the host asks the simulator for it.
 unsafe impl SharedPage for SimulatedPage {
     fn address(&self) -> u64 {
         self.address.address()

@@ -1,7 +1,7 @@
 //! The embedded PTX for one shape: what kernels would load from their parameter, and is the same in every
-//! launch of a communicator, is written into them, and what follows from it. The driver's compiler then drops what
-//! other shapes and formats need. Shorter code is faster code: with few tokens a launch runs most of it once, and has
-//! to fetch it.
+//! launch of a communicator, is written into them, and what follows from it. The driver's compiler
+//! then drops what other shapes and formats need. Shorter code is faster code: with few tokens a
+//! launch runs most of it once, and has to fetch it.
 
 use std::mem::offset_of;
 
@@ -104,7 +104,8 @@ mod tests {
             "\tld.param::entry.b32 \t%r7, [ferry_dispatch_param_0+88];",
             "\tmov.b32 \t%r7, 7168;",
         );
-        // A field of its own before, this rank, what comes behind the layout, a function's parameter, no load at all.
+        // A field of its own before, this rank, what comes behind the layout, a function's
+        // parameter, no load at all.
         for offset in [16, 40, 392] {
             let line = format!("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+{offset}];");
             assert_eq!(of(&line), None, "{line}");

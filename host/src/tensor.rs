@@ -7,8 +7,8 @@ use crate::DevicePtr;
 /// A view of device memory of the rank it is given to. Ferry does not own it; the caller keeps
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
 ///
-/// The element type is not part of it: each argument says which it takes, and is refused where its elements need
-/// more bytes than there are.
+/// The element type is not part of it: each argument says which it takes, and is refused where its
+/// elements need more bytes than there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor<const N: usize> {
     /// The first element.

@@ -60,7 +60,8 @@ fn outputs_that_are_too_small_poison() {
     close(ranks);
 }
 
-/// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind the one that it has.
+/// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind
+/// the one that it has.
 #[test]
 fn tiled_scales_that_are_too_small_poison() {
     let hidden = 128;

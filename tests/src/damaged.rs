@@ -1,5 +1,5 @@
-//! Rounds whose windows a peer has damaged. Wrong values may come of it, and faults; no access outside of what was
-//! allocated, and no wait beyond the deadline.
+//! Rounds whose windows a peer has damaged. Wrong values may come of it, and faults; no access
+//! outside of what was allocated, and no wait beyond the deadline.
 
 mod guarded;
 mod words;
@@ -77,8 +77,8 @@ impl DamagedCase {
 
     /// Runs it on the GPUs of a group. Gives the windows that were damaged.
     pub fn run_on(&self, group: &Group, guard_bytes: u64) -> Result<u64> {
-        // SAFETY: the caller closes the group after its last case, which closes its communicators, and nobody closes
-        // the guarded one.
+        // SAFETY: the caller closes the group after its last case, which closes its communicators,
+        // and nobody closes the guarded one.
         let guarded = unsafe { GuardedGroup::new(group, guard_bytes)? };
         self.run(&guarded, Some(DEADLINE + SLACK))
     }

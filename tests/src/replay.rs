@@ -26,9 +26,10 @@ use file::{Given, Tensors, read, serialize, tensors, write};
 /// weight is 1.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
-/// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32, 4, 4]` tiled,
-/// then with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds `row_scales.r`, bf16 `[rows]`. Rows that
-/// pad an expert in fp8 hold 0xa5 in every byte, as nobody writes them.
+/// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
+/// 4, 4]` tiled, then with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds
+/// `row_scales.r`, bf16 `[rows]`. Rows that pad an expert in fp8 hold 0xa5 in every byte, as nobody
+/// writes them.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// Tensors to read

@@ -147,8 +147,8 @@ impl Session {
             .try_for_each(|rank| rank.poison(&self.settings))
     }
 
-    /// Enqueues a half call of a round on one local rank: dispatch, its wait, combine, its wait. Experts return
-    /// whatever lies in their rows.
+    /// Enqueues a half call of a round on one local rank: dispatch, its wait, combine, its wait.
+    /// Experts return whatever lies in their rows.
     pub fn launch_half(&mut self, index: usize, half: usize, weights: bool) -> Result<(), Error> {
         let (rank, split) = (&mut self.ranks[index], self.settings.split);
         match half {
@@ -220,8 +220,8 @@ impl Session {
         }
     }
 
-    /// Where the inputs of a slot lie on a local rank, and their bytes: the tokens, their experts, the weights, and the
-    /// scale of all, which slots share.
+    /// Where the inputs of a slot lie on a local rank, and their bytes: the tokens, their experts,
+    /// the weights, and the scale of all, which slots share.
     pub fn inputs(&self, index: usize, slot: usize) -> [(DevicePtr, usize); 4] {
         self.ranks[index].inputs(slot)
     }

@@ -1,5 +1,5 @@
-//! Fused SiLU on any device: activations by the portable arithmetic, which is compared with f64, and what becomes
-//! of them in a format by the oracle.
+//! Fused SiLU on any device: activations by the portable arithmetic, which is compared with f64,
+//! and what becomes of them in a format by the oracle.
 
 use anyhow::{Result, ensure};
 use ferry::simulator::Portable;

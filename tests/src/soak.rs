@@ -1,5 +1,6 @@
-//! Rounds with fresh seeds until the time is up, each compared with the oracle: in the simulator on all processors, or
-//! on GPUs. What was run is counted by format and size, and a line of it can be kept in a log.
+//! Rounds with fresh seeds until the time is up, each compared with the oracle: in the simulator on
+//! all processors, or on GPUs. What was run is counted by format and size, and a line of it can be
+//! kept in a log.
 
 mod gpus;
 mod log;
@@ -111,8 +112,8 @@ impl Course {
         self.next.load(Ordering::Relaxed).min(self.end)
     }
 
-    /// Says how far it is until all workers are done. Gives up on a seed that does not end: nobody can stop its
-    /// worker, so the process ends.
+    /// Says how far it is until all workers are done. Gives up on a seed that does not end: nobody
+    /// can stop its worker, so the process ends.
     fn watch(&self, args: &SoakArgs, is_done: impl Fn() -> bool) {
         let mut said = Instant::now();
         while !is_done() {

@@ -1,5 +1,5 @@
-//! In exact mode, given the same rows of the experts, results are the same bits on 1, 2, 4 and 8 simulated ranks, and
-//! under any permutation of the experts' ids.
+//! In exact mode, given the same rows of the experts, results are the same bits on 1, 2, 4 and 8
+//! simulated ranks, and under any permutation of the experts' ids.
 
 use std::ops::Range;
 

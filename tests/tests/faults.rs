@@ -20,8 +20,8 @@ fn lost_case(seed: u64) -> Case {
     }
 }
 
-/// Every rank but `missing` has finished, or names it as the culprit, whether it waited for that rank or for one that
-/// gave up itself.
+/// Every rank but `missing` has finished, or names it as the culprit, whether it waited for that
+/// rank or for one that gave up itself.
 fn assert_explained(run: &Run, missing: usize) {
     let mut named = false;
     let mut gave_up = false;
@@ -149,8 +149,8 @@ fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
         let mut dice = Dice::new(seed);
         let ranks = 33 + dice.below(8);
         let rank = 32 + dice.below(ranks - 32) as u32;
-        // Nobody waits for rows: all combines end, whatever has become of a peer. All other credits are there when
-        // the next dispatch begins.
+        // Nobody waits for rows: all combines end, whatever has become of a peer. All other credits
+        // are there when the next dispatch begins.
         let case = Case {
             tokens: vec![vec![0; ranks]; 2],
             warps: 2,

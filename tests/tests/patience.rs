@@ -109,8 +109,8 @@ fn without_a_patience_the_deadline_passes_in_wall_time() {
     assert_eq!(fault.patience_ms, Some(300));
 }
 
-/// Six ranks of which rank 0 never comes: each of the others is told about a deadline after its own launch. Nobody
-/// waits for the patience of those before it.
+/// Six ranks of which rank 0 never comes: each of the others is told about a deadline after its own
+/// launch. Nobody waits for the patience of those before it.
 #[test]
 fn every_rank_is_told_within_its_own_deadline() {
     let (deadline, between) = (Duration::from_secs(1), Duration::from_millis(300));
@@ -149,8 +149,9 @@ fn every_rank_is_told_within_its_own_deadline() {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 
-/// A dispatch waits for the credits of the round before, and no longer than that round's combine could have: rank 2 has
-/// dispatched and never combines, and rank 0 comes to its next dispatch late.
+/// A dispatch waits for the credits of the round before, and no longer than that round's combine
+/// could have: rank 2 has dispatched and never combines, and rank 0 comes to its next dispatch
+/// late.
 #[test]
 fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
     let (deadline, late) = (Duration::from_secs(4), Duration::from_secs(3));

@@ -154,8 +154,8 @@ fn launches_as_large_as_on_a_gpu() {
     all(5_000..5_003, as_large_as_on_a_gpu);
 }
 
-/// Likewise, with at most a row for each of those that only send: they are numbered block by block, and flag their
-/// rows each for itself.
+/// Likewise, with at most a row for each of those that only send: they are numbered block by block,
+/// and flag their rows each for itself.
 fn a_row_for_each_sender(seed: u64) -> Case {
     let tokens = 513 + Dice::new(seed).below(15);
     Case {
@@ -170,8 +170,8 @@ fn senders_with_a_row_each_flag_it_for_themselves() {
     all(5_010..5_012, a_row_for_each_sender);
 }
 
-/// Rows that no source has few enough of to send them bare, and a warp for each: combine flags those of a block
-/// together.
+/// Rows that no source has few enough of to send them bare, and a warp for each: combine flags
+/// those of a block together.
 fn a_warp_for_each_row(seed: u64) -> Case {
     let tokens = 1025 + Dice::new(seed).below(31);
     Case {
@@ -186,8 +186,8 @@ fn rows_sent_back_by_a_warp_each_are_flagged_together() {
     all(5_020..5_022, a_warp_for_each_row);
 }
 
-/// Rows that no source has few enough of to send them bare, and more of them than warps: combine deals the last
-/// ones in batches of a few.
+/// Rows that no source has few enough of to send them bare, and more of them than warps: combine
+/// deals the last ones in batches of a few.
 fn in_batches(seed: u64) -> Case {
     let mut dice = Dice::new(seed);
     let mut tokens = vec![0; 16];
@@ -273,8 +273,9 @@ fn tiled_scales_wait_for_where_they_begin() {
     all(5_300..5_600, tiled);
 }
 
-/// Many tokens for few warps: where the halves are called apart, those that announced send afterwards, and where
-/// combine's rows are not bare, as of 16 ranks, a warp sends several back together.
+/// Many tokens for few warps: where the halves are called apart, those that announced send
+/// afterwards, and where combine's rows are not bare, as of 16 ranks, a warp sends several back
+/// together.
 fn for_few_warps(seed: u64) -> Case {
     let mut dice = Dice::new(seed);
     let (ranks, top_k) = match dice.below(2) {
@@ -338,8 +339,8 @@ fn bare_rows_with_many_scales() {
     });
 }
 
-/// Each warp has a large part at most: those that send them sit on one half of the blocks, if there is room. Headers go
-/// first.
+/// Each warp has a large part at most: those that send them sit on one half of the blocks, if there
+/// is room. Headers go first.
 #[test]
 fn large_bare_parts() {
     all(4_304..4_308, |seed| Case {

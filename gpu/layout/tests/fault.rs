@@ -58,8 +58,8 @@ proptest! {
     }
 }
 
-/// Which record stays when two come: the cause, then what only waited for it, then bad input, unless the host has read
-/// that.
+/// Which record stays when two come: the cause, then what only waited for it, then bad input,
+/// unless the host has read that.
 #[test]
 fn a_record_gives_way_to_what_says_more() {
     let weight = |kind: FaultKind| match kind {

@@ -331,7 +331,8 @@ proptest! {
         }
     }
 
-    /// As README has it: under any global scale that is allowed, of any block that it makes a normal scale of.
+    /// As README has it: under any global scale that is allowed, of any block that it makes a
+    /// normal scale of.
     #[test]
     fn nvfp4_is_within_its_bound(
         block in prop::collection::vec(-1f32..1.0, 16),

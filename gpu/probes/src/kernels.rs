@@ -295,12 +295,13 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
     }
 }
 
-/// Copies tensors word by word, after it has let the next kernel of its stream begin: one that reads them before it
-/// waits for this kernel's end reads what was there before. Any number of blocks of any number of threads.
+/// Copies tensors word by word, after it has let the next kernel of its stream begin: one that
+/// reads them before it waits for this kernel's end reads what was there before. Any number of
+/// blocks of any number of threads.
 ///
 /// # Safety
-/// The host built `args`: source and target of each piece are live allocations of its words, and nobody else writes
-/// them.
+/// The host built `args`: source and target of each piece are live allocations of its words, and
+/// nobody else writes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn ferry_probe_write(args: WriteArgs) {
     thread::allow_later_kernels();

@@ -365,7 +365,7 @@ fn pass_model(weak: Weak) {
 }
 
 /// Two warps of a block write a row each and pass a gate; the last one releases both rows at once and
-/// flags them (`Machine::hand_to_last`; two warps of a rank that write a row's pieces do the same, `Machine::arrive_split`). A
+/// flags them (`Machine::hand_to_last`). A
 /// counter stands for the gate: one round, so it needs no reset.
 fn hand_over_model(weak: Weak) {
     let memory = Memory::new(weak);

@@ -1,5 +1,5 @@
-//! What a warp does when it gives up or refuses an input: functions that are not inlined, since they are hardly ever
-//! called.
+//! What a warp does when it gives up or refuses an input: functions that are not inlined, since
+//! they are hardly ever called.
 
 use bytemuck::cast;
 use ferry_layout::{Counter, Fault, FaultPage, LastRecord, Rank, Signal};
@@ -7,8 +7,8 @@ use ferry_layout::{Counter, Fault, FaultPage, LastRecord, Rank, Signal};
 use crate::ptx::memory;
 use crate::shmem;
 
-/// Times that a lane asks for the lock of the fault page. Each takes a microsecond or so, as long as its holder needs
-/// for a store over the bus.
+/// Times that a lane asks for the lock of the fault page. Each takes a microsecond or so, as long
+/// as its holder needs for a store over the bus.
 const MOST_TRIES: u32 = 1 << 16;
 
 /// Words of a page that are stored between the numbers of a record.
@@ -19,8 +19,8 @@ const _: () = {
     assert!(offset_of!(FaultPage, complete) == 8 * RECORD_WORDS.end);
 };
 
-/// The small fields of a fault in one word: kind, kernel, region, peer, culprit. Not the rank, with which the word
-/// would be kept in registers for each wait.
+/// The small fields of a fault in one word: kind, kernel, region, peer, culprit. Not the rank, with
+/// which the word would be kept in registers for each wait.
 #[inline(always)]
 pub fn pack(fault: &Fault) -> u64 {
     fault.kind as u64
@@ -39,8 +39,9 @@ pub struct Seen {
     pub saw: u64,
 }
 
-/// Writes a record to the fault page, unless the one that stands there says more. Not inlined: it is called from every
-/// wait, and hardly ever. Writes none if the lock does not come free: then another record is being written.
+/// Writes a record to the fault page, unless the one that stands there says more. Not inlined: it
+/// is called from every wait, and hardly ever. Writes none if the lock does not come free: then
+/// another record is being written.
 ///
 /// # Safety
 /// `page` is the fault page of this rank, and the counters begin at `workspace`.
@@ -104,8 +105,9 @@ pub unsafe fn write(
     }
 }
 
-/// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which, from `first` on, are on this
-/// rank's node. Without `SHMEM` only those are reached: kernels that only wait have no way to the others.
+/// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which, from
+/// `first` on, are on this rank's node. Without `SHMEM` only those are reached: kernels that only
+/// wait have no way to the others.
 ///
 /// # Safety
 /// `peers` is the table of the ranks' windows, in which `at` is a signal word.

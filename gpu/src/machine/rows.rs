@@ -191,7 +191,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         }
     }
 
-    /// [`sum_through_pipeline`](Self::sum_through_ring), `DEPTH` of a row's vectors a lane at a time, which a slot holds.
+    /// [`sum_through_pipeline`](Self::sum_through_ring), `DEPTH` of a row's vectors a lane at a
+    /// time, which a slot holds.
     #[inline(always)]
     fn sum_slots<const DEPTH: usize>(
         &self,
@@ -209,9 +210,10 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             if ahead != 0 && ahead_start < range.end {
                 let (row, _) = from(ahead.trailing_zeros());
                 let start = ahead_start + lane_start;
-                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. This lane alone reads and
-                // writes its part of the slot, and has read it in program order before: CUDA's own pipelines of one
-                // thread (libcu++, `pipeline<thread_scope_thread>`) reuse a stage with nothing in between either.
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. This
+                // lane alone reads and writes its part of the slot, and has read it in program
+                // order before: CUDA's own pipelines of one thread (libcu++,
+                // `pipeline<thread_scope_thread>`) reuse a stage with nothing in between either.
                 unsafe { pipeline.load::<DEPTH>(ahead_slot, self.row(row), start, range.end) };
                 ahead &= ahead - 1;
                 if ahead == 0 {

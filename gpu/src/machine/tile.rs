@@ -8,8 +8,8 @@ use crate::ptx::number;
 /// Bytes that the lanes of a warp move with one instruction.
 pub const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 
-/// Bytes from a lane's first vector of a strip to another one, which instructions hold, and where in the row that is, if
-/// the strip begins at `start`.
+/// Bytes from a lane's first vector of a strip to another one, which instructions hold, and where
+/// in the row that is, if the strip begins at `start`.
 #[inline(always)]
 fn vector(index: usize, start: u32) -> (u64, u32) {
     let before = index as u32 * WARP_BYTES;
@@ -40,8 +40,9 @@ pub unsafe fn load_arriving(row: u64, at: u32, end: u32) -> Vector {
     unsafe { memory::load_relaxed_vector(row + at as u64, at < end) }
 }
 
-/// As [`load`], of a row that is not at its end, with its last vector again behind it: the assembler has a load that
-/// may not take place wait for what another one brings. Nobody writes the row meanwhile, unless it `arrives`.
+/// As [`load`], of a row that is not at its end, with its last vector again behind it: the
+/// assembler has a load that may not take place wait for what another one brings. Nobody writes the
+/// row meanwhile, unless it `arrives`.
 ///
 /// # Safety
 /// `row` has `end` bytes, a vector at least.

@@ -130,9 +130,10 @@ impl Block {
     /// Asks for the credits, double words from `credits` on, and acquires what they order.
     /// The last loads of a launch's beginning: an acquire holds up what follows. By all threads.
     ///
-    /// Who finds a credit has acquired it, so that all its sender's reads come before the barrier that follows, and that
-    /// before whatever a thread of the block stores afterwards: a barrier of a block hands on what was acquired before
-    /// (PTX ISA, "Causality order"). A relaxed load and a branch would order nothing between two GPUs.
+    /// Who finds a credit has acquired it, so that all its sender's reads come before the barrier
+    /// that follows, and that before whatever a thread of the block stores afterwards: a barrier of
+    /// a block hands on what was acquired before (PTX ISA, "Causality order"). A relaxed load and a
+    /// branch would order nothing between two GPUs.
     ///
     /// # Safety
     /// The credits of `ranks` ranks stand there.
@@ -251,8 +252,8 @@ impl Block {
         word
     }
 
-    /// When the launch gives up. Here rather than in registers, which it would occupy all the time, and than among the
-    /// parameters, whose later lines are waited for.
+    /// When the launch gives up. Here rather than in registers, which it would occupy all the time,
+    /// and than among the parameters, whose later lines are waited for.
     #[inline(always)]
     pub fn deadline_ns(self) -> u64 {
         self.load(DEADLINE)

@@ -1,8 +1,8 @@
 //! Loads, stores, atomics and fences in global memory.
 //!
-//! `.nc` loads are for memory that nobody writes from before the launch to its end. A user's tensor is none where the
-//! launch may begin before the kernel before it has ended: the compiler and the assembler may move such a load to
-//! before the wait for that kernel.
+//! `.nc` loads are for memory that nobody writes from before the launch to its end. A user's tensor
+//! is none where the launch may begin before the kernel before it has ended: the compiler and the
+//! assembler may move such a load to before the wait for that kernel.
 //!
 //! # Safety
 //!

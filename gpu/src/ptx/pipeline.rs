@@ -1,5 +1,6 @@
-//! Vectors on their way from global into shared memory (PTX ISA, "cp.async"). Each lane loads what it reads itself
-//! and waits for its own loads: they are in flight without occupying registers, and nobody synchronises.
+//! Vectors on their way from global into shared memory (PTX ISA, "cp.async"). Each lane loads what
+//! it reads itself and waits for its own loads: they are in flight without occupying registers, and
+//! nobody synchronises.
 
 use core::arch::{asm, global_asm};
 
@@ -18,7 +19,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// That of this lane. The host launches kernels that sum with [`PIPELINE_BYTES`] of shared memory for each warp.
+    /// That of this lane. The host launches kernels that sum with [`PIPELINE_BYTES`] of shared
+    /// memory for each warp.
     #[inline(always)]
     pub fn of_lane() -> Self {
         let base: u32;

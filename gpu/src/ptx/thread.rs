@@ -28,8 +28,8 @@ unsafe extern "C" {
 /// All lanes of a warp.
 const ALL: u32 = u32::MAX;
 
-/// Waits until the kernels before this one in its stream have ended, and what they wrote can be read: a launch may
-/// begin before. Nothing where launches do not, before sm_90.
+/// Waits until the kernels before this one in its stream have ended, and what they wrote can be
+/// read: a launch may begin before. Nothing where launches do not, before sm_90.
 #[inline(always)]
 pub fn wait_for_earlier_kernels() {
     #[cfg(target_feature = "sm_90")]
@@ -39,8 +39,8 @@ pub fn wait_for_earlier_kernels() {
     }
 }
 
-/// Says that the kernel after this one in its stream may begin, once every block of this one has said so. Nothing
-/// before sm_90.
+/// Says that the kernel after this one in its stream may begin, once every block of this one has
+/// said so. Nothing before sm_90.
 #[inline(always)]
 pub fn allow_later_kernels() {
     #[cfg(target_feature = "sm_90")]
@@ -172,7 +172,8 @@ pub fn block_barrier() {
 #[inline(always)]
 pub fn late(value: u32) -> u32 {
     let copy;
-    // SAFETY: copies a register. Not pure, so that it stays where it is, and with it whatever needs its result.
+    // SAFETY: copies a register. Not pure, so that it stays where it is, and with it whatever needs
+    // its result.
     unsafe {
         asm!("mov.u32 {}, {};", out(reg32) copy, in(reg32) value, options(nostack, preserves_flags));
     }

@@ -18,8 +18,8 @@
 //!
 //! What it does not model: reads that see old values although their flag was acquired (the model
 //! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
-//! else can happen. While another thread may still launch something, simulated time passes as wall time does, or
-//! the next deadline passes after [`Options::patience`] of wall time.
+//! else can happen. While another thread may still launch something, simulated time passes as wall
+//! time does, or the next deadline passes after [`Options::patience`] of wall time.
 #![forbid(unsafe_code)]
 
 pub mod encode;
@@ -55,8 +55,8 @@ pub struct Options {
     /// launch from another thread before it lets the next deadline pass, in wall time. Each launch, and each
     /// deadline that passes, makes it start anew. `None`: simulated time passes as wall time does while the
     /// simulation waits so, and each launch gives up when its own deadline has passed, whoever else launches
-    /// meanwhile. Faults that come of it name the patience, or the deadline. Set it where a rank is to be missed
-    /// quickly.
+    /// meanwhile. Faults that come of it name the patience, or the deadline. Set it where a rank is
+    /// to be missed quickly.
     pub patience: Option<Duration>,
     /// Whether a signal may arrive when its round is over: where a test damages windows, rounds end early.
     pub allow_late_signals: bool,

@@ -33,8 +33,8 @@ use block::Block;
 /// Vectors of a lane in a tile that is copied, as on a GPU.
 const COPY_DEPTH: usize = 7;
 
-/// Looks at the same version after which a warp is idle: the first ones may be at what it has read long ago, for
-/// as many waits in a row.
+/// Looks at the same version after which a warp is idle: the first ones may be at what it has read
+/// long ago, for as many waits in a row.
 const POLLS: u32 = 8;
 
 /// Words as they travel.

@@ -1,9 +1,9 @@
 //! A rendezvous over TCP that needs no launcher's help: rank 0 listens, the others come.
 //!
 //! Every message is 16 bytes of header (a tag, a number, a length), little-endian, and then the
-//! payload. A call has two rounds: all ranks send to rank 0, which answers with everybody's; all confirm that they
-//! have it, and rank 0 lets all go on. Whoever finds a rank lost, or gives up, tells those whom it is connected to, in
-//! a message that may stand where any other does.
+//! payload. A call has two rounds: all ranks send to rank 0, which answers with everybody's; all
+//! confirm that they have it, and rank 0 lets all go on. Whoever finds a rank lost, or gives up,
+//! tells those whom it is connected to, in a message that may stand where any other does.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::ErrorKind;
@@ -30,13 +30,15 @@ const GIVEN_UP: u32 = 3;
 /// [`BootstrapError::Lost`] or [`BootstrapError::GaveUp`]. The survivors can drop it and
 /// [`connect`](Self::connect) anew, as a smaller group.
 ///
-/// Once rank 0 has called, a rank whose process ended, or that gave up, is found at once by the call of all. Before,
-/// the others wait: for `timeout`, of which they learn only that rank 0 did not answer. Rank 0 waits an eighth less than
-/// the others, so if it calls no later than that after them, they hear from it who did not come.
+/// Once rank 0 has called, a rank whose process ended, or that gave up, is found at once by the
+/// call of all. Before, the others wait: for `timeout`, of which they learn only that rank 0 did
+/// not answer. Rank 0 waits an eighth less than the others, so if it calls no later than that after
+/// them, they hear from it who did not come.
 ///
-/// A call succeeds on all ranks or on none, but for what happens while rank 0 sends its last 16 bytes to each: where a
-/// process ends, a connection breaks, or rank 0 or those bytes are held up for an eighth of `timeout` just then, some
-/// ranks have succeeded and others fail. Whoever succeeded learns of it in its next call.
+/// A call succeeds on all ranks or on none, but for what happens while rank 0 sends its last 16
+/// bytes to each: where a process ends, a connection breaks, or rank 0 or those bytes are held up
+/// for an eighth of `timeout` just then, some ranks have succeeded and others fail. Whoever
+/// succeeded learns of it in its next call.
 #[derive(Debug)]
 pub struct TcpBootstrap {
     rank: u32,
@@ -52,13 +54,13 @@ pub struct TcpBootstrap {
 
 impl TcpBootstrap {
     /// Meets the other ranks at `address`: rank 0 listens there, the others connect, again and
-    /// again until it does. Collective. `timeout` bounds this call and each of the two rounds of a later one; a call
-    /// that fails may take two seconds more for each rank that it has to tell.
+    /// again until it does. Collective. `timeout` bounds this call and each of the two rounds of a
+    /// later one; a call that fails may take two seconds more for each rank that it has to tell.
     /// Who expects another number of ranks is told and sent away, and the others go on.
     ///
     /// # Errors
-    /// [`BootstrapError`]: on every rank if one is missing; on that rank alone if it stands there twice or expects
-    /// another number of ranks than rank 0.
+    /// [`BootstrapError`]: on every rank if one is missing; on that rank alone if it stands there
+    /// twice or expects another number of ranks than rank 0.
     pub fn connect(
         rank: u32,
         ranks: u32,
@@ -162,8 +164,9 @@ impl TcpBootstrap {
         Ok(())
     }
 
-    /// Rank 0: every rank's bytes of this round. Looks at all connections, so that a lost rank is found whoever
-    /// else is late, and once more when all have come: behind its bytes, a rank may have given up or ended.
+    /// Rank 0: every rank's bytes of this round. Looks at all connections, so that a lost rank is
+    /// found whoever else is late, and once more when all have come: behind its bytes, a rank may
+    /// have given up or ended.
     fn collect(&mut self, bytes: &[u8], limit: Limit) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let (doing, call) = ("all_gather", self.calls);
         let mut all = vec![None; self.ranks as usize];

@@ -45,8 +45,9 @@ pub(super) fn driver_version() -> Result<String, Error> {
 
 /// A device's primary context, the one that the CUDA runtime and other libraries use as well.
 ///
-/// It is retained for the life of the process: addresses and streams are plain values, which safe code may use after
-/// the last device was dropped, and with the context their memory and streams would go.
+/// It is retained for the life of the process: addresses and streams are plain values, which safe
+/// code may use after the last device was dropped, and with the context their memory and streams
+/// would go.
 pub(super) struct PrimaryContext {
     pub(super) device: Device,
     /// Dropped, it would be released.

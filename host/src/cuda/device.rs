@@ -22,9 +22,10 @@ use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 /// A GPU with its kernels loaded, in the device's primary context.
 ///
 /// Every method makes the context current for its own duration, so any thread may call any of
-/// them, and a thread's own context is left as it was. The kernels go with the last of the device, its events, graphs
-/// and fault pages; nothing enqueued may be unfinished then. Its primary context stays for the life of the process, and
-/// so do the streams that it gave and memory that was not freed: their values are plain numbers, which may outlive it.
+/// them, and a thread's own context is left as it was. The kernels go with the last of the device,
+/// its events, graphs and fault pages; nothing enqueued may be unfinished then. Its primary context
+/// stays for the life of the process, and so do the streams that it gave and memory that was not
+/// freed: their values are plain numbers, which may outlive it.
 pub struct CudaDevice {
     core: Arc<Core>,
 }
@@ -67,8 +68,9 @@ impl OwnedStream {
 
     /// Destroys the stream; what is enqueued still runs. The context is current.
     fn destroy(&self) {
-        // SAFETY: the stream was created in the current context, was given to nobody, and is destroyed once, by its
-        // owner, who is being dropped. It fails only where the context is broken already.
+        // SAFETY: the stream was created in the current context, was given to nobody, and is
+        // destroyed once, by its owner, who is being dropped. It fails only where the context is
+        // broken already.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
     }
 }
@@ -219,9 +221,10 @@ impl CudaDevice {
     }
 }
 
-// SAFETY: memory, streams and fault pages are the driver's, of this device's primary context, in the sizes asked for;
-// streams are never destroyed. `copy` waits for what it enqueues, of no more bytes than there are. The kernels are of
-// modules that were loaded on this device, for all shapes or for the one asked for.
+// SAFETY: memory, streams and fault pages are the driver's, of this device's primary context, in
+// the sizes asked for; streams are never destroyed. `copy` waits for what it enqueues, of no more
+// bytes than there are. The kernels are of modules that were loaded on this device, for all shapes
+// or for the one asked for.
 unsafe impl Device for CudaDevice {
     fn name(&self) -> String {
         self.core.name.clone()
@@ -236,7 +239,8 @@ unsafe impl Device for CudaDevice {
         check_about("cuMemAlloc", code, || {
             format!("{bytes} bytes on {}", self.core.name)
         })?;
-        // SAFETY: the driver gave so many bytes, which are kept until `free`: their context is never released.
+        // SAFETY: the driver gave so many bytes, which are kept until `free`: their context is
+        // never released.
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
@@ -341,9 +345,9 @@ unsafe impl Device for CudaDevice {
             attribute_count: u32::from(waits),
         };
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
-        // the driver copies before it returns; its addresses are the caller's promise. A block of as many threads
-        // as it may have fits on a multiprocessor (seen when the kernels were loaded), and the stream lives by
-        // [`Stream::new`].
+        // the driver copies before it returns; its addresses are the caller's promise. A block of
+        // as many threads as it may have fits on a multiprocessor (seen when the kernels were
+        // loaded), and the stream lives by [`Stream::new`].
         let code = unsafe {
             sys::cuLaunchKernelEx(
                 &config,

@@ -23,8 +23,9 @@ pub struct CudaGraph {
 /// Something that a graph needs.
 type Held = Arc<dyn Any + Send + Sync>;
 
-/// The captures of this process. Not of a device: the driver numbers captures throughout the process, and the stream of
-/// one may be launched into by way of another [`CudaDevice`] of the same GPU.
+/// The captures of this process. Not of a device: the driver numbers captures throughout the
+/// process, and the stream of one may be launched into by way of another [`CudaDevice`] of the same
+/// GPU.
 pub(super) static CAPTURES: Captures = Captures::new();
 
 /// Captures in progress, by the driver's number, and what their graphs will hold.
@@ -86,8 +87,8 @@ fn capture_id(stream: CUstream) -> Result<Option<u64>, Error> {
         return Ok(None);
     }
     let (mut status, mut id) = (0, 0);
-    // SAFETY: the stream lives ([`Stream::new`]); both numbers are live, and the driver takes null for what is not
-    // wanted.
+    // SAFETY: the stream lives ([`Stream::new`]); both numbers are live, and the driver takes null
+    // for what is not wanted.
     let code = unsafe {
         sys::cuStreamGetCaptureInfo_v2(
             stream,
@@ -104,8 +105,8 @@ fn capture_id(stream: CUstream) -> Result<Option<u64>, Error> {
 
 // SAFETY: a driver's handle may be used from any thread.
 unsafe impl Send for CudaGraph {}
-// SAFETY: nothing can be done through a shared reference. The driver asks that one graph is not launched by two threads at
-// once; `launch` takes `&mut self`.
+// SAFETY: nothing can be done through a shared reference. The driver asks that one graph is not
+// launched by two threads at once; `launch` takes `&mut self`.
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
@@ -261,8 +262,8 @@ impl Drop for CudaEvent {
 impl CudaDevice {
     /// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing
     /// of it runs before the first [`CudaGraph::launch`]. Not collective, but a captured round is:
-    /// every rank replays it as often as the others. `stream` is not the default stream. A communicator cannot be
-    /// closed while a graph has calls of it.
+    /// every rank replays it as often as the others. `stream` is not the default stream. A
+    /// communicator cannot be closed while a graph has calls of it.
     ///
     /// # Errors
     /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.

@@ -16,7 +16,8 @@ impl GreenContexts {
     /// Looks for them. The driver is initialised.
     pub(super) fn find() -> Self {
         let functions = address(c"cuStreamGetGreenCtx").zip(address(c"cuGreenCtxGetDevResource"));
-        // SAFETY: the driver gave the addresses of functions with these names, whose types `sys` has from `cuda.h`.
+        // SAFETY: the driver gave the addresses of functions with these names, whose types `sys`
+        // has from `cuda.h`.
         let functions = functions.map(|(of_stream, resource)| unsafe {
             (
                 std::mem::transmute::<*mut c_void, StreamGetGreenCtx>(of_stream),
@@ -26,19 +27,21 @@ impl GreenContexts {
         Self { functions }
     }
 
-    /// Multiprocessors of the green context that `stream` belongs to, if it does and can be asked. Neither enqueues nor
-    /// looks at what was enqueued, so that it may be called while the stream is captured. A context is current.
+    /// Multiprocessors of the green context that `stream` belongs to, if it does and can be asked.
+    /// Neither enqueues nor looks at what was enqueued, so that it may be called while the stream
+    /// is captured. A context is current.
     pub(super) fn multiprocessors(&self, stream: CUstream) -> Option<u32> {
         let (of_stream, get_resource) = self.functions?;
         let mut context: GreenContext = ptr::null_mut();
-        // SAFETY: the stream lives ([`Stream::new`](crate::Stream::new)); `context` is a live pointer to write to.
+        // SAFETY: the stream lives ([`Stream::new`](crate::Stream::new)); `context` is a live
+        // pointer to write to.
         let code = unsafe { of_stream(stream, &mut context) };
         if code != sys::SUCCESS || context.is_null() {
             return None;
         }
         let mut resource = DevResource::EMPTY;
-        // SAFETY: the driver gave the context, which lives as long as its stream; `resource` is live, and longer than
-        // what is written.
+        // SAFETY: the driver gave the context, which lives as long as its stream; `resource` is
+        // live, and longer than what is written.
         let code = unsafe { get_resource(context, &mut resource, sys::RESOURCE_SM) };
         let is_told = code == sys::SUCCESS && resource.kind == sys::RESOURCE_SM;
         is_told.then_some(resource.multiprocessors)

@@ -97,8 +97,9 @@ fn enable_access(from: &CudaDevice, to: &CudaDevice) -> Result<(), Error> {
     })
 }
 
-// SAFETY: each window is memory of its rank's device, in the size asked for, and every two devices have access to each
-// other's memory, at the same addresses. No other nodes are said to be reached, and no rank is in another process.
+// SAFETY: each window is memory of its rank's device, in the size asked for, and every two devices
+// have access to each other's memory, at the same addresses. No other nodes are said to be reached,
+// and no rank is in another process.
 unsafe impl Fabric for LocalFabric {
     fn name(&self) -> &'static str {
         "local"

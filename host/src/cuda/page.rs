@@ -70,8 +70,8 @@ impl PinnedPage {
     }
 }
 
-// SAFETY: the driver gave the address of memory as large as a page, for all devices, and it is freed when the value is
-// dropped; the host accesses it as atomic words.
+// SAFETY: the driver gave the address of memory as large as a page, for all devices, and it is
+// freed when the value is dropped; the host accesses it as atomic words.
 unsafe impl SharedPage for PinnedPage {
     fn address(&self) -> u64 {
         self.address

@@ -42,8 +42,8 @@ pub(super) const MEMHOSTALLOC_PORTABLE: c_uint = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: devices may address it.
 pub(super) const MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
 
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin when each block of the one before it
-/// has ended or allows it, and says itself where it waits for its end.
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin when each block of
+/// the one before it has ended or allows it, and says itself where it waits for its end.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 /// `CUlaunchAttribute`.

@@ -1,10 +1,10 @@
-//! Every operation that is folded, against what PTX says it does, written down a second time in integers that do
-//! not overflow, at the values where a wrong bound, sign or width shows.
+//! Every operation that is folded, against what PTX says it does, written down a second time in
+//! integers that do not overflow, at the values where a wrong bound, sign or width shows.
 
 use super::*;
 
-/// An instruction's name, the number of its operands, the types for which it is folded, and those for which it is
-/// valid and left alone.
+/// An instruction's name, the number of its operands, the types for which it is folded, and those
+/// for which it is valid and left alone.
 type Operation = (
     &'static str,
     usize,
@@ -80,7 +80,8 @@ fn register(kind: &str, number: usize) -> String {
     format!("%{letters}{number}")
 }
 
-/// The ends of both widths and what is next to them, all there is to shift by and one more and less, a few others.
+/// The ends of both widths and what is next to them, all there is to shift by and one more and
+/// less, a few others.
 fn edges(kind: &str) -> Vec<u64> {
     let small = [0, 1, 2, 3, 6, 7, 31, 32, 33, 63, 64, 65, 224];
     let powers = [15, 31, 32, 63].map(|power| 1_u64 << power);
@@ -152,8 +153,8 @@ fn folded(kind: &str, result: i128) -> String {
     }
 }
 
-/// An instruction on these operands, each in a register, or, where `literal` is its number, as the compiler writes
-/// numbers: with a sign or without.
+/// An instruction on these operands, each in a register, or, where `literal` is its number, as the
+/// compiler writes numbers: with a sign or without.
 fn instruction(
     opcode: &str,
     operands: &[(&str, u64)],

@@ -1,5 +1,6 @@
-//! Constant folding in PTX. The driver's compiler drops code that branches on constants never reach, but it never
-//! works out a division: each takes some twenty instructions, and whatever depends on it stays.
+//! Constant folding in PTX. The driver's compiler drops code that branches on constants never
+//! reach, but it never works out a division: each takes some twenty instructions, and whatever
+//! depends on it stays.
 
 use std::collections::HashMap;
 
@@ -84,9 +85,9 @@ fn division(is_quotient: bool, (to, number): (&str, &str), divisor: u64) -> Stri
 }
 
 /// What a 32-bit number is multiplied by so that the upper half of the 128-bit product is the quotient:
-/// `2^64 / divisor`, rounded up, as its error stays below what would reach the next whole number (Lemire, Kaser, Kurz,
-/// "Faster remainder by direct computation", 2019, theorem 1 with N = 32 and F = 64). `divisor` is not a power of
-/// two.
+/// `2^64 / divisor`, rounded up, as its error stays below what would reach the next whole number
+/// (Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019, theorem 1 with N = 32 and
+/// F = 64). `divisor` is not a power of two.
 const fn multiplier(divisor: u64) -> u64 {
     u64::MAX / divisor + 1
 }
@@ -192,8 +193,8 @@ impl<'a> Constants<'a> {
 /// The low half of a double word.
 const LOW: u64 = 0xffff_ffff;
 
-/// The result of an instruction with `count` operands, in the low bits. `None` where it is not one of those that
-/// sizes and places are made of.
+/// The result of an instruction with `count` operands, in the low bits. `None` where it is not one
+/// of those that sizes and places are made of.
 fn evaluate(opcode: &str, count: usize, [a, b, c]: [u64; 3]) -> Option<u64> {
     let (name, kind) = opcode.rsplit_once('.')?;
     // Of narrow operands, the bits that are not theirs.

@@ -121,8 +121,8 @@ impl GuardedGroup {
 
 struct GuardedFabric(Arc<Zones>);
 
-// SAFETY: each window lies between zones of one of the inner fabric's, which is longer by these, and is all its own; the
-// rest is the inner fabric's.
+// SAFETY: each window lies between zones of one of the inner fabric's, which is longer by these,
+// and is all its own; the rest is the inner fabric's.
 unsafe impl Fabric for GuardedFabric {
     fn name(&self) -> &'static str {
         self.0.inner.name()
@@ -198,8 +198,8 @@ struct GuardedDevice {
     zones: Arc<Zones>,
 }
 
-// SAFETY: what is allocated lies between zones of what the inner device gave, which is longer by these, and is all its
-// own; the rest is the inner device's.
+// SAFETY: what is allocated lies between zones of what the inner device gave, which is longer by
+// these, and is all its own; the rest is the inner device's.
 unsafe impl Device for GuardedDevice {
     fn name(&self) -> String {
         self.inner.name()

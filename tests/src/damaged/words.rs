@@ -23,7 +23,8 @@ pub struct Damage<'a> {
 }
 
 impl Damage<'_> {
-    /// Damages it: some of the ways, or all of them with `fresh` words that say what the whole round waits for.
+    /// Damages it: some of the ways, or all of them with `fresh` words that say what the whole
+    /// round waits for.
     pub fn run(&mut self, fresh: bool) {
         let ways = match fresh {
             true => 0b1111,

@@ -95,7 +95,8 @@ const CASES: [Row; 41] = [
     ("NVFP4 by row, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4RowScaled(Tiled)),
 ];
 
-/// With few multiprocessors. Of 4,096 tokens for 8 or 16 of them, a warp of combine sends several rows back together.
+/// With few multiprocessors. Of 4,096 tokens for 8 or 16 of them, a warp of combine sends several
+/// rows back together.
 #[rustfmt::skip]
 const ON_FEW: [(u32, Row); 7] = [
     (8, ("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16)),

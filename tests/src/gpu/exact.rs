@@ -1,5 +1,6 @@
-//! In exact mode, given the same rows of the experts, a token's result is the same bits on any number of ranks, and
-//! wherever the experts live: rows are summed in top-k order, whichever way they came.
+//! In exact mode, given the same rows of the experts, a token's result is the same bits on any
+//! number of ranks, and wherever the experts live: rows are summed in top-k order, whichever way
+//! they came.
 
 use std::time::Duration;
 
@@ -56,8 +57,9 @@ impl Random {
 impl Spreadable {
     /// `spec` is of one rank. `weights`: whether rows are summed, or kept apart.
     ///
-    /// Most orders of f32s give the same BF16. So that another order shows, some experts' rows are so large that
-    /// little is left of the others', and they cancel out: all slots of a token weigh the same.
+    /// Most orders of f32s give the same BF16. So that another order shows, some experts' rows are
+    /// so large that little is left of the others', and they cancel out: all slots of a token weigh
+    /// the same.
     pub fn new(spec: WorkloadSpec, format: TokenFormat, weights: bool) -> Self {
         let scale = (0..spec.experts).map(|expert| match expert % 4 {
             0 => 4096.0,

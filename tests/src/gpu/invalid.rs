@@ -152,8 +152,8 @@ fn rounds(session: &mut Session, problems: &Problems, is_simulated: bool) -> Res
     ))
 }
 
-/// A round's wall time, until the last local rank is done. All ranks begin together, because each has just ended a good
-/// round. What they say is not asked for.
+/// A round's wall time, until the last local rank is done. All ranks begin together, because each
+/// has just ended a good round. What they say is not asked for.
 fn timed(session: &mut Session, turn: Turn) -> Result<Duration> {
     enqueue(session, GOOD)?;
     wait(session)?;

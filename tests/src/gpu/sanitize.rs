@@ -1,4 +1,5 @@
-//! The acceptance tests under the tools of compute-sanitizer: one GPU, few tokens, so much time for each tool.
+//! The acceptance tests under the tools of compute-sanitizer: one GPU, few tokens, so much time for
+//! each tool.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -106,7 +107,8 @@ pub fn run(args: &SanitizeArgs) -> Result<()> {
     for &tool in tools {
         let mut command = Command::new(&sanitizer);
         command.args(tool.options()).arg(&itself).args(tests(args));
-        // The tests stop by themselves, so that the tool can say what it found; if they do not, they are stopped.
+        // The tests stop by themselves, so that the tool can say what it found; if they do not,
+        // they are stopped.
         command.args(["--seconds", &(args.seconds * 4 / 5).to_string()]);
         let seen = watch(command, Duration::from_secs(args.seconds))?;
         let verdict = seen.verdict(&names);

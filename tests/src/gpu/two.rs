@@ -64,8 +64,8 @@ struct Order {
 }
 
 impl Order {
-    /// Each rank has one of its own. The simulator has one stream a rank, in which two communicators must come in the
-    /// same order everywhere.
+    /// Each rank has one of its own. The simulator has one stream a rank, in which two
+    /// communicators must come in the same order everywhere.
     fn of(suite: &Suite<'_>, seed: u64) -> Self {
         let own = u64::from(!suite.is_simulated());
         let ranks = suite.group().local_ranks();

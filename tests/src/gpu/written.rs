@@ -1,5 +1,6 @@
-//! Rounds back to back whose tensors are written by kernels of the same stream, right before what reads them; and
-//! replays of graphs. Every output of every round is saved in the stream and compared in the end.
+//! Rounds back to back whose tensors are written by kernels of the same stream, right before what
+//! reads them; and replays of graphs. Every output of every round is saved in the stream and
+//! compared in the end.
 
 mod rig;
 
@@ -192,7 +193,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// Each step of all ranks: the simulator has no kernel that writes, so the host waits for what is enqueued.
+    /// Each step of all ranks: the simulator has no kernel that writes, so the host waits for what
+    /// is enqueued.
     fn enqueue_step_by_step(&mut self, case: Case, first: usize) -> Result<()> {
         for log in 0..case.together {
             for &step in steps(case, (first + log) % PROBLEMS, log).iter() {

@@ -25,8 +25,8 @@ use crate::tactics::roles::DispatchRoles;
 use crate::wire::credit::require_credits;
 use crate::work::partition::Partition;
 
-/// Sends this rank's tokens and counts, once every rank has read the round before: it waits for that, and for nothing
-/// that a peer does in this round. Collective.
+/// Sends this rank's tokens and counts, once every rank has read the round before: it waits for
+/// that, and for nothing that a peer does in this round. Collective.
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Aborted> {
     let launch = begin(machine, args, Kernel::DispatchAsync);

@@ -4,14 +4,15 @@
 
 use ferry_layout::{Counter, Rank, Region, Tagged, assignment_index};
 
-use crate::dispatch::numbering::tiles::{number_tile, scan_tiles, tiles};
-use crate::dispatch::numbering::{count_experts, expert_groups, read_expert_id};
+use crate::dispatch::numbering::tiles::{number_tile, scan_tiles};
+use crate::dispatch::numbering::{count_experts, read_expert_id};
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Numbering;
 use crate::work::partition::Partition;
 use crate::work::route::{on_each_rank, rank_bit};
+use crate::work::tasks::{expert_groups, tiles};
 
 /// Words that a lane has in flight.
 /// measured: T-014, H200

@@ -2,12 +2,11 @@
 
 use ferry_layout::{Common, Shape, TokenFormat};
 
-use crate::dispatch::numbering::expert_groups;
-use crate::dispatch::numbering::tiles::tiles;
 use crate::machine::LANES;
 use crate::machine::position::Grid;
 use crate::machine::rows::ByteRange;
 use crate::tactics::{Numbering, Phase, Split, Wire, tuning};
+use crate::work::tasks::{expert_groups, tiles};
 
 /// What a launch of dispatch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

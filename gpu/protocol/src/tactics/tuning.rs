@@ -58,8 +58,8 @@ pub const fn useful_senders(format: TokenFormat, items: u32) -> u32 {
     }
 }
 
-/// Warps of a block of `in_block` that reduce and do nothing else, where all `warps` of the launch have more to do
-/// than one item each. measured: T-043, H200.
+/// Warps of a block of `in_block` that reduce and do nothing else, where all `warps` of the launch
+/// have more to do than one item each. measured: T-043, H200.
 #[inline(always)]
 pub const fn reducers(in_block: u32, warps: u32) -> u32 {
     let reducers = match warps > MORE_REDUCERS_FROM_WARPS {

@@ -79,8 +79,8 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
 /// Copies a byte range of a row to the same range of the row `to(i)` for every `i` of `targets`, reading each
 /// word once. `ahead` is what [`load_first`] gave.
 ///
-/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every word of a row
-/// with inline flags, which is in the own window, and re-arms the row.
+/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every
+/// word of a row with inline flags, which is in the own window, and re-arms the row.
 #[inline(always)]
 pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,

@@ -7,3 +7,4 @@ pub mod partition;
 pub mod queue;
 pub mod route;
 pub mod sub_warps;
+pub mod tasks;

@@ -23,9 +23,9 @@ impl World {
         }
     }
 
-    /// How long launches are waited for until the next deadline passes: the patience that was set, or as long as
-    /// that deadline allows. `None`: every rank has something running, or never will, so that no launch can begin
-    /// before.
+    /// How long launches are waited for until the next deadline passes: the patience that was set,
+    /// or as long as that deadline allows. `None`: every rank has something running, or never will,
+    /// so that no launch can begin before.
     pub(super) fn patience(&self) -> Option<Duration> {
         let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
         let everyone_runs =
@@ -49,8 +49,9 @@ impl World {
         self.options.patience.unwrap_or(left)
     }
 
-    /// Counts the wall time in which nothing happened as simulated time, unless a patience was set: a launch that
-    /// begins now has its deadline so much later than those that began before. No deadline passes by it.
+    /// Counts the wall time in which nothing happened as simulated time, unless a patience was set:
+    /// a launch that begins now has its deadline so much later than those that began before. No
+    /// deadline passes by it.
     pub(super) fn count_idle_time(&mut self) {
         let Some(since) = self.idle_since.filter(|_| self.options.patience.is_none()) else {
             return;

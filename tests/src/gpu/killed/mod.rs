@@ -1,4 +1,5 @@
-//! Processes that lose one of them: each survivor is told in time, leaves in time, and meets the others again.
+//! Processes that lose one of them: each survivor is told in time, leaves in time, and meets the
+//! others again.
 
 mod report;
 mod survivor;
@@ -32,8 +33,8 @@ const LATEST_KILL: Duration = Duration::from_millis(500);
 /// Options of `ferry-tests killed`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KilledArgs {
-    /// Where the ranks are: nvshmem, or simulated, where each process has a simulated rank of its own and all it has
-    /// of the others is what they say to each other
+    /// Where the ranks are: nvshmem, or simulated, where each process has a simulated rank of its
+    /// own and all it has of the others is what they say to each other
     #[arg(long, value_enum, default_value = "nvshmem")]
     group: GroupKind,
     /// Processes [default: as many as there are GPUs]
@@ -62,7 +63,8 @@ pub struct KilledArgs {
     rank: Option<u32>,
 }
 
-/// Starts the processes and kills one of them, again and again. An error if any survivor was not told in time.
+/// Starts the processes and kills one of them, again and again. An error if any survivor was not
+/// told in time.
 pub fn run(args: &KilledArgs) -> Result<()> {
     if let (Some(address), Some(rank)) = (args.rendezvous, args.rank) {
         return survivor::run(args, address, rank);

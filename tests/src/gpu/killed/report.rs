@@ -74,8 +74,9 @@ impl Kill {
         report.named == Some(self.victim)
     }
 
-    /// What a survivor names that is neither the victim nor another survivor that gave up. One of those may be named:
-    /// where deadlines end at the same moment, a rank may miss one that has not yet told on whom it gave up.
+    /// What a survivor names that is neither the victim nor another survivor that gave up. One of
+    /// those may be named: where deadlines end at the same moment, a rank may miss one that has not
+    /// yet told on whom it gave up.
     fn wrong_name(&self, report: &Report, reports: &[Report]) -> Option<String> {
         let gave_up = |rank| reports.iter().any(|r| r.rank == rank && r.named.is_some());
         let is_right = |rank| rank == self.victim || (rank != report.rank && gave_up(rank));
@@ -232,7 +233,8 @@ mod tests {
         assert!(text.contains("rank 1: was told after 1.101s"), "{text}");
     }
 
-    /// What is wrong with two survivors, ranks 1 and 3, that name these. Their texts have the victim's number.
+    /// What is wrong with two survivors, ranks 1 and 3, that name these. Their texts have the
+    /// victim's number.
     fn problems_of_naming(first: Option<u32>, second: Option<u32>) -> String {
         let reports = [(1, first), (3, second)].map(|(rank, named)| Report {
             rank,

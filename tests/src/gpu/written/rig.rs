@@ -297,8 +297,9 @@ impl Rig {
                 for (place, copy) in args.pieces.iter_mut().zip(four) {
                     *place = piece(copy);
                 }
-                // SAFETY: `copies` names memory of the session and of this value with at least that many bytes. All
-                // of it lives until `free`, which the stream has passed by then; only the stream's kernels use it.
+                // SAFETY: `copies` names memory of the session and of this value with at least that
+                // many bytes. All of it lives until `free`, which the stream has passed by then;
+                // only the stream's kernels use it.
                 unsafe { probes.write(self.stream, &args) }?;
             }
             return Ok(());

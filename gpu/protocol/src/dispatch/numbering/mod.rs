@@ -13,12 +13,7 @@ use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Numbering;
-
-/// Groups of experts, a lane each.
-#[inline(always)]
-pub fn expert_groups(experts: u32) -> u32 {
-    experts.div_ceil(LANES)
-}
+use crate::work::tasks::expert_groups;
 
 /// The expert id of an assignment. For one lane.
 #[inline(always)]

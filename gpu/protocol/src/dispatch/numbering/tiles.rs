@@ -10,12 +10,6 @@ use crate::sync::launch::Launch;
 /// Words that a lane has in flight. measured: T-014, H200
 const DEPTH: usize = 8;
 
-/// Tiles that a source's assignments are numbered in.
-#[inline(always)]
-pub fn tiles(top_k: u32, tokens: u32) -> u32 {
-    (tokens * top_k).div_ceil(TILE_ASSIGNMENTS)
-}
-
 /// Numbers the assignments of a tile, for each expert in the order of assignments, and counts them.
 #[inline(always)]
 pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
