@@ -5,13 +5,13 @@
 
 use ferry_gpu::machine::Gpu;
 use ferry_gpu::silu;
-use ferry_layout::{CombineArgs, DispatchArgs, SiluArgs};
+use ferry_layout::{CombineArgs, CombineOptions, DispatchArgs, DispatchOptions, SiluArgs};
 use ferry_protocol as protocol;
 
 /// Declares a kernel: its name, its arguments, the protocol's function, and whether ranks of
 /// other nodes are among the peers.
 macro_rules! kernel {
-    ($name:ident, $args:ty, $run:path, $shmem:literal) => {
+    ($name:ident, $args:ident, $none:expr, $run:path, $shmem:literal) => {
         /// See the protocol's function of the same name.
         ///
         /// # Safety
@@ -20,7 +20,7 @@ macro_rules! kernel {
         pub unsafe extern "ptx-kernel" fn $name(args: $args) {
             // SAFETY: the host built `args` for this rank.
             let machine = unsafe { Gpu::<_, $shmem>::new(&args) };
-            let _ = $run(&machine, &args);
+            let _ = $run(&machine, &args, &$none);
         }
     };
 }
@@ -28,43 +28,73 @@ macro_rules! kernel {
 kernel!(
     ferry_dispatch_async,
     DispatchArgs,
+    DispatchOptions::NONE,
     protocol::dispatch_async,
     false
 );
 kernel!(
     ferry_dispatch_async_shmem,
     DispatchArgs,
+    DispatchOptions::NONE,
     protocol::dispatch_async,
     true
 );
 kernel!(
     ferry_dispatch_wait,
     DispatchArgs,
+    DispatchOptions::NONE,
     protocol::dispatch_wait,
     false
 );
-kernel!(ferry_dispatch, DispatchArgs, protocol::dispatch, false);
-kernel!(ferry_dispatch_shmem, DispatchArgs, protocol::dispatch, true);
+kernel!(
+    ferry_dispatch,
+    DispatchArgs,
+    DispatchOptions::NONE,
+    protocol::dispatch,
+    false
+);
+kernel!(
+    ferry_dispatch_shmem,
+    DispatchArgs,
+    DispatchOptions::NONE,
+    protocol::dispatch,
+    true
+);
 kernel!(
     ferry_combine_async,
     CombineArgs,
+    CombineOptions::NONE,
     protocol::combine_async,
     false
 );
 kernel!(
     ferry_combine_async_shmem,
     CombineArgs,
+    CombineOptions::NONE,
     protocol::combine_async,
     true
 );
 kernel!(
     ferry_combine_wait,
     CombineArgs,
+    CombineOptions::NONE,
     protocol::combine_wait,
     false
 );
-kernel!(ferry_combine, CombineArgs, protocol::combine, false);
-kernel!(ferry_combine_shmem, CombineArgs, protocol::combine, true);
+kernel!(
+    ferry_combine,
+    CombineArgs,
+    CombineOptions::NONE,
+    protocol::combine,
+    false
+);
+kernel!(
+    ferry_combine_shmem,
+    CombineArgs,
+    CombineOptions::NONE,
+    protocol::combine,
+    true
+);
 
 /// Reads gate and up, writes the activation in the token format. Waits for nothing.
 ///

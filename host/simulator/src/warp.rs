@@ -11,8 +11,9 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Signal,
-    Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
+    ByteOffset, CombineOptions, Common, Counter, DispatchOptions, Fault, FaultKind, FaultPage,
+    Kernel, LastRecord, Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    nvfp4,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
@@ -70,12 +71,20 @@ pub struct Warp<'y> {
 pub fn run(warp: &Warp<'_>, kernel: Kernel) {
     // What stopped it is for the host to read; a stopped warp simply returns, as on a GPU.
     let _ = match (&warp.args, kernel) {
-        (Args::Dispatch(args), Kernel::DispatchAsync) => ferry_protocol::dispatch_async(warp, args),
-        (Args::Dispatch(args), Kernel::DispatchWait) => ferry_protocol::dispatch_wait(warp, args),
-        (Args::Dispatch(args), _) => ferry_protocol::dispatch(warp, args),
-        (Args::Combine(args), Kernel::CombineAsync) => ferry_protocol::combine_async(warp, args),
-        (Args::Combine(args), Kernel::CombineWait) => ferry_protocol::combine_wait(warp, args),
-        (Args::Combine(args), _) => ferry_protocol::combine(warp, args),
+        (Args::Dispatch(args), Kernel::DispatchAsync) => {
+            ferry_protocol::dispatch_async(warp, args, &DispatchOptions::NONE)
+        }
+        (Args::Dispatch(args), Kernel::DispatchWait) => {
+            ferry_protocol::dispatch_wait(warp, args, &DispatchOptions::NONE)
+        }
+        (Args::Dispatch(args), _) => ferry_protocol::dispatch(warp, args, &DispatchOptions::NONE),
+        (Args::Combine(args), Kernel::CombineAsync) => {
+            ferry_protocol::combine_async(warp, args, &CombineOptions::NONE)
+        }
+        (Args::Combine(args), Kernel::CombineWait) => {
+            ferry_protocol::combine_wait(warp, args, &CombineOptions::NONE)
+        }
+        (Args::Combine(args), _) => ferry_protocol::combine(warp, args, &CombineOptions::NONE),
         (Args::Silu(args), _) => {
             crate::silu::run(warp, args);
             Ok(())

@@ -83,13 +83,26 @@ impl Case {
     /// What a launch that dispatches does, in `phase`.
     pub fn dispatch(&self, phase: Phase) -> DispatchTactics {
         let grid = self.grid(dispatch_kernel(phase));
-        DispatchTactics::decide(&self.common, phase, grid, self.common.shape.spans_nodes())
+        DispatchTactics::decide(
+            &self.common,
+            self.common.tokens,
+            phase,
+            grid,
+            self.common.shape.spans_nodes(),
+        )
     }
 
     /// What a launch of combine does.
     pub fn combine(&self) -> CombineTactics {
         let (grid, spans_nodes) = (self.grid(Kernel::Combine), self.common.shape.spans_nodes());
-        CombineTactics::decide(&self.common, self.extent(), Phase::Fused, grid, spans_nodes)
+        CombineTactics::decide(
+            &self.common,
+            self.common.tokens,
+            self.extent(),
+            Phase::Fused,
+            grid,
+            spans_nodes,
+        )
     }
 }
 

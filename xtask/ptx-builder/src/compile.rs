@@ -81,18 +81,21 @@ impl FromStr for Variant {
 pub enum Package {
     /// `ferry-kernels`: what the host library embeds.
     Kernels,
+    /// `ferry-options`: what the host library embeds besides, for launches with options.
+    Options,
     /// `ferry-probes`: what the tests and the benchmark launch besides.
     Probes,
 }
 
 impl Package {
     /// Every package.
-    pub const ALL: [Package; 2] = [Package::Kernels, Package::Probes];
+    pub const ALL: [Package; 3] = [Package::Kernels, Package::Options, Package::Probes];
 
     /// The package's name.
     pub const fn name(self) -> &'static str {
         match self {
             Package::Kernels => "ferry-kernels",
+            Package::Options => "ferry-options",
             Package::Probes => "ferry-probes",
         }
     }
@@ -101,6 +104,7 @@ impl Package {
     pub const fn digest_file(self) -> &'static str {
         match self {
             Package::Kernels => "gpu/ptx-digest.txt",
+            Package::Options => "gpu/options/ptx-digest.txt",
             Package::Probes => "gpu/probes/ptx-digest.txt",
         }
     }
@@ -109,14 +113,23 @@ impl Package {
     fn folder(self, target_dir: &Path) -> PathBuf {
         match self {
             Package::Kernels => target_dir.join("ptx"),
+            Package::Options => target_dir.join("ptx/options"),
             Package::Probes => target_dir.join("ptx/probes"),
+        }
+    }
+
+    /// The middle of the variables that [`embed`](crate::embed()) sets.
+    pub(crate) const fn variable(self) -> &'static str {
+        match self {
+            Package::Kernels | Package::Probes => "PTX",
+            Package::Options => "OPTIONS_PTX",
         }
     }
 
     /// What the linker adds: of these kernels, only the product's reach other nodes.
     fn linked(self, bitcode: &Path) -> Option<String> {
         match self {
-            Package::Kernels => Some(format!("link-arg={}", bitcode.display())),
+            Package::Kernels | Package::Options => Some(format!("link-arg={}", bitcode.display())),
             Package::Probes => None,
         }
     }
@@ -129,7 +142,7 @@ pub struct Artifact {
     pub package: Package,
     /// What it was built for.
     pub variant: Variant,
-    /// The file: `<variant>.ptx` in `<target_dir>/ptx`, or for the probes in `<target_dir>/ptx/probes`.
+    /// The file: `<variant>.ptx` in `<target_dir>/ptx`, or for other packages in a folder of theirs below it.
     pub ptx_path: PathBuf,
 }
 

@@ -16,7 +16,7 @@ const WATCHED: [&str; 5] = [
 ];
 
 /// Builds all variants of a package and sets a variable for each while the build script's crate is compiled:
-/// `FERRY_PTX_SM_90A` is a path, for `include_str!`.
+/// `FERRY_PTX_SM_90A` is a path, for `include_str!`; for the kernels with options, `FERRY_OPTIONS_PTX_SM_90A`.
 ///
 /// Call it in a build script.
 ///
@@ -35,7 +35,10 @@ pub fn embed(package: Package) -> Result<()> {
         let name = artifact.variant.target_cpu().to_uppercase();
         let path = artifact.ptx_path.display();
         println!("cargo::rerun-if-changed={path}");
-        println!("cargo::rustc-env=FERRY_PTX_{name}={path}");
+        println!(
+            "cargo::rustc-env=FERRY_{}_{name}={path}",
+            package.variable()
+        );
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ mod send_exact;
 mod send_reduced;
 mod work;
 
-use ferry_layout::{CombineArgs, Counter, Kernel};
+use ferry_layout::{CombineArgs, CombineOptions, Counter, Kernel};
 
 use crate::combine::reduce::reduce_rows;
 use crate::combine::send::send_back;
@@ -23,7 +23,11 @@ use crate::work::extent::Extent;
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
 /// dispatch, in stream order. Collective.
 #[inline(always)]
-pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Aborted> {
+pub fn combine_async<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+) -> Result<(), Aborted> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Send);
@@ -34,7 +38,11 @@ pub fn combine_async<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
 /// `combine_async`, in stream order. Collective.
 #[inline(always)]
-pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Aborted> {
+pub fn combine_wait<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+) -> Result<(), Aborted> {
     let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
     launch.check()?;
     let (_, tactics) = tactics_of(&launch, Phase::Wait);
@@ -44,7 +52,11 @@ pub fn combine_wait<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), A
 
 /// Both in one launch. Collective. All warps must be resident at once.
 #[inline(always)]
-pub fn combine<M: Machine>(machine: &M, args: &CombineArgs) -> Result<(), Aborted> {
+pub fn combine<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+) -> Result<(), Aborted> {
     let launch = Launch::begin(machine, &args.common, Kernel::Combine);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Fused);
@@ -64,6 +76,13 @@ fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineT
     let extent = Extent::of_word(machine.peek(Counter::Extent));
     let grid = machine.warp_position().grid();
     let spans_nodes = machine.spans_nodes();
-    let tactics = CombineTactics::decide(launch.common, extent, phase, grid, spans_nodes);
+    let tactics = CombineTactics::decide(
+        launch.common,
+        launch.tokens,
+        extent,
+        phase,
+        grid,
+        spans_nodes,
+    );
     (extent, tactics)
 }

@@ -32,7 +32,7 @@ pub fn reduce_rows<M: Machine>(
         partition.debug_assert_is_one();
         let parts = tactics.reduce_parts;
         let mut index = partition.index;
-        while index < common.tokens * parts {
+        while index < launch.tokens * parts {
             let item = Item {
                 source: common.rank(),
                 token: index >> parts.trailing_zeros(),

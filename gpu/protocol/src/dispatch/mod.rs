@@ -11,7 +11,7 @@ mod route;
 mod scales;
 mod send;
 
-use ferry_layout::{Counter, DispatchArgs, Kernel};
+use ferry_layout::{Counter, DispatchArgs, DispatchOptions, Kernel};
 
 use crate::dispatch::notify::notify;
 use crate::dispatch::numbering::block::SmallBatch;
@@ -28,7 +28,11 @@ use crate::work::partition::Partition;
 /// Sends this rank's tokens and counts, once every rank has read the round before: it waits for
 /// that, and for nothing that a peer does in this round. Collective.
 #[inline(always)]
-pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Aborted> {
+pub fn dispatch_async<M: Machine>(
+    machine: &M,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> Result<(), Aborted> {
     let launch = begin(machine, args, Kernel::DispatchAsync);
     launch.check()?;
     let tactics = tactics_of(&launch, Phase::Send);
@@ -39,7 +43,11 @@ pub fn dispatch_async<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<()
 /// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
 /// After `dispatch_async`, in stream order. Collective.
 #[inline(always)]
-pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Aborted> {
+pub fn dispatch_wait<M: Machine>(
+    machine: &M,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> Result<(), Aborted> {
     let launch = Launch::begin(machine, &args.common, Kernel::DispatchWait);
     launch.check()?;
     let position = machine.warp_position();
@@ -53,7 +61,11 @@ pub fn dispatch_wait<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(),
 /// Both in one launch. Collective. All warps must be resident at once: they wait for peers,
 /// which wait for all of them.
 #[inline(always)]
-pub fn dispatch<M: Machine>(machine: &M, args: &DispatchArgs) -> Result<(), Aborted> {
+pub fn dispatch<M: Machine>(
+    machine: &M,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> Result<(), Aborted> {
     let launch = begin(machine, args, Kernel::Dispatch);
     launch.check()?;
     let tactics = tactics_of(&launch, Phase::Fused);
@@ -90,12 +102,18 @@ fn begin<'a, M: Machine>(machine: &'a M, args: &'a DispatchArgs, kernel: Kernel)
 fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> DispatchTactics {
     let machine = launch.machine;
     let grid = machine.warp_position().grid();
-    DispatchTactics::decide(launch.common, phase, grid, machine.spans_nodes())
+    DispatchTactics::decide(
+        launch.common,
+        launch.tokens,
+        phase,
+        grid,
+        machine.spans_nodes(),
+    )
 }
 
 #[inline(always)]
 fn roles_of<M: Machine>(launch: &Launch<M>, tactics: DispatchTactics) -> DispatchRoles {
-    let items = launch.common.tokens * tactics.parts;
+    let items = launch.tokens * tactics.parts;
     DispatchRoles::of(tactics, launch.machine.warp_position(), items)
 }
 

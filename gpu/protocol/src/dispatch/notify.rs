@@ -30,13 +30,13 @@ pub fn notify<M: Machine>(
     if partition.index == 0 {
         notify_tokens(launch);
     }
-    let tile_count = tiles(shape.top_k, common.tokens);
+    let tile_count = tiles(shape.top_k, launch.tokens);
     let experts = expert_groups(shape.experts);
     let first_tasks = match numbering {
         Numbering::InBlock => experts,
         Numbering::Tiles => tile_count,
     };
-    for task in partition.tasks(first_tasks + common.tokens.div_ceil(LANES)) {
+    for task in partition.tasks(first_tasks + launch.tokens.div_ceil(LANES)) {
         if task >= first_tasks {
             notify_presence(launch, numbering, task - first_tasks);
         } else if numbering == Numbering::InBlock {
@@ -61,7 +61,7 @@ pub fn notify<M: Machine>(
 fn notify_tokens<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let word = common.window.token_count(common.rank());
-    let value = Tagged::new(epoch, common.tokens).0;
+    let value = Tagged::new(epoch, launch.tokens).0;
     on_each_rank(machine, common.shape.ranks, |rank| {
         machine.signal(rank, word, value)
     });
@@ -79,18 +79,13 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: 
             // Read again rather than branch.
             let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
                 let k = (first + step as u32).min(shape.top_k - 1);
-                let token = token.min(common.tokens - 1);
-                read_expert_id(
-                    machine,
-                    common,
-                    numbering,
-                    assignment_index(shape.top_k, token, k),
-                )
+                let token = token.min(launch.tokens - 1);
+                read_expert_id(launch, numbering, assignment_index(shape.top_k, token, k))
             });
             core::array::from_fn::<(), DEPTH, _>(|step| ranks |= rank_bit(shape, ids[step]));
             first += DEPTH as u32;
         }
-        if token < common.tokens { ranks } else { 0 }
+        if token < launch.tokens { ranks } else { 0 }
     });
     let word = common.window.presence(common.rank(), group);
     for first in (0..shape.ranks).step_by(LANES as usize) {

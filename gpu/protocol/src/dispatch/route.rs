@@ -38,7 +38,7 @@ pub fn read_route<M: Machine>(
     let given = machine.lanes(|lane| {
         lane_or_none(lane, shape.top_k, || {
             let index = assignment_index(shape.top_k, token, lane);
-            read_expert_id(machine, common, numbering, index)
+            read_expert_id(launch, numbering, index)
         })
     });
     // Always read, of the ids if there are no weights, and looked at only where it is written: the assembler

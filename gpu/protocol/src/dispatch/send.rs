@@ -29,7 +29,7 @@ pub fn send_items<M: Machine>(
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let parts = tactics.parts;
-    let items = common.tokens * parts;
+    let items = launch.tokens * parts;
     let wire = tactics.wire(partition.of);
     let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
     while let Some(index) = queue.next_item() {

@@ -21,6 +21,8 @@ pub struct Launch<'a, M> {
     pub machine: &'a M,
     pub common: &'a Common,
     pub kernel: Kernel,
+    /// Tokens of this rank in this round.
+    pub tokens: u32,
     pub epoch: Epoch,
 }
 
@@ -53,6 +55,7 @@ impl<'a, M: Machine> Launch<'a, M> {
             machine,
             common,
             kernel,
+            tokens: common.tokens,
             epoch: Epoch::after(machine.peek(Counter::Finished)),
         }
     }

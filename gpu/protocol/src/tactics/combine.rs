@@ -30,11 +30,12 @@ pub struct CombineTactics {
 }
 
 impl CombineTactics {
-    /// Of a launch in `phase`, on `grid`, after a dispatch in which `extent` came. `common` and
+    /// Of a launch in `phase`, on `grid`, of `tokens` of this rank, after a dispatch in which `extent` came. `common` and
     /// `spans_nodes`: as for [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
     #[inline(always)]
     pub fn decide(
         common: &Common,
+        tokens: u32,
         extent: Extent,
         phase: Phase,
         grid: Grid,
@@ -68,8 +69,8 @@ impl CombineTactics {
             && extent.parts == 1
             && items / tuning::BATCH_FROM_ITEMS_PER_WARP >= senders;
         let reduce_parts = match wire {
-            Wire::Inline => shape.reduce_parts(common.tokens),
-            _ => common.row.parts(common.tokens),
+            Wire::Inline => shape.reduce_parts(tokens),
+            _ => common.row.parts(tokens),
         };
         Self {
             wire,
@@ -82,7 +83,7 @@ impl CombineTactics {
                 1
             },
             reduce_parts,
-            polls_all: common.tokens * reduce_parts <= tuning::POLL_ALL_UP_TO_WARPS,
+            polls_all: tokens * reduce_parts <= tuning::POLL_ALL_UP_TO_WARPS,
         }
     }
 }

@@ -30,21 +30,27 @@ pub struct DispatchTactics {
 }
 
 impl DispatchTactics {
-    /// Of a launch in `phase`, on `grid`. `common` has this rank's tokens and the plan's sizes.
+    /// Of a launch in `phase`, on `grid`, of `tokens` of this rank. `common` has the plan's sizes.
     /// `spans_nodes`: whether the kernel is the one that reaches other nodes.
     #[inline(always)]
-    pub fn decide(common: &Common, phase: Phase, grid: Grid, spans_nodes: bool) -> Self {
+    pub fn decide(
+        common: &Common,
+        tokens: u32,
+        phase: Phase,
+        grid: Grid,
+        spans_nodes: bool,
+    ) -> Self {
         let shape = &common.shape;
-        let parts = common.row.parts(common.tokens);
+        let parts = common.row.parts(tokens);
         let is_inline = common.dispatches_inline(parts);
-        let numbering = match shape.is_small_batch(common.tokens) {
+        let numbering = match shape.is_small_batch(tokens) {
             true => Numbering::InBlock,
             false => Numbering::Tiles,
         };
         let work = Work {
             format: shape.format(),
-            notifications: notifications(shape, common.tokens, numbering),
-            items: common.tokens * parts,
+            notifications: notifications(shape, tokens, numbering),
+            items: tokens * parts,
             is_whole: parts == 1,
             inline_bytes: match is_inline {
                 true => ByteRange::part(common.row.payload_bytes, 0, parts).end,

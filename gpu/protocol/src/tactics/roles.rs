@@ -193,7 +193,7 @@ mod tests {
     }
 
     fn dispatch_roles(common: &Common, phase: Phase, grid: Grid) -> (Split, Vec<DispatchRoles>) {
-        let tactics = DispatchTactics::decide(common, phase, grid, false);
+        let tactics = DispatchTactics::decide(common, common.tokens, phase, grid, false);
         let items = common.tokens * tactics.parts;
         let roles = positions(grid).map(|position| DispatchRoles::of(tactics, position, items));
         (tactics.split, roles.collect())
@@ -273,7 +273,8 @@ mod tests {
                 let parts = common.row.parts(tokens);
                 let extent = Extent { tokens, parts };
                 for phase in [Phase::Send, Phase::Wait, Phase::Fused] {
-                    let tactics = CombineTactics::decide(&common, extent, phase, grid, false);
+                    let tactics =
+                        CombineTactics::decide(&common, tokens, extent, phase, grid, false);
                     let roles: Vec<_> = positions(grid)
                         .map(|position| CombineRoles::of(tactics, position))
                         .collect();

@@ -41,14 +41,10 @@ pub struct SmallBatch {
 impl SmallBatch {
     /// That of a launch, for what comes after the numbering.
     #[inline(always)]
-    pub fn of(common: &Common) -> Self {
-        debug_assert!(
-            common.shape.is_small_batch(common.tokens),
-            "{} tokens",
-            common.tokens
-        );
+    pub fn of(common: &Common, tokens: u32) -> Self {
+        debug_assert!(common.shape.is_small_batch(tokens), "{tokens} tokens");
         Self {
-            assignments: common.tokens * common.shape.top_k,
+            assignments: tokens * common.shape.top_k,
             experts: common.shape.experts,
         }
     }
@@ -66,7 +62,7 @@ impl SmallBatch {
         // A rank without tokens may have no ids.
         let is_small = args.topk_ids != 0 && common.shape.is_small_batch(common.tokens);
         match is_small {
-            true => Self::of(common),
+            true => Self::of(common, common.tokens),
             false => Self {
                 assignments: 0,
                 experts: common.shape.experts,

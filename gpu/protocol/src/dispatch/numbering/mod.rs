@@ -6,7 +6,7 @@
 pub mod block;
 pub mod tiles;
 
-use ferry_layout::{Common, Counter, Region, Table, assignment_index};
+use ferry_layout::{Counter, Region, Table, assignment_index};
 
 use crate::dispatch::numbering::block::SmallBatch;
 use crate::machine::{LANES, Machine};
@@ -17,15 +17,12 @@ use crate::work::tasks::expert_groups;
 
 /// The expert id of an assignment. For one lane.
 #[inline(always)]
-pub fn read_expert_id<M: Machine>(
-    machine: &M,
-    common: &Common,
-    numbering: Numbering,
-    index: u64,
-) -> u32 {
+pub fn read_expert_id<M: Machine>(launch: &Launch<M>, numbering: Numbering, index: u64) -> u32 {
     match numbering {
-        Numbering::InBlock => SmallBatch::of(common).id(machine, index as u32),
-        Numbering::Tiles => machine.read(Table::TopkIds, index),
+        Numbering::InBlock => {
+            SmallBatch::of(launch.common, launch.tokens).id(launch.machine, index as u32)
+        }
+        Numbering::Tiles => launch.machine.read(Table::TopkIds, index),
     }
 }
 
@@ -37,7 +34,7 @@ pub fn count_before<M: Machine>(
     experts: M::Lanes<u32>,
 ) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
-    let (shape, batch) = (&common.shape, SmallBatch::of(common));
+    let (shape, batch) = (&common.shape, SmallBatch::of(common, launch.tokens));
     machine.lanes(|lane| {
         let expert = machine.own(experts, lane);
         if expert >= shape.experts {
@@ -62,7 +59,7 @@ pub fn wait_until_numbered<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted
 #[inline(always)]
 pub fn count_experts<M: Machine>(launch: &Launch<M>, group: u32) -> M::Lanes<u32> {
     let (machine, shape) = (launch.machine, &launch.common.shape);
-    let batch = SmallBatch::of(launch.common);
+    let batch = SmallBatch::of(launch.common, launch.tokens);
     machine.lanes(|lane| {
         let expert = (group * LANES + lane).min(shape.experts - 1);
         batch.total(machine, expert)

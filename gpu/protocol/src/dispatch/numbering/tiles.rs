@@ -14,7 +14,7 @@ const DEPTH: usize = 8;
 #[inline(always)]
 pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
     let (machine, common) = (launch.machine, launch.common);
-    let (experts, assignments) = (common.shape.experts, common.tokens * common.shape.top_k);
+    let (experts, assignments) = (common.shape.experts, launch.tokens * common.shape.top_k);
     debug_assert!(
         tile * TILE_ASSIGNMENTS < assignments,
         "tile {tile} of {assignments}"
