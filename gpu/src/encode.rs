@@ -12,7 +12,7 @@ use crate::ptx::{number, thread};
 /// Elements that a lane encodes at a time.
 pub const LANE_ELEMENTS: u32 = 16;
 /// Elements that a warp encodes at a time.
-pub const STRIP_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
+pub const TILE_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
 
 /// What a lane's elements became.
 pub struct Encoded {
@@ -227,19 +227,19 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
         }
     }
 
-    /// This lane's elements of the strip that begins at `strip`, zeros from element `end` on.
+    /// This lane's elements of the tile that begins at `tile`, zeros from element `end` on.
     ///
     /// # Safety
     /// The token has `end` elements.
     #[inline(always)]
-    unsafe fn load(&self, strip: u32, end: u32) -> [Vector; 2] {
-        let start = strip + self.lane * LANE_ELEMENTS;
+    unsafe fn load(&self, tile: u32, end: u32) -> [Vector; 2] {
+        let start = tile + self.lane * LANE_ELEMENTS;
         let from = self.source + 2 * start as u64;
         // SAFETY: active only inside the token.
         unsafe {
             [
-                memory::load_piece(from, start < end),
-                memory::load_piece(from + size_of::<Vector>() as u64, start < end),
+                memory::load_or_zeros(from, start < end),
+                memory::load_or_zeros(from + size_of::<Vector>() as u64, start < end),
             ]
         }
     }
@@ -251,24 +251,24 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
     #[inline(always)]
     pub unsafe fn encode<E: Encoder>(&self, encoder: &E, range: ByteRange) {
         let element = |byte: u32| byte / E::PAYLOAD_BYTES * LANE_ELEMENTS;
-        let (mut strip, end) = (element(range.start), element(range.end));
-        let mut scales = Scales::<E>::new(strip, end);
+        let (mut tile, end) = (element(range.start), element(range.end));
+        let mut scales = Scales::<E>::new(tile, end);
         // SAFETY: the caller's promise, here and below.
-        let load = |strip| unsafe { self.load(strip, end) };
+        let load = |tile| unsafe { self.load(tile, end) };
         let mut loaded = [[0; 4]; 2];
         if self.loads_ahead {
-            loaded = load(strip);
+            loaded = load(tile);
         }
-        while strip < end {
+        while tile < end {
             if !self.loads_ahead {
-                loaded = load(strip);
+                loaded = load(tile);
             }
             let mut next = loaded;
             if self.loads_ahead {
-                next = load(strip + STRIP_ELEMENTS);
+                next = load(tile + TILE_ELEMENTS);
             }
             let encoded = encoder.encode(&values(loaded));
-            let start = strip + self.lane * LANE_ELEMENTS;
+            let start = tile + self.lane * LANE_ELEMENTS;
             self.each_target(|row| {
                 let at = row + (start / LANE_ELEMENTS * E::PAYLOAD_BYTES) as u64;
                 // SAFETY: active only inside the row.
@@ -279,8 +279,8 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
                     }
                 }
             });
-            strip += STRIP_ELEMENTS;
-            if scales.take(E::scales(encoded.scale), self.lane) || strip >= end {
+            tile += TILE_ELEMENTS;
+            if scales.take(E::scales(encoded.scale), self.lane) || tile >= end {
                 let first = self.scales_start + 4 * (scales.first + self.lane);
                 if scales.first + self.lane < scales.end {
                     // SAFETY: inside the row's scales.
@@ -300,18 +300,18 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
     /// The token has its elements.
     #[inline(always)]
     pub unsafe fn largest(&self) -> f32 {
-        let (mut strip, mut amax) = (0, 0.0);
-        while strip < self.elements {
+        let (mut tile, mut amax) = (0, 0.0);
+        while tile < self.elements {
             // SAFETY: the caller's promise.
             let (this, next) = unsafe {
                 (
-                    self.load(strip, self.elements),
-                    self.load(strip + STRIP_ELEMENTS, self.elements),
+                    self.load(tile, self.elements),
+                    self.load(tile + TILE_ELEMENTS, self.elements),
                 )
             };
             amax = number::larger(amax, largest(&values(this)));
             amax = number::larger(amax, largest(&values(next)));
-            strip += 2 * STRIP_ELEMENTS;
+            tile += 2 * TILE_ELEMENTS;
         }
         for step in 0..LANES.ilog2() {
             amax = larger_of_partner(amax, 1 << step);
@@ -355,8 +355,8 @@ struct Scales<E> {
 }
 
 impl<E: Encoder> Scales<E> {
-    /// Words of a strip.
-    const STRIP_WORDS: u32 = LANES / E::WORD_LANES;
+    /// Words of a tile.
+    const TILE_WORDS: u32 = LANES / E::WORD_LANES;
 
     /// For elements `start..end`.
     #[inline(always)]
@@ -370,14 +370,14 @@ impl<E: Encoder> Scales<E> {
         }
     }
 
-    /// Takes a strip's words; true if every lane now has one. All lanes.
+    /// Takes a tile's words; true if every lane now has one. All lanes.
     #[inline(always)]
     fn take(&mut self, scales: u32, lane: u32) -> bool {
-        let word = thread::broadcast(scales, lane % Self::STRIP_WORDS * E::WORD_LANES);
-        if lane / Self::STRIP_WORDS == self.held / Self::STRIP_WORDS {
+        let word = thread::broadcast(scales, lane % Self::TILE_WORDS * E::WORD_LANES);
+        if lane / Self::TILE_WORDS == self.held / Self::TILE_WORDS {
             self.words = word;
         }
-        self.held += Self::STRIP_WORDS;
+        self.held += Self::TILE_WORDS;
         self.held == LANES
     }
 

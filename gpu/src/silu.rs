@@ -5,7 +5,7 @@ use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_placement};
 use ferry_protocol::LANES;
 
-use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, STRIP_ELEMENTS};
+use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, TILE_ELEMENTS};
 use crate::ptx::lookup::Storage;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::number::{self, Instructions};
@@ -108,22 +108,29 @@ struct Expert {
     block: u32,
 }
 
+/// A row with the expert that it belongs to.
+#[derive(Clone, Copy)]
+struct ExpertRow {
+    row: u32,
+    expert: Expert,
+}
+
 /// 512 columns of a row.
 #[derive(Clone, Copy)]
-struct Piece {
+struct Tile {
     row: u32,
     /// The first of them.
     column: u32,
 }
 
-impl Piece {
+impl Tile {
     /// Number `index` of all, row by row.
     #[inline(always)]
     fn of(index: u32, columns: u32) -> Self {
-        let in_row = columns.div_ceil(STRIP_ELEMENTS);
+        let in_row = columns.div_ceil(TILE_ELEMENTS);
         Self {
             row: index / in_row,
-            column: index % in_row * STRIP_ELEMENTS,
+            column: index % in_row * TILE_ELEMENTS,
         }
     }
 
@@ -135,7 +142,7 @@ impl Piece {
             true => Self { row, column },
             false => Self {
                 row: row + 1,
-                column: column - columns.next_multiple_of(STRIP_ELEMENTS),
+                column: column - columns.next_multiple_of(TILE_ELEMENTS),
             },
         }
     }
@@ -161,13 +168,13 @@ struct Pairs {
 
 /// All gates of a row stand before its ups.
 #[derive(Clone, Copy)]
-struct Apart;
+struct GatesFirst;
 
 /// They stand side by side.
 #[derive(Clone, Copy)]
 struct Interleaved;
 
-impl Arrangement for Apart {
+impl Arrangement for GatesFirst {
     #[inline(always)]
     fn pairs(self, loaded: &[Vector; 4], pair: usize) -> Pairs {
         let gates = loaded[pair / 4][pair % 4];
@@ -298,9 +305,9 @@ impl<'a> Warp<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             match (args.clamped != 0, args.interleaved != 0) {
-                (false, false) => self.run_with(format, output, Apart, silu),
+                (false, false) => self.run_with(format, output, GatesFirst, silu),
                 (false, true) => self.run_with(format, output, Interleaved, silu),
-                (true, false) => self.run_with(format, output, Apart, clamped),
+                (true, false) => self.run_with(format, output, GatesFirst, clamped),
                 (true, true) => self.run_with(format, output, Interleaved, clamped),
             }
         }
@@ -322,12 +329,12 @@ impl<'a> Warp<'a> {
         let needs_expert = args.scales_offsets != 0 || args.input_scales != 0;
         let lane_column = self.lane * LANE_ELEMENTS;
         // SAFETY: the caller's promise.
-        let load = |piece: Piece| unsafe {
-            let column = piece.column + lane_column;
-            self.load(piece.row, column, piece.row < rows && column < args.columns)
+        let load = |tile: Tile| unsafe {
+            let column = tile.column + lane_column;
+            self.load(tile.row, column, tile.row < rows && column < args.columns)
         };
-        let step = Piece::of(self.warps, args.columns);
-        let mut piece = Piece::of(self.warp, args.columns);
+        let step = Tile::of(self.warps, args.columns);
+        let mut tile = Tile::of(self.warp, args.columns);
         let mut expert = Expert {
             index: 0,
             start: 0,
@@ -336,22 +343,22 @@ impl<'a> Warp<'a> {
             block: 0,
         };
         let mut encoder = output(0);
-        let mut loaded = load(piece);
+        let mut loaded = load(tile);
         // While that is on its way.
         let sigmoids = Sigmoids::fill(self.table, activation);
         let apply = |Pairs { gates, gate, up }: Pairs| {
             let sigmoid = sigmoids.of_pair(gates);
             (
-                activation.with_sigmoid((gate.0, sigmoid.0), up.0, Instructions),
-                activation.with_sigmoid((gate.1, sigmoid.1), up.1, Instructions),
+                activation.with_sigmoid(gate.0, sigmoid.0, up.0, Instructions),
+                activation.with_sigmoid(gate.1, sigmoid.1, up.1, Instructions),
             )
         };
-        while piece.row < rows {
+        while tile.row < rows {
             let values = values(&loaded, arrangement, apply);
             // Not before: what is loaded then takes the places of what was used, and no copies.
-            let following = piece.plus(step, args.columns);
+            let following = tile.plus(step, args.columns);
             loaded = load(following);
-            let (row, column) = (piece.row, piece.column + lane_column);
+            let (row, column) = (tile.row, tile.column + lane_column);
             if row >= expert.end {
                 // SAFETY: the caller's promise.
                 expert = unsafe { self.expert_of(row, expert) };
@@ -364,20 +371,20 @@ impl<'a> Warp<'a> {
             unsafe {
                 let scale = encoder.store(args.output, at, &values, active);
                 if O::GROUP_LANES != 0 && self.lane.is_multiple_of(O::GROUP_LANES.max(1)) {
-                    self.store_scale::<O>(format, (row, expert), column, scale, active);
+                    self.store_scale::<O>(format, ExpertRow { row, expert }, column, scale, active);
                 }
             }
-            piece = following;
+            tile = following;
         }
     }
 
-    /// Stores the scale of the group of a row that `column` is in. Each by itself: putting them
+    /// Stores the scale of the group that `column` is in, of a row. Each by itself: putting them
     /// together takes more instructions than storing them.
     #[inline(always)]
     unsafe fn store_scale<O: Output>(
         &self,
         format: TokenFormat,
-        (row, expert): (u32, Expert),
+        of: ExpertRow,
         column: u32,
         scale: u32,
         active: bool,
@@ -386,6 +393,7 @@ impl<'a> Warp<'a> {
         if !active {
             return;
         }
+        let ExpertRow { row, expert } = of;
         let group = column / (LANE_ELEMENTS * O::GROUP_LANES);
         let (word, place) = (group / O::WORD_SCALES, group % O::WORD_SCALES);
         // SAFETY: the caller's promise.

@@ -25,7 +25,7 @@ const PTX: [&str; 3] = [
 pub enum Probe {
     /// Does nothing.
     Empty,
-    /// Waits for the gate, then for all ranks. One block of 32 threads.
+    /// Waits for the start flag, then for all ranks. One block of 32 threads.
     Barrier,
     /// Copies rows to peers with stores.
     Copy,
@@ -150,8 +150,8 @@ impl Probes {
     }
 }
 
-/// A word in host memory that the kernels of all devices can wait for: [`ProbeArgs::gate`]. It is the word of
-/// a fault page that the host alone writes.
+/// A word in host memory that the kernels of all devices can wait for: [`ProbeArgs::start_flag`]. It is the
+/// word of a fault page that the host alone writes.
 pub struct Gate(Box<dyn SharedPage>);
 
 impl Gate {

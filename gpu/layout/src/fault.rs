@@ -189,7 +189,8 @@ impl fmt::Display for Fault {
         match self.patience_ms {
             Some(patience_ms) => write!(
                 f,
-                " (simulated: the deadline passed while launches were waited for, for the patience of {patience_ms} ms)"
+                " (simulated: the deadline passed while launches were waited for, for the patience of \
+                 {patience_ms} ms)"
             ),
             None => Ok(()),
         }

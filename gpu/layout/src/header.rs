@@ -1,6 +1,7 @@
 //! The header of a dispatch row: what the receiver must know of a token beside its payload.
 
-use crate::NOT_ROUTED;
+/// An expert id that stands for "not routed" (`-1` as the user writes it).
+pub const NOT_ROUTED: u32 = u32::MAX;
 
 /// A row's header: for each of its assignments a word of the expert and the rank within it
 /// ([`AssignmentWords`]), and behind those a word each with the router's weight, as f32 bits.

@@ -37,14 +37,14 @@ pub use formats::arithmetic::Arithmetic;
 pub use formats::float::{bf16_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
-pub use header::{Assignment, AssignmentWords, Header};
+pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED};
 pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
 pub use options::{CombineOptions, CombineWith, DispatchOptions, DispatchWith, MAX_EPILOGUE_BYTES};
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{
-    CombineMode, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, PART_ITEMS,
-    ROW_SCALE_BYTES, Rank, Shape,
+    CombineMode, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K, PART_ITEMS, ROW_SCALE_BYTES, Rank,
+    Shape,
 };
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};

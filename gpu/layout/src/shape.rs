@@ -10,8 +10,6 @@ pub const MAX_RANKS: u32 = 64;
 pub const MAX_TOP_K: u32 = 32;
 /// Most experts in a group.
 pub const MAX_EXPERTS: u32 = 65_535;
-/// An expert id that stands for "not routed" (`-1` as the user writes it).
-pub const NOT_ROUTED: u32 = u32::MAX;
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
 const WARP_VECTOR_BYTES: u32 = 512;
@@ -26,12 +24,8 @@ pub const PART_ITEMS: u32 = 2048;
 
 /// Most parts that a row of `bytes` is cut into.
 const fn max_parts(bytes: u32) -> u32 {
-    let strips = bytes.div_ceil(WARP_VECTOR_BYTES).next_power_of_two();
-    if strips < MAX_PARTS {
-        strips
-    } else {
-        MAX_PARTS
-    }
+    let tiles = bytes.div_ceil(WARP_VECTOR_BYTES).next_power_of_two();
+    if tiles < MAX_PARTS { tiles } else { MAX_PARTS }
 }
 
 /// Parts of rows, so that `rows` of them keep all warps busy, at most `most`: a power of two, as whoever

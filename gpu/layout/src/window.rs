@@ -44,22 +44,30 @@ impl Signal {
 /// A flagged row has a word that says when the row is whole. A row with **inline flags** has none: each of
 /// its words holds [`SENTINEL`](crate::SENTINEL) until it has come. The reader stores the sentinel again.
 ///
-/// | region | word or row | index | written by |
-/// |---|---|---|---|
-/// | counts | [`Tagged`](crate::Tagged) assignments for an expert; at `local_experts` the source's tokens | `[source, local expert]` | every source, every round |
-/// | presence | [`Tagged`](crate::Tagged) bits of 32 tokens: which come here | `[source, token / 32]` | every source, as far as its tokens go |
-/// | expert bases | [`Tagged`](crate::Tagged) first row of an expert, and first block of its tiled scales | `[local expert, 2]` | the owner, every round, where scales are tiled |
-/// | source bases | [`Tagged`](crate::Tagged) first row of a source's assignments for an expert | `[source, local expert]` | the owner, every round |
-/// | dispatch flags | epoch: the part is complete | `[source, token × part]` | the source |
-/// | credits | epoch: the peer has read its dispatch rows | `[peer]` | every peer, every round |
-/// | culprits | the rank at fault, all ones in the upper half: the peer has aborted because of it | `[peer]` | every peer, once |
-/// | combine flags | epoch: the part is complete | `[token × part, slot]` | the experts' rank |
-/// | dispatch rows | payload and [`Header`](crate::Header) | `[source, token]` | the source; headers of inline rows: the owner |
-/// | combine rows | BF16 payload | `[token, slot]` | the experts' rank |
-/// | inline dispatch rows | payload, scales, and a header for each part | `[source, token]`, where rows are cut | the source, and the owner |
-/// | inline combine rows | BF16 payload | `[token, slot]`, up to `Shape::max_inline_tokens` | the experts' rank, and the owner |
-/// | dispatch staging | dispatch row, for puts to unmapped ranks | `[token]` | the owner |
-/// | combine staging | combine row, likewise | `[source, token]` or output row | the owner |
+/// The regions, with their index, what they hold and who writes it:
+///
+/// - counts, `[source, local expert]`: [`Tagged`](crate::Tagged) assignments for an expert; at
+///   `local_experts` the source's tokens. Every source, every round.
+/// - presence, `[source, token / 32]`: [`Tagged`](crate::Tagged) bits of 32 tokens: which come here. Every
+///   source, as far as its tokens go.
+/// - expert bases, `[local expert, 2]`: [`Tagged`](crate::Tagged) first row of an expert, and first block of
+///   its tiled scales. The owner, every round, where scales are tiled.
+/// - source bases, `[source, local expert]`: [`Tagged`](crate::Tagged) first row of a source's assignments
+///   for an expert. The owner, every round.
+/// - dispatch flags, `[source, token × part]`: epoch: the part is complete. The source.
+/// - credits, `[peer]`: epoch: the peer has read its dispatch rows. Every peer, every round.
+/// - culprits, `[peer]`: the rank at fault, all ones in the upper half: the peer has aborted because of it.
+///   Every peer, once.
+/// - combine flags, `[token × part, slot]`: epoch: the part is complete. The experts' rank.
+/// - dispatch rows, `[source, token]`: payload and [`Header`](crate::Header). The source; headers of inline
+///   rows: the owner.
+/// - combine rows, `[token, slot]`: BF16 payload. The experts' rank.
+/// - inline dispatch rows, `[source, token]`, where rows are cut: payload, scales, and a header for each
+///   part. The source, and the owner.
+/// - inline combine rows, `[token, slot]`, up to `Shape::max_inline_tokens`: BF16 payload. The experts' rank,
+///   and the owner.
+/// - dispatch staging, `[token]`: dispatch row, for puts to unmapped ranks. The owner.
+/// - combine staging, `[source, token]` or output row: combine row, likewise. The owner.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Window {
@@ -219,10 +227,10 @@ impl Window {
         Signal(self.expert_base(local_expert).0 + 8)
     }
 
-    /// A part of a dispatch row of `source` is complete. `unit` is the item, `token * parts + part`. Which
+    /// A part of a dispatch row of `source` is complete. `item` is `token * parts + part`. Which
     /// token an item belongs to may differ from round to round, because a flag of a later round is larger.
-    pub const fn dispatch_flag(&self, source: Rank, unit: u32) -> Signal {
-        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_items + unit as u64))
+    pub const fn dispatch_flag(&self, source: Rank, item: u32) -> Signal {
+        Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_items + item as u64))
     }
 
     /// `peer` has read the dispatch rows that the owner sent it.
@@ -235,10 +243,10 @@ impl Window {
         Signal(self.culprit + 8 * peer.0 as u64)
     }
 
-    /// A part of the combine row in `slot` of a token of the owner's is complete. `unit` is the item,
+    /// A part of the combine row in `slot` of a token of the owner's is complete. `item` is
     /// `token * parts + part`.
-    pub const fn combine_flag(&self, unit: u32, slot: u32) -> Signal {
-        Signal(self.combine_flags + 8 * (unit as u64 * self.combine_slots + slot as u64))
+    pub const fn combine_flag(&self, item: u32, slot: u32) -> Signal {
+        Signal(self.combine_flags + 8 * (item as u64 * self.combine_slots + slot as u64))
     }
 
     /// The last of [`Shape::combine_slots`].

@@ -144,7 +144,11 @@ fn products_of_all_numbers_become_the_same_codes() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 20_000,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_f32_becomes_the_nearest_code(bits: u32) {

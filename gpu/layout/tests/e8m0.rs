@@ -66,7 +66,11 @@ fn codes_come_back_and_reciprocals_are_exact() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 5_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 5_000,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_f32_becomes_the_first_code_that_is_not_less(bits: u32) {

@@ -305,7 +305,11 @@ fn blocks() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 2000,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn mxfp8_is_within_its_bound(block in blocks()) {
@@ -390,7 +394,10 @@ proptest! {
     }
 
     #[test]
-    fn nvfp4_is_the_same_for_row_and_tensor_where_powers_of_two_are(block in blocks(), exponent in -20i32..20) {
+    fn nvfp4_is_the_same_for_row_and_tensor_where_powers_of_two_are(
+        block in blocks(),
+        exponent in -20i32..20,
+    ) {
         let inverse = 2f32.powi(-exponent);
         let global = nvfp4::global_of_inverse(bf16_bits(inverse));
         prop_assert_eq!(global, 2f32.powi(exponent));

@@ -381,8 +381,9 @@ proptest! {
     #[test]
     fn a_header_has_a_word_for_everything(top_k in 1..=MAX_TOP_K) {
         let weight = |k| Header::weight(top_k, k);
-        let source_bases: Vec<u32> = (0..top_k).map(Header::assignment).chain((0..top_k).map(weight)).collect();
-        prop_assert!(source_bases.is_sorted_by(|a, b| a + 4 <= *b));
+        let assignments = (0..top_k).map(Header::assignment);
+        let words: Vec<u32> = assignments.chain((0..top_k).map(weight)).collect();
+        prop_assert!(words.is_sorted_by(|a, b| a + 4 <= *b));
         prop_assert!(weight(top_k - 1) + 4 <= Header::bytes(top_k));
         prop_assert!(Header::bytes(top_k).is_multiple_of(16));
     }

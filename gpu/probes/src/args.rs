@@ -20,16 +20,16 @@ pub struct ProbeArgs {
     /// Where rows begin in each rank's probe memory, in bytes.
     pub offset: u64,
     /// A word to wait for before anything else, or 0.
-    pub gate: u64,
+    pub start_flag: u64,
     /// What it must reach.
-    pub gate_value: u64,
+    pub start_value: u64,
     /// Longest wait, in nanoseconds from the kernel's start.
     pub deadline_ns: u64,
     /// Bytes of a row, a multiple of 16.
     pub row_bytes: u32,
     /// Rows for each peer; all get the same.
     pub rows: u32,
-    /// Pieces that a row is copied in, each by a warp (or block) of its own.
+    /// Parts that a row is copied in, each by a warp (or block) of its own.
     pub parts: u32,
     /// This rank.
     pub rank: u32,
@@ -52,13 +52,13 @@ impl ProbeArgs {
     pub const PING: u64 = Self::COUNT + 128;
     /// Round trips so far.
     pub const PINGS: u64 = Self::COUNT + 256;
-    /// Not zero: a wait was given up.
-    pub const EXPIRED: u64 = Self::COUNT + 384;
-    /// Most bytes that [`parts`](Self::parts) may leave in a piece for the bulk copy.
+    /// Not zero: a wait timed out.
+    pub const TIMED_OUT: u64 = Self::COUNT + 384;
+    /// Most bytes that [`parts`](Self::parts) may leave in one for the bulk copy.
     pub const BULK_BYTES: u32 = 15_360;
 
-    /// Bytes of a piece of a row.
-    pub const fn piece_bytes(&self) -> u32 {
+    /// Bytes of a part of a row.
+    pub const fn part_bytes(&self) -> u32 {
         self.row_bytes.div_ceil(self.parts).next_multiple_of(16)
     }
 
@@ -68,7 +68,7 @@ impl ProbeArgs {
     }
 }
 
-const _: () = assert!(ProbeArgs::EXPIRED + 8 <= ProbeArgs::WORDS_BYTES);
+const _: () = assert!(ProbeArgs::TIMED_OUT + 8 <= ProbeArgs::WORDS_BYTES);
 
 /// What the converting kernel makes of a pair of f32, `a` and `b`, as one 32-bit word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,7 +157,7 @@ impl ConvertArgs {
 /// A tensor that the writing kernel copies. Addresses are device addresses, multiples of 4.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct WritePiece {
+pub struct TensorCopy {
     /// `[u32; words]`.
     pub from: u64,
     /// `[u32; words]`, written.
@@ -171,7 +171,7 @@ pub struct WritePiece {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct WriteArgs {
     /// In this order.
-    pub pieces: [WritePiece; 4],
+    pub copies: [TensorCopy; 4],
 }
 
 /// What the clearing kernel takes, by value.

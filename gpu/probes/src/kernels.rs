@@ -1,7 +1,7 @@
 //! Kernels that measure the machine: what a copy over the wire, a signal and a launch cost
 //! without a protocol. The benchmark sets Ferry's times beside them.
 //!
-//! Every wait ends at a deadline, and says so in [`ProbeArgs::EXPIRED`].
+//! Every wait ends at a deadline, and says so in [`ProbeArgs::TIMED_OUT`].
 //!
 //! Three kernels measure nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
 //! by number, so that it can be compared with the portable one, [`ferry_probe_write`] writes
@@ -32,8 +32,8 @@ struct Probe<'a> {
     started_ns: u64,
 }
 
-/// A piece of a row on its way.
-struct Piece {
+/// A part of a row on its way.
+struct RowPart {
     from: u64,
     to: u64,
     bytes: u32,
@@ -69,7 +69,7 @@ impl<'a> Probe<'a> {
                 && thread::global_timer_ns() - self.started_ns > self.args.deadline_ns
             {
                 // SAFETY: the word lies in the own probe memory.
-                unsafe { memory::store_relaxed_sys(self.own() + ProbeArgs::EXPIRED, 1) };
+                unsafe { memory::store_relaxed_sys(self.own() + ProbeArgs::TIMED_OUT, 1) };
                 return false;
             }
         }
@@ -79,30 +79,30 @@ impl<'a> Probe<'a> {
     /// Waits until the word at `address` has come to `value`.
     #[inline(always)]
     fn wait_for(&self, address: u64, value: u64) -> bool {
-        // SAFETY: the callers name words of the own probe memory, or the gate.
+        // SAFETY: the callers name words of the own probe memory, or the start flag.
         self.wait(|| unsafe { memory::load_acquire_sys(address) } >= value)
     }
 
-    /// Number of pieces to copy.
+    /// Number of parts to copy.
     #[inline(always)]
-    fn pieces(&self) -> u32 {
+    fn part_count(&self) -> u32 {
         self.args.rows * self.args.peer_count * self.args.parts
     }
 
-    /// A piece: neighbours go to different peers.
+    /// A part: neighbours go to different peers.
     #[inline(always)]
-    fn piece(&self, index: u32) -> Piece {
+    fn row_part(&self, index: u32) -> RowPart {
         let args = self.args;
         let (part, row) = (
             index / args.peer_count % args.parts,
             index / args.peer_count / args.parts,
         );
         let to = (args.rank + args.first_peer + index % args.peer_count) % args.ranks;
-        let start = (part * args.piece_bytes()).min(args.row_bytes);
-        let bytes = args.piece_bytes().min(args.row_bytes - start);
+        let start = (part * args.part_bytes()).min(args.row_bytes);
+        let bytes = args.part_bytes().min(args.row_bytes - start);
         let place = (args.rank * args.rows + row) as u64;
         let row_bytes = args.row_bytes as u64;
-        Piece {
+        RowPart {
             from: args.source + row as u64 * row_bytes + start as u64,
             to: self.memory(to) + args.offset + place * row_bytes + start as u64,
             bytes,
@@ -117,7 +117,7 @@ impl<'a> Probe<'a> {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn ferry_probe_empty(_args: ProbeArgs) {}
 
-/// Waits for the gate, then for all ranks, so that what follows in every rank's stream starts at
+/// Waits for the start flag, then for all ranks, so that what follows in every rank's stream starts at
 /// the same time. One warp.
 ///
 /// # Safety
@@ -126,8 +126,8 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_empty(_args: ProbeArgs) {}
 pub unsafe extern "ptx-kernel" fn ferry_probe_barrier(args: ProbeArgs) {
     let probe = Probe::start(&args);
     let (lane, own) = (thread::lane(), probe.own());
-    if args.gate != 0 {
-        probe.wait_for(args.gate, args.gate_value);
+    if args.start_flag != 0 {
+        probe.wait_for(args.start_flag, args.start_value);
     }
     // SAFETY: the word lies in the own probe memory.
     let epoch = unsafe { memory::load_relaxed_sys(own + ProbeArgs::COUNT) } + 1;
@@ -159,17 +159,17 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_copy(args: ProbeArgs) {
     let probe = Probe::start(&args);
     let warps = thread::threads() / LANES * thread::blocks();
     let mut index = thread::thread() / LANES * thread::blocks() + thread::block();
-    while index < probe.pieces() {
-        let Piece { from, to, bytes } = probe.piece(index);
+    while index < probe.part_count() {
+        let RowPart { from, to, bytes } = probe.row_part(index);
         let mut start = thread::lane() * size_of::<Vector>() as u32;
         while start < bytes {
             let at = |i: usize| start + i as u32 * WARP_BYTES;
-            // SAFETY: active only inside the piece, which lies in its row; nobody writes it.
-            let strip: [Vector; DEPTH] = core::array::from_fn(|i| unsafe {
+            // SAFETY: active only inside the part, which lies in its row; nobody writes it.
+            let tile: [Vector; DEPTH] = core::array::from_fn(|i| unsafe {
                 memory::load_constant_vector(from + at(i) as u64, at(i) < bytes)
             });
-            for (i, &vector) in strip.iter().enumerate() {
-                // SAFETY: active only inside the piece; nobody else writes it.
+            for (i, &vector) in tile.iter().enumerate() {
+                // SAFETY: active only inside the part; nobody else writes it.
                 unsafe { memory::store_vector(to + at(i) as u64, vector, at(i) < bytes) };
             }
             start += DEPTH as u32 * WARP_BYTES;
@@ -181,7 +181,7 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_copy(args: ProbeArgs) {
 /// Copies every row to every peer with bulk copies. Any number of blocks; one thread works.
 ///
 /// # Safety
-/// As [`ferry_probe_copy`]; a piece has at most [`ProbeArgs::BULK_BYTES`].
+/// As [`ferry_probe_copy`]; a part has at most [`ProbeArgs::BULK_BYTES`].
 #[cfg(target_feature = "sm_90")]
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn ferry_probe_bulk_copy(args: ProbeArgs) {
@@ -191,24 +191,24 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_bulk_copy(args: ProbeArgs) {
         return;
     }
     let probe = Probe::start(&args);
-    let (pieces, step) = (probe.pieces(), thread::blocks());
+    let (parts, step) = (probe.part_count(), thread::blocks());
     let stages = Stages::set_up();
     let load = |turn: u32| {
         let index = thread::block() + turn * step;
-        if index < pieces {
-            let Piece { from, bytes, .. } = probe.piece(index);
-            // SAFETY: the piece lies in its row and fits; the stage's last store has read it.
+        if index < parts {
+            let RowPart { from, bytes, .. } = probe.row_part(index);
+            // SAFETY: the part lies in its row and fits; the stage's last store has read it.
             unsafe { stages.load(turn % STAGES, from, bytes) };
         }
     };
     (0..STAGES - 1).for_each(load);
     let (mut turn, mut index) = (0, thread::block());
-    while index < pieces {
+    while index < parts {
         let stage = turn % STAGES;
         if !probe.wait(|| stages.has_landed(stage, turn / STAGES)) {
             return;
         }
-        let Piece { to, bytes, .. } = probe.piece(index);
+        let RowPart { to, bytes, .. } = probe.row_part(index);
         // SAFETY: it has landed; the target has the row, and nobody else writes it.
         unsafe { stages.store(stage, to, bytes) };
         wait_all_but_last_read();
@@ -300,22 +300,19 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
 /// blocks of any number of threads.
 ///
 /// # Safety
-/// The host built `args`: source and target of each piece are live allocations of its words, and
+/// The host built `args`: source and target of each copy are live allocations of its words, and
 /// nobody else writes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn ferry_probe_write(args: WriteArgs) {
     thread::allow_later_kernels();
     let step = u64::from(thread::threads() * thread::blocks());
     let first = u64::from(thread::block() * thread::threads() + thread::thread());
-    for piece in args.pieces {
+    for copy in args.copies {
         let mut index = first;
-        while index < piece.words {
+        while index < copy.words {
             // SAFETY: the word lies in both tensors: the host's promise.
             unsafe {
-                memory::store_u32(
-                    piece.to + 4 * index,
-                    memory::load_u32(piece.from + 4 * index),
-                )
+                memory::store_u32(copy.to + 4 * index, memory::load_u32(copy.from + 4 * index))
             };
             index += step;
         }

@@ -7,4 +7,4 @@ mod args;
 #[cfg(target_arch = "nvptx64")]
 pub mod kernels;
 
-pub use args::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, WriteArgs, WritePiece};
+pub use args::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, TensorCopy, WriteArgs};

@@ -230,7 +230,7 @@ fn slot_model(weak: Weak) {
 /// writes: they meet at the block's barrier, for which a counter stands.
 fn block_model(weak: Weak) {
     let memory = Memory::new(weak);
-    let absent = u64::from(SENTINEL);
+    let sentinel = u64::from(SENTINEL);
     let last = Epoch(2);
     // Of the round before.
     memory.rows[1].store(1, Ordering::Relaxed);
@@ -249,22 +249,22 @@ fn block_model(weak: Weak) {
         }
     });
     read(&memory.rows[1], 1);
-    memory.rows[1].store(absent, Ordering::Relaxed);
+    memory.rows[1].store(sentinel, Ordering::Relaxed);
     memory.say_consumed(1, 0, Epoch(1));
     looker.join().unwrap();
     writer.join().unwrap();
-    assert!(memory.rows[1].load(Ordering::Relaxed) != absent, "{LOST}");
+    assert!(memory.rows[1].load(Ordering::Relaxed) != sentinel, "{LOST}");
 }
 
-/// Rank 1 has two warps that make a word absent each. Both count, one of them looks at the counter without
+/// Rank 1 has two warps that re-arm a word each. Both count, one of them looks at the counter without
 /// acquiring anything and tells rank 0, which writes both words again.
 fn tell_model(weak: Weak) {
     let memory = Memory::new(weak);
-    let absent = u64::from(SENTINEL);
+    let sentinel = u64::from(SENTINEL);
     let other = thread::spawn({
         let memory = memory.clone();
         move || {
-            memory.rows[1].store(absent, Ordering::Relaxed);
+            memory.rows[1].store(sentinel, Ordering::Relaxed);
             memory.warp(1).count(Counter::Reads);
         }
     });
@@ -278,14 +278,14 @@ fn tell_model(weak: Weak) {
         }
     });
     let warp = memory.warp(1);
-    memory.rows[0].store(absent, Ordering::Relaxed);
+    memory.rows[0].store(sentinel, Ordering::Relaxed);
     warp.count(Counter::Reads);
     wait(|| warp.load_relaxed(Counter::Reads) == 2);
     memory.say_consumed(1, 0, Epoch(1));
     other.join().unwrap();
     writer.join().unwrap();
     for row in &memory.rows {
-        assert!(row.load(Ordering::Relaxed) != absent, "{LOST}");
+        assert!(row.load(Ordering::Relaxed) != sentinel, "{LOST}");
     }
 }
 
@@ -364,9 +364,9 @@ fn pass_model(weak: Weak) {
     assert_eq!(memory.warp(0).load(Counter::Finished), ROUNDS);
 }
 
-/// Two warps of a block write a row each and pass a gate; the last one releases both rows at once and
-/// flags them (`Machine::hand_to_last`). A
-/// counter stands for the gate: one round, so it needs no reset.
+/// Two warps of a block write a row each and arrive on a block arrival counter; the last one releases both
+/// rows at once and flags them (`Machine::hand_to_last`). A counter of the workspace stands for that of the
+/// block: one round, so it needs no reset.
 fn hand_over_model(weak: Weak) {
     let memory = Memory::new(weak);
     let epoch = Epoch(1);

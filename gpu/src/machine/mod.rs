@@ -218,7 +218,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn take_ticket(&self, counter: Counter) -> u32 {
         match self.lane {
             // SAFETY: counters lie inside the workspace.
-            0 => unsafe { memory::draw_relaxed_gpu(self.counter(counter)) },
+            0 => unsafe { memory::increment_relaxed_gpu(self.counter(counter)) },
             _ => 0,
         }
     }
@@ -384,7 +384,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
         #[cfg(target_feature = "sm_90")]
         if !SHMEM {
-            return self.sum_through_pipeline((range, sources), from, to);
+            return self.sum_through_pipeline(range, sources, from, to);
         }
         if SHMEM {
             self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to);

@@ -176,27 +176,29 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
 
 #[cfg(target_feature = "sm_90")]
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// [`Machine::sum_rows`](ferry_protocol::Machine::sum_rows) of rows that go through the ring.
+    /// [`Machine::sum_rows`](ferry_protocol::Machine::sum_rows) of rows that go through the pipeline.
     #[inline(always)]
     pub fn sum_through_pipeline(
         &self,
-        of: (ByteRange, u32),
+        range: ByteRange,
+        sources: u32,
         from: impl Fn(u32) -> (Row, f32),
         to: Row,
     ) {
         const DEPTH: usize = (PIPELINE_BYTES / PIPELINE_STAGES / tile::WARP_BYTES) as usize;
-        match of.0.end - of.0.start <= SHORT as u32 * tile::WARP_BYTES {
-            true => self.sum_slots::<SHORT>(of, &from, to),
-            false => self.sum_slots::<DEPTH>(of, &from, to),
+        match range.end - range.start <= SHORT as u32 * tile::WARP_BYTES {
+            true => self.sum_slots::<SHORT>(range, sources, &from, to),
+            false => self.sum_slots::<DEPTH>(range, sources, &from, to),
         }
     }
 
-    /// [`sum_through_pipeline`](Self::sum_through_ring), `DEPTH` of a row's vectors a lane at a
+    /// [`sum_through_pipeline`](Self::sum_through_pipeline), `DEPTH` of a row's vectors a lane at a
     /// time, which a slot holds.
     #[inline(always)]
     fn sum_slots<const DEPTH: usize>(
         &self,
-        (range, sources): (ByteRange, u32),
+        range: ByteRange,
+        sources: u32,
         from: &impl Fn(u32) -> (Row, f32),
         to: Row,
     ) {

@@ -1,4 +1,4 @@
-//! A strip of a row in registers: a few vectors a lane, a warp's width apart.
+//! A tile of a row in registers: a few vectors a lane, a warp's width apart.
 
 use ferry_protocol::LANES;
 
@@ -8,8 +8,8 @@ use crate::ptx::number;
 /// Bytes that the lanes of a warp move with one instruction.
 pub const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 
-/// Bytes from a lane's first vector of a strip to another one, which instructions hold, and where
-/// in the row that is, if the strip begins at `start`.
+/// Bytes from a lane's first vector of a tile to another one, which instructions hold, and where
+/// in the row that is, if the tile begins at `start`.
 #[inline(always)]
 fn vector(index: usize, start: u32) -> (u64, u32) {
     let before = index as u32 * WARP_BYTES;
@@ -67,7 +67,7 @@ pub unsafe fn load_again<const DEPTH: usize>(
     })
 }
 
-/// The largest of a strip's words: [`SENTINEL`](ferry_layout::ABSENT) if one has not come.
+/// The largest of a tile's words: [`SENTINEL`](ferry_layout::SENTINEL) if one has not come.
 #[inline(always)]
 pub fn largest_word<const DEPTH: usize>(tile: &[Vector; DEPTH]) -> u32 {
     let mut largest = 0;

@@ -7,7 +7,7 @@ use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
 use super::{memory, thread};
 
-/// A counter for each gate that the warps of a block pass once in a launch, until when it may wait, where it
+/// The block arrival counters, on which its warps arrive once in a launch; until when it may wait, where it
 /// reports faults, a double word for each warp to hand over, the peers' windows, what some counters held, and
 /// the memory that the protocol asks for ([`BlockMemory`](ferry_protocol::BlockMemory)).
 ///
@@ -147,7 +147,7 @@ impl Block {
         loading.credit = Some(credit);
     }
 
-    /// No gate passed, no words, and until when the launch may wait. Once in a launch, by all threads.
+    /// No arrivals, no words, and until when the launch may wait. Once in a launch, by all threads.
     #[inline(always)]
     pub fn clear(self, deadline_ns: u64) {
         let mut at = 8 * thread::thread();
@@ -284,8 +284,8 @@ impl Block {
         word
     }
 
-    /// Passes a gate: how many did before. Releases what this thread wrote and acquires what those
-    /// before it released. For one lane.
+    /// Arrives on a block arrival counter: how many did before. Releases what this thread wrote and
+    /// acquires what those before it released. For one lane.
     #[inline(always)]
     pub fn pass(self, block_counter: BlockCounter) -> u32 {
         let at = self.base + 4 * block_counter as u32;
@@ -298,7 +298,7 @@ impl Block {
         passed
     }
 
-    /// Leaves a word for whoever passes a gate later. `warp` is this one's number in the block. For
+    /// Leaves a word for whoever arrives last. `warp` is this one's number in the block. For
     /// one lane.
     #[inline(always)]
     pub fn leave(self, warp: u32, word: u64) {

@@ -120,13 +120,13 @@ pub unsafe fn load_constant_vector(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
-/// `ld.global.v4`, if `active`, else zeros: weak. A lane that reads 32 bytes in two pieces finds the
+/// `ld.global.v4`, if `active`, else zeros: weak. A lane that reads 32 bytes in two halves finds the
 /// second in the L1 cache.
 ///
 /// # Safety
 /// See the module; nothing is asked of the address when not active.
 #[inline(always)]
-pub unsafe fn load_piece(address: u64, active: bool) -> Vector {
+pub unsafe fn load_or_zeros(address: u64, active: bool) -> Vector {
     let [mut a, mut b, mut c, mut d] = [0u32; 4];
     // SAFETY: the caller's promise.
     unsafe {
@@ -361,7 +361,7 @@ pub unsafe fn add_acq_rel_gpu(address: u64, amount: u64) -> u64 {
 /// # Safety
 /// See the module.
 #[inline(always)]
-pub unsafe fn draw_relaxed_gpu(address: u64) -> u32 {
+pub unsafe fn increment_relaxed_gpu(address: u64) -> u32 {
     let before;
     // SAFETY: the caller's promise.
     unsafe {

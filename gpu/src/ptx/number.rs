@@ -212,7 +212,8 @@ pub fn larger(amax: f32, value: f32) -> f32 {
     // SAFETY: arithmetic on registers.
     unsafe {
         asm!("{{ .reg .f32 m, n; abs.f32 m, {}; abs.f32 n, {}; max.f32 {}, n, m; }}",
-            in(reg32) value, in(reg32) amax, out(reg32) larger, options(pure, nomem, nostack, preserves_flags));
+            in(reg32) value, in(reg32) amax, out(reg32) larger,
+            options(pure, nomem, nostack, preserves_flags));
     }
     larger
 }

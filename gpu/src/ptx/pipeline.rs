@@ -12,7 +12,7 @@ use crate::ptx::thread;
 
 global_asm!(".extern .shared .align 128 .b8 ferry_ring[];");
 
-/// A lane's part of its warp's ring: slots of a few vectors each.
+/// A lane's part of its warp's pipeline: slots of a few vectors each.
 #[derive(Clone, Copy)]
 pub struct Pipeline {
     base: u32,
@@ -54,7 +54,8 @@ impl Pipeline {
             unsafe {
                 asm!("{{ .reg .pred p; setp.lt.u32 p, {}, {};",
                     "@p cp.async.cg.shared.global [{}], [{}], 16; }}",
-                    in(reg32) at, in(reg32) end, in(reg32) self.at(slot, index as u32), in(reg64) first + before as u64,
+                    in(reg32) at, in(reg32) end, in(reg32) self.at(slot, index as u32),
+                    in(reg64) first + before as u64,
                     options(nostack, preserves_flags));
             }
         });
@@ -65,7 +66,7 @@ impl Pipeline {
     pub fn read<const DEPTH: usize>(self, slot: u32) -> [Vector; DEPTH] {
         core::array::from_fn(|index| {
             let (a, b, c, d);
-            // SAFETY: the slot lies in the ring.
+            // SAFETY: the slot lies in the pipeline.
             unsafe {
                 asm!("ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c,
                     out(reg32) d, in(reg32) self.at(slot, index as u32), options(nostack, preserves_flags));

@@ -6,8 +6,8 @@
 //!
 //! - Writes wait in the warp's store buffer and drain in any order, until a release drains them.
 //!   A device-scope release drains only what concerns the own rank.
-//! - A put to a rank of another node travels in pieces, in any order with other puts, reading
-//!   its source when the piece is delivered; its signal comes after the last piece.
+//! - A put to a rank of another node travels in parts, in any order with other puts, reading
+//!   its source when the part is delivered; its signal comes after the last part.
 //! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
 //!
 //! Every access is checked against the allocation that it belongs to, and writes into the window of a rank of
@@ -54,7 +54,7 @@ pub struct Options {
     /// How long a simulation in which nothing more can happen, but some rank runs nothing, waits for a
     /// launch from another thread before it lets the next deadline pass, in wall time. Each launch, and each
     /// deadline that passes, makes it start anew. `None`: simulated time passes as wall time does while the
-    /// simulation waits so, and each launch gives up when its own deadline has passed, whoever else launches
+    /// simulation waits so, and each launch times out when its own deadline has passed, whoever else launches
     /// meanwhile. Faults that come of it name the patience, or the deadline. Set it where a rank is
     /// to be missed quickly.
     pub patience: Option<Duration>,
@@ -118,7 +118,8 @@ pub enum SimulatorError {
     },
     /// An access that left the allocation of the tensor, window or workspace that it was for.
     #[error(
-        "simulator (seed {seed}): an access at {address:#x} is outside the allocation of {base:#x}, for which it was, by {by}"
+        "simulator (seed {seed}): an access at {address:#x} is outside the allocation of {base:#x}, \
+         for which it was, by {by}"
     )]
     StrayAccess {
         /// The run's seed.
@@ -169,7 +170,8 @@ pub enum SimulatorError {
     },
     /// A warp touched the window of a rank of another node.
     #[error(
-        "simulator (seed {seed}): rank {rank} wrote directly into the window of rank {peer}, which is on another node"
+        "simulator (seed {seed}): rank {rank} wrote directly into the window of rank {peer}, \
+         which is on another node"
     )]
     NotMapped {
         /// The run's seed.

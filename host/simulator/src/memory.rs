@@ -108,7 +108,7 @@ impl Memory {
     }
 
     /// Whether both addresses lie in the same allocation.
-    pub fn share_allocation(&self, one: u64, other: u64) -> bool {
+    pub fn are_in_one_allocation(&self, one: u64, other: u64) -> bool {
         let place = |address| {
             let found = self.find("access", address, 1);
             found.map(|(rank, index, _)| (rank, index)).ok()
@@ -167,8 +167,8 @@ mod tests {
         assert!(memory.read(a - 1, 1).is_err());
         assert!(memory.read(0, 1).is_err());
         assert_eq!(memory.read_u64(b).unwrap(), 0x5a5a_5a5a_5a5a_5a5a);
-        assert!(memory.share_allocation(a, a + 99));
-        assert!(!memory.share_allocation(a, a + 100) && !memory.share_allocation(a, b));
+        assert!(memory.are_in_one_allocation(a, a + 99));
+        assert!(!memory.are_in_one_allocation(a, a + 100) && !memory.are_in_one_allocation(a, b));
         memory.free(a).unwrap();
         assert!(memory.read(a, 1).is_err());
         assert!(memory.free(a).is_err());

@@ -1,25 +1,25 @@
-//! What is under way between nodes: puts in pieces, then their signals.
+//! What is under way between nodes: puts in parts, then their signals.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::memory::{Memory, Outside};
 
-/// Largest piece of a put, in bytes.
-const PIECE: u64 = 512;
+/// Largest part of a put, in bytes.
+const MAX_PART_BYTES: u64 = 512;
 
-/// A piece of a put, read from its source when it is delivered.
-struct Piece {
+/// A part of a put, read from its source when it is delivered.
+struct Part {
     from: u64,
     to: u64,
     bytes: u64,
 }
 
-/// A put and the signal that follows it; without pieces, a signal alone.
+/// A put and the signal that follows it; without parts, a signal alone.
 struct Flight {
     /// The rank that sent it.
     sender: u32,
-    pieces: Vec<Piece>,
+    parts: Vec<Part>,
     signal: u64,
     value: u64,
 }
@@ -41,12 +41,12 @@ pub struct Sent {
 
 impl Network {
     pub fn send(&mut self, sent: &Sent) {
-        let pieces = (0..sent.bytes)
-            .step_by(PIECE as usize)
-            .map(|at| Piece {
+        let parts = (0..sent.bytes)
+            .step_by(MAX_PART_BYTES as usize)
+            .map(|at| Part {
                 from: sent.from + at,
                 to: sent.to + at,
-                bytes: PIECE.min(sent.bytes - at),
+                bytes: MAX_PART_BYTES.min(sent.bytes - at),
             })
             .collect();
         let Sent {
@@ -57,7 +57,7 @@ impl Network {
         } = *sent;
         self.flights.push(Flight {
             sender,
-            pieces,
+            parts,
             signal,
             value,
         });
@@ -75,13 +75,13 @@ impl Network {
     ) -> Result<Option<(u64, u64)>, Outside> {
         let index = rng.random_range(0..self.flights.len());
         let flight = &mut self.flights[index];
-        if flight.pieces.is_empty() {
+        if flight.parts.is_empty() {
             let Flight { signal, value, .. } = self.flights.swap_remove(index);
             memory.write(signal, &value.to_le_bytes())?;
             return Ok(Some((signal, value)));
         }
-        let piece = rng.random_range(0..flight.pieces.len());
-        let Piece { from, to, bytes } = flight.pieces.swap_remove(piece);
+        let part = rng.random_range(0..flight.parts.len());
+        let Part { from, to, bytes } = flight.parts.swap_remove(part);
         let data = memory.read(from, bytes)?.to_vec();
         memory.write(to, &data)?;
         Ok(None)

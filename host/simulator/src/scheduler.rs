@@ -77,10 +77,10 @@ struct Running {
     /// The version at which it last polled in vain.
     idle_at: Rc<Cell<Option<u64>>>,
     stalled_until: u64,
-    /// When its launch gives up.
+    /// When its launch times out.
     deadline: u64,
-    /// When it gives up what it waits for, not later.
-    gives_up_at: Rc<Cell<u64>>,
+    /// When what it waits for times out, not later.
+    times_out_at: Rc<Cell<u64>>,
     /// How long its launch waits.
     deadline_ns: u64,
 }
@@ -148,7 +148,7 @@ impl World {
                     self.obey(command);
                 }
                 None => {
-                    if self.turn() {
+                    if self.step() {
                         self.idle_since = None;
                         self.answer_waiting();
                         continue;
@@ -294,7 +294,7 @@ impl World {
     }
 
     /// Does one thing; false if nothing can be done before time passes.
-    fn turn(&mut self) -> bool {
+    fn step(&mut self) -> bool {
         self.steps += 1;
         self.lose_rank();
         self.start_launches();
@@ -440,8 +440,8 @@ impl World {
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
             let idle_at = Rc::new(Cell::new(None));
-            let gives_up_at = Rc::new(Cell::new(deadline));
-            let waits_until = gives_up_at.clone();
+            let times_out_at = Rc::new(Cell::new(deadline));
+            let waits_until = times_out_at.clone();
             let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), *args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             let stack = self
@@ -451,7 +451,7 @@ impl World {
                 .expect("memory for a fibre's stack");
             let fibre = Coroutine::with_stack(stack, move |yielder, ()| {
                 let (shared, buffer, idle_at, args) = state;
-                let stopped_at = common.workspace + Counter::Aborted.bytes();
+                let aborted_at = common.workspace + Counter::Aborted.bytes();
                 let warp = Warp {
                     shared,
                     buffer,
@@ -465,8 +465,8 @@ impl World {
                     blocks,
                     block,
                     deadline,
-                    gives_up_at: waits_until,
-                    stopped_at,
+                    times_out_at: waits_until,
+                    aborted_at,
                 };
                 run(&warp, kernel);
             });
@@ -477,7 +477,7 @@ impl World {
                 idle_at,
                 stalled_until: 0,
                 deadline,
-                gives_up_at,
+                times_out_at,
                 deadline_ns,
             });
         }

@@ -31,27 +31,37 @@ pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
         .map(|expert| warp.load_word(args.row_offsets + 4 * expert))
         .collect();
     for (expert, pair) in (0..).zip(offsets.windows(2)) {
-        let block = first_block(warp, args, (expert, pair[0]));
+        let expert = Expert {
+            index: expert,
+            start: pair[0],
+            rows: pair[1] - pair[0],
+            block: first_block(warp, args, expert, pair[0]),
+        };
         for row in pair[0]..pair[1].min(args.row_capacity as u32) {
-            write_row(warp, args, (expert, row), (row - pair[0], block));
+            write_row(warp, args, &expert, row);
         }
-        clear_unused(warp, args, (pair[0], pair[1] - pair[0]), block);
+        clear_unused(warp, args, &expert);
     }
 }
 
-fn first_block(warp: &Warp<'_>, args: &SiluArgs, (expert, start): (u64, u32)) -> u32 {
+/// An expert and its rows.
+struct Expert {
+    index: u64,
+    /// The first row.
+    start: u32,
+    rows: u32,
+    /// The first block of its tiled scales.
+    block: u32,
+}
+
+fn first_block(warp: &Warp<'_>, args: &SiluArgs, expert: u64, start: u32) -> u32 {
     match args.scales_offsets {
         0 => 0,
         at => scale_placement::first_block(start, warp.load_word(at + 4 * expert)),
     }
 }
 
-fn write_row(
-    warp: &Warp<'_>,
-    args: &SiluArgs,
-    (expert, row): (u64, u32),
-    (local, block): (u32, u32),
-) {
+fn write_row(warp: &Warp<'_>, args: &SiluArgs, expert: &Expert, row: u32) {
     let (columns, row_at) = (args.columns as usize, u64::from(row));
     let bytes = 4 * u64::from(args.columns);
     let data = warp.load_bytes(args.input + row_at * bytes, bytes);
@@ -74,12 +84,12 @@ fn write_row(
     }
     let global = match args.input_scales {
         0 => 1.0,
-        at => f32::from_bits(warp.load_word(at + 4 * expert)),
+        at => f32::from_bits(warp.load_word(at + 4 * expert.index)),
     };
     let encoded = encode(format, &values, global);
     let at = args.output + row_at * encoded.payload.len() as u64;
     warp.store_bytes(at, &encoded.payload, Polled::No);
-    let first = args.first_scale(format, row, local, block);
+    let first = args.first_scale(format, row, row - expert.start, expert.block);
     for (word, bytes) in (0..).zip(encoded.scales.chunks(4)) {
         let index = first + word * u64::from(args.scale_stride(format));
         store_scales(warp, args, index, bytes);
@@ -93,13 +103,13 @@ fn store_scales(warp: &Warp<'_>, args: &SiluArgs, index: u64, bytes: &[u8]) {
 }
 
 /// Zeros for the scales of the rows that an expert's last block has and the expert has not.
-fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, (start, rows): (u32, u32), block: u32) {
+fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, expert: &Expert) {
     let format = TokenFormat::of_number(args.format);
     if format.scale_layout() != Some(ScaleLayout::Tiled) {
         return;
     }
-    for row in rows..rows.next_multiple_of(scale_placement::BLOCK_ROWS) {
-        let first = args.first_scale(format, start + row, row, block);
+    for row in expert.rows..expert.rows.next_multiple_of(scale_placement::BLOCK_ROWS) {
+        let first = args.first_scale(format, expert.start + row, row, expert.block);
         for word in 0..u64::from(format.sizes().scale_words(args.columns)) {
             let index = first + word * u64::from(args.scale_stride(format));
             store_scales(warp, args, index, &[0; 4]);

@@ -62,14 +62,15 @@ pub struct Warp<'y> {
     /// What it shares with the other warps of its block.
     pub block: Rc<Block>,
     pub deadline: u64,
-    /// When it gives up what it waits for.
-    pub gives_up_at: Rc<Cell<u64>>,
-    pub stopped_at: u64,
+    /// When what it waits for times out.
+    pub times_out_at: Rc<Cell<u64>>,
+    /// The address of the word that says whether the launch has aborted.
+    pub aborted_at: u64,
 }
 
-/// Runs a kernel on a warp. What stops it stands in the fault page.
+/// Runs a kernel on a warp. What aborts it stands in the fault page.
 pub fn run(warp: &Warp<'_>, kernel: Kernel) {
-    // What stopped it is for the host to read; a stopped warp simply returns, as on a GPU.
+    // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
     let _ = match (&warp.args, kernel) {
         (Args::Dispatch(args), Kernel::DispatchAsync) => {
             ferry_protocol::dispatch_async(warp, args, &DispatchOptions::NONE)
@@ -164,8 +165,8 @@ impl Signals for Warp<'_> {
 
 impl Deadline for Warp<'_> {
     fn timed_out_by(&self, deadline: u64) -> bool {
-        let gives_up_at = self.deadline.min(deadline);
-        self.gives_up_at.set(gives_up_at);
+        let times_out_at = self.deadline.min(deadline);
+        self.times_out_at.set(times_out_at);
         let version = self.shared.version(self.common.rank().0);
         let (before, polls) = self.polled.get();
         let polls = if version == before { polls + 1 } else { 0 };
@@ -175,8 +176,8 @@ impl Deadline for Warp<'_> {
         }
         self.polled.set((version, if is_idle { 0 } else { polls }));
         self.pause();
-        let stopped = self.with_memory(|memory| memory.read_u64(self.stopped_at)) != 0;
-        stopped || self.shared.clock.get() >= gives_up_at
+        let aborted = self.with_memory(|memory| memory.read_u64(self.aborted_at)) != 0;
+        aborted || self.shared.clock.get() >= times_out_at
     }
 }
 
@@ -190,7 +191,7 @@ impl Machine for Warp<'_> {
     /// A launch has blocks of its own, which are clear.
     fn clear_block(&self) {}
 
-    fn ask_credits(&self, (): &mut ()) {
+    fn ask_credits(&self, _loading: &mut ()) {
         let credit = |rank| self.load_signal(self.common.window.credit(Rank(rank)));
         // All warps of a block ask before one of them goes on.
         let credits = &self.block.credits;
@@ -204,7 +205,7 @@ impl Machine for Warp<'_> {
             .map_or(0, |credits| credits[rank.0 as usize])
     }
 
-    fn keep(&self, (): ()) {}
+    fn keep(&self, _loading: ()) {}
 
     fn ranks(&self) -> u32 {
         self.common.shape.ranks
@@ -230,7 +231,7 @@ impl Machine for Warp<'_> {
     fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool {
         self.buffer.borrow_mut().drain_own(&self.shared);
         self.pause();
-        let block_counter = &self.block.gates[block_counter as usize];
+        let block_counter = &self.block.arrivals[block_counter as usize];
         block_counter.set(block_counter.get() + 1);
         self.shared.bump(self.common.rank().0);
         block_counter.get() == callers

@@ -130,8 +130,8 @@ impl<'a> Rig<'a> {
             peers: gpu.peers.address(),
             source: gpu.source.address(),
             offset: ProbeArgs::WORDS_BYTES,
-            gate: 0,
-            gate_value: 0,
+            start_flag: 0,
+            start_value: 0,
             deadline_ns: DEADLINE_NS,
             row_bytes: 16,
             rows: 0,
@@ -240,7 +240,7 @@ impl<'a> Rig<'a> {
             gpu.device.synchronize(gpu.stream)?;
             let mut word = [0; 8];
             gpu.device
-                .download(gpu.memory.plus(ProbeArgs::EXPIRED), &mut word)?;
+                .download(gpu.memory.plus(ProbeArgs::TIMED_OUT), &mut word)?;
             if word != [0; 8] {
                 bail!(
                     "a probe of rank {} gave up waiting: the ranks did not start together",
@@ -400,7 +400,7 @@ impl Timer<'_> {
         }
         let mut args = self.rig.probe_args(self.gpu);
         if *rank == 0 {
-            (args.gate, args.gate_value) = (self.rig.gate.address(), serial);
+            (args.start_flag, args.start_value) = (self.rig.gate.address(), serial);
         }
         // SAFETY: the rig owns the memory that the arguments name, on devices that map each other.
         unsafe { probes.launch(*stream, Probe::Barrier, Grid::new(1, 32), &args) }?;

@@ -31,7 +31,7 @@ impl Activation {
     /// Of one element.
     #[inline(always)]
     pub fn apply(self, gate: f32, up: f32, arithmetic: impl Arithmetic) -> f32 {
-        self.with_sigmoid((gate, self.sigmoid(gate, arithmetic)), up, arithmetic)
+        self.with_sigmoid(gate, self.sigmoid(gate, arithmetic), up, arithmetic)
     }
 
     /// The sigmoid that is part of it, a function of the gate alone; of NaN any number.
@@ -49,7 +49,8 @@ impl Activation {
     #[inline(always)]
     pub fn with_sigmoid(
         self,
-        (gate, sigmoid): (f32, f32),
+        gate: f32,
+        sigmoid: f32,
         up: f32,
         arithmetic: impl Arithmetic,
     ) -> f32 {

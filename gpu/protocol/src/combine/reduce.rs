@@ -119,7 +119,7 @@ fn reduce_item<M: Machine>(
                 )
             })?;
             if args.topk_weights == 0 {
-                keep_apart(launch, item, slots);
+                copy_slots(launch, item, slots);
             } else {
                 let weights = machine.lanes(|lane| {
                     lane_or_none(lane, shape.top_k, || {
@@ -164,7 +164,7 @@ fn wait_for_slots<M: Machine>(
 
 /// Every slot's row as it came, zeros where nothing was routed.
 #[inline(always)]
-fn keep_apart<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
+fn copy_slots<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
     let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Item {

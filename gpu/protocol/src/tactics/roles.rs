@@ -1,12 +1,12 @@
 //! Which warp does what, by the launch's tactics.
 //!
-//! | [`Split`] | notify | send | receive, or reduce |
-//! |---|---|---|---|
-//! | `Shared` | the first warps | all others | all, the last warps first |
-//! | `SenderHalf` | the first warps, on the second half of the multiprocessors | all others, the first half first | all, the last warps first |
-//! | `AllSend` | the first warps | all, the others first | nobody |
-//! | `Specialised` | the first warps | the next ones | all but the senders |
-//! | `SpecialisedBySm` | likewise, but neighbours share a multiprocessor | | |
+//! In dispatch, by [`Split`]:
+//! - `Shared`: the first warps notify, all others send, all receive, the last warps first.
+//! - `SenderHalf`: likewise, but those that notify are on the second half of the multiprocessors, and the
+//!   senders of the first half come first.
+//! - `AllSend`: the first warps notify, all send, the others first, nobody receives.
+//! - `Specialised`: the first warps notify, the next ones send, all but the senders receive.
+//! - `SpecialisedBySm`: likewise, but neighbours share a multiprocessor.
 //!
 //! In combine nobody notifies; `Specialised` gives as many warps of every block to the reducers.
 

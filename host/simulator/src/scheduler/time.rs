@@ -33,7 +33,7 @@ impl World {
         let next = self
             .running
             .iter()
-            .min_by_key(|warp| warp.gives_up_at.get());
+            .min_by_key(|warp| warp.times_out_at.get());
         let allowed = next.map_or(0, |warp| warp.deadline_ns);
         (!everyone_runs).then(|| {
             let allowed = Duration::from_nanos(allowed);
@@ -43,7 +43,11 @@ impl World {
 
     /// How long nothing may happen, from `idle_since`, until the next deadline passes.
     pub(super) fn longest_idle(&self) -> Duration {
-        let next = self.running.iter().map(|warp| warp.gives_up_at.get()).min();
+        let next = self
+            .running
+            .iter()
+            .map(|warp| warp.times_out_at.get())
+            .min();
         let left_ns = next.unwrap_or(0).saturating_sub(self.shared.clock.get());
         let left = Duration::from_nanos(left_ns);
         self.options.patience.unwrap_or(left)
@@ -66,7 +70,12 @@ impl World {
     /// Lets time pass until the next deadline, and wakes everybody. `patience` is what made it pass.
     pub(super) fn pass_deadline(&mut self, patience: Option<Duration>) {
         self.idle_since = None;
-        if let Some(deadline) = self.running.iter().map(|warp| warp.gives_up_at.get()).min() {
+        if let Some(deadline) = self
+            .running
+            .iter()
+            .map(|warp| warp.times_out_at.get())
+            .min()
+        {
             let clock = &self.shared.clock;
             clock.set(clock.get().max(deadline));
             self.shared.patience.set(patience);

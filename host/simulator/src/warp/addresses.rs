@@ -7,15 +7,20 @@ use super::Warp;
 use crate::store_buffer::{Polled, Write};
 use crate::{Args, SimulatorError};
 
-/// Largest piece of a row that becomes visible at once, in bytes.
-const PIECE: usize = 1024;
-/// Likewise of a bare row, whose reader must not take one word for another: no multiple of 16.
-const INLINE_PIECE: usize = 404;
+/// The most bytes of a row that become visible at once.
+const MAX_BYTES: usize = 1024;
+/// Likewise of a row with inline flags, whose reader must not take one word for another: no multiple of 16.
+const MAX_INLINE_BYTES: usize = 404;
 
 impl Warp<'_> {
     /// `address`, if it lies in the allocation of `base`.
     pub(super) fn within(&self, base: u64, address: u64) -> u64 {
-        if !self.shared.memory.borrow().share_allocation(base, address) {
+        if !self
+            .shared
+            .memory
+            .borrow()
+            .are_in_one_allocation(base, address)
+        {
             let error = SimulatorError::StrayAccess {
                 seed: self.shared.seed,
                 address,
@@ -98,16 +103,16 @@ impl Warp<'_> {
 
     pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
         let mut buffer = self.buffer.borrow_mut();
-        let piece_bytes = match polled {
-            Polled::Inline => INLINE_PIECE,
-            _ => PIECE,
+        let part_bytes = match polled {
+            Polled::Inline => MAX_INLINE_BYTES,
+            _ => MAX_BYTES,
         };
-        for (index, piece) in bytes.chunks(piece_bytes).enumerate() {
-            let address = address + (index * piece_bytes) as u64;
+        for (index, part) in bytes.chunks(part_bytes).enumerate() {
+            let address = address + (index * part_bytes) as u64;
             buffer.push(
                 Write {
                     address,
-                    bytes: piece.to_vec(),
+                    bytes: part.to_vec(),
                     polled,
                 },
                 &self.shared,

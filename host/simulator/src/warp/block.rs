@@ -16,8 +16,8 @@ pub struct Block {
     pub(super) peeked: [OnceCell<u64>; Counter::COUNT as usize],
     /// The credits of all ranks by then, if they were asked for.
     pub(super) credits: OnceCell<Vec<u64>>,
-    /// How many warps have passed each gate.
-    pub(super) gates: [Cell<u32>; BlockCounter::COUNT],
+    /// How many warps have arrived on each block arrival counter.
+    pub(super) arrivals: [Cell<u32>; BlockCounter::COUNT],
     /// What each has handed over.
     pub(super) handed: [Cell<u64>; LANES as usize],
     /// What those who have handed over wrote, not yet visible to other ranks.

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{Device, DevicePtr, Error, Group, Rank, Stream};
 #[cfg(feature = "cuda")]
-use ferry_probes::{WriteArgs, WritePiece};
+use ferry_probes::{TensorCopy, WriteArgs};
 use ferry_reference::{Problem, apply_expert_scale, dispatch};
 
 use crate::formats::INPUT_SCALE;
@@ -287,15 +287,15 @@ impl Rig {
         let copies = self.copies(step);
         #[cfg(feature = "cuda")]
         if let Some((_, probes)) = &self.gpu {
-            let piece = |copy: &Copy| WritePiece {
+            let tensor_copy = |copy: &Copy| TensorCopy {
                 from: number(copy.from),
                 to: number(copy.to.at),
                 words: copy.to.bytes as u64 / 4,
             };
-            for four in copies.chunks(WriteArgs::default().pieces.len()) {
+            for four in copies.chunks(WriteArgs::default().copies.len()) {
                 let mut args = WriteArgs::default();
-                for (place, copy) in args.pieces.iter_mut().zip(four) {
-                    *place = piece(copy);
+                for (place, copy) in args.copies.iter_mut().zip(four) {
+                    *place = tensor_copy(copy);
                 }
                 // SAFETY: `copies` names memory of the session and of this value with at least that
                 // many bytes. All of it lives until `free`, which the stream has passed by then;
