@@ -1,7 +1,7 @@
 //! The kernels. Each reads its arguments, builds the machine and calls the protocol.
 //!
-//! Launch: any number of blocks of any multiple of 32 threads, all resident at once. What stops
-//! a kernel stands in the fault page, so the protocol's result is not needed here.
+//! Launch: any number of blocks of any multiple of 32 threads from `2 * MAX_RANKS` on, all resident at
+//! once. What stops a kernel stands in the fault page, so the protocol's result is not needed here.
 
 use ferry_gpu::machine::Gpu;
 use ferry_gpu::silu;
@@ -15,7 +15,7 @@ macro_rules! kernel {
         /// See the protocol's function of the same name.
         ///
         /// # Safety
-        /// The host built `args` for this rank.
+        /// The host built `args` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(args: $args) {
             // SAFETY: the host built `args` for this rank.

@@ -76,8 +76,8 @@ const REGISTERS: u32 = 65_536;
 
 impl Kernel {
     /// Threads of a block, of which the host launches one for each multiprocessor, where there may be
-    /// `most_tokens` a rank. The kernels take any multiple of 32. With up to 16 tokens most
-    /// warps have nothing to do, but all of them take part in setting up their block.
+    /// `most_tokens` a rank. The kernels take any multiple of 32 from `2 * MAX_RANKS` on. With
+    /// up to 16 tokens most warps have nothing to do, but all of them take part in setting up their block.
     /// measured: T-086, H200
     pub const fn threads(self, most_tokens: u32) -> u32 {
         match self {

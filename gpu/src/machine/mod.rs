@@ -144,9 +144,9 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn keep(&self, loading: Loading) {
-        let Common { peers, shape, .. } = self.common();
-        // SAFETY: as in `begin`.
-        unsafe { self.block.get().keep(loading, *peers, shape.ranks) };
+        let ranks = self.common().shape.ranks;
+        // SAFETY: `begin` asked for the same ranks; blocks have at least `2 * MAX_RANKS` threads.
+        unsafe { self.block.get().keep(loading, ranks) };
     }
 
     #[inline(always)]

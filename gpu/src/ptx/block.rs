@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-use ferry_layout::MAX_RANKS;
+use ferry_layout::{Kernel, MAX_RANKS};
 use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
 use super::{memory, thread};
@@ -44,6 +44,15 @@ const _: () = assert!(
         && PROTOCOLS.is_multiple_of(16)
         && PROTOCOLS + BLOCK_MEMORY_BYTES == 44368,
     "as many bytes are declared below"
+);
+
+const _: () = assert!(
+    Kernel::Dispatch.threads(1) >= 2 * MAX_RANKS && Kernel::Combine.threads(1) >= 2 * MAX_RANKS,
+    "one thread for each window, and another one for each credit"
+);
+const _: () = assert!(
+    LAST <= 8 * 2 * MAX_RANKS,
+    "a thread clears a double word at most"
 );
 
 /// What a block keeps close. Addresses are device addresses.
@@ -150,51 +159,32 @@ impl Block {
     /// No arrivals, no words, and until when the launch may wait. Once in a launch, by all threads.
     #[inline(always)]
     pub fn clear(self, deadline_ns: u64) {
-        let mut at = 8 * thread::thread();
-        while at < LAST {
-            match at {
-                FAULT_PAGE => {}
-                DEADLINE => {
-                    let now_ns = thread::global_timer_ns();
-                    self.store(at, now_ns.saturating_add(deadline_ns));
-                }
-                _ => self.store(at, 0),
+        match 8 * thread::thread() {
+            FAULT_PAGE => {}
+            DEADLINE => {
+                let now_ns = thread::global_timer_ns();
+                self.store(DEADLINE, now_ns.saturating_add(deadline_ns));
             }
-            at += 8 * thread::threads();
+            at if at < LAST => self.store(at, 0),
+            _ => {}
         }
     }
 
     /// Keeps what was asked for. Once in a launch, by all threads; a [barrier](Self::barrier) follows.
     ///
     /// # Safety
-    /// As [`ask`](Self::ask), with the same `peers` and `ranks`.
+    /// `loading` is what [`ask`](Self::ask) gave for the same `ranks`, which the block has a thread for each.
     #[inline(always)]
-    pub unsafe fn keep(self, loading: Loading, peers: u64, ranks: u32) {
-        let (thread, threads) = (thread::thread(), thread::threads());
+    pub unsafe fn keep(self, loading: Loading, ranks: u32) {
+        let thread = thread::thread();
         if thread < COUNTERS as u32 {
             self.store(HELD + 8 * thread, loading.counter);
         }
         if thread < ranks {
             self.store(WINDOWS + 8 * thread, loading.window);
         }
-        if let Some(credit) = loading.credit {
-            if let Some(rank) = Self::credit_of(ranks) {
-                self.store(CREDITS + 8 * rank, credit);
-            }
-            // The others, of few threads: as if none had come.
-            let mut rank = thread + threads;
-            while ranks > threads && rank < ranks {
-                self.store(CREDITS + 8 * rank, 0);
-                rank += threads;
-            }
-        }
-        let mut rank = thread + threads;
-        // Said of all threads first, so that kernels for a few ranks have no code for it.
-        while ranks > threads && rank < ranks {
-            // SAFETY: the caller's promise.
-            let window = unsafe { memory::load_constant_u64(peers + 8 * rank as u64) };
-            self.store(WINDOWS + 8 * rank, window);
-            rank += threads;
+        if let (Some(credit), Some(rank)) = (loading.credit, Self::credit_of(ranks)) {
+            self.store(CREDITS + 8 * rank, credit);
         }
     }
 
