@@ -485,6 +485,7 @@ fn a_missing_reuse_guard_is_found() {
     finds(handshake_model, Weak::ReuseGuard, OVERWRITTEN);
     finds(copy_model, Weak::ReuseGuard, OVERWRITTEN);
     finds(sum_model, Weak::ReuseGuard, OVERWRITTEN);
+    finds(block_model, Weak::ReuseGuard, LOST);
     finds(tell_model, Weak::ReuseGuard, LOST);
 }
 
