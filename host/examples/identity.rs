@@ -82,7 +82,7 @@ fn main() -> Result<(), Error> {
         println!("{}: {tokens} tokens, {wrong} wrong elements", device.name());
         assert_eq!(wrong, 0);
     }
-    ranks.into_iter().try_for_each(ExpertParallel::close)
+    ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
 }
 
 /// Random tokens, each routed to `TOP_K` different experts.

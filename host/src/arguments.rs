@@ -3,7 +3,6 @@
 use bytemuck::Zeroable;
 use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, TokenFormat};
 
-use crate::round::Received;
 use crate::tensor::Element;
 use crate::{DevicePtr, Error, Plan, ScaleTensor, Tensor};
 
@@ -246,6 +245,24 @@ impl CombineInput {
                 Ok(combined.at)
             }
             (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
+        }
+    }
+}
+
+/// What a combine must know of its dispatch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// Tokens that this rank brought.
+    pub(crate) tokens: usize,
+    /// Rows that its outputs hold.
+    pub(crate) capacity: usize,
+}
+
+impl Received {
+    pub(crate) const fn of(tokens: usize, output: &DispatchOutput) -> Self {
+        Self {
+            tokens,
+            capacity: output.capacity(),
         }
     }
 }

@@ -1,18 +1,16 @@
 //! How processes find each other before they have anything of Ferry's.
 
 mod peer;
-mod tcp;
+pub(crate) mod tcp;
 
 use std::net::SocketAddr;
-
-pub use tcp::TcpBootstrap;
 
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
 /// engine already has.
 ///
 /// All ranks make the same calls in the same order. Every wait must end, with an error that names
 /// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
-/// each later call should fail at once, as [`TcpBootstrap`]'s do. An NVSHMEM group comes to a
+/// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. An NVSHMEM group comes to a
 /// barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
 /// waits do not end (MPI's do not), making, closing and leaving communicators and groups wait for
 /// ever for a rank that was lost.

@@ -2,120 +2,13 @@
 
 use std::sync::Arc;
 
-use ferry_layout::{CombineMode, Shape, scale_placement};
+use ferry_layout::CombineMode;
 
-use crate::plan::MAX_ROWS;
-use crate::scales::countable;
-use crate::tensor::bytes_of;
+use crate::allocations::Allocations;
 use crate::{
-    CombineOutput, CombineTensor, Device, DevicePtr, DispatchOutput, Error, Plan, Problem,
+    Capacity, CombineOutput, CombineTensor, Device, DevicePtr, DispatchOutput, Error, Plan,
     ScaleTensor, Tensor,
 };
-
-/// How much the outputs of a dispatch on one rank hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
-    /// Rows, those that pad experts included. In blockwise FP8 a multiple of 4.
-    pub rows: usize,
-    /// Blocks of 128 rows of [tiled scales](ScaleTensor::Tiled). Without effect where scales are not tiled.
-    pub scale_blocks: usize,
-}
-
-impl Capacity {
-    /// Of `rows` rows, and of the most blocks that so many rows can take: each expert begins a block.
-    pub const fn of_rows(plan: &Plan, rows: usize) -> Self {
-        let blocks = scale_placement::max_blocks(rows as u64, plan.shape().local_experts());
-        Self {
-            rows,
-            scale_blocks: blocks as usize,
-        }
-    }
-
-    /// What no dispatch exceeds: [`Plan::max_rows`] and [`Plan::max_scale_blocks`].
-    pub const fn max(plan: &Plan) -> Self {
-        Self {
-            rows: plan.max_rows(),
-            scale_blocks: plan.max_scale_blocks(),
-        }
-    }
-
-    fn check(self, shape: &Shape) -> Result<(), Error> {
-        let refused = |field, value: usize, rule| {
-            let value = value.to_string();
-            Err(Error::Capacity(Problem { field, value, rule }))
-        };
-        let alignment = shape.row_alignment();
-        for (field, value) in [("rows", self.rows), ("scale_blocks", self.scale_blocks)] {
-            if value as u128 > MAX_ROWS {
-                return refused(field, value, format!("it must be at most {MAX_ROWS}"));
-            }
-        }
-        if !self.rows.is_multiple_of(alignment as usize) {
-            let rule = format!(
-                "it must be a multiple of {alignment} in {:?}",
-                shape.format()
-            );
-            return refused("rows", self.rows, rule);
-        }
-        countable(shape, self.rows, self.scale_blocks)
-    }
-}
-
-/// Allocations on one device.
-pub(crate) struct Memory {
-    device: Arc<dyn Device>,
-    at: Vec<DevicePtr>,
-}
-
-impl Memory {
-    /// Lets `make` allocate; where it fails, gives back what it had.
-    fn with<T>(
-        device: &Arc<dyn Device>,
-        make: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) -> Result<(T, Self), Error> {
-        let mut memory = Self {
-            device: device.clone(),
-            at: Vec::new(),
-        };
-        match make(&mut memory) {
-            Ok(made) => Ok((made, memory)),
-            Err(error) => {
-                // SAFETY: the addresses went nowhere.
-                if let Err(error) = unsafe { memory.free() } {
-                    tracing::warn!(%error, "cannot free a part of some buffers");
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// A tensor without gaps, of elements of `bits` bits; not cleared.
-    pub(crate) fn tensor<const N: usize>(
-        &mut self,
-        dims: [usize; N],
-        bits: u32,
-    ) -> Result<Tensor<N>, Error> {
-        // A plan and `Capacity::check` bound the sizes far below this.
-        let bytes = bytes_of(dims, bits).unwrap_or(u64::MAX);
-        let at = self.device.alloc(bytes)?;
-        self.at.push(at);
-        Ok(Tensor::contiguous(at, dims))
-    }
-
-    fn fill(&self, value: u8) -> Result<(), Error> {
-        let mut all = self.at.iter();
-        all.try_for_each(|&at| self.device.fill(at, value, at.bytes()))
-    }
-
-    /// # Safety
-    /// As [`Device::free`], of every allocation.
-    unsafe fn free(self) -> Result<(), Error> {
-        // SAFETY: this device's `alloc` gave them, and each is freed once, also behind one that
-        // cannot be freed. The rest is the caller's promise.
-        let freed = self.at.iter().map(|&at| unsafe { self.device.free(at) });
-        freed.fold(Ok(()), Result::and)
-    }
-}
 
 /// The outputs of dispatches of one plan on one rank: every tensor that the plan's format has, in device
 /// memory of its own.
@@ -155,7 +48,7 @@ impl Memory {
 /// # }
 /// ```
 pub struct DispatchBuffers {
-    memory: Memory,
+    memory: Allocations,
     output: DispatchOutput,
 }
 
@@ -184,7 +77,7 @@ impl DispatchBuffers {
         let (shape, rows) = (plan.shape(), capacity.rows);
         capacity.check(shape)?;
         let (local, sizes) = (plan.local_experts(), shape.sizes());
-        let (output, memory) = Memory::with(device, |memory| {
+        let (output, memory) = Allocations::with(device, |memory| {
             Ok(DispatchOutput {
                 tokens: memory.tensor([rows, plan.config().hidden], sizes.element_bits)?,
                 scales: ScaleTensor::alloc(shape, capacity, memory)?,
@@ -208,7 +101,7 @@ impl DispatchBuffers {
 
     /// Each tensor's memory, all of its bytes.
     pub fn memory(&self) -> &[DevicePtr] {
-        &self.memory.at
+        self.memory.at()
     }
 
     /// Sets every byte of every tensor, so that what reads padding rows finds `value` there. Not collective;
@@ -245,7 +138,7 @@ impl DispatchBuffers {
 /// Dropped, the memory stays allocated, as kernels and copies of the address may still use it;
 /// [`free`](Self::free) gives it back.
 pub struct CombineBuffers {
-    memory: Memory,
+    memory: Allocations,
     at: DevicePtr,
     /// `max_tokens_per_rank`.
     most: usize,
@@ -283,7 +176,7 @@ impl CombineBuffers {
     ) -> Result<Self, Error> {
         let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
         let dims = [most, top_k.unwrap_or(1), hidden];
-        let (all, memory) = Memory::with(device, |memory| memory.tensor(dims, 16))?;
+        let (all, memory) = Allocations::with(device, |memory| memory.tensor(dims, 16))?;
         Ok(Self {
             memory,
             at: all.at,

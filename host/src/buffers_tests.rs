@@ -173,10 +173,11 @@ fn buffers_of_a_communicator_outlive_it() {
     let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
     let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
     buffers.fill(7).unwrap();
+    let device = rank.device().clone();
     rank.close().unwrap();
     let mut bytes = [0; 4];
     let offsets = buffers.output().row_offsets.at;
-    buffers.memory.device.download(offsets, &mut bytes).unwrap();
+    device.download(offsets, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 4]);
     // SAFETY: no kernel was launched.
     unsafe { buffers.free() }.unwrap();

@@ -1,102 +1,14 @@
-//! What Ferry asks of a device and of the fabric between devices.
-//!
-//! Two implementations: CUDA (feature `cuda`) and the simulator. Addresses and
-//! streams are made of raw numbers, so that any engine's tensors and streams can be passed in.
+//! What Ferry asks of a device. Two implementations: CUDA (feature `cuda`) and the simulator.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use bytemuck::Pod;
 pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
-use ferry_layout::{Kernel, Rank, Shape};
+use ferry_layout::{Kernel, Shape};
 
+pub use crate::handles::{DevicePtr, Stream};
 use crate::{Error, LoadedKernels, Tensor, TensorError};
-
-/// Device memory: an address (`CUdeviceptr`, or one in the simulator's memory) and the bytes that may be
-/// used from there on.
-///
-/// Memory of [`Device::alloc`] is for that device, and for those that can address its memory: pass
-/// it to no others. The address does not tell whose it is, so no call checks it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DevicePtr {
-    address: u64,
-    bytes: u64,
-}
-
-impl DevicePtr {
-    /// No memory.
-    pub const NULL: Self = Self {
-        address: 0,
-        bytes: 0,
-    };
-
-    /// `bytes` bytes of device memory from `address` on: another library's tensor, say.
-    ///
-    /// # Safety
-    /// For as long as this value or a copy is passed to anything, and until what was enqueued with it has
-    /// ended and no graph of it is launched any more, these bytes are memory that the device to which it is
-    /// passed may read and write, and the host has no reference to them.
-    pub const unsafe fn new(address: u64, bytes: u64) -> Self {
-        Self { address, bytes }
-    }
-
-    /// The address. 0 is none.
-    pub const fn address(self) -> u64 {
-        self.address
-    }
-
-    /// Bytes that may be used from the address on.
-    pub const fn bytes(self) -> u64 {
-        self.bytes
-    }
-
-    /// What lies `bytes` bytes further on: nothing, behind the end.
-    pub const fn plus(self, bytes: u64) -> Self {
-        Self {
-            address: self.address.wrapping_add(bytes),
-            bytes: self.bytes.saturating_sub(bytes),
-        }
-    }
-
-    /// Checks that `call` finds `bytes` bytes here.
-    pub(crate) const fn require(self, call: &'static str, bytes: u64) -> Result<(), Error> {
-        if bytes <= self.bytes {
-            return Ok(());
-        }
-        Err(Error::MemoryTooShort {
-            call,
-            address: self.address,
-            wanted: bytes,
-            given: self.bytes,
-        })
-    }
-}
-
-/// A stream (`CUstream`). The simulator has one a rank and ignores it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(transparent)]
-pub struct Stream(u64);
-
-impl Stream {
-    /// The default stream, which every device has.
-    pub const DEFAULT: Self = Self(0);
-
-    /// The stream with this handle (a `CUstream` as a number).
-    ///
-    /// # Safety
-    /// For as long as this value or a copy is passed to anything, it is a live stream of the primary context
-    /// of the device to which it is passed. A graph that others than `CudaDevice::capture` make of
-    /// what is enqueued on it is not launched after a communicator whose calls it has, or a group
-    /// of theirs, was closed, nor after their devices were dropped.
-    pub const unsafe fn new(handle: u64) -> Self {
-        Self(handle)
-    }
-
-    /// The handle.
-    pub const fn handle(self) -> u64 {
-        self.0
-    }
-}
 
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -267,68 +179,4 @@ pub unsafe trait SharedPage: Send + Sync {
     fn read(&self) -> FaultPage;
     /// Tells the device that record `number` was told, so that an input fault of a later round is recorded.
     fn acknowledge(&self, number: u64);
-}
-
-/// How the ranks of a group reach each other. One value a process, for all its local ranks.
-///
-/// # Safety
-/// Kernels work with what a fabric gives, and nothing checks it there. An implementation promises that
-/// - [`ranks`](Self::ranks), [`local_ranks`](Self::local_ranks) and [`device`](Self::device) always
-///   give the same;
-/// - each window of [`alloc_windows`](Self::alloc_windows) is memory that the device of its rank
-///   may read and write, of as many bytes as its value says, and that nothing else uses until
-///   [`free_windows`](Self::free_windows);
-/// - those of [`peer_windows`](Self::peer_windows) are memory that the device of `rank` may read
-///   and write, of as many bytes as their values say, for as long as the window of the rank that
-///   each is of;
-/// - [`reaches_other_nodes`](Self::reaches_other_nodes) is true only where the kernels' calls for
-///   ranks of other nodes work on the devices, and know the ranks by the same numbers and the
-///   windows by the same addresses;
-/// - [`all_gather`](Self::all_gather) and [`barrier`](Self::barrier) give `Ok` only after every
-///   process has called them;
-/// - all that it gave stays as it is until it is freed, closed or dropped.
-pub unsafe trait Fabric: Send + Sync {
-    /// For people: "local", "nvshmem", "simulated".
-    fn name(&self) -> &'static str;
-    /// Ranks of the whole group.
-    fn ranks(&self) -> u32;
-    /// The ranks that this process drives, ascending.
-    fn local_ranks(&self) -> Vec<Rank>;
-    /// The device of a local rank.
-    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error>;
-    /// The CUDA device of a local rank, for what [`Device`] does not have: graphs and events.
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, _rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
-        None
-    }
-    /// Whether ranks of other nodes can be reached at all.
-    fn reaches_other_nodes(&self) -> bool;
-    /// Every rank's `value`, by rank. Local ranks of one process pass the same. Collective.
-    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error>;
-    /// Waits for every process of the group. Collective.
-    fn barrier(&self) -> Result<(), Error>;
-    /// Allocates one window of `bytes` for each local rank, in the order of
-    /// [`local_ranks`](Self::local_ranks). Collective.
-    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error>;
-    /// Each rank's window as `rank` addresses it; its own window's address for ranks of other
-    /// nodes. `windows` is what [`alloc_windows`](Self::alloc_windows) gave.
-    fn peer_windows(
-        &self,
-        rank: Rank,
-        windows: &[DevicePtr],
-        shape: &Shape,
-    ) -> Result<Vec<DevicePtr>, Error>;
-    /// Frees them. Collective.
-    ///
-    /// # Safety
-    /// [`alloc_windows`](Self::alloc_windows) gave them, and no kernel of any rank uses them any more.
-    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error>;
-    /// Leaves the group, after all windows were freed or leaked. Collective.
-    ///
-    /// # Safety
-    /// No communicator over this fabric, of whichever group, is open, and no graph of one is
-    /// launched any more.
-    unsafe fn close(&self) -> Result<(), Error> {
-        Ok(())
-    }
 }

@@ -1,11 +1,18 @@
 //! Everything that can go wrong, as types.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 
-use crate::{BootstrapError, PlanError, Problem, TensorError};
+use crate::BootstrapError;
+
+mod cuda;
+mod plan;
+mod tensor;
+
+pub use cuda::CudaError;
+pub use plan::{PlanError, Problem};
+pub use tensor::TensorError;
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
 /// where [`Fault`](Self::Fault) says what a kernel launched earlier met.
@@ -386,13 +393,13 @@ pub enum Error {
         peer: Rank,
     },
     /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is
-    /// closed: drop the graphs, then close `communicator`. Dropped, it is leaked.
-    #[error("rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; drop them first", communicator.rank().0)]
+    /// closed: drop the graphs, then close what [`CloseError`](crate::CloseError) gave back.
+    #[error("rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; drop them first", rank.0)]
     GraphsAlive {
+        /// Whose.
+        rank: Rank,
         /// Graphs that `CudaDevice::capture` gave.
         graphs: usize,
-        /// The communicator, as it was.
-        communicator: Box<crate::ExpertParallel>,
     },
     /// A group with open communicators was to be closed. Nothing was done.
     #[error(
@@ -427,38 +434,6 @@ pub enum Error {
         source: std::io::Error,
     },
 }
-
-/// A CUDA driver call that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CudaError {
-    /// The function: "cuLaunchKernelEx".
-    pub call: &'static str,
-    /// What it returned.
-    pub code: u32,
-    /// The code's name: "CUDA_ERROR_INVALID_VALUE".
-    pub name: String,
-    /// What the call was about, or the compiler's log; may be empty.
-    pub detail: String,
-}
-
-impl fmt::Display for CudaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            call,
-            code,
-            name,
-            detail,
-        } = self;
-        write!(f, "{call} failed: {name} ({code})")?;
-        if detail.is_empty() {
-            Ok(())
-        } else {
-            write!(f, ": {detail}")
-        }
-    }
-}
-
-impl std::error::Error for CudaError {}
 
 impl Error {
     /// Whether a kernel refused an input, and the communicator stays usable.

@@ -3,19 +3,22 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, Kernel, PROTOCOL_VERSION, Rank};
+use ferry_layout::{Common, Counter, Fault, Kernel, Rank};
 
+use crate::arguments::Received;
 use crate::device::{Args, Launch};
 use crate::group::Member;
-use crate::memory::{Leave, Private, Windows, agree, give_up, require_windows};
-use crate::round::{CombinePending, DispatchPending, Dispatched, Received, Round, Unfinished};
-use crate::{Device, DevicePtr, DispatchInput, DispatchOutput, Error, Fabric, Group, Plan, Stream};
+use crate::memory::{Private, Windows};
+use crate::{CombineInput, CombineOutput, Device, Error, Plan, Stream};
+
+pub(crate) mod close;
+mod set_up;
 
 /// Most streams that a communicator remembers; with more, it asks again.
 const MAX_STREAMS: usize = 16;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
-/// brings the experts' outputs back ([`Dispatched::combine`]).
+/// brings the experts' outputs back ([`Dispatched::combine`](crate::Dispatched::combine)).
 ///
 /// The two alternate. Calls only enqueue kernels: none allocates, synchronises, compiles or
 /// reads device memory, so all can be captured in a CUDA graph and replayed. A round is
@@ -65,6 +68,23 @@ pub struct ExpertParallel {
     closed: bool,
 }
 
+/// How far a rank's round is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Round {
+    /// None is open.
+    Idle,
+    /// `dispatch_async` was enqueued.
+    Sent { tokens: usize },
+    /// The dispatch was enqueued whole.
+    Received(Received),
+    /// `combine_async` was enqueued.
+    Returned {
+        received: Received,
+        input: CombineInput,
+        output: CombineOutput,
+    },
+}
+
 /// What kernels of a communicator need for as long as they can be launched: it and the graphs that
 /// were captured of it hold one together.
 struct Launchable {
@@ -76,103 +96,6 @@ struct Launchable {
 }
 
 impl ExpertParallel {
-    /// Allocates windows and workspaces, lets the ranks find each other, and compares their
-    /// configurations. One value for each rank of this process, ascending. Collective.
-    /// Synchronises.
-    ///
-    /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one;
-    /// what they had allocated is freed, but for windows that only all ranks can free: those are
-    /// leaked, with a warning. In an NVSHMEM group a rank that is lost while the windows are
-    /// allocated can keep the others waiting for ever, see [`Group::close`].
-    ///
-    /// # Errors
-    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`],
-    /// [`Error::PeerFailed`], [`Error::FabricAnswer`], [`Error::Bootstrap`] that names the lost
-    /// rank, and what the group's devices report.
-    pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
-        let (fabric, shape) = (&group.fabric, plan.shape());
-        if shape.ranks != group.ranks() {
-            return Err(Error::PlanForOtherGroup {
-                plan: shape.ranks,
-                group: group.ranks(),
-            });
-        }
-        if shape.spans_nodes() && !group.reaches_other_nodes() {
-            return Err(Error::PlanSpansNodes {
-                p2p_world_size: shape.p2p_world_size,
-                ranks: shape.ranks,
-                group: group.name(),
-            });
-        }
-        let ranks = fabric.local_ranks();
-        // Before anything is allocated, so that the group is not closed meanwhile.
-        let members: Vec<Member> = ranks.iter().map(|_| group.enter()).collect();
-        compare_shapes(&**fabric, plan)?;
-        let memory: Result<Vec<_>, Error> = ranks
-            .iter()
-            .map(|&rank| Private::alloc(group.device(rank)?, plan))
-            .collect();
-        let mut memory = agree(&**fabric, "allocating device memory", memory)??;
-        let at = fabric.alloc_windows(plan.window_bytes())?;
-        for (memory, &window) in memory.iter_mut().zip(&at) {
-            memory.window = window;
-        }
-        let set_up = set_up(&**fabric, plan, &memory, &at);
-        // Also the barrier: nobody signals before all signals are clear.
-        let agreed = agree(&**fabric, "setting up device memory", set_up)
-            .inspect_err(|_| give_up(&**fabric, &at))?;
-        if let Err(error) = agreed {
-            // SAFETY: they are those of a moment ago, and no rank has launched a kernel.
-            if let Err(error) = unsafe { fabric.free_windows(&at) } {
-                tracing::warn!(%error, "cannot free windows");
-            }
-            return Err(error);
-        }
-        let windows = Arc::new(Windows::new(fabric.clone(), at));
-        let all = ranks.into_iter().zip(members).zip(memory);
-        Ok(all
-            .map(|((rank, member), memory)| {
-                Self::of_rank(rank, member, plan, memory, windows.clone())
-            })
-            .collect())
-    }
-
-    fn of_rank(
-        rank: Rank,
-        member: Member,
-        plan: &Plan,
-        memory: Private,
-        windows: Arc<Windows>,
-    ) -> Self {
-        let common = Common {
-            rank: rank.0 as u16,
-            debug_checks: u16::from(plan.config().debug_checks),
-            deadline_ns: plan.deadline_ns(),
-            peers: memory.peers.address(),
-            own_window: memory.window.address(),
-            workspace: memory.workspace.address(),
-            fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
-            ..Common::of(plan.shape())
-        };
-        let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
-        let member = Arc::new(Launchable {
-            _member: member,
-            _windows: windows.clone(),
-        });
-        Self {
-            plan: *plan,
-            common,
-            round,
-            memory,
-            windows,
-            member,
-            streams: Vec::new(),
-            poison,
-            told,
-            closed: false,
-        }
-    }
-
     /// This rank.
     pub const fn rank(&self) -> Rank {
         self.common.rank()
@@ -186,60 +109,6 @@ impl ExpertParallel {
     /// Its device, for tensors and streams.
     pub fn device(&self) -> &Arc<dyn Device> {
         self.memory.device()
-    }
-
-    /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
-    /// in one kernel. Enqueues only; `input` and `output` are in use until `stream` has passed
-    /// the kernel. Collective.
-    ///
-    /// # Errors
-    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`];
-    /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
-    /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
-    /// the launch reports. Nothing is enqueued then.
-    pub fn dispatch(
-        &mut self,
-        stream: Stream,
-        input: &DispatchInput,
-        output: &DispatchOutput,
-    ) -> Result<Dispatched<'_>, Error> {
-        self.require_idle()?;
-        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
-        self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
-        Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
-    }
-
-    /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read
-    /// what the round before brought, which is usually so when it begins, and for nothing else that
-    /// a peer does. Enqueues only; `input` is in use until `stream` has passed the kernel.
-    /// Collective.
-    ///
-    /// # Errors
-    /// As [`dispatch`](Self::dispatch).
-    pub fn dispatch_async(
-        &mut self,
-        stream: Stream,
-        input: &DispatchInput,
-    ) -> Result<DispatchPending<'_>, Error> {
-        self.require_idle()?;
-        let args = input.args(&self.common, &self.plan)?;
-        self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
-        Ok(DispatchPending::of(self, input.x.dims[0]))
-    }
-
-    /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
-    /// because its next call was refused. Not collective.
-    pub fn unfinished(&mut self) -> Unfinished<'_> {
-        match self.round {
-            Round::Idle => Unfinished::Nothing,
-            Round::Sent { tokens } => Unfinished::DispatchWait(DispatchPending::of(self, tokens)),
-            Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
-            Round::Returned {
-                received,
-                input,
-                output,
-            } => Unfinished::CombineWait(CombinePending::of(self, received, (input, output))),
-        }
     }
 
     /// Whether a kernel has reported something so far. Reads host-visible memory; does not
@@ -291,47 +160,6 @@ impl ExpertParallel {
             },
             _ => checked,
         }
-    }
-
-    /// Frees this rank's memory, and with the last rank of this process the windows, after a
-    /// barrier with the other processes. Synchronise the streams in use first. Collective.
-    /// Synchronises.
-    ///
-    /// A rank's last combine may end before its peers have told it that they read its tokens: their kernels
-    /// still store into its window then. So a process of several comes here before it ends, also when it is
-    /// done.
-    ///
-    /// A communicator that gave up is closed without a barrier; if it spans processes, its
-    /// windows are leaked. If another process's gave up or was lost and this one's did not, the barrier fails
-    /// as soon as the group's bootstrap says so, at the latest after its timeout, and the windows are leaked,
-    /// with a warning. In an NVSHMEM group a rank that is lost after the barrier, while windows are freed,
-    /// can keep the others waiting for ever, see [`Group::close`].
-    ///
-    /// # Errors
-    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls: nothing is
-    /// freed, and the error gives the communicator back. [`Error::Bootstrap`] that names a lost
-    /// rank, and what the device or the group reports.
-    pub fn close(mut self) -> Result<(), Error> {
-        let graphs = Arc::strong_count(&self.member) - 1;
-        if graphs > 0 {
-            return Err(Error::GraphsAlive {
-                graphs,
-                communicator: Box::new(self),
-            });
-        }
-        let gave_up = self.require_alive().is_err()
-            || self
-                .fault()
-                .is_ok_and(|fault| fault.is_some_and(|(fault, _)| !fault.kind.is_input()))
-            || self.has_stopped().unwrap_or(true);
-        self.closed = true;
-        let freed = self.memory.free();
-        let left = self.windows.leave(if gave_up {
-            Leave::GaveUp
-        } else {
-            Leave::Closed
-        });
-        freed.and(left)
     }
 
     /// Enqueues a kernel, if the communicator has not given up.
@@ -393,7 +221,8 @@ impl ExpertParallel {
         }
     }
 
-    fn require_idle(&self) -> Result<(), Error> {
+    /// That no round is open.
+    pub(crate) fn require_idle(&self) -> Result<(), Error> {
         self.require_alive()?;
         match self.round {
             Round::Idle => Ok(()),
@@ -445,59 +274,5 @@ impl std::fmt::Debug for ExpertParallel {
             .field("round", &self.round)
             .field("poison", &self.poison.get())
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for ExpertParallel {
-    /// Frees nothing, waits for nobody: teardown is [`close`](Self::close).
-    fn drop(&mut self) {
-        if self.closed {
-            return;
-        }
-        self.memory.leak();
-        tracing::warn!(
-            rank = self.rank().0,
-            "dropped without close: its memory is leaked"
-        );
-        // A dropped holder makes this no more than a count.
-        let _ = self.windows.leave(Leave::Dropped);
-    }
-}
-
-/// Sets up the memory of the ranks of this process, if the fabric gave what they need.
-fn set_up(
-    fabric: &dyn Fabric,
-    plan: &Plan,
-    memory: &[Private],
-    windows: &[DevicePtr],
-) -> Result<(), Error> {
-    let (shape, bytes) = (plan.shape(), plan.window_bytes());
-    require_windows(fabric, "alloc_windows", windows, memory.len(), bytes)?;
-    let all = fabric.local_ranks().into_iter().zip(memory).zip(windows);
-    for ((rank, memory), &own) in all {
-        let peers = fabric.peer_windows(rank, windows, shape)?;
-        let count = shape.ranks as usize;
-        require_windows(fabric, "peer_windows", &peers, count, bytes)?;
-        memory.set_up(plan, own, &peers)?;
-    }
-    Ok(())
-}
-
-/// Finds ranks that were configured differently. Collective.
-fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
-    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION);
-    let all = fabric.all_gather(ours)?;
-    let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
-    match all.iter().position(|&theirs| theirs != ours) {
-        Some(peer) => {
-            let (peer, theirs) = (Rank(peer as u32), all[peer]);
-            Err(Error::ShapeMismatch {
-                rank,
-                peer,
-                ours,
-                theirs,
-            })
-        }
-        None => Ok(()),
     }
 }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ferry_layout::Rank;
 use ferry_simulator::Options;
 
+#[cfg(feature = "cuda")]
+use crate::NvshmemOptions;
 use crate::simulated::SimulatedFabric;
 use crate::{Device, Error, Fabric};
 
@@ -28,16 +30,6 @@ impl Drop for Member {
     fn drop(&mut self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
     }
-}
-
-/// How a rank of an NVSHMEM group finds its GPU and its library.
-#[cfg(feature = "cuda")]
-#[derive(Clone, Debug, Default)]
-pub struct NvshmemOptions {
-    /// The number of this process's GPU.
-    pub device: usize,
-    /// The NVSHMEM host library; `None` to look in the loader's usual places.
-    pub library: Option<std::path::PathBuf>,
 }
 
 impl Group {

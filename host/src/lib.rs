@@ -50,7 +50,7 @@
 //!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.combined.rows())?;
 //!     assert_eq!(sums, [0x4000; 8]); // 1.0 + 1.0
 //! }
-//! ranks.into_iter().try_for_each(ExpertParallel::close)
+//! ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
 //! # }
 //! ```
 //!
@@ -70,18 +70,22 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+mod allocations;
 mod arguments;
 mod bootstrap;
 mod buffers;
+mod capacity;
 mod config;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
 mod error;
 mod expert_parallel;
+mod fabric;
 #[cfg(any(feature = "cuda", test))]
 mod fault_page;
 mod group;
+mod handles;
 #[cfg(any(feature = "cuda", test))]
 mod job;
 #[cfg(any(feature = "cuda", test))]
@@ -102,25 +106,30 @@ mod specialise;
 mod tensor;
 
 pub use arguments::{CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput};
-pub use bootstrap::{Bootstrap, BootstrapError, TcpBootstrap};
-pub use buffers::{Capacity, CombineBuffers, DispatchBuffers};
+pub use bootstrap::tcp::TcpBootstrap;
+pub use bootstrap::{Bootstrap, BootstrapError};
+pub use buffers::{CombineBuffers, DispatchBuffers};
+pub use capacity::Capacity;
 pub use config::Config;
-pub use device::{Device, DevicePtr, Fabric, Stream};
-pub use error::{CudaError, Error};
+pub use device::Device;
+pub use error::{CudaError, Error, PlanError, Problem, TensorError};
 pub use expert_parallel::ExpertParallel;
+pub use expert_parallel::close::CloseError;
+pub use fabric::Fabric;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
     CombineMode, Fault, FaultKind, Kernel, Rank, Region, ScaleLayout, Shape, TokenFormat,
 };
 pub use ferry_simulator as simulator;
 pub use group::Group;
-#[cfg(feature = "cuda")]
-pub use group::NvshmemOptions;
+pub use handles::{DevicePtr, Stream};
 #[cfg(feature = "cuda")]
 pub use kernels::{Kernels, KernelsError};
 pub use loaded_kernels::LoadedKernels;
-pub use plan::{Plan, PlanError, Problem};
+#[cfg(feature = "cuda")]
+pub use nvshmem::NvshmemOptions;
+pub use plan::Plan;
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use scales::ScaleTensor;
 pub use silu::{FusedSilu, fused_silu};
-pub use tensor::{Tensor, TensorError};
+pub use tensor::Tensor;

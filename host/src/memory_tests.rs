@@ -202,7 +202,7 @@ fn windows_are_leaked_with_a_warning_where_freeing_waits_for_other_processes() {
 fn a_rank_that_is_lost_before_close_is_named_and_the_windows_are_leaked_with_a_warning() {
     let fabric = Failing::new(2, 2, 3);
     let mut ranks = begin(&fabric).unwrap();
-    let (closed, warnings) = Warnings::of(|| ranks.remove(0).close());
+    let (closed, warnings) = Warnings::of(|| Ok(ranks.remove(0).close()?));
     assert!(names_rank_1(&closed));
     assert_eq!(fabric.freed(), 0);
     assert!(warnings.contains("leaked"), "warned of: {warnings}");

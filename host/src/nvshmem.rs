@@ -11,7 +11,16 @@ use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree};
 use crate::own_gpu::{Gpu, require_own};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, NvshmemOptions};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels};
+
+/// How a rank of an NVSHMEM group finds its GPU and its library.
+#[derive(Clone, Debug, Default)]
+pub struct NvshmemOptions {
+    /// The number of this process's GPU.
+    pub device: usize,
+    /// The NVSHMEM host library; `None` to look in the loader's usual places.
+    pub library: Option<PathBuf>,
+}
 
 /// A rank's membership of an NVSHMEM job.
 ///

@@ -1,6 +1,5 @@
 //! A configuration that was checked.
 
-use std::fmt;
 use std::time::Duration;
 
 use ferry_layout::{
@@ -8,7 +7,7 @@ use ferry_layout::{
     scale_placement,
 };
 
-use crate::{Config, Error, Group};
+use crate::{Config, Error, Group, PlanError, Problem};
 
 /// Most elements of a token: its bytes, and the header behind them, count in 32 bits.
 const MAX_HIDDEN: usize = 1 << 20;
@@ -24,42 +23,6 @@ pub struct Plan {
     config: Config,
     shape: Shape,
 }
-
-/// One field of a [`Config`] that breaks a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// The field's name.
-    pub field: &'static str,
-    /// What it holds.
-    pub value: String,
-    /// What it must hold.
-    pub rule: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { field, value, rule } = self;
-        write!(f, "{field} is {value}, but {rule}")
-    }
-}
-
-/// Everything that is wrong with a [`Config`], one line each.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlanError {
-    /// In the order of the fields; never empty.
-    pub problems: Vec<Problem>,
-}
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the configuration does not work:")?;
-        self.problems
-            .iter()
-            .try_for_each(|problem| write!(f, "\n  {problem}"))
-    }
-}
-
-impl std::error::Error for PlanError {}
 
 /// Collects problems.
 #[derive(Default)]

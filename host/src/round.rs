@@ -2,41 +2,65 @@
 
 use ferry_layout::Kernel;
 
-use crate::arguments::args_of;
+use crate::arguments::{Received, args_of};
 use crate::device::Args;
-use crate::{CombineInput, CombineOutput, DispatchOutput, Error, ExpertParallel, Stream};
+use crate::expert_parallel::Round;
+use crate::{
+    CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream,
+};
 
-/// How far a rank's round is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Round {
-    /// None is open.
-    Idle,
-    /// `dispatch_async` was enqueued.
-    Sent { tokens: usize },
-    /// The dispatch was enqueued whole.
-    Received(Received),
-    /// `combine_async` was enqueued.
-    Returned {
-        received: Received,
-        input: CombineInput,
-        output: CombineOutput,
-    },
-}
+impl ExpertParallel {
+    /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
+    /// in one kernel. Enqueues only; `input` and `output` are in use until `stream` has passed
+    /// the kernel. Collective.
+    ///
+    /// # Errors
+    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`];
+    /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
+    /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
+    /// the launch reports. Nothing is enqueued then.
+    pub fn dispatch(
+        &mut self,
+        stream: Stream,
+        input: &DispatchInput,
+        output: &DispatchOutput,
+    ) -> Result<Dispatched<'_>, Error> {
+        self.require_idle()?;
+        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
+        self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
+        Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
+    }
 
-/// What a combine must know of its dispatch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Received {
-    /// Tokens that this rank brought.
-    pub(crate) tokens: usize,
-    /// Rows that its outputs hold.
-    pub(crate) capacity: usize,
-}
+    /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read
+    /// what the round before brought, which is usually so when it begins, and for nothing else that
+    /// a peer does. Enqueues only; `input` is in use until `stream` has passed the kernel.
+    /// Collective.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn dispatch_async(
+        &mut self,
+        stream: Stream,
+        input: &DispatchInput,
+    ) -> Result<DispatchPending<'_>, Error> {
+        self.require_idle()?;
+        let args = input.args(&self.common, &self.plan)?;
+        self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
+        Ok(DispatchPending::of(self, input.x.dims[0]))
+    }
 
-impl Received {
-    pub(crate) const fn of(tokens: usize, output: &DispatchOutput) -> Self {
-        Self {
-            tokens,
-            capacity: output.capacity(),
+    /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
+    /// because its next call was refused. Not collective.
+    pub fn unfinished(&mut self) -> Unfinished<'_> {
+        match self.round {
+            Round::Idle => Unfinished::Nothing,
+            Round::Sent { tokens } => Unfinished::DispatchWait(DispatchPending::of(self, tokens)),
+            Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
+            Round::Returned {
+                received,
+                input,
+                output,
+            } => Unfinished::CombineWait(CombinePending::of(self, received, (input, output))),
         }
     }
 }

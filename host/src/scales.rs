@@ -2,9 +2,10 @@
 
 use ferry_layout::{ScaleLayout, Shape};
 
-use crate::buffers::{Capacity, Memory};
+use crate::allocations::Allocations;
+use crate::capacity::countable;
 use crate::tensor::Element;
-use crate::{Error, Tensor, TensorError};
+use crate::{Capacity, Error, Tensor, TensorError};
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
 /// are refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
@@ -96,7 +97,7 @@ impl ScaleTensor {
     pub(crate) fn alloc(
         shape: &Shape,
         capacity: Capacity,
-        memory: &mut Memory,
+        memory: &mut Allocations,
     ) -> Result<Option<Self>, Error> {
         let Capacity { rows, scale_blocks } = capacity;
         let (groups, experts) = (groups(shape), shape.local_experts() as usize);
@@ -126,17 +127,4 @@ impl ScaleTensor {
 fn groups(shape: &Shape) -> usize {
     let group = shape.sizes().group;
     shape.hidden.checked_div(group).unwrap_or(0) as usize
-}
-
-/// Checks that kernels can number the words of the scales of so many rows (row-major) or blocks (tiled).
-pub(crate) fn countable(shape: &Shape, rows: usize, blocks: usize) -> Result<(), Error> {
-    let (unit, given, max) = match shape.format().scale_layout() {
-        None => return Ok(()),
-        Some(ScaleLayout::RowMajor) => ("rows", rows, shape.most_scaled_rows()),
-        Some(ScaleLayout::Tiled) => ("blocks", blocks, shape.most_scale_blocks()),
-    };
-    if given as u64 <= max {
-        return Ok(());
-    }
-    Err(Error::TooManyScales { unit, given, max })
 }

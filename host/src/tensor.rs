@@ -1,8 +1,6 @@
 //! Tensors as they come in from outside: an address, sizes and strides.
 
-use std::fmt;
-
-use crate::DevicePtr;
+use crate::{DevicePtr, TensorError};
 
 /// A view of device memory of the rank it is given to. Ferry does not own it; the caller keeps
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
@@ -149,30 +147,6 @@ const fn dense_strides<const N: usize>(dims: [usize; N]) -> [usize; N] {
     }
     strides
 }
-
-/// A tensor that does not fit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorError {
-    /// The argument's name.
-    pub tensor: &'static str,
-    /// What was wanted.
-    pub wanted: String,
-    /// What came instead.
-    pub given: String,
-}
-
-impl fmt::Display for TensorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            tensor,
-            wanted,
-            given,
-        } = self;
-        write!(f, "tensor {tensor}: wanted {wanted}, given {given}")
-    }
-}
-
-impl std::error::Error for TensorError {}
 
 #[cfg(test)]
 mod tests {

@@ -19,9 +19,9 @@ fn a_communicator_that_a_graph_will_launch_is_not_closed() {
 
     let refused = rank.close().unwrap_err();
     assert!(refused.to_string().contains("1 CUDA graphs"), "{refused}");
-    let Error::GraphsAlive {
-        graphs: 1,
-        communicator: mut rank,
+    let CloseError {
+        error: Error::GraphsAlive { graphs: 1, .. },
+        communicator: Some(mut rank),
     } = refused
     else {
         panic!("{refused}")

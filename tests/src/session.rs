@@ -278,7 +278,9 @@ impl Session {
         for rank in &self.ranks {
             rank.free()?;
         }
-        self.ranks.into_iter().try_for_each(|rank| rank.ep.close())
+        self.ranks
+            .into_iter()
+            .try_for_each(|rank| Ok(rank.ep.close()?))
     }
 
     fn each(

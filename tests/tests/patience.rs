@@ -40,7 +40,7 @@ fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
     std::thread::sleep(experts);
     combine(dispatched, &output)?;
     rank.synchronize(STREAM)?;
-    rank.close()
+    Ok(rank.close()?)
 }
 
 fn combine(dispatched: Dispatched<'_>, output: &DispatchOutput) -> Result<(), Error> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
-    CombineBuffers, CombineInput, Config, Device, DevicePtr, DispatchBuffers, DispatchInput, Error,
-    ExpertParallel, Plan, Tensor,
+    CloseError, CombineBuffers, CombineInput, Config, Device, DevicePtr, DispatchBuffers,
+    DispatchInput, Error, ExpertParallel, Plan, Tensor,
 };
 
 use super::{Outcome, Suite};
@@ -38,9 +38,9 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     for (mut communicator, cuda) in ExpertParallel::new(&group, &plan)?.into_iter().zip(cuda) {
         let other = Arc::new(CudaDevice::open(cuda.ordinal())?);
         let graph = capture(&other, &mut communicator)?;
-        let Err(Error::GraphsAlive {
-            graphs,
-            communicator,
+        let Err(CloseError {
+            error: Error::GraphsAlive { graphs, .. },
+            communicator: Some(communicator),
         }) = communicator.close()
         else {
             bail!("closed although a graph has calls of it");
