@@ -193,6 +193,14 @@ pub enum SimulatorError {
         /// Its round.
         round: u64,
     },
+    /// A rank's addresses, 1 TiB, or this process's memory do not suffice for an allocation.
+    #[error("simulator: no memory for an allocation of {bytes} bytes on rank {rank}")]
+    OutOfMemory {
+        /// Whose.
+        rank: u32,
+        /// Of what size.
+        bytes: u64,
+    },
     /// The rank was lost.
     #[error("simulator (seed {seed}): rank {rank} was lost")]
     RankLost {
@@ -235,13 +243,14 @@ impl Simulator {
         Self { commands }
     }
 
-    /// Allocates `bytes` on `rank`, filled with a pattern.
+    /// Allocates `bytes` on `rank`, filled with a pattern. [`SimulatorError::OutOfMemory`] where they do not
+    /// fit.
     pub fn alloc(&self, rank: u32, bytes: u64) -> Result<u64, SimulatorError> {
         self.ask(|reply| Command::Alloc { rank, bytes, reply })
     }
 
     /// Allocates `bytes` on every rank, at the same place in each rank's memory, as windows must
-    /// be. Each address can be freed by itself.
+    /// be; on none where they do not fit. Each address can be freed by itself.
     pub fn alloc_symmetric(&self, bytes: u64) -> Result<Vec<u64>, SimulatorError> {
         self.ask(|reply| Command::AllocSymmetric { bytes, reply })
     }

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use crate::SimulatorError;
+
 /// A rank's addresses start at `(rank + 1) << RANK_SHIFT`.
 const RANK_SHIFT: u32 = 40;
 /// Allocations start at multiples of this, with a gap of as much behind each.
@@ -42,26 +44,55 @@ impl Memory {
         }
     }
 
-    pub fn alloc(&mut self, rank: u32, bytes: u64) -> u64 {
-        let memory = &mut self.ranks[rank as usize];
+    pub fn alloc(&mut self, rank: u32, bytes: u64) -> Result<u64, SimulatorError> {
+        let ranks = self.ranks.len() as u32;
+        let memory = self
+            .ranks
+            .get_mut(rank as usize)
+            .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
+        let out_of_memory = || SimulatorError::OutOfMemory { rank, bytes };
+        let next = memory
+            .next
+            .checked_add(ALIGN)
+            .and_then(|next| next.checked_add(bytes.checked_next_multiple_of(ALIGN)?))
+            // Behind those addresses the next rank's begin.
+            .filter(|&next| next <= 1 << RANK_SHIFT)
+            .ok_or_else(out_of_memory)?;
+        let mut content = Vec::new();
+        content
+            .try_reserve_exact(bytes as usize)
+            .map_err(|_| out_of_memory())?;
+        content.resize(bytes as usize, PATTERN);
         let start = ((u64::from(rank) + 1) << RANK_SHIFT) + memory.next;
-        memory.next += bytes.next_multiple_of(ALIGN) + ALIGN;
+        memory.next = next;
         memory.live.push(Allocation {
             start,
-            bytes: vec![PATTERN; bytes as usize],
+            bytes: content,
         });
-        start
+        Ok(start)
     }
 
-    /// Allocates `bytes` on every rank, at the same place in each rank's memory.
-    pub fn alloc_symmetric(&mut self, bytes: u64) -> Vec<u64> {
+    /// Allocates `bytes` on every rank, at the same place in each rank's memory; on none where one fails.
+    pub fn alloc_symmetric(&mut self, bytes: u64) -> Result<Vec<u64>, SimulatorError> {
         let next = self.ranks.iter().map(|memory| memory.next).max();
         for memory in &mut self.ranks {
             memory.next = next.unwrap_or(0);
         }
-        (0..self.ranks.len() as u32)
-            .map(|rank| self.alloc(rank, bytes))
-            .collect()
+        let mut addresses = Vec::new();
+        for rank in 0..self.ranks.len() as u32 {
+            match self.alloc(rank, bytes) {
+                Ok(address) => addresses.push(address),
+                Err(error) => {
+                    // The newest of each rank's.
+                    let allocated = &mut self.ranks[..rank as usize];
+                    allocated.iter_mut().for_each(|memory| {
+                        memory.live.pop();
+                    });
+                    return Err(error);
+                }
+            }
+        }
+        Ok(addresses)
     }
 
     pub fn free(&mut self, address: u64) -> Result<(), Outside> {
@@ -159,9 +190,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut memory = Memory::new(2);
+        let first = memory.alloc(0, 8).unwrap();
+        for bytes in [1 << RANK_SHIFT, u64::MAX - 10, u64::MAX] {
+            let refused = Some(SimulatorError::OutOfMemory { rank: 0, bytes });
+            assert_eq!(memory.alloc(0, bytes).err(), refused);
+            assert_eq!(memory.alloc_symmetric(bytes).err(), refused);
+        }
+        // The second rank alone has no addresses left.
+        memory.ranks[1].next = (1 << RANK_SHIFT) - 2 * ALIGN;
+        memory.alloc(1, ALIGN).unwrap();
+        let (rank, bytes) = (1, 0);
+        let refused = Err(SimulatorError::OutOfMemory { rank, bytes });
+        assert_eq!(memory.alloc(rank, bytes), refused);
+        assert_eq!(memory.ranks[0].live.len(), 1);
+        let refused = Err(SimulatorError::OutOfMemory { rank: 0, bytes });
+        assert_eq!(memory.alloc_symmetric(bytes), refused);
+        assert_eq!(memory.read(first, 8).unwrap().len(), 8);
+    }
+
+    #[test]
     fn accesses_outside_are_refused() {
         let mut memory = Memory::new(2);
-        let (a, b) = (memory.alloc(1, 100), memory.alloc(1, 8));
+        let (a, b) = (memory.alloc(1, 100).unwrap(), memory.alloc(1, 8).unwrap());
         memory.write(a + 92, &[1; 8]).unwrap();
         assert!(memory.write(a + 93, &[1; 8]).is_err());
         assert!(memory.read(a - 1, 1).is_err());

@@ -177,16 +177,10 @@ impl World {
         let memory = &self.shared.memory;
         match command {
             Command::Alloc { rank, bytes, reply } => {
-                let ranks = self.options.ranks;
-                let answer = if rank < ranks {
-                    Ok(memory.borrow_mut().alloc(rank, bytes))
-                } else {
-                    Err(SimulatorError::NoSuchRank { rank, ranks })
-                };
-                let _ = reply.send(answer);
+                let _ = reply.send(memory.borrow_mut().alloc(rank, bytes));
             }
             Command::AllocSymmetric { bytes, reply } => {
-                let _ = reply.send(Ok(memory.borrow_mut().alloc_symmetric(bytes)));
+                let _ = reply.send(memory.borrow_mut().alloc_symmetric(bytes));
             }
             Command::Free { address, reply } => {
                 let freed = memory.borrow_mut().free(address);
