@@ -25,8 +25,9 @@ use crate::{Args, Options, SimulatorError};
 const TURN_NS: u64 = 100;
 /// Bytes of a fibre's stack.
 const STACK_BYTES: usize = 256 * 1024;
-/// Turns that a stall lasts at most.
-const LONGEST_STALL: u64 = 400;
+/// Turns that each warp of the machine may have while one of them stalls, at most: a turn is one warp's, so
+/// that a stall of a fixed number of turns would be over at once where there are many warps.
+const LONGEST_STALL: u64 = 50;
 
 type Reply<T> = Sender<Result<T, SimulatorError>>;
 
@@ -360,7 +361,9 @@ impl World {
         let which = awake[self.shared.rng.borrow_mut().random_range(0..awake.len())];
         let stall = self.options.stall_one_in;
         if stall > 0 && self.shared.rng.borrow_mut().random_range(0..stall) == 0 {
-            let turns = self.shared.rng.borrow_mut().random_range(1..LONGEST_STALL);
+            let warps = u64::from(self.options.ranks) * u64::from(self.options.warps);
+            let longest = LONGEST_STALL * warps;
+            let turns = self.shared.rng.borrow_mut().random_range(1..longest);
             self.running[which].stalled_until = self.steps + turns;
             return;
         }
