@@ -63,8 +63,8 @@ fn main() -> Result<(), Error> {
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
             let dispatched = rank.dispatch(t.stream, &t.input, t.rows.output())?;
             let rows = CombineInput {
-                expert_rows: t.rows.output().tokens,
                 topk_weights: Some(t.weights),
+                ..CombineInput::new(t.rows.output().tokens)
             };
             dispatched.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }
@@ -114,10 +114,11 @@ fn prepare(rank: &ExpertParallel, tokens: usize) -> Result<Tensors, Error> {
     Ok(Tensors {
         stream: device.stream()?,
         input: DispatchInput {
-            x: device.upload_tensor([tokens, hidden], &x)?,
-            topk_ids: device.upload_tensor([tokens, TOP_K], &ids)?,
             topk_weights: Some(weights),
-            input_scale: None,
+            ..DispatchInput::new(
+                device.upload_tensor([tokens, hidden], &x)?,
+                device.upload_tensor([tokens, TOP_K], &ids)?,
+            )
         },
         weights,
         rows: DispatchBuffers::new(device, plan)?,

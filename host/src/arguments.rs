@@ -1,7 +1,10 @@
 //! What dispatch and combine take, and how it is checked.
 
 use bytemuck::Zeroable;
-use ferry_layout::{CombineArgs, CombineMode, Common, DispatchArgs, TokenFormat};
+use ferry_layout::{
+    CombineArgs, CombineMode, CombineWith, Common, DispatchArgs, DispatchWith, EpilogueWords,
+    TokenFormat,
+};
 
 use crate::tensor::Element;
 use crate::{DevicePtr, Error, Plan, ScaleTensor, Tensor};
@@ -79,6 +82,22 @@ pub enum CombineTensor {
     Apart(Tensor<3>),
 }
 
+impl CombineOutput {
+    /// Sums, BF16 `[tokens, hidden]`.
+    pub const fn summed(combined: Tensor<2>) -> Self {
+        Self {
+            combined: CombineTensor::Summed(combined),
+        }
+    }
+
+    /// Each row by itself, BF16 `[tokens, top_k, hidden]`.
+    pub const fn apart(combined: Tensor<3>) -> Self {
+        Self {
+            combined: CombineTensor::Apart(combined),
+        }
+    }
+}
+
 impl CombineTensor {
     /// The same elements as rows, one after another: `[tokens, hidden]` or `[tokens * top_k, hidden]`.
     pub const fn rows(&self) -> Tensor<2> {
@@ -92,8 +111,18 @@ impl CombineTensor {
 }
 
 impl DispatchInput {
+    /// Tokens and their experts, and nothing else: all weights are 1.
+    pub const fn new(x: Tensor<2>, topk_ids: Tensor<2>) -> Self {
+        Self {
+            x,
+            topk_ids,
+            topk_weights: None,
+            input_scale: None,
+        }
+    }
+
     /// The kernels' arguments without outputs.
-    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> Result<DispatchArgs, Error> {
+    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> Result<DispatchWith, Error> {
         let config = plan.config();
         let tokens = self.x.dims[0];
         if tokens > config.max_tokens_per_rank {
@@ -119,13 +148,13 @@ impl DispatchInput {
             }
             None => {}
         }
-        Ok(DispatchArgs {
+        Ok(DispatchWith::plain(DispatchArgs {
             x: self.x.at.address(),
             topk_ids: self.topk_ids.at.address(),
             topk_weights: address_or_none(self.topk_weights),
             input_scale: address_or_none(self.input_scale),
             ..args_of(common, tokens)
-        })
+        }))
     }
 }
 
@@ -142,7 +171,7 @@ pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
 
 impl DispatchOutput {
     /// `args`, with these outputs.
-    pub(crate) fn add_to(&self, args: DispatchArgs, plan: &Plan) -> Result<DispatchArgs, Error> {
+    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
         let capacity = self.capacity();
         let element = Element::row(plan.shape().sizes().element_bits);
         self.tokens
@@ -164,7 +193,7 @@ impl DispatchOutput {
             .require("expert_ids", [plan.local_experts()], Element::WORD)?;
         self.src_info
             .require("src_info", [capacity, 2], Element::WORD)?;
-        Ok(DispatchArgs {
+        let args = DispatchArgs {
             output_tokens: self.tokens.at.address(),
             output_scales: scales.scales,
             scales_offsets: scales.offsets,
@@ -174,8 +203,9 @@ impl DispatchOutput {
             expert_ids: self.expert_ids.at.address(),
             src_info: self.src_info.at.address(),
             row_capacity: capacity as u64,
-            ..args
-        })
+            ..with.args
+        };
+        Ok(DispatchWith { args, ..with })
     }
 
     /// Rows that the outputs hold.
@@ -185,6 +215,14 @@ impl DispatchOutput {
 }
 
 impl CombineInput {
+    /// The experts' outputs, and nothing else.
+    pub const fn new(expert_rows: Tensor<2>) -> Self {
+        Self {
+            expert_rows,
+            topk_weights: None,
+        }
+    }
+
     /// The kernels' arguments.
     pub(crate) fn args(
         &self,
@@ -192,7 +230,7 @@ impl CombineInput {
         common: &Common,
         plan: &Plan,
         Received { tokens, capacity }: Received,
-    ) -> Result<CombineArgs, Error> {
+    ) -> Result<CombineWith<EpilogueWords>, Error> {
         let config = plan.config();
         self.expert_rows
             .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
@@ -210,7 +248,7 @@ impl CombineInput {
                 second: "expert_rows",
             });
         }
-        Ok(CombineArgs {
+        Ok(CombineWith::plain(CombineArgs {
             common: Common {
                 tokens: tokens as u32,
                 ..*common
@@ -220,7 +258,7 @@ impl CombineInput {
             combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
             row_capacity: (capacity as u64).min(plan.shape().max_rows()),
-        })
+        }))
     }
 
     /// Where the result goes, if its shape fits the mode.
@@ -335,6 +373,6 @@ mod tests {
         let args = input
             .args(&output, &Common::of(plan.shape()), &plan, received)
             .unwrap();
-        assert_eq!(args.row_capacity, plan.shape().max_rows());
+        assert_eq!(args.args.row_capacity, plan.shape().max_rows());
     }
 }

@@ -44,8 +44,11 @@ fn buffers_of_every_format_have_the_documented_bytes_and_pass_the_checks() {
                 "{format:?}"
             );
             let args = crate::arguments::args_of(&ferry_layout::Common::of(plan.shape()), 0);
-            let args = buffers.output().add_to(args, &plan).unwrap();
-            assert_eq!(args.row_capacity, capacity.rows as u64);
+            let args = buffers
+                .output()
+                .add_to(ferry_layout::DispatchWith::plain(args), &plan)
+                .unwrap();
+            assert_eq!(args.args.row_capacity, capacity.rows as u64);
             // SAFETY: no kernel was launched.
             unsafe { buffers.free() }.unwrap();
         }

@@ -19,8 +19,8 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// };
 /// ```
 ///
-/// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`
-/// and `specialise`;
+/// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
+/// `specialise` and `options`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -63,12 +63,16 @@ pub struct Config {
     /// tokens: a reason to give decoding a plan of its own. The device keeps such kernels until it is closed.
     /// Without effect on the simulator and where ranks are on several nodes.
     pub specialise: bool,
+    /// Whether the kernels that take options are loaded, too, when the communicator is made (a second module,
+    /// compiled by the driver, which keeps the result): what a call needs that gives an option. A call with
+    /// one is refused without.
+    pub options: bool,
 }
 
 impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
     /// [`CombineMode::Reduced`], a deadline of 10 seconds, no debug checks, all multiprocessors, and the
-    /// kernels for every shape (`specialise` is false).
+    /// kernels for every shape (`specialise` is false), and none with options.
     pub const fn new(
         experts: usize,
         top_k: usize,
@@ -87,6 +91,7 @@ impl Config {
             debug_checks: false,
             max_sms: None,
             specialise: false,
+            options: false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-pub use ferry_layout::{CombineArgs, DispatchArgs, FaultPage, SiluArgs};
+pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Shape};
 
 pub use crate::handles::{DevicePtr, Stream};
@@ -13,10 +13,10 @@ use crate::{Error, LoadedKernels, Tensor, TensorError};
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Args {
-    /// Of the dispatch kernels.
-    Dispatch(DispatchArgs),
-    /// Of the combine kernels.
-    Combine(CombineArgs),
+    /// Of the dispatch kernels; those without options take the first part.
+    Dispatch(DispatchWith),
+    /// Of the combine kernels, likewise.
+    Combine(CombineWith<EpilogueWords>),
     /// Of the fused SiLU kernel.
     Silu(SiluArgs),
 }
@@ -25,9 +25,18 @@ impl Args {
     /// The most tokens that a rank may have; none where a kernel has nothing to do with ranks.
     pub const fn most_tokens(&self) -> u32 {
         match self {
-            Self::Dispatch(args) => args.common.shape.max_tokens_per_rank,
-            Self::Combine(args) => args.common.shape.max_tokens_per_rank,
+            Self::Dispatch(with) => with.args.common.shape.max_tokens_per_rank,
+            Self::Combine(with) => with.args.common.shape.max_tokens_per_rank,
             Self::Silu(_) => 0,
+        }
+    }
+
+    /// Whether a launch with them needs [the kernels with options](Device::kernels_with_options).
+    pub fn has_options(&self) -> bool {
+        match self {
+            Self::Dispatch(with) => with.has_options(),
+            Self::Combine(with) => with.has_options(),
+            Self::Silu(_) => false,
         }
     }
 }
@@ -60,6 +69,7 @@ pub struct Launch {
 /// - a stream of [`stream`](Self::stream) lives for as long as the process;
 /// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
+///   so does [`kernels_with_options`](Self::kernels_with_options), of those that take options;
 /// - [`fault_page`](Self::fault_page) gives a page that this device may write.
 pub unsafe trait Device: Send + Sync {
     /// For people: "NVIDIA H200 (cuda:0)".
@@ -90,6 +100,12 @@ pub unsafe trait Device: Send + Sync {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
+    /// Kernels that take options, compiled unless they are there: for `shape` alone, or for all. Where a
+    /// device has one set of kernels for everything, that. Synchronises.
+    fn kernels_with_options(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        let _ = shape;
+        Ok(LoadedKernels::GENERAL)
+    }
     /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device:
     /// those of a green context. May be called while the stream is captured. Does not synchronise.
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
@@ -109,7 +125,8 @@ pub unsafe trait Device: Send + Sync {
     /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
     /// [`DevicePtr::new`], that of the fault page is what [`fault_page`](Self::fault_page) gave,
     /// and `launch.kernels` are what [`kernels`](Self::kernels) of this device gave for the shape
-    /// in them, or the general ones.
+    /// in them, or the general ones; where [`Args::has_options`], what
+    /// [`kernels_with_options`](Self::kernels_with_options) gave.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;

@@ -410,6 +410,12 @@ pub enum Error {
         /// How many.
         communicators: usize,
     },
+    /// A call with an option, of a communicator whose plan has none.
+    #[error(
+        "the call gives an option (an epilogue, row weights, tokens counted on the device), but the plan's `options` \
+         is false: set Config::options, so that the kernels that take options are loaded"
+    )]
+    WithoutOptions,
     /// A stream whose green context has fewer multiprocessors than the launch takes.
     #[error(
         "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: blocks that \

@@ -175,13 +175,18 @@ impl ExpertParallel {
         {
             return Err(Error::Poisoned(self.poison(fault)));
         }
+        let kernels = match args.has_options() {
+            false => &self.memory.kernels,
+            true => (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?,
+        };
+        let kernels = kernels.clone();
         self.require_room(stream)?;
         self.device().hold(stream, &self.member)?;
         let shmem = self.plan.shape().spans_nodes();
         let max_sms = self.plan.config().max_sms;
         let launch = Launch {
             kernel,
-            kernels: self.memory.kernels.clone(),
+            kernels,
             args,
             shmem,
             max_sms,

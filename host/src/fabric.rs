@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferry_layout::{Rank, Shape};
 
-use crate::{Device, DevicePtr, Error};
+use crate::{Device, DevicePtr, Error, LoadedKernels};
 
 /// How the ranks of a group reach each other. One value a process, for all its local ranks.
 ///
@@ -38,6 +38,14 @@ pub unsafe trait Fabric: Send + Sync {
     #[cfg(feature = "cuda")]
     fn cuda(&self, _rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
         None
+    }
+    /// [`Device::kernels_with_options`] of a local rank's device, ready for this fabric. Synchronises.
+    fn kernels_with_options(
+        &self,
+        rank: Rank,
+        shape: Option<&Shape>,
+    ) -> Result<LoadedKernels, Error> {
+        self.device(rank)?.kernels_with_options(shape)
     }
     /// Whether ranks of other nodes can be reached at all.
     fn reaches_other_nodes(&self) -> bool;

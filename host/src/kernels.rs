@@ -211,6 +211,38 @@ pub(crate) fn require(module: &Module, kernel: &str, wanted: &[u64]) -> Result<(
     })
 }
 
+/// Which of Ferry's kernels a PTX has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelSet {
+    /// Those without options: all.
+    Plain,
+    /// Those that take options, by the same names.
+    WithOptions,
+}
+
+impl KernelSet {
+    /// The kernels that it has.
+    pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {
+        let has = move |kernel: &Kernel| self == Self::Plain || *kernel != Kernel::FusedSilu;
+        Kernel::ALL.into_iter().filter(has)
+    }
+}
+
+/// Bytes of the struct that a kernel with options takes, of a combine without its epilogue.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
+    let bytes = match kernel {
+        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch => {
+            size_of::<ferry_layout::DispatchWith>()
+        }
+        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => {
+            size_of::<ferry_layout::CombineWith<()>>()
+        }
+        Kernel::FusedSilu => 0,
+    };
+    bytes as u64
+}
+
 /// Bytes of the struct that a kernel takes.
 const fn argument_bytes(kernel: Kernel) -> u64 {
     let bytes = match kernel {

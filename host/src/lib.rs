@@ -28,12 +28,7 @@
 //! let mut memory = Vec::new();
 //! for rank in &ranks {
 //!     let device = rank.device();
-//!     let input = DispatchInput {
-//!         x: device.upload_tensor([1, 8], &[one; 8])?,
-//!         topk_ids: device.upload_tensor([1, 2], &[1_i32, 2])?,
-//!         topk_weights: None,
-//!         input_scale: None,
-//!     };
+//!     let input = DispatchInput::new(device.upload_tensor([1, 8], &[one; 8])?, device.upload_tensor([1, 2], &[1_i32, 2])?);
 //!     let (rows, sums) = (DispatchBuffers::new(device, &plan)?, CombineBuffers::new(device, &plan)?);
 //!     memory.push((input, rows, sums));
 //! }
@@ -42,7 +37,7 @@
 //! // `rows.output().tokens`; here they return what they get.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
 //!     let dispatched = rank.dispatch(stream, input, rows.output())?;
-//!     let expert_rows = CombineInput { expert_rows: rows.output().tokens, topk_weights: None };
+//!     let expert_rows = CombineInput::new(rows.output().tokens);
 //!     dispatched.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {

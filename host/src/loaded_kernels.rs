@@ -43,9 +43,13 @@ impl fmt::Debug for LoadedKernels {
     }
 }
 
-/// What was made for a shape each.
+/// What was made for a shape each, or for all shapes.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) struct PerShape<T>(Mutex<Vec<(Shape, Arc<T>)>>);
+pub(crate) struct PerShape<T>(Mutex<Made<T>>);
+
+/// Each with the shape that it was made for; `None`: for all.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) type Made<T> = Vec<(Option<Shape>, Arc<T>)>;
 
 #[cfg(any(feature = "cuda", test))]
 impl<T> PerShape<T> {
@@ -56,20 +60,20 @@ impl<T> PerShape<T> {
     /// What is there for `shape`, made unless it is. Who asks while another's is made waits for that.
     pub(crate) fn get(
         &self,
-        shape: &Shape,
+        shape: Option<&Shape>,
         make: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Arc<T>, Error> {
         let mut all = self.all();
-        if let Some((_, made)) = all.iter().find(|(of, _)| of == shape) {
+        if let Some((_, made)) = all.iter().find(|(of, _)| of.as_ref() == shape) {
             return Ok(made.clone());
         }
         let made = Arc::new(make()?);
-        all.push((*shape, made.clone()));
+        all.push((shape.copied(), made.clone()));
         Ok(made)
     }
 
     /// Everything that was made.
-    pub(crate) fn all(&self) -> MutexGuard<'_, Vec<(Shape, Arc<T>)>> {
+    pub(crate) fn all(&self) -> MutexGuard<'_, Made<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,13 +94,13 @@ mod tests {
             hidden: 512,
             ..SHAPE
         };
-        let own = LoadedKernels::of(cache.get(&SHAPE, || Ok(7_u32)).unwrap());
+        let own = LoadedKernels::of(cache.get(Some(&SHAPE), || Ok(7_u32)).unwrap());
         let (begun, has_begun) = channel();
         let (go_on, may_go_on) = channel::<()>();
         thread::scope(|scope| {
             let cache = &cache;
             scope.spawn(move || {
-                cache.get(&other, || {
+                cache.get(Some(&other), || {
                     begun.send(()).unwrap();
                     may_go_on.recv().unwrap();
                     Ok(8)
@@ -112,13 +116,13 @@ mod tests {
             go_on.send(()).unwrap();
             assert_eq!(function, Ok(Some(7)));
         });
-        assert_eq!(*cache.get(&other, || Ok(9)).unwrap(), 8);
+        assert_eq!(*cache.get(Some(&other), || Ok(9)).unwrap(), 8);
     }
 
     #[test]
     fn a_failure_is_not_kept() {
         let cache = PerShape::new();
-        assert!(cache.get(&SHAPE, || Err(Error::NoRanks)).is_err());
-        assert_eq!(*cache.get(&SHAPE, || Ok(1)).unwrap(), 1);
+        assert!(cache.get(Some(&SHAPE), || Err(Error::NoRanks)).is_err());
+        assert_eq!(*cache.get(Some(&SHAPE), || Ok(1)).unwrap(), 1);
     }
 }

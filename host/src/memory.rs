@@ -18,6 +18,8 @@ pub(crate) struct Private {
     pub(crate) window: DevicePtr,
     /// The kernels that work in it.
     pub(crate) kernels: LoadedKernels,
+    /// Those that take options, if the plan asks for them.
+    pub(crate) kernels_with_options: Option<LoadedKernels>,
     /// Where kernels say why they gave up. `None` once freed or leaked.
     pub(crate) page: Option<Box<dyn SharedPage>>,
 }
@@ -25,17 +27,23 @@ pub(crate) struct Private {
 impl Private {
     /// Allocates, and has kernels compiled for the plan if it says so; nothing is cleared but the fault
     /// page. Synchronises.
-    pub(crate) fn alloc(device: Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+    pub(crate) fn alloc(fabric: &dyn Fabric, rank: Rank, plan: &Plan) -> Result<Self, Error> {
+        let device = fabric.device(rank)?;
         let mut memory = Self {
             device,
             workspace: DevicePtr::NULL,
             peers: DevicePtr::NULL,
             window: DevicePtr::NULL,
             kernels: LoadedKernels::GENERAL,
+            kernels_with_options: None,
             page: None,
         };
         if plan.config().specialise {
             memory.kernels = memory.device.kernels(plan.shape())?;
+        }
+        if plan.config().options {
+            let shape = plan.config().specialise.then(|| plan.shape());
+            memory.kernels_with_options = Some(fabric.kernels_with_options(rank, shape)?);
         }
         memory.page = Some(memory.device.fault_page()?);
         memory.workspace = memory.device.alloc(plan.workspace_bytes())?;

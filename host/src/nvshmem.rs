@@ -11,7 +11,7 @@ use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree};
 use crate::own_gpu::{Gpu, require_own};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels};
 
 /// How a rank of an NVSHMEM group finds its GPU and its library.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,12 @@ pub struct NvshmemFabric {
 struct Joined {
     device: Arc<CudaDevice>,
     library: HostLibrary,
+    /// The modules that were registered besides the device's own.
+    registered: Vec<*mut c_void>,
 }
+
+// SAFETY: the driver's module handles may be used from any thread.
+unsafe impl Send for Joined {}
 
 impl Calls for Joined {
     type Entered = Current;
@@ -72,6 +77,11 @@ impl Calls for Joined {
             // SAFETY: `get_ready` registered the module, and no kernel runs.
             let unregistered = unsafe { self.library.unregister_module(self.device.module()) };
             result = result.and(unregistered.map_err(refused));
+            for &module in &self.registered {
+                // SAFETY: `kernels_with_options` registered it, and no kernel runs.
+                let unregistered = unsafe { self.library.unregister_module(module) };
+                result = result.and(unregistered.map_err(refused));
+            }
         }
         // SAFETY: this process joined the job and leaves it once, and nothing uses windows any more, as the
         // caller says.
@@ -133,6 +143,7 @@ impl NvshmemFabric {
         let calls = Joined {
             device: device.clone(),
             library,
+            registered: Vec::new(),
         };
         let fabric = Self {
             rank: Rank(rank),
@@ -212,6 +223,26 @@ unsafe impl Fabric for NvshmemFabric {
 
     fn cuda(&self, rank: Rank) -> Option<Arc<CudaDevice>> {
         self.cuda_device(rank).ok()
+    }
+
+    fn kernels_with_options(
+        &self,
+        rank: Rank,
+        shape: Option<&Shape>,
+    ) -> Result<LoadedKernels, Error> {
+        let device = self.cuda_device(rank)?;
+        let module = device.options_module()?.raw().cast();
+        let mut job = self.lock();
+        if !job.is_open() {
+            return Err(Error::GroupClosed);
+        }
+        if !job.calls.registered.contains(&module) {
+            let _current = device.enter()?;
+            // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
+            unsafe { job.calls.library.register_module(module) }.map_err(refused)?;
+            job.calls.registered.push(module);
+        }
+        device.kernels_with_options(shape)
     }
 
     fn reaches_other_nodes(&self) -> bool {

@@ -1,6 +1,6 @@
 //! A round under way: what may be called next, as types.
 
-use ferry_layout::Kernel;
+use ferry_layout::{DispatchWith, Kernel};
 
 use crate::arguments::{Received, args_of};
 use crate::device::Args;
@@ -110,7 +110,10 @@ impl<'a> DispatchPending<'a> {
     /// gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
         let Self { rank, tokens } = self;
-        let args = output.add_to(args_of(&rank.common, tokens), &rank.plan)?;
+        let args = output.add_to(
+            DispatchWith::plain(args_of(&rank.common, tokens)),
+            &rank.plan,
+        )?;
         rank.launch(stream, Kernel::DispatchWait, Args::Dispatch(args))?;
         Ok(Dispatched::of(rank, Received::of(tokens, output)))
     }

@@ -151,8 +151,8 @@ unsafe impl Device for SimulatedDevice {
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let args = match launch.args {
-            Args::Dispatch(args) => ferry_simulator::Args::Dispatch(args),
-            Args::Combine(args) => ferry_simulator::Args::Combine(args),
+            Args::Dispatch(with) => ferry_simulator::Args::Dispatch(with),
+            Args::Combine(with) => ferry_simulator::Args::Combine(with),
             Args::Silu(args) => ferry_simulator::Args::Silu(args),
         };
         Ok(self.simulator.launch(self.rank.0, launch.kernel, args)?)

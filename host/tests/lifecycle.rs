@@ -4,7 +4,7 @@ mod noted;
 
 use std::sync::{Arc, Mutex};
 
-use ferry::device::{Args, FaultPage, Launch};
+use ferry::device::{Args, CombineWith, DispatchWith, FaultPage, Launch};
 use ferry::*;
 use ferry_layout::{Common, PROTOCOL_VERSION};
 use noted::*;
@@ -55,14 +55,9 @@ fn a_round_does_nothing_but_launch() {
     .unwrap();
     let (input, output) = empty_tensors(&rank);
     notes.take();
-    let combine = CombineInput {
-        expert_rows: output.tokens,
-        topk_weights: None,
-    };
+    let combine = CombineInput::new(output.tokens);
     let apart = Tensor::contiguous(memory(8192), [2, 1, 8]);
-    let combined = CombineOutput {
-        combined: CombineTensor::Apart(apart),
-    };
+    let combined = CombineOutput::apart(apart);
     // SAFETY: nothing here enqueues.
     let stream = unsafe { Stream::new(9) };
     let dispatched = rank.dispatch(stream, &input, &output).unwrap();
@@ -91,8 +86,8 @@ fn a_round_does_nothing_but_launch() {
             (true, Some(5), stream)
         );
         let common = match launch.args {
-            Args::Dispatch(args) => args.common,
-            Args::Combine(args) => args.common,
+            Args::Dispatch(with) => with.args.common,
+            Args::Combine(with) => with.args.common,
             Args::Silu(_) => panic!("a kernel that nobody asked for"),
         };
         assert_eq!(
@@ -105,17 +100,19 @@ fn a_round_does_nothing_but_launch() {
         );
     }
     let inputs = |launch: &Launch| match launch.args {
-        Args::Dispatch(args) => [args.x, args.topk_ids, args.topk_weights, args.input_scale],
+        Args::Dispatch(DispatchWith { args, .. }) => {
+            [args.x, args.topk_ids, args.topk_weights, args.input_scale]
+        }
         _ => panic!("not a dispatch"),
     };
     assert_eq!(inputs(&launches[2]), [4096, 4096, 0, 0]);
     // The input is free by now.
     assert_eq!(inputs(&launches[3]), [0; 4]);
-    let Args::Dispatch(args) = launches[3].args else {
+    let Args::Dispatch(DispatchWith { args, .. }) = launches[3].args else {
         panic!("not a dispatch")
     };
     assert_eq!((args.output_tokens, args.common.tokens), (4096, 2));
-    let Args::Combine(args) = launches[5].args else {
+    let Args::Combine(CombineWith { args, .. }) = launches[5].args else {
         panic!("not a combine")
     };
     assert_eq!(

@@ -156,10 +156,7 @@ fn a_refused_combine_can_be_made_again() {
     let (mut rank, t) = alone(config());
     let rows = t.output.tokens;
     let capacity = rows.dims[0];
-    let short = CombineInput {
-        expert_rows: Tensor::contiguous(rows.at, [capacity - 1, HIDDEN]),
-        topk_weights: None,
-    };
+    let short = CombineInput::new(Tensor::contiguous(rows.at, [capacity - 1, HIDDEN]));
     let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     let refused = sentence(dispatched.combine(STREAM, &short, &t.combine_output(false)));
     assert!(refused.starts_with("tensor expert_rows: wanted shape [6, 8], given [5, 8]"));
@@ -213,9 +210,7 @@ fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
     drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
     let mut combine = |at: DevicePtr| {
         let combined = Tensor::contiguous(at, [1, HIDDEN]);
-        let output = CombineOutput {
-            combined: CombineTensor::Summed(combined),
-        };
+        let output = CombineOutput::summed(combined);
         let Unfinished::Combine(dispatched) = rank.unfinished() else {
             panic!("no open dispatch")
         };

@@ -169,12 +169,7 @@ fn a_rank_may_have_no_tokens_and_null_tensors() {
     let (mut ranks, mut tensors) = two_ranks(4, config());
     for t in &mut tensors {
         let none = |columns| Tensor::contiguous(DevicePtr::NULL, [0, columns]);
-        t.input = DispatchInput {
-            input_scale: None,
-            x: none(HIDDEN),
-            topk_ids: none(TOP_K),
-            topk_weights: None,
-        };
+        t.input = DispatchInput::new(none(HIDDEN), none(TOP_K));
         t.summed = none(HIDDEN);
     }
     for (rank, t) in ranks.iter_mut().zip(&tensors) {

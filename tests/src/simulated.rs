@@ -98,18 +98,20 @@ impl Tensors {
         };
         Self {
             input: DispatchInput {
-                x: device.upload_tensor([tokens, hidden], &input.x).unwrap(),
-                topk_ids: device
-                    .upload_tensor([tokens, top_k], &input.topk_ids)
-                    .unwrap(),
                 topk_weights: Some(weights),
                 input_scale: matches!(case.format, TokenFormat::Nvfp4(_))
                     .then(|| device.upload_tensor([1], &[formats::INPUT_SCALE]).unwrap()),
+                ..DispatchInput::new(
+                    device.upload_tensor([tokens, hidden], &input.x).unwrap(),
+                    device
+                        .upload_tensor([tokens, top_k], &input.topk_ids)
+                        .unwrap(),
+                )
             },
             output: *buffers.output(),
             expert_rows: CombineInput {
-                expert_rows: device.upload_tensor([capacity, hidden], &answers).unwrap(),
                 topk_weights: (case.how == Return::Exact).then_some(weights),
+                ..CombineInput::new(device.upload_tensor([capacity, hidden], &answers).unwrap())
             },
             combined: CombineOutput { combined },
         }

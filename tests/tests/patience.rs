@@ -23,12 +23,10 @@ fn ranks(group: &Group, deadline: Duration) -> Vec<ExpertParallel> {
 
 /// Tensors of a rank without tokens, which receives none.
 fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
-    let input = DispatchInput {
-        x: Tensor::contiguous(DevicePtr::NULL, [0, 8]),
-        topk_ids: Tensor::contiguous(DevicePtr::NULL, [0, 1]),
-        topk_weights: None,
-        input_scale: None,
-    };
+    let input = DispatchInput::new(
+        Tensor::contiguous(DevicePtr::NULL, [0, 8]),
+        Tensor::contiguous(DevicePtr::NULL, [0, 1]),
+    );
     let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
     (input, *buffers.output())
 }
@@ -44,14 +42,9 @@ fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
 }
 
 fn combine(dispatched: Dispatched<'_>, output: &DispatchOutput) -> Result<(), Error> {
-    let rows = CombineInput {
-        expert_rows: output.tokens,
-        topk_weights: None,
-    };
+    let rows = CombineInput::new(output.tokens);
     let combined = Tensor::contiguous(output.tokens.at, [0, 8]);
-    let combined = CombineOutput {
-        combined: CombineTensor::Summed(combined),
-    };
+    let combined = CombineOutput::summed(combined);
     dispatched.combine(STREAM, &rows, &combined)
 }
 

@@ -39,7 +39,9 @@ pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED};
 pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
-pub use options::{CombineOptions, CombineWith, DispatchOptions, DispatchWith, MAX_EPILOGUE_BYTES};
+pub use options::{
+    CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,
+};
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{

@@ -48,6 +48,35 @@ impl DispatchOptions {
     };
 }
 
+impl DispatchWith {
+    /// Arguments without options.
+    pub const fn plain(args: DispatchArgs) -> Self {
+        let options = DispatchOptions::NONE;
+        Self { args, options }
+    }
+
+    /// Whether there is any option.
+    pub fn has_options(&self) -> bool {
+        self.options != DispatchOptions::NONE
+    }
+}
+
+impl CombineWith<EpilogueWords> {
+    /// Arguments without options and epilogue.
+    pub const fn plain(args: CombineArgs) -> Self {
+        Self {
+            args,
+            options: CombineOptions::NONE,
+            epilogue: [0; MAX_EPILOGUE_BYTES / 8],
+        }
+    }
+
+    /// Whether there is any option or epilogue.
+    pub fn has_options(&self) -> bool {
+        self.options != CombineOptions::NONE || self.epilogue != [0; MAX_EPILOGUE_BYTES / 8]
+    }
+}
+
 impl CombineOptions {
     /// No option.
     pub const NONE: Self = Self {
@@ -59,7 +88,8 @@ impl CombineOptions {
     };
 }
 
-/// Arguments of the dispatch kernels with options.
+/// Arguments of the dispatch kernels with options. Those without options take what comes first, the same
+/// value's `args`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchWith {
@@ -83,7 +113,10 @@ pub struct CombineWith<E> {
 }
 
 /// Most bytes of an epilogue: with the other arguments less than a kernel parameter may take.
-pub const MAX_EPILOGUE_BYTES: usize = 512;
+pub const MAX_EPILOGUE_BYTES: usize = 256;
+
+/// Room for any epilogue.
+pub type EpilogueWords = [u64; MAX_EPILOGUE_BYTES / 8];
 
 impl Arguments for DispatchWith {
     #[inline(always)]
@@ -132,6 +165,6 @@ impl<E: Copy> Arguments for CombineWith<E> {
 /// As for the arguments without options: a kernel parameter is at most 4 KiB.
 const _: () = assert!(
     size_of::<DispatchWith>() <= 4096
-        && size_of::<CombineWith<[u8; MAX_EPILOGUE_BYTES]>>() <= 4096
+        && size_of::<CombineWith<EpilogueWords>>() <= 4096
         && size_of::<CombineArgs>().is_multiple_of(8)
 );

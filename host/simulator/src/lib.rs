@@ -34,7 +34,7 @@ mod warp;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-pub use ferry_layout::{CombineArgs, DispatchArgs, Kernel, SiluArgs};
+pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, SiluArgs};
 use scheduler::{Command, World};
 pub use silu::Portable;
 
@@ -90,9 +90,9 @@ impl Options {
 #[derive(Clone, Copy, Debug)]
 pub enum Args {
     /// Of the dispatch kernels.
-    Dispatch(DispatchArgs),
+    Dispatch(DispatchWith),
     /// Of the combine kernels.
-    Combine(CombineArgs),
+    Combine(CombineWith<EpilogueWords>),
     /// Of the fused SiLU kernel.
     Silu(SiluArgs),
 }

@@ -397,8 +397,8 @@ impl World {
     #[expect(clippy::too_many_lines, reason = "a case for each kernel")]
     fn start(&mut self, rank: u32, kernel: Kernel, args: &Args) {
         let common = match args {
-            Args::Dispatch(args) => args.common,
-            Args::Combine(args) => args.common,
+            Args::Dispatch(with) => with.args.common,
+            Args::Combine(with) => with.args.common,
             // It waits for nobody.
             Args::Silu(_) => Common {
                 rank: rank as u16,

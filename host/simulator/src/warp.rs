@@ -11,9 +11,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, CombineOptions, Common, Counter, DispatchOptions, Fault, FaultKind, FaultPage,
-    Kernel, LastRecord, Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
-    nvfp4,
+    ByteOffset, CombineWith, Common, Counter, DispatchWith, Fault, FaultKind, FaultPage, Kernel,
+    LastRecord, Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
@@ -72,20 +71,16 @@ pub struct Warp<'y> {
 pub fn run(warp: &Warp<'_>, kernel: Kernel) {
     // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
     let _ = match (&warp.args, kernel) {
-        (Args::Dispatch(args), Kernel::DispatchAsync) => {
-            ferry_protocol::dispatch_async(warp, args, &DispatchOptions::NONE)
-        }
-        (Args::Dispatch(args), Kernel::DispatchWait) => {
-            ferry_protocol::dispatch_wait(warp, args, &DispatchOptions::NONE)
-        }
-        (Args::Dispatch(args), _) => ferry_protocol::dispatch(warp, args, &DispatchOptions::NONE),
-        (Args::Combine(args), Kernel::CombineAsync) => {
-            ferry_protocol::combine_async(warp, args, &CombineOptions::NONE)
-        }
-        (Args::Combine(args), Kernel::CombineWait) => {
-            ferry_protocol::combine_wait(warp, args, &CombineOptions::NONE)
-        }
-        (Args::Combine(args), _) => ferry_protocol::combine(warp, args, &CombineOptions::NONE),
+        (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
+            Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),
+            Kernel::DispatchWait => ferry_protocol::dispatch_wait(warp, args, options),
+            _ => ferry_protocol::dispatch(warp, args, options),
+        },
+        (Args::Combine(CombineWith { args, options, .. }), kernel) => match kernel {
+            Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options),
+            Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options),
+            _ => ferry_protocol::combine(warp, args, options),
+        },
         (Args::Silu(args), _) => {
             crate::silu::run(warp, args);
             Ok(())

@@ -16,6 +16,7 @@ use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::{Args, Launch, SharedPage};
+use crate::kernels::KernelSet;
 use crate::loaded_kernels::PerShape;
 use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 
@@ -36,8 +37,12 @@ pub(super) struct Core {
     name: String,
     multiprocessors: u32,
     module: Module,
+    /// What the kernels are made of.
+    kernels: Kernels,
     /// Kernels for one shape each.
     special: PerShape<Module>,
+    /// Kernels that take options, for one shape each or for all.
+    with_options: PerShape<Module>,
     /// For copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     copies: OwnedStream,
@@ -89,14 +94,17 @@ impl Core {
             .attribute(DeviceAttribute::MultiprocessorCount)?
             .max(1);
         let copies = OwnedStream::create()?;
-        let module = Module::load(&context, kernels).inspect_err(|_| copies.destroy())?;
+        let module =
+            Module::load(&context, kernels, KernelSet::Plain).inspect_err(|_| copies.destroy())?;
         drop(current);
         Ok(Self {
             ordinal,
             name,
             multiprocessors,
             module,
+            kernels: kernels.clone(),
             special: PerShape::new(),
+            with_options: PerShape::new(),
             green: GreenContexts::find(),
             copies,
             context,
@@ -121,8 +129,10 @@ impl Drop for Core {
         };
         self.copies.destroy();
         self.module.unload();
-        for (_, module) in self.special.all().iter() {
-            module.unload();
+        for modules in [&self.special, &self.with_options] {
+            for (_, module) in modules.all().iter() {
+                module.unload();
+            }
         }
     }
 }
@@ -192,15 +202,25 @@ impl CudaDevice {
         self.core.module.raw().cast()
     }
 
-    /// The kernel to launch. Takes no lock: another communicator may be compiling.
-    fn function(&self, launch: &Launch) -> Result<CUfunction, Error> {
+    /// The module of the kernels that take options, for every shape: loaded unless it is there.
+    /// Synchronises.
+    pub(crate) fn options_module(&self) -> Result<Arc<Module>, Error> {
+        self.core.with_options.get(None, || {
+            let _current = self.enter()?;
+            Module::load(self.context(), &self.core.kernels, KernelSet::WithOptions)
+        })
+    }
+
+    /// The module of the kernel to launch, and the kernel. Takes no lock: another communicator may be
+    /// compiling.
+    fn function<'a>(&'a self, launch: &'a Launch) -> Result<(&'a Module, CUfunction), Error> {
         let module = match launch.kernels.held() {
             None => Some(&self.core.module),
             Some(held) => held.downcast_ref::<Module>(),
         };
         module
-            .map(|module| module.function(launch.kernel, launch.shmem))
-            .filter(|function| !function.is_null())
+            .map(|module| (module, module.function(launch.kernel, launch.shmem)))
+            .filter(|(_, function)| !function.is_null())
             .ok_or_else(|| {
                 let detail = format!("{} is not among the kernels", launch.kernel.name());
                 error("cuLaunchKernelEx", sys::INVALID_VALUE, detail)
@@ -306,10 +326,22 @@ unsafe impl Device for CudaDevice {
         if shape.spans_nodes() {
             return Ok(LoadedKernels::GENERAL);
         }
-        let module = self.core.special.get(shape, || {
+        let module = self.core.special.get(Some(shape), || {
             let _current = self.enter()?;
             self.core.module.load_for(shape)
         })?;
+        Ok(LoadedKernels::of(module))
+    }
+
+    fn kernels_with_options(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        let general = self.options_module()?;
+        let module = match shape.filter(|shape| !shape.spans_nodes()) {
+            None => general,
+            Some(shape) => self.core.with_options.get(Some(shape), || {
+                let _current = self.enter()?;
+                general.load_for(shape)
+            })?,
+        };
         Ok(LoadedKernels::of(module))
     }
 
@@ -330,12 +362,12 @@ unsafe impl Device for CudaDevice {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let parameter = parameter(launch)?;
         let _current = self.enter()?;
-        let function = self.function(launch)?;
+        let (module, function) = self.function(launch)?;
         let blocks = Kernel::blocks(launch.max_sms, self.core.multiprocessors);
         let threads = launch.kernel.threads(launch.args.most_tokens());
-        let shared_bytes = (self.core.module).pipeline_bytes(launch.kernel, launch.shmem);
+        let shared_bytes = module.pipeline_bytes(launch.kernel, launch.shmem);
         let attributes = [LaunchAttribute::PROGRAMMATIC];
-        let waits = (self.core.module).waits_for_earlier(launch.kernel, launch.shmem);
+        let waits = module.waits_for_earlier(launch.kernel, launch.shmem);
         let config = LaunchConfig {
             grid: [blocks, 1, 1],
             block: [threads, 1, 1],

@@ -11,7 +11,7 @@ use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUjit_option, CUmodule};
 use crate::Error;
-use crate::kernels::{self, Kernels, Ptx, Target};
+use crate::kernels::{self, KernelSet, Kernels, Ptx, Target};
 use crate::specialise::{KERNELS, specialised};
 
 /// Bytes for each of the compiler's logs.
@@ -30,6 +30,22 @@ static EMBEDDED: [Ptx; 3] = [
     Ptx::embedded(
         Target::SM_80,
         concat!(include_str!(env!("FERRY_PTX_SM_80")), "\0"),
+    ),
+];
+
+/// Likewise, of the kernels that take options.
+static EMBEDDED_WITH_OPTIONS: [Ptx; 3] = [
+    Ptx::embedded(
+        Target::SM_100A,
+        concat!(include_str!(env!("FERRY_OPTIONS_PTX_SM_100A")), "\0"),
+    ),
+    Ptx::embedded(
+        Target::SM_90A,
+        concat!(include_str!(env!("FERRY_OPTIONS_PTX_SM_90A")), "\0"),
+    ),
+    Ptx::embedded(
+        Target::SM_80,
+        concat!(include_str!(env!("FERRY_OPTIONS_PTX_SM_80")), "\0"),
     ),
 ];
 
@@ -67,7 +83,7 @@ pub(super) fn title(text: &Text) -> String {
 
 /// A device's module and its kernels. Not unloaded by itself: whoever owns it calls
 /// [`unload`](Self::unload) with the context current.
-pub(super) struct Module {
+pub(crate) struct Module {
     raw: CUmodule,
     ptx: Ptx,
     kernels: [[Loaded; 2]; Kernel::ALL.len()],
@@ -91,11 +107,17 @@ impl Module {
     ///
     /// # Errors
     /// [`Error::NoKernelFor`], [`Error::PtxTooNew`], [`Error::Cuda`] with the compiler's log.
-    pub(super) fn load(context: &PrimaryContext, kernels: &Kernels) -> Result<Self, Error> {
-        let ptx = choose(context, kernels)?;
+    pub(super) fn load(
+        context: &PrimaryContext,
+        kernels: &Kernels,
+        set: KernelSet,
+    ) -> Result<Self, Error> {
+        let ptx = choose(context, kernels, set)?;
         let text = kernels::read(ptx.text().trim_end_matches('\0'))?;
-        let kernels = Kernel::ALL.map(|kernel| [(kernel, false), (kernel, true)]);
-        Self::of(ptx, &text, ptx.text(), kernels.as_flattened())
+        let kernels = set
+            .kernels()
+            .flat_map(|kernel| [(kernel, false), (kernel, true)]);
+        Self::of(ptx, &text, ptx.text(), &kernels.collect::<Vec<_>>())
     }
 
     /// The kernels for `shape` alone, without peers on other nodes, of the same PTX. The context is current.
@@ -141,7 +163,7 @@ impl Module {
     }
 
     /// The driver's handle.
-    pub(super) const fn raw(&self) -> CUmodule {
+    pub(crate) const fn raw(&self) -> CUmodule {
         self.raw
     }
 
@@ -178,8 +200,15 @@ pub(super) fn unload(module: CUmodule) {
 }
 
 /// The first PTX that a device runs.
-fn choose<'a>(context: &PrimaryContext, kernels: &'a Kernels) -> Result<&'a Ptx, Error> {
-    let all = kernels.given().map_or(&EMBEDDED[..], slice::from_ref);
+fn choose<'a>(
+    context: &PrimaryContext,
+    kernels: &'a Kernels,
+    set: KernelSet,
+) -> Result<&'a Ptx, Error> {
+    let all = match set {
+        KernelSet::Plain => kernels.given().map_or(&EMBEDDED[..], slice::from_ref),
+        KernelSet::WithOptions => &EMBEDDED_WITH_OPTIONS[..],
+    };
     let targets: Vec<Target> = all.iter().map(|ptx| ptx.target).collect();
     Ok(&all[best(context, &targets)?])
 }

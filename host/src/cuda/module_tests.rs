@@ -57,6 +57,19 @@ fn kernels_that_load_through_rings_are_given_them() {
 }
 
 #[test]
+fn kernels_with_options_take_them_behind_the_arguments() {
+    for ptx in &EMBEDDED_WITH_OPTIONS {
+        let text = read(ptx);
+        for kernel in KernelSet::WithOptions.kernels() {
+            for shmem in [false, true] {
+                let wanted = [kernels::option_bytes(kernel)];
+                kernels::require(&text, kernel.entry(shmem), &wanted).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn kernels_that_may_begin_early_wait_for_those_before() {
     for ptx in &EMBEDDED {
         let text = read(ptx);

@@ -44,7 +44,7 @@ impl ExpertParallel {
         compare_shapes(&**fabric, plan)?;
         let memory: Result<Vec<_>, Error> = ranks
             .iter()
-            .map(|&rank| Private::alloc(group.device(rank)?, plan))
+            .map(|&rank| Private::alloc(&**fabric, rank, plan))
             .collect();
         let mut memory = agree(&**fabric, "allocating device memory", memory)??;
         let at = fabric.alloc_windows(plan.window_bytes())?;

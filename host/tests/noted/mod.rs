@@ -215,12 +215,10 @@ pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertPar
 pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     let at = memory(4096);
     let local = rank.plan().local_experts();
-    let input = DispatchInput {
-        input_scale: None,
-        x: Tensor::contiguous(at, [2, 8]),
-        topk_ids: Tensor::contiguous(at, [2, 1]),
-        topk_weights: None,
-    };
+    let input = DispatchInput::new(
+        Tensor::contiguous(at, [2, 8]),
+        Tensor::contiguous(at, [2, 1]),
+    );
     let output = DispatchOutput {
         row_scales: None,
         tokens: Tensor::contiguous(at, [6, 8]),
@@ -265,13 +263,8 @@ pub fn join(group: &Group, config: Config) -> ExpertParallel {
 /// Enqueues a round.
 pub fn round(rank: &mut ExpertParallel, stream: Stream) -> Result<(), Error> {
     let (input, output) = empty_tensors(rank);
-    let combine = CombineInput {
-        expert_rows: output.tokens,
-        topk_weights: None,
-    };
-    let combined = CombineOutput {
-        combined: CombineTensor::Apart(Tensor::contiguous(memory(8192), [2, 1, 8])),
-    };
+    let combine = CombineInput::new(output.tokens);
+    let combined = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
     rank.dispatch(stream, &input, &output)?
         .combine(stream, &combine, &combined)
 }

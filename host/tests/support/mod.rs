@@ -108,10 +108,11 @@ impl Tensors {
         let space = |bytes: usize| rank.device().alloc(bytes.max(16) as u64).unwrap();
         Self {
             input: DispatchInput {
-                input_scale: None,
-                x: Tensor::contiguous(upload(rank, &rows(&values)), [count, HIDDEN]),
-                topk_ids: Tensor::contiguous(ids, [count, TOP_K]),
                 topk_weights: Some(weights),
+                ..DispatchInput::new(
+                    Tensor::contiguous(upload(rank, &rows(&values)), [count, HIDDEN]),
+                    Tensor::contiguous(ids, [count, TOP_K]),
+                )
             },
             weights,
             output: *DispatchBuffers::new(device, rank.plan()).unwrap().output(),
@@ -122,8 +123,8 @@ impl Tensors {
 
     pub fn combine_input(&self, weights: Option<Tensor<2>>) -> CombineInput {
         CombineInput {
-            expert_rows: self.output.tokens,
             topk_weights: weights,
+            ..CombineInput::new(self.output.tokens)
         }
     }
 

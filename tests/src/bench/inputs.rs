@@ -106,10 +106,11 @@ impl Inputs {
             topk_weights,
         } = self.uploaded[set][local];
         DispatchInput {
-            x: Tensor::contiguous(x, [tokens, hidden]),
-            topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),
             topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
-            input_scale: None,
+            ..DispatchInput::new(
+                Tensor::contiguous(x, [tokens, hidden]),
+                Tensor::contiguous(topk_ids, [tokens, top_k]),
+            )
         }
     }
 }
@@ -169,11 +170,11 @@ impl Outputs {
         mode: CombineMode,
     ) -> Result<(CombineInput, CombineOutput), Error> {
         let rows = CombineInput {
-            expert_rows: self.expert_rows,
             topk_weights: match mode {
                 CombineMode::Reduced => None,
                 CombineMode::Exact => input.topk_weights,
             },
+            ..CombineInput::new(self.expert_rows)
         };
         Ok((rows, self.combined.output(input.x.dims[0])?))
     }

@@ -60,19 +60,14 @@ fn capture(device: &Arc<CudaDevice>, communicator: &mut ExpertParallel) -> Resul
     let rows = DispatchBuffers::new(&shared, &plan)?;
     let sums = CombineBuffers::new(&shared, &plan)?;
     let (output, combined) = (*rows.output(), sums.output(0)?);
-    let input = DispatchInput {
-        x: Tensor::contiguous(DevicePtr::NULL, [0, HIDDEN]),
-        topk_ids: Tensor::contiguous(DevicePtr::NULL, [0, 1]),
-        topk_weights: None,
-        input_scale: None,
-    };
+    let input = DispatchInput::new(
+        Tensor::contiguous(DevicePtr::NULL, [0, HIDDEN]),
+        Tensor::contiguous(DevicePtr::NULL, [0, 1]),
+    );
     let stream = device.stream()?;
     let graph = device.capture(stream, || {
         let dispatched = communicator.dispatch(stream, &input, &output)?;
-        let rows = CombineInput {
-            expert_rows: output.tokens,
-            topk_weights: None,
-        };
+        let rows = CombineInput::new(output.tokens);
         dispatched.combine(stream, &rows, &combined).map(|_| ())
     })?;
     // SAFETY: the graph is never launched.

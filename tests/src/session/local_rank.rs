@@ -130,12 +130,14 @@ impl LocalRank {
             tokens,
         } = self.slots[slot];
         DispatchInput {
-            x: Tensor::contiguous(x, [tokens, hidden]),
-            topk_ids: Tensor::contiguous(topk_ids, [tokens, top_k]),
             topk_weights: (self.gives_weights)
                 .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
             input_scale: matches!(self.ep.plan().config().format, TokenFormat::Nvfp4(_))
                 .then(|| Tensor::contiguous(self.input_scale, [1])),
+            ..DispatchInput::new(
+                Tensor::contiguous(x, [tokens, hidden]),
+                Tensor::contiguous(topk_ids, [tokens, top_k]),
+            )
         }
     }
 
@@ -186,9 +188,9 @@ impl LocalRank {
         let exact = combine == CombineMode::Exact;
         let capacity = self.output.tokens.dims[0];
         let input = CombineInput {
-            expert_rows: Tensor::contiguous(expert_rows, [capacity, hidden]),
             topk_weights: (exact && weights)
                 .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
+            ..CombineInput::new(Tensor::contiguous(expert_rows, [capacity, hidden]))
         };
         let combined = if exact && !weights {
             CombineTensor::Apart(Tensor::contiguous(combined, [tokens, top_k, hidden]))

@@ -161,7 +161,7 @@ impl Warp<'_> {
     /// Bytes of a row in a window that tiles are made of.
     fn window_row_bytes(&self) -> u32 {
         match &self.args {
-            Args::Dispatch(args) => args.common.row.payload_bytes,
+            Args::Dispatch(with) => with.args.common.row.payload_bytes,
             _ => self.common.shape.combine_row_bytes(),
         }
     }
