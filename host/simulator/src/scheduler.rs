@@ -389,14 +389,14 @@ impl World {
                 continue;
             }
             if let Some((kernel, args)) = self.queues[rank as usize].pop_front() {
-                self.start(rank, kernel, &args);
+                self.start(rank, kernel, &Rc::from(args));
             }
         }
     }
 
     #[expect(clippy::too_many_lines, reason = "a case for each kernel")]
-    fn start(&mut self, rank: u32, kernel: Kernel, args: &Args) {
-        let common = match args {
+    fn start(&mut self, rank: u32, kernel: Kernel, args: &Rc<Args>) {
+        let common = match &**args {
             Args::Dispatch(with) => with.args.common,
             Args::Combine(with) => with.args.common,
             // It waits for nobody.
@@ -439,7 +439,7 @@ impl World {
             let idle_at = Rc::new(Cell::new(None));
             let times_out_at = Rc::new(Cell::new(deadline));
             let waits_until = times_out_at.clone();
-            let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), *args);
+            let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), args.clone());
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             let stack = self
                 .stacks

@@ -54,7 +54,7 @@ pub struct Warp<'y> {
     pub polled: Cell<(u64, u32)>,
     pub yielder: &'y Yielder<(), ()>,
     pub common: Common,
-    pub args: Args,
+    pub args: Rc<Args>,
     pub number: u32,
     pub warps: u32,
     pub blocks: u32,
@@ -70,7 +70,7 @@ pub struct Warp<'y> {
 /// Runs a kernel on a warp. What aborts it stands in the fault page.
 pub fn run(warp: &Warp<'_>, kernel: Kernel) {
     // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
-    let _ = match (&warp.args, kernel) {
+    let _ = match (&*warp.args, kernel) {
         (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
             Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),
             Kernel::DispatchWait => ferry_protocol::dispatch_wait(warp, args, options),

@@ -64,7 +64,7 @@ impl Warp<'_> {
     }
 
     pub(super) fn table(&self, table: Table) -> u64 {
-        match &self.args {
+        match &*self.args {
             Args::Dispatch(args) => args.table(table),
             Args::Combine(args) => args.table(table),
             Args::Silu(_) => 0,

@@ -38,7 +38,7 @@ impl Tiles for Warp<'_> {
                 (start, self.window_row_bytes())
             }
             Row::Tensor(tensor, index) => {
-                let (first, bytes) = match &self.args {
+                let (first, bytes) = match &*self.args {
                     Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
                     Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
                     Args::Silu(_) => (0, 0),
@@ -160,7 +160,7 @@ fn tile_of<const DEPTH: usize>(
 impl Warp<'_> {
     /// Bytes of a row in a window that tiles are made of.
     fn window_row_bytes(&self) -> u32 {
-        match &self.args {
+        match &*self.args {
             Args::Dispatch(with) => with.args.common.row.payload_bytes,
             _ => self.common.shape.combine_row_bytes(),
         }
