@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 ///
 /// All ranks make the same calls in the same order. Every wait must end, with an error that names
 /// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
-/// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. An NVSHMEM group comes to a
-/// barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
+/// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. An NVSHMEM group comes
+/// to a barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
 /// waits do not end (MPI's do not), making, closing and leaving communicators and groups wait for
 /// ever for a rank that was lost.
 pub trait Bootstrap: Send {
@@ -53,7 +53,8 @@ pub enum BootstrapError {
     /// Two processes call themselves the same, or a process was started again before rank 0 could see that
     /// the connection of the one before is dead.
     #[error(
-        "rank {rank} has joined at {address} already: another process was started with the same rank, or the connection of one that is gone is still open (its machine lost power, or its network broke)"
+        "rank {rank} has joined at {address} already: another process was started with the same rank, or the \
+         connection of one that is gone is still open (its machine lost power, or its network broke)"
     )]
     DuplicateRank {
         /// The rank.

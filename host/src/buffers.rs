@@ -18,7 +18,7 @@ use crate::{
 /// | `tokens` | `[rows, hidden]` | `rows * hidden * bits / 8` |
 /// | `scales`, transposed | `[hidden / 128, rows]` | `4 * rows * hidden / 128` |
 /// | `scales`, row-major | `[rows, hidden / group]` | `rows * hidden / group` |
-/// | `scales`, tiled | `[scale_blocks, hidden / group / 4, 32, 4, 4]` | `scale_blocks * 128 * hidden / group` |
+/// | `scales`, tiled | `[scale_blocks, groups / 4, 32, 4, 4]` | `128 * scale_blocks * groups` |
 /// | `offsets` of tiled scales | `[local_experts]` | `4 * local_experts` |
 /// | `row_scales` | `[rows]` | `2 * rows` |
 /// | `row_offsets` | `[local_experts + 1]` | `4 * (local_experts + 1)` |
@@ -26,7 +26,7 @@ use crate::{
 /// | `src_info` | `[rows, 2]` | `8 * rows` |
 ///
 /// `rows` and `scale_blocks` are those of the [`Capacity`]. `bits` is 16 in BF16, 8 in FP8 and MXFP8, 4 in
-/// the other formats; `group` is 32 in MX formats, 16 in NVFP4.
+/// the other formats; `group` is 32 in MX formats, 16 in NVFP4; `groups` is `hidden / group`.
 ///
 /// Dropped, the memory stays allocated, as kernels and copies of the addresses may still use it;
 /// [`free`](Self::free) gives it back.

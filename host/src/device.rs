@@ -154,16 +154,24 @@ impl dyn Device {
         }
         let bytes = bytemuck::cast_slice(values);
         let at = self.alloc(bytes.len() as u64)?;
-        self.upload(at, bytes)?;
+        if let Err(refused) = self.upload(at, bytes) {
+            // SAFETY: `alloc` gave the memory a moment ago, and its address went nowhere but to the upload,
+            // which is over.
+            if let Err(error) = unsafe { self.free(at) } {
+                tracing::warn!(%error, "cannot free a tensor that was not uploaded");
+            }
+            return Err(refused);
+        }
         Ok(Tensor { at, ..tensor })
     }
 
-    /// Copies the elements of a tensor without gaps, each a `T`, from the device. Synchronises as
-    /// [`download`](Device::download) does.
+    /// Copies the elements of a tensor without gaps, each a `T`, from the device. The tensor does not tell how
+    /// large its elements are: with a `T` that is larger, bytes behind the tensor are read as well, if there
+    /// is memory. Synchronises as [`download`](Device::download) does.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if its elements are smaller than a `T`;
-    /// what the device reports.
+    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if the memory from its address on is shorter
+    /// than so many `T`; what the device reports.
     pub fn download_tensor<T: Pod, const N: usize>(
         &self,
         tensor: &Tensor<N>,

@@ -30,7 +30,10 @@ pub enum Error {
     },
     /// The outputs of a dispatch have scales of rows although the format has none, or the other way
     /// round.
-    #[error("the format is {format:?}, and the dispatch's outputs have {}row_scales", if *given { "" } else { "no " })]
+    #[error(
+        "the format is {format:?}, and the dispatch's outputs have {}row_scales",
+        if *given { "" } else { "no " }
+    )]
     WrongRowScales {
         /// Whether there are scales of rows.
         given: bool,
@@ -45,7 +48,8 @@ pub enum Error {
     },
     /// A fused SiLU whose sizes do not work.
     #[error(
-        "a fused SiLU of {capacity} rows, {columns} columns and {experts} experts: it takes columns that are a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 rows"
+        "a fused SiLU of {capacity} rows, {columns} columns and {experts} experts: it takes columns that are \
+         a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 rows"
     )]
     SiluColumns {
         /// Columns of the output.
@@ -101,7 +105,8 @@ pub enum Error {
     },
     /// Two devices that cannot write each other's memory.
     #[error(
-        "device {from} cannot access the memory of device {to}; a local group needs peer access between every two of its devices"
+        "device {from} cannot access the memory of device {to}; a local group needs peer access between every \
+         two of its devices"
     )]
     NoPeerAccess {
         /// The device that would write.
@@ -140,7 +145,8 @@ pub enum Error {
     },
     /// A plan whose ranks are on several nodes, for a group whose ranks are all on one.
     #[error(
-        "the plan's p2p_world_size is {p2p_world_size}, fewer than its {ranks} ranks, but a {group} group reaches no other nodes"
+        "the plan's p2p_world_size is {p2p_world_size}, fewer than its {ranks} ranks, but a {group} group \
+         reaches no other nodes"
     )]
     PlanSpansNodes {
         /// Ranks of a node, by the plan.
@@ -169,9 +175,9 @@ pub enum Error {
     Bootstrap(#[from] BootstrapError),
     /// Ranks were configured differently, or are of builds that do not understand each other.
     #[error(
-        "rank {} and rank {} were configured differently, or built from different versions of ferry: fingerprints \
-         {ours:#018x} and {theirs:#018x} of sizes, memory layout and protocol version (here {PROTOCOL_VERSION}); \
-         compare their Config, the number of ranks, and the builds",
+        "rank {} and rank {} were configured differently, or built from different versions of ferry: \
+         fingerprints {ours:#018x} and {theirs:#018x} of sizes, memory layout and protocol version (here \
+         {PROTOCOL_VERSION}); compare their Config, the number of ranks, and the builds",
         rank.0, peer.0
     )]
     ShapeMismatch {
@@ -209,7 +215,8 @@ pub enum Error {
     },
     /// More scales in a dispatch's outputs than kernels can count: their words are numbered in 32 bits.
     #[error(
-        "scales has {given} {unit}, and at most {max} can be written in this format and hidden size; give fewer"
+        "scales has {given} {unit}, and at most {max} can be written in this format and hidden size; \
+         give fewer"
     )]
     TooManyScales {
         /// What is counted: "rows", or "blocks" of 128 rows.
@@ -347,7 +354,8 @@ pub enum Error {
     },
     /// An NVSHMEM host library that does not fit the device code linked into the kernels.
     #[error(
-        "the NVSHMEM host library is version {found}, but the kernels were linked with {linked}; install {linked}"
+        "the NVSHMEM host library is version {found}, but the kernels were linked with {linked}; \
+         install {linked}"
     )]
     NvshmemVersion {
         /// Of the device code in the PTX.
@@ -394,7 +402,11 @@ pub enum Error {
     },
     /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is
     /// closed: drop the graphs, then close what [`CloseError`](crate::CloseError) gave back.
-    #[error("rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; drop them first", rank.0)]
+    #[error(
+        "rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; \
+         drop them first",
+        rank.0
+    )]
     GraphsAlive {
         /// Whose.
         rank: Rank,
@@ -403,8 +415,8 @@ pub enum Error {
     },
     /// A group with open communicators was to be closed. Nothing was done.
     #[error(
-        "the group cannot be closed: {communicators} of its communicators in this process are open, or graphs that were \
-         captured of them are alive; close them and drop the graphs first"
+        "the group cannot be closed: {communicators} of its communicators in this process are open, or \
+         graphs that were captured of them are alive; close them and drop the graphs first"
     )]
     CommunicatorsOpen {
         /// How many.
@@ -418,8 +430,8 @@ pub enum Error {
     WithoutOptions,
     /// A stream whose green context has fewer multiprocessors than the launch takes.
     #[error(
-        "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: blocks that \
-         wait for each other must all find room; set max_sms to at most {multiprocessors}",
+        "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: \
+         blocks that wait for each other must all find room; set max_sms to at most {multiprocessors}",
         .max_sms.map_or("None (all)".to_owned(), |sms| sms.to_string())
     )]
     GreenContext {

@@ -87,7 +87,11 @@ impl<C: Calls> Job<C> {
     /// [`alloc`](Self::alloc) gave them, and nothing uses them any more.
     pub(crate) unsafe fn free(&mut self, windows: &[DevicePtr]) -> Result<(), Error> {
         let _entered = self.all_at("freeing windows").inspect_err(|error| {
-            tracing::warn!(%error, windows = windows.len(), "windows are leaked: freeing them waits for every rank");
+            tracing::warn!(
+                %error,
+                windows = windows.len(),
+                "windows are leaked: freeing them waits for every rank"
+            );
         })?;
         for &window in windows {
             // SAFETY: the job is open, `&mut self` is the only way to it, and the device is entered;

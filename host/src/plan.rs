@@ -192,7 +192,10 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         word == 0 || hidden.is_multiple_of(word as usize),
         "hidden",
         hidden,
-        format_args!("the scales of {name} are moved as words, of {word} elements each, so it must be a multiple of {word}"),
+        format_args!(
+            "the scales of {name} are moved as words, of {word} elements each, so it must be a multiple of \
+             {word}"
+        ),
     );
     problems.require(
         hidden <= MAX_HIDDEN,
@@ -212,7 +215,9 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         rows <= MAX_ROWS,
         "max_tokens_per_rank",
         max_tokens_per_rank,
-        format_args!("ranks * max_tokens_per_rank * top_k is {rows}, and at most {MAX_ROWS} rows can be counted"),
+        format_args!(
+            "ranks * max_tokens_per_rank * top_k is {rows}, and at most {MAX_ROWS} rows can be counted"
+        ),
     );
     let entries = max_tokens_per_rank as u128 * top_k as u128;
     let most = AssignmentWords::of(experts.min(MAX_EXPERTS as usize) as u32).max_ranks_in_expert();
@@ -220,7 +225,10 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
         rows > MAX_ROWS || entries <= u128::from(most),
         "max_tokens_per_rank",
         max_tokens_per_rank,
-        format_args!("max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told apart where there are {experts} experts"),
+        format_args!(
+            "max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told \
+             apart where there are {experts} experts"
+        ),
     );
 }
 

@@ -60,7 +60,7 @@ impl ExpertParallel {
                 received,
                 input,
                 output,
-            } => Unfinished::CombineWait(CombinePending::of(self, received, (input, output))),
+            } => Unfinished::CombineWait(CombinePending::of(self, received, input, output)),
         }
     }
 }
@@ -178,7 +178,7 @@ impl<'a> Dispatched<'a> {
         let Self { rank, received } = self;
         let args = input.args(output, &rank.common, &rank.plan, received)?;
         rank.launch(stream, Kernel::CombineAsync, Args::Combine(args))?;
-        Ok(CombinePending::of(rank, received, (*input, *output)))
+        Ok(CombinePending::of(rank, received, *input, *output))
     }
 }
 
@@ -197,7 +197,8 @@ impl<'a> CombinePending<'a> {
     pub(crate) const fn of(
         rank: &'a mut ExpertParallel,
         received: Received,
-        (input, output): (CombineInput, CombineOutput),
+        input: CombineInput,
+        output: CombineOutput,
     ) -> Self {
         rank.round = Round::Returned {
             received,

@@ -49,8 +49,9 @@ pub struct FusedSilu {
 /// captured in a graph. `max_sms` bounds the multiprocessors that it occupies.
 ///
 /// # Errors
-/// [`Error::Tensor`], [`Error::WrongScales`], [`Error::UnusedInputScale`], [`Error::SiluLimit`] or
-/// [`Error::SiluColumns`] for arguments that do not fit together; what the launch reports.
+/// [`Error::Tensor`], [`Error::WrongScales`], [`Error::TooManyScales`], [`Error::UnusedInputScale`],
+/// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; what the
+/// launch reports.
 pub fn fused_silu(
     device: &dyn Device,
     stream: Stream,

@@ -13,22 +13,32 @@ use crate::formats::{self, Images, Layout, Place};
 use crate::verify::POISON;
 
 /// A clamped activation's `alpha` and limit.
-pub type Clamp = (f32, f32);
+#[derive(Clone, Copy, Debug)]
+pub struct Clamp {
+    /// What the sigmoid is given times.
+    pub alpha: f32,
+    /// What gate and up are kept below.
+    pub limit: f32,
+}
+
+const fn clamp(alpha: f32, limit: f32) -> Clamp {
+    Clamp { alpha, limit }
+}
 
 /// gpt-oss' numbers first, then some for which the table of sigmoids begins elsewhere: with 0 for the
 /// steepest, and so late that it goes past infinity for the flattest.
 pub const CLAMPS: [Clamp; 7] = [
-    (1.702, 7.0),
-    (-1.702, 7.3),
-    (0.0, 7.0),
-    (0.01, f32::INFINITY),
-    (1e5, 1e-3),
-    (f32::MAX, 1e-42),
-    (1e-40, f32::MAX),
+    clamp(1.702, 7.0),
+    clamp(-1.702, 7.3),
+    clamp(0.0, 7.0),
+    clamp(0.01, f32::INFINITY),
+    clamp(1e5, 1e-3),
+    clamp(f32::MAX, 1e-42),
+    clamp(1e-40, f32::MAX),
 ];
 
 /// The activation with a clamp.
-pub const fn clamped((alpha, limit): Clamp) -> Activation {
+pub const fn clamped(Clamp { alpha, limit }: Clamp) -> Activation {
     Activation::Clamped { alpha, limit }
 }
 

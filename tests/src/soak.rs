@@ -150,7 +150,8 @@ fn rerun(args: &SoakArgs, seed: u64) -> String {
         .map(|gpus| format!(" --gpus {gpus}"))
         .unwrap_or_default();
     format!(
-        "run it again: cargo xtask soak{gpus} --seed {seed} --count 1   (or: ferry-tests soak{gpus} --seed {seed} --count 1)"
+        "run it again: cargo xtask soak{gpus} --seed {seed} --count 1   \
+         (or: ferry-tests soak{gpus} --seed {seed} --count 1)"
     )
 }
 

@@ -251,7 +251,7 @@ fn any_slot(case: &Case, dice: &mut Dice) -> Option<(usize, usize, usize)> {
 }
 
 /// The problems of a case, run with `id` in one slot where the oracle has -1.
-fn run_with_id(case: &Case, (round, rank, slot): (usize, usize, usize), id: i32) -> Run {
+fn run_with_id(case: &Case, round: usize, rank: usize, slot: usize, id: i32) -> Run {
     let mut problems = case.problems();
     let ids = &mut problems[round].inputs[rank].topk_ids;
     ids[slot] = id;
@@ -278,7 +278,7 @@ fn an_expert_that_does_not_exist_is_named_and_left_out() {
         };
         let beyond = case.experts as i32;
         let id = dice.pick(&[beyond, beyond + 1, i32::MAX, i32::MIN, -2]);
-        let run = run_with_id(&case, (round, rank, slot), id);
+        let run = run_with_id(&case, round, rank, slot, id);
         let [fault] = run.input_faults[..] else {
             panic!("{:?}\n{case:?}", run.input_faults)
         };
@@ -325,7 +325,7 @@ fn a_lost_rank_is_found_behind_a_bad_input() {
         if rank == lost {
             continue;
         }
-        let run = run_with_id(&case, (round, rank, slot), case.experts as i32);
+        let run = run_with_id(&case, round, rank, slot, case.experts as i32);
         assert_explained(&run, lost);
         run.compare();
         let gave_up = matches!(run.outcomes[rank], Outcome::Fault(_));

@@ -53,10 +53,6 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
 /// Checks or renews the digest of a package, which must break no rule.
 fn judge(places: &Places, package: Package, digest: &Digest, mode: Mode) -> Result<()> {
     let (root, file) = (&places.root, package.digest_file());
-    if mode == Mode::Bless {
-        digest.bless(root)?;
-        println!("{file} is written");
-    }
     for violation in &digest.violations {
         eprintln!("{violation}");
     }
@@ -66,6 +62,10 @@ fn judge(places: &Places, package: Package, digest: &Digest, mode: Mode) -> Resu
             package.name(),
             digest.violations.len()
         );
+    }
+    if mode == Mode::Bless {
+        digest.bless(root)?;
+        println!("{file} is written");
     }
     if mode == Mode::Check {
         if !root.join(file).is_file() {

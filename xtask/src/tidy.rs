@@ -12,16 +12,15 @@ use anyhow::{Context, Result, bail};
 use xshell::{Shell, cmd};
 
 use crate::report;
+use exceptions::EXCEPTIONS;
 
 mod comparisons;
+mod exceptions;
 mod imports;
 mod parameters;
 mod source;
 mod tuning;
 mod words;
-
-/// Where the files are named that may still break a rule: the rule's name, a space, the path.
-const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
 
 /// A file of the tree.
 struct SourceFile {
@@ -124,6 +123,9 @@ const RULES: [Rule; 14] = [
     of_tree("log-is-in-order", tuning::check_order),
 ];
 
+/// The rule about [`EXCEPTIONS`] itself.
+const NEEDED_EXCEPTIONS: &str = "exceptions-are-needed";
+
 /// The rule about the generated page, which is checked apart: it reads records and the template.
 const GENERATED_PAGE: &str = "benchmarks-are-generated";
 
@@ -190,7 +192,7 @@ pub(crate) fn run(root: &Path, print_exceptions: bool) -> Result<()> {
     });
     broken.insert(GENERATED_PAGE, page.into_iter().collect());
     if print_exceptions {
-        print!("{}", exceptions_of(&broken));
+        print!("{}", exceptions::of(&broken));
         return Ok(());
     }
     let text = fs::read_to_string(root.join(EXCEPTIONS))
@@ -215,10 +217,9 @@ pub(crate) fn run(root: &Path, print_exceptions: bool) -> Result<()> {
         }
         count += found.len();
     }
-    let still = exceptions_of(&broken);
-    let still: BTreeSet<&str> = still.lines().collect();
-    for line in exceptions.difference(&still) {
-        println!("{EXCEPTIONS}: no longer needed: {line}");
+    for complaint in exceptions::stale(&text, &broken) {
+        eprintln!("{complaint} [{NEEDED_EXCEPTIONS}]");
+        count += 1;
     }
     let (imports, of) = imports::count(&files, PROTOCOL);
     println!("{PROTOCOL}: {imports} imports between {of} files");
@@ -251,15 +252,6 @@ fn complaints(rule: &Rule, files: &[SourceFile]) -> Vec<Complaint> {
         Check::File(check) => files.iter().flat_map(check).collect(),
         Check::Tree(check) => check(files),
     }
-}
-
-/// A line for each rule and file that breaks it, sorted.
-fn exceptions_of(broken: &BTreeMap<&str, Vec<Complaint>>) -> String {
-    let lines = broken.iter().flat_map(|(rule, complaints)| {
-        let lines = complaints.iter();
-        lines.map(move |complaint| format!("{rule} {}\n", complaint.path))
-    });
-    lines.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Instructions are named in one place.
@@ -424,19 +416,6 @@ mod tests {
         assert_eq!(complaints(lines_are_short, "README.md", &longer), 0);
         let generated = "nvshmem-sys/src/generated/host.rs";
         assert_eq!(complaints(lines_are_short, generated, &longer), 0);
-    }
-
-    #[test]
-    fn exceptions_name_each_rule_and_file_once() {
-        let complaint = |path: &str, line| Complaint {
-            path: path.into(),
-            line,
-            text: "wrong".into(),
-        };
-        let both = vec![complaint("b.rs", Some(1)), complaint("b.rs", Some(2))];
-        let broken = BTreeMap::from([("x", both), ("a", vec![complaint("c.rs", None)])]);
-        assert_eq!(exceptions_of(&broken), "a c.rs\nx b.rs\n");
-        assert_eq!(complaint("b.rs", Some(2)).to_string(), "b.rs:2: wrong");
     }
 
     #[test]

@@ -125,8 +125,8 @@ impl Module {
         self.kernels().find(|kernel| kernel.name == name)
     }
 
-    /// What a variable of bytes outside functions is set to: `.b8 name[8] = {1, 2}`. Bytes that are not
-    /// listed are 0.
+    /// What a variable outside functions is set to, as bytes: `.b8 name[8] = {1, 2}`, whose bytes that are
+    /// not listed are 0, or a whole number: `.u64 name = 258`.
     pub fn variable(&self, name: &str) -> Option<Vec<u8>> {
         let places = self.functions.iter().map(|function| &function.place);
         let starts = std::iter::once(0).chain(places.clone().map(|place| place.end));
@@ -139,17 +139,47 @@ impl Module {
 /// The bytes that a statement sets `name` to, if it does.
 fn bytes_of(statement: &str, name: &str) -> Option<Vec<u8>> {
     let (declared, value) = statement.split_once('=')?;
+    // A space may stand before the bracket.
+    let (declared, count) = match declared.split_once('[') {
+        Some((declared, count)) => (declared, Some(count.trim().strip_suffix(']')?.trim())),
+        None => (declared, None),
+    };
     let mut words = declared.split_whitespace().rev();
-    let (found, count) = words.next()?.strip_suffix(']')?.split_once('[')?;
-    if found != name || words.next()? != ".b8" {
+    if words.next()? != name {
+        return None;
+    }
+    let kind = words.next()?;
+    let Some(count) = count else {
+        let bytes = parameter::type_bytes(kind).filter(|_| !kind.starts_with(".f"))?;
+        return number_bytes(value.trim(), bytes as usize);
+    };
+    if ![".b8", ".u8"].contains(&kind) {
         return None;
     }
     let listed = value.trim().strip_prefix('{')?.strip_suffix('}')?;
-    let listed = listed.split(',').map(|byte| byte.trim().parse());
-    let mut bytes = listed.collect::<Result<Vec<u8>, _>>().ok()?;
+    let listed = listed
+        .split(',')
+        .map(|byte| number(byte.trim())?.try_into().ok());
+    let mut bytes = listed.collect::<Option<Vec<u8>>>()?;
     let count = count.parse().ok().filter(|&count| count >= bytes.len())?;
     bytes.resize(count, 0);
     Some(bytes)
+}
+
+/// A whole number in so many bytes, the lowest first; `None` where it needs more.
+fn number_bytes(text: &str, count: usize) -> Option<Vec<u8>> {
+    let bytes = number(text)?.to_le_bytes();
+    let (kept, rest) = bytes.split_at_checked(count)?;
+    rest.iter().all(|&byte| byte == 0).then(|| kept.to_vec())
+}
+
+/// A number without a sign, in tens or after `0x` in sixteens; a `U` may follow.
+fn number(text: &str) -> Option<u64> {
+    let digits = text.strip_suffix('U').unwrap_or(text);
+    match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => digits.parse().ok(),
+    }
 }
 
 /// The text with spaces in the place of `//` and `/* */` comments. Lines and places stay, and so do strings.
@@ -187,10 +217,7 @@ pub fn without_comments(text: &str) -> String {
 ///
 /// A declaration, which ends with a semicolon, has no body.
 pub fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
-    let keyword = [text.find(".entry "), text.find(".func ")]
-        .into_iter()
-        .flatten()
-        .min()?;
+    let keyword = keyword(text)?;
     let start = text[..keyword].rfind('\n').map_or(0, |newline| newline + 1);
     let text = &text[start..];
     // Parameter arrays use brackets, so the first brace opens the body.
@@ -211,10 +238,23 @@ pub fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
     Some((header, Some(&rest[1..close]), &rest[close + 1..]))
 }
 
+/// Where the first `.entry` or `.func` stands.
+fn keyword(text: &str) -> Option<usize> {
+    let of = |keyword: &str| {
+        let mut all = text.match_indices(keyword);
+        let found = all.find(|(at, _)| {
+            let next = text[at + keyword.len()..].chars().next();
+            next.is_some_and(|next| next.is_whitespace() || next == '(')
+        });
+        found.map(|(at, _)| at)
+    };
+    [of(".entry"), of(".func")].into_iter().flatten().min()
+}
+
 /// The name in `.visible .entry name(..)` or `.func (.param .b32 result) name(..)`.
 pub fn function_name(header: &str) -> &str {
-    let name = from_name(header).split(['(', '\n', ' ']).next();
-    name.unwrap_or_default()
+    let end = |character: char| character == '(' || character.is_whitespace();
+    from_name(header).split(end).next().unwrap_or_default()
 }
 
 /// What stands before a function's body, from its name on.

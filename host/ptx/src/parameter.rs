@@ -46,7 +46,7 @@ fn parameter(text: &str) -> Parameter {
 }
 
 /// The bytes of a type: ".b8", ".u64", ".f32".
-fn type_bytes(word: &str) -> Option<u64> {
+pub(crate) fn type_bytes(word: &str) -> Option<u64> {
     let bits = word
         .strip_prefix(['.'])?
         .strip_prefix(['b', 'u', 's', 'f'])?;

@@ -133,7 +133,7 @@ fn bytes_outside_functions_are_read() {
     let module = Module::parse(PTX).unwrap();
     let wanted = vec![114, 103, 212, 0, 0, 0, 0, 0];
     assert_eq!(module.variable("fingerprint"), Some(wanted));
-    for other in ["short", "number", "finger", "nothing", "missing"] {
+    for other in ["short", "finger", "nothing", "missing"] {
         assert_eq!(module.variable(other), None, "{other}");
     }
 }
@@ -152,4 +152,42 @@ fn operands_in_brackets_stay_together() {
     ] {
         assert_eq!(Instruction::of(other), None, "{other}");
     }
+}
+
+#[test]
+fn white_space_is_as_good_as_a_space() {
+    for white in ["\t", "\n", " \t "] {
+        let ptx = PTX
+            .replace(".entry put(", &format!(".entry{white}put{white}("))
+            .replace(".func (", &format!(".func{white}("));
+        let module = Module::parse(&ptx).unwrap();
+        let names = module.functions.iter().map(|function| &function.name);
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            ["put", "helper", "none"],
+            "{white:?}"
+        );
+        assert_eq!(
+            module.kernel("put").unwrap().parameters.len(),
+            3,
+            "{white:?}"
+        );
+    }
+}
+
+#[test]
+fn a_variable_that_is_a_number_is_read() {
+    let read = |declared: &str| {
+        let ptx = PTX.replace(".u64 number = 5", declared);
+        Module::parse(&ptx).unwrap().variable("number")
+    };
+    let five = Some(vec![5, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(read(".u64 number = 5"), five);
+    assert_eq!(read(".b64 number = 0x5U"), five);
+    assert_eq!(read(".b32 number\t=\t258"), Some(vec![2, 1, 0, 0]));
+    assert_eq!(read(".b8 number [2] = {0x7f}"), Some(vec![0x7f, 0]));
+    assert_eq!(read(".b8 number = 256"), None);
+    assert_eq!(read(".u64 number = other"), None);
+    assert_eq!(read(".f32 number = 5"), None);
+    assert_eq!(read(".u16 number[2] = {1, 2}"), None);
 }

@@ -61,11 +61,11 @@ fn replaced<'a>(line: &'a str, constants: &mut Constants<'a>) -> Option<String> 
         return None;
     };
     let divisor = constants.value(divisor).filter(|&divisor| divisor != 0)?;
-    Some(division(is_division, (to, number), divisor))
+    Some(division(is_division, to, number, divisor))
 }
 
 /// `number / divisor`, or what is left over.
-fn division(is_quotient: bool, (to, number): (&str, &str), divisor: u64) -> String {
+fn division(is_quotient: bool, to: &str, number: &str, divisor: u64) -> String {
     let shift = divisor.trailing_zeros();
     match (divisor.is_power_of_two(), is_quotient) {
         (true, true) => format!("\tshr.u32 \t{to}, {number}, {shift};"),

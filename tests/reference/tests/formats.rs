@@ -262,7 +262,11 @@ fn rows_of_f32() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 1000,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn mx_of_any_row(row in rows()) {

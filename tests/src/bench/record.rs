@@ -140,9 +140,12 @@ pub struct Record {
 }
 
 /// The head of a table.
-pub const HEAD: &str = "\
-         |  dispatch, µs                                        |  combine, µs                                         |  pair | host, µs
-tokens L2 | median    p99   GB/s  floor (x)     copy   NCCL (x)  | median    p99   GB/s  floor (x)     copy   NCCL (x)  |    µs | disp comb";
+pub const HEAD: &str = concat!(
+    "           |  dispatch, µs                                        ",
+    "|  combine, µs                                         |  pair | host, µs\n",
+    "tokens  L2 | median    p99   GB/s  floor (x)     copy   NCCL (x)  ",
+    "| median    p99   GB/s  floor (x)     copy   NCCL (x)  |    µs | disp comb",
+);
 
 impl Record {
     /// A line of the table.
@@ -164,7 +167,8 @@ impl Record {
         let [send, receive] = self.dispatch.halves_us?;
         let [back, sum] = self.combine.halves_us?;
         Some(format!(
-            "           split: dispatch sends {send:.1}, waits {receive:.1}; combine sends {back:.1}, waits {sum:.1}"
+            "           split: dispatch sends {send:.1}, waits {receive:.1}; \
+             combine sends {back:.1}, waits {sum:.1}"
         ))
     }
 

@@ -85,7 +85,7 @@ impl<'a> Rig<'a> {
         let mut gpus = Vec::new();
         for (rank, (at, peers)) in group.local_ranks().into_iter().zip(memory.local()) {
             let device = group.cuda(rank).context("not a CUDA device")?;
-            gpus.push(Gpu::new(rank.0 as usize, device, (at, peers), copy_bytes)?);
+            gpus.push(Gpu::new(rank.0 as usize, device, at, peers, copy_bytes)?);
         }
         let gate = Gate::new(&gpus.first().context("no rank in this process")?.device)?;
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.device.name()).collect();
@@ -257,7 +257,8 @@ impl Gpu {
     fn new(
         rank: usize,
         device: Arc<CudaDevice>,
-        (memory, peers): (DevicePtr, &[DevicePtr]),
+        memory: DevicePtr,
+        peers: &[DevicePtr],
         copy_bytes: u64,
     ) -> Result<Self> {
         let gpu = Self {

@@ -159,13 +159,14 @@ fn shape(
 ) -> Result<ferry::Shape> {
     // A group of simulated ranks costs nothing, and checks the sizes.
     let group = ferry::Group::simulated(ranks as u32, 0)?;
-    Ok(*Plan::new(&group, config(args, (format, combine), 1))?.shape())
+    Ok(*Plan::new(&group, config(args, format, combine, 1))?.shape())
 }
 
 /// The configuration of a kind.
 pub fn config(
     args: &BenchArgs,
-    (format, combine): (TokenFormat, CombineMode),
+    format: TokenFormat,
+    combine: CombineMode,
     tokens: usize,
 ) -> Config {
     Config {
@@ -247,9 +248,9 @@ fn rounds(
 ) -> Result<Vec<Record>> {
     let inputs = rig.processes.agree(Inputs::new(rig, args))?;
     let mut all = Vec::new();
-    for kind in args.kinds() {
+    for (format, mode) in args.kinds() {
         for (index, &tokens) in args.tokens.iter().enumerate() {
-            let mut records = measure(rig, &inputs, args, kind, tokens)?;
+            let mut records = measure(rig, &inputs, args, format, mode, tokens)?;
             if index == 0 {
                 sink.say(format_args!("\n{}\n{HEAD}", records[0].title()));
             }
@@ -258,7 +259,7 @@ fn rounds(
                     record,
                     yardsticks,
                     index,
-                    shape(args, rig.ranks(), kind.0, kind.1)?,
+                    shape(args, rig.ranks(), format, mode)?,
                 );
                 sink.say(record.row());
                 if let Some(halves) = record.halves() {
@@ -277,12 +278,13 @@ fn measure(
     rig: &Rig,
     inputs: &Inputs,
     args: &BenchArgs,
-    kind: (TokenFormat, CombineMode),
+    format: TokenFormat,
+    mode: CombineMode,
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let bench = Bench::new(rig, inputs, config(args, kind, tokens));
+    let bench = Bench::new(rig, inputs, config(args, format, mode, tokens));
     let mut bench = rig.processes.agree(bench)?;
-    let oracle = (!args.no_verify).then(|| Answers::new(inputs, kind.0, tokens));
+    let oracle = (!args.no_verify).then(|| Answers::new(inputs, format, tokens));
     if let Some(oracle) = &oracle {
         oracle.fill_expert_rows(rig, &bench)?;
     }
@@ -293,7 +295,7 @@ fn measure(
             iterations: args.iterations,
             flush,
         };
-        records.push(fused(&mut bench, args, repeats, kind)?);
+        records.push(fused(&mut bench, args, repeats, format, mode)?);
     }
     if args.wants(Part::Pair) {
         let pair = bench.pair_us()?;
@@ -304,13 +306,7 @@ fn measure(
     let mut verified = "no";
     if let Some(oracle) = &oracle {
         bench.once(crate::verify::POISON)?;
-        let what = || {
-            format!(
-                "{} {} with {tokens} tokens",
-                kind.0.name(),
-                mode_name(kind.1)
-            )
-        };
+        let what = || format!("{} {} with {tokens} tokens", format.name(), mode_name(mode));
         rig.processes
             .agree(oracle.verify(rig, &bench).with_context(what))?;
         verified = oracle.extent();
@@ -327,7 +323,8 @@ fn fused(
     bench: &mut Bench,
     args: &BenchArgs,
     repeats: Repeats,
-    (format, mode): (TokenFormat, CombineMode),
+    format: TokenFormat,
+    mode: CombineMode,
 ) -> Result<Record> {
     let [dispatch, combine] = bench.fused(repeats)?;
     let traffic = bench.traffic();

@@ -44,96 +44,119 @@ use Routing::{AllToOne, Duplicates, Holes, Uniform, Zipf};
 use TokenFormat::{Bf16, BlockwiseFp8, Mxfp4, Mxfp8, Nvfp4, Nvfp4RowScaled};
 use Tokens::{Each, First};
 
-/// Name, tokens, `[hidden, experts, top_k]`, routing, format.
-type Row = (&'static str, Tokens, [usize; 3], Routing, TokenFormat);
+/// A row of a table.
+struct Row {
+    name: &'static str,
+    tokens: Tokens,
+    hidden: usize,
+    experts: usize,
+    top_k: usize,
+    routing: Routing,
+    format: TokenFormat,
+}
+
+const fn row(
+    name: &'static str,
+    tokens: Tokens,
+    [hidden, experts, top_k]: [usize; 3],
+    routing: Routing,
+    format: TokenFormat,
+) -> Row {
+    Row {
+        name,
+        tokens,
+        hidden,
+        experts,
+        top_k,
+        routing,
+        format,
+    }
+}
 
 const SKEW: Routing = Zipf { exponent: 1.0 };
 const HOLES: Routing = Holes { probability: 0.4 };
 
 #[rustfmt::skip]
 const CASES: [Row; 41] = [
-    ("64 tokens, 64 experts", Each(64), [3584, 64, 8], Uniform, Bf16),
-    ("128 tokens, 256 experts", Each(128), [7168, 256, 8], Uniform, Bf16),
-    ("128 tokens, 128 experts", Each(128), [6144, 128, 8], Uniform, Bf16),
-    ("64 tokens, 896 experts", Each(64), [3576, 896, 8], Uniform, Bf16),
-    ("1 token", Each(1), [7168, 256, 8], Uniform, Bf16),
-    ("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16),
-    ("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16),
-    ("one rank has all tokens", First([128, 0, 0, 0]), [7168, 64, 8], Uniform, Bf16),
-    ("tokens halve from rank to rank", First([64, 32, 16, 8]), [3584, 64, 8], Uniform, Bf16),
-    ("no tokens", Each(0), [3584, 64, 8], Uniform, Bf16),
-    ("all tokens to one expert", Each(128), [3584, 64, 8], AllToOne { expert: 3 }, Bf16),
-    ("entries that are not routed", Each(128), [3584, 64, 8], HOLES, Bf16),
-    ("experts listed twice", Each(64), [3584, 64, 8], Duplicates, Bf16),
-    ("top-1", Each(128), [3584, 64, 1], Uniform, Bf16),
-    ("top-16", Each(64), [3584, 256, 16], Uniform, Bf16),
-    ("FP8, 64 tokens", Each(64), [3584, 64, 8], Uniform, BlockwiseFp8),
-    ("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8),
-    ("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
-    ("FP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, BlockwiseFp8),
-    ("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8),
-    ("MXFP8, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp8(Tiled)),
-    ("MXFP8, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
-    ("MXFP8, 64 tokens", Each(64), [3584, 64, 8], Uniform, Mxfp8(RowMajor)),
-    ("MXFP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
-    ("MXFP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Mxfp8(Tiled)),
-    ("MXFP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
-    ("MXFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp4(Tiled)),
-    ("MXFP4, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
-    ("MXFP4, 64 tokens", Each(64), [3584, 64, 8], Uniform, Mxfp4(RowMajor)),
-    ("MXFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
-    ("MXFP4, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Mxfp4(Tiled)),
-    ("MXFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
-    ("NVFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Nvfp4(Tiled)),
-    ("NVFP4, 1 token", Each(1), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
-    ("NVFP4, 64 tokens", Each(64), [3584, 64, 8], Uniform, Nvfp4(RowMajor)),
-    ("NVFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
-    ("NVFP4, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Nvfp4(Tiled)),
-    ("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
-    ("NVFP4 by row, 128 tokens", Each(128), [2048, 64, 8], HOLES, Nvfp4RowScaled(Tiled)),
-    ("NVFP4 by row, 1 token", Each(1), [7168, 256, 8], Uniform, Nvfp4RowScaled(RowMajor)),
-    ("NVFP4 by row, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4RowScaled(Tiled)),
+    row("64 tokens, 64 experts", Each(64), [3584, 64, 8], Uniform, Bf16),
+    row("128 tokens, 256 experts", Each(128), [7168, 256, 8], Uniform, Bf16),
+    row("128 tokens, 128 experts", Each(128), [6144, 128, 8], Uniform, Bf16),
+    row("64 tokens, 896 experts", Each(64), [3576, 896, 8], Uniform, Bf16),
+    row("1 token", Each(1), [7168, 256, 8], Uniform, Bf16),
+    row("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16),
+    row("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16),
+    row("one rank has all tokens", First([128, 0, 0, 0]), [7168, 64, 8], Uniform, Bf16),
+    row("tokens halve from rank to rank", First([64, 32, 16, 8]), [3584, 64, 8], Uniform, Bf16),
+    row("no tokens", Each(0), [3584, 64, 8], Uniform, Bf16),
+    row("all tokens to one expert", Each(128), [3584, 64, 8], AllToOne { expert: 3 }, Bf16),
+    row("entries that are not routed", Each(128), [3584, 64, 8], HOLES, Bf16),
+    row("experts listed twice", Each(64), [3584, 64, 8], Duplicates, Bf16),
+    row("top-1", Each(128), [3584, 64, 1], Uniform, Bf16),
+    row("top-16", Each(64), [3584, 256, 16], Uniform, Bf16),
+    row("FP8, 64 tokens", Each(64), [3584, 64, 8], Uniform, BlockwiseFp8),
+    row("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("FP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, BlockwiseFp8),
+    row("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("MXFP8, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp8(Tiled)),
+    row("MXFP8, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
+    row("MXFP8, 64 tokens", Each(64), [3584, 64, 8], Uniform, Mxfp8(RowMajor)),
+    row("MXFP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
+    row("MXFP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Mxfp8(Tiled)),
+    row("MXFP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Mxfp8(Tiled)),
+    row("MXFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp4(Tiled)),
+    row("MXFP4, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
+    row("MXFP4, 64 tokens", Each(64), [3584, 64, 8], Uniform, Mxfp4(RowMajor)),
+    row("MXFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
+    row("MXFP4, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Mxfp4(Tiled)),
+    row("MXFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Mxfp4(Tiled)),
+    row("NVFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Nvfp4(Tiled)),
+    row("NVFP4, 1 token", Each(1), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
+    row("NVFP4, 64 tokens", Each(64), [3584, 64, 8], Uniform, Nvfp4(RowMajor)),
+    row("NVFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
+    row("NVFP4, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, Nvfp4(Tiled)),
+    row("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled)),
+    row("NVFP4 by row, 128 tokens", Each(128), [2048, 64, 8], HOLES, Nvfp4RowScaled(Tiled)),
+    row("NVFP4 by row, 1 token", Each(1), [7168, 256, 8], Uniform, Nvfp4RowScaled(RowMajor)),
+    row("NVFP4 by row, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4RowScaled(Tiled)),
 ];
 
 /// With few multiprocessors. Of 4,096 tokens for 8 or 16 of them, a warp of combine sends several
 /// rows back together.
 #[rustfmt::skip]
 const ON_FEW: [(u32, Row); 7] = [
-    (8, ("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16)),
-    (16, ("4096 tokens", Each(4096), [7168, 256, 8], SKEW, Bf16)),
-    (16, ("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled))),
-    (8, ("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16)),
-    (8, ("1 token", Each(1), [7168, 256, 8], Uniform, Bf16)),
-    (16, ("FP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, BlockwiseFp8)),
-    (66, ("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16)),
+    (8, row("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16)),
+    (16, row("4096 tokens", Each(4096), [7168, 256, 8], SKEW, Bf16)),
+    (16, row("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled))),
+    (8, row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16)),
+    (8, row("1 token", Each(1), [7168, 256, 8], Uniform, Bf16)),
+    (16, row("FP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, BlockwiseFp8)),
+    (66, row("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16)),
 ];
 
 /// Whose dispatch is given no weights.
 #[rustfmt::skip]
 const WITHOUT_WEIGHTS: [Row; 3] = [
-    ("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
-    ("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
-    ("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
+    row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
+    row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
 ];
 
 impl Case {
-    fn of_row(
-        (name, tokens, [hidden, experts, top_k], routing, format): Row,
-        ranks: usize,
-    ) -> Self {
+    fn of_row(row: Row, ranks: usize) -> Self {
         Self {
-            name: name.to_owned(),
-            tokens: match tokens {
+            name: row.name.to_owned(),
+            tokens: match row.tokens {
                 Each(tokens) => vec![tokens; ranks],
                 First(tokens) => (0..ranks)
                     .map(|rank| tokens.get(rank).copied().unwrap_or(0))
                     .collect(),
             },
-            hidden,
-            experts,
-            top_k,
-            routing,
-            format,
+            hidden: row.hidden,
+            experts: row.experts,
+            top_k: row.top_k,
+            routing: row.routing,
+            format: row.format,
             max_sms: None,
             weights: true,
         }
@@ -143,12 +166,12 @@ impl Case {
 fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     let plain = CASES.into_iter().map(move |row| Case::of_row(row, ranks));
     let on_few = ON_FEW.into_iter().map(move |(sms, row)| Case {
-        name: format!("{}, {sms} multiprocessors", row.0),
+        name: format!("{}, {sms} multiprocessors", row.name),
         max_sms: Some(sms),
         ..Case::of_row(row, ranks)
     });
     let without_weights = WITHOUT_WEIGHTS.into_iter().map(move |row| Case {
-        name: format!("{}, no weights", row.0),
+        name: format!("{}, no weights", row.name),
         weights: false,
         ..Case::of_row(row, ranks)
     });
@@ -322,7 +345,9 @@ fn run_case(
         let result = problems
             .iter()
             .zip(&oracles)
-            .try_for_each(|of| verify_round(&mut session, &settings, of, &scale, weights))
+            .try_for_each(|(problem, oracle)| {
+                verify_round(&mut session, &settings, problem, oracle, &scale, weights)
+            })
             .with_context(|| format!("{combine:?}, weights {weights}, split {split}"));
         suite.conclude(session, result)?;
     }
@@ -332,7 +357,8 @@ fn run_case(
 fn verify_round(
     session: &mut Session,
     settings: &Settings,
-    (problem, oracle): (&Problem, &Oracle),
+    problem: &Problem,
+    oracle: &Oracle,
     scale: &[f32],
     weights: bool,
 ) -> Result<()> {

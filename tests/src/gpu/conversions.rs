@@ -179,7 +179,7 @@ fn multipliers(on: &Converter) -> Result<()> {
 
 /// Every BF16 gate with ups of all kinds.
 fn activations(on: &Converter, conversion: Conversion, clamp: Clamp) -> Result<()> {
-    let (_, limit) = clamp;
+    let limit = clamp.limit;
     let near_limit = [limit.next_down(), limit, limit.next_up()];
     let others = [0.0, 1e-40, 0.3, 1.0, 3.5, 1e30, f32::INFINITY];
     let ups = near_limit.into_iter().chain(others);
@@ -287,7 +287,7 @@ impl Converter {
         &self,
         conversion: Conversion,
         pairs: &[Pair],
-        (alpha, limit): Clamp,
+        Clamp { alpha, limit }: Clamp,
     ) -> Result<Vec<u32>> {
         let mut results = vec![0_u32; pairs.len()];
         let input = self.device.alloc(size_of_val(pairs) as u64)?;

@@ -134,7 +134,10 @@ fn find() -> Result<PathBuf> {
     let mut programs = folders.map(|folder| folder.join(PROGRAM));
     let found = programs.find(|program| program.is_file());
     found.with_context(|| {
-        format!("{PROGRAM} is neither in PATH nor in {TOOLKIT}; it is part of the CUDA toolkit (package cuda-sanitizer)")
+        format!(
+            "{PROGRAM} is neither in PATH nor in {TOOLKIT}; it is part of the CUDA toolkit \
+             (package cuda-sanitizer)"
+        )
     })
 }
 

@@ -111,7 +111,7 @@ fn parse(bytes: &[u8]) -> Result<Given> {
     let top_k = tensor(&file, "topk_ids.0", Dtype::I32, ENTRIES)?.shape()[1];
     let weights = weighted > 0;
     let inputs = (0..ranks)
-        .map(|rank| parse_rank(&file, rank, (hidden, top_k), weights))
+        .map(|rank| parse_rank(&file, rank, hidden, top_k, weights))
         .collect::<Result<_>>()?;
     let problem = Problem {
         ranks,
@@ -149,7 +149,8 @@ fn parse_input_scale(file: &SafeTensors<'_>) -> Result<f32> {
 fn parse_rank(
     file: &SafeTensors<'_>,
     rank: usize,
-    (hidden, top_k): (usize, usize),
+    hidden: usize,
+    top_k: usize,
     weights: bool,
 ) -> Result<RankInput> {
     let named = |name: &str| format!("{name}.{rank}");

@@ -183,7 +183,7 @@ ptxas info    : 0 bytes gmem, 788 bytes cmem[3]
 ptxas info    : Compiling entry function 'put' for 'sm_80'
 ptxas info    : Function properties for put
     16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
-ptxas info    : Used 27 registers, used 1 barriers, 24 bytes cumulative stack size, 512 bytes smem, 388 bytes cmem[0]
+ptxas info    : Used 27 registers, used 1 barriers, 24 bytes cumulative stack size, 512 bytes smem
 ptxas info    : Compile time = 28.989 ms
 ptxas info    : Function properties for _Z28helper
     96 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads

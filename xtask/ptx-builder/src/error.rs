@@ -73,7 +73,8 @@ pub enum Error {
     },
     /// `NVSHMEM_HOME` is set, but holds no device bitcode.
     #[error(
-        "NVSHMEM_HOME is {home}, which has no lib/libnvshmem_device.bc; unset it, or point it at NVSHMEM 3.4.5",
+        "NVSHMEM_HOME is {home}, which has no lib/libnvshmem_device.bc; unset it, or point it at \
+         NVSHMEM 3.4.5",
         home = home.display()
     )]
     NvshmemHome {

@@ -12,7 +12,7 @@ pub const SPECIALISE_FROM_ROWS: u32 = 512;
 pub const SENDER_HALF_FROM_BYTES: u32 = 3584;
 
 /// Notifiers are at most one in so many warps: receivers cannot place a row before the counts are there, so a
-/// small number of notifiers starts first. measured: T-009, H200.
+/// small number of notifiers starts first. measured: T-068, H200.
 pub const WARPS_PER_NOTIFIER: u32 = 4;
 
 /// Warps of a launch from which on combine can spare more reducers: the others fill the wire. measured:

@@ -151,8 +151,8 @@ impl Kill {
             .map(|report| self.wait_of(report).as_millis());
         let names = reports.iter().filter(|report| self.is_named(report));
         let mut text = format!(
-            "{} survivors told within {} ms, {} of them by its name; close {} ms, leaving the group {} ms, meeting \
-             again {} ms",
+            "{} survivors told within {} ms, {} of them by its name; close {} ms, leaving the group {} ms, \
+             meeting again {} ms",
             reports.len(),
             waits.max().unwrap_or(0),
             names.count(),

@@ -62,7 +62,7 @@ struct Space {
 }
 
 impl Space {
-    fn of((at, bytes): (DevicePtr, usize)) -> Self {
+    fn of(at: DevicePtr, bytes: usize) -> Self {
         Self { at, bytes }
     }
 }
@@ -128,8 +128,13 @@ impl Rig {
         let number = Rank(rank as u32);
         let device = group.device(number)?;
         let (_, stream) = session.local(index);
-        let outputs: Vec<Space> = session.written(index).into_iter().map(Space::of).collect();
-        let expert_rows = Space::of(session.expert_rows(index));
+        let outputs: Vec<Space> = session
+            .written(index)
+            .into_iter()
+            .map(|(at, bytes)| Space::of(at, bytes))
+            .collect();
+        let (rows_at, rows_bytes) = session.expert_rows(index);
+        let expert_rows = Space::of(rows_at, rows_bytes);
         let mut owned = Vec::new();
         let mut alloc = |bytes: usize| -> Result<DevicePtr, Error> {
             let at = device.alloc(bytes.max(16) as u64)?;
@@ -175,7 +180,9 @@ impl Rig {
                 .transpose()?,
             #[cfg(feature = "cuda")]
             graph: None,
-            inputs: session.inputs(index, 0).map(Space::of),
+            inputs: session
+                .inputs(index, 0)
+                .map(|(at, bytes)| Space::of(at, bytes)),
             problems: (1..=sources.problems.len()).map(of_slot).collect(),
             device,
             stream,
