@@ -165,13 +165,13 @@ impl dyn Device {
         Ok(Tensor { at, ..tensor })
     }
 
-    /// Copies the elements of a tensor without gaps, each a `T`, from the device. The tensor does not tell how
-    /// large its elements are: with a `T` that is larger, bytes behind the tensor are read as well, if there
-    /// is memory. Synchronises as [`download`](Device::download) does.
+    /// Copies the elements of a tensor without gaps, each a `T`, from the device. The tensor does not tell
+    /// how large its elements are: with a `T` that is larger, bytes behind the tensor are read as well, if
+    /// there is memory. Synchronises as [`download`](Device::download) does.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if the memory from its address on is shorter
-    /// than so many `T`; what the device reports.
+    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if the memory from its address on is
+    /// shorter than so many `T`; what the device reports.
     pub fn download_tensor<T: Pod, const N: usize>(
         &self,
         tensor: &Tensor<N>,

@@ -105,8 +105,8 @@ pub enum Error {
     },
     /// Two devices that cannot write each other's memory.
     #[error(
-        "device {from} cannot access the memory of device {to}; a local group needs peer access between every \
-         two of its devices"
+        "device {from} cannot access the memory of device {to}; a local group needs peer access between \
+         every two of its devices"
     )]
     NoPeerAccess {
         /// The device that would write.

@@ -120,3 +120,14 @@ fn a_graph_holds_the_fabric_of_the_communicators_that_it_launches() {
     drop(graph);
     assert!(seen.upgrade().is_none());
 }
+
+#[test]
+fn memory_whose_upload_fails_is_freed() {
+    let notes = Arc::<Notes>::default();
+    let device = group_of(&notes).device(Rank(0)).unwrap();
+    notes.take();
+    *notes.refuses_uploads.lock().unwrap() = true;
+    let refused = device.upload_tensor([2, 2], &[1_u16; 4]);
+    assert!(matches!(refused, Err(Error::GroupClosed)), "{refused:?}");
+    assert_eq!(notes.take(), ["alloc", "upload", "free"]);
+}

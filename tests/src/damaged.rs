@@ -2,6 +2,7 @@
 //! outside of what was allocated, and no wait beyond the deadline.
 
 mod guarded;
+mod sweep;
 mod words;
 
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::session::{HALVES, Session, Settings};
 use crate::simulated::{Case, Dice, Return, any_case, inline_case};
 use crate::verify::capacity_for;
 use guarded::GuardedGroup;
+pub use sweep::{DamagedArgs, run};
 use words::Damage;
 
 /// Longest wait of a kernel.

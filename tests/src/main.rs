@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::{bench, demo, explain, gpu, replay, soak};
+use ferry_tests::{bench, damaged, demo, explain, gpu, replay, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -31,6 +31,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Run rounds with fresh seeds until the time is up, each compared with the oracle
     Soak(soak::SoakArgs),
+    /// Damage windows of simulated ranks: nobody touches what is not theirs, and everybody ends
+    Damaged(damaged::DamagedArgs),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Sanitize(args) => gpu::sanitize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Damaged(args) => damaged::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,6 +12,8 @@ use ferry::*;
 /// What happened, in order, and what is to happen.
 #[derive(Default)]
 pub struct Notes {
+    /// Whether uploads fail.
+    pub refuses_uploads: Mutex<bool>,
     pub calls: Mutex<Vec<String>>,
     pub launches: Mutex<Vec<Launch>>,
     pub page: Mutex<FaultPage>,
@@ -72,6 +74,9 @@ unsafe impl Device for NotedDevice {
     }
     fn upload(&self, _to: DevicePtr, _bytes: &[u8]) -> Result<(), Error> {
         self.0.note("upload");
+        if *self.0.refuses_uploads.lock().unwrap() {
+            return Err(Error::GroupClosed);
+        }
         Ok(())
     }
     fn download(&self, _from: DevicePtr, _bytes: &mut [u8]) -> Result<(), Error> {
