@@ -18,7 +18,8 @@ const WATCHED: [&str; 5] = [
 ];
 
 /// Builds all variants of a package and sets a variable for each while the build script's crate is compiled:
-/// `FERRY_PTX_SM_90A` is a path, for `include_str!`; for the kernels with options, `FERRY_OPTIONS_PTX_SM_90A`.
+/// `FERRY_PTX_SM_90A` is a path, for `include_str!`; for the kernels with options,
+/// `FERRY_OPTIONS_PTX_SM_90A`.
 ///
 /// Call it in a build script.
 ///
