@@ -424,8 +424,8 @@ pub enum Error {
     },
     /// A call with an option, of a communicator whose plan has none.
     #[error(
-        "the call gives an option (an epilogue, row weights, tokens counted on the device), but the plan's `options` \
-         is false: set Config::options, so that the kernels that take options are loaded"
+        "the call gives an option (an epilogue, row weights, tokens counted on the device), but the \
+         plan's `options` is false: set Config::options, so that their kernels are loaded"
     )]
     WithoutOptions,
     /// A stream whose green context has fewer multiprocessors than the launch takes.

@@ -28,7 +28,9 @@
 //! let mut memory = Vec::new();
 //! for rank in &ranks {
 //!     let device = rank.device();
-//!     let input = DispatchInput::new(device.upload_tensor([1, 8], &[one; 8])?, device.upload_tensor([1, 2], &[1_i32, 2])?);
+//!     let x = device.upload_tensor([1, 8], &[one; 8])?;
+//!     let topk_ids = device.upload_tensor([1, 2], &[1_i32, 2])?;
+//!     let input = DispatchInput::new(x, topk_ids);
 //!     let (rows, sums) = (DispatchBuffers::new(device, &plan)?, CombineBuffers::new(device, &plan)?);
 //!     memory.push((input, rows, sums));
 //! }
