@@ -198,6 +198,85 @@ impl Encoder for Nvfp4 {
     }
 }
 
+/// Where an encoded token goes.
+pub trait Target: Copy {
+    /// The address of its payload.
+    fn payload(self) -> u64;
+    /// Stores word `index` of its scales. For one lane.
+    ///
+    /// # Safety
+    /// It has such a word.
+    unsafe fn store_scales(self, index: u32, word: u32);
+    /// Stores the token's own scale. For one lane.
+    ///
+    /// # Safety
+    /// It has a place for one.
+    unsafe fn store_row_scale(self, scale: u16);
+}
+
+/// A row of a window: payload, scales, the row's own scale.
+#[derive(Clone, Copy)]
+pub struct WindowTarget {
+    /// Where it begins.
+    pub row: u64,
+    /// Bytes to its scales.
+    pub scales_start: u32,
+    /// Bytes to its own scale.
+    pub row_scale_start: u32,
+}
+
+impl Target for WindowTarget {
+    #[inline(always)]
+    fn payload(self) -> u64 {
+        self.row
+    }
+
+    #[inline(always)]
+    unsafe fn store_scales(self, index: u32, word: u32) {
+        let at = self.row + (self.scales_start + 4 * index) as u64;
+        // SAFETY: the caller's promise.
+        unsafe { memory::store_relaxed_u32(at, avoid_sentinel(word)) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_row_scale(self, scale: u16) {
+        // SAFETY: the caller's promise.
+        unsafe { memory::store_u32(self.row + self.row_scale_start as u64, scale as u32) };
+    }
+}
+
+/// A row of the outputs.
+#[derive(Clone, Copy)]
+pub struct OutputTarget {
+    /// Its payload.
+    pub payload: u64,
+    /// The first word of its scales.
+    pub scales: u64,
+    /// Words from one of these to the next.
+    pub stride: u64,
+    /// Its own scale.
+    pub row_scale: u64,
+}
+
+impl Target for OutputTarget {
+    #[inline(always)]
+    fn payload(self) -> u64 {
+        self.payload
+    }
+
+    #[inline(always)]
+    unsafe fn store_scales(self, index: u32, word: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { memory::store_u32(self.scales + 4 * (index as u64 * self.stride), word) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_row_scale(self, scale: u16) {
+        // SAFETY: the caller's promise.
+        unsafe { memory::store_u16(self.row_scale, scale) };
+    }
+}
+
 /// A token on its way from the input into rows.
 pub struct EncodedRow<To> {
     /// The token: BF16.
@@ -206,8 +285,6 @@ pub struct EncodedRow<To> {
     pub elements: u32,
     /// Whether the next elements are loaded while these are encoded, which takes registers.
     pub loads_ahead: bool,
-    /// Bytes from the start of a row to its scales.
-    pub scales_start: u32,
     /// This lane.
     pub lane: u32,
     /// The rows that it goes to, as bits.
@@ -216,10 +293,10 @@ pub struct EncodedRow<To> {
     pub to: To,
 }
 
-impl<To: Fn(u32) -> u64> EncodedRow<To> {
+impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
     /// Calls `each` for every row.
     #[inline(always)]
-    fn each_target(&self, each: impl Fn(u64)) {
+    fn each_target(&self, each: impl Fn(T)) {
         let mut left = self.targets;
         while left != 0 {
             each((self.to)(left.trailing_zeros()));
@@ -270,7 +347,7 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
             let encoded = encoder.encode(&values(loaded));
             let start = tile + self.lane * LANE_ELEMENTS;
             self.each_target(|row| {
-                let at = row + (start / LANE_ELEMENTS * E::PAYLOAD_BYTES) as u64;
+                let at = row.payload() + (start / LANE_ELEMENTS * E::PAYLOAD_BYTES) as u64;
                 // SAFETY: active only inside the row.
                 unsafe {
                     match E::PAYLOAD_BYTES {
@@ -281,12 +358,10 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
             });
             tile += TILE_ELEMENTS;
             if scales.take(E::scales(encoded.scale), self.lane) || tile >= end {
-                let first = self.scales_start + 4 * (scales.first + self.lane);
-                if scales.first + self.lane < scales.end {
+                let index = scales.first + self.lane;
+                if index < scales.end {
                     // SAFETY: inside the row's scales.
-                    self.each_target(|row| unsafe {
-                        memory::store_relaxed_u32(row + first as u64, avoid_sentinel(scales.words));
-                    });
+                    self.each_target(|row| unsafe { row.store_scales(index, scales.words) });
                 }
                 scales.begin_next();
             }
@@ -319,15 +394,15 @@ impl<To: Fn(u32) -> u64> EncodedRow<To> {
         amax
     }
 
-    /// Stores the row's own scale, `start` bytes from the start of each row.
+    /// Stores the token's own scale for each row.
     ///
     /// # Safety
-    /// The rows have a word there.
+    /// The rows have a place for one.
     #[inline(always)]
-    pub unsafe fn store_row_scale(&self, start: u32, scale: u16) {
+    pub unsafe fn store_row_scale(&self, scale: u16) {
         if self.lane == 0 {
             // SAFETY: the caller's promise.
-            self.each_target(|row| unsafe { memory::store_u32(row + start as u64, scale as u32) });
+            self.each_target(|row| unsafe { row.store_row_scale(scale) });
         }
     }
 }

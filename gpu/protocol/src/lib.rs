@@ -27,7 +27,7 @@ pub use machine::block_memory::BlockMemory;
 pub use machine::counters::{BlockCounter, Counters};
 pub use machine::deadline::Deadline;
 pub use machine::position::{Grid, WarpPosition};
-pub use machine::rows::{Bits, ByteRange, Put, Row};
+pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
 pub use machine::signals::Signals;
 pub use machine::tile::Tiles;
 pub use machine::{LANES, Machine};

@@ -3,6 +3,7 @@
 mod block_memory;
 mod counters;
 mod deadline;
+mod encode;
 mod fault;
 mod rows;
 mod signals;
@@ -13,15 +14,14 @@ use core::cell::Cell;
 use bytemuck::cast;
 use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tensor,
-    TokenFormat, nvfp4,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, LANES, Machine, Put, Row, Tiles, TimedOut, WarpPosition,
+    Bits, BlockCounter, ByteRange, LANES, Machine, OutputRow, Put, Row, Tiles, TimedOut,
+    WarpPosition,
 };
 
-use crate::encode;
-use crate::encode::EncodedRow;
+use crate::encode::{OutputTarget, WindowTarget};
 use crate::ptx::block::{Block, COUNTERS, Loading, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
@@ -313,42 +313,34 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
-        let shape = &self.common().shape;
-        let row = EncodedRow {
-            source: self.row(Row::Tensor(Tensor::Input, token)),
-            elements: shape.hidden,
-            // With ranks of other nodes registers are scarce, and the network is slower.
-            loads_ahead: !SHMEM,
-            scales_start: self.common().row.payload_bytes,
-            lane: self.lane,
-            targets,
-            to: |index| self.row(to(index)),
-        };
-        // SAFETY: the protocol encodes whole tokens into rows that hold payload and scales.
-        unsafe {
-            match shape.format() {
-                TokenFormat::Bf16 => {}
-                TokenFormat::BlockwiseFp8 => row.encode(&encode::BlockwiseFp8, range),
-                TokenFormat::Mxfp8(_) => row.encode(&encode::Mxfp8, range),
-                TokenFormat::Mxfp4(_) => row.encode(&encode::Mxfp4, range),
-                TokenFormat::Nvfp4(_) => {
-                    let global = match self.args.table(Table::InputScale) {
-                        0 => 1.0,
-                        at => f32::from_bits(memory::load_u32(at)),
-                    };
-                    row.encode(&encode::Nvfp4::new(global), range);
-                }
-                TokenFormat::Nvfp4RowScaled(_) => {
-                    let inverse = nvfp4::inverse_global_bits(row.largest());
-                    if range.start == 0 {
-                        // Right before the header, whose place is in a register anyway.
-                        row.store_row_scale(self.common().row.header - ROW_SCALE_BYTES, inverse);
-                    }
-                    let global = nvfp4::global_of_inverse(inverse);
-                    row.encode(&encode::Nvfp4::new(global), range);
-                }
+        let row = &self.common().row;
+        self.encode_token(range, token, targets, |index| WindowTarget {
+            row: self.row(to(index)),
+            scales_start: row.payload_bytes,
+            // Right before the header, whose place is in a register anyway.
+            row_scale_start: row.header.wrapping_sub(ROW_SCALE_BYTES),
+        });
+    }
+
+    #[inline(always)]
+    fn encode_output(
+        &self,
+        range: ByteRange,
+        token: u32,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        let table = |table| self.args.table(table);
+        self.encode_token(range, token, targets as u64, |index| {
+            let OutputRow { row, scales } = to(index);
+            OutputTarget {
+                payload: self.row(Row::Tensor(Tensor::Output, row)),
+                scales: table(Table::Scales) + 4 * scales as u64,
+                stride,
+                row_scale: table(Table::RowScales) + 2 * row as u64,
             }
-        }
+        });
     }
 
     #[inline(always)]

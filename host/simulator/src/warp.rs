@@ -3,6 +3,7 @@
 mod addresses;
 mod block;
 mod counters;
+mod encode;
 mod tiles;
 
 use std::cell::{Cell, RefCell};
@@ -12,17 +13,16 @@ use std::rc::Rc;
 use corosensei::Yielder;
 use ferry_layout::{
     ByteOffset, CombineWith, Common, Counter, DispatchWith, Fault, FaultKind, FaultPage, Kernel,
-    LastRecord, Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits, nvfp4,
+    LastRecord, Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, Put, Row, Signals, Tiles,
-    TimedOut, WarpPosition,
+    Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, OutputRow, Put, Row,
+    Signals, Tiles, TimedOut, WarpPosition,
 };
 use tiles::Vector;
 
 use crate::Args;
-use crate::encode::{encode, largest};
 use crate::memory::{Memory, Outside};
 use crate::network::Sent;
 use crate::shared::Shared;
@@ -357,38 +357,47 @@ impl Machine for Warp<'_> {
     }
 
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row) {
-        let (shape, sizes) = (&self.common.shape, self.common.shape.sizes());
-        let source = self.row(Row::Tensor(Tensor::Input, token));
-        let data = self.load_bytes(source.start, 2 * u64::from(shape.hidden));
-        let values: Vec<f32> = data
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bits| f32_of_bf16_bits(u16::from_le_bytes(bits)))
-            .collect();
-        let inverse = nvfp4::inverse_global_bits(largest(&values));
-        let global = match (sizes.has_row_scale, self.table(Table::InputScale)) {
-            (true, _) => nvfp4::global_of_inverse(inverse),
-            (false, 0) => 1.0,
-            (false, at) => f32::from_bits(self.with_memory(|memory| memory.read_u32(at))),
-        };
-        let element = |byte: u32| byte * 8 / sizes.element_bits;
-        let (first, end) = (element(range.start), element(range.end));
-        let encoded = encode(
-            shape.format(),
-            &values[first as usize..end as usize],
-            global,
-        );
-        let scales = all_sent(&encoded.scales);
-        let scales_start = shape.payload_bytes() + 4 * sizes.scale_words(first);
+        let shape = &self.common.shape;
+        let token = self.encode_token(range, token);
+        let scales = all_sent(&token.encoded.scales);
+        let scales_start = shape.payload_bytes() + 4 * token.first_word;
         for target in (0..u64::BITS).filter(|target| targets >> target & 1 != 0) {
             let to = self.row(to(target));
             let (row, polled) = (to.start, to.polled);
-            self.store_bytes(row + u64::from(range.start), &encoded.payload, polled);
+            self.store_bytes(row + u64::from(range.start), &token.encoded.payload, polled);
             self.store_bytes(row + u64::from(scales_start), &scales, polled);
-            if sizes.has_row_scale && range.start == 0 {
+            if let Some(scale) = token.row_scale {
                 let at = row + u64::from(shape.row_scale_start());
-                self.store_bytes(at, &u32::from(inverse).to_le_bytes(), Polled::No);
+                self.store_bytes(at, &u32::from(scale).to_le_bytes(), Polled::No);
+            }
+            self.pause();
+        }
+    }
+
+    fn encode_output(
+        &self,
+        range: ByteRange,
+        token: u32,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        let token = self.encode_token(range, token);
+        for target in (0..u32::BITS).filter(|target| targets >> target & 1 != 0) {
+            let OutputRow { row, scales } = to(target);
+            let payload = self.row(Row::Tensor(Tensor::Output, row)).start;
+            self.store_bytes(
+                payload + u64::from(range.start),
+                &token.encoded.payload,
+                Polled::No,
+            );
+            let words = token.encoded.scales.as_chunks().0;
+            for (index, &word) in (u64::from(token.first_word)..).zip(words) {
+                let index = u64::from(scales) + index * stride;
+                self.write(Table::Scales, index, u32::from_le_bytes(word));
+            }
+            if let Some(scale) = token.row_scale {
+                self.write_half(Table::RowScales, row.into(), scale);
             }
             self.pause();
         }

@@ -6,6 +6,7 @@ mod header;
 mod notify;
 pub mod numbering;
 mod offsets;
+pub mod output;
 mod receive;
 mod route;
 mod scales;

@@ -21,7 +21,7 @@ const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
 
 /// Words from one of a row's words to the next.
 #[inline(always)]
-fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
+pub fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
     match shape.format().scale_layout() {
         None => args.row_capacity,
         Some(ScaleLayout::RowMajor) => 1,

@@ -14,7 +14,7 @@ use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
 use crate::machine::deadline::Deadline;
 use crate::machine::position::WarpPosition;
-use crate::machine::rows::{Bits, ByteRange, Put, Row};
+use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
 use crate::machine::signals::Signals;
 use crate::machine::tile::Tiles;
 use crate::sync::miss::TimedOut;
@@ -134,6 +134,17 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
     /// format has one, goes with the range that begins the row. Words of scales [avoid the
     /// sentinel](ferry_layout::avoid_sentinel).
     fn encode_row(&self, range: ByteRange, token: u32, targets: u64, to: impl Fn(u32) -> Row);
+    /// As [`encode_row`](Self::encode_row), into the row `to(i)` of the outputs for every set bit `i` of
+    /// `targets`: its words of scales stand `stride` words apart, as they were computed, and its own scale in
+    /// the table of those. Not for BF16, which is copied.
+    fn encode_output(
+        &self,
+        range: ByteRange,
+        token: u32,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    );
     /// Begins to read what [`copy_row`](Self::copy_row) copies: `wire::inline::load_first`, with tiles as
     /// deep as suits this machine.
     fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead;

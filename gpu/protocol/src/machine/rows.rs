@@ -13,6 +13,15 @@ pub enum Row {
     Inline(Rank, ByteOffset),
 }
 
+/// A row of the outputs of dispatch.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputRow {
+    /// Its index in [`Tensor::Output`], and in the table of rows' own scales.
+    pub row: u32,
+    /// The first word of its scales in the table of scales, if the format has any.
+    pub scales: u32,
+}
+
 /// Bytes `start..end` of a row, both multiples of 16.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteRange {
