@@ -35,21 +35,24 @@ pub struct DispatchInput {
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
     /// half), 16-byte aligned: rows by expert, then source rank, then
-    /// token. Rows from `row_offsets[local_experts]` on, and those that pad an expert, are left
-    /// as they are.
+    /// token. With a [shared expert](crate::Config::shared_expert) this rank's own tokens stand before them,
+    /// in their order: row `t` is token `t`. Rows from `row_offsets[groups]` on, and those that pad a group,
+    /// are left as they are.
     pub tokens: Tensor<2>,
     /// The rows' scales, in the layout of the plan's format; `None` for BF16.
     pub scales: Option<ScaleTensor>,
     /// BF16 `[capacity]`, [`TokenFormat::Nvfp4RowScaled`](crate::TokenFormat) only: the inverse of
     /// each row's own global scale. An element is code times scale times this.
     pub row_scales: Option<Tensor<1>>,
-    /// u32 `[local_experts + 1]`: the first row of each local expert, and the end of the last.
-    /// Blockwise FP8 pads every expert to a multiple of 4 rows.
+    /// u32 `[groups + 1]` ([`Plan::groups`]): the first row of each group, and the end of the last. A group
+    /// is a local expert; with a shared expert, that is the first group, and local expert `e` is group
+    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows.
     pub row_offsets: Tensor<1>,
-    /// i32 `[local_experts]`: `0, 1, ..`, the local number of each group of rows, as grouped
-    /// matrix multiplications want it.
+    /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, as grouped matrix multiplications want
+    /// it.
     pub expert_ids: Tensor<1>,
-    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there.
+    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Those of the shared
+    /// expert's rows are left as they are.
     pub src_info: Tensor<2>,
 }
 
@@ -176,7 +179,12 @@ impl DispatchOutput {
         let element = Element::row(plan.shape().sizes().element_bits);
         self.tokens
             .require("tokens", [capacity, plan.config().hidden], element)?;
-        let scales = ScaleTensor::check(self.scales.as_ref(), plan.shape(), capacity)?;
+        let scales = ScaleTensor::check(
+            self.scales.as_ref(),
+            plan.shape(),
+            plan.groups(),
+            capacity,
+        )?;
         match (&self.row_scales, plan.shape().sizes().has_row_scale) {
             (Some(given), true) => given.require("row_scales", [capacity], Element::HALF)?,
             (None, false) => {}
@@ -188,9 +196,9 @@ impl DispatchOutput {
             }
         }
         self.row_offsets
-            .require("row_offsets", [plan.local_experts() + 1], Element::WORD)?;
+            .require("row_offsets", [plan.groups() + 1], Element::WORD)?;
         self.expert_ids
-            .require("expert_ids", [plan.local_experts()], Element::WORD)?;
+            .require("expert_ids", [plan.groups()], Element::WORD)?;
         self.src_info
             .require("src_info", [capacity, 2], Element::WORD)?;
         let args = DispatchArgs {

@@ -19,14 +19,15 @@ use crate::{
 /// | `scales`, transposed | `[hidden / 128, rows]` | `4 * rows * hidden / 128` |
 /// | `scales`, row-major | `[rows, hidden / group]` | `rows * hidden / group` |
 /// | `scales`, tiled | `[scale_blocks, groups / 4, 32, 4, 4]` | `128 * scale_blocks * groups` |
-/// | `offsets` of tiled scales | `[local_experts]` | `4 * local_experts` |
+/// | `offsets` of tiled scales | `[row_groups]` | `4 * row_groups` |
 /// | `row_scales` | `[rows]` | `2 * rows` |
-/// | `row_offsets` | `[local_experts + 1]` | `4 * (local_experts + 1)` |
-/// | `expert_ids` | `[local_experts]` | `4 * local_experts` |
+/// | `row_offsets` | `[row_groups + 1]` | `4 * (row_groups + 1)` |
+/// | `expert_ids` | `[row_groups]` | `4 * row_groups` |
 /// | `src_info` | `[rows, 2]` | `8 * rows` |
 ///
-/// `rows` and `scale_blocks` are those of the [`Capacity`]. `bits` is 16 in BF16, 8 in FP8 and MXFP8, 4 in
-/// the other formats; `group` is 32 in MX formats, 16 in NVFP4; `groups` is `hidden / group`.
+/// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
+/// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 32 in MX formats, 16 in NVFP4; `groups` is
+/// `hidden / group`.
 ///
 /// Dropped, the memory stays allocated, as kernels and copies of the addresses may still use it;
 /// [`free`](Self::free) gives it back.
@@ -76,17 +77,17 @@ impl DispatchBuffers {
     ) -> Result<Self, Error> {
         let (shape, rows) = (plan.shape(), capacity.rows);
         capacity.check(shape)?;
-        let (local, sizes) = (plan.local_experts(), shape.sizes());
+        let (groups, sizes) = (plan.groups(), shape.sizes());
         let (output, memory) = Allocations::with(device, |memory| {
             Ok(DispatchOutput {
                 tokens: memory.tensor([rows, plan.config().hidden], sizes.element_bits)?,
-                scales: ScaleTensor::alloc(shape, capacity, memory)?,
+                scales: ScaleTensor::alloc(shape, groups, capacity, memory)?,
                 row_scales: match sizes.has_row_scale {
                     true => Some(memory.tensor([rows], 16)?),
                     false => None,
                 },
-                row_offsets: memory.tensor([local + 1], 32)?,
-                expert_ids: memory.tensor([local], 32)?,
+                row_offsets: memory.tensor([groups + 1], 32)?,
+                expert_ids: memory.tensor([groups], 32)?,
                 src_info: memory.tensor([rows, 2], 32)?,
             })
         })?;

@@ -16,9 +16,9 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Of `rows` rows, and of the most blocks that so many rows can take: each expert begins a block.
+    /// Of `rows` rows, and of the most blocks that so many rows can take: each group begins a block.
     pub const fn of_rows(plan: &Plan, rows: usize) -> Self {
-        let blocks = scale_placement::max_blocks(rows as u64, plan.shape().local_experts());
+        let blocks = scale_placement::max_blocks(rows as u64, plan.groups() as u32);
         Self {
             rows,
             scale_blocks: blocks as usize,

@@ -43,6 +43,11 @@ pub struct Config {
     pub format: TokenFormat,
     /// How expert outputs come back.
     pub combine: CombineMode,
+    /// Whether every token also goes to a shared expert, which each rank has a copy of. Then this rank's own
+    /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
+    /// ([`DispatchOutput`](crate::DispatchOutput)). Nothing of that group travels. Outputs hold
+    /// `max_tokens_per_rank` rows more ([`Plan::max_rows`](crate::Plan::max_rows)).
+    pub shared_expert: bool,
     /// Longest time that a kernel waits for all that it waits for together, from its start. A
     /// dispatch also waits for ranks that still read the round before: for these until the deadline
     /// of the combine before, if that comes first. After it the kernel returns, and
@@ -71,8 +76,8 @@ pub struct Config {
 
 impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
-    /// [`CombineMode::Reduced`], a deadline of 10 seconds, no debug checks, all multiprocessors, and the
-    /// kernels for every shape (`specialise` is false), and none with options.
+    /// [`CombineMode::Reduced`], no shared expert, a deadline of 10 seconds, no debug checks, all
+    /// multiprocessors, and the kernels for every shape (`specialise` is false), and none with options.
     pub const fn new(
         experts: usize,
         top_k: usize,
@@ -87,6 +92,7 @@ impl Config {
             p2p_world_size: None,
             format: TokenFormat::Bf16,
             combine: CombineMode::Reduced,
+            shared_expert: false,
             deadline: Duration::from_secs(10),
             debug_checks: false,
             max_sms: None,

@@ -106,17 +106,40 @@ impl Plan {
         self.shape.local_experts() as usize
     }
 
+    /// Groups of rows that a dispatch gives: one for each local expert, and with a
+    /// [shared expert](Config::shared_expert) one before these.
+    pub const fn groups(&self) -> usize {
+        self.local_experts() + self.config.shared_expert as usize
+    }
+
     /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k`, and in
     /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
-    /// transposed scales want it. Output tensors with this capacity are never too small.
+    /// transposed scales want it. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more,
+    /// rounded up likewise. Output tensors with this capacity are never too small.
     pub const fn max_rows(&self) -> usize {
         let alignment = self.shape.row_alignment() as u64;
-        self.shape.max_rows().next_multiple_of(alignment) as usize
+        let routed = self.shape.max_rows().next_multiple_of(alignment);
+        (routed + self.max_shared_rows()) as usize
+    }
+
+    /// Most rows of the shared expert, those that pad the group included; 0 where there is none.
+    pub(crate) const fn max_shared_rows(&self) -> u64 {
+        match self.config.shared_expert {
+            true => {
+                let alignment = self.shape.row_alignment() as u64;
+                (self.shape.max_tokens_per_rank as u64).next_multiple_of(alignment)
+            }
+            false => 0,
+        }
     }
 
     /// Most blocks of 128 rows that tiled scales can take on one rank.
     pub const fn max_scale_blocks(&self) -> usize {
-        scale_placement::max_blocks(self.shape.max_rows(), self.shape.local_experts()) as usize
+        let routed =
+            scale_placement::max_blocks(self.shape.max_rows(), self.shape.local_experts());
+        // The shared expert's rows begin a block of their own.
+        let shared = scale_placement::max_blocks(self.max_shared_rows(), 1);
+        (routed + shared) as usize
     }
 
     /// Bytes of each rank's receive window.
@@ -211,12 +234,16 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
     );
     let rows =
         u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
+    let (all, of) = match config.shared_expert {
+        true => (rows + max_tokens_per_rank as u128, " + max_tokens_per_rank"),
+        false => (rows, ""),
+    };
     problems.require(
-        rows <= MAX_ROWS,
+        all <= MAX_ROWS,
         "max_tokens_per_rank",
         max_tokens_per_rank,
         format_args!(
-            "ranks * max_tokens_per_rank * top_k is {rows}, and at most {MAX_ROWS} rows can be counted"
+            "ranks * max_tokens_per_rank * top_k{of} is {all}, and at most {MAX_ROWS} rows can be counted"
         ),
     );
     let entries = max_tokens_per_rank as u128 * top_k as u128;

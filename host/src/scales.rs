@@ -41,11 +41,12 @@ pub(crate) struct ScaleAddresses {
 }
 
 impl ScaleTensor {
-    /// Checks that `given` are what rows of `shape`'s format and hidden size have, `capacity` of them. The
-    /// one check of scales, for a dispatch and for a fused SiLU.
+    /// Checks that `given` are what rows of `shape`'s format and hidden size have, `capacity` of them in
+    /// `experts` groups. The one check of scales, for a dispatch and for a fused SiLU.
     pub(crate) fn check(
         given: Option<&Self>,
         shape: &Shape,
+        experts: usize,
         capacity: usize,
     ) -> Result<ScaleAddresses, Error> {
         let groups = groups(shape);
@@ -78,7 +79,6 @@ impl ScaleTensor {
                 let blocks = scales.dims[0];
                 countable(shape, 0, blocks)?;
                 scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
-                let experts = shape.local_experts() as usize;
                 offsets.require("offsets", [experts], Element::WORD)?;
                 Ok(ScaleAddresses {
                     scales: scales.at.address(),
@@ -93,14 +93,15 @@ impl ScaleTensor {
         }
     }
 
-    /// Allocates the scales of `capacity` rows of `shape`'s format; `None` for BF16.
+    /// Allocates the scales of `experts` groups with `capacity` rows in all of `shape`'s format; `None` for BF16.
     pub(crate) fn alloc(
         shape: &Shape,
+        experts: usize,
         capacity: Capacity,
         memory: &mut Allocations,
     ) -> Result<Option<Self>, Error> {
         let Capacity { rows, scale_blocks } = capacity;
-        let (groups, experts) = (groups(shape), shape.local_experts() as usize);
+        let groups = groups(shape);
         Ok(match shape.format().scale_layout() {
             None if groups == 0 => None,
             None => Some(Self::Transposed(memory.tensor([groups, rows], 32)?)),

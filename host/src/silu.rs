@@ -112,7 +112,7 @@ impl FusedSilu {
             token_format: self.format.number(),
             ..Shape::zeroed()
         };
-        let scales = ScaleTensor::check(self.scales.as_ref(), &rows, capacity)?;
+        let scales = ScaleTensor::check(self.scales.as_ref(), &rows, experts, capacity)?;
         let scale_words = self.scale_words(columns);
         let (clamped, alpha, limit) = match self.activation {
             Activation::Silu => (0, 0.0, 0.0),

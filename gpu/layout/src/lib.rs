@@ -41,6 +41,7 @@ pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED};
 pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
 pub use options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,
+    SharedTokens,
 };
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};

@@ -77,7 +77,59 @@ impl CombineWith<EpilogueWords> {
     }
 }
 
+/// The tokens of the shared expert that are one rank's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedTokens {
+    /// The first one.
+    pub start: u32,
+    /// How many. They are the first rows of dispatch's outputs, and of what the experts give back.
+    pub count: u32,
+}
+
+impl SharedTokens {
+    /// Those of rank `index` of the `of` that share `tokens` tokens; none where `of` is 0. The first ranks take
+    /// one more where the tokens cannot be divided evenly.
+    #[inline(always)]
+    pub const fn of(tokens: u32, of: u32, index: u32) -> Self {
+        match of {
+            0 => Self { start: 0, count: 0 },
+            1 => Self {
+                start: 0,
+                count: tokens,
+            },
+            _ => {
+                let (each, more) = (tokens / of, tokens % of);
+                let before = if index < more { index } else { more };
+                Self {
+                    start: index * each + before,
+                    count: each + (index < more) as u32,
+                }
+            }
+        }
+    }
+}
+
+impl DispatchOptions {
+    /// Whether there is a shared expert.
+    #[inline(always)]
+    pub const fn has_shared_expert(&self) -> bool {
+        self.shared_of != 0
+    }
+
+    /// This rank's tokens of the shared expert, of `tokens` tokens.
+    #[inline(always)]
+    pub const fn shared(&self, tokens: u32) -> SharedTokens {
+        SharedTokens::of(tokens, self.shared_of, self.shared_index)
+    }
+}
+
 impl CombineOptions {
+    /// As [`DispatchOptions::shared`].
+    #[inline(always)]
+    pub const fn shared(&self, tokens: u32) -> SharedTokens {
+        SharedTokens::of(tokens, self.shared_of, self.shared_index)
+    }
+
     /// No option.
     pub const NONE: Self = Self {
         row_weights: 0,
@@ -168,3 +220,29 @@ const _: () = assert!(
         && size_of::<CombineWith<EpilogueWords>>() <= 4096
         && size_of::<CombineArgs>().is_multiple_of(8)
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each token of the shared expert is one rank's, and rank `r` of `w` has as many as
+    /// `(tokens + w - r - 1) / w` says.
+    #[test]
+    fn ranks_share_all_tokens_one_after_another() {
+        for of in 1..=9 {
+            for tokens in 0..=40 {
+                let mut next = 0;
+                for index in 0..of {
+                    let SharedTokens { start, count } = SharedTokens::of(tokens, of, index);
+                    assert_eq!(start, next, "rank {index} of {of}, {tokens} tokens");
+                    assert_eq!(count, (tokens + of - index - 1) / of);
+                    assert_eq!(start, index * (tokens / of) + index.min(tokens % of));
+                    next = start + count;
+                }
+                assert_eq!(next, tokens, "{of} ranks");
+            }
+        }
+        let none = SharedTokens { start: 0, count: 0 };
+        assert_eq!(SharedTokens::of(7, 0, 0), none);
+    }
+}
