@@ -2,8 +2,8 @@
 
 use bytemuck::Zeroable;
 use ferry_layout::{
-    CombineArgs, CombineMode, CombineWith, Common, DispatchArgs, DispatchWith, EpilogueWords,
-    TokenFormat,
+    CombineArgs, CombineMode, CombineOptions, CombineWith, Common, DispatchArgs, DispatchOptions,
+    DispatchWith, EpilogueWords, TokenFormat, scale_placement,
 };
 
 use crate::tensor::Element;
@@ -13,7 +13,8 @@ use crate::{DevicePtr, Error, Plan, ScaleTensor, Tensor};
 /// rank to rank and from round to round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
-    /// BF16 `[tokens, hidden]`, 16-byte aligned.
+    /// BF16 `[tokens, hidden]`, 16-byte aligned. Of a split dispatch with a
+    /// [shared expert](crate::Config::shared_expert) the wait reads it once more, and the `input_scale`.
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
     /// `-1..experts` is not routed either, and reported as a fault.
@@ -26,6 +27,12 @@ pub struct DispatchInput {
     /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows
     /// mean what.
     pub input_scale: Option<Tensor<1>>,
+    /// u32 `[1]`: how many tokens there are, `x`'s first ones; `None`: all of `x`. Read when the kernel begins,
+    /// so that one captured graph serves any number up to `x`'s rows. A number above them is taken as these
+    /// rows, and reported as a fault ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine leaves rows of
+    /// `combined` from the number on as they are. Takes [`Config::options`](crate::Config::options) or a
+    /// shared expert.
+    pub tokens_on_device: Option<Tensor<1>>,
 }
 
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
@@ -121,6 +128,17 @@ impl DispatchInput {
             topk_ids,
             topk_weights: None,
             input_scale: None,
+            tokens_on_device: None,
+        }
+    }
+
+    /// What the wait of a split dispatch takes of the inputs.
+    pub(crate) fn sent(&self) -> Sent {
+        Sent {
+            tokens: self.x.dims[0],
+            x: self.x.at.address(),
+            input_scale: address_or_none(self.input_scale),
+            tokens_on_device: address_or_none(self.tokens_on_device),
         }
     }
 
@@ -151,18 +169,60 @@ impl DispatchInput {
             }
             None => {}
         }
-        Ok(DispatchWith::plain(DispatchArgs {
-            x: self.x.at.address(),
-            topk_ids: self.topk_ids.at.address(),
-            topk_weights: address_or_none(self.topk_weights),
-            input_scale: address_or_none(self.input_scale),
-            ..args_of(common, tokens)
-        }))
+        if let Some(count) = &self.tokens_on_device {
+            count.require("tokens_on_device", [1], Element::WORD)?;
+        }
+        Ok(DispatchWith {
+            args: DispatchArgs {
+                x: self.x.at.address(),
+                topk_ids: self.topk_ids.at.address(),
+                topk_weights: address_or_none(self.topk_weights),
+                input_scale: address_or_none(self.input_scale),
+                ..args_of(common, tokens)
+            },
+            options: DispatchOptions {
+                tokens_on_device: address_or_none(self.tokens_on_device),
+                ..DispatchOptions::NONE
+            },
+        })
+    }
+}
+
+/// What the second half of a dispatch must know of the first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    /// Rows of `x`.
+    pub(crate) tokens: usize,
+    /// Of the inputs that a shared expert's rows are made of, and of the number of tokens.
+    x: u64,
+    input_scale: u64,
+    tokens_on_device: u64,
+}
+
+impl Sent {
+    /// The kernels' arguments without outputs. Without a shared expert, nothing of the inputs is read.
+    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
+        let mut args = args_of(common, self.tokens);
+        if plan.config().shared_expert {
+            (args.x, args.input_scale) = (self.x, self.input_scale);
+        }
+        DispatchWith {
+            args,
+            options: DispatchOptions {
+                tokens_on_device: self.tokens_on_device,
+                ..DispatchOptions::NONE
+            },
+        }
+    }
+
+    /// Whether the device says how many tokens there are.
+    pub(crate) const fn is_counted(&self) -> bool {
+        self.tokens_on_device != 0
     }
 }
 
 /// The kernels' arguments without inputs and outputs.
-pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
+fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
     DispatchArgs {
         common: Common {
             tokens: tokens as u32,
@@ -179,12 +239,8 @@ impl DispatchOutput {
         let element = Element::row(plan.shape().sizes().element_bits);
         self.tokens
             .require("tokens", [capacity, plan.config().hidden], element)?;
-        let scales = ScaleTensor::check(
-            self.scales.as_ref(),
-            plan.shape(),
-            plan.groups(),
-            capacity,
-        )?;
+        let scales =
+            ScaleTensor::check(self.scales.as_ref(), plan.shape(), plan.groups(), capacity)?;
         match (&self.row_scales, plan.shape().sizes().has_row_scale) {
             (Some(given), true) => given.require("row_scales", [capacity], Element::HALF)?,
             (None, false) => {}
@@ -213,7 +269,12 @@ impl DispatchOutput {
             row_capacity: capacity as u64,
             ..with.args
         };
-        Ok(DispatchWith { args, ..with })
+        let options = DispatchOptions {
+            shared_of: plan.config().shared_expert.into(),
+            ..with.options
+        };
+        require_room_for_shared(&args, &options)?;
+        Ok(DispatchWith { args, options })
     }
 
     /// Rows that the outputs hold.
@@ -237,7 +298,11 @@ impl CombineInput {
         output: &CombineOutput,
         common: &Common,
         plan: &Plan,
-        Received { tokens, capacity }: Received,
+        Received {
+            tokens,
+            capacity,
+            is_counted,
+        }: Received,
     ) -> Result<CombineWith<EpilogueWords>, Error> {
         let config = plan.config();
         self.expert_rows
@@ -256,7 +321,7 @@ impl CombineInput {
                 second: "expert_rows",
             });
         }
-        Ok(CombineWith::plain(CombineArgs {
+        let mut with = CombineWith::plain(CombineArgs {
             common: Common {
                 tokens: tokens as u32,
                 ..*common
@@ -265,8 +330,14 @@ impl CombineInput {
             topk_weights: address_or_none(self.topk_weights),
             combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
-            row_capacity: (capacity as u64).min(plan.shape().max_rows()),
-        }))
+            row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
+        });
+        with.options = CombineOptions {
+            shared_of: plan.config().shared_expert.into(),
+            tokens_on_device: is_counted.into(),
+            ..with.options
+        };
+        Ok(with)
     }
 
     /// Where the result goes, if its shape fits the mode.
@@ -302,15 +373,46 @@ pub(crate) struct Received {
     pub(crate) tokens: usize,
     /// Rows that its outputs hold.
     pub(crate) capacity: usize,
+    /// Whether the device says how many of the tokens there are.
+    pub(crate) is_counted: bool,
 }
 
 impl Received {
-    pub(crate) const fn of(tokens: usize, output: &DispatchOutput) -> Self {
+    pub(crate) const fn of(sent: &Sent, output: &DispatchOutput) -> Self {
         Self {
-            tokens,
+            tokens: sent.tokens,
             capacity: output.capacity(),
+            is_counted: sent.is_counted(),
         }
     }
+}
+
+/// Refuses outputs that hold fewer rows, or blocks of scales, than the shared expert's tokens take, which are
+/// written before it is known what comes.
+fn require_room_for_shared(args: &DispatchArgs, options: &DispatchOptions) -> Result<(), Error> {
+    if !options.has_shared_expert() {
+        return Ok(());
+    }
+    let (common, tokens) = (&args.common, options.shared(args.common.tokens).count);
+    let rows = common.row.padded(tokens);
+    let blocks = match common.shape.has_tiled_scales() {
+        true => scale_placement::blocks(rows),
+        false => 0,
+    };
+    for (unit, needed, given) in [
+        ("rows", rows, args.row_capacity),
+        ("blocks of scales", blocks, args.block_capacity),
+    ] {
+        if u64::from(needed) > given {
+            return Err(Error::NoRoomForShared {
+                unit,
+                tokens,
+                needed,
+                given,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Bytes that a tensor takes.
@@ -377,6 +479,7 @@ mod tests {
         let received = Received {
             tokens: 4,
             capacity: plan.max_rows(),
+            is_counted: false,
         };
         let args = input
             .args(&output, &Common::of(plan.shape()), &plan, received)

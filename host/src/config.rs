@@ -20,7 +20,7 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// ```
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
-/// `specialise` and `options`;
+/// `specialise`, `shared_expert` and `options`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -70,7 +70,7 @@ pub struct Config {
     pub specialise: bool,
     /// Whether the kernels that take options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result): what a call needs that gives an option. A call with
-    /// one is refused without.
+    /// one is refused without. A [shared expert](Self::shared_expert) implies it.
     pub options: bool,
 }
 

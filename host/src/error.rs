@@ -245,6 +245,20 @@ pub enum Error {
         /// `max_tokens_per_rank`.
         max: usize,
     },
+    /// Outputs of a dispatch that do not even hold the shared expert's rows.
+    #[error(
+        "the outputs of dispatch hold {given} {unit}, but the shared expert's {tokens} tokens alone take {needed}"
+    )]
+    NoRoomForShared {
+        /// What is counted: "rows", or "blocks of scales".
+        unit: &'static str,
+        /// Tokens of the shared expert on this rank.
+        tokens: u32,
+        /// What they take.
+        needed: u32,
+        /// What there is.
+        given: u64,
+    },
     /// Weights for a combine whose mode applied them at the experts already.
     #[error(
         "combine was given topk_weights, but in reduced mode the dispatch's weights count; give \

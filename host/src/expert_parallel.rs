@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferry_layout::{Common, Counter, Fault, Kernel, Rank};
 
-use crate::arguments::Received;
+use crate::arguments::{Received, Sent};
 use crate::device::{Args, Launch};
 use crate::group::Member;
 use crate::memory::{Private, Windows};
@@ -74,7 +74,7 @@ pub(crate) enum Round {
     /// None is open.
     Idle,
     /// `dispatch_async` was enqueued.
-    Sent { tokens: usize },
+    Sent(Sent),
     /// The dispatch was enqueued whole.
     Received(Received),
     /// `combine_async` was enqueued.
@@ -231,7 +231,7 @@ impl ExpertParallel {
         self.require_alive()?;
         match self.round {
             Round::Idle => Ok(()),
-            Round::Sent { .. } => Err(Error::DispatchNotWaited),
+            Round::Sent(_) => Err(Error::DispatchNotWaited),
             Round::Received(_) => Err(Error::DispatchWithoutCombine),
             Round::Returned { .. } => Err(Error::CombineNotWaited),
         }

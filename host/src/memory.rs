@@ -41,7 +41,7 @@ impl Private {
         if plan.config().specialise {
             memory.kernels = memory.device.kernels(plan.shape())?;
         }
-        if plan.config().options {
+        if plan.takes_options() {
             let shape = plan.config().specialise.then(|| plan.shape());
             memory.kernels_with_options = Some(fabric.kernels_with_options(rank, shape)?);
         }

@@ -122,6 +122,11 @@ impl Plan {
         (routed + self.max_shared_rows()) as usize
     }
 
+    /// Whether kernels take options.
+    pub(crate) const fn takes_options(&self) -> bool {
+        self.config.options || self.config.shared_expert
+    }
+
     /// Most rows of the shared expert, those that pad the group included; 0 where there is none.
     pub(crate) const fn max_shared_rows(&self) -> u64 {
         match self.config.shared_expert {
@@ -135,8 +140,7 @@ impl Plan {
 
     /// Most blocks of 128 rows that tiled scales can take on one rank.
     pub const fn max_scale_blocks(&self) -> usize {
-        let routed =
-            scale_placement::max_blocks(self.shape.max_rows(), self.shape.local_experts());
+        let routed = scale_placement::max_blocks(self.shape.max_rows(), self.shape.local_experts());
         // The shared expert's rows begin a block of their own.
         let shared = scale_placement::max_blocks(self.max_shared_rows(), 1);
         (routed + shared) as usize

@@ -1,8 +1,8 @@
 //! A round under way: what may be called next, as types.
 
-use ferry_layout::{DispatchWith, Kernel};
+use ferry_layout::Kernel;
 
-use crate::arguments::{Received, args_of};
+use crate::arguments::{Received, Sent};
 use crate::device::Args;
 use crate::expert_parallel::Round;
 use crate::{
@@ -15,7 +15,8 @@ impl ExpertParallel {
     /// the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Tensor`];
+    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::NoRoomForShared`], [`Error::Tensor`];
+    /// [`Error::WithoutOptions`];
     /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
     /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
     /// the launch reports. Nothing is enqueued then.
@@ -28,13 +29,14 @@ impl ExpertParallel {
         self.require_idle()?;
         let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
         self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
-        Ok(Dispatched::of(self, Received::of(input.x.dims[0], output)))
+        Ok(Dispatched::of(self, Received::of(&input.sent(), output)))
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read
     /// what the round before brought, which is usually so when it begins, and for nothing else that
-    /// a peer does. Enqueues only; `input` is in use until `stream` has passed the kernel.
-    /// Collective.
+    /// a peer does. Enqueues only; `input` is in use until `stream` has passed the kernel; with a
+    /// [shared expert](crate::Config::shared_expert), its `x` and `input_scale` until `stream` has passed the
+    /// kernel of the wait. Collective.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
@@ -46,7 +48,7 @@ impl ExpertParallel {
         self.require_idle()?;
         let args = input.args(&self.common, &self.plan)?;
         self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
-        Ok(DispatchPending::of(self, input.x.dims[0]))
+        Ok(DispatchPending::of(self, input.sent()))
     }
 
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
@@ -54,7 +56,7 @@ impl ExpertParallel {
     pub fn unfinished(&mut self) -> Unfinished<'_> {
         match self.round {
             Round::Idle => Unfinished::Nothing,
-            Round::Sent { tokens } => Unfinished::DispatchWait(DispatchPending::of(self, tokens)),
+            Round::Sent(sent) => Unfinished::DispatchWait(DispatchPending::of(self, sent)),
             Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
             Round::Returned {
                 received,
@@ -84,15 +86,14 @@ pub enum Unfinished<'a> {
 #[derive(Debug)]
 pub struct DispatchPending<'a> {
     rank: &'a mut ExpertParallel,
-    /// Of the inputs, which may be gone, that is all the second half must know.
-    tokens: usize,
+    sent: Sent,
 }
 
 impl<'a> DispatchPending<'a> {
     /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut ExpertParallel, tokens: usize) -> Self {
-        rank.round = Round::Sent { tokens };
-        Self { rank, tokens }
+    pub(crate) const fn of(rank: &'a mut ExpertParallel, sent: Sent) -> Self {
+        rank.round = Round::Sent(sent);
+        Self { rank, sent }
     }
 
     /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
@@ -102,20 +103,17 @@ impl<'a> DispatchPending<'a> {
 
     /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
     /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. The inputs of that
-    /// are not used. Collective.
+    /// are not used; with a [shared expert](crate::Config::shared_expert), `x` and `input_scale` are. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyScales`], [`Error::Tensor`], [`Error::GreenContext`], [`Error::Poisoned`],
+    /// [`Error::TooManyScales`], [`Error::NoRoomForShared`], [`Error::Tensor`], [`Error::GreenContext`], [`Error::Poisoned`],
     /// or what the launch reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`]
     /// gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
-        let Self { rank, tokens } = self;
-        let args = output.add_to(
-            DispatchWith::plain(args_of(&rank.common, tokens)),
-            &rank.plan,
-        )?;
+        let Self { rank, sent } = self;
+        let args = output.add_to(sent.args(&rank.common, &rank.plan), &rank.plan)?;
         rank.launch(stream, Kernel::DispatchWait, Args::Dispatch(args))?;
-        Ok(Dispatched::of(rank, Received::of(tokens, output)))
+        Ok(Dispatched::of(rank, Received::of(&sent, output)))
     }
 }
 

@@ -17,9 +17,12 @@ pub enum FaultKind {
     InvalidExpert,
     /// A token names an expert twice (found only with `debug_checks`).
     DuplicateExpert,
+    /// The number of tokens on the device is above the rows of `x`; so many were taken.
+    TooManyOnDevice,
     /// A row position that came over the wire lies outside the outputs; nothing was written.
     RowOutOfBounds,
-    /// More rows arrive than the outputs hold; only `row_offsets` and `expert_ids` were written.
+    /// More rows arrive than the outputs hold; only `row_offsets`, `expert_ids` and the shared expert's rows
+    /// were written.
     OutputTooSmall,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,
@@ -46,14 +49,17 @@ pub enum Region {
     TopkIds,
     /// The user's output tensors.
     Output,
+    /// The user's number of tokens on the device.
+    TokensOnDevice,
 }
 
 impl FaultKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::PeerTimeout,
         Self::LocalTimeout,
         Self::InvalidExpert,
         Self::DuplicateExpert,
+        Self::TooManyOnDevice,
         Self::RowOutOfBounds,
         Self::OutputTooSmall,
         Self::TooManyTokens,
@@ -66,14 +72,14 @@ impl FaultKind {
     }
 }
 
-/// [`FaultKind::is_input`] of a kind's number.
+/// [`FaultKind::is_input`] of a kind's number: these kinds stand side by side.
 #[inline(always)]
 const fn is_input(kind: u64) -> bool {
-    kind == FaultKind::InvalidExpert as u64 || kind == FaultKind::DuplicateExpert as u64
+    kind >= FaultKind::InvalidExpert as u64 && kind <= FaultKind::TooManyOnDevice as u64
 }
 
 impl Region {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -83,6 +89,7 @@ impl Region {
         Self::Offsets,
         Self::TopkIds,
         Self::Output,
+        Self::TokensOnDevice,
     ];
 
     const fn name(self) -> &'static str {
@@ -96,6 +103,7 @@ impl Region {
             Self::Offsets => "row offsets",
             Self::TopkIds => "topk_ids",
             Self::Output => "dispatch outputs",
+            Self::TokensOnDevice => "tokens_on_device",
         }
     }
 }
@@ -170,6 +178,11 @@ impl fmt::Display for Fault {
                 f,
                 "rank {rank}, token {index}, slot {peer}: expert {saw} stands twice in the token's {what} \
                  ({kernel}, round {epoch})"
+            ),
+            FaultKind::TooManyOnDevice => write!(
+                f,
+                "rank {rank}: {what} is {saw}, but x has {wanted} rows; these were taken ({kernel}, round \
+                 {epoch})"
             ),
             FaultKind::RowOutOfBounds => write!(
                 f,

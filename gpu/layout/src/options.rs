@@ -188,7 +188,10 @@ impl Arguments for DispatchWith {
 
     #[inline(always)]
     fn user_table(&self, table: Table) -> u64 {
-        self.args.user_table(table)
+        match table {
+            Table::TokensOnDevice => self.options.tokens_on_device,
+            _ => self.args.user_table(table),
+        }
     }
 }
 

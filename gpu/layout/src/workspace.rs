@@ -39,11 +39,13 @@ pub enum Counter {
     CombineTickets,
     /// Until when the next dispatch may wait for credits: the deadline of the launch that ended the round.
     CreditsDue,
+    /// Tokens of this rank in this round, where dispatch was told how many there are on the device.
+    Tokens,
 }
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: u64 = 15;
+    pub const COUNT: u64 = 16;
     /// Bytes from one to the next: an own cache line each, so that polling one leaves the
     /// others alone.
     pub const STRIDE_BYTES: u64 = 128;
@@ -75,6 +77,8 @@ pub enum Table {
     RowScales,
     /// `[1]` f32 bits, the user's; read only.
     InputScale,
+    /// `[1]` how many tokens there are, the user's; read only.
+    TokensOnDevice,
     /// `[token, K]` index of each assignment among those of its tile for its expert.
     RanksInExpert,
     /// `[tile, expert]` assignments of earlier tiles for the expert; before the scan, those of the tile.

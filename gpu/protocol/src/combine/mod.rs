@@ -28,11 +28,11 @@ pub fn combine_async<M: Machine>(
     args: &CombineArgs,
     options: &CombineOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::CombineAsync);
+    let launch = begin(machine, args, options, Kernel::CombineAsync);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Send);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
-    launch.end(send_back(&launch, args, extent, tactics, sender))
+    launch.end(send_back(&launch, args, options, extent, tactics, sender))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -43,7 +43,7 @@ pub fn combine_wait<M: Machine>(
     args: &CombineArgs,
     options: &CombineOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::CombineWait);
+    let launch = begin(machine, args, options, Kernel::CombineWait);
     launch.check()?;
     let (_, tactics) = tactics_of(&launch, Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
@@ -57,16 +57,27 @@ pub fn combine<M: Machine>(
     args: &CombineArgs,
     options: &CombineOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::Combine);
+    let launch = begin(machine, args, options, Kernel::Combine);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Fused);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
-    let sent = send_back(&launch, args, extent, tactics, sender);
+    let sent = send_back(&launch, args, options, extent, tactics, sender);
     if sent.is_err() {
         return launch.end(sent);
     }
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
     launch.end(reduce_rows(&launch, args, tactics, reducer))
+}
+
+/// Begins a launch.
+#[inline(always)]
+fn begin<'a, M: Machine>(
+    machine: &'a M,
+    args: &'a CombineArgs,
+    options: &CombineOptions,
+    kernel: Kernel,
+) -> Launch<'a, M> {
+    Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
 }
 
 /// What dispatch learnt of all sources, and what follows from it for this launch.

@@ -1,6 +1,6 @@
 //! Combine on the experts' rank: what it received goes back to where it came from.
 
-use ferry_layout::{CombineArgs, CombineMode, Counter};
+use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Counter};
 
 use crate::combine::credits;
 use crate::combine::received::item_here;
@@ -22,6 +22,7 @@ use crate::work::queue::WorkQueue;
 pub fn send_back<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     extent: Extent,
     tactics: CombineTactics,
     sender: Option<Partition>,
@@ -68,7 +69,7 @@ pub fn send_back<M: Machine>(
         };
         match launch.common.shape.mode() {
             CombineMode::Reduced => send_reduced(launch, args, work, read, || queue.take_ticket()),
-            CombineMode::Exact => send_exact(launch, args, work, || queue.take_ticket()),
+            CombineMode::Exact => send_exact(launch, args, options, work, || queue.take_ticket()),
         }
     }
     if !has_read {

@@ -1,6 +1,6 @@
 //! Exact mode: every expert output of a token goes back as it is, into the row of its top-k slot.
 
-use ferry_layout::{CombineArgs, Tensor};
+use ferry_layout::{CombineArgs, CombineOptions, Tensor};
 
 use crate::combine::received::{read_positions, slots_here};
 use crate::combine::work::Work;
@@ -16,6 +16,7 @@ use crate::work::route::{for_each_bit, is_p2p};
 pub fn send_exact<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     work: Work,
     written: impl FnOnce(),
 ) {
@@ -28,13 +29,22 @@ pub fn send_exact<M: Machine>(
     let positions = read_positions(launch, item);
     let here = slots_here(machine, args, positions);
     let range = item.range(common.shape.combine_row_bytes());
+    // The shared expert's rows, which stand before the others, are not staged.
+    let staging = |position: u32| match options.shared_of {
+        0 => window.exact_staging(position),
+        _ => {
+            let shared = common.row.padded(options.shared(launch.tokens).count);
+            let last = common.shape.max_rows() as u32 - 1;
+            window.exact_staging(position.wrapping_sub(shared).min(last))
+        }
+    };
     let on_node = is_p2p(machine, common, source);
     for_each_bit(here, |k| {
         let position = machine.broadcast(positions, k);
         debug_assert!((position as u64) < args.row_capacity, "row {position}");
         let to = match on_node {
             true => Row::Window(source, window.combine_row(token, k)),
-            false => Row::Window(me, window.exact_staging(position)),
+            false => Row::Window(me, staging(position)),
         };
         let row = Row::Tensor(Tensor::Expert, position);
         machine.copy_arrived(range, row, 1u32, |_| to);
@@ -52,7 +62,7 @@ pub fn send_exact<M: Machine>(
         for_each_bit(here, |k| {
             machine.put(Put {
                 peer: source,
-                from: window.exact_staging(machine.broadcast(positions, k)),
+                from: staging(machine.broadcast(positions, k)),
                 to: window.combine_row(token, k),
                 bytes: common.shape.combine_row_bytes(),
                 signal: window.combine_flag(item.flag(), k),

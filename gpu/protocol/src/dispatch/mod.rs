@@ -6,13 +6,16 @@ mod header;
 mod notify;
 pub mod numbering;
 mod offsets;
-pub mod output;
+mod output;
 mod receive;
 mod route;
 mod scales;
 mod send;
+mod shared;
 
-use ferry_layout::{Counter, DispatchArgs, DispatchOptions, Kernel};
+use ferry_layout::{
+    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Kernel, Region, Table,
+};
 
 use crate::dispatch::notify::notify;
 use crate::dispatch::numbering::block::SmallBatch;
@@ -34,11 +37,11 @@ pub fn dispatch_async<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, Kernel::DispatchAsync);
+    let launch = begin(machine, args, options, Kernel::DispatchAsync);
     launch.check()?;
     let tactics = tactics_of(&launch, Phase::Send);
     let roles = roles_of(&launch, tactics);
-    launch.end(notify_and_send(&launch, args, tactics, roles))
+    launch.end(notify_and_send(&launch, args, options, tactics, roles))
 }
 
 /// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
@@ -49,14 +52,19 @@ pub fn dispatch_wait<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::DispatchWait);
+    let launch = Launch::begin(
+        machine,
+        &args.common,
+        Kernel::DispatchWait,
+        options.tokens_on_device != 0,
+    );
     launch.check()?;
     let position = machine.warp_position();
     let partition = Partition {
         index: position.warp(),
         of: position.warps(),
     };
-    launch.end(receive(&launch, args, partition))
+    launch.end(receive(&launch, args, options, partition))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once: they wait for peers,
@@ -67,13 +75,13 @@ pub fn dispatch<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, Kernel::Dispatch);
+    let launch = begin(machine, args, options, Kernel::Dispatch);
     launch.check()?;
     let tactics = tactics_of(&launch, Phase::Fused);
     let roles = roles_of(&launch, tactics);
-    let sent = notify_and_send(&launch, args, tactics, roles);
+    let sent = notify_and_send(&launch, args, options, tactics, roles);
     launch.end(sent.and_then(|()| match roles.receiver {
-        Some(partition) => receive(&launch, args, partition),
+        Some(partition) => receive(&launch, args, options, partition),
         None => Ok(()),
     }))
 }
@@ -82,10 +90,20 @@ pub fn dispatch<M: Machine>(
 /// machine's own loads, before one of them is waited for, and one barrier ends both the numbering and the
 /// machine's first steps.
 #[inline(always)]
-fn begin<'a, M: Machine>(machine: &'a M, args: &'a DispatchArgs, kernel: Kernel) -> Launch<'a, M> {
+fn begin<'a, M: Machine>(
+    machine: &'a M,
+    args: &'a DispatchArgs,
+    options: &DispatchOptions,
+    kernel: Kernel,
+) -> Launch<'a, M> {
+    let mut tokens = args.common.tokens;
     // Before the machine waits for earlier kernels, as the arguments are there already.
-    let batch = SmallBatch::to_number(args);
+    let mut batch = SmallBatch::to_number(args, tokens);
     let mut loading = machine.begin();
+    if options.tokens_on_device != 0 {
+        tokens = tokens.min(read_tokens(machine));
+        batch = SmallBatch::to_number(args, tokens);
+    }
     let ids = batch.load_ids(machine);
     machine.clear_block();
     if !batch.is_empty() {
@@ -96,7 +114,31 @@ fn begin<'a, M: Machine>(machine: &'a M, args: &'a DispatchArgs, kernel: Kernel)
     // Behind that barrier, as the warp that asks waits for an answer.
     machine.ask_credits(&mut loading);
     batch.number(machine, ids);
-    Launch::begun(machine, &args.common, kernel, loading)
+    Launch::begun(machine, &args.common, kernel, tokens, loading)
+}
+
+/// How many tokens there are, as the device says.
+#[inline(always)]
+fn read_tokens<M: Machine>(machine: &M) -> u32 {
+    let tokens = machine.lanes(|_| machine.read(Table::TokensOnDevice, 0));
+    machine.broadcast(tokens, 0)
+}
+
+/// Keeps how many tokens there are for the round's other launches, and reports a number above those that the
+/// host allows. One warp.
+#[inline(always)]
+fn keep_tokens<M: Machine>(launch: &Launch<M>) {
+    let (machine, most) = (launch.machine, launch.common.tokens);
+    machine.leave(Counter::Tokens, launch.tokens as u64);
+    let given = read_tokens(machine);
+    if given > most {
+        launch.record_input(FaultKind::TooManyOnDevice, 1, |_| Fault {
+            region: Region::TokensOnDevice,
+            wanted: most as u64,
+            saw: given as u64,
+            ..launch.fault()
+        });
+    }
 }
 
 #[inline(always)]
@@ -123,11 +165,15 @@ fn roles_of<M: Machine>(launch: &Launch<M>, tactics: DispatchTactics) -> Dispatc
 fn notify_and_send<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     tactics: DispatchTactics,
     roles: DispatchRoles,
 ) -> Result<(), Aborted> {
     if launch.machine.warp() == 0 {
         launch.machine.leave(Counter::CombineTickets, 0);
+        if options.tokens_on_device != 0 {
+            keep_tokens(launch);
+        }
     }
     // Receivers wait, too: a rank that waits for a credit itself must not be named as the one at fault.
     require_credits(launch)?;

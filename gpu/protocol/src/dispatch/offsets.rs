@@ -8,6 +8,7 @@ use ferry_layout::{
     Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tagged, scale_placement,
 };
 
+use crate::dispatch::shared::SharedGroup;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
 
@@ -30,12 +31,17 @@ pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
 /// Turns all counts into the first row of every expert, `row_offsets`, and of every source
 /// within it. All receivers wait for this, so a lane takes as many experts as its loads in flight allow.
 #[inline(always)]
-pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> Result<(), Aborted> {
+pub fn compute_offsets<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    shared: SharedGroup,
+) -> Result<(), Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let shape = &common.shape;
     let experts = shape.local_experts();
     let each = (DEPTH as u32 / shape.ranks).clamp(1, MOST_EXPERTS as u32);
-    let (mut rows, mut blocks) = (0u32, 0u32);
+    // The shared expert's rows come first.
+    let (mut rows, mut blocks) = (shared.rows, scale_placement::blocks(shared.rows));
     let mut first = 0;
     while first < experts {
         let of_lane = |lane: u32| {
@@ -54,11 +60,12 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
         };
         let ends = machine.lanes(|lane| {
             let row = machine.own(rows_before, lane).wrapping_add(rows);
-            publish_bases(launch, of_lane(lane), row, sums(lane).counts)
+            publish_bases(launch, shared.groups, of_lane(lane), row, sums(lane).counts)
         });
         machine.lanes(|lane| {
             let block = machine.own(blocks_before, lane).wrapping_add(blocks);
-            describe(launch, of_lane(lane), block, machine.own(ends, lane));
+            let end = machine.own(ends, lane);
+            describe(launch, shared.groups, of_lane(lane), block, end);
         });
         rows = more_rows.wrapping_add(rows);
         blocks = more_blocks.wrapping_add(blocks);
@@ -66,7 +73,10 @@ pub fn compute_offsets<M: Machine>(launch: &Launch<M>, args: &DispatchArgs) -> R
     }
     machine.lanes(|lane| {
         if lane == 0 {
-            machine.write(Table::RowOffsets, experts as u64, rows);
+            machine.write(Table::RowOffsets, (shared.groups + experts) as u64, rows);
+            if shared.groups != 0 {
+                describe_shared(launch);
+            }
         }
     });
     check_capacity(launch, rows as u64, args.row_capacity)?;
@@ -209,12 +219,24 @@ fn wait_for_counts<M: Machine>(
     )
 }
 
-/// Publishes the source bases of a lane's experts, and writes their row offsets. The first expert's rows
-/// begin at `row`. `counts` are the experts' counts, if no more than those are needed. Gives the row after
+/// Writes what the user's tables say of the shared expert's group, but for its end. For one lane.
+#[inline(always)]
+fn describe_shared<M: Machine>(launch: &Launch<M>) {
+    let machine = launch.machine;
+    machine.write(Table::RowOffsets, 0, 0);
+    machine.write(Table::ExpertIds, 0, 0);
+    if launch.common.shape.has_tiled_scales() {
+        machine.write(Table::ScalesOffsets, 0, 0);
+    }
+}
+
+/// Publishes the source bases of a lane's experts, and writes their row offsets behind those of `groups`
+/// groups. The first expert's rows begin at `row`. `counts` are the experts' counts, if no more than those are needed. Gives the row after
 /// the last. For one lane.
 #[inline(always)]
 fn publish_bases<M: Machine>(
     launch: &Launch<M>,
+    groups: u32,
     experts: Experts,
     mut row: u32,
     counts: [u32; DEPTH],
@@ -229,7 +251,7 @@ fn publish_bases<M: Machine>(
         let word = common.window.source_base(Rank(source), expert);
         machine.signal(common.rank(), word, Tagged::new(epoch, row).0);
         if source == 0 {
-            machine.write(Table::RowOffsets, expert as u64, row);
+            machine.write(Table::RowOffsets, (groups + expert) as u64, row);
         }
         row = row.wrapping_add(count);
         if source + 1 == shape.ranks {
@@ -240,16 +262,22 @@ fn publish_bases<M: Machine>(
     row
 }
 
-/// Writes the ids of a lane's experts and, where scales are tiled, publishes their expert bases and writes
+/// Writes the ids of a lane's experts, behind `groups` groups, and, where scales are tiled, publishes their expert bases and writes
 /// their scale offsets. The scales begin at `block`, the rows end at `end`. For one lane, after
 /// [`publish_bases`].
 #[inline(always)]
-fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, end: u32) {
+fn describe<M: Machine>(
+    launch: &Launch<M>,
+    groups: u32,
+    experts: Experts,
+    mut block: u32,
+    end: u32,
+) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let has = |index: usize| experts.first + (index as u32) < experts.end;
     // All are read before one is waited for.
     let starts: [u32; MOST_EXPERTS] = core::array::from_fn(|index| {
-        let expert = experts.first as u64 + index as u64;
+        let expert = (groups + experts.first) as u64 + index as u64;
         match has(index) && common.shape.has_tiled_scales() {
             true => machine.read(Table::RowOffsets, expert),
             false => end,
@@ -261,12 +289,13 @@ fn describe<M: Machine>(launch: &Launch<M>, experts: Experts, mut block: u32, en
             return;
         }
         let expert = experts.first + index as u32;
-        machine.write(Table::ExpertIds, expert as u64, expert);
+        let group = groups + expert;
+        machine.write(Table::ExpertIds, group as u64, group);
         if common.shape.has_tiled_scales() {
             say(common.window.expert_base(expert), starts[index]);
             say(common.window.expert_block_base(expert), block);
             let offset = scale_placement::scales_offset(block, starts[index]);
-            machine.write(Table::ScalesOffsets, expert as u64, offset);
+            machine.write(Table::ScalesOffsets, group as u64, offset);
             let rows = next.wrapping_sub(starts[index]);
             block = block.wrapping_add(scale_placement::blocks(rows));
         }

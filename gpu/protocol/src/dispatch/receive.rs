@@ -8,13 +8,15 @@
 //! credit in combine, and before a peer writes there again.
 
 use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tensor, scale_placement,
+    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Rank, Region, Table, Tensor,
+    scale_placement,
 };
 
 use crate::dispatch::batch::Batch;
 use crate::dispatch::destination::{Destinations, find_destinations};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
 use crate::dispatch::scales;
+use crate::dispatch::shared::SharedGroup;
 use crate::machine::rows::Row;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
@@ -29,12 +31,16 @@ use crate::work::partition::Partition;
 pub fn receive<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     partition: Partition,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
+    let shared = SharedGroup::of(common, options, launch.tokens);
     if computes_offsets(&common.shape, partition) {
-        compute_offsets(launch, args)?;
+        compute_offsets(launch, args, shared)?;
     }
+    // While the peers' rows are on their way.
+    shared.write(launch, args, partition);
     let extent = wait_for_token_counts(launch)?;
     // A warp that receives nothing, if there is one.
     if partition.index == partition.of - 1 {
@@ -42,9 +48,13 @@ pub fn receive<M: Machine>(
     }
     let shape = &common.shape;
     // Outputs that may be too small are left alone until that is known.
-    let most_rows = shape.most_rows(extent.tokens);
+    let routed = shape.most_rows(extent.tokens);
+    let most_rows = routed + shared.rows as u64;
     let most_blocks = match shape.has_tiled_scales() {
-        true => scale_placement::max_blocks(most_rows, shape.local_experts()),
+        true => {
+            let routed = scale_placement::max_blocks(routed, shape.local_experts());
+            routed + scale_placement::blocks(shared.rows) as u64
+        }
         false => 0,
     };
     let needs_offsets = most_rows > args.row_capacity || most_blocks > args.block_capacity;
@@ -64,7 +74,7 @@ pub fn receive<M: Machine>(
     }
     if shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
-        scales::clear_unused(launch, args, batch.partition());
+        scales::clear_unused(launch, args, shared.groups, batch.partition());
     }
     Ok(())
 }

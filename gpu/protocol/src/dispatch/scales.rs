@@ -127,13 +127,18 @@ pub fn place_row_scale<M: Machine>(
 }
 
 /// Zeros for the scales of the rows that an expert's last block has and the expert has not: a matrix
-/// multiplication reads whole blocks. After the offsets, which counts made that came over the wire: a block
-/// that the outputs do not hold is left out.
+/// multiplication reads whole blocks. `groups` stand before the local experts. After the offsets, which counts
+/// made that came over the wire: a block that the outputs do not hold is left out.
 #[inline(always)]
-pub fn clear_unused<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
+pub fn clear_unused<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    groups: u32,
+    partition: Partition,
+) {
     let (machine, common) = (launch.machine, launch.common);
     let words = common.row.scale_words;
-    let tasks = common.shape.local_experts() * words;
+    let tasks = (groups + common.shape.local_experts()) * words;
     let mut first = partition.index;
     while first < tasks {
         // A task a lane, so that the warp waits once; the last ones look at some again rather than branch.

@@ -36,26 +36,36 @@ pub struct Awaited {
 }
 
 impl<'a, M: Machine> Launch<'a, M> {
-    /// Reads the round from the device, so that a replayed graph advances by itself. To be asked next:
-    /// [`check`](Self::check).
+    /// Reads the round from the device, so that a replayed graph advances by itself. `is_counted`: the round's
+    /// first launch read how many tokens there are. To be asked next: [`check`](Self::check).
     #[inline(always)]
-    pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel) -> Self {
+    pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel, is_counted: bool) -> Self {
         let loading = machine.begin();
+        let tokens = match is_counted {
+            true => common.tokens.min(machine.load(Counter::Tokens) as u32),
+            false => common.tokens,
+        };
         machine.clear_block();
-        Self::begun(machine, common, kernel, loading)
+        Self::begun(machine, common, kernel, tokens, loading)
     }
 
     /// As [`begin`](Self::begin), after the machine's first steps: `loading` is what [`Machine::begin`] gave,
     /// and the block is [clear](Machine::clear_block).
     #[inline(always)]
-    pub fn begun(machine: &'a M, common: &'a Common, kernel: Kernel, loading: M::Loading) -> Self {
+    pub fn begun(
+        machine: &'a M,
+        common: &'a Common,
+        kernel: Kernel,
+        tokens: u32,
+        loading: M::Loading,
+    ) -> Self {
         machine.keep(loading);
         machine.block_barrier();
         Self {
             machine,
             common,
             kernel,
-            tokens: common.tokens,
+            tokens,
             epoch: Epoch::after(machine.peek(Counter::Finished)),
         }
     }

@@ -55,14 +55,15 @@ impl SmallBatch {
         self.assignments == 0
     }
 
-    /// What a launch numbers as it begins: nothing where the assignments are no small batch.
+    /// What a launch with `tokens` tokens numbers as it begins: nothing where the assignments are no small
+    /// batch.
     #[inline(always)]
-    pub fn to_number(args: &DispatchArgs) -> Self {
+    pub fn to_number(args: &DispatchArgs, tokens: u32) -> Self {
         let common = &args.common;
         // A rank without tokens may have no ids.
-        let is_small = args.topk_ids != 0 && common.shape.is_small_batch(common.tokens);
+        let is_small = args.topk_ids != 0 && common.shape.is_small_batch(tokens);
         match is_small {
-            true => Self::of(common, common.tokens),
+            true => Self::of(common, tokens),
             false => Self {
                 assignments: 0,
                 experts: common.shape.experts,

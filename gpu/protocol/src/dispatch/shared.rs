@@ -1,0 +1,58 @@
+//! The shared expert: this rank's own tokens are the first group of the outputs. Nothing of it travels.
+
+use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens};
+
+use crate::dispatch::output::write_output;
+use crate::machine::Machine;
+use crate::machine::rows::{ByteRange, OutputRow};
+use crate::sync::launch::Launch;
+use crate::work::partition::Partition;
+
+/// The group of the shared expert, which stands before those of the local experts, if there is one.
+#[derive(Clone, Copy)]
+pub struct SharedGroup {
+    /// Groups before those of the local experts.
+    pub groups: u32,
+    /// Rows before those of the local experts, padding included.
+    pub rows: u32,
+    tokens: SharedTokens,
+}
+
+impl SharedGroup {
+    /// Of a rank with `tokens` tokens.
+    #[inline(always)]
+    pub fn of(common: &Common, options: &DispatchOptions, tokens: u32) -> Self {
+        let tokens = options.shared(tokens);
+        match options.has_shared_expert() {
+            true => Self {
+                groups: 1,
+                rows: common.row.padded(tokens.count),
+                tokens,
+            },
+            // Constants, where the kernel has no options.
+            false => Self {
+                groups: 0,
+                rows: 0,
+                tokens,
+            },
+        }
+    }
+
+    /// Writes this warp's partition of the rows, which the outputs hold.
+    #[inline(always)]
+    pub fn write<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
+        if self.groups == 0 {
+            return;
+        }
+        let common = launch.common;
+        let SharedTokens { start, count } = self.tokens;
+        let parts = common.row.parts(count);
+        for index in partition.tasks(count * parts) {
+            let (row, part) = (index >> parts.trailing_zeros(), index & (parts - 1));
+            let range = ByteRange::part(common.row.payload_bytes, part, parts);
+            let scales = common.row.first_scale_word(common.shape.format(), row, row);
+            let to = OutputRow { row, scales };
+            write_output(launch, args, range, start + row, 1, |_| to);
+        }
+    }
+}
