@@ -15,7 +15,7 @@ use ferry_layout::Window;
 use crate::formats;
 use crate::session::{HALVES, Session, Settings};
 use crate::simulated::{Case, Dice, Return, any_case, inline_case};
-use crate::verify::capacity_for;
+use crate::verify::capacity_with;
 use guarded::GuardedGroup;
 pub use sweep::{DamagedArgs, run};
 use words::Damage;
@@ -88,7 +88,9 @@ impl DamagedCase {
     /// `longest`: how long a half round may take.
     fn run(&self, guarded: &GuardedGroup, longest: Option<Duration>) -> Result<u64> {
         let (case, problems) = (&self.case, self.case.problems());
-        let capacity = problems.iter().map(|p| capacity_for(p, case.format));
+        let capacity = problems
+            .iter()
+            .map(|p| capacity_with(p, case.format, case.shared_expert));
         let capacity = capacity.fold(Capacity::default(), formats::larger);
         let settings = Settings {
             config: Config {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ferry::{Capacity, Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
-use crate::verify::{Placement, RankOutputs};
+use crate::verify::{Placement, RankOutputs, SHARED_FACTOR};
 use local_rank::LocalRank;
 
 /// Half calls that a round is made of, each followed by its wait; a fused rank skips the waits.
@@ -106,9 +106,10 @@ impl Session {
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
         let format = self.settings.config.format;
+        let shared = (self.settings.config.shared_expert).then_some(SHARED_FACTOR);
         // The experts get rows of other formats only after a matrix multiplication.
-        let placements =
-            (format != TokenFormat::Bf16).then(|| Placement::of(problem, format, usize::MAX));
+        let placements = (format != TokenFormat::Bf16)
+            .then(|| Placement::of(problem, format, usize::MAX, shared));
         for rank in &self.ranks {
             match &placements {
                 None => rank.run_experts(scale)?,

@@ -10,7 +10,7 @@ use ferry::*;
 use ferry_reference::{Problem, bf16};
 
 use crate::formats;
-use crate::verify::{Oracle, Received};
+use crate::verify::{Compared, Oracle, Received};
 
 pub use crate::verify::{POISON, download};
 pub use case::*;
@@ -33,7 +33,12 @@ impl Expected {
         let scale: Vec<f32> = (0..case.experts)
             .map(|expert| 1.0 + (expert % 7) as f32 / 8.0 + round as f32)
             .collect();
-        let oracle = Oracle::new(problem, &scale, case.format);
+        let oracle = Oracle::of(
+            problem,
+            &scale,
+            case.format,
+            Compared::with_shared(case.shared_expert),
+        );
         let combined = oracle.combined(case.how.mode(), case.how != Return::Apart);
         Self {
             oracle,
@@ -44,7 +49,12 @@ impl Expected {
 
     /// What a rank's outputs can hold.
     fn capacity(&self, rank: usize, case: &Case) -> Capacity {
-        let needed = self.oracle.placement(rank).capacity();
+        let mut needed = self.oracle.placement(rank).capacity();
+        if let (true, Some(more)) = (case.shared_expert, case.counted) {
+            // The host asks for room for all rows of `x`.
+            needed.rows += more;
+            needed.scale_blocks += more.div_ceil(128);
+        }
         let rows = formats::with_spare_rows(needed, case.format, case.spare_rows);
         Capacity {
             scale_blocks: needed.scale_blocks + case.spare_rows,
@@ -78,14 +88,20 @@ impl Tensors {
     fn new(rank: &ExpertParallel, case: &Case, problem: &Problem, expected: &Expected) -> Self {
         let r = rank.rank().0 as usize;
         let input = &problem.inputs[r];
-        let (tokens, top_k, hidden) = (input.tokens, case.top_k, case.hidden);
+        let (top_k, hidden) = (case.top_k, case.hidden);
+        let more = case.counted.unwrap_or(0);
+        let tokens = input.tokens + more;
         let space = expected.capacity(r, case);
         let capacity = space.rows;
         let (device, plan) = (rank.device(), rank.plan());
         let buffers = DispatchBuffers::with_capacity(device, plan, space).unwrap();
         buffers.fill(POISON).unwrap();
-        let weights = device.upload_tensor([tokens, top_k], &input.topk_weights);
-        let weights = weights.unwrap();
+        // What stands behind the tokens that are counted would be seen in the results.
+        let x = [&input.x[..], &vec![bf16::NAN; more * hidden]].concat();
+        let ids = [&input.topk_ids[..], &vec![0; more * top_k]].concat();
+        let weights = [&input.topk_weights[..], &vec![f32::NAN; more * top_k]].concat();
+        let weights = device.upload_tensor([tokens, top_k], &weights).unwrap();
+        let count = [input.tokens as u32];
         let placement = expected.oracle.placement(r);
         let answers = placement.expert_rows(problem, &expected.scale, r, capacity);
         let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
@@ -101,11 +117,11 @@ impl Tensors {
                 topk_weights: Some(weights),
                 input_scale: matches!(case.format, TokenFormat::Nvfp4(_))
                     .then(|| device.upload_tensor([1], &[formats::INPUT_SCALE]).unwrap()),
+                tokens_on_device: (case.counted)
+                    .map(|_| device.upload_tensor([1], &count).unwrap()),
                 ..DispatchInput::new(
-                    device.upload_tensor([tokens, hidden], &input.x).unwrap(),
-                    device
-                        .upload_tensor([tokens, top_k], &input.topk_ids)
-                        .unwrap(),
+                    device.upload_tensor([tokens, hidden], &x).unwrap(),
+                    device.upload_tensor([tokens, top_k], &ids).unwrap(),
                 )
             },
             output: *buffers.output(),
@@ -322,8 +338,15 @@ impl Run {
     fn compare_combine(&self, round: usize, r: usize) {
         let device = self.ranks[r].device();
         let rows = self.tensors[round][r].combined.combined.rows();
-        let given: Vec<bf16> = device.download_tensor(&rows).unwrap();
+        let mut given: Vec<bf16> = device.download_tensor(&rows).unwrap();
         let expected = &self.expected[round];
+        let beyond = given.split_off(expected.combined[r].len().min(given.len()));
+        let is_poison = |x: &bf16| x.to_le_bytes() == [POISON; 2];
+        assert!(
+            beyond.iter().all(is_poison),
+            "rank {r}: combine wrote behind the tokens that are counted: round {round} of {:?}",
+            self.case
+        );
         let result = expected
             .oracle
             .verify_combined(r, &expected.combined[r], &given);

@@ -46,6 +46,38 @@ pub fn dispatch(problem: &Problem) -> Vec<Dispatched> {
     })
 }
 
+/// As [`dispatch`], where every token also goes to a shared expert, which each rank has a copy of.
+///
+/// Each rank's own tokens, in their order, are the rows of a first group, number 0; local expert `l` is
+/// group `l + 1`. `row_offsets` and `expert_ids` have an entry more. The source of a row of the first group is
+/// this rank, its `src_info` is the token and -1, as it answers no slot.
+///
+/// # Panics
+///
+/// As [`dispatch`].
+pub fn dispatch_with_shared(problem: &Problem) -> Vec<Dispatched> {
+    let mut all = dispatch(problem);
+    for (rank, dispatched) in all.iter_mut().enumerate() {
+        let own = &problem.inputs[rank];
+        let count = u32::try_from(own.tokens).expect("a number of tokens fits a u32");
+        dispatched.tokens = [&own.x[..], &dispatched.tokens].concat();
+        for offset in &mut dispatched.row_offsets {
+            *offset += count;
+        }
+        dispatched.row_offsets.insert(0, 0);
+        let groups = problem.local_experts() + 1;
+        dispatched.expert_ids = (0..to_i32(groups)).collect();
+        let mut src_info: Vec<[i32; 2]> =
+            (0..own.tokens).map(|token| [to_i32(token), -1]).collect();
+        src_info.append(&mut dispatched.src_info);
+        dispatched.src_info = src_info;
+        let mut src_rank = vec![rank; own.tokens];
+        src_rank.append(&mut dispatched.src_rank);
+        dispatched.src_rank = src_rank;
+    }
+    all
+}
+
 fn dispatch_to_one(problem: &Problem, rows: &[Row]) -> Dispatched {
     let hidden = problem.hidden;
     let mut dispatched = Dispatched {
@@ -181,6 +213,30 @@ mod tests {
         assert_eq!(rank.expert_ids, [0, 1]);
         assert_eq!(rank.src_info, [[1, 0]]);
         assert_eq!(rank.src_rank, [0]);
+    }
+
+    #[test]
+    fn own_tokens_are_the_first_group_where_there_is_a_shared_expert() {
+        let dispatched = dispatch_with_shared(&problem());
+        let rank = &dispatched[0];
+        assert_eq!(
+            rank.tokens[..6],
+            values(&[10.0, -10.0, 11.0, -11.0, 12.0, -12.0])
+        );
+        assert_eq!(rank.row_offsets, [0, 3, 5, 9]);
+        assert_eq!(rank.expert_ids, [0, 1, 2]);
+        assert_eq!(rank.src_info[..4], [[0, -1], [1, -1], [2, -1], [0, 1]]);
+        assert_eq!(rank.src_rank, [0, 0, 0, 0, 0, 0, 0, 1, 1]);
+
+        let rank = &dispatched[1];
+        assert_eq!(
+            rank.tokens,
+            values(&[20.0, -20.0, 21.0, -21.0, 11.0, -11.0])
+        );
+        assert_eq!(rank.row_offsets, [0, 2, 2, 3]);
+        assert_eq!(rank.expert_ids, [0, 1, 2]);
+        assert_eq!(rank.src_info, [[0, -1], [1, -1], [1, 0]]);
+        assert_eq!(rank.src_rank, [1, 1, 0]);
     }
 
     #[test]

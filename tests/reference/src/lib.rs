@@ -46,7 +46,7 @@ pub mod workload;
 
 pub use combine::{CombineMode, combine, round_to_bf16};
 pub use compare::{Difference, first_difference};
-pub use dispatch::{Dispatched, apply_expert_scale, dispatch};
+pub use dispatch::{Dispatched, apply_expert_scale, dispatch, dispatch_with_shared};
 pub use problem::{Problem, ProblemError, RankInput};
 
 /// The element type of every row.

@@ -9,7 +9,7 @@ use ferry_reference::{Problem, bf16};
 
 use super::{Settings, Turn};
 use crate::formats::INPUT_SCALE;
-use crate::verify::{POISON, Placement, RankOutputs, Received, download};
+use crate::verify::{POISON, Placement, RankOutputs, Received, SHARED_FACTOR, download};
 
 /// The inputs of one problem on a rank.
 #[derive(Clone, Copy)]
@@ -246,7 +246,9 @@ impl LocalRank {
         let offsets: Vec<u32> = self.words(self.output.row_offsets)?;
         let mut rows: Vec<bf16> = self.words(self.output.tokens)?;
         let first = self.rank() * self.ep.plan().local_experts();
-        for (pair, factor) in offsets.windows(2).zip(&scale[first..]) {
+        let shared = (self.ep.plan().config().shared_expert).then_some(SHARED_FACTOR);
+        let factors = shared.iter().chain(&scale[first..]);
+        for (pair, factor) in offsets.windows(2).zip(factors) {
             let rows = rows.get_mut(pair[0] as usize * hidden..pair[1] as usize * hidden);
             for x in rows.into_iter().flatten() {
                 *x = ferry_reference::round_to_bf16(x.to_f32() * factor);

@@ -66,6 +66,10 @@ pub struct Case {
     pub spare_rows: usize,
     /// As in the plan's configuration.
     pub debug_checks: bool,
+    /// As in the plan's configuration.
+    pub shared_expert: bool,
+    /// The device says how many tokens there are, and the inputs have so many rows more.
+    pub counted: Option<usize>,
     /// As in the simulator's options.
     pub lost: Option<Lost>,
     /// A rank that never launches anything.
@@ -92,6 +96,8 @@ impl Case {
             synchronize: false,
             spare_rows: 2,
             debug_checks: false,
+            shared_expert: false,
+            counted: None,
             lost: None,
             absent: None,
         }
@@ -138,11 +144,13 @@ impl Case {
             combine: self.how.mode(),
             deadline: Duration::from_secs(3600),
             debug_checks: self.debug_checks,
+            shared_expert: self.shared_expert,
+            options: self.counted.is_some(),
             ..Config::new(
                 self.experts,
                 self.top_k,
                 self.hidden,
-                most.unwrap_or(0).max(1),
+                (most.unwrap_or(0) + self.counted.unwrap_or(0)).max(1),
             )
         }
     }
@@ -204,30 +212,33 @@ pub fn any_case(seed: u64) -> Case {
         0 => TokenFormat::Bf16,
         _ => dice.pick(&TokenFormat::ALL),
     };
+    // Rows of more than 512 bytes travel in parts.
+    let hidden = match format {
+        TokenFormat::Bf16 => 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
+        TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => 64 * dice.pick(&[1, 2, 3, 9, 33]),
+        _ => 128 * dice.pick(&[1, 2, 3, 5, 9, 17]),
+    };
+    let how = dice.pick(&Return::ALL);
     Case {
         seed,
         ranks,
         p2p_world_size,
         experts,
         top_k,
-        // Rows of more than 512 bytes travel in parts.
-        hidden: match format {
-            TokenFormat::Bf16 => 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
-            TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => {
-                64 * dice.pick(&[1, 2, 3, 9, 33])
-            }
-            _ => 128 * dice.pick(&[1, 2, 3, 5, 9, 17]),
-        },
+        hidden,
         format,
         tokens,
         routing,
-        how: dice.pick(&Return::ALL),
+        how,
         split: dice.pick(&[0, u64::MAX, dice.0]),
         warps: 1 + dice.below(8) as u32,
         stall_one_in: dice.pick(&[0, 8, 64]),
         synchronize: dice.below(4) == 0,
         spare_rows: dice.below(3),
         debug_checks: false,
+        // Rows that stay apart are not added to.
+        shared_expert: dice.below(3) == 0 && how != Return::Apart,
+        counted: dice.pick(&[None, None, Some(0), Some(3)]),
         lost: None,
         absent: None,
     }

@@ -11,7 +11,7 @@ use crate::formats;
 use crate::group::{GroupKind, GroupOptions, gpus, open};
 use crate::session::{Session, Settings};
 use crate::simulated::{Case, Dice, Return, gpu_case};
-use crate::verify::{Oracle, capacity_for};
+use crate::verify::{Compared, Oracle, capacity_with};
 
 /// Longest wait of a kernel.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -58,9 +58,12 @@ fn rounds_of(group: &Group, case: &Case, rounds: usize) -> Result<Tally> {
     let scale: Vec<f32> = (0..case.experts)
         .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
         .collect();
-    let oracle = |problem| Oracle::new(problem, &scale, case.format);
+    let compared = Compared::with_shared(case.shared_expert);
+    let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
     let oracles: Vec<_> = problems.iter().map(oracle).collect();
-    let capacity = problems.iter().map(|p| capacity_for(p, case.format));
+    let capacity = problems
+        .iter()
+        .map(|p| capacity_with(p, case.format, case.shared_expert));
     let capacity = capacity.fold(Capacity::default(), formats::larger);
     let settings = Settings {
         config: Config {

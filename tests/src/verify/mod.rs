@@ -10,8 +10,11 @@ mod tests;
 
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::{Compared, Oracle};
-pub use placement::{Placement, capacity_for};
+pub use placement::{Placement, capacity_for, capacity_with};
 pub use received::{RankOutputs, Received, download};
+
+/// What the shared expert multiplies by: combine adds zeros.
+pub const SHARED_FACTOR: f32 = 0.0;
 
 /// What outputs hold before a round, in every byte.
 pub const POISON: u8 = 0xa5;

@@ -8,7 +8,7 @@ use ferry_reference::{Problem, RankInput, apply_expert_scale, bf16, combine, dis
 use super::mismatch::Subject;
 use super::placement::Placement;
 use super::received::{RankOutputs, Received};
-use super::{Mismatch, POISON};
+use super::{Mismatch, POISON, SHARED_FACTOR};
 use crate::formats::{self, Encoded, INPUT_SCALE, Images};
 
 /// How much of a round is compared.
@@ -20,6 +20,8 @@ pub struct Compared {
     pub step: usize,
     /// The global scale that NVFP4 is given.
     pub input_scale: f32,
+    /// What the shared expert multiplies by, if there is one.
+    pub shared: Option<f32>,
 }
 
 impl Compared {
@@ -28,7 +30,16 @@ impl Compared {
         tokens: usize::MAX,
         step: 1,
         input_scale: INPUT_SCALE,
+        shared: None,
     };
+
+    /// A whole problem with a shared expert, or without.
+    pub fn with_shared(shared: bool) -> Self {
+        Self {
+            shared: shared.then_some(SHARED_FACTOR),
+            ..Self::ALL
+        }
+    }
 }
 
 /// What the oracle says of a problem: made once, compared with many rounds.
@@ -70,7 +81,7 @@ impl Oracle {
         let expert_rows = apply_expert_scale(&sample, &dispatch(&sample), scale);
         Self {
             encoded: encode(&sample, format, compared.input_scale),
-            placements: Placement::of(problem, format, compared.tokens),
+            placements: Placement::of(problem, format, compared.tokens, compared.shared),
             format,
             compared,
             sample,
@@ -138,7 +149,7 @@ impl Oracle {
         let placement = &self.placements[rank];
         let offsets = &placement.row_offsets;
         subject("row_offsets").numbers(offsets, &given.row_offsets, 1)?;
-        let ids: Vec<i32> = (0..self.sample.local_experts() as i32).collect();
+        let ids: Vec<i32> = (0..offsets.len() as i32 - 1).collect();
         subject("expert_ids").numbers(&ids, &given.expert_ids, 1)?;
 
         let (layout, capacity) = (given.layout, given.layout.capacity);
@@ -146,7 +157,9 @@ impl Oracle {
         let mut wanted = Images::poisoned(layout, POISON);
         wanted.clear_unused(offsets);
         for row in &placement.rows {
-            info[row.position()] = row.info;
+            if row.is_routed() {
+                info[row.position()] = row.info;
+            }
             match self.encoded(row.source, row.token()) {
                 Some(encoded) => wanted.put(row.place, encoded),
                 None => wanted.copy_row(row.place, given),

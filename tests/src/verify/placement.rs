@@ -1,27 +1,33 @@
 //! Where the rows of a dispatch stand, by the oracle.
 
 use ferry::{Capacity, TokenFormat};
-use ferry_reference::{Dispatched, Problem, RankInput, bf16, dispatch, fp8, round_to_bf16};
+use ferry_reference::{
+    Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared, fp8, round_to_bf16,
+};
 
+use super::SHARED_FACTOR;
 use crate::formats::{self, Place};
 
 /// Where a rank's rows stand, whatever their payload.
 pub struct Placement {
     /// In the order of the oracle: by expert, then source rank, then token.
     pub rows: Vec<PlacedRow>,
-    /// The first row of each local expert, padding included, and the end of the last.
+    /// The first row of each group, padding included, and the end of the last. A group is a local expert, or
+    /// the shared expert.
     pub row_offsets: Vec<u32>,
+    /// What the shared expert, whose group is the first one, multiplies by, if there is one.
+    shared: Option<f32>,
 }
 
 /// A row.
 pub struct PlacedRow {
     /// Where it stands.
     pub place: Place,
-    /// Its expert's number on this rank.
-    pub expert: usize,
+    /// Its group's number on this rank.
+    pub group: usize,
     /// The rank that sent it.
     pub source: usize,
-    /// Its token there, and the slot.
+    /// Its token there, and the slot; -1 for the shared expert, where nothing is written.
     pub info: [i32; 2],
 }
 
@@ -29,6 +35,11 @@ impl PlacedRow {
     /// Its token on the source rank.
     pub const fn token(&self) -> usize {
         self.info[0] as usize
+    }
+
+    /// Whether it answers a slot of its token: not in the shared expert's group.
+    pub const fn is_routed(&self) -> bool {
+        self.info[1] >= 0
     }
 
     /// Its row among the outputs.
@@ -39,8 +50,14 @@ impl PlacedRow {
 
 impl Placement {
     /// Every rank's, where each brings the first `tokens` tokens of a problem at most: the oracle's dispatch
-    /// of tokens of one element, which is quick whatever the hidden size.
-    pub fn of(problem: &Problem, format: TokenFormat, tokens: usize) -> Vec<Self> {
+    /// of tokens of one element, which is quick whatever the hidden size. `shared`: what the shared expert
+    /// multiplies by, if there is one.
+    pub fn of(
+        problem: &Problem,
+        format: TokenFormat,
+        tokens: usize,
+        shared: Option<f32>,
+    ) -> Vec<Self> {
         let thin = |input: &RankInput| {
             let tokens = input.tokens.min(tokens);
             RankInput {
@@ -55,29 +72,39 @@ impl Placement {
             inputs: problem.inputs.iter().map(thin).collect(),
             ..*problem
         };
-        let ranks = dispatch(&thin).into_iter();
-        ranks.map(|rank| Self::of_rank(&rank, format)).collect()
+        let ranks = match shared {
+            None => dispatch(&thin),
+            Some(_) => dispatch_with_shared(&thin),
+        };
+        ranks
+            .iter()
+            .map(|rank| Self::of_rank(rank, format, shared))
+            .collect()
     }
 
-    fn of_rank(rank: &Dispatched, format: TokenFormat) -> Self {
+    fn of_rank(rank: &Dispatched, format: TokenFormat, shared: Option<f32>) -> Self {
         let row_offsets = fp8::padded_offsets(&rank.row_offsets, format.sizes().row_alignment);
         let blocks = formats::first_blocks(&row_offsets);
         let mut rows = Vec::with_capacity(rank.src_info.len());
-        for (expert, pair) in rank.row_offsets.windows(2).enumerate() {
+        for (group, pair) in rank.row_offsets.windows(2).enumerate() {
             for row in pair[0] as usize..pair[1] as usize {
                 rows.push(PlacedRow {
                     place: Place {
-                        start: row_offsets[expert] as usize,
-                        block: blocks[expert],
+                        start: row_offsets[group] as usize,
+                        block: blocks[group],
                         row: row - pair[0] as usize,
                     },
-                    expert,
+                    group,
                     source: rank.src_rank[row],
                     info: rank.src_info[row],
                 });
             }
         }
-        Self { rows, row_offsets }
+        Self {
+            rows,
+            row_offsets,
+            shared,
+        }
     }
 
     /// What the rank's outputs must hold, padding included.
@@ -99,12 +126,16 @@ impl Placement {
         rows: usize,
     ) -> Vec<bf16> {
         let (hidden, first) = (problem.hidden, rank * problem.local_experts());
+        let factors: Vec<f32> = (self.shared.iter())
+            .chain(&scale[first..first + problem.local_experts()])
+            .copied()
+            .collect();
         let mut answers = vec![bf16::NAN; rows * hidden];
         for row in &self.rows {
             let token = &problem.inputs[row.source].x[row.token() * hidden..][..hidden];
             let answer = &mut answers[row.position() * hidden..][..hidden];
             for (answer, x) in answer.iter_mut().zip(token) {
-                *answer = round_to_bf16(x.to_f32() * scale[first + row.expert]);
+                *answer = round_to_bf16(x.to_f32() * factors[row.group]);
             }
         }
         answers
@@ -113,7 +144,13 @@ impl Placement {
 
 /// What outputs must hold for the busiest rank, padding included.
 pub fn capacity_for(problem: &Problem, format: TokenFormat) -> Capacity {
-    let ranks = Placement::of(problem, format, usize::MAX).into_iter();
+    capacity_with(problem, format, false)
+}
+
+/// The same, with a shared expert or without.
+pub fn capacity_with(problem: &Problem, format: TokenFormat, shared: bool) -> Capacity {
+    let shared = shared.then_some(SHARED_FACTOR);
+    let ranks = Placement::of(problem, format, usize::MAX, shared).into_iter();
     ranks
         .map(|rank| rank.capacity())
         .fold(Capacity::default(), formats::larger)
