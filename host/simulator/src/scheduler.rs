@@ -439,7 +439,8 @@ impl World {
             let idle_at = Rc::new(Cell::new(None));
             let times_out_at = Rc::new(Cell::new(deadline));
             let waits_until = times_out_at.clone();
-            let state = (self.shared.clone(), buffer.clone(), idle_at.clone(), args.clone());
+            let (shared, args) = (self.shared.clone(), args.clone());
+            let state = (shared, buffer.clone(), idle_at.clone(), args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             let stack = self
                 .stacks
