@@ -343,6 +343,24 @@ pub enum Error {
         /// What the loader said.
         reason: String,
     },
+    /// A CUDA driver without a function that is needed.
+    #[error("the CUDA driver (CUDA {driver}) has no {function}; install a newer driver")]
+    DriverTooOld {
+        /// The function: "cuLaunchKernelEx".
+        function: &'static str,
+        /// The driver's CUDA version.
+        driver: String,
+    },
+    /// A stream, memory or a context that belongs elsewhere than to the device it is for.
+    #[error("{what} belongs to {owner}, and is used for {device}")]
+    OtherDevice {
+        /// What it is: "the stream".
+        what: &'static str,
+        /// What it belongs to: "cuda:1", or another context of the same device.
+        owner: String,
+        /// The device.
+        device: String,
+    },
     /// The embedded PTX is newer than the driver.
     #[error(
         "the kernels' PTX ({ptx}) is too new for the driver, which supports CUDA {driver}; \

@@ -67,7 +67,8 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
-    /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
+    /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
+    /// [`Error::DriverTooOld`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn local(devices: &[usize]) -> Result<Self, Error> {
         Self::local_with(devices, &crate::Kernels::default())
@@ -100,7 +101,8 @@ impl Group {
     /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. Collective.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`],
+    /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`] without a CUDA driver or
+    /// NVSHMEM's library, [`Error::DriverTooOld`], [`Error::NvshmemVersion`],
     /// [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn nvshmem(

@@ -59,8 +59,11 @@
 //!
 //! # Features
 //!
-//! `cuda`: the groups `Group::local` and `Group::nvshmem`. It links the CUDA driver library;
-//! NVSHMEM is loaded at run time, by `Group::nvshmem` alone. Nothing reads the environment.
+//! `cuda`: the groups `Group::local` and `Group::nvshmem`. Nothing of CUDA is linked: the driver is
+//! loaded at run time, by the first call that needs one, and NVSHMEM by `Group::nvshmem` alone. So a
+//! program builds and starts without them. Nothing reads the environment.
+//!
+//! `cust`: `cuda`, and streams and memory of the crate `cust`, which links the driver.
 
 /// The code of the README compiles.
 #[cfg(doctest)]
@@ -75,6 +78,8 @@ mod capacity;
 mod config;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "cust")]
+pub mod cust;
 pub mod device;
 mod error;
 mod expert_parallel;

@@ -3,13 +3,12 @@
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, cuda_stub};
+use crate::Places;
 
 /// Builds and runs the benchmark with these arguments.
 pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
-    shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
     let package = ["--package", "ferry-tests", "--features", "cuda"];
     cmd!(
         shell,

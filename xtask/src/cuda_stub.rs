@@ -1,7 +1,8 @@
-//! Something to link to on machines without a driver: a `libcuda.so` of empty functions.
+//! Something to link to on machines without a driver: a `libcuda.so` of empty functions. Only what uses
+//! the crate `cust` links one.
 //!
 //! Its name inside is `libcuda.so.1`, so a program linked with it loads the real driver where
-//! there is one, and does not start where there is none.
+//! there is one, and does not start where there is none. Tests also load it in a driver's place.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,21 +22,14 @@ const STUB_LIBRARY: u32 = 34;
 /// The crate that declares the driver's functions.
 const BINDINGS: &str = "cust_raw";
 
-/// Where those that it does not have are declared.
-const OURS: &str = "host/src/cuda";
+/// Functions that the driver has and [`BINDINGS`], which are older, have not. From CUDA 11.8 on.
+const NEWER: [&str; 1] = ["cuLaunchKernelEx"];
 
 /// The folder to name in [`VARIABLE`]; its `lib64/libcuda.so` is made unless it is there.
 pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     let folder = places.target_dir.join("cuda-stub");
     let library = folder.join("lib64/libcuda.so");
-    let mut names = BTreeSet::new();
-    for bindings in [bindings_folder(&places.root)?, places.root.join(OURS)] {
-        let before = names.len();
-        collect_names(&bindings, &mut names)?;
-        if names.len() == before {
-            bail!("{} declares no driver function", bindings.display());
-        }
-    }
+    let names = driver_names(&places.root)?;
     let shell = Shell::new()?;
     let (source, text) = (folder.join("stub.c"), c_source(&names));
     if library.is_file()
@@ -57,8 +51,7 @@ pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A folder for the loader's path in which the stub is the driver: programs that need one start, and each of
-/// its functions fails.
+/// A folder for the loader's path in which the stub is the driver: each of its functions fails.
 pub(crate) fn loaded_from(places: &Places) -> Result<PathBuf> {
     let folder = folder(places)?;
     let loaded = folder.join("loaded");
@@ -66,6 +59,17 @@ pub(crate) fn loaded_from(places: &Places) -> Result<PathBuf> {
     shell.create_dir(&loaded)?;
     shell.copy_file(folder.join("lib64/libcuda.so"), loaded.join("libcuda.so.1"))?;
     Ok(loaded)
+}
+
+/// The functions that a driver has.
+fn driver_names(root: &Path) -> Result<BTreeSet<String>> {
+    let mut names = NEWER.map(String::from).into();
+    let bindings = bindings_folder(root)?;
+    collect_names(&bindings, &mut names)?;
+    if names.len() == NEWER.len() {
+        bail!("{} declares no driver function", bindings.display());
+    }
+    Ok(names)
 }
 
 /// Where cargo keeps the source of [`BINDINGS`].
@@ -130,6 +134,22 @@ mod tests {
             "pub fn cuInit(Flags: u32); fn custom(); pub fn cuMemcpy_v2(\n fn cudaMalloc()";
         let names: Vec<_> = declared_names(source).collect();
         assert_eq!(names, ["cuInit", "cuMemcpy_v2"]);
+    }
+
+    #[test]
+    fn every_function_that_the_host_asks_for_is_the_drivers() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let asked_for = fs::read_to_string(root.join("host/src/cuda/sys.rs")).unwrap();
+        let asked_for: BTreeSet<_> = declared_names(&asked_for).collect();
+        assert!(
+            asked_for.contains("cuInit") && asked_for.len() > 40,
+            "{asked_for:?}"
+        );
+        let unknown: Vec<_> = asked_for
+            .difference(&driver_names(root).unwrap())
+            .cloned()
+            .collect();
+        assert!(unknown.is_empty(), "no driver has {unknown:?}");
     }
 
     #[test]

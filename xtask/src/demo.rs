@@ -1,9 +1,9 @@
-//! `cargo xtask demo`: runs `ferry-tests demo`, with GPU support only where it can start.
+//! `cargo xtask demo`: runs `ferry-tests demo`, with GPU support only where there is a driver.
 
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, cuda_stub};
+use crate::Places;
 
 /// Builds and runs the demo with these arguments.
 pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
@@ -11,7 +11,6 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     shell.change_dir(&places.root);
     let mut features = None;
     if wants_gpus(arguments) && has_driver() {
-        shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
         features = Some("--features=cuda");
     }
     cmd!(
@@ -31,7 +30,7 @@ fn wants_gpus(arguments: &[String]) -> bool {
     !pair && !arguments.iter().any(|argument| argument == "--gpus=none")
 }
 
-/// Whether a program that is linked with the driver library can start here.
+/// Whether there is a driver.
 fn has_driver() -> bool {
     // SAFETY: the driver library's constructors touch nothing of this program.
     unsafe { libloading::Library::new("libcuda.so.1") }.is_ok()

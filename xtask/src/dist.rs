@@ -25,13 +25,14 @@ pub(crate) fn run(places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// Builds the test program with all that GPUs need, and gives the folder to pack.
+/// Builds the test program with all that GPUs need, and gives the folder to pack. With `cust`, it links the
+/// driver, so it does not start without one.
 pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
     shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
     println!("building ferry-tests for GPUs");
-    let package = ["--package", "ferry-tests", "--features", "cuda,mpi"];
+    let package = ["--package", "ferry-tests", "--features", "cust,mpi"];
     cmd!(shell, "cargo build --quiet --release {package...}")
         .quiet()
         .run()?;

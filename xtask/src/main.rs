@@ -96,7 +96,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Print a folder for CUDA_LIBRARY_PATH, to build with GPU support where there is no driver
+    /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` where there is no CUDA
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
     Dist,

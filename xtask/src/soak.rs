@@ -3,7 +3,7 @@
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, cuda_stub};
+use crate::Places;
 
 /// Builds and runs the soak with these arguments. In the simulator arithmetic is checked for
 /// overflow, as in tests.
@@ -13,7 +13,6 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     let package = ["--package", "ferry-tests"];
     let mut on_gpus = None;
     if wants_gpus(arguments) {
-        shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
         on_gpus = Some(["--release", "--features", "cuda"]);
     }
     let on_gpus = on_gpus.into_iter().flatten();

@@ -80,8 +80,20 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     })
 }
 
-/// Runs the unit tests of what is compiled for GPUs only: with a driver that does nothing.
+/// Runs the tests of what is compiled for GPUs only: as this machine is, and those of the host library again
+/// with a driver that does nothing, which the crate `cust` is linked with.
 fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
+    let packages = [
+        "--package",
+        "ferry",
+        "--package",
+        "ferry-tests",
+        "--lib",
+        "--test",
+        "driver",
+    ];
+    let features = ["--features", "ferry/cuda,ferry-tests/cuda"];
+    let as_it_is = run_cargo_test(places, &[&packages[..], &features].concat(), &[], tally);
     let mut loaded_from = vec![cuda_stub::loaded_from(places)?];
     if let Some(paths) = env::var_os(LOADER_PATH) {
         loaded_from.extend(env::split_paths(&paths));
@@ -90,10 +102,16 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
         (cuda_stub::VARIABLE, cuda_stub::folder(places)?.into()),
         (LOADER_PATH, env::join_paths(loaded_from)?),
     ];
-    let packages = ["--package", "ferry", "--package", "ferry-tests", "--lib"];
-    let features = ["--features", "ferry/cuda,ferry-tests/cuda"];
-    let arguments = [&packages[..], &features].concat();
-    run_cargo_test(places, &arguments, &variables, tally)
+    let host = [
+        "--package",
+        "ferry",
+        "--lib",
+        "--test",
+        "driver",
+        "--features",
+        "cust",
+    ];
+    run_cargo_test(places, &host, &variables, tally).and(as_it_is)
 }
 
 /// Runs `cargo test`, shows what it prints, and counts.

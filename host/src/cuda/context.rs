@@ -1,20 +1,18 @@
 //! The driver, a device's primary context, and making it current.
 
+use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ptr;
 
-use cust::context::{Context, ContextHandle};
-use cust::device::{Device, DeviceAttribute};
-
-use super::error::{check, error, of_cust};
-use super::sys;
+use super::error::{check, error};
+use super::library::dotted;
+use super::sys::{self, CUcontext, CUdevice};
 use crate::Error;
 
 /// Initialises the driver and counts its devices.
 ///
 /// # Errors
-/// [`Error::LibraryMissing`] where only a library to link with was found, [`Error::Cuda`].
+/// [`Error::LibraryMissing`] without a CUDA driver, [`Error::DriverTooOld`], [`Error::Cuda`].
 pub fn device_count() -> Result<usize, Error> {
     // SAFETY: takes no pointer; may be called any number of times, from any thread.
     match unsafe { sys::cuInit(0) } {
@@ -40,7 +38,7 @@ pub(super) fn driver_version() -> Result<String, Error> {
     check("cuDriverGetVersion", unsafe {
         sys::cuDriverGetVersion(&mut version)
     })?;
-    Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
+    Ok(dotted(version))
 }
 
 /// A device's primary context, the one that the CUDA runtime and other libraries use as well.
@@ -49,10 +47,15 @@ pub(super) fn driver_version() -> Result<String, Error> {
 /// code may use after the last device was dropped, and with the context their memory and streams
 /// would go.
 pub(super) struct PrimaryContext {
-    pub(super) device: Device,
-    /// Dropped, it would be released.
-    context: ManuallyDrop<Context>,
+    device: CUdevice,
+    /// Never released.
+    context: CUcontext,
 }
+
+// SAFETY: a context's handle may be used from any thread.
+unsafe impl Send for PrimaryContext {}
+// SAFETY: as above; nothing here changes.
+unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
     /// Retains the primary context of device number `ordinal`. The thread's current context
@@ -63,28 +66,27 @@ impl PrimaryContext {
             device: ordinal,
             devices,
         };
-        let Ok(number) = u32::try_from(ordinal) else {
+        let Ok(number) = c_int::try_from(ordinal) else {
             return Err(missing);
         };
         if ordinal >= devices {
             return Err(missing);
         }
-        let device = Device::get_device(number).map_err(|error| of_cust("cuDeviceGet", error))?;
-        // `Context::new` puts its context in the place of the current one.
-        let before = current()?;
-        let retained =
-            Context::new(device).map_err(|error| of_cust("cuDevicePrimaryCtxRetain", error));
-        // SAFETY: `before` was current on this thread a moment ago, or is null for none.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(before) })?;
-        Ok(Self {
-            device,
-            context: ManuallyDrop::new(retained?),
-        })
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: `device` is a live integer.
+        check("cuDeviceGet", unsafe {
+            sys::cuDeviceGet(&mut device, number)
+        })?;
+        // SAFETY: `context` is a live pointer to write to, and the device exists.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut context, device)
+        })?;
+        Ok(Self { device, context })
     }
 
     /// The driver's handle.
-    pub(super) fn raw(&self) -> sys::CUcontext {
-        self.context.get_inner()
+    pub(super) const fn raw(&self) -> CUcontext {
+        self.context
     }
 
     /// Makes the context current on this thread until the guard is dropped.
@@ -100,20 +102,26 @@ impl PrimaryContext {
         Ok(Current::pushed())
     }
 
-    /// An attribute of the device.
-    pub(super) fn attribute(&self, attribute: DeviceAttribute) -> Result<u32, Error> {
-        let value = self
-            .device
-            .get_attribute(attribute)
-            .map_err(|error| of_cust("cuDeviceGetAttribute", error))?;
+    /// An attribute of the device, by its number.
+    pub(super) fn attribute(&self, attribute: c_int) -> Result<u32, Error> {
+        let mut value = 0;
+        // SAFETY: `value` is a live integer, and the device exists.
+        check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut value, attribute, self.device)
+        })?;
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
     /// The device's name: "NVIDIA H200".
     pub(super) fn device_name(&self) -> Result<String, Error> {
-        self.device
-            .name()
-            .map_err(|error| of_cust("cuDeviceGetName", error))
+        let mut name = [0_u8; 256];
+        // SAFETY: `name` has as many bytes as is said, and the device exists.
+        check("cuDeviceGetName", unsafe {
+            let bytes = name.len() as c_int;
+            sys::cuDeviceGetName(name.as_mut_ptr().cast(), bytes, self.device)
+        })?;
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+        Ok(name.to_string_lossy().into_owned())
     }
 
     /// What no other device has; of a part of a GPU, the part's.
@@ -121,7 +129,7 @@ impl PrimaryContext {
         let mut uuid = [0; 16];
         // SAFETY: `uuid` is a live array of `CUuuid`'s size, and the device exists.
         check("cuDeviceGetUuid", unsafe {
-            sys::cuDeviceGetUuid_v2(&mut uuid, self.device.as_raw())
+            sys::cuDeviceGetUuid_v2(&mut uuid, self.device)
         })?;
         Ok(uuid)
     }
@@ -131,13 +139,30 @@ impl PrimaryContext {
         let mut can = 0;
         // SAFETY: `can` is a live integer, and both devices exist.
         check("cuDeviceCanAccessPeer", unsafe {
-            sys::cuDeviceCanAccessPeer(&mut can, self.device.as_raw(), peer.device.as_raw())
+            sys::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)
         })?;
         Ok(can != 0)
     }
 }
 
-fn current() -> Result<sys::CUcontext, Error> {
+/// The number of a context's device. The context lives.
+#[cfg(feature = "cust")]
+pub(super) fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
+    // SAFETY: the context lives: it is current on this thread, or a live stream's.
+    check("cuCtxPushCurrent", unsafe {
+        sys::cuCtxPushCurrent_v2(context)
+    })?;
+    let _pushed = Current::pushed();
+    let mut device = 0;
+    // SAFETY: `device` is a live integer.
+    check("cuCtxGetDevice", unsafe {
+        sys::cuCtxGetDevice(&mut device)
+    })?;
+    Ok(device)
+}
+
+/// This thread's current context; null for none.
+pub(super) fn current() -> Result<CUcontext, Error> {
     let mut context = ptr::null_mut();
     // SAFETY: `context` is a live pointer to write to.
     check("cuCtxGetCurrent", unsafe {

@@ -5,7 +5,6 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use cust::device::DeviceAttribute;
 use ferry_layout::{Kernel, Shape};
 
 use super::context::{Current, PrimaryContext};
@@ -90,9 +89,7 @@ impl Core {
         let context = PrimaryContext::retain(ordinal)?;
         let current = context.enter()?;
         let name = format!("{} (cuda:{ordinal})", context.device_name()?);
-        let multiprocessors = context
-            .attribute(DeviceAttribute::MultiprocessorCount)?
-            .max(1);
+        let multiprocessors = context.attribute(sys::MULTIPROCESSOR_COUNT)?.max(1);
         let copies = OwnedStream::create()?;
         let module =
             Module::load(&context, kernels, KernelSet::Plain).inspect_err(|_| copies.destroy())?;
@@ -143,7 +140,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`], [`Error::NoKernelFor`], [`Error::PtxTooNew`],
-    /// [`Error::LibraryMissing`] where there is no driver, [`Error::Cuda`].
+    /// [`Error::LibraryMissing`] where there is no driver, [`Error::DriverTooOld`], [`Error::Cuda`].
     pub fn open(ordinal: usize) -> Result<Self, Error> {
         Self::open_with(ordinal, &Kernels::default())
     }

@@ -1,9 +1,9 @@
 //! Driver results as errors.
 
 use std::ffi::CStr;
-use std::path::PathBuf;
 use std::ptr;
 
+use super::library::{NAME, NotLoaded};
 use super::sys::{self, Code};
 use crate::{CudaError, Error};
 
@@ -30,6 +30,9 @@ pub(super) fn error(call: &'static str, code: Code, detail: String) -> Error {
     if code == sys::STUB_LIBRARY {
         return stub_found();
     }
+    if let (sys::NOT_LOADED, Some(why)) = (code, sys::why_not_loaded()) {
+        return why.clone().into();
+    }
     let name = name(code);
     Error::Cuda(CudaError {
         call,
@@ -39,17 +42,12 @@ pub(super) fn error(call: &'static str, code: Code, detail: String) -> Error {
     })
 }
 
-/// The error of a call made through `cust`, which has no code for what it does not know.
-pub(super) fn of_cust(call: &'static str, error: cust::error::CudaError) -> Error {
-    self::error(call, error as Code, String::new())
-}
-
 fn stub_found() -> Error {
-    Error::LibraryMissing {
-        library: "the CUDA driver",
-        tried: vec![PathBuf::from("libcuda.so.1")],
-        reason: "what the loader found is a library to link with, not a driver".to_owned(),
-    }
+    let reason = "what the loader found is a library to link with, not a driver".to_owned();
+    Error::from(NotLoaded::Library {
+        name: NAME.to_owned(),
+        reason,
+    })
 }
 
 /// The code's name, as the driver knows it.

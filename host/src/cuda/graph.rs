@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::CudaDevice;
 use super::device::{Core, raw};
 use super::error::check;
-use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
+use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
 use crate::{Error, Stream};
 
 /// A captured sequence of launches that can be replayed. Its kernels see what their tensors
@@ -144,10 +144,9 @@ impl Capture {
     /// Starts it. The stream's context is current and stays so.
     fn begin(stream: CUstream) -> Result<Self, Error> {
         // Other threads go on as usual: only what this one does is captured or forbidden.
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives ([`Stream::new`]); one that cannot be captured is an error.
         check("cuStreamBeginCapture", unsafe {
-            sys::cuStreamBeginCapture_v2(stream, mode)
+            sys::cuStreamBeginCapture_v2(stream, sys::CAPTURE_THREAD_LOCAL)
         })?;
         CAPTURES.count.fetch_add(1, Ordering::AcqRel);
         let mut capture = Self {

@@ -2,9 +2,8 @@
 //!
 //! [`LocalFabric`] drives several GPUs from one process; [`CudaDevice`] is one of them, with
 //! what only CUDA has: [graphs](CudaDevice::capture), [events](CudaDevice::event) and
-//! [PTX of yours](CudaDevice::load_ptx). The crate
-//! `cust` gives types, devices and primary contexts; calls that it lacks, or whose errors it
-//! cannot tell, are declared here.
+//! [PTX of yours](CudaDevice::load_ptx). The driver is loaded by the first call that needs one,
+//! which fails where there is none.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), ferry::Error> {
@@ -24,8 +23,11 @@ mod device;
 mod error;
 mod graph;
 mod green;
+mod library;
 mod local;
 mod module;
+#[cfg(feature = "cust")]
+mod owner;
 mod page;
 mod sys;
 mod user_ptx;

@@ -3,13 +3,12 @@
 use std::ffi::{CString, c_void};
 use std::{ptr, slice};
 
-use cust::device::DeviceAttribute;
 use ferry_layout::{Kernel, MAX_REGISTERS, Shape};
 use ferry_ptx::Module as Text;
 
 use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
-use super::sys::{self, CUfunction, CUjit_option, CUmodule};
+use super::sys::{self, CUfunction, CUmodule};
 use crate::Error;
 use crate::kernels::{self, KernelSet, Kernels, Ptx, Target};
 use crate::specialise::{KERNELS, specialised};
@@ -215,8 +214,8 @@ fn choose<'a>(
 
 /// The index of the first target that a device runs.
 pub(super) fn best(context: &PrimaryContext, targets: &[Target]) -> Result<usize, Error> {
-    let major = context.attribute(DeviceAttribute::ComputeCapabilityMajor)?;
-    let minor = context.attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+    let major = context.attribute(sys::COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = context.attribute(sys::COMPUTE_CAPABILITY_MINOR)?;
     let mut all = targets.iter();
     if let Some(found) = all.position(|target| target.runs_on(major, minor)) {
         return Ok(found);
@@ -249,11 +248,11 @@ impl Log {
 pub(super) fn compile(title: &str, text: &str) -> Result<CUmodule, Error> {
     let (mut info, mut errors) = (Log::new(), Log::new());
     let mut names = [
-        CUjit_option::CU_JIT_MAX_REGISTERS,
-        CUjit_option::CU_JIT_INFO_LOG_BUFFER,
-        CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-        CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        sys::JIT_MAX_REGISTERS,
+        sys::JIT_INFO_LOG_BUFFER,
+        sys::JIT_INFO_LOG_BYTES,
+        sys::JIT_ERROR_LOG_BUFFER,
+        sys::JIT_ERROR_LOG_BYTES,
     ];
     // The driver takes numbers in the place of pointers.
     let number = |value: usize| ptr::without_provenance_mut::<c_void>(value);

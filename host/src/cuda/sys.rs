@@ -1,19 +1,53 @@
-//! The driver functions that are called, with results as numbers.
+//! The driver's functions that are called, with results as numbers.
 //!
-//! `cust` binds them too, but with a Rust enum as the result. A driver newer than that enum
-//! returns codes that it does not have, and such a value must not exist in Rust. So only the
-//! types are taken from `cust`, and its link to the driver library.
+//! [`Library`] loads the driver when the first of them is called, so a program with them builds
+//! without CUDA and starts without a driver. Without one, each returns [`NOT_LOADED`].
+//!
+//! The table below is our own because no crate's fits. `cust` links the driver. `cudarc` loads it,
+//! but panics where the library or a function is missing, and must be told CUDA's version when it is
+//! built. Both have a Rust enum as the result: a driver newer than that enum returns codes that it
+//! does not have, and such a value must not exist in Rust. A test compares each signature with
+//! `cust`'s bindings, and `cargo xtask` each name.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
 
-pub(super) use cust::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUjit_option,
-    CUmodule, CUstream, CUstreamCaptureMode,
-};
+use super::library::{Library, NAME, NotLoaded};
+
+/// Declares the driver's handles: pointers to what only the driver knows.
+macro_rules! handles {
+    ($($handle:ident to $object:ident,)*) => {$(
+        /// What a handle points to.
+        #[repr(C)]
+        pub(crate) struct $object {
+            opaque: [u8; 0],
+        }
+
+        pub(super) type $handle = *mut $object;
+    )*};
+}
+
+handles! {
+    CUcontext to Context,
+    CUevent to Event,
+    CUfunction to Function,
+    CUgraph to Graph,
+    CUgraphExec to GraphExec,
+    CUgraphNode to GraphNode,
+    CUmodule to Module,
+    CUstream to Stream,
+}
+
+/// A device's number, as the driver gives it.
+pub(super) type CUdevice = c_int;
+/// An address in device memory.
+pub(super) type CUdeviceptr = c_ulonglong;
 
 /// What a driver function returns.
 pub(super) type Code = u32;
 
+/// Not the driver's: there is none, or a function is missing. [`why_not_loaded`] says more.
+pub(super) const NOT_LOADED: Code = Code::MAX;
 /// `CUDA_SUCCESS`.
 pub(super) const SUCCESS: Code = 0;
 /// `CUDA_ERROR_INVALID_VALUE`.
@@ -31,8 +65,27 @@ pub(super) const LAUNCH_OUT_OF_RESOURCES: Code = 701;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+pub(super) const MULTIPROCESSOR_COUNT: c_int = 16;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+pub(super) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
+pub(super) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+/// `CU_JIT_MAX_REGISTERS`.
+pub(super) const JIT_MAX_REGISTERS: c_int = 0;
+/// `CU_JIT_INFO_LOG_BUFFER`.
+pub(super) const JIT_INFO_LOG_BUFFER: c_int = 3;
+/// `CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES`.
+pub(super) const JIT_INFO_LOG_BYTES: c_int = 4;
+/// `CU_JIT_ERROR_LOG_BUFFER`.
+pub(super) const JIT_ERROR_LOG_BUFFER: c_int = 5;
+/// `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+pub(super) const JIT_ERROR_LOG_BYTES: c_int = 6;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub(super) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+#[cfg(feature = "cust")]
+pub(super) const POINTER_DEVICE_ORDINAL: c_int = 9;
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DEFAULT`: with timing.
@@ -74,6 +127,8 @@ pub(super) struct LaunchConfig {
     pub(super) attribute_count: c_uint,
 }
 
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 pub(super) const CAPTURE_ACTIVE: c_uint = 1;
 /// `CU_DEV_RESOURCE_TYPE_SM`.
@@ -109,8 +164,53 @@ impl DevResource {
     };
 }
 
+/// Declares functions of the driver: each looks up its address in the table that is filled when the
+/// driver is loaded.
+macro_rules! driver_functions {
+    ($(
+        $(#[$condition:meta])*
+        $visibility:vis fn $name:ident($($parameter:ident: $type:ty),* $(,)?) -> Code;
+    )*) => {
+        /// Where the driver has its functions.
+        #[expect(non_snake_case, reason = "the driver's names")]
+        struct Functions {
+            $($(#[$condition])* $name: unsafe extern "C" fn($($type),*) -> Code,)*
+        }
+
+        impl Functions {
+            fn of(library: &Library) -> Result<Self, NotLoaded> {
+                Ok(Self {
+                    // SAFETY: the signatures are those of `cuda.h`, which the driver keeps for a name.
+                    $($(#[$condition])* $name: unsafe { library.function(stringify!($name)) }?,)*
+                })
+            }
+        }
+
+        $(
+            $(#[$condition])*
+            #[expect(non_snake_case, reason = "the driver's name")]
+            $visibility unsafe fn $name($($parameter: $type),*) -> Code {
+                match driver() {
+                    // SAFETY: the caller keeps the function's contract.
+                    Ok(driver) => unsafe { (driver.$name)($($parameter),*) },
+                    Err(_) => NOT_LOADED,
+                }
+            }
+        )*
+
+        /// That each signature is the one in `cust`'s bindings is seen when this compiles.
+        #[cfg(all(test, feature = "cust"))]
+        #[test]
+        fn signatures_are_those_of_the_bindings() {
+            $(same_abi::require::<unsafe extern "C" fn($($type),*) -> Code, _>(
+                same_abi::bindings::$name as unsafe extern "C" fn($(same_abi::any!($parameter)),*) -> _,
+            );)*
+        }
+    };
+}
+
 // Signatures and symbol names are those of `cuda.h`, where a macro gives some names a version.
-unsafe extern "C" {
+driver_functions! {
     pub(super) fn cuInit(flags: c_uint) -> Code;
     pub(super) fn cuGetProcAddress(
         symbol: *const c_char,
@@ -121,11 +221,16 @@ unsafe extern "C" {
     pub(super) fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code;
     pub(super) fn cuDriverGetVersion(version: *mut c_int) -> Code;
     pub(super) fn cuDeviceGetCount(count: *mut c_int) -> Code;
+    pub(super) fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Code;
+    pub(super) fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: CUdevice) -> Code;
+    pub(super) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
 
+    pub(super) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Code;
     pub(super) fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;
-    pub(super) fn cuCtxSetCurrent(context: CUcontext) -> Code;
+    #[cfg(feature = "cust")]
+    pub(super) fn cuCtxGetDevice(device: *mut CUdevice) -> Code;
     pub(super) fn cuCtxPushCurrent_v2(context: CUcontext) -> Code;
     pub(super) fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code;
     pub(super) fn cuCtxSynchronize() -> Code;
@@ -135,7 +240,7 @@ unsafe extern "C" {
         module: *mut CUmodule,
         image: *const c_void,
         options: c_uint,
-        option_names: *mut CUjit_option,
+        option_names: *mut c_int,
         option_values: *mut *mut c_void,
     ) -> Code;
     pub(super) fn cuModuleUnload(module: CUmodule) -> Code;
@@ -158,6 +263,12 @@ unsafe extern "C" {
         extra: *mut *mut c_void,
     ) -> Code;
 
+    #[cfg(feature = "cust")]
+    pub(super) fn cuPointerGetAttribute(
+        value: *mut c_void,
+        attribute: c_int,
+        at: CUdeviceptr,
+    ) -> Code;
     pub(super) fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> Code;
     pub(super) fn cuMemFree_v2(at: CUdeviceptr) -> Code;
     pub(super) fn cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code;
@@ -189,13 +300,15 @@ unsafe extern "C" {
     pub(super) fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> Code;
     pub(super) fn cuStreamDestroy_v2(stream: CUstream) -> Code;
     pub(super) fn cuStreamSynchronize(stream: CUstream) -> Code;
-    pub(super) fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) -> Code;
+    #[cfg(feature = "cust")]
+    pub(super) fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> Code;
+    pub(super) fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) -> Code;
     pub(super) fn cuStreamGetCaptureInfo_v2(
         stream: CUstream,
         status: *mut c_uint,
         id: *mut c_ulonglong,
         graph: *mut CUgraph,
-        dependencies: *mut *const c_void,
+        dependencies: *mut *const CUgraphNode,
         dependency_count: *mut usize,
     ) -> Code;
     pub(super) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Code;
@@ -214,3 +327,22 @@ unsafe extern "C" {
     pub(super) fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Code;
     pub(super) fn cuEventDestroy_v2(event: CUevent) -> Code;
 }
+
+/// The driver, loaded by the first call.
+fn driver() -> &'static Result<Functions, NotLoaded> {
+    static DRIVER: OnceLock<Result<Functions, NotLoaded>> = OnceLock::new();
+    DRIVER.get_or_init(|| Functions::of(&Library::load(NAME)?))
+}
+
+/// Why there is no driver to call, if there is none.
+pub(super) fn why_not_loaded() -> Option<&'static NotLoaded> {
+    driver().as_ref().err()
+}
+
+#[cfg(all(test, feature = "cust"))]
+#[path = "same_abi.rs"]
+mod same_abi;
+
+#[cfg(test)]
+#[path = "sys_tests.rs"]
+mod tests;

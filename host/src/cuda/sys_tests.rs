@@ -1,0 +1,142 @@
+//! What is asked of the driver, and what is said where it has not got that.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::*;
+use crate::Error;
+
+#[test]
+fn a_library_that_is_missing_is_named_with_what_helps() {
+    let why = Library::load("no/such/libcuda.so.1").err().unwrap();
+    let error = Error::from(why);
+    assert!(matches!(error, Error::LibraryMissing { .. }), "{error}");
+    let text = error.to_string();
+    for part in [
+        "no/such/libcuda.so.1: cannot open",
+        "NVIDIA driver",
+        "--gpus",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+/// Compiles a library of this C, in place of a driver.
+fn stand_in(name: &str, code: &str) -> PathBuf {
+    let folder = env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (source, library) = (folder.join("a.c"), folder.join(NAME));
+    std::fs::write(&source, code).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    assert!(compiler.arg(&source).status().unwrap().success());
+    library
+}
+
+/// What comes of a driver of this C.
+fn error_of(name: &str, code: &str) -> Error {
+    let library = stand_in(name, code);
+    let loaded = Library::load(library.to_str().unwrap()).unwrap();
+    let error = Functions::of(&loaded).err().unwrap();
+    std::fs::remove_dir_all(library.parent().unwrap()).unwrap();
+    error.into()
+}
+
+#[test]
+fn a_function_that_a_driver_lacks_is_named_with_the_drivers_version() {
+    let code = "int cuInit(unsigned f) { return 0; }
+                int cuDriverGetVersion(int *version) { *version = 11020; return 0; }";
+    let error = error_of("old", code);
+    let Error::DriverTooOld { function, driver } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((*function, driver.as_str()), ("cuGetProcAddress", "11.2"));
+    let text = error.to_string();
+    assert!(
+        text.contains("cuGetProcAddress") && text.contains("11.2"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_library_that_is_no_driver_is_refused() {
+    let error = error_of("other", "int other(void) { return 0; }");
+    let Error::DriverTooOld { function, driver } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(
+        (*function, driver.as_str()),
+        ("cuInit", "of an unknown version")
+    );
+}
+
+/// Numbers of the header.
+#[cfg(feature = "cust")]
+#[test]
+fn numbers_are_those_of_the_bindings() {
+    use cust::sys::*;
+
+    let numbers = [
+        (
+            MULTIPROCESSOR_COUNT,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as i32,
+        ),
+        (
+            COMPUTE_CAPABILITY_MAJOR,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as i32,
+        ),
+        (
+            COMPUTE_CAPABILITY_MINOR,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as i32,
+        ),
+        (JIT_MAX_REGISTERS, CUjit_option::CU_JIT_MAX_REGISTERS as i32),
+        (
+            JIT_INFO_LOG_BUFFER,
+            CUjit_option::CU_JIT_INFO_LOG_BUFFER as i32,
+        ),
+        (
+            JIT_INFO_LOG_BYTES,
+            CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES as i32,
+        ),
+        (
+            JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER as i32,
+        ),
+        (
+            JIT_ERROR_LOG_BYTES,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as i32,
+        ),
+        (
+            CAPTURE_THREAD_LOCAL,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as i32,
+        ),
+        (
+            CAPTURE_ACTIVE as i32,
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as i32,
+        ),
+        (
+            FUNC_MAX_DYNAMIC_SHARED_BYTES,
+            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32,
+        ),
+        (
+            POINTER_DEVICE_ORDINAL,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as i32,
+        ),
+        (
+            STREAM_NON_BLOCKING as i32,
+            CUstream_flags::CU_STREAM_NON_BLOCKING as i32,
+        ),
+        (
+            MEMHOSTALLOC_PORTABLE as i32,
+            CU_MEMHOSTALLOC_PORTABLE as i32,
+        ),
+        (
+            MEMHOSTALLOC_DEVICEMAP as i32,
+            CU_MEMHOSTALLOC_DEVICEMAP as i32,
+        ),
+    ];
+    for (index, (ours, theirs)) in numbers.into_iter().enumerate() {
+        assert_eq!(ours, theirs, "number {index}");
+    }
+}
