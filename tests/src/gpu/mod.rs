@@ -3,6 +3,8 @@
 mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
+#[cfg(feature = "cust")]
+mod cust;
 mod damaged;
 pub mod exact;
 mod faults;
@@ -148,6 +150,8 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     damaged::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     held::run(&mut suite)?;
+    #[cfg(feature = "cust")]
+    cust::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     conversions::run(&mut suite)?;
     #[cfg(feature = "cuda")]

@@ -1,0 +1,215 @@
+//! Streams, buffers and contexts of the crate `cust`: a round in its memory, and what is refused.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail, ensure};
+use cust::context::CurrentContext;
+use cust::context::legacy::{Context, ContextFlags};
+use cust::memory::DeviceBuffer;
+use cust::stream::{Stream, StreamFlags};
+use ferry::cuda::CudaDevice;
+use ferry::{
+    CombineInput, CombineOutput, CombineTensor, Config, DispatchInput, DispatchOutput, Error,
+    ExpertParallel, Plan,
+};
+
+use super::{Outcome, Suite};
+
+const HIDDEN: usize = 8;
+const TOKENS: usize = 3;
+const TOP_K: usize = 2;
+/// 1.0 and 2.0 as BF16.
+const ONE: u16 = 0x3f80;
+const TWO: u16 = 0x4000;
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    type Test = fn(&Suite<'_>, &Devices) -> Result<()>;
+    let tests: [(&str, Test); 3] = [
+        ("a round in its memory, on its streams", round),
+        ("a buffer that is too short", short_buffer),
+        ("what is of another context or device", others),
+    ];
+    for (name, test) in tests {
+        suite.check(&format!("cust: {name}"), |suite| match devices(suite) {
+            Some(devices) => test(suite, &devices).map(|()| Outcome::Passed),
+            None => Ok(Outcome::Skipped("not on GPUs".into())),
+        })?;
+    }
+    Ok(())
+}
+
+/// The devices of this process's ranks.
+type Devices = Vec<Arc<CudaDevice>>;
+
+/// `None` where they are not CUDA's.
+fn devices(suite: &Suite<'_>) -> Option<Devices> {
+    let ranks = suite.group().local_ranks().into_iter();
+    ranks.map(|rank| suite.group().cuda(rank)).collect()
+}
+
+/// What a rank's round uses.
+struct Memory {
+    stream: Stream,
+    x: DeviceBuffer<u16>,
+    topk_ids: DeviceBuffer<i32>,
+    tokens: DeviceBuffer<u16>,
+    row_offsets: DeviceBuffer<u32>,
+    expert_ids: DeviceBuffer<i32>,
+    src_info: DeviceBuffer<i32>,
+    combined: DeviceBuffer<u16>,
+}
+
+impl Memory {
+    /// Allocates in the current context. Each token goes to two experts that stand side by side.
+    fn new(plan: &Plan) -> Result<Self> {
+        let (rows, local) = (plan.max_rows(), plan.local_experts());
+        let experts = plan.config().experts;
+        let ids = (0..TOKENS).flat_map(|token| [token % experts, (token + 1) % experts]);
+        let ids: Vec<_> = ids.map(|expert| expert as i32).collect();
+        let memory = Self {
+            stream: Stream::new(StreamFlags::DEFAULT, None)?,
+            x: DeviceBuffer::from_slice(&[ONE; TOKENS * HIDDEN])?,
+            topk_ids: DeviceBuffer::from_slice(&ids)?,
+            tokens: DeviceBuffer::zeroed(rows * HIDDEN)?,
+            row_offsets: DeviceBuffer::zeroed(local + 1)?,
+            expert_ids: DeviceBuffer::zeroed(local)?,
+            src_info: DeviceBuffer::zeroed(rows * 2)?,
+            combined: DeviceBuffer::zeroed(TOKENS * HIDDEN)?,
+        };
+        // A copy returns before its bytes are there, and other streams do not wait for it.
+        CurrentContext::synchronize()?;
+        Ok(memory)
+    }
+
+    /// Enqueues a round whose experts return what they get.
+    fn enqueue(&mut self, device: &CudaDevice, rank: &mut ExpertParallel) -> Result<ferry::Stream> {
+        let plan = *rank.plan();
+        let (rows, local) = (plan.max_rows(), plan.local_experts());
+        // SAFETY: the round ends, and the communicator is closed, before these are used or dropped.
+        let (stream, input, output, sums) = unsafe {
+            let x = ferry::cust::tensor(device, &self.x, [TOKENS, HIDDEN])?;
+            let topk_ids = ferry::cust::tensor(device, &self.topk_ids, [TOKENS, TOP_K])?;
+            let output = DispatchOutput {
+                tokens: ferry::cust::tensor_mut(device, &mut self.tokens, [rows, HIDDEN])?,
+                scales: None,
+                row_scales: None,
+                row_offsets: ferry::cust::tensor_mut(device, &mut self.row_offsets, [local + 1])?,
+                expert_ids: ferry::cust::tensor_mut(device, &mut self.expert_ids, [local])?,
+                src_info: ferry::cust::tensor_mut(device, &mut self.src_info, [rows, 2])?,
+            };
+            let input = DispatchInput {
+                x,
+                topk_ids,
+                topk_weights: None,
+                input_scale: None,
+            };
+            let sums = ferry::cust::tensor_mut(device, &mut self.combined, [TOKENS, HIDDEN])?;
+            (
+                ferry::cust::stream(device, &self.stream)?,
+                input,
+                output,
+                sums,
+            )
+        };
+        let dispatched = rank.dispatch(stream, &input, &output)?;
+        let expert_rows = CombineInput {
+            expert_rows: output.tokens,
+            topk_weights: None,
+        };
+        let combined = CombineTensor::Summed(sums);
+        dispatched.combine(stream, &expert_rows, &CombineOutput { combined })?;
+        Ok(stream)
+    }
+}
+
+fn round(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
+    let group = suite.group();
+    let plan = Plan::new(
+        group,
+        Config {
+            deadline: suite.deadline(),
+            ..Config::new(2 * suite.ranks(), TOP_K, HIDDEN, TOKENS)
+        },
+    )?;
+    let mut ranks = ExpertParallel::new(group, &plan)?;
+    let mut memory = Vec::new();
+    for device in devices {
+        let _current = device.enter()?;
+        ferry::cust::require_current(device)?;
+        memory.push(Memory::new(&plan)?);
+    }
+    let mut streams = Vec::new();
+    for ((device, rank), memory) in devices.iter().zip(&mut ranks).zip(&mut memory) {
+        streams.push(memory.enqueue(device, rank)?);
+    }
+    for (rank, stream) in ranks.into_iter().zip(streams) {
+        rank.synchronize(stream)?;
+        rank.close()?;
+    }
+    for (device, memory) in devices.iter().zip(memory) {
+        let _current = device.enter()?;
+        let combined = memory.combined.as_host_vec()?;
+        ensure!(combined == [TWO; TOKENS * HIDDEN], "combined {combined:x?}");
+        drop(memory);
+    }
+    Ok(())
+}
+
+fn short_buffer(_: &Suite<'_>, devices: &Devices) -> Result<()> {
+    for device in devices {
+        let _current = device.enter()?;
+        let buffer = DeviceBuffer::from_slice(&[ONE; TOKENS * HIDDEN])?;
+        // SAFETY: nothing is enqueued.
+        let tensor = unsafe { ferry::cust::tensor(device, &buffer, [TOKENS + 1, HIDDEN]) };
+        let Err(Error::Tensor(error)) = tensor else {
+            bail!("a tensor is longer than its buffer: {tensor:?}");
+        };
+        ensure!(error.given == (TOKENS * HIDDEN).to_string(), "{error}");
+    }
+    Ok(())
+}
+
+/// Checks that a result is the refusal of what belongs elsewhere.
+fn require_refused<T>(what: &str, result: Result<T, Error>) -> Result<()> {
+    match result {
+        Err(Error::OtherDevice { .. }) => Ok(()),
+        Err(error) => bail!("{what}: {error}"),
+        Ok(_) => bail!("{what} is taken"),
+    }
+}
+
+fn others(_: &Suite<'_>, devices: &Devices) -> Result<()> {
+    let Some(first) = devices.first() else {
+        return Ok(());
+    };
+    of_another_context(first)?;
+    for other in &devices[1..] {
+        let _current = first.enter()?;
+        let stream = Stream::new(StreamFlags::DEFAULT, None)?;
+        let buffer = DeviceBuffer::from_slice(&[ONE; HIDDEN])?;
+        // SAFETY: nothing is enqueued.
+        unsafe {
+            ferry::cust::stream(first, &stream)?;
+            ferry::cust::memory(first, &buffer)?;
+            require_refused("a stream", ferry::cust::stream(other, &stream))?;
+            require_refused("memory", ferry::cust::memory(other, &buffer))?;
+        }
+        require_refused("a context", ferry::cust::require_current(other))?;
+    }
+    Ok(())
+}
+
+/// A context of `cust`'s own on the same device.
+fn of_another_context(device: &CudaDevice) -> Result<()> {
+    let ordinal = u32::try_from(device.ordinal())?;
+    let number = cust::device::Device::get_device(ordinal)?;
+    let context = Context::create_and_push(ContextFlags::SCHED_AUTO, number)?;
+    let stream = Stream::new(StreamFlags::DEFAULT, None)?;
+    // SAFETY: nothing is enqueued.
+    let taken = unsafe { ferry::cust::stream(device, &stream) };
+    let current = ferry::cust::require_current(device);
+    drop(stream);
+    drop(context);
+    require_refused("another context's stream", taken)?;
+    require_refused("another context", current)
+}
