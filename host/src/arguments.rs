@@ -27,11 +27,12 @@ pub struct DispatchInput {
     /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows
     /// mean what.
     pub input_scale: Option<Tensor<1>>,
-    /// u32 `[1]`: how many tokens there are, `x`'s first ones; `None`: all of `x`. Read when the kernel begins,
-    /// so that one captured graph serves any number up to `x`'s rows. A number above them is taken as these
-    /// rows, and reported as a fault ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine leaves rows of
-    /// `combined` from the number on as they are. Takes [`Config::options`](crate::Config::options) or a
-    /// shared expert.
+    /// u32 `[1]`: how many tokens there are, `x`'s first ones; `None`: all of `x`. Read when the
+    /// kernel begins, so that one captured graph serves any number up to `x`'s rows. A number above
+    /// them is taken as these rows, and reported as a fault
+    /// ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine leaves rows of `combined` from
+    /// the number on as they are. Takes [`Config::options`](crate::Config::options) or a shared
+    /// expert.
     pub tokens_on_device: Option<Tensor<1>>,
 }
 
@@ -58,8 +59,8 @@ pub struct DispatchOutput {
     /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, as grouped matrix multiplications want
     /// it.
     pub expert_ids: Tensor<1>,
-    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Those of the shared
-    /// expert's rows are left as they are.
+    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Those of
+    /// the shared expert's rows are left as they are.
     pub src_info: Tensor<2>,
 }
 
@@ -222,7 +223,7 @@ impl Sent {
 }
 
 /// The kernels' arguments without inputs and outputs.
-fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
+pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
     DispatchArgs {
         common: Common {
             tokens: tokens as u32,

@@ -212,6 +212,7 @@ pub(crate) fn require(module: &Module, kernel: &str, wanted: &[u64]) -> Result<(
 }
 
 /// Which of Ferry's kernels a PTX has.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelSet {
     /// Those without options: all.
@@ -220,6 +221,7 @@ pub(crate) enum KernelSet {
     WithOptions,
 }
 
+#[cfg(feature = "cuda")]
 impl KernelSet {
     /// The kernels that it has.
     pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {

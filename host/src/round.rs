@@ -103,12 +103,13 @@ impl<'a> DispatchPending<'a> {
 
     /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
     /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. The inputs of that
-    /// are not used; with a [shared expert](crate::Config::shared_expert), `x` and `input_scale` are. Collective.
+    /// are not used; with a [shared expert](crate::Config::shared_expert), `x` and `input_scale`
+    /// are. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyScales`], [`Error::NoRoomForShared`], [`Error::Tensor`], [`Error::GreenContext`], [`Error::Poisoned`],
-    /// or what the launch reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`]
-    /// gives the wait back.
+    /// [`Error::TooManyScales`], [`Error::NoRoomForShared`], [`Error::Tensor`],
+    /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
+    /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
         let Self { rank, sent } = self;
         let args = output.add_to(sent.args(&rank.common, &rank.plan), &rank.plan)?;

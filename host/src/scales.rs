@@ -93,7 +93,8 @@ impl ScaleTensor {
         }
     }
 
-    /// Allocates the scales of `experts` groups with `capacity` rows in all of `shape`'s format; `None` for BF16.
+    /// Allocates the scales of `experts` groups with `capacity` rows in all of `shape`'s format;
+    /// `None` for BF16.
     pub(crate) fn alloc(
         shape: &Shape,
         experts: usize,

@@ -87,8 +87,8 @@ pub struct SharedTokens {
 }
 
 impl SharedTokens {
-    /// Those of rank `index` of the `of` that share `tokens` tokens; none where `of` is 0. The first ranks take
-    /// one more where the tokens cannot be divided evenly.
+    /// Those of rank `index` of the `of` that share `tokens` tokens; none where `of` is 0. The
+    /// first ranks take one more where the tokens cannot be divided evenly.
     #[inline(always)]
     pub const fn of(tokens: u32, of: u32, index: u32) -> Self {
         match of {

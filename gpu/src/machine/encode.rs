@@ -8,8 +8,9 @@ use crate::encode::{self, EncodedRow, Target};
 use crate::ptx::memory;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// Encodes a token into the row `to(i)` for every set bit `i` of `targets`: a byte range of the payload, and
-    /// the scales of the groups in that range. The token's own scale goes with the range that begins the row.
+    /// Encodes a token into the row `to(i)` for every set bit `i` of `targets`: a byte range of the
+    /// payload, and the scales of the groups in that range. The token's own scale goes with the
+    /// range that begins the row.
     #[inline(always)]
     pub fn encode_token<T: Target>(
         &self,

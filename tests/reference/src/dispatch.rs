@@ -49,8 +49,8 @@ pub fn dispatch(problem: &Problem) -> Vec<Dispatched> {
 /// As [`dispatch`], where every token also goes to a shared expert, which each rank has a copy of.
 ///
 /// Each rank's own tokens, in their order, are the rows of a first group, number 0; local expert `l` is
-/// group `l + 1`. `row_offsets` and `expert_ids` have an entry more. The source of a row of the first group is
-/// this rank, its `src_info` is the token and -1, as it answers no slot.
+/// group `l + 1`. `row_offsets` and `expert_ids` have an entry more. The source of a row of the
+/// first group is this rank, its `src_info` is the token and -1, as it answers no slot.
 ///
 /// # Panics
 ///

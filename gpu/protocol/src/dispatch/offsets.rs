@@ -231,8 +231,8 @@ fn describe_shared<M: Machine>(launch: &Launch<M>) {
 }
 
 /// Publishes the source bases of a lane's experts, and writes their row offsets behind those of `groups`
-/// groups. The first expert's rows begin at `row`. `counts` are the experts' counts, if no more than those are needed. Gives the row after
-/// the last. For one lane.
+/// groups. The first expert's rows begin at `row`. `counts` are the experts' counts, if no more
+/// than those are needed. Gives the row after the last. For one lane.
 #[inline(always)]
 fn publish_bases<M: Machine>(
     launch: &Launch<M>,
@@ -262,9 +262,9 @@ fn publish_bases<M: Machine>(
     row
 }
 
-/// Writes the ids of a lane's experts, behind `groups` groups, and, where scales are tiled, publishes their expert bases and writes
-/// their scale offsets. The scales begin at `block`, the rows end at `end`. For one lane, after
-/// [`publish_bases`].
+/// Writes the ids of a lane's experts, behind `groups` groups, and, where scales are tiled,
+/// publishes their expert bases and writes their scale offsets. The scales begin at `block`, the
+/// rows end at `end`. For one lane, after [`publish_bases`].
 #[inline(always)]
 fn describe<M: Machine>(
     launch: &Launch<M>,

@@ -8,8 +8,8 @@ use crate::machine::rows::{ByteRange, OutputRow, Row};
 use crate::sync::launch::Launch;
 
 /// Writes a byte range of a token's payload to the row `to(i)` of the outputs for every set bit `i` of
-/// `targets`, with the scales of the groups in that range. The row's own scale goes with the range that begins
-/// the row. As what travels, BF16 [avoids the sentinel](ferry_layout::avoid_sentinel).
+/// `targets`, with the scales of the groups in that range. The row's own scale goes with the range
+/// that begins the row. As what travels, BF16 [avoids the sentinel](ferry_layout::avoid_sentinel).
 #[inline(always)]
 pub fn write_output<M: Machine>(
     launch: &Launch<M>,

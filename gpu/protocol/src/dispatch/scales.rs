@@ -127,8 +127,8 @@ pub fn place_row_scale<M: Machine>(
 }
 
 /// Zeros for the scales of the rows that an expert's last block has and the expert has not: a matrix
-/// multiplication reads whole blocks. `groups` stand before the local experts. After the offsets, which counts
-/// made that came over the wire: a block that the outputs do not hold is left out.
+/// multiplication reads whole blocks. `groups` stand before the local experts. After the offsets,
+/// which counts made that came over the wire: a block that the outputs do not hold is left out.
 #[inline(always)]
 pub fn clear_unused<M: Machine>(
     launch: &Launch<M>,

@@ -36,8 +36,9 @@ pub struct Awaited {
 }
 
 impl<'a, M: Machine> Launch<'a, M> {
-    /// Reads the round from the device, so that a replayed graph advances by itself. `is_counted`: the round's
-    /// first launch read how many tokens there are. To be asked next: [`check`](Self::check).
+    /// Reads the round from the device, so that a replayed graph advances by itself. `is_counted`:
+    /// the round's first launch read how many tokens there are. To be asked next:
+    /// [`check`](Self::check).
     #[inline(always)]
     pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel, is_counted: bool) -> Self {
         let loading = machine.begin();

@@ -30,8 +30,9 @@ pub struct CombineTactics {
 }
 
 impl CombineTactics {
-    /// Of a launch in `phase`, on `grid`, of `tokens` of this rank, after a dispatch in which `extent` came. `common` and
-    /// `spans_nodes`: as for [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
+    /// Of a launch in `phase`, on `grid`, of `tokens` of this rank, after a dispatch in which
+    /// `extent` came. `common` and `spans_nodes`: as for
+    /// [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
     #[inline(always)]
     pub fn decide(
         common: &Common,
