@@ -81,6 +81,7 @@ pub mod cuda;
 #[cfg(feature = "cust")]
 pub mod cust;
 pub mod device;
+mod device_pointers;
 mod error;
 mod expert_parallel;
 mod fabric;
@@ -114,6 +115,7 @@ pub use buffers::{CombineBuffers, DispatchBuffers};
 pub use capacity::Capacity;
 pub use config::Config;
 pub use device::Device;
+pub use device_pointers::DevicePointers;
 pub use error::{CudaError, Error, PlanError, Problem, TensorError};
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::CloseError;
