@@ -222,6 +222,14 @@ impl Sent {
     }
 }
 
+/// What the second half of a combine must know of the first, and of its dispatch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Returned {
+    pub(crate) received: Received,
+    pub(crate) input: CombineInput,
+    pub(crate) output: CombineOutput,
+}
+
 /// The kernels' arguments without inputs and outputs.
 pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
     DispatchArgs {

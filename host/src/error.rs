@@ -7,15 +7,18 @@ use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 use crate::BootstrapError;
 
 mod cuda;
+mod local_ranks;
 mod plan;
 mod tensor;
 
 pub use cuda::CudaError;
+pub use local_ranks::LocalRanksError;
 pub use plan::{PlanError, Problem};
 pub use tensor::TensorError;
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
-/// where [`Fault`](Self::Fault) says what a kernel launched earlier met.
+/// where [`Fault`](Self::Fault) says what a kernel launched earlier met, and of
+/// [`LocalRanksError::NotLaunched`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -311,6 +314,9 @@ pub enum Error {
     /// input fault, it came before the reason and took its place.
     #[error("the communicator gave up and must be built anew{}: {}", in_its_place(.0), .0)]
     Poisoned(Fault),
+    /// A call for all ranks of the process failed, on one of them or for all.
+    #[error(transparent)]
+    LocalRanks(#[from] LocalRanksError),
     /// A fault page that does not read as a fault.
     #[error("rank {}'s fault page is damaged: {page:?}", rank.0)]
     FaultPageDamaged {

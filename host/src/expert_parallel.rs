@@ -3,19 +3,16 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, Kernel, Rank};
+use ferry_layout::{Common, Counter, Fault, Rank};
 
-use crate::arguments::{Received, Sent};
-use crate::device::{Args, Launch};
+use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
 use crate::memory::{Private, Windows};
-use crate::{CombineInput, CombineOutput, Device, Error, Plan, Stream};
+use crate::{Device, Error, LocalRanksError, Plan, Stream};
 
 pub(crate) mod close;
+pub(crate) mod launch;
 mod set_up;
-
-/// Most streams that a communicator remembers; with more, it asks again.
-const MAX_STREAMS: usize = 16;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`Dispatched::combine`](crate::Dispatched::combine)).
@@ -62,7 +59,7 @@ pub struct ExpertParallel {
     /// Streams that were launched into, and multiprocessors of those with fewer than the device.
     streams: Vec<(Stream, Option<u32>)>,
     /// Why it gave up.
-    poison: OnceLock<Fault>,
+    poison: OnceLock<Poison>,
     /// An input fault that was told, until it is known that nothing worse came behind it.
     told: Mutex<Option<Fault>>,
     closed: bool,
@@ -78,11 +75,26 @@ pub(crate) enum Round {
     /// The dispatch was enqueued whole.
     Received(Received),
     /// `combine_async` was enqueued.
-    Returned {
-        received: Received,
-        input: CombineInput,
-        output: CombineOutput,
-    },
+    Returned(Returned),
+}
+
+/// Why a communicator is of no use any more.
+#[derive(Clone, Copy, Debug)]
+enum Poison {
+    /// A kernel gave up, or a peer's.
+    Fault(Fault),
+    /// A call of all ranks of the process could not be launched on this one.
+    Launch(Rank),
+}
+
+impl Poison {
+    /// What every later call gives.
+    fn error(self) -> Error {
+        match self {
+            Self::Fault(fault) => Error::Poisoned(fault),
+            Self::Launch(rank) => LocalRanksError::Poisoned { rank }.into(),
+        }
+    }
 }
 
 /// What kernels of a communicator need for as long as they can be launched: it and the graphs that
@@ -130,7 +142,7 @@ impl ExpertParallel {
             page.acknowledge(number);
             *told = Some(fault);
         } else {
-            self.poison(fault);
+            self.poison(Poison::Fault(fault));
         }
         Err(Error::Fault(fault))
     }
@@ -156,73 +168,9 @@ impl ExpertParallel {
             // A kernel records why before it stops, unless it did not get to the page: looked for once more.
             Some(fault) if self.has_stopped()? => match self.check() {
                 Err(error) if !error.is_input_fault() => Err(error),
-                _ => Err(Error::Poisoned(self.poison(fault))),
+                _ => Err(self.poison(Poison::Fault(fault))),
             },
             _ => checked,
-        }
-    }
-
-    /// Enqueues a kernel, if the communicator has not given up.
-    pub(crate) fn launch(
-        &mut self,
-        stream: Stream,
-        kernel: Kernel,
-        args: Args,
-    ) -> Result<(), Error> {
-        self.require_alive()?;
-        if let Some((fault, _)) = self.fault()?
-            && !fault.kind.is_input()
-        {
-            return Err(Error::Poisoned(self.poison(fault)));
-        }
-        let kernels = match args.has_options() {
-            false => &self.memory.kernels,
-            true => (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?,
-        };
-        let kernels = kernels.clone();
-        self.require_room(stream)?;
-        self.device().hold(stream, &self.member)?;
-        let shmem = self.plan.shape().spans_nodes();
-        let max_sms = self.plan.config().max_sms;
-        let launch = Launch {
-            kernel,
-            kernels,
-            args,
-            shmem,
-            max_sms,
-            stream,
-        };
-        // SAFETY: the tensors were found to have memory for every element when `args` was made of
-        // them; what else it names is this communicator's, allocated in the plan's sizes and kept
-        // until it is closed, and the kernels are what its device gave.
-        unsafe { self.device().launch(&launch) }
-    }
-
-    /// Whether `stream` has as many multiprocessors as a launch takes. A stream is asked once.
-    fn require_room(&mut self, stream: Stream) -> Result<(), Error> {
-        let known = self.streams.iter().find(|(of, _)| *of == stream);
-        let multiprocessors = match known {
-            Some(&(_, multiprocessors)) => multiprocessors,
-            None => {
-                let multiprocessors = self.device().stream_multiprocessors(stream);
-                if self.streams.len() == MAX_STREAMS {
-                    self.streams.clear();
-                }
-                self.streams.push((stream, multiprocessors));
-                multiprocessors
-            }
-        };
-        let max_sms = self.plan.config().max_sms;
-        match multiprocessors {
-            Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
-                // Another stream may have this one's handle by now: the next call asks again.
-                self.streams.retain(|(of, _)| *of != stream);
-                Err(Error::GreenContext {
-                    max_sms,
-                    multiprocessors,
-                })
-            }
-            _ => Ok(()),
         }
     }
 
@@ -233,18 +181,19 @@ impl ExpertParallel {
             Round::Idle => Ok(()),
             Round::Sent(_) => Err(Error::DispatchNotWaited),
             Round::Received(_) => Err(Error::DispatchWithoutCombine),
-            Round::Returned { .. } => Err(Error::CombineNotWaited),
+            Round::Returned(_) => Err(Error::CombineNotWaited),
         }
     }
 
     fn require_alive(&self) -> Result<(), Error> {
         self.poison
             .get()
-            .map_or(Ok(()), |fault| Err(Error::Poisoned(*fault)))
+            .map_or(Ok(()), |poison| Err(poison.error()))
     }
 
-    fn poison(&self, fault: Fault) -> Fault {
-        *self.poison.get_or_init(|| fault)
+    /// Makes every later call fail; the first reason counts.
+    fn poison(&self, why: Poison) -> Error {
+        self.poison.get_or_init(|| why).error()
     }
 
     /// Whether a kernel of this rank gave up, fault or not. Synchronises.

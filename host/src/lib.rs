@@ -94,6 +94,7 @@ mod job;
 #[cfg(any(feature = "cuda", test))]
 mod kernels;
 mod loaded_kernels;
+mod local_ranks;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvshmem;
@@ -116,7 +117,7 @@ pub use capacity::Capacity;
 pub use config::Config;
 pub use device::Device;
 pub use device_pointers::DevicePointers;
-pub use error::{CudaError, Error, PlanError, Problem, TensorError};
+pub use error::{CudaError, Error, LocalRanksError, PlanError, Problem, TensorError};
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::CloseError;
 pub use fabric::Fabric;
@@ -130,6 +131,9 @@ pub use handles::{DevicePtr, Stream};
 #[cfg(feature = "cuda")]
 pub use kernels::{Kernels, KernelsError};
 pub use loaded_kernels::LoadedKernels;
+pub use local_ranks::{
+    CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
+};
 #[cfg(feature = "cuda")]
 pub use nvshmem::NvshmemOptions;
 pub use plan::Plan;

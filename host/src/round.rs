@@ -2,9 +2,10 @@
 
 use ferry_layout::Kernel;
 
-use crate::arguments::{Received, Sent};
+use crate::arguments::{Received, Returned, Sent};
 use crate::device::Args;
 use crate::expert_parallel::Round;
+use crate::expert_parallel::launch::Prepared;
 use crate::{
     CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream,
 };
@@ -26,10 +27,8 @@ impl ExpertParallel {
         input: &DispatchInput,
         output: &DispatchOutput,
     ) -> Result<Dispatched<'_>, Error> {
-        self.require_idle()?;
-        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
-        self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
-        Ok(Dispatched::of(self, Received::of(&input.sent(), output)))
+        self.prepare_dispatch(stream, input, output)?
+            .launch(Dispatched::of)
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read
@@ -45,10 +44,8 @@ impl ExpertParallel {
         stream: Stream,
         input: &DispatchInput,
     ) -> Result<DispatchPending<'_>, Error> {
-        self.require_idle()?;
-        let args = input.args(&self.common, &self.plan)?;
-        self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
-        Ok(DispatchPending::of(self, input.sent()))
+        self.prepare_dispatch_async(stream, input)?
+            .launch(DispatchPending::of)
     }
 
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
@@ -58,12 +55,39 @@ impl ExpertParallel {
             Round::Idle => Unfinished::Nothing,
             Round::Sent(sent) => Unfinished::DispatchWait(DispatchPending::of(self, sent)),
             Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
-            Round::Returned {
-                received,
-                input,
-                output,
-            } => Unfinished::CombineWait(CombinePending::of(self, received, input, output)),
+            Round::Returned(returned) => {
+                Unfinished::CombineWait(CombinePending::of(self, returned))
+            }
         }
+    }
+
+    /// [`dispatch`](Self::dispatch), but for the launch.
+    pub(crate) fn prepare_dispatch(
+        &mut self,
+        stream: Stream,
+        input: &DispatchInput,
+        output: &DispatchOutput,
+    ) -> Result<Prepared<'_, Received>, Error> {
+        self.require_idle()?;
+        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
+        let received = Received::of(&input.sent(), output);
+        self.prepare(stream, Kernel::Dispatch, Args::Dispatch(args), received)
+    }
+
+    /// [`dispatch_async`](Self::dispatch_async), but for the launch.
+    pub(crate) fn prepare_dispatch_async(
+        &mut self,
+        stream: Stream,
+        input: &DispatchInput,
+    ) -> Result<Prepared<'_, Sent>, Error> {
+        self.require_idle()?;
+        let (args, sent) = (input.args(&self.common, &self.plan)?, input.sent());
+        self.prepare(stream, Kernel::DispatchAsync, Args::Dispatch(args), sent)
+    }
+
+    /// After the kernel that ends a round was enqueued.
+    pub(crate) const fn end_round(&mut self, (): ()) {
+        self.round = Round::Idle;
     }
 }
 
@@ -111,10 +135,19 @@ impl<'a> DispatchPending<'a> {
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
     /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
+        self.prepare_wait(stream, output)?.launch(Dispatched::of)
+    }
+
+    /// [`wait`](Self::wait), but for the launch.
+    pub(crate) fn prepare_wait(
+        self,
+        stream: Stream,
+        output: &DispatchOutput,
+    ) -> Result<Prepared<'a, Received>, Error> {
         let Self { rank, sent } = self;
         let args = output.add_to(sent.args(&rank.common, &rank.plan), &rank.plan)?;
-        rank.launch(stream, Kernel::DispatchWait, Args::Dispatch(args))?;
-        Ok(Dispatched::of(rank, Received::of(&sent, output)))
+        let received = Received::of(&sent, output);
+        rank.prepare(stream, Kernel::DispatchWait, Args::Dispatch(args), received)
     }
 }
 
@@ -155,11 +188,8 @@ impl<'a> Dispatched<'a> {
         input: &CombineInput,
         output: &CombineOutput,
     ) -> Result<(), Error> {
-        let Self { rank, received } = self;
-        let args = input.args(output, &rank.common, &rank.plan, received)?;
-        rank.launch(stream, Kernel::Combine, Args::Combine(args))?;
-        rank.round = Round::Idle;
-        Ok(())
+        self.prepare_combine(stream, input, output)?
+            .launch(ExpertParallel::end_round)
     }
 
     /// The first half of [`combine`](Self::combine): sends, and waits for no peer. Enqueues
@@ -174,10 +204,37 @@ impl<'a> Dispatched<'a> {
         input: &CombineInput,
         output: &CombineOutput,
     ) -> Result<CombinePending<'a>, Error> {
+        self.prepare_combine_async(stream, input, output)?
+            .launch(CombinePending::of)
+    }
+
+    /// [`combine`](Self::combine), but for the launch.
+    pub(crate) fn prepare_combine(
+        self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<Prepared<'a, ()>, Error> {
         let Self { rank, received } = self;
         let args = input.args(output, &rank.common, &rank.plan, received)?;
-        rank.launch(stream, Kernel::CombineAsync, Args::Combine(args))?;
-        Ok(CombinePending::of(rank, received, *input, *output))
+        rank.prepare(stream, Kernel::Combine, Args::Combine(args), ())
+    }
+
+    /// [`combine_async`](Self::combine_async), but for the launch.
+    pub(crate) fn prepare_combine_async(
+        self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<Prepared<'a, Returned>, Error> {
+        let Self { rank, received } = self;
+        let args = input.args(output, &rank.common, &rank.plan, received)?;
+        let returned = Returned {
+            received,
+            input: *input,
+            output: *output,
+        };
+        rank.prepare(stream, Kernel::CombineAsync, Args::Combine(args), returned)
     }
 }
 
@@ -186,30 +243,14 @@ impl<'a> Dispatched<'a> {
 #[derive(Debug)]
 pub struct CombinePending<'a> {
     rank: &'a mut ExpertParallel,
-    received: Received,
-    input: CombineInput,
-    output: CombineOutput,
+    returned: Returned,
 }
 
 impl<'a> CombinePending<'a> {
     /// After the kernel was enqueued.
-    pub(crate) const fn of(
-        rank: &'a mut ExpertParallel,
-        received: Received,
-        input: CombineInput,
-        output: CombineOutput,
-    ) -> Self {
-        rank.round = Round::Returned {
-            received,
-            input,
-            output,
-        };
-        Self {
-            rank,
-            received,
-            input,
-            output,
-        }
+    pub(crate) const fn of(rank: &'a mut ExpertParallel, returned: Returned) -> Self {
+        rank.round = Round::Returned(returned);
+        Self { rank, returned }
     }
 
     /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
@@ -225,15 +266,18 @@ impl<'a> CombinePending<'a> {
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
     /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream) -> Result<(), Error> {
-        let Self {
-            rank,
+        self.prepare_wait(stream)?.launch(ExpertParallel::end_round)
+    }
+
+    /// [`wait`](Self::wait), but for the launch.
+    pub(crate) fn prepare_wait(self, stream: Stream) -> Result<Prepared<'a, ()>, Error> {
+        let Self { rank, returned } = self;
+        let Returned {
             received,
             input,
             output,
-        } = self;
+        } = returned;
         let args = input.args(&output, &rank.common, &rank.plan, received)?;
-        rank.launch(stream, Kernel::CombineWait, Args::Combine(args))?;
-        rank.round = Round::Idle;
-        Ok(())
+        rank.prepare(stream, Kernel::CombineWait, Args::Combine(args), ())
     }
 }

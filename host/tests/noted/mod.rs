@@ -12,6 +12,10 @@ use ferry::*;
 /// What happened, in order, and what is to happen.
 #[derive(Default)]
 pub struct Notes {
+    /// Whether all ranks are local, or the first alone.
+    pub all_local: bool,
+    /// Which of the launches to come fails: 0 the next one.
+    pub refused_launch: Mutex<Option<usize>>,
     /// Whether uploads fail.
     pub refuses_uploads: Mutex<bool>,
     pub calls: Mutex<Vec<String>>,
@@ -108,6 +112,11 @@ unsafe impl Device for NotedDevice {
         Ok(())
     }
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let mut refused = self.0.refused_launch.lock().unwrap();
+        if *refused == Some(0) {
+            return Err(Error::GroupClosed);
+        }
+        *refused = refused.map(|others| others - 1);
         self.0.note(launch.kernel.name());
         self.0.launches.lock().unwrap().push(launch.clone());
         Ok(())
@@ -138,7 +147,7 @@ impl Drop for NotedPage {
     }
 }
 
-/// Rank 0 of two, or all of one.
+/// Rank 0 of two, or all of one; all of two where the notes say so.
 pub struct NotedFabric {
     pub notes: Arc<Notes>,
     pub ranks: u32,
@@ -153,7 +162,8 @@ unsafe impl Fabric for NotedFabric {
         self.ranks
     }
     fn local_ranks(&self) -> Vec<Rank> {
-        vec![Rank(0)]
+        let local = if self.notes.all_local { self.ranks } else { 1 };
+        (0..local).map(Rank).collect()
     }
     fn device(&self, _rank: Rank) -> Result<Arc<dyn Device>, Error> {
         Ok(Arc::new(NotedDevice(self.notes.clone())))
@@ -177,7 +187,8 @@ unsafe impl Fabric for NotedFabric {
     }
     fn alloc_windows(&self, _bytes: u64) -> Result<Vec<DevicePtr>, Error> {
         self.notes.note("alloc_windows");
-        Ok(vec![self.notes.address()])
+        let local = self.local_ranks().into_iter();
+        Ok(local.map(|_| self.notes.address()).collect())
     }
     fn peer_windows(
         &self,

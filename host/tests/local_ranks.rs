@@ -1,0 +1,376 @@
+//! One call for all ranks of a process.
+
+mod noted;
+mod support;
+
+use std::sync::Arc;
+
+use ferry::device::{Args, FaultPage};
+use ferry::*;
+use noted::{Notes, empty_tensors, group_of, memory};
+use support::{STREAM, TOKENS, Tensors, two_ranks};
+
+/// Two ranks that are only noted.
+fn noted_pair(notes: &Arc<Notes>) -> LocalRanks {
+    let group = group_of(notes);
+    let plan = Plan::new(&group, noted::config()).unwrap();
+    let ranks = LocalRanks::new(&group, &plan).unwrap();
+    notes.take();
+    ranks
+}
+
+fn all_local() -> Arc<Notes> {
+    Arc::new(Notes {
+        all_local: true,
+        ..Notes::default()
+    })
+}
+
+/// What every call of a pair takes.
+struct Given {
+    streams: [Stream; 2],
+    inputs: [DispatchInput; 2],
+    outputs: [DispatchOutput; 2],
+    rows: [CombineInput; 2],
+    combined: [CombineOutput; 2],
+}
+
+fn given(ranks: &LocalRanks) -> Given {
+    let (input, output) = empty_tensors(&ranks[0]);
+    let combined = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    // SAFETY: nothing here enqueues.
+    let streams = [9, 10].map(|handle| unsafe { Stream::new(handle) });
+    Given {
+        streams,
+        inputs: [input; 2],
+        outputs: [output; 2],
+        rows: [CombineInput::new(output.tokens); 2],
+        combined: [combined; 2],
+    }
+}
+
+fn close(ranks: LocalRanks) {
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
+
+/// A dispatch, as kernel, rank and stream of each launch.
+fn launched(notes: &Notes) -> Vec<(&'static str, u32, Stream)> {
+    let launches = std::mem::take(&mut *notes.launches.lock().unwrap());
+    let each = launches.iter().map(|launch| {
+        let rank = match launch.args {
+            Args::Dispatch(with) => with.args.common.rank(),
+            Args::Combine(with) => with.args.common.rank(),
+            Args::Silu(_) => panic!("a kernel that nobody asked for"),
+        };
+        (launch.kernel.name(), rank.0, launch.stream)
+    });
+    each.collect()
+}
+
+#[test]
+fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let dispatched = ranks
+        .dispatch_all(&g.streams, &g.inputs, &g.outputs)
+        .unwrap();
+    dispatched
+        .combine_all(&g.streams, &g.rows, &g.combined)
+        .unwrap();
+    let sent = ranks.dispatch_all_async(&g.streams, &g.inputs).unwrap();
+    let dispatched = sent.wait(&g.streams, &g.outputs).unwrap();
+    dispatched
+        .combine_all_async(&g.streams, &g.rows, &g.combined)
+        .unwrap()
+        .wait(&g.streams)
+        .unwrap();
+    let kernels = [
+        "dispatch",
+        "combine",
+        "dispatch_async",
+        "dispatch_wait",
+        "combine_async",
+        "combine_wait",
+    ];
+    assert_eq!(notes.take(), kernels.map(|name| [name; 2]).concat());
+    let each = kernels.map(|name| [(name, 0, g.streams[0]), (name, 1, g.streams[1])]);
+    assert_eq!(launched(&notes), each.concat());
+    close(ranks);
+}
+
+#[test]
+fn as_many_values_as_ranks_or_both_numbers_are_named() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let says = |result: Result<(), Error>, wanted: (&str, usize)| match result {
+        Err(Error::LocalRanks(LocalRanksError::Count {
+            argument,
+            given,
+            local,
+        })) => assert_eq!(((argument, given), local), (wanted, vec![0, 1])),
+        other => panic!("{other:?}; wanted {wanted:?}"),
+    };
+    let three = [g.inputs[0]; 3];
+    says(
+        ranks.dispatch_all(&g.streams, &three, &g.outputs).map(drop),
+        ("inputs", 3),
+    );
+    says(
+        ranks
+            .dispatch_all(&g.streams[..1], &g.inputs, &g.outputs)
+            .map(drop),
+        ("streams", 1),
+    );
+    says(
+        ranks.dispatch_all(&g.streams, &g.inputs, &[]).map(drop),
+        ("outputs", 0),
+    );
+    says(
+        ranks.dispatch_all_async(&g.streams, &three).map(drop),
+        ("inputs", 3),
+    );
+    let sent = ranks.dispatch_all_async(&g.streams, &g.inputs).unwrap();
+    says(
+        sent.wait(&g.streams, &g.outputs[1..]).map(drop),
+        ("outputs", 1),
+    );
+    let UnfinishedAll::DispatchWait(sent) = ranks.unfinished_all().unwrap() else {
+        panic!("no open wait")
+    };
+    let dispatched = sent.wait(&g.streams, &g.outputs).unwrap();
+    says(
+        dispatched.combine_all(&g.streams, &g.rows[..1], &g.combined),
+        ("inputs", 1),
+    );
+    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
+        panic!("no open dispatch")
+    };
+    let returned = dispatched
+        .combine_all_async(&g.streams, &g.rows, &g.combined)
+        .unwrap();
+    says(returned.wait(&[g.streams[0]; 4]), ("streams", 4));
+    let UnfinishedAll::CombineWait(returned) = ranks.unfinished_all().unwrap() else {
+        panic!("no open wait")
+    };
+    returned.wait(&g.streams).unwrap();
+    let refused = ranks
+        .dispatch_all(&g.streams, &three, &g.outputs)
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "3 inputs were given, but the call is for 2 ranks, [0, 1], and takes one for each"
+    );
+    close(ranks);
+}
+
+/// That a call was refused because of rank 1, and why.
+fn of_rank_1<T>(result: Result<T, Error>) -> Error {
+    match result.err() {
+        Some(Error::LocalRanks(LocalRanksError::Refused {
+            rank: Rank(1),
+            source,
+        })) => *source,
+        other => panic!("not refused because of rank 1: {other:?}"),
+    }
+}
+
+#[test]
+fn where_a_check_of_one_rank_fails_nothing_is_launched() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let mut inputs = g.inputs;
+    inputs[1].x.dims[0] = 5;
+    let refused = ranks.dispatch_all(&g.streams, &inputs, &g.outputs);
+    let text = refused.as_ref().map(drop).unwrap_err().to_string();
+    assert!(
+        text.starts_with("rank 1: 5 tokens given") && text.ends_with("launched on any rank"),
+        "{text}"
+    );
+    let refused = of_rank_1(refused);
+    assert!(
+        matches!(refused, Error::TooManyTokens { given: 5, max: 4 }),
+        "{refused}"
+    );
+    let refused = of_rank_1(ranks.dispatch_all_async(&g.streams, &inputs));
+    assert!(matches!(refused, Error::TooManyTokens { .. }), "{refused}");
+
+    // A stream without room is found before rank 0 is launched, too.
+    *notes.green.lock().unwrap() = vec![(g.streams[1], 3)];
+    let refused = of_rank_1(ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs));
+    assert!(
+        matches!(
+            refused,
+            Error::GreenContext {
+                multiprocessors: 3,
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    notes.green.lock().unwrap().clear();
+
+    let mut rows = g.rows;
+    rows[1].expert_rows.dims[0] = 7;
+    let dispatched = ranks
+        .dispatch_all(&g.streams, &g.inputs, &g.outputs)
+        .unwrap();
+    assert_eq!(notes.take(), ["dispatch"; 2]);
+    let refused = of_rank_1(dispatched.combine_all(&g.streams, &rows, &g.combined));
+    assert!(matches!(refused, Error::Tensor(_)), "{refused}");
+    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
+        panic!("no open dispatch")
+    };
+    let refused = of_rank_1(dispatched.combine_all_async(&g.streams, &rows, &g.combined));
+    assert!(matches!(refused, Error::Tensor(_)), "{refused}");
+    assert_eq!(notes.take(), [""; 0]);
+    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
+        panic!("no open dispatch")
+    };
+    dispatched
+        .combine_all(&g.streams, &g.rows, &g.combined)
+        .unwrap();
+    assert_eq!(notes.take(), ["combine"; 2]);
+    assert!(matches!(ranks.unfinished_all(), Ok(UnfinishedAll::Nothing)));
+    close(ranks);
+}
+
+#[test]
+fn a_rank_that_gave_up_keeps_all_from_being_launched() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    // Rank 0 was asked before the fault came, and does not look again.
+    *notes.page.lock().unwrap() = FaultPage::of(&noted::timeout(), 1);
+    ranks[1].check().unwrap_err();
+    *notes.page.lock().unwrap() = FaultPage::default();
+    let refused = of_rank_1(ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs));
+    assert!(
+        matches!(refused, Error::Poisoned(fault) if fault == noted::timeout()),
+        "{refused}"
+    );
+    assert!(launched(&notes).is_empty());
+    ranks[0].check().unwrap();
+    close(ranks);
+}
+
+#[test]
+fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
+    for (failing, kept) in [(0, 0), (1, 1)] {
+        let notes = all_local();
+        let mut ranks = noted_pair(&notes);
+        let g = given(&ranks);
+        *notes.refused_launch.lock().unwrap() = Some(failing);
+        let refused = ranks
+            .dispatch_all(&g.streams, &g.inputs, &g.outputs)
+            .unwrap_err();
+        let Error::LocalRanks(LocalRanksError::NotLaunched { rank, source }) = refused else {
+            panic!("{refused}")
+        };
+        assert_eq!(rank.0 as usize, failing);
+        assert!(matches!(*source, Error::GroupClosed), "{source}");
+        assert_eq!(launched(&notes).len(), kept);
+        *notes.refused_launch.lock().unwrap() = None;
+        let is_poisoned = |error: &Error| matches!(error, Error::LocalRanks(LocalRanksError::Poisoned { rank }) if rank.0 as usize == failing);
+        for rank in ranks.iter_mut() {
+            assert!(is_poisoned(&rank.check().unwrap_err()));
+            assert!(is_poisoned(&rank.synchronize(STREAM).unwrap_err()));
+            let refused = rank.dispatch(STREAM, &g.inputs[0], &g.outputs[0]);
+            assert!(is_poisoned(&refused.unwrap_err()));
+        }
+        let refused = ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs);
+        assert!(matches!(
+            refused,
+            Err(Error::LocalRanks(LocalRanksError::Refused { rank: Rank(0), source })) if is_poisoned(&source)
+        ));
+        assert!(launched(&notes).is_empty());
+        close(ranks);
+    }
+}
+
+#[test]
+fn ranks_at_different_points_are_named() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    drop(ranks[1].dispatch_async(g.streams[1], &g.inputs[1]).unwrap());
+    let refused = of_rank_1(ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs));
+    assert!(matches!(refused, Error::DispatchNotWaited), "{refused}");
+    let apart = ranks.unfinished_all().map(drop);
+    assert!(matches!(
+        apart,
+        Err(Error::LocalRanks(LocalRanksError::Apart {
+            first: Rank(0),
+            second: Rank(1)
+        }))
+    ));
+    assert_eq!(launched(&notes), [("dispatch_async", 1, g.streams[1])]);
+    drop(ranks[0].dispatch_async(g.streams[0], &g.inputs[0]).unwrap());
+    assert!(matches!(
+        ranks.unfinished_all(),
+        Ok(UnfinishedAll::DispatchWait(_))
+    ));
+    let none = &mut LocalRanks::from(Vec::new());
+    assert!(matches!(none.unfinished_all(), Ok(UnfinishedAll::Nothing)));
+    none.dispatch_all(&[], &[], &[])
+        .unwrap()
+        .combine_all(&[], &[], &[])
+        .unwrap();
+    close(ranks);
+}
+
+/// Rounds in the simulator, fused and split, against numbers that were worked out by hand.
+#[test]
+fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
+    for (seed, split, mode) in [
+        (1, false, CombineMode::Reduced),
+        (2, true, CombineMode::Reduced),
+        (3, false, CombineMode::Exact),
+        (4, true, CombineMode::Exact),
+    ] {
+        let config = Config {
+            combine: mode,
+            ..support::config()
+        };
+        let (ranks, tensors) = two_ranks(seed, config);
+        let mut ranks = LocalRanks::from(ranks);
+        let apart = mode == CombineMode::Exact;
+        let streams = [STREAM; 2];
+        let inputs: Vec<_> = tensors.iter().map(|t| t.input).collect();
+        let outputs: Vec<_> = tensors.iter().map(|t| t.output).collect();
+        let rows: Vec<_> = tensors.iter().map(|t| t.combine_input(None)).collect();
+        let combined: Vec<_> = tensors.iter().map(|t| t.combine_output(apart)).collect();
+        for _ in 0..3 {
+            if split {
+                let sent = ranks.dispatch_all_async(&streams, &inputs).unwrap();
+                drop(sent.wait(&streams, &outputs).unwrap());
+            } else {
+                drop(ranks.dispatch_all(&streams, &inputs, &outputs).unwrap());
+            }
+            let each = |of: &dyn Fn(&Tensors, &ExpertParallel)| {
+                for (t, rank) in tensors.iter().zip(&ranks) {
+                    rank.synchronize(STREAM).unwrap();
+                    of(t, rank);
+                }
+            };
+            each(&|t, rank| t.answer(rank));
+            let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
+                panic!("no open dispatch")
+            };
+            if split {
+                let returned = dispatched.combine_all_async(&streams, &rows, &combined);
+                returned.unwrap().wait(&streams).unwrap();
+            } else {
+                dispatched.combine_all(&streams, &rows, &combined).unwrap();
+            }
+            for (t, rank) in tensors.iter().zip(&ranks) {
+                rank.synchronize(STREAM).unwrap();
+                t.compare(rank, apart);
+            }
+        }
+        assert_eq!(ranks.iter().len(), TOKENS.len());
+        close(ranks);
+    }
+}
