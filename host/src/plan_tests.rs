@@ -1,6 +1,6 @@
 //! What a plan refuses, and the sizes that it gives.
 
-use crate::TokenFormat;
+use crate::{ScaleLayout, TokenFormat};
 
 use super::*;
 
@@ -37,6 +37,32 @@ fn a_good_configuration_gives_its_sizes() {
     assert!(plan.window_bytes() > 4 * 128 * 7168 * 2);
     assert!(plan.workspace_bytes() > 0);
     assert_eq!(plan.deadline_ns(), 1_000_000_000);
+}
+
+#[test]
+fn a_shared_expert_takes_a_group_of_its_own_and_room_for_the_ranks_tokens() {
+    for (format, tokens, padded, padding) in [
+        (TokenFormat::Bf16, 129, 129, 0),
+        (TokenFormat::BlockwiseFp8, 129, 132, 64 * 3),
+        (TokenFormat::Nvfp4(ScaleLayout::Tiled), 129, 129, 0),
+    ] {
+        let without = Config {
+            format,
+            max_tokens_per_rank: tokens,
+            ..GOOD
+        };
+        let with = Config {
+            shared_expert: true,
+            ..without
+        };
+        let without = Plan::check(4, false, without).unwrap();
+        let with = Plan::check(4, false, with).unwrap();
+        assert_eq!((without.groups(), with.groups()), (64, 65));
+        assert_eq!(without.max_rows(), 4 * tokens * 8 + padding);
+        assert_eq!(with.max_rows(), without.max_rows() + padded);
+        assert_eq!(with.max_scale_blocks(), without.max_scale_blocks() + 2);
+        assert_eq!(with.window_bytes(), without.window_bytes());
+    }
 }
 
 /// Regions are looked at in `ferry-layout`; here, that a plan passes all sizes on.

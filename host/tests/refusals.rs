@@ -294,6 +294,69 @@ fn a_plan_for_another_group_is_refused() {
 }
 
 #[test]
+fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
+    let config = Config {
+        shared_expert: true,
+        ..config()
+    };
+    let (mut rank, t) = alone(config);
+    assert_eq!(t.output.row_offsets.dims, [4]);
+    let output = DispatchOutput {
+        tokens: Tensor::contiguous(t.output.tokens.at, [0, HIDDEN]),
+        src_info: Tensor::contiguous(t.output.src_info.at, [0, 2]),
+        ..t.output
+    };
+    assert_eq!(
+        sentence(rank.dispatch(STREAM, &t.input, &output)),
+        "the outputs of dispatch hold 0 rows, but the shared expert's 1 tokens alone take 1"
+    );
+    rank.close().unwrap();
+
+    let (mut rank, _) = alone(Config {
+        hidden: 128,
+        format: TokenFormat::Mxfp8(ScaleLayout::Tiled),
+        ..config
+    });
+    let at = rank.device().alloc(1 << 16).unwrap();
+    let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
+    let offsets = Tensor::contiguous(at, [3]);
+    let output = DispatchOutput {
+        scales: Some(ScaleTensor::Tiled {
+            scales: Tensor::contiguous(at, [0, 1, 32, 4, 4]),
+            offsets,
+        }),
+        ..*buffers.output()
+    };
+    let input = DispatchInput::new(
+        Tensor::contiguous(at, [1, 128]),
+        Tensor::contiguous(at, [1, TOP_K]),
+    );
+    assert_eq!(
+        sentence(rank.dispatch(STREAM, &input, &output)),
+        "the outputs of dispatch hold 0 blocks of scales, but the shared expert's 1 tokens alone take 1"
+    );
+    rank.close().unwrap();
+}
+
+#[test]
+fn a_number_of_tokens_on_the_device_is_one_word_and_takes_kernels_with_options() {
+    let (mut rank, t) = alone(config());
+    let counted = |dims: usize| DispatchInput {
+        tokens_on_device: Some(Tensor::contiguous(t.input.x.at, [dims])),
+        ..t.input
+    };
+    assert_eq!(
+        sentence(rank.dispatch(STREAM, &counted(2), &t.output)),
+        "tensor tokens_on_device: wanted shape [1], given [2]"
+    );
+    assert!(matches!(
+        rank.dispatch(STREAM, &counted(1), &t.output),
+        Err(Error::WithoutOptions)
+    ));
+    rank.close().unwrap();
+}
+
+#[test]
 fn a_plan_lists_every_problem() {
     let group = Group::simulated(3, 1).unwrap();
     let refused = Plan::new(

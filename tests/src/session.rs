@@ -221,6 +221,14 @@ impl Session {
         }
     }
 
+    /// From now on the device says how many tokens there are, and every tensor has as many rows as the plan
+    /// allows. The plan has options.
+    pub fn count_on_device(&mut self) {
+        for rank in &mut self.ranks {
+            rank.is_counted = true;
+        }
+    }
+
     /// Where the inputs of a slot lie on a local rank, and their bytes: the tokens, their experts,
     /// the weights, and the scale of all, which slots share.
     pub fn inputs(&self, index: usize, slot: usize) -> [(DevicePtr, usize); 4] {

@@ -422,3 +422,40 @@ fn outputs_that_are_too_small_are_left_alone() {
     }
     assert!(found > 50, "{found}");
 }
+
+#[test]
+fn a_number_of_tokens_above_the_rows_is_told_and_all_rows_are_taken() {
+    for seed in 9_000..9_060 {
+        let case = Case {
+            counted: Some(0),
+            ..any_case(seed)
+        };
+        let run = Run::with(&case, &case.problems(), |tensors, ranks| {
+            for (rank, tensors) in ranks.iter().zip(&tensors[0]) {
+                let count = tensors.input.tokens_on_device.unwrap().at;
+                rank.device().upload(count, &[0xff; 4]).unwrap();
+            }
+        });
+        for outcome in &run.outcomes {
+            assert_eq!(*outcome, Outcome::Finished, "{case:?}");
+        }
+        let told: Vec<_> = run
+            .input_faults
+            .iter()
+            .map(|fault| (fault.kind, fault.rank.0, fault.wanted, fault.saw))
+            .collect();
+        for rank in 0..case.ranks {
+            let wanted = case.tokens[0][rank] as u64;
+            let fault = (
+                FaultKind::TooManyOnDevice,
+                rank as u32,
+                wanted,
+                u64::from(u32::MAX),
+            );
+            assert!(told.contains(&fault), "rank {rank}: {told:?}\n{case:?}");
+        }
+        assert_eq!(told.len(), case.ranks, "{told:?}\n{case:?}");
+        run.compare();
+        run.close();
+    }
+}

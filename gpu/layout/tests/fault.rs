@@ -3,17 +3,18 @@
 use ferry_layout::{Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Region};
 use proptest::prelude::*;
 
-const KINDS: [FaultKind; 7] = [
+const KINDS: [FaultKind; 8] = [
     FaultKind::PeerTimeout,
     FaultKind::LocalTimeout,
     FaultKind::InvalidExpert,
     FaultKind::DuplicateExpert,
+    FaultKind::TooManyOnDevice,
     FaultKind::RowOutOfBounds,
     FaultKind::OutputTooSmall,
     FaultKind::TooManyTokens,
 ];
 
-const REGIONS: [Region; 9] = [
+const REGIONS: [Region; 10] = [
     Region::Counts,
     Region::Presence,
     Region::DispatchRow,
@@ -23,6 +24,7 @@ const REGIONS: [Region; 9] = [
     Region::Offsets,
     Region::TopkIds,
     Region::Output,
+    Region::TokensOnDevice,
 ];
 
 proptest! {

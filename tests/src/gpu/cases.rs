@@ -9,7 +9,7 @@ use super::{Outcome, Suite};
 use crate::formats;
 use crate::group::GroupKind;
 use crate::session::{Session, Settings};
-use crate::verify::{Oracle, capacity_for};
+use crate::verify::{Compared, Oracle, capacity_with};
 use ferry_reference::Problem;
 
 /// From this hidden size on, kernels are compiled for some of the shapes.
@@ -30,6 +30,8 @@ struct Case {
     max_sms: Option<u32>,
     /// Whether dispatch is given the router's weights: without, all are 1.
     weights: bool,
+    /// Whether there is a shared expert.
+    shared: bool,
 }
 
 /// Tokens of the ranks.
@@ -159,8 +161,42 @@ impl Case {
             format: row.format,
             max_sms: None,
             weights: true,
+            shared: false,
         }
     }
+}
+
+/// With a shared expert: every format, from no tokens to many.
+fn with_shared_expert(ranks: usize) -> impl Iterator<Item = Case> {
+    let formats = [
+        Bf16,
+        BlockwiseFp8,
+        Mxfp8(Tiled),
+        Mxfp4(Tiled),
+        Nvfp4(Tiled),
+        Nvfp4RowScaled(RowMajor),
+    ];
+    let each = formats.into_iter().flat_map(|format| {
+        [0, 1, 128, 4096].map(|tokens| row("", Each(tokens), [7168, 256, 8], Uniform, format))
+    });
+    // Ranks with other numbers of tokens, and blocks of scales that are not full.
+    let uneven = |hidden, format| {
+        let tokens = First([130, 0, 3, 127]);
+        row("", tokens, [hidden, 64, 8], SKEW, format)
+    };
+    let uneven = [
+        uneven(7168, Bf16),
+        uneven(3584, Nvfp4(Tiled)),
+        uneven(3584, BlockwiseFp8),
+    ];
+    each.chain(uneven).map(move |row| {
+        let case = Case::of_row(row, ranks);
+        Case {
+            name: format!("shared expert, {:?}, {:?} tokens", case.format, case.tokens),
+            shared: true,
+            ..case
+        }
+    })
 }
 
 fn cases(ranks: usize) -> impl Iterator<Item = Case> {
@@ -175,7 +211,10 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
         weights: false,
         ..Case::of_row(row, ranks)
     });
-    plain.chain(on_few).chain(without_weights)
+    plain
+        .chain(on_few)
+        .chain(without_weights)
+        .chain(with_shared_expert(ranks))
 }
 
 /// What each expert multiplies by.
@@ -300,11 +339,14 @@ fn run_case(
     let scale = scale(case.experts);
     let oracles: Vec<_> = problems
         .iter()
-        .map(|problem| Oracle::new(problem, &scale, case.format))
+        .map(|problem| {
+            let compared = Compared::with_shared(case.shared);
+            Oracle::of(problem, &scale, case.format, compared)
+        })
         .collect();
     let capacity = problems
         .iter()
-        .map(|p| capacity_for(p, case.format))
+        .map(|p| capacity_with(p, case.format, case.shared))
         .fold(Capacity::default(), formats::larger);
     let capacity = Capacity {
         scale_blocks: capacity.scale_blocks + 1,
@@ -320,6 +362,10 @@ fn run_case(
     ];
     let ways = if large || far { &all[..2] } else { &all[..] };
     for &(combine, weights, split) in ways {
+        if case.shared && !weights {
+            // Rows that stay apart are not added to.
+            continue;
+        }
         // Kernels compiled for one case serve others, with fewer tokens than planned.
         let planned = match case.hidden >= SPECIALISED_HIDDEN {
             true => most.next_multiple_of(128),
@@ -331,6 +377,7 @@ fn run_case(
             combine,
             deadline: suite.deadline(),
             max_sms: case.max_sms,
+            shared_expert: case.shared,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
             specialise: weights && case.hidden >= SPECIALISED_HIDDEN && !suite.args.general,
             ..Config::new(case.experts, case.top_k, case.hidden, planned)

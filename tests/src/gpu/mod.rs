@@ -3,6 +3,7 @@
 mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
+mod counted;
 #[cfg(feature = "cust")]
 mod cust;
 mod damaged;
@@ -143,6 +144,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     suite.introduce()?;
     cases::run(&mut suite)?;
     rounds::run(&mut suite)?;
+    counted::run(&mut suite)?;
     exact::run(&mut suite)?;
     two::run(&mut suite)?;
     written::run(&mut suite)?;

@@ -32,6 +32,10 @@ pub(super) struct LocalRank {
     buffers: DispatchBuffers,
     /// f32 `[1]`.
     input_scale: DevicePtr,
+    /// u32 `[1]`: the tokens of the inputs that were uploaded last.
+    count: DevicePtr,
+    /// Whether the device says how many tokens there are.
+    pub(super) is_counted: bool,
     expert_rows: DevicePtr,
     /// Whether dispatch is given the router's weights.
     pub(super) gives_weights: bool,
@@ -88,6 +92,8 @@ impl LocalRank {
             output: *buffers.output(),
             buffers,
             input_scale,
+            count: alloc(4)?,
+            is_counted: false,
             expert_rows: alloc(capacity.rows * hidden * 2)?,
             gives_weights: true,
             ep,
@@ -103,6 +109,7 @@ impl LocalRank {
         let slot = &mut self.slots[slot];
         slot.tokens = input.tokens;
         let device = self.ep.device();
+        device.upload(self.count, &(input.tokens as u32).to_le_bytes())?;
         device.upload(slot.x, bytemuck::cast_slice(&input.x))?;
         device.upload(slot.topk_ids, bytemuck::cast_slice(&input.topk_ids))?;
         device.upload(slot.topk_weights, bytemuck::cast_slice(&input.topk_weights))
@@ -121,15 +128,25 @@ impl LocalRank {
         combined.try_for_each(|&at| self.ep.device().fill(at, POISON, bytes))
     }
 
+    /// Rows that the tensors of a slot have.
+    fn rows(&self, slot: usize) -> usize {
+        match self.is_counted {
+            true => self.ep.plan().config().max_tokens_per_rank,
+            false => self.slots[slot].tokens,
+        }
+    }
+
     pub(super) fn input(&self, slot: usize) -> DispatchInput {
         let Config { top_k, hidden, .. } = *self.ep.plan().config();
         let Slot {
             x,
             topk_ids,
             topk_weights,
-            tokens,
+            ..
         } = self.slots[slot];
+        let tokens = self.rows(slot);
         DispatchInput {
+            tokens_on_device: (self.is_counted).then(|| Tensor::contiguous(self.count, [1])),
             topk_weights: (self.gives_weights)
                 .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
             input_scale: matches!(self.ep.plan().config().format, TokenFormat::Nvfp4(_))
@@ -179,11 +196,8 @@ impl LocalRank {
             combine,
             ..
         } = *self.ep.plan().config();
-        let Slot {
-            topk_weights,
-            tokens,
-            ..
-        } = self.slots[turn.slot];
+        let Slot { topk_weights, .. } = self.slots[turn.slot];
+        let tokens = self.rows(turn.slot);
         let combined = self.combined[turn.into];
         let exact = combine == CombineMode::Exact;
         let capacity = self.output.tokens.dims[0];
@@ -314,7 +328,7 @@ impl LocalRank {
         let outputs = self.buffers.memory().iter().copied();
         let mut all = slots
             .chain(outputs)
-            .chain([self.expert_rows, self.input_scale]);
+            .chain([self.expert_rows, self.input_scale, self.count]);
         // SAFETY: the session is being closed: its rounds were waited for.
         all.try_for_each(|at| unsafe { self.ep.device().free(at) })
     }
