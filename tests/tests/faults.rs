@@ -255,8 +255,9 @@ fn run_with_id(case: &Case, round: usize, rank: usize, slot: usize, id: i32) -> 
     let mut problems = case.problems();
     let ids = &mut problems[round].inputs[rank].topk_ids;
     ids[slot] = id;
-    let given = ids.clone();
+    let mut given = ids.clone();
     ids[slot] = -1;
+    given.resize(given.len() + case.counted.unwrap_or(0) * case.top_k, 0);
     Run::with(case, &problems, |tensors, ranks| {
         let at = ranks[rank]
             .device()
@@ -374,14 +375,21 @@ fn outputs_that_are_too_small_are_left_alone() {
         let case = Case {
             spare_rows: 0,
             format: TokenFormat::Bf16,
+            counted: None,
             ..any_case(seed)
         };
         let rank = Dice::new(!seed).below(case.ranks);
         let problems = case.problems();
-        let rows = ferry_reference::dispatch(&problems[0])[rank].src_info.len();
-        let Some(capacity) = rows.checked_sub(1) else {
+        let routed = ferry_reference::dispatch(&problems[0])[rank].src_info.len();
+        if routed == 0 {
             continue;
+        }
+        // The shared expert's rows fit in any case, and are written before it is known what comes.
+        let shared = match case.shared_expert {
+            true => case.tokens[0][rank],
+            false => 0,
         };
+        let (rows, capacity) = (shared + routed, shared + routed - 1);
         let run = Run::with(&case, &problems, |tensors, _| {
             let Tensors {
                 output,
@@ -400,8 +408,10 @@ fn outputs_that_are_too_small_are_left_alone() {
         let numbers = (fault.saw as usize, fault.wanted as usize);
         assert_eq!(numbers, (rows, capacity), "{fault}\n{case:?}");
         let output = &run.tensors[0][rank].output;
+        let row_bytes = case.hidden * 2;
+        let behind_shared = output.tokens.at.plus((shared * row_bytes) as u64);
         for (at, bytes) in [
-            (output.tokens.at, rows * case.hidden * 2),
+            (behind_shared, routed * row_bytes),
             (output.src_info.at, rows * 8),
         ] {
             let bytes: Vec<u8> = download(&**run.ranks[rank].device(), at, bytes).unwrap();
