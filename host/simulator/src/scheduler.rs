@@ -408,7 +408,7 @@ impl World {
         };
         let deadline_ns = common.deadline_ns;
         let deadline = self.shared.clock.get().saturating_add(deadline_ns);
-        let own = common.peers + 8 * u64::from(rank);
+        let own = common.peers + 8 * u64::from(common.rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
             // Combine waits for those that travel a network.
             let late = match common.shape.spans_nodes() {
@@ -456,6 +456,7 @@ impl World {
                     idle_at,
                     polled: Cell::new((0, 0)),
                     yielder,
+                    rank,
                     common,
                     args,
                     number,

@@ -53,6 +53,8 @@ pub struct Warp<'y> {
     /// The version when it last found nothing new, and how often it did.
     pub polled: Cell<(u64, u32)>,
     pub yielder: &'y Yielder<(), ()>,
+    /// Whose it is. Where nothing travels, its kernels see a group of one rank.
+    pub rank: u32,
     pub common: Common,
     pub args: Rc<Args>,
     pub number: u32,
@@ -96,7 +98,7 @@ impl Warp<'_> {
     }
 
     fn name(&self) -> String {
-        format!("warp {} of rank {}", self.number, self.common.rank().0)
+        format!("warp {} of rank {}", self.number, self.rank)
     }
 
     /// The value of an access, or the end of this simulation: the scheduler sees the report and
@@ -162,7 +164,7 @@ impl Deadline for Warp<'_> {
     fn timed_out_by(&self, deadline: u64) -> bool {
         let times_out_at = self.deadline.min(deadline);
         self.times_out_at.set(times_out_at);
-        let version = self.shared.version(self.common.rank().0);
+        let version = self.shared.version(self.rank);
         let (before, polls) = self.polled.get();
         let polls = if version == before { polls + 1 } else { 0 };
         let is_idle = polls > POLLS;
@@ -228,7 +230,7 @@ impl Machine for Warp<'_> {
         self.pause();
         let block_counter = &self.block.arrivals[block_counter as usize];
         block_counter.set(block_counter.get() + 1);
-        self.shared.bump(self.common.rank().0);
+        self.shared.bump(self.rank);
         block_counter.get() == callers
     }
 

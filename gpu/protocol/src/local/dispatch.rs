@@ -1,0 +1,237 @@
+//! Every token that names an expert of this rank, from the input straight into the outputs.
+
+use ferry_layout::{
+    Counter, DispatchArgs, DispatchOptions, Header, Kernel, NOT_ROUTED, Tensor, TokenFormat,
+    assignment_index,
+};
+
+use crate::dispatch::destination::{Destinations, locate};
+use crate::dispatch::notify::number;
+use crate::dispatch::numbering::block::SmallBatch;
+use crate::dispatch::numbering::tiles::read_ranks_in_expert;
+use crate::dispatch::numbering::{count_before, read_expert_id, wait_until_numbered};
+use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
+use crate::dispatch::receive::{describe_rows, needs_offsets, refuse_item};
+use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
+use crate::dispatch::scales;
+use crate::machine::Machine;
+use crate::machine::rows::Row;
+use crate::sync::launch::{Aborted, Launch};
+use crate::sync::miss::Miss;
+use crate::tactics::Numbering;
+use crate::tactics::local::LocalTactics;
+use crate::work::item::Item;
+use crate::work::partition::Partition;
+use crate::work::queue::WorkQueue;
+use crate::work::route::lane_or_none;
+
+/// Puts this rank's tokens, which are all ranks', in the order of this rank's experts, with offsets and
+/// sources. Waits for no other rank.
+#[inline(always)]
+pub fn dispatch_local<M: Machine>(
+    machine: &M,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> Result<(), Aborted> {
+    let launch = begin(machine, args, options);
+    launch.check()?;
+    launch.end(number_and_place(&launch, args, options))
+}
+
+/// Begins a launch. Every block numbers a small batch, as in any dispatch.
+#[inline(always)]
+fn begin<'a, M: Machine>(
+    machine: &'a M,
+    args: &'a DispatchArgs,
+    options: &DispatchOptions,
+) -> Launch<'a, M> {
+    let batch = SmallBatch::to_number(args, options.first_expert);
+    let loading = machine.begin();
+    let ids = batch.load_ids(machine);
+    machine.clear_block();
+    if !batch.is_empty() {
+        batch.clear(machine);
+        // The ids are still on their way.
+        machine.block_barrier();
+    }
+    batch.number(machine, ids);
+    Launch {
+        first_expert: options.first_expert,
+        ..Launch::begun(machine, &args.common, Kernel::LocalDispatch, loading)
+    }
+}
+
+/// Numbers the assignments, this warp's partition of them, and puts tokens into their places.
+#[inline(always)]
+fn number_and_place<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> Result<(), Aborted> {
+    let machine = launch.machine;
+    let position = machine.warp_position();
+    if position.warp() == 0 {
+        machine.leave(Counter::CombineTickets, 0);
+    }
+    let tactics = LocalTactics::decide(launch.common, launch.tokens, position.grid());
+    if let Some(partition) = tactics.numberer(position) {
+        number(launch, tactics.numbering, partition, 0, |_| {})?;
+    }
+    let partition = tactics.placer(position);
+    if partition.index == 0 {
+        compute_offsets(launch, args)?;
+    }
+    place_items(launch, args, options, tactics, partition)?;
+    if launch.common.shape.has_tiled_scales() {
+        wait_for_offsets(launch)?;
+        scales::clear_unused(launch, args, partition);
+    }
+    Ok(())
+}
+
+/// This warp's items, into their places.
+#[inline(always)]
+fn place_items<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+    tactics: LocalTactics,
+    partition: Partition,
+) -> Result<(), Aborted> {
+    let (machine, common) = (launch.machine, launch.common);
+    let LocalTactics {
+        parts, numbering, ..
+    } = tactics;
+    let items = launch.tokens * parts;
+    // Outputs that may be too small are left alone until that is known.
+    if items != 0 && needs_offsets(&common.shape, args, launch.tokens) {
+        wait_for_offsets(launch)?;
+    }
+    let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
+    while let Some(index) = queue.next_item() {
+        let item = Item {
+            source: common.rank(),
+            token: index >> parts.trailing_zeros(),
+            part: index & (parts - 1),
+            parts,
+        };
+        let experts = read_experts(launch, options, numbering, item.token);
+        match place_item(launch, args, numbering, item, experts) {
+            Ok(destinations) if item.part == 0 => {
+                describe_rows(launch, args, item, destinations);
+            }
+            Ok(_) => {}
+            Err(Refusal::Aborted(aborted)) => return Err(aborted),
+            Err(Refusal::Missed(miss)) => return refuse_item(launch, args, item, miss),
+        }
+        queue.take_ticket();
+    }
+    Ok(())
+}
+
+/// The experts of a token, counted from this rank's first one: of other ranks' experts, and where nothing is
+/// routed, a number that this rank has no expert for. Ids that do not exist are reported.
+#[inline(always)]
+fn read_experts<M: Machine>(
+    launch: &Launch<M>,
+    options: &DispatchOptions,
+    numbering: Numbering,
+    token: u32,
+) -> M::Lanes<u32> {
+    let (machine, common) = (launch.machine, launch.common);
+    let top_k = common.shape.top_k;
+    let experts = machine.lanes(|lane| {
+        lane_or_none(lane, top_k, || {
+            read_expert_id(launch, numbering, assignment_index(top_k, token, lane))
+        })
+    });
+    let given = machine.lanes(|lane| match lane < top_k {
+        true => machine.own(experts, lane).wrapping_add(launch.first_expert),
+        false => NOT_ROUTED,
+    });
+    if common.debug_checks != 0 {
+        report_duplicates(launch, token, given);
+    }
+    report_invalid(launch, token, options.all_experts, given);
+    experts
+}
+
+/// Why an item was not put into its places.
+enum Refusal {
+    Aborted(Aborted),
+    Missed(Miss),
+}
+
+/// Puts an item into its places, if it has some, and keeps its weights for combine.
+#[inline(always)]
+fn place_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    numbering: Numbering,
+    item: Item,
+    experts: M::Lanes<u32>,
+) -> Result<Destinations<M::Lanes<u32>>, Refusal> {
+    let (machine, common) = (launch.machine, launch.common);
+    let shape = &common.shape;
+    let here = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) < shape.experts));
+    if here == 0 {
+        return Ok(Destinations {
+            positions: machine.lanes(|_| NOT_ROUTED),
+            scales: machine.lanes(|_| 0),
+            here,
+        });
+    }
+    let range = item.range(common.row.payload_bytes);
+    let from = Row::Tensor(Tensor::Input, item.token);
+    // On its way before anything is waited for.
+    let ahead = (shape.format() == TokenFormat::Bf16).then(|| machine.read_ahead(range, from));
+    if item.part == 0 {
+        keep_weights(launch, args, item.token);
+    }
+    let ranks_in_expert = match numbering {
+        Numbering::InBlock => count_before(launch, item.token, experts),
+        Numbering::Tiles => {
+            wait_until_numbered(launch).map_err(Refusal::Aborted)?;
+            read_ranks_in_expert(launch, item.token, experts)
+        }
+    };
+    let destinations =
+        locate(launch, args, item.source, experts, ranks_in_expert).map_err(Refusal::Missed)?;
+    match ahead {
+        Some(ahead) => {
+            let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
+            let copied = machine.copy_row(range, from, ahead, here, to);
+            debug_assert_eq!(copied, Ok(()), "the input is there");
+        }
+        None => encode_item(launch, args, item, destinations),
+    }
+    Ok(destinations)
+}
+
+/// Keeps a token's weights where combine reads those of any row.
+#[inline(always)]
+fn keep_weights<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, token: u32) {
+    let (machine, common) = (launch.machine, launch.common);
+    let top_k = common.shape.top_k;
+    let is_weighted = args.topk_weights != 0;
+    let weights = read_weights(launch, is_weighted, token);
+    let row = common.window.dispatch_row(common.rank(), token);
+    let header = row.plus(common.row.header);
+    machine.lanes(|lane| {
+        if lane < top_k {
+            let bits = match is_weighted {
+                true => machine.own(weights, lane),
+                false => 1f32.to_bits(),
+            };
+            machine.write_window(header.plus(Header::weight(top_k, lane)), bits);
+        }
+    });
+}
+
+fn encode_item<M: Machine>(
+    _: &Launch<M>,
+    _: &DispatchArgs,
+    _: Item,
+    _: Destinations<M::Lanes<u32>>,
+) {
+}
