@@ -1,6 +1,6 @@
 //! A round under way: what may be called next, as types.
 
-use ferry_layout::Kernel;
+use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::arguments::{Received, Sent};
 use crate::device::Args;
@@ -28,7 +28,11 @@ impl ExpertParallel {
     ) -> Result<Dispatched<'_>, Error> {
         self.require_idle()?;
         let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
-        self.launch(stream, Kernel::Dispatch, Args::Dispatch(args))?;
+        let (kernel, args) = match self.plan.config().skip_a2a {
+            true => (Kernel::LocalDispatch, self.local(args)),
+            false => (Kernel::Dispatch, args),
+        };
+        self.launch(stream, kernel, Args::Dispatch(args))?;
         Ok(Dispatched::of(self, Received::of(&input.sent(), output)))
     }
 
@@ -39,12 +43,14 @@ impl ExpertParallel {
     /// kernel of the wait. Collective.
     ///
     /// # Errors
-    /// As [`dispatch`](Self::dispatch).
+    /// As [`dispatch`](Self::dispatch); [`Error::SplitWithoutTravel`] with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn dispatch_async(
         &mut self,
         stream: Stream,
         input: &DispatchInput,
     ) -> Result<DispatchPending<'_>, Error> {
+        self.require_split("dispatch_async")?;
         self.require_idle()?;
         let args = input.args(&self.common, &self.plan)?;
         self.launch(stream, Kernel::DispatchAsync, Args::Dispatch(args))?;
@@ -64,6 +70,26 @@ impl ExpertParallel {
                 output,
             } => Unfinished::CombineWait(CombinePending::of(self, received, input, output)),
         }
+    }
+}
+
+impl ExpertParallel {
+    /// That sending and waiting are two things.
+    const fn require_split(&self, call: &'static str) -> Result<(), Error> {
+        match self.plan.config().skip_a2a {
+            true => Err(Error::SplitWithoutTravel { call }),
+            false => Ok(()),
+        }
+    }
+
+    /// A dispatch where nothing travels.
+    fn local(&self, with: DispatchWith) -> DispatchWith {
+        let options = DispatchOptions {
+            first_expert: self.rank().0 * self.plan.shape().experts,
+            all_experts: self.plan.config().experts as u32,
+            ..with.options
+        };
+        DispatchWith { options, ..with }
     }
 }
 
@@ -157,7 +183,11 @@ impl<'a> Dispatched<'a> {
     ) -> Result<(), Error> {
         let Self { rank, received } = self;
         let args = input.args(output, &rank.common, &rank.plan, received)?;
-        rank.launch(stream, Kernel::Combine, Args::Combine(args))?;
+        let kernel = match rank.plan.config().skip_a2a {
+            true => Kernel::LocalCombine,
+            false => Kernel::Combine,
+        };
+        rank.launch(stream, kernel, Args::Combine(args))?;
         rank.round = Round::Idle;
         Ok(())
     }
@@ -167,7 +197,8 @@ impl<'a> Dispatched<'a> {
     /// Collective.
     ///
     /// # Errors
-    /// As [`combine`](Self::combine).
+    /// As [`combine`](Self::combine); [`Error::SplitWithoutTravel`] with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn combine_async(
         self,
         stream: Stream,
@@ -175,6 +206,7 @@ impl<'a> Dispatched<'a> {
         output: &CombineOutput,
     ) -> Result<CombinePending<'a>, Error> {
         let Self { rank, received } = self;
+        rank.require_split("combine_async")?;
         let args = input.args(output, &rank.common, &rank.plan, received)?;
         rank.launch(stream, Kernel::CombineAsync, Args::Combine(args))?;
         Ok(CombinePending::of(rank, received, *input, *output))
