@@ -177,7 +177,7 @@ impl ExpertParallel {
         {
             return Err(Error::Poisoned(self.poison(fault)));
         }
-        let kernels = match args.has_options() {
+        let kernels = match args.has_options() || kernel.needs_options() {
             false => &self.memory.kernels,
             true => (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?,
         };

@@ -125,12 +125,12 @@ impl LocalCase {
         let about = || format!("{self:?}");
         let plan = Plan::new(group, self.config(deadline)).with_context(about)?;
         let ranks = ExpertParallel::new(group, &plan).with_context(about)?;
-        let result = ranks.into_iter().try_for_each(|rank| {
-            let (rank, result) = self.run_on(rank)?;
-            result?;
-            Ok(rank.close()?)
-        });
-        result.with_context(about)
+        for rank in ranks {
+            let (rank, result) = self.run_on(rank).with_context(about)?;
+            result.with_context(about)?;
+            rank.close().map_err(Error::from).with_context(about)?;
+        }
+        Ok(())
     }
 
     /// All rounds on a rank.

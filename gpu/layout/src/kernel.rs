@@ -39,6 +39,11 @@ impl Kernel {
         Self::LocalCombine,
     ];
 
+    /// Whether only the kernels that take options have it.
+    pub const fn needs_options(self) -> bool {
+        matches!(self, Self::LocalDispatch | Self::LocalCombine)
+    }
+
     /// Its name in sentences and faults.
     pub const fn name(self) -> &'static str {
         match self {

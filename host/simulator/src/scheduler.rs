@@ -249,12 +249,17 @@ impl World {
             .get_mut(rank as usize)
             .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
         let is_right = match (kernel, &*args) {
-            (Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait, args) => {
-                matches!(args, Args::Dispatch(_))
-            }
-            (Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait, args) => {
-                matches!(args, Args::Combine(_))
-            }
+            (
+                Kernel::Dispatch
+                | Kernel::DispatchAsync
+                | Kernel::DispatchWait
+                | Kernel::LocalDispatch,
+                args,
+            ) => matches!(args, Args::Dispatch(_)),
+            (
+                Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait | Kernel::LocalCombine,
+                args,
+            ) => matches!(args, Args::Combine(_)),
             (Kernel::FusedSilu, args) => matches!(args, Args::Silu(_)),
         };
         if !is_right {

@@ -76,11 +76,13 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
         (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
             Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),
             Kernel::DispatchWait => ferry_protocol::dispatch_wait(warp, args, options),
+            Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
             _ => ferry_protocol::dispatch(warp, args, options),
         },
         (Args::Combine(CombineWith { args, options, .. }), kernel) => match kernel {
             Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options),
             Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options),
+            Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options),
             _ => ferry_protocol::combine(warp, args, options),
         },
         (Args::Silu(args), _) => {

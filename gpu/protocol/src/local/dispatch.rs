@@ -15,7 +15,7 @@ use crate::dispatch::receive::{describe_rows, needs_offsets, refuse_item};
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
 use crate::machine::Machine;
-use crate::machine::rows::Row;
+use crate::machine::rows::{OutputRow, Row};
 use crate::sync::launch::{Aborted, Launch};
 use crate::sync::miss::Miss;
 use crate::tactics::Numbering;
@@ -203,7 +203,14 @@ fn place_item<M: Machine>(
             let copied = machine.copy_row(range, from, ahead, here, to);
             debug_assert_eq!(copied, Ok(()), "the input is there");
         }
-        None => encode_item(launch, args, item, destinations),
+        None => {
+            let to = |k| OutputRow {
+                row: machine.broadcast(destinations.positions, k),
+                scales: machine.broadcast(destinations.scales, k),
+            };
+            let stride = scales::stride(shape, args);
+            machine.encode_output(range, item.token, stride, here, to);
+        }
     }
     Ok(destinations)
 }
@@ -226,12 +233,4 @@ fn keep_weights<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, token: u32)
             machine.write_window(header.plus(Header::weight(top_k, lane)), bits);
         }
     });
-}
-
-fn encode_item<M: Machine>(
-    _: &Launch<M>,
-    _: &DispatchArgs,
-    _: Item,
-    _: Destinations<M::Lanes<u32>>,
-) {
 }
