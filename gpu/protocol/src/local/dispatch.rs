@@ -17,7 +17,6 @@ use crate::dispatch::scales;
 use crate::machine::Machine;
 use crate::machine::rows::{OutputRow, Row};
 use crate::sync::launch::{Aborted, Launch};
-use crate::sync::miss::Miss;
 use crate::tactics::Numbering;
 use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
@@ -116,14 +115,7 @@ fn place_items<M: Machine>(
             parts,
         };
         let experts = read_experts(launch, options, numbering, item.token);
-        match place_item(launch, args, numbering, item, experts) {
-            Ok(destinations) if item.part == 0 => {
-                describe_rows(launch, args, item, destinations);
-            }
-            Ok(_) => {}
-            Err(Refusal::Aborted(aborted)) => return Err(aborted),
-            Err(Refusal::Missed(miss)) => return refuse_item(launch, args, item, miss),
-        }
+        place_item(launch, args, numbering, item, experts)?;
         queue.take_ticket();
     }
     Ok(())
@@ -156,13 +148,7 @@ fn read_experts<M: Machine>(
     experts
 }
 
-/// Why an item was not put into its places.
-enum Refusal {
-    Aborted(Aborted),
-    Missed(Miss),
-}
-
-/// Puts an item into its places, if it has some, and keeps its weights for combine.
+/// Puts an item into its places, if it has some, and keeps its weights and its places for combine.
 #[inline(always)]
 fn place_item<M: Machine>(
     launch: &Launch<M>,
@@ -170,33 +156,43 @@ fn place_item<M: Machine>(
     numbering: Numbering,
     item: Item,
     experts: M::Lanes<u32>,
-) -> Result<Destinations<M::Lanes<u32>>, Refusal> {
+) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
     let here = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) < shape.experts));
     if here == 0 {
-        return Ok(Destinations {
+        let nowhere = Destinations {
             positions: machine.lanes(|_| NOT_ROUTED),
             scales: machine.lanes(|_| 0),
             here,
-        });
+        };
+        if item.part == 0 {
+            describe_rows(launch, args, item, nowhere);
+        }
+        return Ok(());
     }
-    let range = item.range(common.row.payload_bytes);
-    let from = Row::Tensor(Tensor::Input, item.token);
-    // On its way before anything is waited for.
-    let ahead = (shape.format() == TokenFormat::Bf16).then(|| machine.read_ahead(range, from));
     if item.part == 0 {
         keep_weights(launch, args, item.token);
     }
     let ranks_in_expert = match numbering {
         Numbering::InBlock => count_before(launch, item.token, experts),
         Numbering::Tiles => {
-            wait_until_numbered(launch).map_err(Refusal::Aborted)?;
+            wait_until_numbered(launch)?;
             read_ranks_in_expert(launch, item.token, experts)
         }
     };
-    let destinations =
-        locate(launch, args, item.source, experts, ranks_in_expert).map_err(Refusal::Missed)?;
+    let range = item.range(common.row.payload_bytes);
+    let from = Row::Tensor(Tensor::Input, item.token);
+    // On its way while the bases are waited for.
+    let ahead = (shape.format() == TokenFormat::Bf16).then(|| machine.read_ahead(range, from));
+    let destinations = match locate(launch, args, item.source, experts, ranks_in_expert) {
+        Ok(destinations) => destinations,
+        Err(miss) => return refuse_item(launch, args, item, miss),
+    };
+    // Before the payload: nothing of it must be kept meanwhile.
+    if item.part == 0 {
+        describe_rows(launch, args, item, destinations);
+    }
     match ahead {
         Some(ahead) => {
             let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
@@ -212,7 +208,7 @@ fn place_item<M: Machine>(
             machine.encode_output(range, item.token, stride, here, to);
         }
     }
-    Ok(destinations)
+    Ok(())
 }
 
 /// Keeps a token's weights where combine reads those of any row.
