@@ -146,6 +146,15 @@ impl Plan {
         self.config.options || self.config.shared_expert || self.config.skip_a2a
     }
 
+    /// Ranks that share the shared expert's tokens; 0: there is no shared expert.
+    pub(crate) const fn shared_of(&self) -> u32 {
+        match (self.config.shared_expert, self.config.skip_a2a) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => self.ranks,
+        }
+    }
+
     /// Most rows of the shared expert, those that pad the group included; 0 where there is none.
     pub(crate) const fn max_shared_rows(&self) -> u64 {
         match self.config.shared_expert {

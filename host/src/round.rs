@@ -27,11 +27,12 @@ impl ExpertParallel {
         output: &DispatchOutput,
     ) -> Result<Dispatched<'_>, Error> {
         self.require_idle()?;
-        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
+        let args = input.args(&self.common, &self.plan)?;
         let (kernel, args) = match self.plan.config().skip_a2a {
             true => (Kernel::LocalDispatch, self.local(args)),
             false => (Kernel::Dispatch, args),
         };
+        let args = output.add_to(args, &self.plan)?;
         self.launch(stream, kernel, Args::Dispatch(args))?;
         Ok(Dispatched::of(self, Received::of(&input.sent(), output)))
     }
@@ -87,6 +88,7 @@ impl ExpertParallel {
         let options = DispatchOptions {
             first_expert: self.rank().0 * self.plan.shape().experts,
             all_experts: self.plan.config().experts as u32,
+            shared_index: self.rank().0,
             ..with.options
         };
         DispatchWith { options, ..with }
@@ -182,9 +184,12 @@ impl<'a> Dispatched<'a> {
         output: &CombineOutput,
     ) -> Result<(), Error> {
         let Self { rank, received } = self;
-        let args = input.args(output, &rank.common, &rank.plan, received)?;
+        let mut args = input.args(output, &rank.common, &rank.plan, received)?;
         let kernel = match rank.plan.config().skip_a2a {
-            true => Kernel::LocalCombine,
+            true => {
+                args.options.shared_index = rank.rank().0;
+                Kernel::LocalCombine
+            }
             false => Kernel::Combine,
         };
         rank.launch(stream, kernel, Args::Combine(args))?;

@@ -9,7 +9,7 @@ use ferry_reference::{Problem, bf16, share_of};
 
 use crate::formats::{self, INPUT_SCALE};
 use crate::simulated::{Dice, Return};
-use crate::verify::{Oracle, POISON, Received};
+use crate::verify::{Compared, Oracle, POISON, Received};
 
 /// Everything that decides a run but the group. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub struct LocalCase {
     pub spare_rows: usize,
     /// As in the plan's configuration.
     pub debug_checks: bool,
+    /// As in the plan's configuration.
+    pub shared_expert: bool,
     /// Whether the kernels are made for the shape.
     pub specialise: bool,
 }
@@ -61,6 +63,7 @@ impl LocalCase {
         // Few tokens are numbered block by block, many in tiles.
         let most_tokens = dice.pick(&[1, 3, 12, 40, 300]);
         let format = dice.pick(&TokenFormat::ALL);
+        let how = dice.pick(&Return::ALL);
         let tokens = (0..3).map(|_| dice.below(most_tokens + 1)).collect();
         Self {
             seed,
@@ -83,9 +86,10 @@ impl LocalCase {
                 _ => Routing::Holes { probability: 0.4 },
             },
             format,
-            how: dice.pick(&Return::ALL),
+            how,
             spare_rows: dice.below(3),
             debug_checks: false,
+            shared_expert: dice.below(3) == 0 && how != Return::Apart,
             specialise: false,
         }
     }
@@ -110,6 +114,7 @@ impl LocalCase {
             combine: self.how.mode(),
             deadline,
             debug_checks: self.debug_checks,
+            shared_expert: self.shared_expert,
             skip_a2a: true,
             specialise: self.specialise,
             ..Config::new(self.experts, self.top_k, self.hidden, self.most_tokens)
@@ -158,7 +163,11 @@ impl LocalCase {
         let (device, plan) = (rank.device(), rank.plan());
         let share = share_of(&self.problem(round), self.ranks, rank.rank().0 as usize);
         let scale = self.scale_of(rank.rank().0 as usize);
-        let oracle = Oracle::new(&share, &scale, self.format);
+        let compared = Compared {
+            part: (rank.rank().0 as usize, self.ranks),
+            ..Compared::with_shared(self.shared_expert)
+        };
+        let oracle = Oracle::of(&share, &scale, self.format, compared);
         let wanted = oracle.combined(CombineMode::Exact, self.how != Return::Apart);
         let needed = oracle.placement(0).capacity();
         let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
@@ -187,11 +196,13 @@ impl LocalCase {
         Ok(Round {
             wanted: wanted.into_iter().next().unwrap_or_default(),
             input: DispatchInput {
-                x: device.upload_tensor([tokens, self.hidden], &given.x)?,
-                topk_ids: device.upload_tensor([tokens, self.top_k], &given.topk_ids)?,
                 // In exact mode combine's count.
                 topk_weights: (self.how == Return::Reduced).then_some(weights),
                 input_scale,
+                ..DispatchInput::new(
+                    device.upload_tensor([tokens, self.hidden], &given.x)?,
+                    device.upload_tensor([tokens, self.top_k], &given.topk_ids)?,
+                )
             },
             output: *buffers.output(),
             expert_rows: CombineInput {
@@ -221,4 +232,54 @@ impl Round {
         let given: Vec<bf16> = device.download_tensor(&self.combined.combined.rows())?;
         Ok(self.oracle.verify_combined(0, &self.wanted, &given)?)
     }
+}
+
+/// What `ferry-tests gpu` runs on so many ranks: every format and way, from no token to thousands. `quick`:
+/// fewer tokens, smaller rows.
+pub fn gpu_cases(ranks: usize, quick: bool) -> Vec<LocalCase> {
+    let (most, hidden, experts) = if quick {
+        (40, 256, 6 * ranks)
+    } else {
+        (4096, 7168, 64 * ranks)
+    };
+    let mut cases = Vec::new();
+    for (number, &format) in TokenFormat::ALL.iter().enumerate() {
+        for (way, how) in Return::ALL.into_iter().enumerate() {
+            let seed = (3 * number + way) as u64;
+            let case = LocalCase {
+                seed,
+                ranks,
+                experts,
+                top_k: 8.min(experts),
+                hidden,
+                tokens: vec![128, 1, 0, 1024, 7]
+                    .into_iter()
+                    .map(|tokens: usize| tokens.min(most))
+                    .collect(),
+                most_tokens: most.min(1024),
+                routing: match seed % 3 {
+                    0 => Routing::Uniform,
+                    1 => Routing::Duplicates,
+                    _ => Routing::Holes { probability: 0.4 },
+                },
+                format,
+                how,
+                spare_rows: way,
+                debug_checks: false,
+                shared_expert: how != Return::Apart && seed % 2 == 0,
+                specialise: false,
+            };
+            cases.push(case.clone());
+            // The largest take long to work out.
+            if how == Return::Reduced && !quick {
+                cases.push(LocalCase {
+                    tokens: vec![4096],
+                    most_tokens: 4096,
+                    specialise: true,
+                    ..case
+                });
+            }
+        }
+    }
+    cases
 }

@@ -47,7 +47,9 @@ pub mod workload;
 
 pub use combine::{CombineMode, combine, round_to_bf16};
 pub use compare::{Difference, first_difference};
-pub use dispatch::{Dispatched, apply_expert_scale, dispatch, dispatch_with_shared};
+pub use dispatch::{
+    Dispatched, apply_expert_scale, dispatch, dispatch_with_shared, dispatch_with_shared_part,
+};
 pub use local::share_of;
 pub use problem::{Problem, ProblemError, RankInput};
 

@@ -22,7 +22,12 @@ pub fn combine_local<M: Machine>(
     args: &CombineArgs,
     options: &CombineOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(machine, &args.common, Kernel::LocalCombine);
+    let launch = Launch::begin(
+        machine,
+        &args.common,
+        Kernel::LocalCombine,
+        options.tokens_on_device != 0,
+    );
     launch.check()?;
     sum_items(&launch, args, options);
     leave_round(&launch);

@@ -7,13 +7,14 @@ use ferry_layout::{
 
 use crate::dispatch::destination::{Destinations, locate};
 use crate::dispatch::notify::number;
-use crate::dispatch::numbering::block::SmallBatch;
 use crate::dispatch::numbering::tiles::read_ranks_in_expert;
 use crate::dispatch::numbering::{count_before, read_expert_id, wait_until_numbered};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
 use crate::dispatch::receive::{describe_rows, needs_offsets, refuse_item};
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
+use crate::dispatch::shared::SharedGroup;
+use crate::dispatch::{begin, keep_tokens};
 use crate::machine::Machine;
 use crate::machine::rows::{OutputRow, Row};
 use crate::sync::launch::{Aborted, Launch};
@@ -32,32 +33,9 @@ pub fn dispatch_local<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, options);
+    let launch = begin(machine, args, options, Kernel::LocalDispatch);
     launch.check()?;
     launch.end(number_and_place(&launch, args, options))
-}
-
-/// Begins a launch. Every block numbers a small batch, as in any dispatch.
-#[inline(always)]
-fn begin<'a, M: Machine>(
-    machine: &'a M,
-    args: &'a DispatchArgs,
-    options: &DispatchOptions,
-) -> Launch<'a, M> {
-    let batch = SmallBatch::to_number(args, options.first_expert);
-    let loading = machine.begin();
-    let ids = batch.load_ids(machine);
-    machine.clear_block();
-    if !batch.is_empty() {
-        batch.clear(machine);
-        // The ids are still on their way.
-        machine.block_barrier();
-    }
-    batch.number(machine, ids);
-    Launch {
-        first_expert: options.first_expert,
-        ..Launch::begun(machine, &args.common, Kernel::LocalDispatch, loading)
-    }
 }
 
 /// Numbers the assignments, this warp's partition of them, and puts tokens into their places.
@@ -71,19 +49,25 @@ fn number_and_place<M: Machine>(
     let position = machine.warp_position();
     if position.warp() == 0 {
         machine.leave(Counter::CombineTickets, 0);
+        if options.tokens_on_device != 0 {
+            keep_tokens(launch);
+        }
     }
     let tactics = LocalTactics::decide(launch.common, launch.tokens, position.grid());
     if let Some(partition) = tactics.numberer(position) {
         number(launch, tactics.numbering, partition, 0, |_| {})?;
     }
     let partition = tactics.placer(position);
+    let shared = SharedGroup::of(launch.common, options, launch.tokens);
     if partition.index == 0 {
-        compute_offsets(launch, args)?;
+        compute_offsets(launch, args, shared)?;
     }
-    place_items(launch, args, options, tactics, partition)?;
+    // While the assignments are numbered.
+    shared.write(launch, args, partition);
+    place_items(launch, args, options, tactics, shared, partition)?;
     if launch.common.shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
-        scales::clear_unused(launch, args, partition);
+        scales::clear_unused(launch, args, shared.groups, partition);
     }
     Ok(())
 }
@@ -95,6 +79,7 @@ fn place_items<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
     tactics: LocalTactics,
+    shared: SharedGroup,
     partition: Partition,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
@@ -103,7 +88,7 @@ fn place_items<M: Machine>(
     } = tactics;
     let items = launch.tokens * parts;
     // Outputs that may be too small are left alone until that is known.
-    if items != 0 && needs_offsets(&common.shape, args, launch.tokens) {
+    if items != 0 && needs_offsets(&common.shape, args, shared.rows, launch.tokens) {
         wait_for_offsets(launch)?;
     }
     let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
