@@ -279,7 +279,7 @@ impl DispatchOutput {
             ..with.args
         };
         let options = DispatchOptions {
-            shared_of: plan.config().shared_expert.into(),
+            shared_of: plan.shared_of(),
             ..with.options
         };
         require_room_for_shared(&args, &options)?;
@@ -342,7 +342,7 @@ impl CombineInput {
             row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
         });
         with.options = CombineOptions {
-            shared_of: plan.config().shared_expert.into(),
+            shared_of: plan.shared_of(),
             tokens_on_device: is_counted.into(),
             ..with.options
         };

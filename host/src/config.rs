@@ -62,6 +62,12 @@ pub struct Config {
     /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green
     /// context (CUDA 12.4), at most as many as that has.
     pub max_sms: Option<u32>,
+    /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps
+    /// the assignments of its own experts, and its combine sums those alone: zeros for a token that names
+    /// none of them. Summing the ranks' results is up to the caller (an all-reduce). No kernel waits for
+    /// another rank, and only fused calls are there. A group may have one rank. Whether the tokens are the
+    /// same is not checked.
+    pub skip_a2a: bool,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for
     /// a shape's first one on a machine (the driver keeps the result), and faster calls, most of all with few
     /// tokens. Where [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have no code for many
@@ -70,14 +76,15 @@ pub struct Config {
     pub specialise: bool,
     /// Whether the kernels that take options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result): what a call needs that gives an option. A call with
-    /// one is refused without. A [shared expert](Self::shared_expert) implies it.
+    /// one is refused without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply it.
     pub options: bool,
 }
 
 impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
     /// [`CombineMode::Reduced`], no shared expert, a deadline of 10 seconds, no debug checks, all
-    /// multiprocessors, and the kernels for every shape (`specialise` is false), and none with options.
+    /// multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape (`specialise`
+    /// is false), and none with options.
     pub const fn new(
         experts: usize,
         top_k: usize,
@@ -96,6 +103,7 @@ impl Config {
             deadline: Duration::from_secs(10),
             debug_checks: false,
             max_sms: None,
+            skip_a2a: false,
             specialise: false,
             options: false,
         }

@@ -138,6 +138,14 @@ pub enum Error {
         /// Those that it drives.
         local: Vec<u32>,
     },
+    /// A half of a split call where nothing travels.
+    #[error(
+        "{call} sends and does not wait, but the plan's skip_a2a is true, so nothing is sent: make the fused call"
+    )]
+    SplitWithoutTravel {
+        /// What was called.
+        call: &'static str,
+    },
     /// A plan that was made for a group of another size.
     #[error("the plan was made for {plan} ranks, but the group has {group}")]
     PlanForOtherGroup {

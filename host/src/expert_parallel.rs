@@ -50,6 +50,8 @@ mod set_up;
 /// A value can be moved to another thread; each local rank can have its own.
 pub struct ExpertParallel {
     pub(crate) plan: Plan,
+    rank: Rank,
+    /// As the kernels see it: where nothing travels, of the only rank.
     pub(crate) common: Common,
     pub(crate) round: Round,
     memory: Private,
@@ -110,7 +112,7 @@ struct Launchable {
 impl ExpertParallel {
     /// This rank.
     pub const fn rank(&self) -> Rank {
-        self.common.rank()
+        self.rank
     }
 
     /// What it was made with.
@@ -204,6 +206,26 @@ impl ExpertParallel {
         Ok(stopped != [0; 8])
     }
 
+    /// A fault with the group's numbers of ranks. Where nothing travels, kernels know this rank alone.
+    const fn as_of_group(&self, fault: Fault) -> Fault {
+        let rank = self.rank;
+        match (self.plan.config().skip_a2a, fault.kind.is_input()) {
+            (false, _) => fault,
+            // Its peer is a slot.
+            (true, true) => Fault {
+                rank,
+                culprit: rank,
+                ..fault
+            },
+            (true, false) => Fault {
+                rank,
+                peer: rank,
+                culprit: rank,
+                ..fault
+            },
+        }
+    }
+
     /// The fault on the page that was not told yet, and the number of its record.
     fn fault(&self) -> Result<Option<(Fault, u64)>, Error> {
         let Some(shared) = &self.memory.page else {
@@ -215,7 +237,7 @@ impl ExpertParallel {
                 rank: self.rank(),
                 page: Box::new(page),
             }),
-            fault => Ok(fault.map(|fault| (fault, page.complete))),
+            fault => Ok(fault.map(|fault| (self.as_of_group(fault), page.complete))),
         }
     }
 }

@@ -154,7 +154,7 @@ pub(crate) fn target_of(module: &Module) -> Result<Target, KernelsError> {
 fn checked(mut text: String) -> Result<Ptx, KernelsError> {
     let module = read(&text)?;
     let target = target_of(&module)?;
-    for kernel in Kernel::ALL {
+    for kernel in KernelSet::Plain.kernels() {
         for shmem in [false, true] {
             require(&module, kernel.entry(shmem), &[argument_bytes(kernel)])?;
         }
@@ -212,20 +212,25 @@ pub(crate) fn require(module: &Module, kernel: &str, wanted: &[u64]) -> Result<(
 }
 
 /// Which of Ferry's kernels a PTX has.
-#[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelSet {
-    /// Those without options: all.
+    /// Those without options.
     Plain,
     /// Those that take options, by the same names.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "only devices load them")
+    )]
     WithOptions,
 }
 
-#[cfg(feature = "cuda")]
 impl KernelSet {
     /// The kernels that it has.
     pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {
-        let has = move |kernel: &Kernel| self == Self::Plain || *kernel != Kernel::FusedSilu;
+        let has = move |kernel: &Kernel| match self {
+            Self::Plain => !kernel.needs_options(),
+            Self::WithOptions => *kernel != Kernel::FusedSilu,
+        };
         Kernel::ALL.into_iter().filter(has)
     }
 }
@@ -234,10 +239,10 @@ impl KernelSet {
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
     let bytes = match kernel {
-        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch => {
+        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch | Kernel::LocalDispatch => {
             size_of::<ferry_layout::DispatchWith>()
         }
-        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => {
+        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine | Kernel::LocalCombine => {
             size_of::<ferry_layout::CombineWith<()>>()
         }
         Kernel::FusedSilu => 0,
@@ -253,6 +258,8 @@ const fn argument_bytes(kernel: Kernel) -> u64 {
         }
         Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => size_of::<CombineArgs>(),
         Kernel::FusedSilu => size_of::<SiluArgs>(),
+        // Not among those without options.
+        Kernel::LocalDispatch | Kernel::LocalCombine => 0,
     };
     bytes as u64
 }

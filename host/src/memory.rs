@@ -38,7 +38,8 @@ impl Private {
             kernels_with_options: None,
             page: None,
         };
-        if plan.config().specialise {
+        // Where nothing travels, all kernels take options.
+        if plan.config().specialise && !plan.config().skip_a2a {
             memory.kernels = memory.device.kernels(plan.shape())?;
         }
         if plan.takes_options() {

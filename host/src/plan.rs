@@ -21,6 +21,9 @@ const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     config: Config,
+    /// Ranks of the group.
+    ranks: u32,
+    /// That of a group of one rank with its experts, where nothing travels.
     shape: Shape,
 }
 
@@ -66,7 +69,9 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let mut problems = Problems::default();
         check_routing(&mut problems, ranks, &config);
-        check_sizes(&mut problems, ranks, &config);
+        // Those whose tokens a rank may receive.
+        let sources = if config.skip_a2a { 1 } else { ranks };
+        check_sizes(&mut problems, sources, &config);
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
@@ -76,9 +81,12 @@ impl Plan {
         }
         // Every number was found to fit above.
         let shape = Shape {
-            ranks,
-            p2p_world_size: config.p2p_world_size.map_or(ranks, |size| size as u32),
-            experts: config.experts as u32,
+            ranks: sources,
+            p2p_world_size: match config.p2p_world_size {
+                Some(size) if !config.skip_a2a => size as u32,
+                _ => sources,
+            },
+            experts: config.experts as u32 * sources / ranks,
             top_k: config.top_k as u32,
             hidden: config.hidden as u32,
             max_tokens_per_rank: config.max_tokens_per_rank as u32,
@@ -88,7 +96,11 @@ impl Plan {
             },
             token_format: config.format.number(),
         };
-        Ok(Self { config, shape })
+        Ok(Self {
+            config,
+            ranks,
+            shape,
+        })
     }
 
     /// What was checked.
@@ -96,7 +108,13 @@ impl Plan {
         &self.config
     }
 
-    /// The sizes as kernels see them.
+    /// Ranks of the group.
+    pub const fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The sizes as kernels see them: with [`skip_a2a`](Config::skip_a2a) those of a group of one rank that
+    /// has as many experts as each rank of the group.
     pub const fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -112,7 +130,8 @@ impl Plan {
         self.local_experts() + self.config.shared_expert as usize
     }
 
-    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k`, and in
+    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k` (with
+    /// [`skip_a2a`](Config::skip_a2a) of one rank alone, since all have the same tokens), and in
     /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
     /// transposed scales want it. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more,
     /// rounded up likewise. Output tensors with this capacity are never too small.
@@ -124,7 +143,16 @@ impl Plan {
 
     /// Whether kernels take options.
     pub(crate) const fn takes_options(&self) -> bool {
-        self.config.options || self.config.shared_expert
+        self.config.options || self.config.shared_expert || self.config.skip_a2a
+    }
+
+    /// Ranks that share the shared expert's tokens; 0: there is no shared expert.
+    pub(crate) const fn shared_of(&self) -> u32 {
+        match (self.config.shared_expert, self.config.skip_a2a) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => self.ranks,
+        }
     }
 
     /// Most rows of the shared expert, those that pad the group included; 0 where there is none.
@@ -132,7 +160,11 @@ impl Plan {
         match self.config.shared_expert {
             true => {
                 let alignment = self.shape.row_alignment() as u64;
-                (self.shape.max_tokens_per_rank as u64).next_multiple_of(alignment)
+                let tokens = match self.config.skip_a2a {
+                    true => self.shape.max_tokens_per_rank.div_ceil(self.ranks),
+                    false => self.shape.max_tokens_per_rank,
+                };
+                (tokens as u64).next_multiple_of(alignment)
             }
             false => 0,
         }

@@ -1,6 +1,6 @@
 //! A round under way: what may be called next, as types.
 
-use ferry_layout::Kernel;
+use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::arguments::{Received, Returned, Sent};
 use crate::device::Args;
@@ -38,7 +38,8 @@ impl ExpertParallel {
     /// kernel of the wait. Collective.
     ///
     /// # Errors
-    /// As [`dispatch`](Self::dispatch).
+    /// As [`dispatch`](Self::dispatch); [`Error::SplitWithoutTravel`] with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn dispatch_async(
         &mut self,
         stream: Stream,
@@ -69,9 +70,14 @@ impl ExpertParallel {
         output: &DispatchOutput,
     ) -> Result<Prepared<'_, Received>, Error> {
         self.require_idle()?;
-        let args = output.add_to(input.args(&self.common, &self.plan)?, &self.plan)?;
+        let args = input.args(&self.common, &self.plan)?;
+        let (kernel, args) = match self.plan.config().skip_a2a {
+            true => (Kernel::LocalDispatch, self.local(args)),
+            false => (Kernel::Dispatch, args),
+        };
+        let args = output.add_to(args, &self.plan)?;
         let received = Received::of(&input.sent(), output);
-        self.prepare(stream, Kernel::Dispatch, Args::Dispatch(args), received)
+        self.prepare(stream, kernel, Args::Dispatch(args), received)
     }
 
     /// [`dispatch_async`](Self::dispatch_async), but for the launch.
@@ -80,9 +86,29 @@ impl ExpertParallel {
         stream: Stream,
         input: &DispatchInput,
     ) -> Result<Prepared<'_, Sent>, Error> {
+        self.require_split("dispatch_async")?;
         self.require_idle()?;
         let (args, sent) = (input.args(&self.common, &self.plan)?, input.sent());
         self.prepare(stream, Kernel::DispatchAsync, Args::Dispatch(args), sent)
+    }
+
+    /// That sending and waiting are two things.
+    const fn require_split(&self, call: &'static str) -> Result<(), Error> {
+        match self.plan.config().skip_a2a {
+            true => Err(Error::SplitWithoutTravel { call }),
+            false => Ok(()),
+        }
+    }
+
+    /// A dispatch where nothing travels.
+    fn local(&self, with: DispatchWith) -> DispatchWith {
+        let options = DispatchOptions {
+            first_expert: self.rank().0 * self.plan.shape().experts,
+            all_experts: self.plan.config().experts as u32,
+            shared_index: self.rank().0,
+            ..with.options
+        };
+        DispatchWith { options, ..with }
     }
 
     /// After the kernel that ends a round was enqueued.
@@ -197,7 +223,8 @@ impl<'a> Dispatched<'a> {
     /// Collective.
     ///
     /// # Errors
-    /// As [`combine`](Self::combine).
+    /// As [`combine`](Self::combine); [`Error::SplitWithoutTravel`] with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn combine_async(
         self,
         stream: Stream,
@@ -216,8 +243,15 @@ impl<'a> Dispatched<'a> {
         output: &CombineOutput,
     ) -> Result<Prepared<'a, ()>, Error> {
         let Self { rank, received } = self;
-        let args = input.args(output, &rank.common, &rank.plan, received)?;
-        rank.prepare(stream, Kernel::Combine, Args::Combine(args), ())
+        let mut args = input.args(output, &rank.common, &rank.plan, received)?;
+        let kernel = match rank.plan.config().skip_a2a {
+            true => {
+                args.options.shared_index = rank.rank().0;
+                Kernel::LocalCombine
+            }
+            false => Kernel::Combine,
+        };
+        rank.prepare(stream, kernel, Args::Combine(args), ())
     }
 
     /// [`combine_async`](Self::combine_async), but for the launch.
@@ -228,6 +262,7 @@ impl<'a> Dispatched<'a> {
         output: &CombineOutput,
     ) -> Result<Prepared<'a, Returned>, Error> {
         let Self { rank, received } = self;
+        rank.require_split("combine_async")?;
         let args = input.args(output, &rank.common, &rank.plan, received)?;
         let returned = Returned {
             received,

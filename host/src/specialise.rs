@@ -13,13 +13,15 @@ mod folding;
 use folding::fold;
 
 /// The kernels that work in rounds; without peers on other nodes.
-pub(crate) const KERNELS: [Kernel; 6] = [
+pub(crate) const KERNELS: [Kernel; 8] = [
     Kernel::DispatchAsync,
     Kernel::DispatchWait,
     Kernel::Dispatch,
     Kernel::CombineAsync,
     Kernel::CombineWait,
     Kernel::Combine,
+    Kernel::LocalDispatch,
+    Kernel::LocalCombine,
 ];
 
 /// `ptx` with the round's kernels for `shape`, and no others.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ferry::{Capacity, Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
-use crate::verify::{Placement, RankOutputs, SHARED_FACTOR};
+use crate::verify::{Compared, Placement, RankOutputs};
 use local_rank::LocalRank;
 
 /// Half calls that a round is made of, each followed by its wait; a fused rank skips the waits.
@@ -106,10 +106,10 @@ impl Session {
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
         let format = self.settings.config.format;
-        let shared = (self.settings.config.shared_expert).then_some(SHARED_FACTOR);
+        let compared = Compared::with_shared(self.settings.config.shared_expert);
         // The experts get rows of other formats only after a matrix multiplication.
-        let placements = (format != TokenFormat::Bf16)
-            .then(|| Placement::of(problem, format, usize::MAX, shared));
+        let placements =
+            (format != TokenFormat::Bf16).then(|| Placement::of(problem, format, compared));
         for rank in &self.ranks {
             match &placements {
                 None => rank.run_experts(scale)?,

@@ -19,11 +19,15 @@ pub enum Kernel {
     Combine,
     /// The activation between an expert's matrix multiplications.
     FusedSilu,
+    /// Puts the tokens of this rank's experts in expert order, where every rank has all tokens.
+    LocalDispatch,
+    /// Sums the rows of this rank's experts, where every rank has all tokens.
+    LocalCombine,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::DispatchAsync,
         Self::DispatchWait,
         Self::Dispatch,
@@ -31,7 +35,14 @@ impl Kernel {
         Self::CombineWait,
         Self::Combine,
         Self::FusedSilu,
+        Self::LocalDispatch,
+        Self::LocalCombine,
     ];
+
+    /// Whether only the kernels that take options have it.
+    pub const fn needs_options(self) -> bool {
+        matches!(self, Self::LocalDispatch | Self::LocalCombine)
+    }
 
     /// Its name in sentences and faults.
     pub const fn name(self) -> &'static str {
@@ -43,6 +54,8 @@ impl Kernel {
             Self::CombineWait => "combine_wait",
             Self::Combine => "combine",
             Self::FusedSilu => "fused_silu",
+            Self::LocalDispatch => "dispatch_local",
+            Self::LocalCombine => "combine_local",
         }
     }
 
@@ -60,6 +73,8 @@ impl Kernel {
             (Self::Combine, false) => "ferry_combine",
             (Self::Combine, true) => "ferry_combine_shmem",
             (Self::FusedSilu, _) => "ferry_fused_silu",
+            (Self::LocalDispatch, _) => "ferry_dispatch_local",
+            (Self::LocalCombine, _) => "ferry_combine_local",
         }
     }
 }
@@ -111,7 +126,7 @@ impl Kernel {
     /// without peers on other nodes. The host gives it at launch.
     pub const fn pipeline_bytes(self) -> u32 {
         match self {
-            Self::Combine | Self::CombineAsync | Self::CombineWait => {
+            Self::Combine | Self::CombineAsync | Self::CombineWait | Self::LocalCombine => {
                 self.threads_per_block() / 32 * PIPELINE_BYTES
             }
             _ => 0,

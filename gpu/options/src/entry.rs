@@ -68,3 +68,15 @@ kernel!(
     protocol::combine,
     true
 );
+kernel!(
+    ferry_dispatch_local,
+    DispatchWith,
+    protocol::dispatch_local,
+    false
+);
+kernel!(
+    ferry_combine_local,
+    CombineWith<()>,
+    protocol::combine_local,
+    false
+);

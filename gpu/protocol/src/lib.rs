@@ -14,6 +14,7 @@ extern crate std;
 
 mod combine;
 mod dispatch;
+mod local;
 mod machine;
 mod sync;
 pub mod tactics;
@@ -23,6 +24,8 @@ mod work;
 pub use combine::{combine, combine_async, combine_wait};
 pub use dispatch::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
+pub use local::combine::combine_local;
+pub use local::dispatch::dispatch_local;
 pub use machine::block_memory::BlockMemory;
 pub use machine::counters::{BlockCounter, Counters};
 pub use machine::deadline::Deadline;

@@ -249,12 +249,17 @@ impl World {
             .get_mut(rank as usize)
             .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
         let is_right = match (kernel, &*args) {
-            (Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait, args) => {
-                matches!(args, Args::Dispatch(_))
-            }
-            (Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait, args) => {
-                matches!(args, Args::Combine(_))
-            }
+            (
+                Kernel::Dispatch
+                | Kernel::DispatchAsync
+                | Kernel::DispatchWait
+                | Kernel::LocalDispatch,
+                args,
+            ) => matches!(args, Args::Dispatch(_)),
+            (
+                Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait | Kernel::LocalCombine,
+                args,
+            ) => matches!(args, Args::Combine(_)),
             (Kernel::FusedSilu, args) => matches!(args, Args::Silu(_)),
         };
         if !is_right {
@@ -408,7 +413,7 @@ impl World {
         };
         let deadline_ns = common.deadline_ns;
         let deadline = self.shared.clock.get().saturating_add(deadline_ns);
-        let own = common.peers + 8 * u64::from(rank);
+        let own = common.peers + 8 * u64::from(common.rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
             // Combine waits for those that travel a network.
             let late = match common.shape.spans_nodes() {
@@ -456,6 +461,7 @@ impl World {
                     idle_at,
                     polled: Cell::new((0, 0)),
                     yielder,
+                    rank,
                     common,
                     args,
                     number,

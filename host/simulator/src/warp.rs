@@ -53,6 +53,8 @@ pub struct Warp<'y> {
     /// The version when it last found nothing new, and how often it did.
     pub polled: Cell<(u64, u32)>,
     pub yielder: &'y Yielder<(), ()>,
+    /// Whose it is. Where nothing travels, its kernels see a group of one rank.
+    pub rank: u32,
     pub common: Common,
     pub args: Rc<Args>,
     pub number: u32,
@@ -74,11 +76,13 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
         (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
             Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),
             Kernel::DispatchWait => ferry_protocol::dispatch_wait(warp, args, options),
+            Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
             _ => ferry_protocol::dispatch(warp, args, options),
         },
         (Args::Combine(CombineWith { args, options, .. }), kernel) => match kernel {
             Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options),
             Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options),
+            Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options),
             _ => ferry_protocol::combine(warp, args, options),
         },
         (Args::Silu(args), _) => {
@@ -96,7 +100,7 @@ impl Warp<'_> {
     }
 
     fn name(&self) -> String {
-        format!("warp {} of rank {}", self.number, self.common.rank().0)
+        format!("warp {} of rank {}", self.number, self.rank)
     }
 
     /// The value of an access, or the end of this simulation: the scheduler sees the report and
@@ -162,7 +166,7 @@ impl Deadline for Warp<'_> {
     fn timed_out_by(&self, deadline: u64) -> bool {
         let times_out_at = self.deadline.min(deadline);
         self.times_out_at.set(times_out_at);
-        let version = self.shared.version(self.common.rank().0);
+        let version = self.shared.version(self.rank);
         let (before, polls) = self.polled.get();
         let polls = if version == before { polls + 1 } else { 0 };
         let is_idle = polls > POLLS;
@@ -228,7 +232,7 @@ impl Machine for Warp<'_> {
         self.pause();
         let block_counter = &self.block.arrivals[block_counter as usize];
         block_counter.set(block_counter.get() + 1);
-        self.shared.bump(self.common.rank().0);
+        self.shared.bump(self.rank);
         block_counter.get() == callers
     }
 

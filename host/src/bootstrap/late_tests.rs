@@ -105,7 +105,7 @@ fn a_lost_rank_outside_the_group_is_not_believed() {
         one.peers[0].tell_lost(lost, "a test", long());
         let error = zero.barrier().unwrap_err();
         assert!(
-            matches!(error, BootstrapError::Unexpected { peer: 1, got, .. } if got == lost.into()),
+            matches!(error, BootstrapError::Unexpected { peer: 1, got, .. } if got == u64::from(lost)),
             "{error}"
         );
     }

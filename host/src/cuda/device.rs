@@ -399,11 +399,11 @@ unsafe impl Device for CudaDevice {
 fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
     let dispatches = matches!(
         launch.kernel,
-        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch
+        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch | Kernel::LocalDispatch
     );
     let combines = matches!(
         launch.kernel,
-        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine
+        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine | Kernel::LocalCombine
     );
     match &launch.args {
         Args::Dispatch(args) if dispatches => Ok(ptr::from_ref(args).cast()),

@@ -124,12 +124,13 @@ impl Module {
         let text = kernels::read(self.ptx.text().trim_end_matches('\0'))?;
         let mut special = specialised(&text, shape);
         special.push('\0');
-        Self::of(
-            &self.ptx,
-            &text,
-            &special,
-            &KERNELS.map(|kernel| (kernel, false)),
-        )
+        let has = |kernel: &Kernel| text.kernel(kernel.entry(false)).is_some();
+        let kernels: Vec<_> = KERNELS
+            .into_iter()
+            .filter(has)
+            .map(|kernel| (kernel, false))
+            .collect();
+        Self::of(&self.ptx, &text, &special, &kernels)
     }
 
     /// Compiles `compiled`, which was made of `ptx`, whose text is `text`, and looks up `kernels`.

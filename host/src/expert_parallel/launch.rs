@@ -71,7 +71,7 @@ impl ExpertParallel {
         {
             return Err(self.poison(Poison::Fault(fault)));
         }
-        let kernels = match args.has_options() {
+        let kernels = match args.has_options() || kernel.needs_options() {
             false => &self.memory.kernels,
             true => (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?,
         };

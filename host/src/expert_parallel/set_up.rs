@@ -25,9 +25,9 @@ impl ExpertParallel {
     /// rank, and what the group's devices report.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
         let (fabric, shape) = (&group.fabric, plan.shape());
-        if shape.ranks != group.ranks() {
+        if plan.ranks() != group.ranks() {
             return Err(Error::PlanForOtherGroup {
-                plan: shape.ranks,
+                plan: plan.ranks(),
                 group: group.ranks(),
             });
         }
@@ -79,7 +79,10 @@ impl ExpertParallel {
         windows: Arc<Windows>,
     ) -> Self {
         let common = Common {
-            rank: rank.0 as u16,
+            rank: match plan.config().skip_a2a {
+                true => 0,
+                false => rank.0 as u16,
+            },
             debug_checks: u16::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
             peers: memory.peers.address(),
@@ -95,6 +98,7 @@ impl ExpertParallel {
         });
         Self {
             plan: *plan,
+            rank,
             common,
             round,
             memory,
@@ -119,6 +123,10 @@ fn set_up(
     require_windows(fabric, "alloc_windows", windows, memory.len(), bytes)?;
     let all = fabric.local_ranks().into_iter().zip(memory).zip(windows);
     for ((rank, memory), &own) in all {
+        if plan.config().skip_a2a {
+            memory.set_up(plan, own, &[own])?;
+            continue;
+        }
         let peers = fabric.peer_windows(rank, windows, shape)?;
         let count = shape.ranks as usize;
         require_windows(fabric, "peer_windows", &peers, count, bytes)?;

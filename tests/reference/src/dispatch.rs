@@ -1,5 +1,7 @@
 //! What dispatch must put on every rank.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::combine::round_to_bf16;
@@ -56,26 +58,44 @@ pub fn dispatch(problem: &Problem) -> Vec<Dispatched> {
 ///
 /// As [`dispatch`].
 pub fn dispatch_with_shared(problem: &Problem) -> Vec<Dispatched> {
+    dispatch_with_shared_part(problem, 0, 1)
+}
+
+/// As [`dispatch_with_shared`], where the first group has part `index` of `of` of each rank's own tokens: one
+/// part after another, the first ones a token longer where they cannot be as long as the others.
+///
+/// # Panics
+///
+/// As [`dispatch`].
+pub fn dispatch_with_shared_part(problem: &Problem, index: usize, of: usize) -> Vec<Dispatched> {
     let mut all = dispatch(problem);
     for (rank, dispatched) in all.iter_mut().enumerate() {
         let own = &problem.inputs[rank];
-        let count = u32::try_from(own.tokens).expect("a number of tokens fits a u32");
-        dispatched.tokens = [&own.x[..], &dispatched.tokens].concat();
+        let part = part_of(own.tokens, index, of);
+        let count = u32::try_from(part.len()).expect("a number of tokens fits a u32");
+        let x = &own.x[part.start * problem.hidden..part.end * problem.hidden];
+        dispatched.tokens = [x, &dispatched.tokens].concat();
         for offset in &mut dispatched.row_offsets {
             *offset += count;
         }
         dispatched.row_offsets.insert(0, 0);
         let groups = problem.local_experts() + 1;
         dispatched.expert_ids = (0..to_i32(groups)).collect();
-        let mut src_info: Vec<[i32; 2]> =
-            (0..own.tokens).map(|token| [to_i32(token), -1]).collect();
+        let mut src_rank = vec![rank; part.len()];
+        let mut src_info: Vec<[i32; 2]> = part.map(|token| [to_i32(token), -1]).collect();
         src_info.append(&mut dispatched.src_info);
         dispatched.src_info = src_info;
-        let mut src_rank = vec![rank; own.tokens];
         src_rank.append(&mut dispatched.src_rank);
         dispatched.src_rank = src_rank;
     }
     all
+}
+
+/// Part `index` of `of` of so many tokens.
+fn part_of(tokens: usize, index: usize, of: usize) -> Range<usize> {
+    let length = |part: usize| tokens / of + usize::from(part < tokens % of);
+    let start = (0..index).map(length).sum();
+    start..start + length(index)
 }
 
 fn dispatch_to_one(problem: &Problem, rows: &[Row]) -> Dispatched {

@@ -33,6 +33,7 @@ mod compare;
 mod dispatch;
 pub mod e2m1;
 pub mod fp8;
+mod local;
 pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -46,7 +47,10 @@ pub mod workload;
 
 pub use combine::{CombineMode, combine, round_to_bf16};
 pub use compare::{Difference, first_difference};
-pub use dispatch::{Dispatched, apply_expert_scale, dispatch, dispatch_with_shared};
+pub use dispatch::{
+    Dispatched, apply_expert_scale, dispatch, dispatch_with_shared, dispatch_with_shared_part,
+};
+pub use local::share_of;
 pub use problem::{Problem, ProblemError, RankInput};
 
 /// The element type of every row.

@@ -13,6 +13,7 @@ mod faults;
 mod held;
 mod invalid;
 pub mod killed;
+mod local;
 mod rounds;
 pub mod sanitize;
 mod silu;
@@ -149,6 +150,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     two::run(&mut suite)?;
     written::run(&mut suite)?;
     invalid::run(&mut suite)?;
+    local::run(&mut suite)?;
     damaged::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     held::run(&mut suite)?;

@@ -1,6 +1,7 @@
 //! The one verifier: compares what rounds left with the oracle, bit for bit, and finds what nothing may have
 //! written.
 
+mod compared;
 mod mismatch;
 mod oracle;
 mod placement;
@@ -8,8 +9,9 @@ mod received;
 #[cfg(test)]
 mod tests;
 
+pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
-pub use oracle::{Compared, Oracle};
+pub use oracle::Oracle;
 pub use placement::{Placement, capacity_for, capacity_with};
 pub use received::{RankOutputs, Received, download};
 

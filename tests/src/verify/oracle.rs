@@ -5,42 +5,12 @@ use std::thread::ScopedJoinHandle;
 use ferry::{CombineMode, TokenFormat};
 use ferry_reference::{Problem, RankInput, apply_expert_scale, bf16, combine, dispatch};
 
+use super::compared::Compared;
 use super::mismatch::Subject;
 use super::placement::Placement;
 use super::received::{RankOutputs, Received};
-use super::{Mismatch, POISON, SHARED_FACTOR};
-use crate::formats::{self, Encoded, INPUT_SCALE, Images};
-
-/// How much of a round is compared.
-#[derive(Clone, Copy, Debug)]
-pub struct Compared {
-    /// The round has the first tokens of a problem, at most so many of each rank.
-    pub tokens: usize,
-    /// Of these, the values of every so manieth token are compared, and where all of them stand.
-    pub step: usize,
-    /// The global scale that NVFP4 is given.
-    pub input_scale: f32,
-    /// What the shared expert multiplies by, if there is one.
-    pub shared: Option<f32>,
-}
-
-impl Compared {
-    /// A whole problem, under [`INPUT_SCALE`].
-    pub const ALL: Self = Self {
-        tokens: usize::MAX,
-        step: 1,
-        input_scale: INPUT_SCALE,
-        shared: None,
-    };
-
-    /// A whole problem with a shared expert, or without.
-    pub fn with_shared(shared: bool) -> Self {
-        Self {
-            shared: shared.then_some(SHARED_FACTOR),
-            ..Self::ALL
-        }
-    }
-}
+use super::{Mismatch, POISON};
+use crate::formats::{self, Encoded, Images};
 
 /// What the oracle says of a problem: made once, compared with many rounds.
 pub struct Oracle {
@@ -81,7 +51,7 @@ impl Oracle {
         let expert_rows = apply_expert_scale(&sample, &dispatch(&sample), scale);
         Self {
             encoded: encode(&sample, format, compared.input_scale),
-            placements: Placement::of(problem, format, compared.tokens, compared.shared),
+            placements: Placement::of(problem, format, compared),
             format,
             compared,
             sample,

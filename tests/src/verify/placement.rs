@@ -2,10 +2,10 @@
 
 use ferry::{Capacity, TokenFormat};
 use ferry_reference::{
-    Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared, fp8, round_to_bf16,
+    Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared_part, fp8, round_to_bf16,
 };
 
-use super::SHARED_FACTOR;
+use super::compared::Compared;
 use crate::formats::{self, Place};
 
 /// Where a rank's rows stand, whatever their payload.
@@ -49,15 +49,15 @@ impl PlacedRow {
 }
 
 impl Placement {
-    /// Every rank's, where each brings the first `tokens` tokens of a problem at most: the oracle's dispatch
-    /// of tokens of one element, which is quick whatever the hidden size. `shared`: what the shared expert
-    /// multiplies by, if there is one.
-    pub fn of(
-        problem: &Problem,
-        format: TokenFormat,
-        tokens: usize,
-        shared: Option<f32>,
-    ) -> Vec<Self> {
+    /// Every rank's, where each brings the first `compared.tokens` tokens of a problem at most: the oracle's dispatch
+    /// of tokens of one element, which is quick whatever the hidden size.
+    pub fn of(problem: &Problem, format: TokenFormat, compared: Compared) -> Vec<Self> {
+        let Compared {
+            tokens,
+            shared,
+            part: (index, of),
+            ..
+        } = compared;
         let thin = |input: &RankInput| {
             let tokens = input.tokens.min(tokens);
             RankInput {
@@ -74,7 +74,7 @@ impl Placement {
         };
         let ranks = match shared {
             None => dispatch(&thin),
-            Some(_) => dispatch_with_shared(&thin),
+            Some(_) => dispatch_with_shared_part(&thin, index, of),
         };
         ranks
             .iter()
@@ -149,8 +149,7 @@ pub fn capacity_for(problem: &Problem, format: TokenFormat) -> Capacity {
 
 /// The same, with a shared expert or without.
 pub fn capacity_with(problem: &Problem, format: TokenFormat, shared: bool) -> Capacity {
-    let shared = shared.then_some(SHARED_FACTOR);
-    let ranks = Placement::of(problem, format, usize::MAX, shared).into_iter();
+    let ranks = Placement::of(problem, format, Compared::with_shared(shared)).into_iter();
     ranks
         .map(|rank| rank.capacity())
         .fold(Capacity::default(), formats::larger)

@@ -1,8 +1,8 @@
 //! Combine: expert outputs go back to their tokens and are summed.
 
 mod credits;
-mod received;
-mod reduce;
+pub mod received;
+pub mod reduce;
 mod send;
 mod send_batched;
 mod send_exact;

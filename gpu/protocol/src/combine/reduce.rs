@@ -53,16 +53,25 @@ pub fn reduce_rows<M: Machine>(
     if spans_nodes && machine.warp() == 0 {
         credit::wait_for_credits(launch)?;
     }
+    // A fused launch ended the round when it returned its credits.
+    if launch.kernel != Kernel::Combine {
+        leave_round(launch);
+    }
+    Ok(())
+}
+
+/// Ends the round with the launch's last block: all warps know which round it is by then.
+#[inline(always)]
+pub fn leave_round<M: Machine>(launch: &Launch<M>) {
+    let machine = launch.machine;
     let WarpPosition {
         in_block, blocks, ..
     } = machine.warp_position();
-    // All warps know which round it is before it ends. A fused launch ended it when it returned its credits.
-    if launch.kernel != Kernel::Combine && machine.arrives_last(BlockCounter::Left, in_block) {
+    if machine.arrives_last(BlockCounter::Left, in_block) {
         arrivals::pass(machine, Counter::Exits, blocks, || {
             launch.end_round();
         });
     }
-    Ok(())
 }
 
 /// Waits for a part of one token's rows and writes that part of its output.
@@ -119,7 +128,7 @@ fn reduce_item<M: Machine>(
                 )
             })?;
             if args.topk_weights == 0 {
-                copy_slots(launch, item, slots);
+                copy_slots(launch, item, slots, at);
             } else {
                 let weights = machine.lanes(|lane| {
                     lane_or_none(lane, shape.top_k, || {
@@ -162,11 +171,15 @@ fn wait_for_slots<M: Machine>(
     Ok(())
 }
 
-/// Every slot's row as it came, zeros where nothing was routed.
+/// The rows `from(k)` of `slots` as they are, zeros for all other slots.
 #[inline(always)]
-fn copy_slots<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
-    let (machine, common) = (launch.machine, launch.common);
-    let (shape, window, me) = (&common.shape, &common.window, common.rank());
+pub fn copy_slots<M: Machine>(
+    launch: &Launch<M>,
+    item: Item,
+    slots: u32,
+    from: impl Fn(u32) -> Row,
+) {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
     let Item {
         token, part, parts, ..
     } = item;
@@ -174,8 +187,7 @@ fn copy_slots<M: Machine>(launch: &Launch<M>, item: Item, slots: u32) {
     for k in 0..shape.top_k {
         let to = Row::Tensor(Tensor::Combined, token * shape.top_k + k);
         if slots >> k & 1 != 0 {
-            let from = Row::Window(me, window.combine_row(token, k));
-            machine.copy_arrived(range, from, 1u32, |_| to);
+            machine.copy_arrived(range, from(k), 1u32, |_| to);
         } else {
             machine.sum_rows(range, 0, |_| (to, 0.0), to);
         }

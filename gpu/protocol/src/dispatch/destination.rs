@@ -111,20 +111,37 @@ pub fn find_destinations<M: Machine>(
 ) -> Result<Destinations<M::Lanes<u32>>, Miss> {
     let (machine, common) = (launch.machine, launch.common);
     let shape = &common.shape;
-    let (top_k, experts) = (shape.top_k, shape.local_experts());
-    let first_expert = common.rank().0 * experts;
+    let first_expert = common.rank().0 * shape.local_experts();
     let mut words = read_assignments(launch, from);
     if from.is_inline {
         take_header(launch, item, from, &mut words)?;
     }
     let assignment = |lane| shape.assignment_words().decode(machine.own(words, lane));
     let local = machine.lanes(|lane| assignment(lane).expert.wrapping_sub(first_expert));
+    let ranks_in_expert = machine.lanes(|lane| assignment(lane).rank_in_expert);
+    locate(launch, args, item.source, local, ranks_in_expert)
+}
+
+/// Where a row of `source` goes whose assignments are for these experts of this rank, one a top-k slot, as
+/// the ones with these ranks within them; a number that is none of this rank's experts goes nowhere. Waits
+/// until the experts' bases are known. A place outside the outputs is a miss.
+#[inline(always)]
+pub fn locate<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    source: Rank,
+    local: M::Lanes<u32>,
+    ranks_in_expert: M::Lanes<u32>,
+) -> Result<Destinations<M::Lanes<u32>>, Miss> {
+    let (machine, common) = (launch.machine, launch.common);
+    let shape = &common.shape;
+    let (top_k, experts) = (shape.top_k, shape.local_experts());
     let is_here = |lane| lane < top_k && machine.own(local, lane) < experts;
     // Lanes of foreign experts read of some expert rather than branch.
     let read = || {
         machine.lanes(|lane| {
             let expert = machine.own(local, lane).min(experts - 1);
-            SourceBase::read(launch, item.source, expert)
+            SourceBase::read(launch, source, expert)
         })
     };
     let mut bases = read();
@@ -136,12 +153,12 @@ pub fn find_destinations<M: Machine>(
         true => machine
             .own(bases, lane)
             .row
-            .wrapping_add(assignment(lane).rank_in_expert),
+            .wrapping_add(machine.own(ranks_in_expert, lane)),
         false => NOT_ROUTED,
     });
     let rows = machine.lanes(|lane| {
         let start = machine.own(bases, lane).scales;
-        start.wrapping_add(assignment(lane).rank_in_expert)
+        start.wrapping_add(machine.own(ranks_in_expert, lane))
     });
     let is_outside = |lane| {
         let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;

@@ -1,17 +1,17 @@
 //! Dispatch: every token goes to the ranks of its experts, and every rank puts what comes in expert order.
 
 mod batch;
-mod destination;
+pub mod destination;
 mod header;
-mod notify;
+pub mod notify;
 pub mod numbering;
-mod offsets;
+pub mod offsets;
 mod output;
-mod receive;
-mod route;
-mod scales;
+pub mod receive;
+pub mod route;
+pub mod scales;
 mod send;
-mod shared;
+pub mod shared;
 
 use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Kernel, Region, Table,
@@ -86,23 +86,25 @@ pub fn dispatch<M: Machine>(
     }))
 }
 
-/// Begins a launch that sends. Every block numbers a small batch. The ids are asked for together with the
+/// Begins a launch that numbers assignments. Every block numbers a small batch. The ids are asked for together with the
 /// machine's own loads, before one of them is waited for, and one barrier ends both the numbering and the
 /// machine's first steps.
 #[inline(always)]
-fn begin<'a, M: Machine>(
+pub fn begin<'a, M: Machine>(
     machine: &'a M,
     args: &'a DispatchArgs,
     options: &DispatchOptions,
     kernel: Kernel,
 ) -> Launch<'a, M> {
+    let is_local = kernel == Kernel::LocalDispatch;
+    let first_expert = if is_local { options.first_expert } else { 0 };
     let mut tokens = args.common.tokens;
     // Before the machine waits for earlier kernels, as the arguments are there already.
-    let mut batch = SmallBatch::to_number(args, tokens);
+    let mut batch = SmallBatch::to_number(args, tokens, first_expert);
     let mut loading = machine.begin();
     if options.tokens_on_device != 0 {
         tokens = tokens.min(read_tokens(machine));
-        batch = SmallBatch::to_number(args, tokens);
+        batch = SmallBatch::to_number(args, tokens, first_expert);
     }
     let ids = batch.load_ids(machine);
     machine.clear_block();
@@ -112,9 +114,14 @@ fn begin<'a, M: Machine>(
         machine.block_barrier();
     }
     // Behind that barrier, as the warp that asks waits for an answer.
-    machine.ask_credits(&mut loading);
+    if !is_local {
+        machine.ask_credits(&mut loading);
+    }
     batch.number(machine, ids);
-    Launch::begun(machine, &args.common, kernel, tokens, loading)
+    Launch {
+        first_expert,
+        ..Launch::begun(machine, &args.common, kernel, tokens, loading)
+    }
 }
 
 /// How many tokens there are, as the device says.
@@ -127,7 +134,7 @@ fn read_tokens<M: Machine>(machine: &M) -> u32 {
 /// Keeps how many tokens there are for the round's other launches, and reports a number above those that the
 /// host allows. One warp.
 #[inline(always)]
-fn keep_tokens<M: Machine>(launch: &Launch<M>) {
+pub fn keep_tokens<M: Machine>(launch: &Launch<M>) {
     let (machine, most) = (launch.machine, launch.common.tokens);
     machine.leave(Counter::Tokens, launch.tokens as u64);
     let given = read_tokens(machine);

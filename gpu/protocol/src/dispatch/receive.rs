@@ -8,7 +8,7 @@
 //! credit in combine, and before a peer writes there again.
 
 use ferry_layout::{
-    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Rank, Region, Table, Tensor,
+    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Rank, Region, Shape, Table, Tensor,
     scale_placement,
 };
 
@@ -47,17 +47,7 @@ pub fn receive<M: Machine>(
         machine.store(Counter::Extent, extent.word());
     }
     let shape = &common.shape;
-    // Outputs that may be too small are left alone until that is known.
-    let routed = shape.most_rows(extent.tokens);
-    let most_rows = routed + shared.rows as u64;
-    let most_blocks = match shape.has_tiled_scales() {
-        true => {
-            let routed = scale_placement::max_blocks(routed, shape.local_experts());
-            routed + scale_placement::blocks(shared.rows) as u64
-        }
-        false => 0,
-    };
-    let needs_offsets = most_rows > args.row_capacity || most_blocks > args.block_capacity;
+    let needs_offsets = needs_offsets(shape, args, shared.rows, extent.tokens);
     let mut batch = Batch::first(shape, extent, partition);
     while batch.is_some() {
         let present = launch.wait_lanes(
@@ -77,6 +67,22 @@ pub fn receive<M: Machine>(
         scales::clear_unused(launch, args, shared.groups, batch.partition());
     }
     Ok(())
+}
+
+/// Whether the outputs may be too small where there are `shared` rows of the shared expert, and no source
+/// brings more than `tokens`: they are left alone until that is known.
+#[inline(always)]
+pub fn needs_offsets(shape: &Shape, args: &DispatchArgs, shared: u32, tokens: u32) -> bool {
+    let routed = shape.most_rows(tokens);
+    let most_rows = routed + shared as u64;
+    let most_blocks = match shape.has_tiled_scales() {
+        true => {
+            let routed = scale_placement::max_blocks(routed, shape.local_experts());
+            routed + scale_placement::blocks(shared) as u64
+        }
+        false => 0,
+    };
+    most_rows > args.row_capacity || most_blocks > args.block_capacity
 }
 
 /// Waits for the token counts of all sources, and refuses more than planned.
@@ -179,23 +185,29 @@ fn receive_item<M: Machine>(
     args: &DispatchArgs,
     item: Item,
 ) -> Result<(), Aborted> {
-    let (machine, common) = (launch.machine, launch.common);
-    let shape = &common.shape;
-    let Destinations {
-        positions, here, ..
-    } = match place_item(launch, args, item) {
+    let destinations = match place_item(launch, args, item) {
         Ok(destinations) => destinations,
         Err(miss) => return refuse_item(launch, args, item, miss),
     };
-    let Item {
-        source,
-        token,
-        part,
-        ..
-    } = item;
-    if part != 0 {
-        return Ok(());
+    if item.part == 0 {
+        describe_rows(launch, args, item, destinations);
     }
+    Ok(())
+}
+
+/// Writes where the rows of an item's token came from, for the user, and where they stand, for combine.
+#[inline(always)]
+pub fn describe_rows<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    item: Item,
+    destinations: Destinations<M::Lanes<u32>>,
+) {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let Destinations {
+        positions, here, ..
+    } = destinations;
+    let Item { source, token, .. } = item;
     machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         if here >> lane & 1 != 0 {
@@ -211,7 +223,6 @@ fn receive_item<M: Machine>(
             );
         }
     });
-    Ok(())
 }
 
 /// Puts payload and scales of a unit into their places.
@@ -239,7 +250,7 @@ fn place_item<M: Machine>(
 
 /// Records why a unit was not put into its places.
 #[inline(always)]
-fn refuse_item<M: Machine>(
+pub fn refuse_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     item: Item,

@@ -41,20 +41,12 @@ pub fn read_route<M: Machine>(
             read_expert_id(launch, numbering, index)
         })
     });
-    // Always read, of the ids if there are no weights, and looked at only where it is written: the assembler
-    // would wait for a conditional load before the payload is read.
     let is_weighted = args.topk_weights != 0;
-    let table = match is_weighted {
-        true => Table::TopkWeights,
-        false => Table::TopkIds,
-    };
-    let last = shape.top_k - 1;
-    let weights = machine
-        .lanes(|lane| machine.read(table, assignment_index(shape.top_k, token, lane.min(last))));
+    let weights = read_weights(launch, is_weighted, token);
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
     }
-    report_invalid(launch, token, given);
+    report_invalid(launch, token, shape.experts, given);
     let experts = machine.lanes(|lane| {
         let id = machine.own(given, lane);
         let id = if id < shape.experts { id } else { NOT_ROUTED };
@@ -76,18 +68,41 @@ pub fn read_route<M: Machine>(
     }
 }
 
-/// Reports an id that is no expert's.
+/// The router's weights of a token, as f32 bits; anything, unless `is_weighted`. Always read, of the ids if
+/// there are no weights, and looked at only where it is written: the assembler would wait for a conditional
+/// load before the payload is read.
 #[inline(always)]
-fn report_invalid<M: Machine>(launch: &Launch<M>, token: u32, given: M::Lanes<u32>) {
-    let (machine, shape) = (launch.machine, &launch.common.shape);
-    let is_invalid = |id: u32| id >= shape.experts && id != NOT_ROUTED;
+pub fn read_weights<M: Machine>(
+    launch: &Launch<M>,
+    is_weighted: bool,
+    token: u32,
+) -> M::Lanes<u32> {
+    let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
+    let table = match is_weighted {
+        true => Table::TopkWeights,
+        false => Table::TopkIds,
+    };
+    let last = top_k - 1;
+    machine.lanes(|lane| machine.read(table, assignment_index(top_k, token, lane.min(last))))
+}
+
+/// Reports an id that is none of `experts` experts'.
+#[inline(always)]
+pub fn report_invalid<M: Machine>(
+    launch: &Launch<M>,
+    token: u32,
+    experts: u32,
+    given: M::Lanes<u32>,
+) {
+    let machine = launch.machine;
+    let is_invalid = |id: u32| id >= experts && id != NOT_ROUTED;
     let invalid = machine.ballot(machine.lanes(|lane| is_invalid(machine.own(given, lane))));
     if invalid != 0 {
         launch.record_input(FaultKind::InvalidExpert, invalid, |lane| Fault {
             peer: Rank(lane),
             region: Region::TopkIds,
             index: token as u64,
-            wanted: shape.experts as u64,
+            wanted: experts as u64,
             saw: machine.own(given, lane) as u64,
             ..launch.fault()
         });
@@ -96,7 +111,7 @@ fn report_invalid<M: Machine>(launch: &Launch<M>, token: u32, given: M::Lanes<u3
 
 /// Reports an expert that a token lists twice.
 #[inline(always)]
-fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
+pub fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
     let (machine, common) = (launch.machine, launch.common);
     for k in 1..common.shape.top_k {
         let id = machine.broadcast(experts, k);

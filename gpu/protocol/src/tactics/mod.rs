@@ -13,6 +13,7 @@
 
 pub mod combine;
 pub mod dispatch;
+pub mod local;
 pub mod roles;
 pub mod tuning;
 

@@ -152,7 +152,7 @@ impl Warp<'_> {
         result.unwrap_or_else(|Missed| {
             let error = SimulatorError::MissedBarrier {
                 seed: self.shared.seed,
-                rank: self.common.rank().0,
+                rank: self.rank,
                 block: self.warp_position().block,
             };
             self.shared.violation.borrow_mut().get_or_insert(error);
@@ -208,13 +208,12 @@ impl BlockMemory for Warp<'_> {
         let before = barriers();
         if self.checked_barrier(self.block.barrier.arrive(self.warp_position().in_block)) {
             memory.borrow_mut().barriers += 1;
-            self.shared.bump(self.common.rank().0);
+            self.shared.bump(self.rank);
             return self.pause();
         }
         while barriers() == before {
             // Nothing but the last warp of the block can end this.
-            self.idle_at
-                .set(Some(self.shared.version(self.common.rank().0)));
+            self.idle_at.set(Some(self.shared.version(self.rank)));
             self.pause();
         }
     }

@@ -52,6 +52,6 @@ impl Warp<'_> {
             .borrow_mut()
             .write(self.counter(counter), &value.to_le_bytes());
         self.checked(written);
-        self.shared.bump(self.common.rank().0);
+        self.shared.bump(self.rank);
     }
 }

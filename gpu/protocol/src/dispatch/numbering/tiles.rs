@@ -4,6 +4,7 @@
 use ferry_layout::{Counter, TILE_ASSIGNMENTS, Table, assignment_index, tile_counts_index};
 
 use crate::dispatch::numbering::block::count_below;
+use crate::dispatch::numbering::read_id;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 
@@ -30,10 +31,10 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
     }
     let end = assignments.min((tile + 1) * TILE_ASSIGNMENTS);
     let mut first = tile * TILE_ASSIGNMENTS;
-    let mut ahead = read_ids(machine, first, end);
+    let mut ahead = read_ids(launch, first, end);
     while first < end {
         let ids = ahead;
-        ahead = read_ids(machine, first + LANES, end);
+        ahead = read_ids(launch, first + LANES, end);
         let alike = machine.matching(ids);
         // What the lanes before wrote can be read.
         machine.converge();
@@ -58,10 +59,10 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
 /// The expert ids of 32 assignments from `first` on; of the last one before `end` again where there are
 /// fewer.
 #[inline(always)]
-fn read_ids<M: Machine>(machine: &M, first: u32, end: u32) -> M::Lanes<u32> {
-    machine.lanes(|lane| {
+fn read_ids<M: Machine>(launch: &Launch<M>, first: u32, end: u32) -> M::Lanes<u32> {
+    launch.machine.lanes(|lane| {
         let at = (first + lane).min(end - 1);
-        machine.read(Table::TopkIds, at as u64)
+        read_id(launch, at as u64)
     })
 }
 

@@ -1,0 +1,107 @@
+//! The sums of each token's rows on this rank, as the dispatch before has left their places.
+
+use ferry_layout::{
+    CombineArgs, CombineMode, CombineOptions, Counter, Header, Kernel, Table, Tensor,
+    assignment_index,
+};
+
+use crate::combine::received::{read_positions, slots_here};
+use crate::combine::reduce::{copy_slots, leave_round};
+use crate::machine::Machine;
+use crate::machine::rows::Row;
+use crate::sync::launch::{Aborted, Launch};
+use crate::work::item::Item;
+use crate::work::partition::Partition;
+use crate::work::queue::WorkQueue;
+
+/// Sums each token's rows of this rank's experts; zeros for a token that has none. Ends the round. Waits for
+/// no other rank: their sums are added by whoever calls this.
+#[inline(always)]
+pub fn combine_local<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+) -> Result<(), Aborted> {
+    let launch = Launch::begin(
+        machine,
+        &args.common,
+        Kernel::LocalCombine,
+        options.tokens_on_device != 0,
+    );
+    launch.check()?;
+    sum_items(&launch, args, options);
+    leave_round(&launch);
+    Ok(())
+}
+
+/// This warp's items of the sums.
+#[inline(always)]
+fn sum_items<M: Machine>(launch: &Launch<M>, args: &CombineArgs, options: &CombineOptions) {
+    let (machine, common) = (launch.machine, launch.common);
+    let position = machine.warp_position();
+    if position.warp() == 0 {
+        machine.leave(Counter::DispatchTickets, 0);
+    }
+    let partition = Partition {
+        index: position.warp(),
+        of: position.warps(),
+    };
+    let parts = common.shape.reduce_parts(launch.tokens);
+    let items = launch.tokens * parts;
+    let mut queue = WorkQueue::new(machine, partition, items, Counter::CombineTickets);
+    while let Some(index) = queue.next_item() {
+        let item = Item {
+            source: common.rank(),
+            token: index >> parts.trailing_zeros(),
+            part: index & (parts - 1),
+            parts,
+        };
+        sum_item(launch, args, options, item);
+        queue.take_ticket();
+    }
+}
+
+/// A part of a token's sum, or of its rows.
+#[inline(always)]
+fn sum_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    _options: &CombineOptions,
+    item: Item,
+) {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    // Both are read before one is waited for.
+    let positions = read_positions(launch, item);
+    let weights = read_weights(launch, args, item.token);
+    let here = slots_here(machine, args, positions);
+    let row = |k| Row::Tensor(Tensor::Expert, machine.broadcast(positions, k));
+    if shape.mode() == CombineMode::Exact && args.topk_weights == 0 {
+        return copy_slots(launch, item, here, row);
+    }
+    machine.sum_rows(
+        item.range(shape.combine_row_bytes()),
+        here,
+        |k| (row(k), f32::from_bits(machine.broadcast(weights, k))),
+        Row::Tensor(Tensor::Combined, item.token),
+    );
+}
+
+/// The weights of a token, as f32 bits: those of the dispatch, in exact mode of this combine. The last lanes
+/// read some assignment's.
+#[inline(always)]
+fn read_weights<M: Machine>(launch: &Launch<M>, args: &CombineArgs, token: u32) -> M::Lanes<u32> {
+    let (machine, common) = (launch.machine, launch.common);
+    let top_k = common.shape.top_k;
+    let slot = |lane: u32| lane.min(top_k - 1);
+    if args.topk_weights != 0 {
+        return machine.lanes(|lane| {
+            machine.read(
+                Table::TopkWeights,
+                assignment_index(top_k, token, slot(lane)),
+            )
+        });
+    }
+    let row = common.window.dispatch_row(common.rank(), token);
+    let header = row.plus(common.row.header);
+    machine.lanes(|lane| machine.read_window(header.plus(Header::weight(top_k, slot(lane)))))
+}

@@ -1,0 +1,285 @@
+//! Rounds where every rank has the same tokens and nothing travels, on any group.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ferry::*;
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::{Problem, bf16, share_of};
+
+use crate::formats::{self, INPUT_SCALE};
+use crate::simulated::{Dice, Return};
+use crate::verify::{Compared, Oracle, POISON, Received};
+
+/// Everything that decides a run but the group. Its `Debug` text is what a failing test prints.
+#[derive(Clone, Debug)]
+pub struct LocalCase {
+    /// Of the tokens.
+    pub seed: u64,
+    /// How many ranks.
+    pub ranks: usize,
+    /// Experts of all ranks.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Elements of a token.
+    pub hidden: usize,
+    /// By round.
+    pub tokens: Vec<usize>,
+    /// Most tokens of a round, for the plan.
+    pub most_tokens: usize,
+    /// How tokens find their experts.
+    pub routing: Routing,
+    /// Of the tokens.
+    pub format: TokenFormat,
+    /// How rows become results.
+    pub how: Return,
+    /// Rows of the outputs that are not needed.
+    pub spare_rows: usize,
+    /// As in the plan's configuration.
+    pub debug_checks: bool,
+    /// As in the plan's configuration.
+    pub shared_expert: bool,
+    /// Whether the kernels are made for the shape.
+    pub specialise: bool,
+}
+
+/// A round of a rank.
+struct Round {
+    oracle: Oracle,
+    wanted: Vec<bf16>,
+    input: DispatchInput,
+    output: DispatchOutput,
+    expert_rows: CombineInput,
+    combined: CombineOutput,
+}
+
+impl LocalCase {
+    /// A case whose every parameter comes from its seed.
+    pub fn any(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let ranks = dice.pick(&[1, 2, 3, 4, 8]);
+        let experts = ranks * (1 + dice.below(40));
+        // Few tokens are numbered block by block, many in tiles.
+        let most_tokens = dice.pick(&[1, 3, 12, 40, 300]);
+        let format = dice.pick(&TokenFormat::ALL);
+        let how = dice.pick(&Return::ALL);
+        let tokens = (0..3).map(|_| dice.below(most_tokens + 1)).collect();
+        Self {
+            seed,
+            ranks,
+            experts,
+            top_k: (1 + dice.below(10)).min(experts),
+            hidden: match format {
+                TokenFormat::Bf16 => 8 * dice.pick(&[1, 3, 16, 40, 161]),
+                TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => {
+                    64 * dice.pick(&[1, 3, 9])
+                }
+                _ => 128 * dice.pick(&[1, 3, 9]),
+            },
+            tokens,
+            most_tokens,
+            routing: match dice.below(4) {
+                0 => Routing::Uniform,
+                1 => Routing::Zipf { exponent: 1.0 },
+                2 => Routing::Duplicates,
+                _ => Routing::Holes { probability: 0.4 },
+            },
+            format,
+            how,
+            spare_rows: dice.below(3),
+            debug_checks: false,
+            shared_expert: dice.below(3) == 0 && how != Return::Apart,
+            specialise: false,
+        }
+    }
+
+    /// The tokens that all ranks have in a round.
+    pub fn problem(&self, round: usize) -> Problem {
+        generate(WorkloadSpec {
+            ranks: 1,
+            experts: self.experts,
+            top_k: self.top_k,
+            hidden: self.hidden,
+            tokens: vec![self.tokens[round]],
+            routing: self.routing.clone(),
+            seed: self.seed.wrapping_mul(16).wrapping_add(round as u64),
+        })
+    }
+
+    /// The plan's configuration.
+    pub fn config(&self, deadline: Duration) -> Config {
+        Config {
+            format: self.format,
+            combine: self.how.mode(),
+            deadline,
+            debug_checks: self.debug_checks,
+            shared_expert: self.shared_expert,
+            skip_a2a: true,
+            specialise: self.specialise,
+            ..Config::new(self.experts, self.top_k, self.hidden, self.most_tokens)
+        }
+    }
+
+    /// Runs all rounds on the ranks of this process, enqueued at once, and compares all that they left.
+    /// Making and closing communicators is collective.
+    ///
+    /// # Errors
+    /// What the library reports; the first difference.
+    pub fn run(&self, group: &Group, deadline: Duration) -> Result<()> {
+        let about = || format!("{self:?}");
+        let plan = Plan::new(group, self.config(deadline)).with_context(about)?;
+        let ranks = ExpertParallel::new(group, &plan).with_context(about)?;
+        for rank in ranks {
+            let (rank, result) = self.run_on(rank).with_context(about)?;
+            result.with_context(about)?;
+            rank.close().map_err(Error::from).with_context(about)?;
+        }
+        Ok(())
+    }
+
+    /// All rounds on a rank.
+    fn run_on(&self, mut rank: ExpertParallel) -> Result<(ExpertParallel, Result<()>)> {
+        let stream = rank.device().stream()?;
+        let rounds: Vec<_> = (0..self.tokens.len())
+            .map(|round| self.round(&rank, round))
+            .collect::<Result<_>>()?;
+        for round in &rounds {
+            rank.dispatch(stream, &round.input, &round.output)?
+                .combine(stream, &round.expert_rows, &round.combined)?;
+        }
+        rank.synchronize(stream)?;
+        let mut all = rounds.iter().enumerate();
+        let result = all.try_for_each(|(number, round)| {
+            round
+                .verify(&rank, self.format)
+                .with_context(|| format!("rank {}, round {number}", rank.rank().0))
+        });
+        Ok((rank, result))
+    }
+
+    /// Tensors and what they must become. The experts' answers are there beforehand.
+    fn round(&self, rank: &ExpertParallel, round: usize) -> Result<Round> {
+        let (device, plan) = (rank.device(), rank.plan());
+        let share = share_of(&self.problem(round), self.ranks, rank.rank().0 as usize);
+        let scale = self.scale_of(rank.rank().0 as usize);
+        let compared = Compared {
+            part: (rank.rank().0 as usize, self.ranks),
+            ..Compared::with_shared(self.shared_expert)
+        };
+        let oracle = Oracle::of(&share, &scale, self.format, compared);
+        let wanted = oracle.combined(CombineMode::Exact, self.how != Return::Apart);
+        let needed = oracle.placement(0).capacity();
+        let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
+        let capacity = Capacity {
+            scale_blocks: needed.scale_blocks + self.spare_rows,
+            ..rows
+        };
+        let buffers = DispatchBuffers::with_capacity(device, plan, capacity)?;
+        buffers.fill(POISON)?;
+        let sums = match self.how {
+            Return::Apart => CombineBuffers::apart(device, plan)?,
+            Return::Reduced | Return::Exact => CombineBuffers::new(device, plan)?,
+        };
+        sums.fill(POISON)?;
+        let answers = oracle
+            .placement(0)
+            .expert_rows(&share, &scale, 0, capacity.rows);
+        let problem = self.problem(round);
+        let (tokens, given) = (self.tokens[round], &problem.inputs[0]);
+        let weights = device.upload_tensor([tokens, self.top_k], &given.topk_weights)?;
+        let takes_scale = matches!(self.format, TokenFormat::Nvfp4(_));
+        let input_scale = match takes_scale {
+            true => Some(device.upload_tensor([1], &[INPUT_SCALE])?),
+            false => None,
+        };
+        Ok(Round {
+            wanted: wanted.into_iter().next().unwrap_or_default(),
+            input: DispatchInput {
+                // In exact mode combine's count.
+                topk_weights: (self.how == Return::Reduced).then_some(weights),
+                input_scale,
+                ..DispatchInput::new(
+                    device.upload_tensor([tokens, self.hidden], &given.x)?,
+                    device.upload_tensor([tokens, self.top_k], &given.topk_ids)?,
+                )
+            },
+            output: *buffers.output(),
+            expert_rows: CombineInput {
+                expert_rows: device.upload_tensor([capacity.rows, self.hidden], &answers)?,
+                topk_weights: (self.how == Return::Exact).then_some(weights),
+            },
+            combined: sums.output(tokens)?,
+            oracle,
+        })
+    }
+
+    /// What the experts of a rank multiply by.
+    fn scale_of(&self, rank: usize) -> Vec<f32> {
+        let here = self.experts / self.ranks;
+        (rank * here..(rank + 1) * here)
+            .map(|expert| 1.0 + (expert % 7) as f32 / 8.0)
+            .collect()
+    }
+}
+
+impl Round {
+    /// Compares what a round left.
+    fn verify(&self, rank: &ExpertParallel, format: TokenFormat) -> Result<()> {
+        let device = &**rank.device();
+        let received = Received::download(device, &self.output, format)?;
+        self.oracle.verify_dispatch(0, &received)?;
+        let given: Vec<bf16> = device.download_tensor(&self.combined.combined.rows())?;
+        Ok(self.oracle.verify_combined(0, &self.wanted, &given)?)
+    }
+}
+
+/// What `ferry-tests gpu` runs on so many ranks: every format and way, from no token to thousands. `quick`:
+/// fewer tokens, smaller rows.
+pub fn gpu_cases(ranks: usize, quick: bool) -> Vec<LocalCase> {
+    let (most, hidden, experts) = if quick {
+        (40, 256, 6 * ranks)
+    } else {
+        (4096, 7168, 64 * ranks)
+    };
+    let mut cases = Vec::new();
+    for (number, &format) in TokenFormat::ALL.iter().enumerate() {
+        for (way, how) in Return::ALL.into_iter().enumerate() {
+            let seed = (3 * number + way) as u64;
+            let case = LocalCase {
+                seed,
+                ranks,
+                experts,
+                top_k: 8.min(experts),
+                hidden,
+                tokens: vec![128, 1, 0, 1024, 7]
+                    .into_iter()
+                    .map(|tokens: usize| tokens.min(most))
+                    .collect(),
+                most_tokens: most.min(1024),
+                routing: match seed % 3 {
+                    0 => Routing::Uniform,
+                    1 => Routing::Duplicates,
+                    _ => Routing::Holes { probability: 0.4 },
+                },
+                format,
+                how,
+                spare_rows: way,
+                debug_checks: false,
+                shared_expert: how != Return::Apart && seed % 2 == 0,
+                specialise: false,
+            };
+            cases.push(case.clone());
+            // The largest take long to work out.
+            if how == Return::Reduced && !quick {
+                cases.push(LocalCase {
+                    tokens: vec![4096],
+                    most_tokens: 4096,
+                    specialise: true,
+                    ..case
+                });
+            }
+        }
+    }
+    cases
+}

@@ -1,0 +1,175 @@
+//! Where every rank has all tokens, dispatch and combine on simulated ranks give what the oracle gives of each
+//! rank's share, bit for bit, whatever the order of events.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use ferry::simulator::Options;
+use ferry::*;
+use ferry_tests::local::LocalCase;
+use ferry_tests::simulated::{Dice, Return};
+
+/// Runs one case for each seed.
+fn all(seeds: Range<u64>, case: impl Fn(u64) -> LocalCase) {
+    for seed in seeds {
+        let (case, mut dice) = (case(seed), Dice::new(!seed));
+        let group = Group::simulated_with(Options {
+            warps: 1 + dice.below(8) as u32,
+            stall_one_in: dice.pick(&[0, 8, 64]),
+            patience: Some(Duration::ZERO),
+            ..Options::new(case.ranks as u32, seed)
+        });
+        let result = case.run(&group.unwrap(), Duration::from_secs(3600));
+        result.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
+#[test]
+fn any_case_1() {
+    all(0..200, LocalCase::any);
+}
+
+#[test]
+fn any_case_2() {
+    all(200..400, LocalCase::any);
+}
+
+/// Every size and every way, on as many ranks as on GPUs.
+#[test]
+fn what_gpus_are_asked() {
+    for case in ferry_tests::local::gpu_cases(2, true) {
+        let group = Group::simulated(2, case.seed).unwrap();
+        let result = case.run(&group, Duration::from_secs(3600));
+        result.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
+/// A communicator of one round on each rank, with `ids` in place of the case's.
+fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
+    let group = Group::simulated(case.ranks as u32, case.seed).unwrap();
+    let plan = Plan::new(&group, case.config(Duration::from_secs(3600))).unwrap();
+    let mut faults = Vec::new();
+    for mut rank in ExpertParallel::new(&group, &plan).unwrap() {
+        let device = rank.device().clone();
+        let tokens = ids.len() / case.top_k;
+        let x = device.upload_tensor([tokens, case.hidden], &vec![0u16; tokens * case.hidden]);
+        let ids = device.upload_tensor([tokens, case.top_k], ids).unwrap();
+        let input = DispatchInput::new(x.unwrap(), ids);
+        let capacity = Capacity {
+            rows,
+            scale_blocks: 0,
+        };
+        let rows = DispatchBuffers::with_capacity(&device, &plan, capacity).unwrap();
+        let sums = CombineBuffers::new(&device, &plan).unwrap();
+        let experts = CombineInput::new(rows.output().tokens);
+        let sums = sums.output(tokens).unwrap();
+        let dispatched = rank
+            .dispatch(Stream::DEFAULT, &input, rows.output())
+            .unwrap();
+        drop(dispatched.combine(Stream::DEFAULT, &experts, &sums));
+        match rank.synchronize(Stream::DEFAULT) {
+            Err(Error::Fault(fault) | Error::Poisoned(fault)) => faults.push(fault),
+            Ok(()) => {}
+            Err(error) => panic!("{error}"),
+        }
+        rank.close().unwrap();
+    }
+    faults
+}
+
+/// Three ranks of four experts each, two a token, BF16.
+fn small() -> LocalCase {
+    LocalCase {
+        ranks: 3,
+        experts: 12,
+        top_k: 2,
+        hidden: 16,
+        most_tokens: 4,
+        format: TokenFormat::Bf16,
+        how: Return::Reduced,
+        shared_expert: false,
+        ..LocalCase::any(1)
+    }
+}
+
+#[test]
+fn an_id_of_no_expert_is_told_by_every_rank_as_it_was_given() {
+    // -1, and experts of other ranks, are none of a rank's faults.
+    assert_eq!(faults_of(&small(), &[11, 0, -1, 4], 8), []);
+    for id in [12, -2, i32::MAX, i32::MIN] {
+        let faults = faults_of(&small(), &[11, 0, 3, id], 8);
+        for (rank, fault) in faults.iter().enumerate() {
+            assert_eq!(fault.kind, FaultKind::InvalidExpert, "{fault}");
+            assert_eq!(fault.rank, Rank(rank as u32), "{fault}");
+            assert_eq!((fault.index, fault.peer), (1, Rank(1)), "{fault}");
+            assert_eq!((fault.saw as i32, fault.wanted), (id, 12), "{fault}");
+        }
+        assert_eq!(faults.len(), 3, "id {id}");
+    }
+}
+
+#[test]
+fn an_expert_twice_in_a_token_is_told_where_that_is_looked_for() {
+    let ids = [11, 11, 3, 4];
+    assert_eq!(faults_of(&small(), &ids, 8), []);
+    let checked = LocalCase {
+        debug_checks: true,
+        ..small()
+    };
+    let faults = faults_of(&checked, &ids, 8);
+    assert_eq!(faults.len(), 3);
+    for fault in faults {
+        assert_eq!((fault.kind, fault.saw), (FaultKind::DuplicateExpert, 11));
+    }
+}
+
+#[test]
+fn outputs_that_are_too_small_are_told_by_the_rank_that_has_them() {
+    // Rank 1 gets three rows, the others none.
+    let faults = faults_of(&small(), &[4, 7, 5, -1], 2);
+    assert_eq!(faults.len(), 1);
+    let fault = faults[0];
+    assert_eq!(fault.kind, FaultKind::OutputTooSmall, "{fault}");
+    assert_eq!((fault.rank, fault.peer), (Rank(1), Rank(1)), "{fault}");
+    assert_eq!((fault.saw, fault.wanted), (3, 2), "{fault}");
+    assert_eq!(faults_of(&small(), &[4, 7, 5, -1], 3), []);
+}
+
+#[test]
+fn split_calls_are_refused_and_the_round_goes_on() {
+    let case = small();
+    let group = Group::simulated(3, 1).unwrap();
+    let plan = Plan::new(&group, case.config(Duration::from_secs(3600))).unwrap();
+    // Any other rank's tokens come too: as many rows as one rank's can be.
+    assert_eq!((plan.max_rows(), plan.local_experts()), (8, 4));
+    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let (rank, stream) = (&mut ranks[1], Stream::DEFAULT);
+    let device = rank.device().clone();
+    let x = device.upload_tensor([1, 16], &[0u16; 16]).unwrap();
+    let ids = device.upload_tensor([1, 2], &[4, 5]).unwrap();
+    let (input, rows) = (
+        DispatchInput::new(x, ids),
+        DispatchBuffers::new(&device, &plan).unwrap(),
+    );
+    let refused = rank.dispatch_async(stream, &input).map(drop);
+    let Err(Error::SplitWithoutTravel { call }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(call, "dispatch_async");
+    let sums = CombineBuffers::new(&device, &plan).unwrap();
+    let (experts, sums) = (
+        CombineInput::new(rows.output().tokens),
+        sums.output(1).unwrap(),
+    );
+    let dispatched = rank.dispatch(stream, &input, rows.output()).unwrap();
+    let refused = dispatched.combine_async(stream, &experts, &sums).map(drop);
+    assert!(
+        matches!(&refused, Err(Error::SplitWithoutTravel { call }) if *call == "combine_async"),
+        "{refused:?}"
+    );
+    let Unfinished::Combine(dispatched) = rank.unfinished() else {
+        panic!("the round stands open");
+    };
+    dispatched.combine(stream, &experts, &sums).unwrap();
+    rank.synchronize(stream).unwrap();
+}
