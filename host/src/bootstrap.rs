@@ -1,19 +1,20 @@
 //! How processes find each other before they have anything of Ferry's.
 
+pub(crate) mod function;
 mod peer;
 pub(crate) mod tcp;
 
 use std::net::SocketAddr;
 
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
-/// engine already has.
+/// engine already has ([`FnBootstrap`](crate::FnBootstrap)).
 ///
 /// All ranks make the same calls in the same order. Every wait must end, with an error that names
 /// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
-/// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. An NVSHMEM group comes
-/// to a barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
-/// waits do not end (MPI's do not), making, closing and leaving communicators and groups wait for
-/// ever for a rank that was lost.
+/// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. A node group
+/// waits for other ranks nowhere else. An NVSHMEM group comes to a barrier here before each call
+/// that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not),
+/// making, closing and leaving communicators and groups wait for ever for a rank that was lost.
 pub trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;
@@ -155,6 +156,31 @@ pub enum BootstrapError {
         rank: u32,
         /// Its reason.
         reason: String,
+    },
+    /// A rank that a group does not have.
+    #[error("rank {rank} is not among {ranks} ranks")]
+    NotAmong {
+        /// The rank.
+        rank: u32,
+        /// Size of the group.
+        ranks: u32,
+    },
+    /// An all-gather that did not give one rank's bytes for each rank.
+    #[error("an all-gather of {ranks} ranks gave the bytes of {given}")]
+    Gathered {
+        /// How many it gave.
+        given: usize,
+        /// Size of the group.
+        ranks: u32,
+    },
+    /// An all-gather that put something else in this rank's place than this rank gave.
+    #[error(
+        "an all-gather gave rank {rank} other bytes in its own place than it had given; bytes come by \
+         rank, as all processes number them"
+    )]
+    OtherPlace {
+        /// This rank.
+        rank: u32,
     },
     /// Another transport failed: MPI, or an engine's own.
     #[error("{call} failed: {reason}")]

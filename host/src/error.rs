@@ -8,11 +8,13 @@ use crate::BootstrapError;
 
 mod cuda;
 mod local_ranks;
+mod node;
 mod plan;
 mod tensor;
 
 pub use cuda::CudaError;
 pub use local_ranks::LocalRanksError;
+pub use node::NodeError;
 pub use plan::{PlanError, Problem};
 pub use tensor::TensorError;
 
@@ -201,6 +203,9 @@ pub enum Error {
         /// The fingerprint there.
         theirs: u64,
     },
+    /// Processes that cannot be a node group.
+    #[error(transparent)]
+    Node(#[from] NodeError),
     /// Initialisation failed on another rank, whose own error says why.
     #[error("initialisation failed on rank {}, in: {step}; its own error says why", rank.0)]
     PeerFailed {

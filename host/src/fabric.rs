@@ -1,5 +1,5 @@
-//! What Ferry asks of the fabric between devices. Three implementations: the local and the NVSHMEM one
-//! (feature `cuda`), and the simulator.
+//! What Ferry asks of the fabric between devices. Four implementations: the local, the node and the
+//! NVSHMEM one (feature `cuda`), and the simulator.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::{Device, DevicePtr, Error, LoadedKernels};
 ///   process has called them;
 /// - all that it gave stays as it is until it is freed, closed or dropped.
 pub unsafe trait Fabric: Send + Sync {
-    /// For people: "local", "nvshmem", "simulated".
+    /// For people: "local", "node", "nvshmem", "simulated".
     fn name(&self) -> &'static str;
     /// Ranks of the whole group.
     fn ranks(&self) -> u32;

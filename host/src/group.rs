@@ -13,9 +13,10 @@ use crate::{Device, Error, Fabric};
 /// The ranks that exchange tokens, and how they reach each other. Cheap to clone; clones are the
 /// same group.
 ///
-/// There are three kinds. [`simulated`](Self::simulated) is always there. `Group::local` (one
-/// process drives several GPUs) and `Group::nvshmem` (one process a GPU) need the crate's
-/// feature `cuda` and do not exist without it.
+/// There are four kinds. [`simulated`](Self::simulated) is always there. `Group::local` (one
+/// process drives several GPUs), `Group::node` (one process a GPU, all on one node) and
+/// `Group::nvshmem` (one process a GPU, on several nodes) need the crate's feature `cuda` and do
+/// not exist without it.
 #[derive(Clone)]
 pub struct Group {
     pub(crate) fabric: Arc<dyn Fabric>,
@@ -98,6 +99,43 @@ impl Group {
         )?))
     }
 
+    /// One process a GPU, all on one node, over peer access. Needs nothing but the driver: the processes give
+    /// each other their windows as CUDA IPC handles, through `bootstrap`, which also numbers the
+    /// ranks. `device` is the number of this process's GPU among those that it sees; it need not
+    /// see the others. Collective. Synchronises.
+    ///
+    /// Every step is agreed on: a rank that cannot take part has the reason, and all others have
+    /// [`Error::PeerFailed`] with its number. A rank that does not come at all ends the others'
+    /// wait where the bootstrap's deadline does. Before this returns, each rank has mapped a small
+    /// window of every other one, so that a machine without CUDA IPC is found here. Processes in
+    /// containers need one IPC namespace and one PID namespace.
+    ///
+    /// # Errors
+    /// [`Error::Node`] (different nodes, different numbers of ranks, no peer access, no CUDA IPC),
+    /// [`Error::GpuShared`], [`Error::PeerFailed`], [`Error::Bootstrap`], [`Error::NoRanks`],
+    /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
+    #[cfg(feature = "cuda")]
+    pub fn node(bootstrap: Box<dyn crate::Bootstrap>, device: usize) -> Result<Self, Error> {
+        Self::node_with(bootstrap, device, &crate::Kernels::default())
+    }
+
+    /// As [`node`](Self::node), with other kernels on this process's device. All processes give the same.
+    /// Collective. Synchronises.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node); [`Error::NoKernelFor`] where the kernels are for other devices.
+    #[cfg(feature = "cuda")]
+    pub fn node_with(
+        bootstrap: Box<dyn crate::Bootstrap>,
+        device: usize,
+        kernels: &crate::Kernels,
+    ) -> Result<Self, Error> {
+        let open = || crate::cuda::Ipc::open(device, kernels);
+        Self::with_fabric(Arc::new(crate::node::fabric::NodeFabric::join(
+            bootstrap, open,
+        )?))
+    }
+
     /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. Collective.
     ///
     /// # Errors
@@ -177,7 +215,13 @@ impl Group {
 
     /// Leaves the group, which its clones leave as well. Close its communicators and drop their graphs
     /// first. Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
-    /// process ends; for the others it makes no difference.
+    /// process ends; for a local or simulated one it makes no difference.
+    ///
+    /// A node group waits for what is at work on its device, unmaps the windows of other ranks that
+    /// are left (of communicators that gave up or were dropped), and frees its own once all ranks
+    /// have said that they did the same. Where a rank does not, because it was lost or failed, the
+    /// error says so, and those windows are leaked, with a warning, as are those of a node group
+    /// that is dropped instead. In either case the process may form a new group.
     ///
     /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing
     /// windows does, and nothing bounds that. So all ranks come to a barrier of their
@@ -202,7 +246,7 @@ impl Group {
         }
     }
 
-    /// The kind: "local", "nvshmem", "simulated".
+    /// The kind: "local", "node", "nvshmem", "simulated".
     pub fn name(&self) -> &'static str {
         self.fabric.name()
     }

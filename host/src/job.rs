@@ -148,7 +148,7 @@ pub(crate) fn agree<T>(
         Ok(value) => [&well[..], &attached(value)].concat(),
         Err(_) => vec![0],
     };
-    let gathered = bootstrap.all_gather(&message);
+    let gathered = gather(bootstrap, &message);
     // This rank's own error says more than that of telling it.
     let value = result?;
     let mut attached = Vec::new();
@@ -169,6 +169,37 @@ pub(crate) fn agree<T>(
         }
     }
     Ok((value, attached))
+}
+
+/// Every rank's `value`, by rank. Collective.
+pub(crate) fn gather_numbers(bootstrap: &mut dyn Bootstrap, value: u64) -> Result<Vec<u64>, Error> {
+    let all = gather(bootstrap, &value.to_le_bytes())?;
+    let number = |(rank, bytes): (usize, Vec<u8>)| {
+        let bytes = <[u8; 8]>::try_from(bytes)
+            .map_err(|bytes| wrong_length(rank, bytes.len(), size_of::<u64>()))?;
+        Ok(u64::from_le_bytes(bytes))
+    };
+    all.into_iter().enumerate().map(number).collect()
+}
+
+/// Every rank's `bytes`, of exactly as many as there are. Collective.
+fn gather(bootstrap: &mut dyn Bootstrap, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    let all = bootstrap.all_gather(bytes)?;
+    let (given, ranks) = (all.len(), bootstrap.ranks());
+    if given != ranks as usize {
+        return Err(Error::Bootstrap(BootstrapError::Gathered { given, ranks }));
+    }
+    Ok(all)
+}
+
+/// The error of a message that is not as long as all ranks' are.
+pub(crate) fn wrong_length(rank: usize, found: usize, wanted: usize) -> Error {
+    Error::Bootstrap(BootstrapError::Other {
+        call: "Bootstrap::all_gather",
+        reason: format!(
+            "rank {rank} sent {found} bytes, not {wanted}; do all make the same calls?"
+        ),
+    })
 }
 
 #[cfg(test)]

@@ -59,9 +59,9 @@
 //!
 //! # Features
 //!
-//! `cuda`: the groups `Group::local` and `Group::nvshmem`. Nothing of CUDA is linked: the driver is
-//! loaded at run time, by the first call that needs one, and NVSHMEM by `Group::nvshmem` alone. So a
-//! program builds and starts without them. Nothing reads the environment.
+//! `cuda`: the groups `Group::local`, `Group::node` and `Group::nvshmem`. Nothing of CUDA is linked: the
+//! driver is loaded at run time, by the first call that needs one, and NVSHMEM by `Group::nvshmem`
+//! alone. So a program builds and starts without them. Nothing reads the environment.
 //!
 //! `cust`: `cuda`, and streams and memory of the crate `cust`, which links the driver.
 
@@ -96,6 +96,8 @@ mod kernels;
 mod loaded_kernels;
 mod local_ranks;
 mod memory;
+#[cfg(any(feature = "cuda", test))]
+mod node;
 #[cfg(feature = "cuda")]
 mod nvshmem;
 #[cfg(any(feature = "cuda", test))]
@@ -110,6 +112,7 @@ mod specialise;
 mod tensor;
 
 pub use arguments::{CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput};
+pub use bootstrap::function::FnBootstrap;
 pub use bootstrap::tcp::TcpBootstrap;
 pub use bootstrap::{Bootstrap, BootstrapError};
 pub use buffers::{CombineBuffers, DispatchBuffers};
@@ -117,7 +120,7 @@ pub use capacity::Capacity;
 pub use config::Config;
 pub use device::Device;
 pub use device_pointers::DevicePointers;
-pub use error::{CudaError, Error, LocalRanksError, PlanError, Problem, TensorError};
+pub use error::{CudaError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError};
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::CloseError;
 pub use fabric::Fabric;

@@ -9,7 +9,7 @@ use ferry_layout::{Rank, Shape};
 use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 
 use crate::cuda::{CudaDevice, Current};
-use crate::job::{Calls, Job, agree};
+use crate::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::own_gpu::{Gpu, require_own};
 use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels};
 
@@ -250,13 +250,7 @@ unsafe impl Fabric for NvshmemFabric {
     }
 
     fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
-        let all = self.lock().bootstrap.all_gather(&value.to_le_bytes())?;
-        let number = |(rank, bytes): (usize, Vec<u8>)| {
-            let bytes = <[u8; 8]>::try_from(bytes)
-                .map_err(|bytes| wrong_length(rank, bytes.len(), size_of::<u64>()))?;
-            Ok(u64::from_le_bytes(bytes))
-        };
-        all.into_iter().enumerate().map(number).collect()
+        gather_numbers(&mut *self.lock().bootstrap, value)
     }
 
     fn barrier(&self) -> Result<(), Error> {
@@ -406,15 +400,6 @@ fn pe_number(rank: u32) -> Result<i32, Error> {
             call: "Bootstrap::ranks",
             reason: format!("{rank} is more than NVSHMEM can count"),
         })
-    })
-}
-
-fn wrong_length(rank: usize, found: usize, wanted: usize) -> Error {
-    Error::Bootstrap(BootstrapError::Other {
-        call: "Bootstrap::all_gather",
-        reason: format!(
-            "rank {rank} sent {found} bytes, not {wanted}; do all make the same calls?"
-        ),
     })
 }
 

@@ -42,7 +42,7 @@ impl Gpu {
     }
 
     /// As the driver's tools write it.
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let digits: String = self.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
         format!("GPU-{}", parts.join("-"))

@@ -14,10 +14,29 @@ const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
 pub enum GroupKind {
     /// GPUs of this process
     Local,
+    /// A process a GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
+    Node,
     /// A process a GPU; under mpirun, or with --rendezvous
     Nvshmem,
     /// No GPU: the simulator
     Simulated,
+}
+
+impl GroupKind {
+    /// As the command line has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Node => "node",
+            Self::Nvshmem => "nvshmem",
+            Self::Simulated => "simulated",
+        }
+    }
+
+    /// Whether it has a process a GPU.
+    pub const fn has_processes(self) -> bool {
+        matches!(self, Self::Node | Self::Nvshmem)
+    }
 }
 
 /// How to open a group.
@@ -97,7 +116,11 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
             group: local(options.ranks)?,
             gather: alone,
         },
-        GroupKind::Nvshmem => nvshmem(options)?,
+        GroupKind::Node | GroupKind::Nvshmem => {
+            let bootstrap = bootstrap(options)?;
+            let device = device_of(bootstrap.rank());
+            over(options.kind, bootstrap, device)?
+        }
     })
 }
 
@@ -113,35 +136,45 @@ fn local(_ranks: usize) -> Result<Group> {
     )
 }
 
+/// The GPU of a process: each has one of its own, and on a node ranks are numbered in a row.
+pub(crate) fn device_of(rank: u32) -> usize {
+    let local = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK").ok();
+    let local = local.and_then(|local| local.parse().ok());
+    local.unwrap_or(rank as usize % gpus().max(1))
+}
+
+/// A group of processes, each with a GPU, over a bootstrap that this program goes on using. Collective.
 #[cfg(not(feature = "cuda"))]
-fn nvshmem(_options: &GroupOptions) -> Result<OpenGroup> {
+pub(crate) fn over(
+    kind: GroupKind,
+    _bootstrap: Box<dyn Bootstrap>,
+    _device: usize,
+) -> Result<OpenGroup> {
     bail!(
-        "this program was built without the feature `cuda`, so it has no NVSHMEM; use --group simulated"
+        "this program was built without the feature `cuda`, so it has no {} group; use --group simulated",
+        kind.name()
     )
 }
 
+/// A group of processes, each with a GPU, over a bootstrap that this program goes on using. Collective.
 #[cfg(feature = "cuda")]
-fn nvshmem(options: &GroupOptions) -> Result<OpenGroup> {
+pub(crate) fn over(
+    kind: GroupKind,
+    bootstrap: Box<dyn Bootstrap>,
+    device: usize,
+) -> Result<OpenGroup> {
     use std::sync::{Arc, Mutex};
 
-    let bootstrap = Arc::new(Mutex::new(bootstrap(options)?));
-    let (rank, device) = {
-        let bootstrap = bootstrap
-            .lock()
-            .expect("no panic while holding the bootstrap");
-        (bootstrap.rank(), bootstrap.rank() as usize % gpus().max(1))
+    let rank = bootstrap.rank();
+    let bootstrap = Arc::new(Mutex::new(bootstrap));
+    let shared = Box::new(Shared(bootstrap.clone()));
+    let group = match kind {
+        GroupKind::Node => Group::node(shared, device)?,
+        _ => {
+            let library = None;
+            Group::nvshmem(shared, ferry::NvshmemOptions { device, library })?
+        }
     };
-    // One GPU a process: on a node, ranks are numbered in a row.
-    let device = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK")
-        .ok()
-        .and_then(|local| local.parse().ok())
-        .unwrap_or(device);
-    let shared = Shared(bootstrap.clone());
-    let options = ferry::NvshmemOptions {
-        device,
-        library: None,
-    };
-    let group = Group::nvshmem(Box::new(shared), options)?;
     debug_assert_eq!(group.local_ranks()[0].0, rank);
     let gather: Gather = Box::new(move |bytes| {
         let mut bootstrap = bootstrap
@@ -179,7 +212,6 @@ impl Bootstrap for Shared {
 }
 
 /// MPI if this program has it, else TCP.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
     if let Some(address) = options.rendezvous {
         let Some(rank) = options.rank else {

@@ -124,7 +124,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let given = read(&args.input);
     // Over MPI, who cannot read the file can still join and tell the others. Over TCP, only the
     // file says how many ranks meet; the others wait no longer than the rendezvous lets them.
-    let over_mpi = args.group == GroupKind::Nvshmem && args.rendezvous.is_none();
+    let over_mpi = args.group.has_processes() && args.rendezvous.is_none();
     let ranks = match &given {
         Ok(given) => given.problem.ranks,
         Err(_) if over_mpi => 0,

@@ -59,8 +59,10 @@ PYTHON
 fi
 
 run ./ferry-tests gpu --require-gpus "$gpus"
+run mpirun --allow-run-as-root -n "$gpus" ./ferry-tests gpu --group node --require-gpus "$gpus"
 run mpirun --allow-run-as-root -n "$gpus" ./ferry-tests gpu --group nvshmem --require-gpus "$gpus"
 if [[ "$gpus" -gt 1 ]]; then
+    run ./ferry-tests killed --group node --require-gpus "$gpus"
     run ./ferry-tests killed --require-gpus "$gpus"
 fi
 count

@@ -2,7 +2,10 @@
 
 use std::ffi::c_void;
 
-use super::{Context, Event, Function, Graph, GraphExec, GraphNode, LaunchConfig, Module, Stream};
+use super::{
+    Context, Event, Function, Graph, GraphExec, GraphNode, IpcMemHandle, LaunchConfig, Module,
+    Stream,
+};
 
 /// The bindings' functions, and those for which the bindings are too old.
 pub(super) mod bindings {
@@ -56,6 +59,7 @@ same! {
     usize, usize;
     [u8; 16], bindings::CUuuid;
     LaunchConfig, LaunchConfig;
+    IpcMemHandle, bindings::CUipcMemHandle;
     Context, bindings::CUctx_st;
     Event, bindings::CUevent_st;
     Function, bindings::CUfunc_st;

@@ -326,7 +326,23 @@ driver_functions! {
     pub(super) fn cuEventSynchronize(event: CUevent) -> Code;
     pub(super) fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Code;
     pub(super) fn cuEventDestroy_v2(event: CUevent) -> Code;
+
+    pub(super) fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, at: CUdeviceptr) -> Code;
+    pub(super) fn cuIpcOpenMemHandle_v2(
+        at: *mut CUdeviceptr,
+        handle: IpcMemHandle,
+        flags: c_uint,
+    ) -> Code;
+    pub(super) fn cuIpcCloseMemHandle(at: CUdeviceptr) -> Code;
 }
+
+/// `CUipcMemHandle`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct IpcMemHandle(pub(super) [u8; 64]);
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: opening a handle also gives access to the memory's device.
+pub(super) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 /// The driver, loaded by the first call.
 fn driver() -> &'static Result<Functions, NotLoaded> {

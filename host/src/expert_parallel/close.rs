@@ -59,10 +59,12 @@ impl ExpertParallel {
     /// done.
     ///
     /// A communicator that gave up is closed without a barrier; if it spans processes, its
-    /// windows are leaked. If another process's gave up or was lost and this one's did not, the barrier fails
-    /// as soon as the group's bootstrap says so, at the latest after its timeout, and the windows are leaked,
-    /// with a warning. In an NVSHMEM group a rank that is lost after the barrier, while windows are freed,
-    /// can keep the others waiting for ever, see [`Group::close`](crate::Group::close).
+    /// windows are leaked; a node group frees them when all its ranks [close](crate::Group::close)
+    /// it. If another process's gave up or was lost and this one's did not, the barrier fails as
+    /// soon as the group's bootstrap says so, at the latest after its timeout, and the windows are
+    /// leaked, with a warning. In an NVSHMEM group a rank that is lost after the barrier, while
+    /// windows are freed, can keep the others waiting for ever, see
+    /// [`Group::close`](crate::Group::close).
     ///
     /// # Errors
     /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls: nothing is

@@ -15,6 +15,8 @@ const ZIPF_EXPONENT: f64 = 1.0;
 pub enum GroupChoice {
     /// One process with a thread a GPU
     Local,
+    /// A process a GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
+    Node,
     /// A process a GPU; under mpirun, or with --rendezvous
     Nvshmem,
 }

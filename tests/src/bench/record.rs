@@ -107,7 +107,7 @@ impl Phase {
 /// A line of the results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
-    /// "local" (one process) or "nvshmem" (a process a rank).
+    /// "local" (one process), "node" or "nvshmem" (a process a rank).
     pub group: &'static str,
     /// Ranks.
     pub ranks: usize,

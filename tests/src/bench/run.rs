@@ -51,10 +51,11 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
     let ranks = args.ranks.unwrap_or(gpus);
     let kind = match args.group {
         GroupChoice::Local => GroupKind::Local,
+        GroupChoice::Node => GroupKind::Node,
         GroupChoice::Nvshmem => GroupKind::Nvshmem,
     };
     ensure!(
-        kind == GroupKind::Nvshmem || (1..=gpus).contains(&ranks),
+        kind.has_processes() || (1..=gpus).contains(&ranks),
         "{ranks} ranks asked for, and this machine has {gpus} GPUs"
     );
     Ok(GroupOptions {

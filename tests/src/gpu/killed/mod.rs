@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::rounds::Dice;
 use crate::group::{GroupKind, gpus};
-use report::{Kill, Report};
+use report::{Kill, RECOVERY, Report};
 
 /// What a process says when its rounds go on.
 const READY: &str = "ready";
@@ -25,7 +25,7 @@ const REPORT: &str = "report ";
 const START: Duration = Duration::from_secs(120);
 /// Longest time from the kill to the last report, beside the deadline.
 const REPORTS: Duration = Duration::from_secs(60);
-/// Longest end of a process that has reported.
+/// Longest end of a process that has reported, where it is only told.
 const EXIT: Duration = Duration::from_secs(10);
 /// The kill comes at most so late after all processes are ready.
 const LATEST_KILL: Duration = Duration::from_millis(500);
@@ -33,7 +33,7 @@ const LATEST_KILL: Duration = Duration::from_millis(500);
 /// Options of `ferry-tests killed`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KilledArgs {
-    /// Where the ranks are: nvshmem, or simulated, where each process has a simulated rank of its
+    /// Where the ranks are: node, nvshmem, or simulated, where each process has a simulated rank of its
     /// own and all it has of the others is what they say to each other
     #[arg(long, value_enum, default_value = "nvshmem")]
     group: GroupKind,
@@ -128,15 +128,16 @@ fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Resu
         victim,
         ns: now_ns(),
         deadline: Duration::from_millis(args.deadline_ms),
-        is_simulated: args.group == GroupKind::Simulated,
+        recovers: args.group != GroupKind::Nvshmem,
     };
     processes.kill(victim)?;
     processes.tell(victim, &format!("{victim} {}", free_address()?))?;
     let reports = processes.reports(victim, kill.deadline + REPORTS)?;
-    let exits = processes.wait_for_exits(victim)?;
+    let within = if kill.recovers { RECOVERY } else { EXIT };
+    let exits = processes.wait_for_exits(victim, within)?;
     let mut problems = kill.problems(&reports);
     // How a process ends that has lost others is NVSHMEM's business, where it is in: it is told, not judged.
-    if kill.is_simulated {
+    if kill.recovers {
         problems.extend(exits.problems.iter().cloned());
     }
     ensure!(problems.is_empty(), "{}", problems.join("; "));
@@ -185,7 +186,7 @@ impl Processes {
                 .args(["--rendezvous", &address.to_string()])
                 .args(["--deadline-ms", &args.deadline_ms.to_string()])
                 .args(["--seed", &args.seed.to_string()])
-                .args(["--group", group_name(args.group)])
+                .args(["--group", args.group.name()])
                 .args(tries_again.then_some("--tries-again"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
@@ -272,20 +273,20 @@ impl Processes {
         Ok(reports)
     }
 
-    fn wait_for_exits(&mut self, victim: u32) -> Result<Exits> {
+    fn wait_for_exits(&mut self, victim: u32, within: Duration) -> Result<Exits> {
         let start = Instant::now();
         let mut exits = Exits::default();
         for (rank, child) in (0..).zip(&mut self.children) {
             if rank == victim {
                 continue;
             }
-            match wait(child, start + EXIT)? {
+            match wait(child, start + within)? {
                 Some(status) if status.success() => {}
                 Some(status) => exits
                     .problems
                     .push(format!("rank {rank} ended with {status}")),
                 None => {
-                    let problem = format!("rank {rank} has not ended {EXIT:?} after its report");
+                    let problem = format!("rank {rank} has not ended {within:?} after its report");
                     exits.problems.push(problem);
                 }
             }
@@ -330,13 +331,5 @@ fn wait(child: &mut Child, limit: Instant) -> Result<Option<ExitStatus>> {
             return Ok(None);
         }
         std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-const fn group_name(kind: GroupKind) -> &'static str {
-    match kind {
-        GroupKind::Local => "local",
-        GroupKind::Nvshmem => "nvshmem",
-        GroupKind::Simulated => "simulated",
     }
 }

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// Longest time that leaving takes.
 const CLOSE: Duration = Duration::from_secs(5);
+/// Longest time from the error until the survivors have passed a round in a new group, and from then until a
+/// process has ended.
+pub(super) const RECOVERY: Duration = Duration::from_secs(5);
 
 /// A call, how long it took, and what came of it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -50,6 +53,10 @@ pub(super) struct Report {
     pub(super) communicator: Option<Call>,
     /// The survivors, somewhere else.
     pub(super) meet: Call,
+    /// A group of them, and a round in it, where processes can be in another group.
+    pub(super) again: Option<Call>,
+    /// All of these calls.
+    pub(super) recovery_ms: u64,
 }
 
 /// What was done.
@@ -59,8 +66,9 @@ pub(super) struct Kill {
     /// When: nanoseconds since 1970.
     pub(super) ns: u64,
     pub(super) deadline: Duration,
-    /// Whether processes had no kernels that wait for each other.
-    pub(super) is_simulated: bool,
+    /// Whether survivors form a new group and end in order. In processes that have been in an
+    /// NVSHMEM job, that is NVSHMEM's business.
+    pub(super) recovers: bool,
 }
 
 impl Kill {
@@ -140,7 +148,24 @@ impl Kill {
         if !report.meet.error.is_empty() {
             say(format!("the survivors did not meet: {}", report.meet.error));
         }
+        if self.recovers {
+            problems.extend(self.problem_of_recovery(report));
+        }
         problems
+    }
+
+    /// What is wrong with the group that the survivors formed.
+    fn problem_of_recovery(&self, report: &Report) -> Option<String> {
+        let (rank, ms) = (report.rank, report.recovery_ms);
+        let problem = match &report.again {
+            None => String::from("no new group was formed"),
+            Some(call) if !call.error.is_empty() => format!("a new group: {}", call.error),
+            Some(_) if Duration::from_millis(ms) > RECOVERY => {
+                format!("a round in a new group came {ms} ms after the error")
+            }
+            Some(_) => return None,
+        };
+        Some(format!("rank {rank}: {problem}"))
     }
 
     /// In a line.
@@ -173,7 +198,12 @@ impl Kill {
                 }
             }
         }
-        if !self.is_simulated {
+        if self.recovers {
+            text += &format!(
+                "; a round in a new group after {} ms",
+                slowest(|report| report.recovery_ms)
+            );
+        } else {
             text += "; no new NVSHMEM group was made in a process that had one";
         }
         text
@@ -191,7 +221,7 @@ mod tests {
             victim: 2,
             ns: 5000 * MS,
             deadline: Duration::from_millis(1000),
-            is_simulated: true,
+            recovers: true,
         }
     }
 
@@ -204,6 +234,7 @@ mod tests {
             error: "rank 1 gave up: rank 2 did not answer".into(),
             launched_ns: 4900 * MS,
             told_ns: 6100 * MS,
+            again: Some(Call::default()),
             ..Report::default()
         }
     }
@@ -318,5 +349,48 @@ mod tests {
             let text = problems(report);
             assert!(text.contains(wanted), "{text}; wanted: {wanted}");
         }
+    }
+
+    #[test]
+    fn a_new_group_of_the_survivors_is_judged() {
+        let cases = [
+            (
+                Report {
+                    again: None,
+                    ..good()
+                },
+                "rank 1: no new group was formed",
+            ),
+            (
+                Report {
+                    again: Some(Call {
+                        ms: 1,
+                        error: "no peer access".into(),
+                    }),
+                    ..good()
+                },
+                "rank 1: a new group: no peer access",
+            ),
+            (
+                Report {
+                    recovery_ms: 5001,
+                    ..good()
+                },
+                "a round in a new group came 5001 ms after the error",
+            ),
+        ];
+        for (report, wanted) in cases {
+            let text = problems(report);
+            assert!(text.contains(wanted), "{text}; wanted: {wanted}");
+        }
+        let told_only = Kill {
+            recovers: false,
+            ..kill()
+        };
+        let none = Report {
+            again: None,
+            ..good()
+        };
+        assert_eq!(told_only.problems(&[none]).join("; "), "");
     }
 }

@@ -5,14 +5,18 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{Bootstrap, BootstrapError, Config, Error, FaultKind, Group, TcpBootstrap};
+use ferry::{
+    Bootstrap, BootstrapError, CombineMode, Config, Error, FaultKind, Group, TcpBootstrap,
+    TokenFormat,
+};
+use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::report::{Call, Report};
 use super::{KilledArgs, READY, REPORT, now_ns};
-use crate::group::{GroupKind, GroupOptions, OpenGroup, bootstrap, open};
+use crate::group::{GroupKind, GroupOptions, OpenGroup, bootstrap, device_of, open, over};
 use crate::session::{Session, Settings, Turn};
-use crate::verify::capacity_for;
+use crate::verify::{Oracle, capacity_for};
 
 /// Longest wait for the other survivors.
 const MEET: Duration = Duration::from_secs(20);
@@ -23,7 +27,8 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
     let mut open = join(args, address, rank, ranks)?;
     let group = open.group.clone();
     let settings = settings(args, &group);
-    let session = set_up(&group, &settings, args.seed);
+    let problem = problem(&group, &settings.config, args.seed);
+    let session = set_up(&group, &settings, &problem);
     let mut session = open.agree(session)?;
     let is_simulated = args.group == GroupKind::Simulated;
     round(&mut session, &mut open, is_simulated)?;
@@ -49,7 +54,15 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
     }
     report.leave_group = call(|| Ok(group.close()?));
     report.exchange = call(|| (open.gather)(&[]).map(drop));
-    report.meet = call(|| meet(rank, ranks as u32));
+    let mut others = None;
+    report.meet = call(|| {
+        others = Some(meet(rank, ranks as u32)?);
+        Ok(())
+    });
+    if let Some(others) = others.filter(|_| args.group != GroupKind::Nvshmem) {
+        report.again = Some(call(|| again(args, others, device_of(rank))));
+    }
+    report.recovery_ms = now_ns().saturating_sub(told_ns) / 1_000_000;
     println!("{REPORT}{}", serde_json::to_string(&report)?);
     Ok(())
 }
@@ -66,11 +79,38 @@ fn join(args: &KilledArgs, address: SocketAddr, rank: u32, ranks: usize) -> Resu
     if args.group != GroupKind::Simulated {
         return open(&options);
     }
-    let mut others = bootstrap(&options)?;
+    alone(args.seed, bootstrap(&options)?)
+}
+
+/// A simulated rank in a group of its own, with a way to talk to the other processes.
+fn alone(seed: u64, mut others: Box<dyn Bootstrap>) -> Result<OpenGroup> {
     Ok(OpenGroup {
-        group: Group::simulated(1, args.seed)?,
+        group: Group::simulated(1, seed)?,
         gather: Box::new(move |bytes| Ok(others.all_gather(bytes)?)),
     })
+}
+
+/// A new group of the survivors, in processes that have lost one; a round in it, which is compared;
+/// and its end.
+fn again(args: &KilledArgs, others: TcpBootstrap, device: usize) -> Result<()> {
+    let others = Box::new(others);
+    let mut open = match args.group {
+        GroupKind::Simulated => alone(args.seed, others)?,
+        kind => over(kind, others, device)?,
+    };
+    let group = open.group.clone();
+    let problem = problem(&group, &settings(args, &group).config, args.seed);
+    let session = set_up(&group, &settings(args, &group), &problem);
+    let mut session = open.agree(session)?;
+    let scale = vec![1.5; problem.experts];
+    let outputs = session.round(&problem, &scale, true);
+    let oracle = Oracle::new(&problem, &scale, TokenFormat::Bf16);
+    let verified = outputs
+        .map_err(anyhow::Error::from)
+        .and_then(|outputs| Ok(oracle.verify(CombineMode::Reduced, true, &outputs)?));
+    open.agree(verified)?;
+    session.close()?;
+    Ok(group.close()?)
 }
 
 fn settings(args: &KilledArgs, group: &Group) -> Settings {
@@ -85,10 +125,9 @@ fn settings(args: &KilledArgs, group: &Group) -> Settings {
     }
 }
 
-fn set_up(group: &Group, settings: &Settings, seed: u64) -> Result<Session> {
-    let config = &settings.config;
+fn problem(group: &Group, config: &Config, seed: u64) -> Problem {
     let ranks = group.ranks() as usize;
-    let problem = generate(WorkloadSpec {
+    generate(WorkloadSpec {
         ranks,
         experts: config.experts,
         top_k: config.top_k,
@@ -96,13 +135,16 @@ fn set_up(group: &Group, settings: &Settings, seed: u64) -> Result<Session> {
         tokens: vec![config.max_tokens_per_rank; ranks],
         routing: Routing::Uniform,
         seed,
-    });
+    })
+}
+
+fn set_up(group: &Group, settings: &Settings, problem: &Problem) -> Result<Session> {
     let settings = Settings {
-        capacity: capacity_for(&problem, config.format),
+        capacity: capacity_for(problem, settings.config.format),
         ..*settings
     };
     let mut session = Session::new(group, &settings)?;
-    session.upload(0, &problem)?;
+    session.upload(0, problem)?;
     Ok(session)
 }
 
@@ -144,7 +186,7 @@ fn call(call: impl FnOnce() -> Result<()>) -> Call {
 }
 
 /// Meets the other survivors where the one who killed says.
-fn meet(rank: u32, ranks: u32) -> Result<()> {
+fn meet(rank: u32, ranks: u32) -> Result<TcpBootstrap> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     let Some((victim, address)) = line.trim().split_once(' ') else {
@@ -158,5 +200,5 @@ fn meet(rank: u32, ranks: u32) -> Result<()> {
     let all = others.all_gather(&rank.to_le_bytes())?;
     let wanted: Vec<Vec<u8>> = survivors.iter().map(|r| r.to_le_bytes().to_vec()).collect();
     ensure!(all == wanted, "survivors {survivors:?} told {all:?}");
-    Ok(())
+    Ok(others)
 }

@@ -1,0 +1,175 @@
+//! A rendezvous of processes that have an all-gather already.
+
+use std::fmt;
+
+use crate::{Bootstrap, BootstrapError};
+
+/// A [`Bootstrap`] over an all-gather of your own: an engine's, `torch.distributed`'s, a file system's.
+///
+/// The function is given this rank's bytes and returns those of every rank, by rank, this one's
+/// among them. They are a few hundred bytes, of other lengths on other ranks and in other calls;
+/// where your all-gather takes equal lengths only, gather the lengths first. It returns once all
+/// ranks have called it, and bounds its wait: an error that names the rank that was lost
+/// ([`BootstrapError::Lost`]) is passed on, any other reason fits [`BootstrapError::Other`].
+///
+/// The function runs in the thread that calls Ferry, one call at a time, and never after that call
+/// has returned. Of a group that was given the bootstrap, these call it: `Group::node`,
+/// `Group::nvshmem` and their `_with` forms, [`ExpertParallel::new`](crate::ExpertParallel::new)
+/// and [`close`](crate::ExpertParallel::close), and [`Group::close`](crate::Group::close). No
+/// dispatch and no combine does. The group waits for it, so it calls nothing of the group itself.
+///
+/// ```
+/// use ferry::{Bootstrap, FnBootstrap};
+///
+/// # fn main() -> Result<(), ferry::BootstrapError> {
+/// // A group of one has nobody to ask.
+/// let mut bootstrap = FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()]))?;
+/// assert_eq!(bootstrap.all_gather(&[7])?, [[7]]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct FnBootstrap<F> {
+    rank: u32,
+    ranks: u32,
+    all_gather: F,
+    /// Why no call is made any more: what the first error said, and whom it named.
+    failed: Option<(Option<u32>, String)>,
+}
+
+impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap<F> {
+    /// `all_gather` as this process, `rank` of `ranks`. Calls nothing. Not collective.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NotAmong`].
+    pub fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
+        if rank >= ranks {
+            return Err(BootstrapError::NotAmong { rank, ranks });
+        }
+        Ok(Self {
+            rank,
+            ranks,
+            all_gather,
+            failed: None,
+        })
+    }
+
+    fn call(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let all = (self.all_gather)(bytes)?;
+        let (rank, ranks, given) = (self.rank, self.ranks, all.len());
+        if given != ranks as usize {
+            return Err(BootstrapError::Gathered { given, ranks });
+        }
+        if all[rank as usize] != bytes {
+            return Err(BootstrapError::OtherPlace { rank });
+        }
+        Ok(all)
+    }
+}
+
+impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> Bootstrap for FnBootstrap<F> {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// As the function does; after an error it is not called any more, and each call fails at once.
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        match &self.failed {
+            Some((Some(rank), reason)) => {
+                let (rank, reason) = (*rank, reason.clone());
+                return Err(BootstrapError::Lost { rank, reason });
+            }
+            Some((None, reason)) => {
+                let (call, reason) = ("FnBootstrap::all_gather", reason.clone());
+                return Err(BootstrapError::Other { call, reason });
+            }
+            None => {}
+        }
+        self.call(bytes).inspect_err(|error| {
+            self.failed = Some((
+                error.lost_rank(),
+                format!("an earlier call failed: {error}"),
+            ));
+        })
+    }
+}
+
+impl<F> fmt::Debug for FnBootstrap<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FnBootstrap")
+            .field("rank", &self.rank)
+            .field("ranks", &self.ranks)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn other(reason: &str) -> BootstrapError {
+        BootstrapError::Other {
+            call: "gather",
+            reason: reason.into(),
+        }
+    }
+
+    #[test]
+    fn a_rank_outside_the_group_is_refused() {
+        let outside = FnBootstrap::new(2, 2, |_| Ok(Vec::new()));
+        assert!(matches!(
+            outside,
+            Err(BootstrapError::NotAmong { rank: 2, ranks: 2 })
+        ));
+    }
+
+    #[test]
+    fn an_all_gather_that_gives_too_few_or_other_bytes_is_refused() {
+        let mut few = FnBootstrap::new(0, 2, |bytes| Ok(vec![bytes.to_vec()])).unwrap();
+        assert!(matches!(
+            few.all_gather(&[1]),
+            Err(BootstrapError::Gathered { given: 1, ranks: 2 })
+        ));
+        let mut swapped =
+            FnBootstrap::new(1, 2, |bytes| Ok(vec![bytes.to_vec(), vec![9]])).unwrap();
+        assert!(matches!(
+            swapped.all_gather(&[1]),
+            Err(BootstrapError::OtherPlace { rank: 1 })
+        ));
+    }
+
+    #[test]
+    fn after_an_error_the_function_is_not_called_any_more() {
+        let mut calls = 0;
+        let mut bootstrap = FnBootstrap::new(0, 2, |_| {
+            calls += 1;
+            Err(match calls {
+                1 => BootstrapError::Lost {
+                    rank: 1,
+                    reason: "killed".into(),
+                },
+                _ => other("called again"),
+            })
+        })
+        .unwrap();
+        for _ in 0..2 {
+            let error = bootstrap.barrier().unwrap_err();
+            assert_eq!(error.lost_rank(), Some(1));
+            assert!(error.to_string().contains("killed"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_names_nobody_stays() {
+        let mut bootstrap = FnBootstrap::new(0, 2, |_| Err(other("no network"))).unwrap();
+        for _ in 0..2 {
+            let error = bootstrap.barrier().unwrap_err();
+            assert_eq!(error.lost_rank(), None);
+            assert!(error.to_string().contains("no network"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Device memory that other processes of this machine map: CUDA IPC handles.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use ferry_layout::Rank;
+
+use super::error::{check, check_about};
+use super::sys::{self, CUdevice, IpcMemHandle};
+use super::{CudaDevice, device_count};
+use crate::node::exchange::Share;
+use crate::node::introduction::Place;
+use crate::own_gpu::Gpu;
+use crate::{CudaError, Device, DevicePtr, Error, Kernels, NodeError};
+
+/// Windows are of a multiple of so many bytes: of smaller ones, the driver puts several into one
+/// piece of memory, and a handle gives access to the whole piece.
+const PIECE_BYTES: u64 = 2 << 20;
+
+/// This process's GPU.
+pub(crate) struct Ipc {
+    device: Arc<CudaDevice>,
+}
+
+impl Ipc {
+    /// Opens device number `ordinal` with these kernels. Synchronises.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::open_with`].
+    pub(crate) fn open(ordinal: usize, kernels: &Kernels) -> Result<Self, Error> {
+        let device = Arc::new(CudaDevice::open_with(ordinal, kernels)?);
+        Ok(Self { device })
+    }
+}
+
+impl Share for Ipc {
+    fn device(&self) -> Arc<dyn Device> {
+        self.device.clone()
+    }
+
+    fn cuda(&self) -> Option<Arc<CudaDevice>> {
+        Some(self.device.clone())
+    }
+
+    fn place(&self) -> Result<Place, Error> {
+        Ok(Place::here(self.device.uuid()?))
+    }
+
+    /// Of a GPU that this process does not see, only mapping its memory tells.
+    fn require_access(&self, rank: Rank, peer: Rank, gpu: &Gpu) -> Result<(), Error> {
+        let own = Gpu::here(self.device.uuid()?);
+        let (Some(from), Some(to)) = (visible(own.uuid)?, visible(gpu.uuid)?) else {
+            return Ok(());
+        };
+        let mut can = 0;
+        // SAFETY: `can` is a live integer, and both devices exist.
+        check("cuDeviceCanAccessPeer", unsafe {
+            sys::cuDeviceCanAccessPeer(&mut can, from, to)
+        })?;
+        if can != 0 {
+            return Ok(());
+        }
+        Err(Error::Node(NodeError::NoPeerAccess {
+            rank,
+            peer,
+            device: own.name(),
+            peer_device: gpu.name(),
+        }))
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
+        // A size that is too large to be rounded up is the driver's to refuse.
+        let whole = bytes.max(1).checked_next_multiple_of(PIECE_BYTES);
+        self.device.alloc(whole.unwrap_or(bytes))
+    }
+
+    unsafe fn free(&self, window: DevicePtr) -> Result<(), Error> {
+        // SAFETY: `alloc` got it from the device; the caller says the rest.
+        unsafe { self.device.free(window) }
+    }
+
+    fn export(&self, rank: Rank, window: DevicePtr) -> Result<Vec<u8>, Error> {
+        let _current = self.device.enter()?;
+        let mut handle = IpcMemHandle([0; 64]);
+        // SAFETY: `handle` is a live value of the driver's type; the driver refuses an address that
+        // it has not allocated.
+        let code = unsafe { sys::cuIpcGetMemHandle(&mut handle, window.address()) };
+        let about = || self.device.name();
+        check_about("cuIpcGetMemHandle", code, about)
+            .map_err(|error| refused(error, |source| NodeError::NotShared { rank, source }))?;
+        Ok(handle.0.to_vec())
+    }
+
+    unsafe fn map(
+        &self,
+        rank: Rank,
+        peer: Rank,
+        handle: &[u8],
+        bytes: u64,
+    ) -> Result<DevicePtr, Error> {
+        let mut whole = IpcMemHandle([0; 64]);
+        let wrong = crate::job::wrong_length(peer.0 as usize, handle.len(), whole.0.len());
+        whole.0 = handle.try_into().map_err(|_| wrong)?;
+        let _current = self.device.enter()?;
+        let mut at = 0;
+        // SAFETY: `at` is a live integer, the device's context is current, and `handle` is another
+        // process's, as the caller says; the driver refuses one that is not.
+        let code = unsafe {
+            sys::cuIpcOpenMemHandle_v2(&mut at, whole, sys::IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        };
+        let about = || format!("{bytes} bytes on {}", self.device.name());
+        let not_mapped = |source| NodeError::NotMapped { rank, peer, source };
+        check_about("cuIpcOpenMemHandle", code, about)
+            .map_err(|error| refused(error, not_mapped))?;
+        // SAFETY: the driver mapped the peer's window here, which has so many bytes, as the caller
+        // says. It stays until `unmap`: the context is never released.
+        Ok(unsafe { DevicePtr::new(at, bytes) })
+    }
+
+    unsafe fn unmap(&self, mapped: DevicePtr) -> Result<(), Error> {
+        let _current = self.device.enter()?;
+        // SAFETY: `map` got it from the driver in this context, and nobody uses it, as the caller says.
+        check("cuIpcCloseMemHandle", unsafe {
+            sys::cuIpcCloseMemHandle(mapped.address())
+        })
+    }
+
+    fn drain(&self) -> Result<(), Error> {
+        self.device.synchronize_all()
+    }
+}
+
+/// The driver's refusal, as `of` says what it means.
+fn refused(error: Error, of: impl FnOnce(CudaError) -> NodeError) -> Error {
+    match error {
+        Error::Cuda(source) => Error::Node(of(source)),
+        other => other,
+    }
+}
+
+/// The device with this identifier, if this process sees it. Opens none.
+fn visible(uuid: [u8; 16]) -> Result<Option<CUdevice>, Error> {
+    for ordinal in 0..device_count()? {
+        let (mut device, mut found) = (0, [0; 16]);
+        // SAFETY: `device` is a live integer; there are more devices than `ordinal`.
+        check("cuDeviceGet", unsafe {
+            sys::cuDeviceGet(&mut device, ordinal as c_int)
+        })?;
+        // SAFETY: `found` is a live array of `CUuuid`'s size, and the device exists.
+        check("cuDeviceGetUuid", unsafe {
+            sys::cuDeviceGetUuid_v2(&mut found, device)
+        })?;
+        if found == uuid {
+            return Ok(Some(device));
+        }
+    }
+    Ok(None)
+}

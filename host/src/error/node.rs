@@ -1,0 +1,87 @@
+//! Why processes are no node group.
+
+use ferry_layout::Rank;
+
+use super::cuda::CudaError;
+
+/// Why processes do not become a node group. No kernel was launched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// A process that counts the ranks in another way than this one.
+    #[error(
+        "rank {} calls itself rank {called} of {theirs}, and here there are {ours} ranks; give every \
+         process a rank of its own and the same number of ranks",
+        rank.0
+    )]
+    RankCount {
+        /// Where its bytes stand.
+        rank: Rank,
+        /// What it calls itself.
+        called: u32,
+        /// Ranks there.
+        theirs: u32,
+        /// Ranks here.
+        ours: u32,
+    },
+    /// Ranks on different nodes.
+    #[error(
+        "ranks {} and {} are on different nodes, {first_node} and {second_node}; a node group has all \
+         its ranks on one, Group::nvshmem may have them on several",
+        first.0, second.0
+    )]
+    OtherNode {
+        /// The first rank.
+        first: Rank,
+        /// The first one that is elsewhere.
+        second: Rank,
+        /// The name and the boot of the first one's machine.
+        first_node: String,
+        /// Those of the second one's.
+        second_node: String,
+    },
+    /// Two ranks whose GPUs cannot write each other's memory.
+    #[error(
+        "the GPU of rank {} ({device}) cannot access the memory of that of rank {} ({peer_device}); a \
+         node group needs peer access between every two of its GPUs, which parts of a GPU (MIG) have \
+         not",
+        rank.0, peer.0
+    )]
+    NoPeerAccess {
+        /// This rank.
+        rank: Rank,
+        /// The other one.
+        peer: Rank,
+        /// This rank's GPU, as the driver's tools name it.
+        device: String,
+        /// The other one.
+        peer_device: String,
+    },
+    /// A window that cannot be given to other processes.
+    #[error(
+        "rank {} cannot share its window with other processes: {source}; parts of a GPU (MIG) and some \
+         virtual machines have no CUDA IPC",
+        rank.0
+    )]
+    NotShared {
+        /// This rank.
+        rank: Rank,
+        /// What the driver said.
+        source: CudaError,
+    },
+    /// A window of another rank that cannot be mapped.
+    #[error(
+        "rank {} cannot map the window of rank {}: {source}; CUDA IPC needs peer access between the \
+         two GPUs, no parts of a GPU (MIG), and, where the processes are in containers, one IPC \
+         namespace (--ipc=host) and one PID namespace for all",
+        rank.0, peer.0
+    )]
+    NotMapped {
+        /// This rank.
+        rank: Rank,
+        /// Whose window it is.
+        peer: Rank,
+        /// What the driver said.
+        source: CudaError,
+    },
+}

@@ -1,0 +1,246 @@
+//! How a window gets to other processes, and back.
+
+use std::sync::Arc;
+
+use ferry_layout::Rank;
+
+use super::introduction::Place;
+use crate::job::{agree, wrong_length};
+use crate::own_gpu::Gpu;
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error};
+
+/// Steps of ranks, each of which all come out of well, or all have an error.
+const SHARING: &str = "sharing windows";
+const MAPPING: &str = "mapping the windows of the other ranks";
+const UNMAPPING: &str = "unmapping the windows of the other ranks";
+
+/// A device whose memory other processes can map: what a node group asks of it. No call is collective.
+pub(crate) trait Share: Send {
+    /// The device.
+    fn device(&self) -> Arc<dyn Device>;
+
+    /// The same one, for graphs and events.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self) -> Option<Arc<crate::cuda::CudaDevice>>;
+
+    /// What it tells the other ranks of itself.
+    fn place(&self) -> Result<Place, Error>;
+
+    /// Refuses the GPU of `peer` if the one of `rank`, this one, is known not to reach its memory.
+    fn require_access(&self, rank: Rank, peer: Rank, gpu: &Gpu) -> Result<(), Error>;
+
+    /// Allocates a window of at least `bytes`.
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
+
+    /// Frees it.
+    ///
+    /// # Safety
+    /// [`alloc`](Self::alloc) gave it, nothing uses it any more, and no process has mapped it.
+    unsafe fn free(&self, window: DevicePtr) -> Result<(), Error>;
+
+    /// A window of `rank`, this one, as bytes for other processes.
+    fn export(&self, rank: Rank, window: DevicePtr) -> Result<Vec<u8>, Error>;
+
+    /// Maps the window of `peer` for `rank`, this one.
+    ///
+    /// # Safety
+    /// [`export`](Self::export) of that rank gave `handle` for a window of `bytes` bytes, and the
+    /// rank keeps it until this one has unmapped it.
+    unsafe fn map(
+        &self,
+        rank: Rank,
+        peer: Rank,
+        handle: &[u8],
+        bytes: u64,
+    ) -> Result<DevicePtr, Error>;
+
+    /// Unmaps it.
+    ///
+    /// # Safety
+    /// [`map`](Self::map) gave it, and nothing of this process uses it any more.
+    unsafe fn unmap(&self, mapped: DevicePtr) -> Result<(), Error>;
+
+    /// Waits until nothing that was enqueued on the device is at work.
+    fn drain(&self) -> Result<(), Error>;
+}
+
+/// A window of this rank, and those of the other ranks beside it.
+pub(crate) struct Shared {
+    /// The same on every rank, and of no other window.
+    number: u64,
+    pub(crate) own: DevicePtr,
+    /// Those of the other ranks, as this one addresses them.
+    mapped: Vec<(Rank, DevicePtr)>,
+}
+
+impl Shared {
+    /// The window of `peer` as this rank addresses it.
+    pub(crate) fn of(&self, peer: Rank) -> DevicePtr {
+        let mapped = self.mapped.iter().find(|&&(rank, _)| rank == peer);
+        mapped.map_or(self.own, |&(_, window)| window)
+    }
+}
+
+/// Gives this rank's window to all others, and maps theirs. Collective.
+///
+/// This is the only place that knows how windows get to other processes: as bytes that describe
+/// them, through the bootstrap. `own` is what allocating gave: where it failed on any rank, all
+/// have an error. After an error this rank has mapped nothing, and its window is freed, or leaked
+/// with a warning if another rank may have mapped it.
+pub(crate) fn exchange<S: Share>(
+    bootstrap: &mut dyn Bootstrap,
+    share: &S,
+    number: u64,
+    own: Result<DevicePtr, Error>,
+) -> Result<Shared, Error> {
+    let rank = Rank(bootstrap.rank());
+    let allocated = own.as_ref().ok().copied();
+    let exported = own.and_then(|own| Ok((own, share.export(rank, own)?)));
+    let is_told = exported.is_ok();
+    let message = |(own, handle): &(DevicePtr, Vec<u8>)| {
+        let bytes = own.bytes().to_le_bytes();
+        [&bytes[..], handle].concat()
+    };
+    let agreed = agree(bootstrap, SHARING, exported, message).inspect_err(|error| {
+        // Where a rank failed, all know of it, and none maps anything.
+        if is_told && !matches!(error, Error::PeerFailed { .. }) {
+            warn_of_leak(allocated.as_slice(), error);
+            return;
+        }
+        // SAFETY: no rank has been told of the window, or none maps it.
+        if let Err(error) = unsafe { free_all(share, allocated.as_slice()) } {
+            tracing::warn!(%error, "cannot free a window");
+        }
+    });
+    let ((own, _), handles) = agreed?;
+    let mapped = map_all(share, rank, &handles);
+    let shared = Shared {
+        number,
+        own,
+        // Where mapping failed, nothing stays mapped.
+        mapped: mapped.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
+    };
+    match agree(bootstrap, MAPPING, mapped, |_| Vec::new()) {
+        Ok(_) => Ok(shared),
+        Err(error) => {
+            // The first error says more than one of giving back.
+            // SAFETY: nobody has been given the window, so that no kernel knows it.
+            if let Err(error) = unsafe { release(bootstrap, share, Ok(()), &[shared]) } {
+                tracing::warn!(%error, "cannot give a window back");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Unmaps the windows of the other ranks and, once every rank has done so, frees the own ones; else
+/// leaks them with a warning. `ready`: whether nothing of this process uses them any more.
+/// Collective.
+///
+/// # Safety
+/// [`exchange`] gave them with this `share`, each is released once, and where `ready` is `Ok`,
+/// nothing of this process uses them any more, nor after this call those of the other ranks that it
+/// maps.
+pub(crate) unsafe fn release<S: Share>(
+    bootstrap: &mut dyn Bootstrap,
+    share: &S,
+    ready: Result<(), Error>,
+    windows: &[Shared],
+) -> Result<(), Error> {
+    let mapped: Vec<_> = windows
+        .iter()
+        .flat_map(|window| &window.mapped)
+        .copied()
+        .collect();
+    // SAFETY: the caller's promise, as `ready` is `Ok`.
+    let unmapped = ready.and_then(|()| unsafe { unmap_all(share, &mapped) });
+    let numbers = windows
+        .iter()
+        .flat_map(|window| window.number.to_le_bytes());
+    let numbers: Vec<u8> = numbers.collect();
+    let own: Vec<_> = windows.iter().map(|window| window.own).collect();
+    agree(bootstrap, UNMAPPING, unmapped, |()| numbers)
+        .and_then(|((), numbers)| require_equal(&numbers))
+        .inspect_err(|error| warn_of_leak(&own, error))?;
+    // SAFETY: every rank has told that nothing there uses these windows, and that they are unmapped.
+    unsafe { free_all(share, &own) }
+}
+
+/// Maps the windows of all other ranks, or none.
+fn map_all<S: Share>(
+    share: &S,
+    rank: Rank,
+    handles: &[Vec<u8>],
+) -> Result<Vec<(Rank, DevicePtr)>, Error> {
+    let mut mapped = Vec::new();
+    for (peer, message) in (0..)
+        .map(Rank)
+        .zip(handles)
+        .filter(|&(peer, _)| peer != rank)
+    {
+        let handle = message.split_first_chunk();
+        let wrong = || wrong_length(peer.0 as usize, message.len(), size_of::<u64>());
+        let window = handle.ok_or_else(wrong).and_then(|(&bytes, handle)| {
+            // SAFETY: that rank exported a window of so many bytes. It frees the window only after all ranks
+            // have told that they unmapped it.
+            unsafe { share.map(rank, peer, handle, u64::from_le_bytes(bytes)) }
+        });
+        match window {
+            Ok(window) => mapped.push((peer, window)),
+            Err(error) => {
+                // SAFETY: they were mapped a moment ago, and nobody knows them.
+                if let Err(error) = unsafe { unmap_all(share, &mapped) } {
+                    tracing::warn!(%error, "cannot unmap a window");
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(mapped)
+}
+
+/// Unmaps all; the first error is returned.
+///
+/// # Safety
+/// As [`Share::unmap`] of each, once.
+unsafe fn unmap_all<S: Share>(share: &S, mapped: &[(Rank, DevicePtr)]) -> Result<(), Error> {
+    let mut result = Ok(());
+    for &(_, window) in mapped {
+        // SAFETY: the caller's promise.
+        result = result.and(unsafe { share.unmap(window) });
+    }
+    result
+}
+
+/// Frees all; the first error is returned.
+///
+/// # Safety
+/// As [`Share::free`] of each, once.
+unsafe fn free_all<S: Share>(share: &S, windows: &[DevicePtr]) -> Result<(), Error> {
+    let mut result = Ok(());
+    for &window in windows {
+        // SAFETY: the caller's promise.
+        result = result.and(unsafe { share.free(window) });
+    }
+    result
+}
+
+fn warn_of_leak(windows: &[DevicePtr], error: &Error) {
+    if !windows.is_empty() {
+        let windows = windows.len();
+        tracing::warn!(%error, windows, "windows are leaked: other processes may have mapped them");
+    }
+}
+
+/// Refuses ranks that give back other windows than each other: some would be in use.
+fn require_equal(numbers: &[Vec<u8>]) -> Result<(), Error> {
+    let Some(rank) = numbers.iter().position(|of_rank| of_rank != &numbers[0]) else {
+        return Ok(());
+    };
+    Err(Error::Bootstrap(BootstrapError::Other {
+        call: "Bootstrap::all_gather",
+        reason: format!(
+            "ranks 0 and {rank} close different communicators; do all make the same calls?"
+        ),
+    }))
+}

@@ -1,0 +1,245 @@
+//! A rank's membership of a node group.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ferry_layout::{Rank, Shape};
+
+use super::exchange::{Share, Shared, exchange, release};
+use super::introduction::{Introduction, require_group};
+use crate::job::{agree, gather_numbers, wrong_length};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric};
+
+/// One rank of this process, and the windows of all others mapped here.
+///
+/// [`close`](Fabric::close) leaves the group. Dropped, it leaks the windows that were not freed,
+/// because other processes may have mapped them.
+pub(crate) struct NodeFabric<S: Share> {
+    rank: Rank,
+    ranks: u32,
+    device: Arc<dyn Device>,
+    #[cfg(feature = "cuda")]
+    cuda: Option<Arc<crate::cuda::CudaDevice>>,
+    /// Held during every exchange with the other ranks, so that there is one at a time.
+    member: Mutex<Member<S>>,
+}
+
+/// This process's membership, and the way to the other ranks.
+struct Member<S> {
+    bootstrap: Box<dyn Bootstrap>,
+    share: S,
+    is_open: bool,
+    /// Allocated so far: the same on every rank.
+    count: u64,
+    /// Those that were not freed.
+    windows: Vec<Shared>,
+}
+
+impl<S: Share> Member<S> {
+    fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
+        if !self.is_open {
+            return Err(Error::GroupClosed);
+        }
+        self.count += 1;
+        let own = self.share.alloc(bytes);
+        let shared = exchange(&mut *self.bootstrap, &self.share, self.count, own)?;
+        let own = shared.own;
+        self.windows.push(shared);
+        Ok(own)
+    }
+
+    /// Gives back those of `windows` that are here. Collective.
+    ///
+    /// # Safety
+    /// No kernel of any rank uses them any more.
+    unsafe fn free(&mut self, windows: &[DevicePtr]) -> Result<(), Error> {
+        if !self.is_open {
+            return Err(Error::GroupClosed);
+        }
+        let all = std::mem::take(&mut self.windows);
+        let (freed, kept) = all
+            .into_iter()
+            .partition(|shared| windows.contains(&shared.own));
+        self.windows = kept;
+        let freed: Vec<Shared> = freed;
+        // SAFETY: they were in `windows` until now; the caller says the rest.
+        unsafe { release(&mut *self.bootstrap, &self.share, Ok(()), &freed) }
+    }
+
+    /// Gives back all that is left, once. Collective.
+    ///
+    /// # Safety
+    /// This process launches no kernel any more that uses windows.
+    unsafe fn leave(&mut self) -> Result<(), Error> {
+        if !self.is_open {
+            return Ok(());
+        }
+        self.is_open = false;
+        let windows = std::mem::take(&mut self.windows);
+        // A communicator that was dropped may have left kernels behind. They end at their deadline.
+        let ready = match windows.is_empty() {
+            true => Ok(()),
+            false => self.share.drain(),
+        };
+        // SAFETY: they were in `windows` until now. No kernel is launched any more, and where
+        // `ready` is `Ok`, none is at work.
+        unsafe { release(&mut *self.bootstrap, &self.share, ready, &windows) }
+    }
+}
+
+impl<S: Share> NodeFabric<S> {
+    /// Lets the processes of `bootstrap` find out whether they can be a group, and maps a small
+    /// window of each rank on all others, to see that this works. `open` opens this process's
+    /// device. A rank that cannot makes all fail. Collective.
+    pub(crate) fn join(
+        mut bootstrap: Box<dyn Bootstrap>,
+        open: impl FnOnce() -> Result<S, Error>,
+    ) -> Result<Self, Error> {
+        let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
+        if ranks == 0 {
+            return Err(Error::NoRanks);
+        }
+        if rank >= ranks {
+            return Err(Error::Bootstrap(BootstrapError::NotAmong { rank, ranks }));
+        }
+        let opened = open().and_then(|share| {
+            let place = share.place()?;
+            Ok((share, Introduction { rank, ranks, place }))
+        });
+        let said = |(_, introduction): &(S, Introduction)| introduction.to_bytes();
+        let step = "opening the device";
+        let ((share, _), said) = agree(&mut *bootstrap, step, opened, said)?;
+        let all = said.iter().enumerate().map(|(rank, bytes)| {
+            Introduction::from_bytes(bytes)
+                .ok_or_else(|| wrong_length(rank, bytes.len(), size_of::<[u8; 25]>()))
+        });
+        let all: Vec<_> = all.collect::<Result<_, _>>()?;
+        require_group(&all, ranks)?;
+        let others = all.iter().filter(|other| other.rank != rank);
+        let mut access = others
+            .map(|other| share.require_access(Rank(rank), Rank(other.rank), &other.place.gpu));
+        let access = access.try_for_each(|access| access);
+        let step = "looking for peer access";
+        agree(&mut *bootstrap, step, access, |()| Vec::new())?;
+        let device = share.device();
+        #[cfg(feature = "cuda")]
+        let cuda = share.cuda();
+        let mut member = Member {
+            bootstrap,
+            share,
+            is_open: true,
+            count: 0,
+            windows: Vec::new(),
+        };
+        let tried = member.alloc(1)?;
+        // SAFETY: no kernel was launched.
+        unsafe { member.free(&[tried]) }?;
+        Ok(Self {
+            rank: Rank(rank),
+            ranks,
+            device,
+            #[cfg(feature = "cuda")]
+            cuda,
+            member: Mutex::new(member),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Member<S>> {
+        self.member.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn require_local(&self, rank: Rank) -> Result<(), Error> {
+        if rank == self.rank {
+            return Ok(());
+        }
+        let local = vec![self.rank.0];
+        Err(Error::NotLocal { rank, local })
+    }
+}
+
+// SAFETY: each window is memory of this rank's device, of at least the size asked for. Those of
+// peers are mapped by the device when the windows are allocated, and unmapped when they are freed
+// or the group is closed; their owners keep them until then. No other nodes are said to be reached.
+// The bootstrap's collectives are `all_gather` and `barrier`.
+unsafe impl<S: Share> Fabric for NodeFabric<S> {
+    fn name(&self) -> &'static str {
+        "node"
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn local_ranks(&self) -> Vec<Rank> {
+        vec![self.rank]
+    }
+
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        self.require_local(rank)?;
+        Ok(self.device.clone())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
+        self.cuda.clone().filter(|_| rank == self.rank)
+    }
+
+    fn reaches_other_nodes(&self) -> bool {
+        false
+    }
+
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        gather_numbers(&mut *self.lock().bootstrap, value)
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        Ok(self.lock().bootstrap.barrier()?)
+    }
+
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        Ok(vec![self.lock().alloc(bytes)?])
+    }
+
+    /// `shape` has one node.
+    fn peer_windows(
+        &self,
+        rank: Rank,
+        windows: &[DevicePtr],
+        shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        self.require_local(rank)?;
+        let member = self.lock();
+        let shared = member
+            .windows
+            .iter()
+            .find(|shared| windows.first() == Some(&shared.own));
+        let shared = shared.ok_or(Error::GroupClosed)?;
+        let as_seen = |peer| match shape.same_node(rank, peer) {
+            true => shared.of(peer),
+            false => shared.own,
+        };
+        Ok((0..self.ranks).map(Rank).map(as_seen).collect())
+    }
+
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.lock().free(windows) }
+    }
+
+    unsafe fn close(&self) -> Result<(), Error> {
+        // SAFETY: the caller's promise: no communicator is open, and no graph launches one.
+        unsafe { self.lock().leave() }
+    }
+}
+
+impl<S: Share> Drop for NodeFabric<S> {
+    fn drop(&mut self) {
+        let member = self.lock();
+        if !member.windows.is_empty() {
+            tracing::warn!(
+                rank = self.rank.0,
+                windows = member.windows.len(),
+                "a node group was dropped without close: its windows are leaked"
+            );
+        }
+    }
+}
