@@ -39,6 +39,7 @@ impl<'a> Answers<'a> {
             step: if tokens <= most { 1 } else { tokens / SAMPLE },
             // The benchmark gives none.
             input_scale: 1.0,
+            ..Compared::ALL
         };
         let scale = vec![1.0; problem.experts];
         Self {
