@@ -8,8 +8,8 @@ use crate::ExpertParallel;
 /// memory. Nothing of it may be written; what stands there changes while kernels of this rank or of a peer
 /// run, and the addresses are good until [`ExpertParallel::close`].
 ///
-/// Sizes in terms of the plan's [`Shape`](crate::Shape). A row's stride is its bytes, rounded up to a multiple
-/// of 128.
+/// Sizes in terms of the plan's [`Shape`](crate::Shape). A row's stride is its bytes, rounded up to a
+/// multiple of 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DevicePointers {
@@ -20,13 +20,16 @@ pub struct DevicePointers {
     ///
     /// | | shape | each |
     /// |---|---|---|
-    /// | `[0][0]`, dispatch's send | `[max_tokens_per_rank]` | `dispatch_row_bytes` |
-    /// | `[0][1]`, dispatch's receive | `[ranks, max_tokens_per_rank]`, by source | `dispatch_row_bytes` |
-    /// | `[0][2]`, dispatch's counts | `[ranks, local_experts + 1]`, by source; the last is its tokens | a u64, tagged with the round |
-    /// | `[1][0]`, combine's send, reduced mode | `[ranks, max_tokens_per_rank]`, by the tokens' rank | `combine_row_bytes` |
-    /// | `[1][0]`, combine's send, exact mode | `[max_rows]` | `combine_row_bytes` |
-    /// | `[1][1]`, combine's receive | `[max_tokens_per_rank, combine_slots]` | `combine_row_bytes` |
-    /// | `[1][2]`, combine's counts: its flags | `[max_items, combine_slots]` | a u64: the round in which a part of the row came |
+    /// | `[0][0]` | `[max_tokens_per_rank]` | `dispatch_row_bytes` |
+    /// | `[0][1]` | `[ranks, max_tokens_per_rank]`, by source | `dispatch_row_bytes` |
+    /// | `[0][2]` | `[ranks, local_experts + 1]`, by source | u64: a count and its round |
+    /// | `[1][0]`, reduced mode | `[ranks, max_tokens_per_rank]`, by target | `combine_row_bytes` |
+    /// | `[1][0]`, exact mode | `[max_rows]` | `combine_row_bytes` |
+    /// | `[1][1]` | `[max_tokens_per_rank, combine_slots]` | `combine_row_bytes` |
+    /// | `[1][2]` | `[max_items, combine_slots]` | u64: the round of a part of a row |
+    ///
+    /// Dispatch's counts are assignments for each local expert, and the last one the source's tokens.
+    /// Combine's counts are its flags.
     ///
     /// Send is 0 where no rank is on another node: rows go straight into the peers' windows then. Rows of
     /// small batches come in other places of the window, each word of which is its own flag.

@@ -16,10 +16,10 @@ use crate::{
 ///
 /// Each call takes slices with one value for every rank, in the order of the ranks here: that of
 /// [`ExpertParallel::new`], which is ascending. It makes all checks of all ranks first. Where a check fails,
-/// nothing is launched on any rank ([`LocalRanksError::Count`], [`LocalRanksError::Refused`]). Then it enqueues
-/// the kernels, one rank after another, from the calling thread; no launch waits for a kernel. Where a launch
-/// fails, every rank of the call is poisoned ([`LocalRanksError::NotLaunched`]), and the kernels that were
-/// launched before it end by their deadline.
+/// nothing is launched on any rank ([`LocalRanksError::Count`], [`LocalRanksError::Refused`]). Then it
+/// enqueues the kernels, one rank after another, from the calling thread; no launch waits for a kernel.
+/// Where a launch fails, every rank of the call is poisoned ([`LocalRanksError::NotLaunched`]), and the
+/// kernels that were launched before it end by their deadline.
 ///
 /// So a process can give all ranks of a round away or none, and no rank waits for one that was refused. What
 /// each rank does is what the calls of [`ExpertParallel`] do, also those for single ranks, which stay:
@@ -125,8 +125,8 @@ impl LocalRanks {
         Ok(DispatchAllPending { each })
     }
 
-    /// As [`ExpertParallel::unfinished`], of all ranks: the round that stands open because what a call gave was
-    /// dropped, or because the next call was refused. Not collective.
+    /// As [`ExpertParallel::unfinished`], of all ranks: the round that stands open because what a call gave
+    /// was dropped, or because the next call was refused. Not collective.
     ///
     /// # Errors
     /// [`LocalRanksError::Apart`] where calls of single ranks have brought them to different points.

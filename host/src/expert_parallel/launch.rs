@@ -9,7 +9,8 @@ use crate::{Error, Stream};
 /// Most streams that a communicator remembers; with more, it asks again.
 const MAX_STREAMS: usize = 16;
 
-/// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it was.
+/// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it
+/// was.
 #[must_use]
 pub(crate) struct Prepared<'a, Next> {
     rank: &'a mut ExpertParallel,
