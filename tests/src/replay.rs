@@ -56,6 +56,9 @@ pub struct ReplayArgs {
     /// Make the split calls
     #[arg(long)]
     split: bool,
+    /// Make one call for all ranks of a process instead of one for each
+    #[arg(long)]
+    all_at_once: bool,
     /// Of the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -147,6 +150,7 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     let (given, settings) = open.agree(prepared)?;
     let session = Session::new(&open.group, &settings);
     let mut session = open.agree(session.map_err(Into::into))?;
+    session.call_all_at_once(args.all_at_once);
     let own = round(&mut session, &given, &settings);
     let own = open.agree(own)?;
     open.agree(session.close().map_err(Into::into))?;
@@ -256,6 +260,7 @@ mod tests {
             scales: Scales::Tiled,
             p2p_world_size: None,
             split: false,
+            all_at_once: false,
             seed: 1,
             rendezvous: None,
             rank: None,

@@ -1,5 +1,6 @@
 //! A session: the ranks of a group that this process drives, their tensors, and rounds on them.
 
+mod at_once;
 mod local_rank;
 
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use ferry::{Capacity, Config, DevicePtr, Error, ExpertParallel, Group, Plan, Str
 use ferry_reference::{Problem, bf16};
 
 use crate::verify::{Compared, Placement, RankOutputs};
+use at_once::Lent;
 use local_rank::LocalRank;
 
 /// Half calls that a round is made of, each followed by its wait; a fused rank skips the waits.
@@ -53,6 +55,8 @@ pub struct Session {
     settings: Settings,
     ranks: Vec<LocalRank>,
     phases: Phases,
+    /// Whether rounds are made in calls of all local ranks.
+    all_at_once: bool,
 }
 
 impl Session {
@@ -66,12 +70,13 @@ impl Session {
         let plan = Plan::new(group, settings.config)?;
         let ranks = ExpertParallel::new(group, &plan)?
             .into_iter()
-            .map(|ep| LocalRank::new(ep, settings, slots))
+            .map(|ep| LocalRank::new(Lent::of(ep), settings, slots))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             settings: *settings,
             ranks,
             phases: Phases::default(),
+            all_at_once: false,
         })
     }
 
@@ -97,12 +102,8 @@ impl Session {
     ) -> Result<Vec<RankOutputs>, Error> {
         self.upload(0, problem)?;
         self.poison()?;
-        let split = self.settings.split;
         let start = Instant::now();
-        self.each(|rank| rank.start_dispatch(split))?;
-        if split {
-            self.each(LocalRank::finish_half)?;
-        }
+        self.enqueue_dispatch()?;
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
         let format = self.settings.config.format;
@@ -117,16 +118,55 @@ impl Session {
             }
         }
         let start = Instant::now();
-        self.each(|rank| rank.start_combine(split, weights))?;
-        if split {
-            self.each(LocalRank::finish_half)?;
-        }
+        self.enqueue_combine(weights)?;
         self.synchronize()?;
         self.phases.combine = start.elapsed();
         self.ranks
             .iter()
             .map(|rank| rank.outputs(weights))
             .collect()
+    }
+
+    /// Whether a [round](Self::round) is made in calls of all local ranks from now on, or in one of each.
+    pub const fn call_all_at_once(&mut self, all_at_once: bool) {
+        self.all_at_once = all_at_once;
+    }
+
+    /// How long enqueuing the dispatches and the combines of a round takes, of what was uploaded.
+    /// Synchronises.
+    pub fn host_time(&mut self) -> Result<Phases, Error> {
+        let start = Instant::now();
+        self.enqueue_dispatch()?;
+        let dispatch = start.elapsed();
+        let start = Instant::now();
+        self.enqueue_combine(true)?;
+        let combine = start.elapsed();
+        self.synchronize()?;
+        Ok(Phases { dispatch, combine })
+    }
+
+    fn enqueue_dispatch(&mut self) -> Result<(), Error> {
+        let split = self.settings.split;
+        if self.all_at_once {
+            return self.dispatch_at_once(|_, own| own);
+        }
+        self.each(|rank| rank.start_dispatch(split))?;
+        if split {
+            self.each(LocalRank::finish_half)?;
+        }
+        Ok(())
+    }
+
+    fn enqueue_combine(&mut self, weights: bool) -> Result<(), Error> {
+        let split = self.settings.split;
+        if self.all_at_once {
+            return self.combine_at_once(weights);
+        }
+        self.each(|rank| rank.start_combine(split, weights))?;
+        if split {
+            self.each(LocalRank::finish_half)?;
+        }
+        Ok(())
     }
 
     /// Gives NVFP4 this global scale from now on, in place of [`INPUT_SCALE`](crate::formats::INPUT_SCALE).
@@ -206,7 +246,7 @@ impl Session {
     /// A local rank's communicator and stream, for what only one kind of device can do.
     pub fn local(&mut self, index: usize) -> (&mut ExpertParallel, Stream) {
         let rank = &mut self.ranks[index];
-        (&mut rank.ep, rank.stream)
+        (&mut *rank.ep, rank.stream)
     }
 
     /// Enqueues a round on one local rank. See [`launch_identity`](Self::launch_identity).
@@ -289,7 +329,7 @@ impl Session {
         }
         self.ranks
             .into_iter()
-            .try_for_each(|rank| Ok(rank.ep.close()?))
+            .try_for_each(|rank| Ok(rank.ep.into_inner().close()?))
     }
 
     fn each(

@@ -102,6 +102,14 @@ fn refused(test: &str, tensors: &Tensors, words: &str) {
     }
 }
 
+/// The tensors of a file, by name: files differ in their order.
+fn tensors_of(file: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let all = file.iter();
+    all.map(|(name, view)| (name.to_owned(), view.data().to_vec()))
+        .collect()
+}
+
 fn comes_back(test: &str, mode: CombineMode, weights: bool) {
     let mut problem = problem();
     let given = file_of(&tensors(&problem, weights));
@@ -112,6 +120,9 @@ fn comes_back(test: &str, mode: CombineMode, weights: bool) {
     });
     options.extend(weights.then_some("--split"));
     let written = replay(test, &given, &options).unwrap();
+    options.push("--all-at-once");
+    let at_once = replay(test, &given, &options).unwrap();
+    assert_eq!(tensors_of(&at_once), tensors_of(&written));
     if !weights {
         // What no weights stand for.
         let inputs = problem.inputs.iter_mut();

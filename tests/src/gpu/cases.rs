@@ -32,6 +32,8 @@ struct Case {
     weights: bool,
     /// Whether there is a shared expert.
     shared: bool,
+    /// Whether a call is of all local ranks.
+    all_at_once: bool,
 }
 
 /// Tokens of the ranks.
@@ -144,6 +146,15 @@ const WITHOUT_WEIGHTS: [Row; 3] = [
     row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
 ];
 
+/// Whose rounds are made in calls of all local ranks.
+#[rustfmt::skip]
+const AT_ONCE: [Row; 4] = [
+    row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
+    row("FP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, BlockwiseFp8),
+    row("MXFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp4(Tiled)),
+    row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
+];
+
 impl Case {
     fn of_row(row: Row, ranks: usize) -> Self {
         Self {
@@ -162,6 +173,7 @@ impl Case {
             max_sms: None,
             weights: true,
             shared: false,
+            all_at_once: false,
         }
     }
 }
@@ -211,10 +223,16 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
         weights: false,
         ..Case::of_row(row, ranks)
     });
+    let at_once = AT_ONCE.into_iter().map(move |row| Case {
+        name: format!("{}, all ranks at once", row.name),
+        all_at_once: true,
+        ..Case::of_row(row, ranks)
+    });
     plain
         .chain(on_few)
         .chain(without_weights)
         .chain(with_shared_expert(ranks))
+        .chain(at_once)
 }
 
 /// What each expert multiplies by.
@@ -389,6 +407,7 @@ fn run_case(
         };
         let mut session = suite.session(group, &settings, 1)?;
         session.give_weights(case.weights);
+        session.call_all_at_once(case.all_at_once);
         let result = problems
             .iter()
             .zip(&oracles)

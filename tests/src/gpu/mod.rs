@@ -1,5 +1,6 @@
 //! The acceptance tests: many shapes and ways on a real group, bit for bit against the oracle.
 
+mod at_once;
 mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
@@ -148,6 +149,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     counted::run(&mut suite)?;
     exact::run(&mut suite)?;
     two::run(&mut suite)?;
+    at_once::run(&mut suite)?;
     written::run(&mut suite)?;
     invalid::run(&mut suite)?;
     local::run(&mut suite)?;
@@ -162,6 +164,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     timing::run(&mut suite)?;
     // Last: they leave communicators behind that gave up.
     silu::run(&mut suite)?;
+    at_once::run_failing(&mut suite)?;
     faults::run(&mut suite)?;
     suite.finish()
 }

@@ -3,10 +3,11 @@
 use bytemuck::Pod;
 use ferry::{
     CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchBuffers,
-    DispatchInput, DispatchOutput, Error, ExpertParallel, Stream, Tensor, TokenFormat, Unfinished,
+    DispatchInput, DispatchOutput, Error, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::{Problem, bf16};
 
+use super::at_once::Lent;
 use super::{Settings, Turn};
 use crate::formats::INPUT_SCALE;
 use crate::verify::{POISON, Placement, RankOutputs, Received, SHARED_FACTOR, download};
@@ -22,7 +23,7 @@ struct Slot {
 
 /// A rank that this process drives.
 pub(super) struct LocalRank {
-    pub(super) ep: ExpertParallel,
+    pub(super) ep: Lent,
     pub(super) stream: Stream,
     slots: Vec<Slot>,
     /// Places for results, as many as slots.
@@ -36,7 +37,7 @@ pub(super) struct LocalRank {
     count: DevicePtr,
     /// Whether the device says how many tokens there are.
     pub(super) is_counted: bool,
-    expert_rows: DevicePtr,
+    pub(super) expert_rows: DevicePtr,
     /// Whether dispatch is given the router's weights.
     pub(super) gives_weights: bool,
 }
@@ -55,11 +56,7 @@ fn place_bytes(config: &Config) -> usize {
 }
 
 impl LocalRank {
-    pub(super) fn new(
-        ep: ExpertParallel,
-        settings: &Settings,
-        slots: usize,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(ep: Lent, settings: &Settings, slots: usize) -> Result<Self, Error> {
         let Settings {
             config, capacity, ..
         } = *settings;

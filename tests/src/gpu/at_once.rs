@@ -1,0 +1,131 @@
+//! Calls of all local ranks at once: what they cost the host, and a launch that fails.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use ferry::{Config, Error, LocalRanksError, TokenFormat};
+use ferry_reference::Problem;
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+
+use super::{Outcome, Suite};
+use crate::session::{Phases, Session, Settings};
+use crate::verify::capacity_for;
+
+const WARM_UP: usize = 10;
+const ROUNDS: usize = 50;
+
+/// Longest wait of the ranks that were launched.
+const SHORT_DEADLINE: Duration = Duration::from_millis(500);
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    suite.check("host time of a call of all ranks at once", host_time)
+}
+
+/// Leaves a communicator behind that gave up.
+pub fn run_failing(suite: &mut Suite<'_>) -> Result<()> {
+    suite.check("a launch that fails on one of all ranks", failing_launch)
+}
+
+fn problem(suite: &Suite<'_>) -> Problem {
+    generate(WorkloadSpec {
+        ranks: suite.ranks(),
+        experts: 64,
+        top_k: 8,
+        hidden: 1024,
+        tokens: vec![16; suite.ranks()],
+        routing: Routing::Uniform,
+        seed: suite.args.seed,
+    })
+}
+
+fn settings(problem: &Problem, deadline: Duration) -> Settings {
+    Settings {
+        config: Config {
+            deadline,
+            ..Config::new(problem.experts, problem.top_k, problem.hidden, 16)
+        },
+        capacity: capacity_for(problem, TokenFormat::Bf16),
+        split: false,
+    }
+}
+
+/// The host's time for a rank's part of a call, of all ranks at once and of one after another.
+fn host_time(suite: &mut Suite<'_>) -> Result<Outcome> {
+    if suite.is_simulated() {
+        return Ok(Outcome::Skipped("not on GPUs".into()));
+    }
+    let problem = problem(suite);
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings(&problem, suite.deadline()), 1)?;
+    let figures = measure(&mut session, &problem);
+    let text = figures.as_ref().cloned().unwrap_or_default();
+    suite.conclude(session, figures.map(drop))?;
+    Ok(Outcome::Measured(text))
+}
+
+fn measure(session: &mut Session, problem: &Problem) -> Result<String> {
+    session.upload(0, problem)?;
+    let ranks = session.local_ranks().len();
+    let mut text = Vec::new();
+    for (all_at_once, name) in [(true, "all at once"), (false, "one after another")] {
+        session.call_all_at_once(all_at_once);
+        let mut times = Vec::new();
+        for round in 0..WARM_UP + ROUNDS {
+            let time = session.host_time()?;
+            if round >= WARM_UP {
+                times.push(time);
+            }
+        }
+        let median = |of: fn(&Phases) -> Duration| {
+            let mut all: Vec<_> = times.iter().map(of).collect();
+            all.sort();
+            1e6 * all[all.len() / 2].as_secs_f64() / ranks as f64
+        };
+        text.push(format!(
+            "{name}: dispatch {:.1} us, combine {:.1} us",
+            median(|time| time.dispatch),
+            median(|time| time.combine)
+        ));
+    }
+    let text = text.join("; ");
+    Ok(format!(
+        "{text} (host, a rank of {ranks}, median of {ROUNDS})"
+    ))
+}
+
+/// The second rank is given the first one's stream, which its device refuses: both ranks know, and the first
+/// one's kernel, whose peers never come, ends by the deadline.
+fn failing_launch(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let locals = suite.group().local_ranks().len();
+    if suite.is_simulated() || locals < suite.ranks() || locals < 2 {
+        return Ok(Outcome::Skipped("needs a process with two GPUs".into()));
+    }
+    let problem = problem(suite);
+    let group = suite.group().clone();
+    let mut session = suite.session(&group, &settings(&problem, SHORT_DEADLINE), 1)?;
+    session.upload(0, &problem)?;
+    let first = session.local(0).1;
+    let start = Instant::now();
+    let refused = session.dispatch_at_once(|index, own| if index == 1 { first } else { own });
+    let result = told_of_the_launch(&session, refused);
+    let waited = start.elapsed();
+    suite.conclude(session, result)?;
+    ensure!(waited < 4 * SHORT_DEADLINE, "it took {waited:?}");
+    Ok(Outcome::Passed)
+}
+
+/// That each rank names the second one.
+fn told_of_the_launch(session: &Session, refused: Result<(), Error>) -> Result<()> {
+    let second = session.local_ranks()[1] as u32;
+    match refused {
+        Err(Error::LocalRanks(LocalRanksError::NotLaunched { rank, .. })) if rank.0 == second => {}
+        other => bail!("the call: {other:?}"),
+    }
+    for (number, outcome) in session.outcomes() {
+        match outcome {
+            Err(Error::LocalRanks(LocalRanksError::Poisoned { rank })) if rank.0 == second => {}
+            other => bail!("rank {number}: {other:?}"),
+        }
+    }
+    Ok(())
+}
