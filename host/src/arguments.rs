@@ -7,7 +7,7 @@ use ferry_layout::{
 };
 
 use crate::tensor::Element;
-use crate::{DevicePtr, Error, Plan, ScaleTensor, Tensor};
+use crate::{DevicePtr, Error, Plan, Problem, ScaleTensor, Tensor};
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
@@ -408,17 +408,16 @@ fn require_room_for_shared(args: &DispatchArgs, options: &DispatchOptions) -> Re
         true => scale_placement::blocks(rows),
         false => 0,
     };
-    for (unit, needed, given) in [
+    for (field, needed, given) in [
         ("rows", rows, args.row_capacity),
-        ("blocks of scales", blocks, args.block_capacity),
+        ("scale_blocks", blocks, args.block_capacity),
     ] {
         if u64::from(needed) > given {
-            return Err(Error::NoRoomForShared {
-                unit,
-                tokens,
-                needed,
-                given,
-            });
+            return Err(Error::Capacity(Problem {
+                field,
+                value: given.to_string(),
+                rule: format!("the shared expert's {tokens} tokens alone take {needed}"),
+            }));
         }
     }
     Ok(())

@@ -242,7 +242,8 @@ pub enum Error {
         /// How many there may be.
         max: u64,
     },
-    /// Buffers for a dispatch that cannot be: nothing was allocated.
+    /// Buffers for a dispatch that cannot be: nothing was allocated. Or outputs that do not even hold the
+    /// shared expert's rows.
     #[error("the capacity of a dispatch's outputs does not work: {0}")]
     Capacity(Problem),
     /// Two tensors of one call that must be apart.
@@ -260,20 +261,6 @@ pub enum Error {
         given: usize,
         /// `max_tokens_per_rank`.
         max: usize,
-    },
-    /// Outputs of a dispatch that do not even hold the shared expert's rows.
-    #[error(
-        "the outputs of dispatch hold {given} {unit}, but the shared expert's {tokens} tokens alone take {needed}"
-    )]
-    NoRoomForShared {
-        /// What is counted: "rows", or "blocks of scales".
-        unit: &'static str,
-        /// Tokens of the shared expert on this rank.
-        tokens: u32,
-        /// What they take.
-        needed: u32,
-        /// What there is.
-        given: u64,
     },
     /// Weights for a combine whose mode applied them at the experts already.
     #[error(

@@ -16,7 +16,7 @@ impl ExpertParallel {
     /// the kernel. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::NoRoomForShared`], [`Error::Tensor`];
+    /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`];
     /// [`Error::WithoutOptions`];
     /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
     /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
@@ -157,7 +157,7 @@ impl<'a> DispatchPending<'a> {
     /// are. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyScales`], [`Error::NoRoomForShared`], [`Error::Tensor`],
+    /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`],
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
     /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {

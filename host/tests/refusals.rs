@@ -308,7 +308,8 @@ fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
     };
     assert_eq!(
         sentence(rank.dispatch(STREAM, &t.input, &output)),
-        "the outputs of dispatch hold 0 rows, but the shared expert's 1 tokens alone take 1"
+        "the capacity of a dispatch's outputs does not work: rows is 0, but the \
+         shared expert's 1 tokens alone take 1"
     );
     rank.close().unwrap();
 
@@ -333,7 +334,8 @@ fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
     );
     assert_eq!(
         sentence(rank.dispatch(STREAM, &input, &output)),
-        "the outputs of dispatch hold 0 blocks of scales, but the shared expert's 1 tokens alone take 1"
+        "the capacity of a dispatch's outputs does not work: scale_blocks is 0, but the \
+         shared expert's 1 tokens alone take 1"
     );
     rank.close().unwrap();
 }

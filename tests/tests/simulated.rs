@@ -67,6 +67,24 @@ fn nobody_has_tokens() {
     all(2_200..2_400, |seed| four_ranks(seed, [0, 0, 0, 0]));
 }
 
+/// As many rows as can come to a rank, all of them to be staged for other nodes: the shared expert's rows,
+/// which stand before them, leave no more room there.
+#[test]
+fn rows_behind_the_shared_experts_are_staged_in_exact_mode() {
+    all(2_700..2_740, |seed| Case {
+        ranks: 3,
+        p2p_world_size: 1,
+        experts: 3,
+        top_k: 1,
+        tokens: vec![vec![5; 3]; 2],
+        routing: Routing::AllToOne { expert: 0 },
+        how: Return::Exact,
+        shared_expert: true,
+        counted: None,
+        ..any_case(seed)
+    });
+}
+
 #[test]
 fn all_tokens_go_to_one_expert() {
     all(2_400..2_600, |seed| {

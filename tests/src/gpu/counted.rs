@@ -11,8 +11,8 @@ use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for};
 
 const EXPERTS: usize = 64;
-/// Of the first rank; each other one has that of the number before. Few are numbered in blocks, many in tiles,
-/// and some rows are cut.
+/// Of the first rank; each other one has that of the number before. Few are numbered in blocks, many in
+/// tiles, and some rows are cut.
 const COUNTS: [usize; 20] = [
     128, 0, 1, 2, 3, 5, 8, 16, 31, 32, 33, 64, 100, 127, 128, 300, 511, 512, 700, 1024,
 ];

@@ -74,9 +74,7 @@ pub fn compute_offsets<M: Machine>(
     machine.lanes(|lane| {
         if lane == 0 {
             machine.write(Table::RowOffsets, (shared.groups + experts) as u64, rows);
-            if shared.groups != 0 {
-                describe_shared(launch);
-            }
+            shared.describe(launch);
         }
     });
     check_capacity(launch, rows as u64, args.row_capacity)?;
@@ -217,17 +215,6 @@ fn wait_for_counts<M: Machine>(
             }
         },
     )
-}
-
-/// Writes what the user's tables say of the shared expert's group, but for its end. For one lane.
-#[inline(always)]
-fn describe_shared<M: Machine>(launch: &Launch<M>) {
-    let machine = launch.machine;
-    machine.write(Table::RowOffsets, 0, 0);
-    machine.write(Table::ExpertIds, 0, 0);
-    if launch.common.shape.has_tiled_scales() {
-        machine.write(Table::ScalesOffsets, 0, 0);
-    }
 }
 
 /// Publishes the source bases of a lane's experts, and writes their row offsets behind those of `groups`

@@ -1,6 +1,6 @@
 //! The shared expert: this rank's own tokens are the first group of the outputs. Nothing of it travels.
 
-use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens};
+use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens, Table};
 
 use crate::dispatch::output::write_output;
 use crate::machine::Machine;
@@ -35,6 +35,20 @@ impl SharedGroup {
                 rows: 0,
                 tokens,
             },
+        }
+    }
+
+    /// Writes what the user's tables say of the group, but for its end. For one lane.
+    #[inline(always)]
+    pub fn describe<M: Machine>(self, launch: &Launch<M>) {
+        if self.groups == 0 {
+            return;
+        }
+        let machine = launch.machine;
+        machine.write(Table::RowOffsets, 0, 0);
+        machine.write(Table::ExpertIds, 0, 0);
+        if launch.common.shape.has_tiled_scales() {
+            machine.write(Table::ScalesOffsets, 0, 0);
         }
     }
 
