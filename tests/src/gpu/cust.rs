@@ -97,12 +97,7 @@ impl Memory {
                 expert_ids: ferry::cust::tensor_mut(device, &mut self.expert_ids, [local])?,
                 src_info: ferry::cust::tensor_mut(device, &mut self.src_info, [rows, 2])?,
             };
-            let input = DispatchInput {
-                x,
-                topk_ids,
-                topk_weights: None,
-                input_scale: None,
-            };
+            let input = DispatchInput::new(x, topk_ids);
             let sums = ferry::cust::tensor_mut(device, &mut self.combined, [TOKENS, HIDDEN])?;
             (
                 ferry::cust::stream(device, &self.stream)?,
