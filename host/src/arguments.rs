@@ -79,6 +79,8 @@ pub struct CombineInput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineOutput {
     /// BF16, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are written.
+    /// With [`skip_a2a`](crate::Config::skip_a2a) what this rank's experts add, and zeros where they add
+    /// nothing: the sum over the ranks is the result.
     pub combined: CombineTensor,
 }
 

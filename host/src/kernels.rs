@@ -154,7 +154,7 @@ pub(crate) fn target_of(module: &Module) -> Result<Target, KernelsError> {
 fn checked(mut text: String) -> Result<Ptx, KernelsError> {
     let module = read(&text)?;
     let target = target_of(&module)?;
-    for kernel in KernelSet::Plain.kernels() {
+    for kernel in Kernel::without_options() {
         for shmem in [false, true] {
             require(&module, kernel.entry(shmem), &[argument_bytes(kernel)])?;
         }

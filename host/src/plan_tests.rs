@@ -40,6 +40,35 @@ fn a_good_configuration_gives_its_sizes() {
 }
 
 #[test]
+fn where_nothing_travels_a_rank_gets_its_own_experts_rows_of_the_tokens_that_all_have() {
+    for ranks in [1, 4] {
+        let config = Config {
+            skip_a2a: true,
+            shared_expert: true,
+            ..GOOD
+        };
+        let plan = Plan::check(ranks, false, config).unwrap();
+        let (ranks, shape) = (ranks as usize, plan.shape());
+        assert_eq!(plan.ranks() as usize, ranks);
+        assert_eq!((shape.ranks, shape.p2p_world_size), (1, 1));
+        assert_eq!(plan.local_experts(), 256 / ranks);
+        // The shared expert's tokens are divided among the ranks.
+        assert_eq!(plan.max_rows(), 128 * 8 + 128 / ranks);
+        assert!(plan.takes_options());
+    }
+    assert_eq!(
+        problems(
+            3,
+            Config {
+                skip_a2a: true,
+                ..GOOD
+            }
+        ),
+        [("experts", "256".to_owned())]
+    );
+}
+
+#[test]
 fn a_shared_expert_takes_a_group_of_its_own_and_room_for_the_ranks_tokens() {
     for (format, tokens, padded, padding) in [
         (TokenFormat::Bf16, 129, 129, 0),

@@ -13,7 +13,8 @@ use crate::{
 impl ExpertParallel {
     /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
     /// in one kernel. Enqueues only; `input` and `output` are in use until `stream` has passed
-    /// the kernel. Collective.
+    /// the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), where it keeps the assignments
+    /// of its own experts and waits for nobody.
     ///
     /// # Errors
     /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`];
@@ -200,7 +201,8 @@ impl<'a> Dispatched<'a> {
 
     /// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's
     /// tokens, in one kernel; ends the round. Enqueues only; `input` and `output` are in use
-    /// until `stream` has passed the kernel. Collective.
+    /// until `stream` has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), where
+    /// it sums the rows of this rank's experts alone.
     ///
     /// # Errors
     /// [`Error::Tensor`], [`Error::TensorsOverlap`]; [`Error::WeightsInReducedMode`],

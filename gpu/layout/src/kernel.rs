@@ -44,6 +44,12 @@ impl Kernel {
         matches!(self, Self::LocalDispatch | Self::LocalCombine)
     }
 
+    /// All others.
+    pub fn without_options() -> impl Iterator<Item = Self> {
+        let all = Self::ALL.into_iter();
+        all.filter(|kernel| !kernel.needs_options())
+    }
+
     /// Its name in sentences and faults.
     pub const fn name(self) -> &'static str {
         match self {

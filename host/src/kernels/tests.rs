@@ -10,7 +10,7 @@ fn ptx() -> String {
         ".version 8.3\n.target sm_90a\n.address_size 64\n\
          .visible .global .align 8 .b8 {FINGERPRINT_VARIABLE}[8] = {{{bytes}}};\n"
     );
-    for kernel in KernelSet::Plain.kernels() {
+    for kernel in Kernel::without_options() {
         for shmem in [false, true] {
             let (entry, bytes) = (kernel.entry(shmem), argument_bytes(kernel));
             // Some are the same with and without ranks of other nodes.
@@ -87,7 +87,7 @@ fn other_architectures_are_refused() {
 
 #[test]
 fn a_kernel_that_is_missing_is_named() {
-    for kernel in KernelSet::Plain.kernels() {
+    for kernel in Kernel::without_options() {
         for shmem in [false, true] {
             let entry = kernel.entry(shmem);
             let text = ptx().replace(&format!(" {entry}("), " other(");

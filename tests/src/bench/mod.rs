@@ -22,6 +22,8 @@ mod inputs;
 #[cfg(feature = "cuda")]
 mod limits;
 #[cfg(feature = "cuda")]
+mod local;
+#[cfg(feature = "cuda")]
 mod nccl;
 #[cfg(feature = "cuda")]
 mod rig;

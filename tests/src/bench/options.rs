@@ -108,6 +108,8 @@ pub enum Part {
     Nccl,
     /// The fused SiLU kernels (needs the limits)
     Silu,
+    /// Dispatch and combine where nothing travels (needs the limits)
+    SkipA2a,
 }
 
 /// Options of the benchmark.

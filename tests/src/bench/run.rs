@@ -5,6 +5,7 @@ use ferry::{CombineMode, Config, Group, Plan, TokenFormat};
 
 use super::inputs::Inputs;
 use super::limits::{self, CopySizes};
+use super::local;
 use super::nccl::{self, Nccl};
 use super::options::{BenchArgs, GroupChoice, Part, mode_name};
 use super::processes::Processes;
@@ -128,6 +129,13 @@ fn measure_yardsticks(
             silu::print(&times);
         }
         sink.line("silu", &times)?;
+    }
+    if let (true, Some(limits)) = (args.wants(Part::SkipA2a), &yardsticks.limits) {
+        let times = local::measure(rig, args, limits)?;
+        if sink.is_first() {
+            local::print(&times);
+        }
+        sink.line("skip_a2a", &times)?;
     }
     if args.wants(Part::Nccl) {
         let measured = rig.processes.agree(run_nccl(rig, args, sink));

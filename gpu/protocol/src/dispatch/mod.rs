@@ -6,7 +6,7 @@ mod header;
 pub mod notify;
 pub mod numbering;
 pub mod offsets;
-mod output;
+pub mod output;
 pub mod receive;
 pub mod route;
 pub mod scales;

@@ -52,6 +52,18 @@ impl SharedGroup {
         }
     }
 
+    /// How many tokens it has.
+    #[inline(always)]
+    pub fn count(self) -> u32 {
+        self.tokens.count
+    }
+
+    /// The token of its row `row`.
+    #[inline(always)]
+    pub fn token(self, row: u32) -> u32 {
+        self.tokens.start + row
+    }
+
     /// Writes this warp's partition of the rows, which the outputs hold.
     #[inline(always)]
     pub fn write<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {

@@ -1,8 +1,7 @@
 //! Every token that names an expert of this rank, from the input straight into the outputs.
 
 use ferry_layout::{
-    Counter, DispatchArgs, DispatchOptions, Header, Kernel, NOT_ROUTED, Tensor, TokenFormat,
-    assignment_index,
+    Counter, DispatchArgs, DispatchOptions, Header, Kernel, NOT_ROUTED, assignment_index,
 };
 
 use crate::dispatch::destination::{Destinations, locate};
@@ -10,13 +9,14 @@ use crate::dispatch::notify::number;
 use crate::dispatch::numbering::tiles::read_ranks_in_expert;
 use crate::dispatch::numbering::{count_before, read_expert_id, wait_until_numbered};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
+use crate::dispatch::output::write_output;
 use crate::dispatch::receive::{describe_rows, needs_offsets, refuse_item};
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
 use crate::dispatch::{begin, keep_tokens};
 use crate::machine::Machine;
-use crate::machine::rows::{OutputRow, Row};
+use crate::machine::rows::OutputRow;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Numbering;
 use crate::tactics::local::LocalTactics;
@@ -53,21 +53,26 @@ fn number_and_place<M: Machine>(
             keep_tokens(launch);
         }
     }
+    let shared = SharedGroup::of(launch.common, options, launch.tokens);
     let tactics = LocalTactics::decide(launch.common, launch.tokens, position.grid());
     if let Some(partition) = tactics.numberer(position) {
         number(launch, tactics.numbering, partition, 0, |_| {})?;
     }
     let partition = tactics.placer(position);
-    let shared = SharedGroup::of(launch.common, options, launch.tokens);
     if partition.index == 0 {
         compute_offsets(launch, args, shared)?;
     }
-    // While the assignments are numbered.
-    shared.write(launch, args, partition);
     place_items(launch, args, options, tactics, shared, partition)?;
     if launch.common.shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
-        scales::clear_unused(launch, args, shared.groups, partition);
+        // Worked out again, as kept values would occupy registers meanwhile.
+        let position = machine.warp_position();
+        let partition = Partition {
+            index: position.warp(),
+            of: position.warps(),
+        };
+        let groups = options.has_shared_expert() as u32;
+        scales::clear_unused(launch, args, groups, partition);
     }
     Ok(())
 }
@@ -86,24 +91,53 @@ fn place_items<M: Machine>(
     let LocalTactics {
         parts, numbering, ..
     } = tactics;
-    let items = launch.tokens * parts;
+    let rows = shared.count() + launch.tokens;
     // Outputs that may be too small are left alone until that is known.
-    if items != 0 && needs_offsets(&common.shape, args, shared.rows, launch.tokens) {
+    if rows != 0 && needs_offsets(&common.shape, args, shared.rows, launch.tokens) {
         wait_for_offsets(launch)?;
     }
-    let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
+    let tasks = rows * parts;
+    let mut queue = WorkQueue::new(machine, partition, tasks, Counter::DispatchTickets);
     while let Some(index) = queue.next_item() {
+        let row = index >> parts.trailing_zeros();
+        // The shared expert's first: while the assignments are numbered.
+        let is_shared = row < shared.count();
         let item = Item {
             source: common.rank(),
-            token: index >> parts.trailing_zeros(),
+            token: match is_shared {
+                true => shared.token(row),
+                false => row - shared.count(),
+            },
             part: index & (parts - 1),
             parts,
         };
-        let experts = read_experts(launch, options, numbering, item.token);
-        place_item(launch, args, numbering, item, experts)?;
+        let found = match is_shared {
+            true => Some(shared_destination(launch, row)),
+            false => find(launch, args, options, numbering, item)?,
+        };
+        if let Some(destinations) = found {
+            let to = |k| OutputRow {
+                row: machine.broadcast(destinations.positions, k),
+                scales: machine.broadcast(destinations.scales, k),
+            };
+            let range = item.range(common.row.payload_bytes);
+            write_output(launch, args, range, item.token, destinations.here, to);
+        }
         queue.take_ticket();
     }
     Ok(())
+}
+
+/// Where a row of the shared expert goes.
+#[inline(always)]
+fn shared_destination<M: Machine>(launch: &Launch<M>, row: u32) -> Destinations<M::Lanes<u32>> {
+    let (machine, common) = (launch.machine, launch.common);
+    let scales = common.row.first_scale_word(common.shape.format(), row, row);
+    Destinations {
+        positions: machine.lanes(|_| row),
+        scales: machine.lanes(|_| scales),
+        here: 1,
+    }
 }
 
 /// The experts of a token, counted from this rank's first one: of other ranks' experts, and where nothing is
@@ -133,17 +167,17 @@ fn read_experts<M: Machine>(
     experts
 }
 
-/// Puts an item into its places, if it has some, and keeps its weights and its places for combine.
+/// Where an item goes, if anywhere; keeps its token's weights and places for combine.
 #[inline(always)]
-fn place_item<M: Machine>(
+fn find<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     numbering: Numbering,
     item: Item,
-    experts: M::Lanes<u32>,
-) -> Result<(), Aborted> {
-    let (machine, common) = (launch.machine, launch.common);
-    let shape = &common.shape;
+) -> Result<Option<Destinations<M::Lanes<u32>>>, Aborted> {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let experts = read_experts(launch, options, numbering, item.token);
     let here = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) < shape.experts));
     if here == 0 {
         let nowhere = Destinations {
@@ -154,7 +188,7 @@ fn place_item<M: Machine>(
         if item.part == 0 {
             describe_rows(launch, args, item, nowhere);
         }
-        return Ok(());
+        return Ok(None);
     }
     if item.part == 0 {
         keep_weights(launch, args, item.token);
@@ -166,34 +200,16 @@ fn place_item<M: Machine>(
             read_ranks_in_expert(launch, item.token, experts)
         }
     };
-    let range = item.range(common.row.payload_bytes);
-    let from = Row::Tensor(Tensor::Input, item.token);
-    // On its way while the bases are waited for.
-    let ahead = (shape.format() == TokenFormat::Bf16).then(|| machine.read_ahead(range, from));
-    let destinations = match locate(launch, args, item.source, experts, ranks_in_expert) {
-        Ok(destinations) => destinations,
-        Err(miss) => return refuse_item(launch, args, item, miss),
-    };
-    // Before the payload: nothing of it must be kept meanwhile.
-    if item.part == 0 {
-        describe_rows(launch, args, item, destinations);
-    }
-    match ahead {
-        Some(ahead) => {
-            let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
-            let copied = machine.copy_row(range, from, ahead, here, to);
-            debug_assert_eq!(copied, Ok(()), "the input is there");
+    match locate(launch, args, item.source, experts, ranks_in_expert) {
+        Ok(destinations) => {
+            // Before the payload: nothing of this must be kept meanwhile.
+            if item.part == 0 {
+                describe_rows(launch, args, item, destinations);
+            }
+            Ok(Some(destinations))
         }
-        None => {
-            let to = |k| OutputRow {
-                row: machine.broadcast(destinations.positions, k),
-                scales: machine.broadcast(destinations.scales, k),
-            };
-            let stride = scales::stride(shape, args);
-            machine.encode_output(range, item.token, stride, here, to);
-        }
+        Err(miss) => refuse_item(launch, args, item, miss).map(|()| None),
     }
-    Ok(())
 }
 
 /// Keeps a token's weights where combine reads those of any row.
