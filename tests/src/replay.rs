@@ -11,8 +11,8 @@ use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::session::{Session, Settings};
-use crate::verify::capacity_for;
-use file::{Given, Tensors, read, serialize, tensors, write};
+use crate::verify::{Placement, largest};
+use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 
 /// Options of `ferry-tests replay`.
 ///
@@ -21,9 +21,14 @@ use file::{Given, Tensors, read, serialize, tensors, write};
 /// `[experts]`: the stand-in for an expert multiplies each token's row of `x`, whatever the format, by it and
 /// rounds to bf16. With --format nvfp4 it may hold `input_scale` f32 `[1]`, else 1 is taken.
 ///
+/// With --shared-expert it holds `shared_scale` f32 `[1]`, by which the stand-in multiplies the rows of the
+/// shared group. With --skip-a2a `x.r`, `topk_ids.r` and `topk_weights.r` are the same for every r.
+///
 /// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
 /// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every
-/// weight is 1.
+/// weight is 1. With --shared-expert the first group is the shared expert's, and `src_info` of
+/// its rows is 0xa5 in every byte. With --skip-a2a `combined.r` is rank r's part: the sum over all ranks is the
+/// result.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
 /// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
@@ -56,6 +61,12 @@ pub struct ReplayArgs {
     /// Make the split calls
     #[arg(long)]
     split: bool,
+    /// Have a shared expert, whose group is the first of every rank
+    #[arg(long)]
+    shared_expert: bool,
+    /// Every rank has the same tokens, and nothing travels
+    #[arg(long, conflicts_with = "split")]
+    skip_a2a: bool,
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
@@ -181,6 +192,13 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
         ranks == wanted,
         "the file has tensors of {wanted} ranks, the group has {ranks}"
     );
+    if args.skip_a2a {
+        require_same(&given.problem)?;
+    }
+    ensure!(
+        !args.shared_expert || given.shared_scale.is_some(),
+        "tensor shared_scale is missing, by which --shared-expert multiplies"
+    );
     let settings = settings(args, &given);
     Plan::new(&open.group, settings.config).with_context(|| args.input.display().to_string())?;
     Ok((given, settings))
@@ -189,6 +207,7 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
 /// What a round left on this process's ranks, as a file.
 fn round(session: &mut Session, given: &Given, settings: &Settings) -> Result<Vec<u8>> {
     session.set_input_scale(given.input_scale)?;
+    session.set_shared_factor(given.shared_scale.unwrap_or(1.0));
     let outputs = session.round(&given.problem, &given.scale, given.weights)?;
     let apart = settings.config.combine == CombineMode::Exact && !given.weights;
     let own: Tensors = outputs
@@ -214,11 +233,13 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
             Mode::Exact => CombineMode::Exact,
         },
         deadline: Duration::from_secs(30),
+        shared_expert: args.shared_expert,
+        skip_a2a: args.skip_a2a,
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
     };
     Settings {
         config,
-        capacity: capacity_for(problem, config.format),
+        capacity: largest(&Placement::of_config(problem, &config, 1.0)),
         split: args.split,
     }
 }
@@ -247,6 +268,7 @@ mod tests {
             scale: vec![1.0; 4],
             weights: true,
             input_scale: 1.0,
+            shared_scale: None,
         }
     }
 
@@ -260,6 +282,8 @@ mod tests {
             scales: Scales::Tiled,
             p2p_world_size: None,
             split: false,
+            shared_expert: false,
+            skip_a2a: false,
             all_at_once: false,
             seed: 1,
             rendezvous: None,

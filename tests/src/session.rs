@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ferry::{Capacity, Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
-use crate::verify::{Compared, Placement, RankOutputs};
+use crate::verify::{Placement, RankOutputs, SHARED_FACTOR};
 use at_once::Lent;
 use local_rank::LocalRank;
 
@@ -57,6 +57,8 @@ pub struct Session {
     phases: Phases,
     /// Whether rounds are made in calls of all local ranks.
     all_at_once: bool,
+    /// What the shared expert multiplies by.
+    shared_factor: f32,
 }
 
 impl Session {
@@ -77,6 +79,7 @@ impl Session {
             ranks,
             phases: Phases::default(),
             all_at_once: false,
+            shared_factor: SHARED_FACTOR,
         })
     }
 
@@ -106,14 +109,13 @@ impl Session {
         self.enqueue_dispatch()?;
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
-        let format = self.settings.config.format;
-        let compared = Compared::with_shared(self.settings.config.shared_expert);
+        let (config, factor) = (&self.settings.config, self.shared_factor);
         // The experts get rows of other formats only after a matrix multiplication.
-        let placements =
-            (format != TokenFormat::Bf16).then(|| Placement::of(problem, format, compared));
+        let placements = (config.format != TokenFormat::Bf16)
+            .then(|| Placement::of_config(problem, config, factor));
         for rank in &self.ranks {
             match &placements {
-                None => rank.run_experts(scale)?,
+                None => rank.run_experts(scale, config.shared_expert.then_some(factor))?,
                 Some(all) => rank.answer(problem, scale, &all[rank.rank()])?,
             }
         }
@@ -125,6 +127,11 @@ impl Session {
             .iter()
             .map(|rank| rank.outputs(weights))
             .collect()
+    }
+
+    /// What the shared expert multiplies by from now on, in place of [`SHARED_FACTOR`].
+    pub const fn set_shared_factor(&mut self, factor: f32) {
+        self.shared_factor = factor;
     }
 
     /// Whether a [round](Self::round) is made in calls of all local ranks from now on, or in one of each.

@@ -23,6 +23,8 @@ pub struct Given {
     pub weights: bool,
     /// NVFP4's global scale.
     pub input_scale: f32,
+    /// What the shared expert multiplies by, if the file says so.
+    pub shared_scale: Option<f32>,
 }
 
 /// Reads a file.
@@ -126,24 +128,55 @@ fn parse(bytes: &[u8]) -> Result<Given> {
         scale,
         weights,
         input_scale,
+        shared_scale: parse_scalar(&file, "shared_scale")?,
     })
 }
 
 fn parse_input_scale(file: &SafeTensors<'_>) -> Result<f32> {
     const NAME: &str = "input_scale";
-    if !file.names().into_iter().any(|name| name == NAME) {
-        return Ok(1.0);
-    }
-    let view = tensor(file, NAME, Dtype::F32, &["1"])?;
-    let &[scale] = &values(&view, f32::from_le_bytes)[..] else {
-        bail!("tensor {NAME} has shape {:?}, wanted [1]", view.shape())
-    };
+    let scale = parse_scalar(file, NAME)?.unwrap_or(1.0);
     let both = [scale, 1.0 / scale];
     ensure!(
         scale > 0.0 && both.iter().all(|x| x.is_normal()),
         "tensor {NAME} is {scale:e}, wanted 2^-126 to 2^126"
     );
     Ok(scale)
+}
+
+/// An f32 `[1]`, if the file has it.
+fn parse_scalar(file: &SafeTensors<'_>, name: &str) -> Result<Option<f32>> {
+    if !file.names().into_iter().any(|other| other == name) {
+        return Ok(None);
+    }
+    let view = tensor(file, name, Dtype::F32, &["1"])?;
+    let &[value] = &values(&view, f32::from_le_bytes)[..] else {
+        bail!("tensor {name} has shape {:?}, wanted [1]", view.shape())
+    };
+    Ok(Some(value))
+}
+
+/// That all ranks have the same tokens, experts and weights.
+pub fn require_same(problem: &Problem) -> Result<()> {
+    let first = &problem.inputs[0];
+    for (rank, input) in problem.inputs.iter().enumerate() {
+        let bits = |input: &RankInput| -> Vec<u32> {
+            let weights = input.topk_weights.iter();
+            weights.map(|weight| weight.to_bits()).collect()
+        };
+        let x = |input: &RankInput| -> Vec<u16> { input.x.iter().map(|x| x.to_bits()).collect() };
+        let is_same = [
+            ("x", x(input) == x(first)),
+            ("topk_ids", input.topk_ids == first.topk_ids),
+            ("topk_weights", bits(input) == bits(first)),
+        ];
+        for (name, is_same) in is_same {
+            ensure!(
+                is_same,
+                "with --skip-a2a every rank has the same tokens, but tensor {name}.{rank} is not {name}.0"
+            );
+        }
+    }
+    Ok(())
 }
 
 fn parse_rank(

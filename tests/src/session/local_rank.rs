@@ -10,7 +10,7 @@ use ferry_reference::{Problem, bf16};
 use super::at_once::Lent;
 use super::{Settings, Turn};
 use crate::formats::INPUT_SCALE;
-use crate::verify::{POISON, Placement, RankOutputs, Received, SHARED_FACTOR, download};
+use crate::verify::{POISON, Placement, RankOutputs, Received, download};
 
 /// The inputs of one problem on a rank.
 #[derive(Clone, Copy)]
@@ -251,13 +251,12 @@ impl LocalRank {
         dispatched.combine(stream, &rows, &combined).map(drop)
     }
 
-    /// The stand-in for the experts, on BF16 rows as they arrived.
-    pub(super) fn run_experts(&self, scale: &[f32]) -> Result<(), Error> {
+    /// The stand-in for the experts, on BF16 rows as they arrived. `shared`: the shared expert's factor.
+    pub(super) fn run_experts(&self, scale: &[f32], shared: Option<f32>) -> Result<(), Error> {
         let hidden = self.ep.plan().config().hidden;
         let offsets: Vec<u32> = self.words(self.output.row_offsets)?;
         let mut rows: Vec<bf16> = self.words(self.output.tokens)?;
         let first = self.rank() * self.ep.plan().local_experts();
-        let shared = (self.ep.plan().config().shared_expert).then_some(SHARED_FACTOR);
         let factors = shared.iter().chain(&scale[first..]);
         for (pair, factor) in offsets.windows(2).zip(factors) {
             let rows = rows.get_mut(pair[0] as usize * hidden..pair[1] as usize * hidden);

@@ -12,7 +12,7 @@ mod tests;
 pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
-pub use placement::{Placement, capacity_for, capacity_with};
+pub use placement::{Placement, capacity_for, capacity_with, largest};
 pub use received::{RankOutputs, Received, download};
 
 /// What the shared expert multiplies by: combine adds zeros.

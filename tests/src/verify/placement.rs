@@ -1,8 +1,9 @@
 //! Where the rows of a dispatch stand, by the oracle.
 
-use ferry::{Capacity, TokenFormat};
+use ferry::{Capacity, Config, TokenFormat};
 use ferry_reference::{
     Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared_part, fp8, round_to_bf16,
+    share_of,
 };
 
 use super::compared::Compared;
@@ -82,6 +83,30 @@ impl Placement {
             .collect()
     }
 
+    /// Every rank's in a round of a communicator with this configuration, whose shared expert multiplies by
+    /// `factor`. Where nothing travels, all ranks bring the tokens of the first.
+    pub fn of_config(problem: &Problem, config: &Config, factor: f32) -> Vec<Self> {
+        let compared = Compared {
+            shared: config.shared_expert.then_some(factor),
+            ..Compared::ALL
+        };
+        if !config.skip_a2a {
+            return Self::of(problem, config.format, compared);
+        }
+        let ranks = problem.ranks;
+        let all = Problem {
+            ranks: 1,
+            inputs: problem.inputs[..1].to_vec(),
+            ..*problem
+        };
+        let of_rank = |rank| {
+            let share = share_of(&all, ranks, rank);
+            let part = (rank, ranks);
+            Self::of(&share, config.format, Compared { part, ..compared })
+        };
+        (0..ranks).flat_map(of_rank).collect()
+    }
+
     fn of_rank(rank: &Dispatched, format: TokenFormat, shared: Option<f32>) -> Self {
         let row_offsets = fp8::padded_offsets(&rank.row_offsets, format.sizes().row_alignment);
         let blocks = formats::first_blocks(&row_offsets);
@@ -149,8 +174,16 @@ pub fn capacity_for(problem: &Problem, format: TokenFormat) -> Capacity {
 
 /// The same, with a shared expert or without.
 pub fn capacity_with(problem: &Problem, format: TokenFormat, shared: bool) -> Capacity {
-    let ranks = Placement::of(problem, format, Compared::with_shared(shared)).into_iter();
-    ranks
-        .map(|rank| rank.capacity())
+    largest(&Placement::of(
+        problem,
+        format,
+        Compared::with_shared(shared),
+    ))
+}
+
+/// What outputs must hold for the busiest of these ranks.
+pub fn largest(ranks: &[Placement]) -> Capacity {
+    (ranks.iter())
+        .map(Placement::capacity)
         .fold(Capacity::default(), formats::larger)
 }
