@@ -7,7 +7,9 @@ fn main() {
 
 #[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
-    match ferry_ptx_builder::embed(ferry_ptx_builder::Package::Probes) {
+    use ferry_ptx_builder::{Package, embed};
+
+    match embed(Package::Probes).and_then(|()| embed(Package::OwnEpilogue)) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             // As its `Display`, whose lines cargo shows one by one.

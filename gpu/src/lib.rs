@@ -1,5 +1,6 @@
 //! What kernels are made of: the protocol's machine on a GPU, encoders and the fused SiLU. Has no entries:
-//! `ferry-kernels` declares Ferry's, and a crate of yours can declare others with the same parts.
+//! `ferry-kernels` declares Ferry's, and a crate of yours can declare others with the same parts
+//! (`kernels_with_epilogue!`).
 //!
 //! Empty for every other target. `machine` is what the protocol runs on, `ptx` one function per
 //! instruction, `shmem` the way to ranks of other nodes. A crate that is linked with this one gets its panic
@@ -14,6 +15,8 @@
 #[cfg(target_arch = "nvptx64")]
 pub mod encode;
 #[cfg(target_arch = "nvptx64")]
+mod entries;
+#[cfg(target_arch = "nvptx64")]
 pub mod machine;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
@@ -23,6 +26,13 @@ pub mod shmem;
 mod sigmoids;
 #[cfg(target_arch = "nvptx64")]
 pub mod silu;
+
+#[cfg(target_arch = "nvptx64")]
+pub use ferry_layout as layout;
+#[cfg(target_arch = "nvptx64")]
+pub use ferry_layout::{Epilogue, Load};
+#[cfg(target_arch = "nvptx64")]
+pub use ferry_protocol as protocol;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

@@ -3,11 +3,12 @@
 use bytemuck::Zeroable;
 use ferry_layout::{
     CombineArgs, CombineMode, CombineOptions, CombineWith, Common, DispatchArgs, DispatchOptions,
-    DispatchWith, EpilogueWords, TokenFormat, scale_placement,
+    DispatchWith, EpilogueWords, OutputElement, TokenFormat, scale_placement,
 };
 
+use crate::error::EpilogueError;
 use crate::tensor::Element;
-use crate::{DevicePtr, Error, Plan, Problem, ScaleTensor, Tensor};
+use crate::{CombineEpilogue, DevicePtr, Error, Plan, Problem, ScaleTensor, Tensor};
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
@@ -65,7 +66,10 @@ pub struct DispatchOutput {
 }
 
 /// What a rank gives back in a combine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// `row_weights` and `epilogue` take kernels with options ([`Config::options`](crate::Config::options)). Each rank
+/// may give its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombineInput {
     /// BF16 `[capacity, hidden]`, 16-byte aligned: the experts' outputs in the order of the
     /// dispatch's `tokens`, with the same capacity. May be the same memory.
@@ -73,15 +77,23 @@ pub struct CombineInput {
     /// f32 `[tokens, top_k]`, exact mode only: the weights of this rank's own tokens. `None`
     /// keeps the rows of a token apart.
     pub topk_weights: Option<Tensor<2>>,
+    /// f32 `[capacity]`, reduced mode only: what each of `expert_rows` is weighted with, instead of the router's
+    /// weight that came with its token. Those of rows that nobody was sent are not read.
+    pub row_weights: Option<Tensor<1>>,
+    /// What is done with the sums of this rank's own tokens.
+    pub epilogue: CombineEpilogue,
 }
 
 /// Where a rank receives the result of a combine. [`CombineBuffers`](crate::CombineBuffers) allocates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineOutput {
-    /// BF16, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are written.
-    /// With [`skip_a2a`](crate::Config::skip_a2a) what this rank's experts add, and zeros where they add
-    /// nothing: the sum over the ranks is the result.
+    /// In `element`s, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are
+    /// written. With [`skip_a2a`](crate::Config::skip_a2a) what this rank's experts add, and zeros
+    /// where they add nothing: the sum over the ranks is the result.
     pub combined: CombineTensor,
+    /// What `combined` is made of. Others than BF16 take kernels with options
+    /// ([`Config::options`](crate::Config::options)), and rows that are summed.
+    pub element: OutputElement,
 }
 
 /// A combine's result, whose shape depends on the mode.
@@ -100,6 +112,7 @@ impl CombineOutput {
     pub const fn summed(combined: Tensor<2>) -> Self {
         Self {
             combined: CombineTensor::Summed(combined),
+            element: OutputElement::Bf16,
         }
     }
 
@@ -107,7 +120,13 @@ impl CombineOutput {
     pub const fn apart(combined: Tensor<3>) -> Self {
         Self {
             combined: CombineTensor::Apart(combined),
+            element: OutputElement::Bf16,
         }
+    }
+
+    /// The same in other elements.
+    pub const fn of(self, element: OutputElement) -> Self {
+        Self { element, ..self }
     }
 }
 
@@ -300,21 +319,23 @@ impl CombineInput {
         Self {
             expert_rows,
             topk_weights: None,
+            row_weights: None,
+            epilogue: CombineEpilogue::None,
         }
     }
 
-    /// The kernels' arguments.
+    /// The kernels' arguments. `taken`: [`Device::epilogue_bytes`](crate::Device::epilogue_bytes).
     pub(crate) fn args(
         &self,
         output: &CombineOutput,
         common: &Common,
         plan: &Plan,
-        Received {
-            tokens,
-            capacity,
-            is_counted,
-        }: Received,
+        received: Received,
+        taken: Option<usize>,
     ) -> Result<CombineWith<EpilogueWords>, Error> {
+        let Received {
+            tokens, capacity, ..
+        } = received;
         let config = plan.config();
         self.expert_rows
             .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
@@ -325,14 +346,23 @@ impl CombineInput {
             weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
         let combined = self.combined(output, plan, tokens)?;
-        let rows = Extent::of(self.expert_rows.at, self.expert_rows.elements());
-        if rows.overlaps(&Extent::of(combined, output.combined.rows().elements())) {
-            return Err(Error::TensorsOverlap {
-                first: "combined",
-                second: "expert_rows",
-            });
+        let bits = output.element.bits();
+        let combined_extent = Extent::of(combined, output.combined.rows().elements(), bits);
+        let overlaps =
+            |rows: &Tensor<2>| Extent::of(rows.at, rows.elements(), 16).overlaps(&combined_extent);
+        let refused = |second| {
+            let first = "combined";
+            Err(Error::TensorsOverlap { first, second })
+        };
+        if overlaps(&self.expert_rows) {
+            return refused("expert_rows");
         }
-        let mut with = CombineWith::plain(CombineArgs {
+        if let CombineEpilogue::Steps(steps) = &self.epilogue
+            && steps.residual.as_ref().is_some_and(overlaps)
+        {
+            return refused("residual");
+        }
+        let args = CombineArgs {
             common: Common {
                 tokens: tokens as u32,
                 ..*common
@@ -342,13 +372,58 @@ impl CombineInput {
             combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
             row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
-        });
-        with.options = CombineOptions {
-            shared_of: plan.shared_of(),
-            tokens_on_device: is_counted.into(),
-            ..with.options
         };
-        Ok(with)
+        self.with_options(args, output, plan, received, taken)
+    }
+
+    /// `args`, with the options of this combine.
+    fn with_options(
+        &self,
+        args: CombineArgs,
+        output: &CombineOutput,
+        plan: &Plan,
+        Received {
+            tokens,
+            capacity,
+            is_counted,
+        }: Received,
+        taken: Option<usize>,
+    ) -> Result<CombineWith<EpilogueWords>, Error> {
+        let words = self.epilogue.words(plan, tokens, taken)?;
+        if let Some(weights) = &self.row_weights {
+            if plan.config().combine == CombineMode::Exact {
+                return Err(EpilogueError::RowWeightsInExactMode.into());
+            }
+            weights.require("row_weights", [capacity], Element::WORD)?;
+        }
+        let is_converted = output.element != OutputElement::Bf16;
+        let is_apart = matches!(output.combined, CombineTensor::Apart(_));
+        for (option, is_given) in [("an epilogue", words.is_some()), ("element", is_converted)] {
+            if is_apart && is_given {
+                return Err(EpilogueError::Apart { option }.into());
+            }
+        }
+        let others = [
+            ("row_weights", self.row_weights.is_some()),
+            ("element", is_converted),
+        ];
+        for (option, is_given) in others {
+            if is_given && words.is_none() && taken.is_some() {
+                return Err(EpilogueError::Missing { option }.into());
+            }
+        }
+        Ok(CombineWith {
+            options: CombineOptions {
+                row_weights: address_or_none(self.row_weights),
+                shared_of: plan.shared_of(),
+                tokens_on_device: is_counted.into(),
+                output: output.element.number(),
+                has_epilogue: words.is_some().into(),
+                ..CombineOptions::NONE
+            },
+            epilogue: words.unwrap_or_else(EpilogueWords::zeroed),
+            args,
+        })
     }
 
     /// Where the result goes, if its shape fits the mode.
@@ -364,7 +439,8 @@ impl CombineInput {
             (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
             (CombineMode::Reduced, _, CombineTensor::Summed(combined))
             | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
-                combined.require("combined", [tokens, config.hidden], Element::BF16_ROW)?;
+                let element = Element::row(output.element.bits());
+                combined.require("combined", [tokens, config.hidden], element)?;
                 Ok(combined.at)
             }
             (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
@@ -432,11 +508,11 @@ struct Extent {
 }
 
 impl Extent {
-    /// Of `elements` elements of 2 bytes from `at` on.
-    const fn of(at: DevicePtr, elements: usize) -> Self {
+    /// Of `elements` elements of `bits` bits from `at` on.
+    const fn of(at: DevicePtr, elements: usize, bits: u32) -> Self {
         Self {
             address: at.address(),
-            bytes: 2 * elements as u64,
+            bytes: (bits / 8) as u64 * elements as u64,
         }
     }
 
@@ -479,20 +555,16 @@ mod tests {
         assert!(plan.max_rows() as u64 > plan.shape().max_rows());
         // SAFETY: nothing here reads or writes device memory.
         let memory = |address| unsafe { DevicePtr::new(address, 1 << 20) };
-        let input = CombineInput {
-            expert_rows: Tensor::contiguous(memory(1 << 20), [plan.max_rows(), 1024]),
-            topk_weights: None,
-        };
-        let output = CombineOutput {
-            combined: CombineTensor::Apart(Tensor::contiguous(memory(1 << 21), [4, 1, 1024])),
-        };
+        let rows = Tensor::contiguous(memory(1 << 20), [plan.max_rows(), 1024]);
+        let input = CombineInput::new(rows);
+        let output = CombineOutput::apart(Tensor::contiguous(memory(1 << 21), [4, 1, 1024]));
         let received = Received {
             tokens: 4,
             capacity: plan.max_rows(),
             is_counted: false,
         };
         let args = input
-            .args(&output, &Common::of(plan.shape()), &plan, received)
+            .args(&output, &Common::of(plan.shape()), &plan, received, None)
             .unwrap();
         assert_eq!(args.args.row_capacity, plan.shape().max_rows());
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferry_layout::CombineMode;
+use ferry_layout::{CombineMode, OutputElement};
 
 use crate::allocations::Allocations;
 use crate::{
@@ -146,6 +146,7 @@ pub struct CombineBuffers {
     hidden: usize,
     /// Rows of a token, where they are kept apart.
     top_k: Option<usize>,
+    element: OutputElement,
 }
 
 impl CombineBuffers {
@@ -155,7 +156,20 @@ impl CombineBuffers {
     /// # Errors
     /// What the device reports.
     pub fn new(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
-        Self::with_rows(device, plan, None)
+        Self::with_rows(device, plan, None, OutputElement::Bf16)
+    }
+
+    /// As [`new`](Self::new), of other elements: `element.bits() / 8` bytes each. Not cleared. Not collective;
+    /// synchronises.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn with_element(
+        device: &Arc<dyn Device>,
+        plan: &Plan,
+        element: OutputElement,
+    ) -> Result<Self, Error> {
+        Self::with_rows(device, plan, None, element)
     }
 
     /// Allocates the result of combines in exact mode without weights, which keep the rows of a token apart.
@@ -166,7 +180,9 @@ impl CombineBuffers {
     pub fn apart(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         match plan.config().combine {
             CombineMode::Reduced => Err(Error::ApartInReducedMode),
-            CombineMode::Exact => Self::with_rows(device, plan, Some(plan.config().top_k)),
+            CombineMode::Exact => {
+                Self::with_rows(device, plan, Some(plan.config().top_k), OutputElement::Bf16)
+            }
         }
     }
 
@@ -174,13 +190,16 @@ impl CombineBuffers {
         device: &Arc<dyn Device>,
         plan: &Plan,
         top_k: Option<usize>,
+        element: OutputElement,
     ) -> Result<Self, Error> {
         let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
         let dims = [most, top_k.unwrap_or(1), hidden];
-        let (all, memory) = Allocations::with(device, |memory| memory.tensor(dims, 16))?;
+        let (all, memory) =
+            Allocations::with(device, |memory| memory.tensor(dims, element.bits()))?;
         Ok(Self {
             memory,
             at: all.at,
+            element,
             most,
             hidden,
             top_k,
@@ -204,7 +223,10 @@ impl CombineBuffers {
                 CombineTensor::Apart(Tensor::contiguous(self.at, [tokens, top_k, self.hidden]))
             }
         };
-        Ok(CombineOutput { combined })
+        Ok(CombineOutput {
+            combined,
+            element: self.element,
+        })
     }
 
     /// Sets every byte. Not collective; synchronises, but not with other streams than the device's own.

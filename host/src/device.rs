@@ -106,6 +106,10 @@ pub unsafe trait Device: Send + Sync {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
+    /// Bytes of the epilogue that combines with options take, rounded up to 8; `None`: Ferry's own steps.
+    fn epilogue_bytes(&self) -> Option<usize> {
+        None
+    }
     /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device:
     /// those of a green context. May be called while the stream is captured. Does not synchronise.
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {

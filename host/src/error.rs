@@ -7,12 +7,14 @@ use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 use crate::BootstrapError;
 
 mod cuda;
+mod epilogue;
 mod local_ranks;
 mod node;
 mod plan;
 mod tensor;
 
 pub use cuda::CudaError;
+pub use epilogue::EpilogueError;
 pub use local_ranks::LocalRanksError;
 pub use node::NodeError;
 pub use plan::{PlanError, Problem};
@@ -466,6 +468,9 @@ pub enum Error {
          plan's `options` is false: set Config::options, so that their kernels are loaded"
     )]
     WithoutOptions,
+    /// The epilogue, the row weights or the output element of a combine do not fit.
+    #[error("combine: {0}")]
+    Epilogue(#[from] EpilogueError),
     /// A stream whose green context has fewer multiprocessors than the launch takes.
     #[error(
         "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: \

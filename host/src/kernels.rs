@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ferry_layout::{
-    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT, MAX_REGISTERS,
-    SiluArgs,
+    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT,
+    MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs,
 };
 use ferry_ptx::Module;
 
@@ -19,7 +19,17 @@ pub(crate) use target::Target;
 ///
 /// The default are the kernels that this library was built with, for every GPU generation that it knows.
 #[derive(Clone, Default)]
-pub struct Kernels(Option<Arc<Ptx>>);
+pub struct Kernels {
+    plain: Option<Arc<Ptx>>,
+    with_options: Option<Arc<OwnKernels>>,
+}
+
+/// Kernels with options that have an epilogue of the user's.
+struct OwnKernels {
+    ptx: Ptx,
+    /// Bytes of the epilogue, rounded up to 8.
+    epilogue_bytes: usize,
+}
 
 /// What is wrong with PTX that was given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,21 +95,56 @@ impl Kernels {
     /// as those do.
     pub unsafe fn from_ptx(text: impl Into<String>) -> Result<Self, KernelsError> {
         let ptx = checked(text.into())?;
-        Ok(Self(Some(Arc::new(ptx))))
+        Ok(Self {
+            plain: Some(Arc::new(ptx)),
+            with_options: None,
+        })
+    }
+
+    /// These, and as kernels with options those in a PTX text: that of a crate which declares them with an epilogue
+    /// of its own (`ferry_gpu::kernels_with_epilogue!`, `cargo xtask build-ptx --manifest-path`). Combines that
+    /// give an [`OwnEpilogue`](crate::OwnEpilogue) run on them, and all other calls with options; combines with an
+    /// option must give one.
+    ///
+    /// # Errors
+    /// All of [`KernelsError`]: every kernel with options must be there and take what Ferry's takes, but for the
+    /// epilogue, which all combines have. Compiling the text is left to the devices.
+    ///
+    /// # Safety
+    /// As [`from_ptx`](Self::from_ptx). The epilogue reads no other memory than what it is given to read.
+    pub unsafe fn with_epilogue(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
+        self.with_options = Some(Arc::new(checked_with_options(text.into())?));
+        Ok(self)
+    }
+
+    /// The kernels with options that were given.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn given_with_options(&self) -> Option<&Ptx> {
+        self.with_options.as_deref().map(|own| &own.ptx)
+    }
+
+    /// Bytes of their epilogue, rounded up to 8.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn epilogue_bytes(&self) -> Option<usize> {
+        self.with_options.as_deref().map(|own| own.epilogue_bytes)
     }
 
     /// What was given; `None` for the default.
     #[cfg(feature = "cuda")]
     pub(crate) fn given(&self) -> Option<&Ptx> {
-        self.0.as_deref()
+        self.plain.as_deref()
     }
 }
 
 impl fmt::Debug for Kernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            None => f.write_str("Kernels::default()"),
-            Some(ptx) => write!(f, "Kernels for {}", ptx.target),
+        match &self.plain {
+            None => f.write_str("Kernels::default()")?,
+            Some(ptx) => write!(f, "Kernels for {}", ptx.target)?,
+        }
+        match &self.with_options {
+            None => Ok(()),
+            Some(own) => write!(f, " with an epilogue for {}", own.ptx.target),
         }
     }
 }
@@ -159,16 +204,58 @@ fn checked(mut text: String) -> Result<Ptx, KernelsError> {
             require(&module, kernel.entry(shmem), &[argument_bytes(kernel)])?;
         }
     }
-    let found = module.variable(FINGERPRINT_VARIABLE);
-    let found = found.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
-    let wanted = LAYOUT_FINGERPRINT;
-    if found != Some(wanted) {
-        return Err(KernelsError::Layout { wanted, found });
-    }
+    require_layout(&module)?;
     limit_registers(&mut text, &module);
     text.push('\0');
     let text = text.into();
     Ok(Ptx { target, text })
+}
+
+/// Checks that kernels were built from this library's memory layout.
+fn require_layout(module: &Module) -> Result<(), KernelsError> {
+    let found = module.variable(FINGERPRINT_VARIABLE);
+    let found = found.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+    let wanted = LAYOUT_FINGERPRINT;
+    match found == Some(wanted) {
+        true => Ok(()),
+        false => Err(KernelsError::Layout { wanted, found }),
+    }
+}
+
+/// Kernels with options and an epilogue of the user's that fit this library. How large the epilogue is, the
+/// parameter of the fused combine says.
+fn checked_with_options(mut text: String) -> Result<OwnKernels, KernelsError> {
+    let module = read(&text)?;
+    let target = target_of(&module)?;
+    let least = option_bytes(Kernel::Combine);
+    let entry = Kernel::Combine.entry(false);
+    let parameters = module.kernel(entry).map(|kernel| &kernel.parameters[..]);
+    let epilogue_bytes = match parameters {
+        Some([parameter]) => parameter.bytes.saturating_sub(least),
+        _ => 0,
+    };
+    if epilogue_bytes as usize > MAX_EPILOGUE_BYTES {
+        require(&module, entry, &[least + MAX_EPILOGUE_BYTES as u64])?;
+    }
+    for kernel in KernelSet::WithOptions.kernels() {
+        let epilogue = match kernel {
+            Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine | Kernel::LocalCombine => {
+                epilogue_bytes
+            }
+            _ => 0,
+        };
+        for shmem in [false, true] {
+            let wanted = option_bytes(kernel) + epilogue;
+            require(&module, kernel.entry(shmem), &[wanted])?;
+        }
+    }
+    require_layout(&module)?;
+    text.push('\0');
+    let text = text.into();
+    Ok(OwnKernels {
+        ptx: Ptx { target, text },
+        epilogue_bytes: epilogue_bytes as usize,
+    })
 }
 
 /// Limits the registers of kernels whose blocks are larger than the others', unless they say how many they
@@ -236,7 +323,6 @@ impl KernelSet {
 }
 
 /// Bytes of the struct that a kernel with options takes, of a combine without its epilogue.
-#[cfg(all(test, feature = "cuda"))]
 pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
     let bytes = match kernel {
         Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch | Kernel::LocalDispatch => {

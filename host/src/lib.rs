@@ -82,6 +82,7 @@ pub mod cuda;
 pub mod cust;
 pub mod device;
 mod device_pointers;
+mod epilogue;
 mod error;
 mod expert_parallel;
 mod fabric;
@@ -120,13 +121,17 @@ pub use capacity::Capacity;
 pub use config::Config;
 pub use device::Device;
 pub use device_pointers::DevicePointers;
-pub use error::{CudaError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError};
+pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
+pub use error::{
+    CudaError, EpilogueError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError,
+};
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::CloseError;
 pub use fabric::Fabric;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
-    CombineMode, Fault, FaultKind, Kernel, Rank, Region, ScaleLayout, Shape, TokenFormat,
+    CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, OutputElement, Rank, Region,
+    ScaleLayout, Shape, TokenFormat,
 };
 pub use ferry_simulator as simulator;
 pub use group::Group;

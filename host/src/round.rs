@@ -205,7 +205,8 @@ impl<'a> Dispatched<'a> {
     /// it sums the rows of this rank's experts alone.
     ///
     /// # Errors
-    /// [`Error::Tensor`], [`Error::TensorsOverlap`]; [`Error::WeightsInReducedMode`],
+    /// [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::Epilogue`], [`Error::WithoutOptions`];
+    /// [`Error::WeightsInReducedMode`],
     /// [`Error::ApartInReducedMode`], [`Error::WrongCombineOutput`] where weights, output and mode
     /// do not fit together; [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch
     /// reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`] gives the dispatch
@@ -245,7 +246,13 @@ impl<'a> Dispatched<'a> {
         output: &CombineOutput,
     ) -> Result<Prepared<'a, ()>, Error> {
         let Self { rank, received } = self;
-        let mut args = input.args(output, &rank.common, &rank.plan, received)?;
+        let mut args = input.args(
+            output,
+            &rank.common,
+            &rank.plan,
+            received,
+            rank.device().epilogue_bytes(),
+        )?;
         let kernel = match rank.plan.config().skip_a2a {
             true => {
                 args.options.shared_index = rank.rank().0;
@@ -265,7 +272,13 @@ impl<'a> Dispatched<'a> {
     ) -> Result<Prepared<'a, Returned>, Error> {
         let Self { rank, received } = self;
         rank.require_split("combine_async")?;
-        let args = input.args(output, &rank.common, &rank.plan, received)?;
+        let args = input.args(
+            output,
+            &rank.common,
+            &rank.plan,
+            received,
+            rank.device().epilogue_bytes(),
+        )?;
         let returned = Returned {
             received,
             input: *input,
@@ -314,7 +327,13 @@ impl<'a> CombinePending<'a> {
             input,
             output,
         } = returned;
-        let args = input.args(&output, &rank.common, &rank.plan, received)?;
+        let args = input.args(
+            &output,
+            &rank.common,
+            &rank.plan,
+            received,
+            rank.device().epilogue_bytes(),
+        )?;
         rank.prepare(stream, Kernel::CombineWait, Args::Combine(args), ())
     }
 }

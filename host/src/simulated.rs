@@ -17,12 +17,14 @@ const FILL_BYTES: u64 = 1 << 20;
 pub(crate) struct SimulatedFabric {
     simulator: Simulator,
     ranks: u32,
+    epilogue_bytes: Option<usize>,
 }
 
 impl SimulatedFabric {
     pub(crate) fn new(options: Options) -> Self {
         let ranks = options.ranks;
         Self {
+            epilogue_bytes: options.combines.epilogue_bytes(),
             simulator: Simulator::start(options),
             ranks,
         }
@@ -49,6 +51,7 @@ unsafe impl Fabric for SimulatedFabric {
         Ok(Arc::new(SimulatedDevice {
             simulator: self.simulator.clone(),
             rank,
+            epilogue_bytes: self.epilogue_bytes,
         }))
     }
 
@@ -101,6 +104,7 @@ unsafe impl Fabric for SimulatedFabric {
 struct SimulatedDevice {
     simulator: Simulator,
     rank: Rank,
+    epilogue_bytes: Option<usize>,
 }
 
 // SAFETY: the simulator allocates what is asked for and refuses accesses elsewhere. The only stream
@@ -139,6 +143,10 @@ unsafe impl Device for SimulatedDevice {
                 .write(at.plus(done).address(), &chunk[..here])?;
         }
         Ok(())
+    }
+
+    fn epilogue_bytes(&self) -> Option<usize> {
+        self.epilogue_bytes
     }
 
     fn stream(&self) -> Result<Stream, Error> {

@@ -206,8 +206,8 @@ impl LocalCase {
             },
             output: *buffers.output(),
             expert_rows: CombineInput {
-                expert_rows: device.upload_tensor([capacity.rows, self.hidden], &answers)?,
                 topk_weights: (self.how == Return::Exact).then_some(weights),
+                ..CombineInput::new(device.upload_tensor([capacity.rows, self.hidden], &answers)?)
             },
             combined: sums.output(tokens)?,
             oracle,

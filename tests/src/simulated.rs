@@ -2,8 +2,7 @@
 //! panics with the whole case.
 
 mod case;
-
-use std::time::Duration;
+pub mod finish;
 
 use ferry::simulator::{Options, SimulatorError};
 use ferry::*;
@@ -30,9 +29,7 @@ struct Expected {
 
 impl Expected {
     fn of(case: &Case, problem: &Problem, round: usize) -> Self {
-        let scale: Vec<f32> = (0..case.experts)
-            .map(|expert| 1.0 + (expert % 7) as f32 / 8.0 + round as f32)
-            .collect();
+        let scale = scale_of(case, round);
         let oracle = Oracle::of(
             problem,
             &scale,
@@ -63,6 +60,12 @@ impl Expected {
     }
 }
 
+/// What each expert multiplies by in a round.
+pub fn scale_of(case: &Case, round: usize) -> Vec<f32> {
+    let factor = |expert| 1.0 + (expert % 7) as f32 / 8.0 + round as f32;
+    (0..case.experts).map(factor).collect()
+}
+
 /// A rank's tensors of one round.
 #[derive(Clone, Copy)]
 pub struct Tensors {
@@ -76,7 +79,8 @@ pub struct Tensors {
     pub combined: CombineOutput,
 }
 
-fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
+/// Memory of a rank that is full of [`POISON`].
+pub fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
     let bytes = bytes.max(16) as u64;
     let at = rank.device().alloc(bytes).unwrap();
     rank.device().fill(at, POISON, bytes).unwrap();
@@ -106,8 +110,8 @@ impl Tensors {
         let answers = placement.expert_rows(problem, &expected.scale, r, capacity);
         let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
         let combined = match case.how {
-            Return::Reduced | Return::Exact => CombineTensor::Summed(summed()),
-            Return::Apart => CombineTensor::Apart(Tensor::contiguous(
+            Return::Reduced | Return::Exact => CombineOutput::summed(summed()),
+            Return::Apart => CombineOutput::apart(Tensor::contiguous(
                 poisoned(rank, tokens * top_k * hidden * 2),
                 [tokens, top_k, hidden],
             )),
@@ -129,7 +133,7 @@ impl Tensors {
                 topk_weights: (case.how == Return::Exact).then_some(weights),
                 ..CombineInput::new(device.upload_tensor([capacity, hidden], &answers).unwrap())
             },
-            combined: CombineOutput { combined },
+            combined,
         }
     }
 }
@@ -197,21 +201,25 @@ impl Run {
         problems: &[Problem],
         change: impl Fn(&mut Vec<Vec<Tensors>>, &[ExpertParallel]),
     ) -> Self {
-        let group = Group::simulated_with(Options {
-            warps: case.warps,
-            stall_one_in: case.stall_one_in,
-            lost: case.lost,
-            patience: Some(Duration::ZERO),
-            ..Options::new(case.ranks as u32, case.seed)
-        })
-        .unwrap();
-        let plan = Plan::new(&group, case.config()).unwrap();
+        let group = Group::simulated_with(case.machine()).unwrap();
+        Self::on(&group, case.config(), case, problems, change)
+    }
+
+    /// As [`with`](Self::with), on the ranks of a group and with a configuration of its own.
+    pub fn on(
+        group: &Group,
+        config: Config,
+        case: &Case,
+        problems: &[Problem],
+        change: impl Fn(&mut Vec<Vec<Tensors>>, &[ExpertParallel]),
+    ) -> Self {
+        let plan = Plan::new(group, config).unwrap();
         // Ranks need not have allocated alike before.
         for rank in group.local_ranks() {
             let device = group.device(rank).unwrap();
             device.alloc(1_000 * u64::from(rank.0)).unwrap();
         }
-        let ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let ranks = ExpertParallel::new(group, &plan).unwrap();
         let expected: Vec<_> = problems
             .iter()
             .enumerate()

@@ -1,9 +1,12 @@
 //! `cargo xtask build-ptx`.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use ferry_ptx_builder::{Digest, Package, Resources, Variant, build, build_all};
+use ferry_ptx_builder::{
+    Digest, Package, Resources, Variant, assemble_file, build, build_all, build_own,
+};
 
 use crate::Places;
 
@@ -46,6 +49,35 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
     print!("{}", table(&kernels));
     for (package, digest) in &digests {
         judge(places, *package, digest, mode)?;
+    }
+    Ok(())
+}
+
+/// Builds and assembles the crate of a manifest, prints the table and where its PTX lies, and fails where a kernel
+/// takes local memory or too many registers.
+pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -> Result<()> {
+    let Places { root, target_dir } = places;
+    let variants = arch.map_or(Variant::ALL.to_vec(), |variant| vec![variant]);
+    let mut kernels = Vec::new();
+    for variant in variants {
+        let ptx = build_own(root, target_dir, manifest, variant)?;
+        println!("{}", ptx.display());
+        for (name, needs) in assemble_file(&ptx, variant, target_dir)? {
+            kernels.push((variant, name, needs));
+        }
+    }
+    let rows: Vec<_> = {
+        let rows = kernels.iter();
+        rows.map(|(variant, name, needs)| (*variant, name.as_str(), *needs))
+            .collect()
+    };
+    print!("{}", table(&rows));
+    let in_memory = rows.iter().find(|(_, _, needs)| needs.stack_bytes > 0);
+    if let Some((variant, name, needs)) = in_memory {
+        bail!(
+            "{variant}: {name} uses {} bytes of local memory",
+            needs.stack_bytes
+        );
     }
     Ok(())
 }

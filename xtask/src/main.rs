@@ -42,10 +42,13 @@ enum Task {
         /// Renew the committed digest
         #[arg(long)]
         bless: bool,
+        /// Build the library of this manifest instead: a crate with kernels of its own
+        #[arg(long, value_name = "PATH", conflicts_with_all = ["check", "bless"])]
+        manifest_path: Option<PathBuf>,
         /// Build nothing; compare two PTX files, or folders of them: exit code 1 if the code differs
         ///
         /// Mangled names, numbers of labels, comments, line tables and the order of functions do not count.
-        #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["arch", "check", "bless"])]
+        #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["arch", "check", "bless", "manifest_path"])]
         compare: Option<Vec<PathBuf>>,
     },
     /// Generate nvshmem-sys/src/generated from NVSHMEM's headers
@@ -141,6 +144,11 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             compare: Some(paths),
             ..
         } => return compare_ptx::run(&paths[0], &paths[1]),
+        Task::BuildPtx {
+            arch,
+            manifest_path: Some(manifest),
+            ..
+        } => build_ptx::run_own(places, &manifest, arch)?,
         Task::BuildPtx {
             arch, check, bless, ..
         } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,

@@ -5,13 +5,15 @@
 
 use ferry_gpu::machine::Gpu;
 use ferry_gpu::silu;
-use ferry_layout::{CombineArgs, CombineOptions, DispatchArgs, DispatchOptions, SiluArgs};
+use ferry_layout::{
+    CombineArgs, CombineOptions, DispatchArgs, DispatchOptions, NoEpilogue, SiluArgs,
+};
 use ferry_protocol as protocol;
 
 /// Declares a kernel: its name, its arguments, the protocol's function, and whether ranks of
 /// other nodes are among the peers.
 macro_rules! kernel {
-    ($name:ident, $args:ident, $none:expr, $run:path, $shmem:literal) => {
+    ($name:ident, $args:ident, $none:expr, $run:path, $shmem:literal $(, $epilogue:expr)?) => {
         /// See the protocol's function of the same name.
         ///
         /// # Safety
@@ -20,7 +22,7 @@ macro_rules! kernel {
         pub unsafe extern "ptx-kernel" fn $name(args: $args) {
             // SAFETY: the host built `args` for this rank.
             let machine = unsafe { Gpu::<_, $shmem>::new(&args) };
-            let _ = $run(&machine, &args, &$none);
+            let _ = $run(&machine, &args, &$none $(, &$epilogue)?);
         }
     };
 }
@@ -65,35 +67,40 @@ kernel!(
     CombineArgs,
     CombineOptions::NONE,
     protocol::combine_async,
-    false
+    false,
+    NoEpilogue
 );
 kernel!(
     ferry_combine_async_shmem,
     CombineArgs,
     CombineOptions::NONE,
     protocol::combine_async,
-    true
+    true,
+    NoEpilogue
 );
 kernel!(
     ferry_combine_wait,
     CombineArgs,
     CombineOptions::NONE,
     protocol::combine_wait,
-    false
+    false,
+    NoEpilogue
 );
 kernel!(
     ferry_combine,
     CombineArgs,
     CombineOptions::NONE,
     protocol::combine,
-    false
+    false,
+    NoEpilogue
 );
 kernel!(
     ferry_combine_shmem,
     CombineArgs,
     CombineOptions::NONE,
     protocol::combine,
-    true
+    true,
+    NoEpilogue
 );
 
 /// Reads gate and up, writes the activation in the token format. Waits for nothing.

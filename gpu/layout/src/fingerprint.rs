@@ -1,8 +1,9 @@
 //! What host and kernels must agree on, as one number.
 
 use crate::{
-    CombineArgs, Common, DispatchArgs, DispatchRow, FaultPage, Kernel, PIPELINE_BYTES,
-    PIPELINE_STAGES, PROTOCOL_VERSION, SMALL_BLOCK_TOKENS, Shape, SiluArgs, Window, Workspace,
+    CombineArgs, CombineWith, Common, DispatchArgs, DispatchRow, DispatchWith, FaultPage, Kernel,
+    PIPELINE_BYTES, PIPELINE_STAGES, PROTOCOL_VERSION, SMALL_BLOCK_TOKENS, Shape, SiluArgs, Window,
+    Workspace,
 };
 
 /// Whether kernels and host were built from the same memory layout: the protocol's version, the sizes of all
@@ -13,6 +14,8 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         PROTOCOL_VERSION as usize,
         size_of::<DispatchArgs>(),
         size_of::<CombineArgs>(),
+        size_of::<DispatchWith>(),
+        size_of::<CombineWith<()>>(),
         size_of::<SiluArgs>(),
         size_of::<FaultPage>(),
         // What the host gives a launch, and kernels rely on.

@@ -8,6 +8,7 @@
 mod args;
 mod block_histogram;
 mod dispatch_row;
+mod epilogue;
 mod epoch;
 mod fault;
 mod fingerprint;
@@ -30,11 +31,12 @@ pub use block_histogram::{
     BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS, dot_bytes,
 };
 pub use dispatch_row::DispatchRow;
+pub use epilogue::{EPILOGUE_ELEMENTS, Epilogue, Load, NoEpilogue, OutputElement, Steps};
 pub use epoch::{Epoch, Tagged};
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
 pub use fingerprint::{FINGERPRINT_VARIABLE, LAYOUT_FINGERPRINT};
 pub use formats::arithmetic::Arithmetic;
-pub use formats::float::{bf16_bits, f32_of_bf16_bits};
+pub use formats::float::{bf16_bits, f16_bits, f32_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED};

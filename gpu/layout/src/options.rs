@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Arguments, CombineArgs, Common, DispatchArgs, Table, Tensor};
+use crate::{Arguments, CombineArgs, Common, DispatchArgs, OutputElement, Table, Tensor};
 
 /// Options of dispatch. All zero: none.
 #[repr(C)]
@@ -33,8 +33,12 @@ pub struct CombineOptions {
     pub shared_index: u32,
     /// Not zero: this round's dispatch read how many tokens there are, and kept the number.
     pub tokens_on_device: u32,
-    /// What `combined` is made of: 0 BF16, 1 f16, 2 f32.
+    /// What `combined` is made of: [`OutputElement::number`].
     pub output: u32,
+    /// Not zero: there is an epilogue, though all its bytes be zero. For the host alone.
+    pub has_epilogue: u32,
+    /// Padding, zero.
+    pub reserved: u32,
 }
 
 impl DispatchOptions {
@@ -73,7 +77,7 @@ impl CombineWith<EpilogueWords> {
 
     /// Whether there is any option or epilogue.
     pub fn has_options(&self) -> bool {
-        self.options != CombineOptions::NONE || self.epilogue != [0; MAX_EPILOGUE_BYTES / 8]
+        self.options != CombineOptions::NONE
     }
 }
 
@@ -137,7 +141,27 @@ impl CombineOptions {
         shared_index: 0,
         tokens_on_device: 0,
         output: 0,
+        has_epilogue: 0,
+        reserved: 0,
     };
+
+    /// What `combined` is made of.
+    #[inline(always)]
+    pub const fn element(&self) -> OutputElement {
+        OutputElement::of_number(self.output)
+    }
+
+    /// The expert row that is added to a token of a rank with so many `tokens`; `None` where there is none.
+    #[inline(always)]
+    pub const fn shared_row(&self, tokens: u32, token: u32) -> Option<u32> {
+        if self.shared_of == 0 {
+            return None;
+        }
+        let SharedTokens { start, count } = self.shared(tokens);
+        // Below the start the difference wraps around.
+        let row = token.wrapping_sub(start);
+        if row < count { Some(row) } else { None }
+    }
 }
 
 /// Arguments of the dispatch kernels with options. Those without options take what comes first, the same
@@ -212,8 +236,19 @@ impl<E: Copy> Arguments for CombineWith<E> {
     }
 
     #[inline(always)]
+    fn row_bytes(&self, tensor: Tensor) -> u32 {
+        match tensor {
+            Tensor::Combined => self.args.row_bytes(tensor) / 16 * self.options.element().bits(),
+            _ => self.args.row_bytes(tensor),
+        }
+    }
+
+    #[inline(always)]
     fn user_table(&self, table: Table) -> u64 {
-        self.args.user_table(table)
+        match table {
+            Table::RowWeights => self.options.row_weights,
+            _ => self.args.user_table(table),
+        }
     }
 }
 

@@ -79,6 +79,8 @@ pub enum Table {
     InputScale,
     /// `[1]` how many tokens there are, the user's; read only.
     TokensOnDevice,
+    /// `[row capacity]` what each expert row is weighted with, as f32 bits, the user's; read only.
+    RowWeights,
     /// `[token, K]` index of each assignment among those of its tile for its expert.
     RanksInExpert,
     /// `[tile, expert]` assignments of earlier tiles for the expert; before the scan, those of the tile.

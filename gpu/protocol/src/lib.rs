@@ -29,6 +29,7 @@ pub use local::dispatch::dispatch_local;
 pub use machine::block_memory::BlockMemory;
 pub use machine::counters::{BlockCounter, Counters};
 pub use machine::deadline::Deadline;
+pub use machine::finishing::{Finish, Finishing, Rounding};
 pub use machine::position::{Grid, WarpPosition};
 pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
 pub use machine::signals::Signals;

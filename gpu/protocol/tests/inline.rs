@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use ferry_layout::{ByteOffset, Rank, SENTINEL, Shape, Tensor, Window};
 use ferry_protocol::wire::inline::{self, SUM_DEPTH};
-use ferry_protocol::{ByteRange, Deadline, Row, Tiles, TimedOut};
+use ferry_protocol::{ByteRange, Deadline, Rounding, Row, Tiles, TimedOut};
 
 /// Words of a row.
 const WORDS: usize = 11;
@@ -80,7 +80,7 @@ impl Machine {
     fn sum(&self, range: ByteRange, rows: usize, polls_all: bool) -> Result<(), TimedOut> {
         let from = |row| self.offset(row as usize);
         let to = Row::Tensor(Tensor::Output, 0);
-        inline::sum(self, range, (1 << rows) - 1, polls_all, from, to)
+        inline::sum(self, range, (1 << rows) - 1, polls_all, from, to, Rounding)
     }
 
     fn events(&self) -> Vec<Event> {

@@ -5,6 +5,7 @@ mod counters;
 mod deadline;
 mod encode;
 mod fault;
+mod finishing;
 mod rows;
 mod signals;
 pub(crate) mod tile;
@@ -17,7 +18,7 @@ use ferry_layout::{
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, LANES, Machine, OutputRow, Put, Row, Tiles, TimedOut,
+    Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Put, Row, Tiles, TimedOut,
     WarpPosition,
 };
 
@@ -65,8 +66,9 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     /// that few tasks spread over all of them.
     ///
     /// # Safety
-    /// The host built `args` for this rank: its addresses are live allocations of the sizes
-    /// that the shape implies, and the peers' windows are mapped as it says.
+    /// The host built `args` for this rank: its addresses are live allocations of the sizes that the shape
+    /// implies, and the peers' windows are mapped as it says. An epilogue reads only tensors of which the
+    /// host's arguments have the address, inside them.
     #[inline(always)]
     pub unsafe fn new(args: &'a A) -> Self {
         let block = Block::declare();
@@ -373,15 +375,23 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+    fn sum_rows(
+        &self,
+        range: ByteRange,
+        sources: u32,
+        from: impl Fn(u32) -> (Row, f32),
+        to: Row,
+        finish: impl Finish<Self>,
+    ) {
         #[cfg(target_feature = "sm_90")]
         if !SHMEM {
-            return self.sum_through_pipeline(range, sources, from, to);
+            return self.sum_through_pipeline(range, sources, from, to, finish);
         }
-        if SHMEM {
-            self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to);
+        // What is loaded to finish sums takes registers, too.
+        if SHMEM || !finish.is_rounding() {
+            self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to, finish);
         } else {
-            self.sum_tiles::<SUM_DEPTH>(range, sources, from, to);
+            self.sum_tiles::<SUM_DEPTH>(range, sources, from, to, finish);
         }
     }
 

@@ -3,7 +3,7 @@
 use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel};
 #[cfg(target_feature = "sm_90")]
 use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
-use ferry_protocol::{ByteRange, Row, Tiles};
+use ferry_protocol::{ByteRange, Finish, Row, Tiles};
 
 use super::Gpu;
 use super::tile;
@@ -119,8 +119,28 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     /// Bytes from the start of a tile to this lane's first vector.
     #[inline(always)]
-    fn lane_start(&self) -> u32 {
+    pub(super) fn lane_start(&self) -> u32 {
         self.lane * size_of::<Vector>() as u32
+    }
+
+    /// Stores the sums of a tile as `finish` says: if BF16 is all, peers may be waiting for it.
+    #[inline(always)]
+    fn store_finished<const DEPTH: usize>(
+        &self,
+        to: Row,
+        target: u64,
+        tile_start: u32,
+        end: u32,
+        sums: [[f32; 8]; DEPTH],
+        finish: &impl Finish<Self>,
+    ) {
+        if !finish.is_rounding() {
+            return finish.store(self, to, tile_start, end, sums);
+        }
+        let tile = core::array::from_fn(|index| tile::round(&sums[index]));
+        let start = tile_start + self.lane_start();
+        // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
+        unsafe { tile::store_polled::<DEPTH>(target, start, end, &tile) };
     }
 
     /// [`Machine::sum_rows`](ferry_protocol::Machine::sum_rows), `DEPTH` vectors a lane at a time.
@@ -131,6 +151,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         sources: u32,
         from: impl Fn(u32) -> (Row, f32),
         to: Row,
+        finish: impl Finish<Self>,
     ) {
         // The next row is on its way while this one is added, which takes registers: for sm_80 the
         // assembler finds too few.
@@ -166,9 +187,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 }
                 sums = core::array::from_fn(|i| tile::add(sums[i], tile[i], weight));
             }
-            let tile = core::array::from_fn(|index| tile::round(&sums[index]));
-            // SAFETY: as above.
-            unsafe { tile::store_polled::<DEPTH>(target, start, range.end, &tile) };
+            self.store_finished(to, target, tile_start, range.end, sums, &finish);
             tile_start += DEPTH as u32 * tile::WARP_BYTES;
         }
     }
@@ -184,11 +203,14 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         sources: u32,
         from: impl Fn(u32) -> (Row, f32),
         to: Row,
+        finish: impl Finish<Self>,
     ) {
         const DEPTH: usize = (PIPELINE_BYTES / PIPELINE_STAGES / tile::WARP_BYTES) as usize;
-        match range.end - range.start <= SHORT as u32 * tile::WARP_BYTES {
-            true => self.sum_slots::<SHORT>(range, sources, &from, to),
-            false => self.sum_slots::<DEPTH>(range, sources, &from, to),
+        // What is loaded to finish sums takes the registers of deeper tiles.
+        let is_short = range.end - range.start <= SHORT as u32 * tile::WARP_BYTES;
+        match is_short || !finish.is_rounding() {
+            true => self.sum_slots::<SHORT>(range, sources, &from, to, &finish),
+            false => self.sum_slots::<DEPTH>(range, sources, &from, to, &finish),
         }
     }
 
@@ -201,6 +223,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         sources: u32,
         from: &impl Fn(u32) -> (Row, f32),
         to: Row,
+        finish: &impl Finish<Self>,
     ) {
         let tile_bytes = DEPTH as u32 * tile::WARP_BYTES;
         let (pipeline, target) = (Pipeline::of_lane(), self.row(to));
@@ -242,10 +265,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 left &= left - 1;
                 sums = core::array::from_fn(|i| tile::add(sums[i], tile[i], weight));
             }
-            let tile = core::array::from_fn(|index| tile::round(&sums[index]));
-            let start = tile_start + lane_start;
-            // SAFETY: as above.
-            unsafe { tile::store_polled::<DEPTH>(target, start, range.end, &tile) };
+            self.store_finished(to, target, tile_start, range.end, sums, finish);
             tile_start += tile_bytes;
         }
     }

@@ -60,6 +60,22 @@ pub unsafe fn load_u32(address: u64) -> u32 {
     value
 }
 
+/// `ld.global`, one word, if `active`, else 0.
+///
+/// # Safety
+/// See the module; nothing is asked of the address when not active.
+#[inline(always)]
+pub unsafe fn load_u32_if(address: u64, active: bool) -> u32 {
+    let mut value = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0; @p ld.global.u32 {}, [{}]; }}",
+            in(reg32) active as u32, inout(reg32) value, in(reg64) address,
+            options(nostack, preserves_flags));
+    }
+    value
+}
+
 /// `st.global`, one word, weak: ordered by a release after it.
 ///
 /// # Safety

@@ -23,6 +23,19 @@ pub fn bf16_pair(low: f32, high: f32) -> u32 {
     pair
 }
 
+/// `cvt.rn.f16x2.f32`: two f32 as two of half precision, `low` in the low half. Rounds to nearest even;
+/// what is too large becomes infinity, every NaN `0x7fff` (PTX ISA, "cvt").
+#[inline(always)]
+pub fn f16_pair(low: f32, high: f32) -> u32 {
+    let pair;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(reg32) pair, in(reg32) high, in(reg32) low,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    pair
+}
+
 /// The two f32 of two BF16, the low half first: exact.
 #[inline(always)]
 pub fn f32_pair(pair: u32) -> (f32, f32) {

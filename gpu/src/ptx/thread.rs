@@ -180,6 +180,17 @@ pub fn late(value: u32) -> u32 {
     copy
 }
 
+/// As [`late`], of two registers.
+#[inline(always)]
+pub fn late_u64(value: u64) -> u64 {
+    let copy;
+    // SAFETY: as in `late`.
+    unsafe {
+        asm!("mov.u64 {}, {};", out(reg64) copy, in(reg64) value, options(nostack, preserves_flags));
+    }
+    copy
+}
+
 /// `trap`: ends the kernel with an error. No code of Ferry's panics; this is for what the
 /// compiler cannot prove.
 pub fn trap() -> ! {

@@ -37,6 +37,7 @@ use std::time::Duration;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, SiluArgs};
 use scheduler::{Command, World};
 pub use silu::Portable;
+pub use warp::Combines;
 
 /// How a simulated machine behaves.
 #[derive(Clone, Debug)]
@@ -60,6 +61,10 @@ pub struct Options {
     pub patience: Option<Duration>,
     /// Whether a signal may arrive when its round is over: where a test damages windows, rounds end early.
     pub allow_late_signals: bool,
+    /// With which epilogue combines run: Ferry's own steps, unless it is set.
+    pub combines: Combines,
+    /// Changes the arguments of each rank's launches before they begin: what no call can say.
+    pub change_args: Option<fn(u32, &mut Args)>,
 }
 
 /// A rank that dies.
@@ -82,6 +87,8 @@ impl Options {
             lost: None,
             patience: None,
             allow_late_signals: false,
+            combines: Combines::STEPS,
+            change_args: None,
         }
     }
 }

@@ -116,6 +116,7 @@ impl World {
             violation: RefCell::default(),
             windows: RefCell::default(),
             allow_late_signals: options.allow_late_signals,
+            combines: options.combines,
         };
         Self {
             shared: Rc::new(shared),
@@ -209,9 +210,12 @@ impl World {
             Command::Launch {
                 rank,
                 kernel,
-                args,
+                mut args,
                 reply,
             } => {
+                if let Some(change) = self.options.change_args {
+                    change(rank, &mut args);
+                }
                 let _ = reply.send(self.launch(rank, kernel, args));
             }
             Command::Synchronize { rank, reply } => {

@@ -4,21 +4,24 @@ mod addresses;
 mod block;
 mod counters;
 mod encode;
+mod finishing;
 mod tiles;
 
 use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
 use std::rc::Rc;
 
+use bytemuck::AnyBitPattern;
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, CombineWith, Common, Counter, DispatchWith, Fault, FaultKind, FaultPage, Kernel,
-    LastRecord, Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    ByteOffset, CombineArgs, CombineOptions, CombineWith, Common, Counter, DispatchWith, Epilogue,
+    EpilogueWords, Fault, FaultKind, FaultPage, Kernel, LastRecord, MAX_EPILOGUE_BYTES, NoEpilogue,
+    Rank, Signal, Steps, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, Deadline, LANES, Machine, OutputRow, Put, Row,
-    Signals, Tiles, TimedOut, WarpPosition,
+    Aborted, Bits, BlockCounter, ByteRange, Counters, Deadline, Finish, LANES, Machine, OutputRow,
+    Put, Row, Signals, Tiles, TimedOut, WarpPosition,
 };
 use tiles::Vector;
 
@@ -79,18 +82,85 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
             Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
             _ => ferry_protocol::dispatch(warp, args, options),
         },
-        (Args::Combine(CombineWith { args, options, .. }), kernel) => match kernel {
-            Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options),
-            Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options),
-            Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options),
-            _ => ferry_protocol::combine(warp, args, options),
-        },
+        (Args::Combine(with), kernel) => (warp.shared.combines.run)(warp, kernel, with),
         (Args::Silu(args), _) => {
             crate::silu::run(warp, args);
             Ok(())
         }
     };
     warp.leave_block();
+}
+
+/// Runs combines.
+type RunCombine = fn(&Warp<'_>, Kernel, &CombineWith<EpilogueWords>) -> Result<(), Aborted>;
+
+/// How a simulated machine runs combines: with which epilogue.
+#[derive(Clone, Copy, Debug)]
+pub struct Combines {
+    run: RunCombine,
+    /// Bytes of an epilogue that is not Ferry's own.
+    bytes: Option<usize>,
+}
+
+impl Combines {
+    /// With Ferry's own steps.
+    pub const STEPS: Self = Self {
+        run: combine::<Steps>,
+        bytes: None,
+    };
+
+    /// Bytes of the epilogue, rounded up to 8; `None`: Ferry's own steps.
+    pub const fn epilogue_bytes(&self) -> Option<usize> {
+        self.bytes
+    }
+
+    /// With an epilogue of another crate, which travels as the first words of a launch's.
+    pub const fn with<E: Epilogue + AnyBitPattern>() -> Self {
+        const {
+            assert!(
+                size_of::<E>() <= MAX_EPILOGUE_BYTES && align_of::<E>() <= 8,
+                "an epilogue has at most MAX_EPILOGUE_BYTES and an alignment of at most 8"
+            );
+        }
+        Self {
+            run: combine::<E>,
+            bytes: Some(size_of::<E>().next_multiple_of(8)),
+        }
+    }
+}
+
+fn combine_plain(warp: &Warp<'_>, kernel: Kernel, args: &CombineArgs) -> Result<(), Aborted> {
+    let options = &CombineOptions::NONE;
+    match kernel {
+        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, &NoEpilogue),
+        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, &NoEpilogue),
+        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, &NoEpilogue),
+        _ => ferry_protocol::combine(warp, args, options, &NoEpilogue),
+    }
+}
+
+fn combine<E: Epilogue + AnyBitPattern>(
+    warp: &Warp<'_>,
+    kernel: Kernel,
+    with: &CombineWith<EpilogueWords>,
+) -> Result<(), Aborted> {
+    let CombineWith {
+        args,
+        options,
+        epilogue,
+    } = with;
+    if !with.has_options() {
+        // As kernels without options.
+        return combine_plain(warp, kernel, args);
+    }
+    let bytes = bytemuck::bytes_of(epilogue);
+    let epilogue: E = bytemuck::pod_read_unaligned(&bytes[..size_of::<E>()]);
+    match kernel {
+        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, &epilogue),
+        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, &epilogue),
+        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, &epilogue),
+        _ => ferry_protocol::combine(warp, args, options, &epilogue),
+    }
 }
 
 impl Warp<'_> {
@@ -422,7 +492,14 @@ impl Machine for Warp<'_> {
         inline::copy(self, range, from, ahead, targets, to)
     }
 
-    fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row) {
+    fn sum_rows(
+        &self,
+        range: ByteRange,
+        sources: u32,
+        from: impl Fn(u32) -> (Row, f32),
+        to: Row,
+        finish: impl Finish<Self>,
+    ) {
         if range.start == range.end {
             return;
         }
@@ -435,6 +512,9 @@ impl Machine for Warp<'_> {
                 *sum += weight * f32_of_bf16_bits(u16::from_le_bytes(bits));
             }
             self.pause();
+        }
+        if !finish.is_rounding() {
+            return self.finish_sums(range, &sums, to, &finish);
         }
         let bytes: Vec<u8> = sums
             .iter()

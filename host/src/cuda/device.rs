@@ -342,6 +342,10 @@ unsafe impl Device for CudaDevice {
         Ok(LoadedKernels::of(module))
     }
 
+    fn epilogue_bytes(&self) -> Option<usize> {
+        self.core.kernels.epilogue_bytes()
+    }
+
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
         let _current = self.enter().ok()?;
         let multiprocessors = self.core.green.multiprocessors(raw(stream))?;

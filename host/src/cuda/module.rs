@@ -207,7 +207,10 @@ fn choose<'a>(
 ) -> Result<&'a Ptx, Error> {
     let all = match set {
         KernelSet::Plain => kernels.given().map_or(&EMBEDDED[..], slice::from_ref),
-        KernelSet::WithOptions => &EMBEDDED_WITH_OPTIONS[..],
+        KernelSet::WithOptions => {
+            let given = kernels.given_with_options();
+            given.map_or(&EMBEDDED_WITH_OPTIONS[..], slice::from_ref)
+        }
     };
     let targets: Vec<Target> = all.iter().map(|ptx| ptx.target).collect();
     Ok(&all[best(context, &targets)?])

@@ -62,7 +62,14 @@ fn kernels_with_options_take_them_behind_the_arguments() {
         let text = read(ptx);
         for kernel in KernelSet::WithOptions.kernels() {
             for shmem in [false, true] {
-                let wanted = [kernels::option_bytes(kernel)];
+                let epilogue = match kernel {
+                    Kernel::CombineAsync
+                    | Kernel::CombineWait
+                    | Kernel::Combine
+                    | Kernel::LocalCombine => size_of::<ferry_layout::Steps>() as u64,
+                    _ => 0,
+                };
+                let wanted = [kernels::option_bytes(kernel) + epilogue];
                 kernels::require(&text, kernel.entry(shmem), &wanted).unwrap();
             }
         }

@@ -4,15 +4,27 @@ use super::*;
 
 /// A PTX with every kernel, as the compiler writes it.
 fn ptx() -> String {
-    let bytes = LAYOUT_FINGERPRINT.to_le_bytes();
-    let bytes = bytes.map(|byte| byte.to_string()).join(", ");
+    ptx_of(KernelSet::Plain.kernels(), argument_bytes)
+}
+
+/// A PTX with every kernel with options, whose epilogue has so many bytes.
+fn ptx_with_options(epilogue: u64) -> String {
+    ptx_of(KernelSet::WithOptions.kernels(), |kernel| {
+        let combines = kernel.name().contains("combine");
+        option_bytes(kernel) + if combines { epilogue } else { 0 }
+    })
+}
+
+fn ptx_of(kernels: impl Iterator<Item = Kernel>, bytes: impl Fn(Kernel) -> u64) -> String {
+    let fingerprint = LAYOUT_FINGERPRINT.to_le_bytes();
+    let fingerprint = fingerprint.map(|byte| byte.to_string()).join(", ");
     let mut text = format!(
         ".version 8.3\n.target sm_90a\n.address_size 64\n\
-         .visible .global .align 8 .b8 {FINGERPRINT_VARIABLE}[8] = {{{bytes}}};\n"
+         .visible .global .align 8 .b8 {FINGERPRINT_VARIABLE}[8] = {{{fingerprint}}};\n"
     );
-    for kernel in Kernel::without_options() {
+    for kernel in kernels {
         for shmem in [false, true] {
-            let (entry, bytes) = (kernel.entry(shmem), argument_bytes(kernel));
+            let (entry, bytes) = (kernel.entry(shmem), bytes(kernel));
             // Some are the same with and without ranks of other nodes.
             if !text.contains(&format!(" {entry}(")) {
                 let parameter = format!("\t.param .align 8 .b8 {entry}_param_0[{bytes}]\n");
@@ -21,6 +33,55 @@ fn ptx() -> String {
         }
     }
     text
+}
+
+#[test]
+fn an_epilogue_of_any_size_is_taken() {
+    for bytes in [0, 8, 40, MAX_EPILOGUE_BYTES as u64] {
+        // SAFETY: nothing is launched.
+        let kernels = unsafe { Kernels::default().with_epilogue(ptx_with_options(bytes)) }.unwrap();
+        assert_eq!(kernels.epilogue_bytes(), Some(bytes as usize));
+        let text = "Kernels::default() with an epilogue for sm_90a";
+        assert_eq!(format!("{kernels:?}"), text);
+    }
+    assert_eq!(Kernels::default().epilogue_bytes(), None);
+}
+
+#[test]
+fn kernels_with_options_that_do_not_fit_are_refused() {
+    let refused = |text: String| {
+        checked_with_options(text)
+            .err()
+            .expect("refused")
+            .to_string()
+    };
+    let base = option_bytes(Kernel::Combine);
+    let text = refused(ptx_with_options(MAX_EPILOGUE_BYTES as u64 + 8));
+    let most = base + MAX_EPILOGUE_BYTES as u64;
+    let wanted = format!(
+        "given parameters of [{most}] bytes, but takes [{}]",
+        most + 8
+    );
+    assert!(text.ends_with(&wanted), "{text}");
+    // One combine with another epilogue than the others.
+    let given = format!("ferry_combine_wait_param_0[{}]", base + 16);
+    let other = format!("ferry_combine_wait_param_0[{}]", base + 8);
+    let text = refused(ptx_with_options(16).replace(&given, &other));
+    let wanted = format!("[{}] bytes, but takes [{}]", base + 16, base + 8);
+    assert!(
+        text.contains("ferry_combine_wait") && text.ends_with(&wanted),
+        "{text}"
+    );
+    let text = refused(ptx_with_options(8).replace("ferry_dispatch_wait", "other"));
+    assert_eq!(text, "the PTX for sm_90a has no kernel ferry_dispatch_wait");
+    // Those without options.
+    let text = refused(ptx());
+    assert!(
+        text.contains("ferry_dispatch_async is given parameters of"),
+        "{text}"
+    );
+    let text = refused(ptx_with_options(8).replace(FINGERPRINT_VARIABLE, "other"));
+    assert!(text.contains("is missing"), "{text}");
 }
 
 fn refused(text: String) -> KernelsError {

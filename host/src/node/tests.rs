@@ -54,8 +54,8 @@ fn round(rank: &mut ExpertParallel) -> Result<(), Error> {
     );
     let dispatched = rank.dispatch(stream, &input, rows.output())?;
     let experts = CombineInput {
-        expert_rows: rows.output().tokens,
         topk_weights: None,
+        ..CombineInput::new(rows.output().tokens)
     };
     dispatched.combine(stream, &experts, &sums.output(1)?)?;
     rank.synchronize(stream)?;

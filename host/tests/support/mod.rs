@@ -129,12 +129,10 @@ impl Tensors {
     }
 
     pub fn combine_output(&self, apart: bool) -> CombineOutput {
-        let combined = if apart {
-            CombineTensor::Apart(self.apart)
-        } else {
-            CombineTensor::Summed(self.summed)
-        };
-        CombineOutput { combined }
+        match apart {
+            true => CombineOutput::apart(self.apart),
+            false => CombineOutput::summed(self.summed),
+        }
     }
 
     /// Compares what was dispatched, and lets the experts answer in place.

@@ -54,30 +54,7 @@ struct Place {
 ///
 /// If [`Problem::check`] finds a fault, or the rows of a rank do not fit.
 pub fn combine(problem: &Problem, expert_rows: &[Vec<bf16>], mode: CombineMode) -> Vec<Vec<bf16>> {
-    problem.assert_valid();
-    assert_eq!(
-        expert_rows.len(),
-        problem.ranks,
-        "expert_rows: one per rank"
-    );
-
-    // The place of every slot of every source rank.
-    let mut places: Vec<Vec<Option<Place>>> = Vec::new();
-    for input in &problem.inputs {
-        places.push(vec![None; input.tokens * problem.top_k]);
-    }
-    for (rank, rows) in rows_of_ranks(problem).into_iter().enumerate() {
-        assert_eq!(
-            expert_rows[rank].len(),
-            rows.len() * problem.hidden,
-            "expert_rows of rank {rank}: elements"
-        );
-        for (row, source) in rows.into_iter().enumerate() {
-            let slot = source.token * problem.top_k + source.slot;
-            places[source.source][slot] = Some(Place { rank, row });
-        }
-    }
-
+    let places = places(problem, expert_rows);
     let combine_some = |source: usize, tokens: Range<usize>| {
         let mut result = Vec::new();
         for token in tokens {
@@ -117,6 +94,74 @@ pub fn combine(problem: &Problem, expert_rows: &[Vec<bf16>], mode: CombineMode) 
     })
 }
 
+/// The place of every slot of every source rank.
+fn places(problem: &Problem, expert_rows: &[Vec<bf16>]) -> Vec<Vec<Option<Place>>> {
+    problem.assert_valid();
+    assert_eq!(
+        expert_rows.len(),
+        problem.ranks,
+        "expert_rows: one per rank"
+    );
+    let mut places: Vec<Vec<Option<Place>>> = Vec::new();
+    for input in &problem.inputs {
+        places.push(vec![None; input.tokens * problem.top_k]);
+    }
+    for (rank, rows) in rows_of_ranks(problem).into_iter().enumerate() {
+        assert_eq!(
+            expert_rows[rank].len(),
+            rows.len() * problem.hidden,
+            "expert_rows of rank {rank}: elements"
+        );
+        for (row, source) in rows.into_iter().enumerate() {
+            let slot = source.token * problem.top_k + source.slot;
+            places[source.source][slot] = Some(Place { rank, row });
+        }
+    }
+    places
+}
+
+/// The sums of every source rank before they are rounded for the last time, `[tokens, hidden]`. In reduced mode
+/// the rows are weighted with `row_weights`, if there are some: those of each rank in the order of its rows.
+///
+/// # Panics
+///
+/// As [`combine`]; if the mode is [`CombineMode::Unreduced`].
+pub(crate) fn sums(
+    problem: &Problem,
+    expert_rows: &[Vec<bf16>],
+    row_weights: Option<&[Vec<f32>]>,
+    mode: CombineMode,
+) -> Vec<Vec<f32>> {
+    let places = places(problem, expert_rows);
+    let sum = |source: usize, token: usize| {
+        let slots = token * problem.top_k..(token + 1) * problem.top_k;
+        let places = &places[source][slots.clone()];
+        let mut weights = problem.inputs[source].topk_weights[slots].to_vec();
+        if let Some(row_weights) = row_weights {
+            for (weight, place) in weights.iter_mut().zip(places) {
+                if let Some(place) = place {
+                    *weight = row_weights[place.rank][place.row];
+                }
+            }
+        }
+        let token = Token {
+            ranks: problem.ranks,
+            hidden: problem.hidden,
+            expert_rows,
+            places,
+            weights: &weights,
+        };
+        match mode {
+            CombineMode::Reduced => token.reduced_sum(),
+            CombineMode::Exact => token.exact_sum(),
+            CombineMode::Unreduced => panic!("rows are not summed"),
+        }
+    };
+    let tokens = problem.inputs.iter().map(|input| input.tokens);
+    let of_source = |(source, tokens)| (0..tokens).flat_map(|token| sum(source, token)).collect();
+    tokens.enumerate().map(of_source).collect()
+}
+
 /// One token, with the places and weights of its slots, `[top_k]` each.
 struct Token<'a> {
     ranks: usize,
@@ -141,16 +186,24 @@ impl Token<'_> {
     }
 
     fn exact(&self) -> Vec<bf16> {
+        self.exact_sum().into_iter().map(round_to_bf16).collect()
+    }
+
+    fn reduced(&self) -> Vec<bf16> {
+        self.reduced_sum().into_iter().map(round_to_bf16).collect()
+    }
+
+    fn exact_sum(&self) -> Vec<f32> {
         let mut sum = vec![0f32; self.hidden];
         for (place, weight) in self.places.iter().zip(self.weights) {
             if let Some(place) = *place {
                 self.add_weighted(&mut sum, *weight, place);
             }
         }
-        sum.into_iter().map(round_to_bf16).collect()
+        sum
     }
 
-    fn reduced(&self) -> Vec<bf16> {
+    fn reduced_sum(&self) -> Vec<f32> {
         let mut sum = vec![0f32; self.hidden];
         for rank in 0..self.ranks {
             let mut any = false;
@@ -169,7 +222,7 @@ impl Token<'_> {
                 }
             }
         }
-        sum.into_iter().map(round_to_bf16).collect()
+        sum
     }
 
     fn unreduced(&self) -> Vec<bf16> {

@@ -32,6 +32,7 @@ mod combine;
 mod compare;
 mod dispatch;
 pub mod e2m1;
+mod finish;
 pub mod fp8;
 mod local;
 pub mod mxfp4;
@@ -50,6 +51,7 @@ pub use compare::{Difference, first_difference};
 pub use dispatch::{
     Dispatched, apply_expert_scale, dispatch, dispatch_with_shared, dispatch_with_shared_part,
 };
+pub use finish::{Element, Finish, SharedRows, combine_with};
 pub use local::share_of;
 pub use problem::{Problem, ProblemError, RankInput};
 

@@ -9,8 +9,7 @@ use cust::memory::DeviceBuffer;
 use cust::stream::{Stream, StreamFlags};
 use ferry::cuda::CudaDevice;
 use ferry::{
-    CombineInput, CombineOutput, CombineTensor, Config, DispatchInput, DispatchOutput, Error,
-    ExpertParallel, Plan,
+    CombineInput, CombineOutput, Config, DispatchInput, DispatchOutput, Error, ExpertParallel, Plan,
 };
 
 use super::{Outcome, Suite};
@@ -107,12 +106,8 @@ impl Memory {
             )
         };
         let dispatched = rank.dispatch(stream, &input, &output)?;
-        let expert_rows = CombineInput {
-            expert_rows: output.tokens,
-            topk_weights: None,
-        };
-        let combined = CombineTensor::Summed(sums);
-        dispatched.combine(stream, &expert_rows, &CombineOutput { combined })?;
+        let expert_rows = CombineInput::new(output.tokens);
+        dispatched.combine(stream, &expert_rows, &CombineOutput::summed(sums))?;
         Ok(stream)
     }
 }

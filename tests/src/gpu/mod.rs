@@ -8,6 +8,7 @@ mod counted;
 #[cfg(feature = "cust")]
 mod cust;
 mod damaged;
+mod epilogue;
 pub mod exact;
 mod faults;
 #[cfg(feature = "cuda")]
@@ -148,6 +149,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     rounds::run(&mut suite)?;
     counted::run(&mut suite)?;
     exact::run(&mut suite)?;
+    epilogue::run(&mut suite)?;
     two::run(&mut suite)?;
     at_once::run(&mut suite)?;
     written::run(&mut suite)?;

@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 use ferry::{
-    CombineInput, CombineMode, CombineOutput, CombineTensor, Config, DevicePtr, DispatchBuffers,
-    DispatchInput, DispatchOutput, Error, Stream, Tensor, TokenFormat, Unfinished,
+    CombineInput, CombineMode, CombineOutput, Config, DevicePtr, DispatchBuffers, DispatchInput,
+    DispatchOutput, Error, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -203,12 +203,12 @@ impl LocalRank {
                 .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
             ..CombineInput::new(Tensor::contiguous(expert_rows, [capacity, hidden]))
         };
-        let combined = if exact && !weights {
-            CombineTensor::Apart(Tensor::contiguous(combined, [tokens, top_k, hidden]))
+        let output = if exact && !weights {
+            CombineOutput::apart(Tensor::contiguous(combined, [tokens, top_k, hidden]))
         } else {
-            CombineTensor::Summed(Tensor::contiguous(combined, [tokens, hidden]))
+            CombineOutput::summed(Tensor::contiguous(combined, [tokens, hidden]))
         };
-        (input, CombineOutput { combined })
+        (input, output)
     }
 
     pub(super) fn start_dispatch(&mut self, split: bool) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferry::simulator::Lost;
+use ferry::simulator::{Lost, Options};
 use ferry::*;
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
@@ -74,6 +74,8 @@ pub struct Case {
     pub lost: Option<Lost>,
     /// A rank that never launches anything.
     pub absent: Option<usize>,
+    /// As in the plan's configuration.
+    pub options: bool,
 }
 
 impl Case {
@@ -100,6 +102,7 @@ impl Case {
             counted: None,
             lost: None,
             absent: None,
+            options: false,
         }
     }
 
@@ -145,13 +148,24 @@ impl Case {
             deadline: Duration::from_secs(3600),
             debug_checks: self.debug_checks,
             shared_expert: self.shared_expert,
-            options: self.counted.is_some(),
+            options: self.options || self.counted.is_some(),
             ..Config::new(
                 self.experts,
                 self.top_k,
                 self.hidden,
                 (most.unwrap_or(0) + self.counted.unwrap_or(0)).max(1),
             )
+        }
+    }
+
+    /// The machine that it runs on.
+    pub fn machine(&self) -> Options {
+        Options {
+            warps: self.warps,
+            stall_one_in: self.stall_one_in,
+            lost: self.lost,
+            patience: Some(Duration::ZERO),
+            ..Options::new(self.ranks as u32, self.seed)
         }
     }
 
@@ -241,6 +255,7 @@ pub fn any_case(seed: u64) -> Case {
         counted: dice.pick(&[None, None, Some(0), Some(3)]),
         lost: None,
         absent: None,
+        options: false,
     }
 }
 

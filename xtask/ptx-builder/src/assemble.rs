@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::command::{on_path, output_of, stdout_of};
-use crate::compile::Artifact;
+use crate::compile::{Artifact, Variant};
 use crate::error::{Error, FileContext, Result};
 use crate::stamp::Stamp;
 use crate::wheel::{Wheel, site_packages};
@@ -98,11 +98,24 @@ fn is_wanted_release(program: &Path) -> bool {
 ///
 /// `ptxas` is missing, or does not accept the PTX.
 pub fn assemble(artifact: &Artifact, target_dir: &Path) -> Result<BTreeMap<String, Resources>> {
+    assemble_file(&artifact.ptx_path, artifact.variant, target_dir)
+}
+
+/// As [`assemble`], of any PTX file for a variant.
+///
+/// # Errors
+///
+/// As [`assemble`].
+pub fn assemble_file(
+    ptx_path: &Path,
+    variant: Variant,
+    target_dir: &Path,
+) -> Result<BTreeMap<String, Resources>> {
     let mut stamp = Stamp::new();
     stamp.text(PTXAS_RELEASE);
-    stamp.file(&artifact.ptx_path)?;
+    stamp.file(ptx_path)?;
     let stamp = stamp.finish();
-    let kept_path = artifact.ptx_path.with_extension("ptxas");
+    let kept_path = ptx_path.with_extension("ptxas");
     let kept = fs::read_to_string(&kept_path).unwrap_or_default();
     if let Some(report) = kept.strip_prefix(&stamp) {
         return parse_report(report);
@@ -110,11 +123,11 @@ pub fn assemble(artifact: &Artifact, target_dir: &Path) -> Result<BTreeMap<Strin
     let ptxas = Ptxas::find(target_dir)?;
     let mut command = Command::new(ptxas.program());
     command
-        .args(["--verbose", "--gpu-name", artifact.variant.target_cpu()])
+        .args(["--verbose", "--gpu-name", variant.target_cpu()])
         .args(["--maxrregcount", &ferry_layout::MAX_REGISTERS.to_string()])
-        .arg(&artifact.ptx_path)
+        .arg(ptx_path)
         .arg("--output-file")
-        .arg(artifact.ptx_path.with_extension("cubin"));
+        .arg(ptx_path.with_extension("cubin"));
     let output = output_of(&mut command, missing_ptxas)?;
     let report = [output.stdout, output.stderr].concat();
     let report = String::from_utf8_lossy(&report);

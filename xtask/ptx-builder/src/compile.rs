@@ -16,7 +16,7 @@ use crate::nvshmem::device_bitcode;
 use crate::stamp::Stamp;
 
 /// The target of the stock compiler.
-const TARGET: &str = "nvptx64-nvidia-cuda";
+pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// A GPU generation that PTX is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,11 +85,18 @@ pub enum Package {
     Options,
     /// `ferry-probes`: what the tests and the benchmark launch besides.
     Probes,
+    /// `ferry-own-epilogue`: kernels with an epilogue of their own, which tests launch.
+    OwnEpilogue,
 }
 
 impl Package {
     /// Every package.
-    pub const ALL: [Package; 3] = [Package::Kernels, Package::Options, Package::Probes];
+    pub const ALL: [Package; 4] = [
+        Package::Kernels,
+        Package::Options,
+        Package::Probes,
+        Package::OwnEpilogue,
+    ];
 
     /// The package's name.
     pub const fn name(self) -> &'static str {
@@ -97,6 +104,7 @@ impl Package {
             Package::Kernels => "ferry-kernels",
             Package::Options => "ferry-options",
             Package::Probes => "ferry-probes",
+            Package::OwnEpilogue => "ferry-own-epilogue",
         }
     }
 
@@ -106,6 +114,7 @@ impl Package {
             Package::Kernels => "gpu/ptx-digest.txt",
             Package::Options => "gpu/options/ptx-digest.txt",
             Package::Probes => "gpu/probes/ptx-digest.txt",
+            Package::OwnEpilogue => "tests/epilogue/ptx-digest.txt",
         }
     }
 
@@ -115,6 +124,7 @@ impl Package {
             Package::Kernels => target_dir.join("ptx"),
             Package::Options => target_dir.join("ptx/options"),
             Package::Probes => target_dir.join("ptx/probes"),
+            Package::OwnEpilogue => target_dir.join("ptx/own-epilogue"),
         }
     }
 
@@ -123,13 +133,16 @@ impl Package {
         match self {
             Package::Kernels | Package::Probes => "PTX",
             Package::Options => "OPTIONS_PTX",
+            Package::OwnEpilogue => "EPILOGUE_PTX",
         }
     }
 
     /// What the linker adds: of these kernels, only the product's reach other nodes.
     fn linked(self, bitcode: &Path) -> Option<String> {
         match self {
-            Package::Kernels | Package::Options => Some(format!("link-arg={}", bitcode.display())),
+            Package::Kernels | Package::Options | Package::OwnEpilogue => {
+                Some(format!("link-arg={}", bitcode.display()))
+            }
             Package::Probes => None,
         }
     }
@@ -271,6 +284,7 @@ impl<'a> Build<'a> {
         // The device crates, and the package that declares what they link.
         stamp.sources(&self.workspace_root.join("gpu"))?;
         stamp.sources(&self.workspace_root.join("nvshmem-sys"))?;
+        stamp.sources(&self.workspace_root.join("tests/epilogue"))?;
         stamp.file(&self.bitcode)?;
         stamp.text(&rustflags(variant));
         stamp.text(&self.arguments().join(" "));
@@ -363,7 +377,7 @@ fn with_limits(ptx: &str) -> Result<String> {
 
 /// Flags for every crate of the device build, core included. Tables for `match` would lie in global
 /// memory, whose latency is longer than the comparisons that they replace.
-fn rustflags(variant: Variant) -> String {
+pub(crate) fn rustflags(variant: Variant) -> String {
     format!(
         "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={} -Ctarget-feature={}",
         variant.target_cpu(),

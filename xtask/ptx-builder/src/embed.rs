@@ -9,8 +9,9 @@ use crate::compile::{Package, build_all, target_dir};
 use crate::error::{FileContext, Result};
 
 /// What the builder looks at, below the workspace root, to tell whether its last result still holds.
-const WATCHED: [&str; 5] = [
+const WATCHED: [&str; 6] = [
     "gpu",
+    "tests/epilogue",
     "nvshmem-sys",
     "Cargo.toml",
     "Cargo.lock",

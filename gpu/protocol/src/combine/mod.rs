@@ -1,6 +1,7 @@
 //! Combine: expert outputs go back to their tokens and are summed.
 
 mod credits;
+pub mod ending;
 pub mod received;
 pub mod reduce;
 mod send;
@@ -9,8 +10,9 @@ mod send_exact;
 mod send_reduced;
 mod work;
 
-use ferry_layout::{CombineArgs, CombineOptions, Counter, Kernel};
+use ferry_layout::{CombineArgs, CombineOptions, Counter, Epilogue, Kernel};
 
+use crate::combine::ending::Ending;
 use crate::combine::reduce::reduce_rows;
 use crate::combine::send::send_back;
 use crate::machine::Machine;
@@ -23,10 +25,11 @@ use crate::work::extent::Extent;
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
 /// dispatch, in stream order. Collective.
 #[inline(always)]
-pub fn combine_async<M: Machine>(
+pub fn combine_async<M: Machine, E: Epilogue>(
     machine: &M,
     args: &CombineArgs,
     options: &CombineOptions,
+    _epilogue: &E,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineAsync);
     launch.check()?;
@@ -38,24 +41,27 @@ pub fn combine_async<M: Machine>(
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
 /// `combine_async`, in stream order. Collective.
 #[inline(always)]
-pub fn combine_wait<M: Machine>(
+pub fn combine_wait<M: Machine, E: Epilogue>(
     machine: &M,
     args: &CombineArgs,
     options: &CombineOptions,
+    epilogue: &E,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineWait);
     launch.check()?;
     let (_, tactics) = tactics_of(&launch, Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    launch.end(reduce_rows(&launch, args, tactics, reducer))
+    let ending = Ending { options, epilogue };
+    launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
 #[inline(always)]
-pub fn combine<M: Machine>(
+pub fn combine<M: Machine, E: Epilogue>(
     machine: &M,
     args: &CombineArgs,
     options: &CombineOptions,
+    epilogue: &E,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Combine);
     launch.check()?;
@@ -66,7 +72,8 @@ pub fn combine<M: Machine>(
         return launch.end(sent);
     }
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    launch.end(reduce_rows(&launch, args, tactics, reducer))
+    let ending = Ending { options, epilogue };
+    launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
 }
 
 /// Begins a launch.

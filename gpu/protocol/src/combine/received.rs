@@ -1,6 +1,6 @@
 //! What dispatch left for combine: which items came, and where their rows stand.
 
-use ferry_layout::{CombineArgs, NOT_ROUTED, Table};
+use ferry_layout::{ByteOffset, CombineArgs, CombineOptions, NOT_ROUTED, Table};
 
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
@@ -29,6 +29,26 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
         let position = machine.own(positions, lane);
         position != NOT_ROUTED && (position as u64) < args.row_capacity
     }))
+}
+
+/// What the row at `position` is weighted with, as bits: what the user says of it, or else what dispatch brought
+/// to `header` of the own window. For one lane.
+#[inline(always)]
+pub fn row_weight<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    position: u32,
+    header: ByteOffset,
+) -> u32 {
+    if options.row_weights == 0 {
+        return machine.read_window(header);
+    }
+    // A slot without a row here is not summed.
+    match position != NOT_ROUTED && (position as u64) < args.row_capacity {
+        true => machine.read(Table::RowWeights, position as u64),
+        false => 0,
+    }
 }
 
 /// Item `index` of all that can come here, if it has come.

@@ -1,12 +1,14 @@
 //! Combine on the source: what comes back for a token is summed as it arrives.
 
 use ferry_layout::{
-    CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
+    CombineArgs, CombineMode, Counter, Epilogue, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
     assignment_index,
 };
 
+use crate::combine::ending::{Ending, TokenEnding};
 use crate::machine::Machine;
 use crate::machine::counters::BlockCounter;
+use crate::machine::finishing::Rounding;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{ByteRange, Row};
 use crate::sync::arrivals;
@@ -21,11 +23,12 @@ use crate::work::route::{lane_or_none, ranks_of};
 
 /// Sums what comes back for every token of this rank, and ends the round.
 #[inline(always)]
-pub fn reduce_rows<M: Machine>(
+pub fn reduce_rows<M: Machine, E: Epilogue>(
     launch: &Launch<M>,
     args: &CombineArgs,
     tactics: CombineTactics,
     reducer: Option<Partition>,
+    ending: Ending<E>,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     if let Some(partition) = reducer {
@@ -39,7 +42,8 @@ pub fn reduce_rows<M: Machine>(
                 part: index & (parts - 1),
                 parts,
             };
-            reduce_item(launch, args, tactics, item)?;
+            let ending = ending.of_token(launch, args, item.token);
+            reduce_item(launch, args, tactics, item, ending)?;
             index += partition.of;
         }
     }
@@ -76,11 +80,12 @@ pub fn leave_round<M: Machine>(launch: &Launch<M>) {
 
 /// Waits for a part of one token's rows and writes that part of its output.
 #[inline(always)]
-fn reduce_item<M: Machine>(
+fn reduce_item<M: Machine, E: Epilogue>(
     launch: &Launch<M>,
     args: &CombineArgs,
     tactics: CombineTactics,
     item: Item,
+    ending: TokenEnding<E>,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
@@ -94,14 +99,14 @@ fn reduce_item<M: Machine>(
     });
     let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
     let at = |slot| Row::Window(me, window.combine_row(token, slot));
+    let to = Row::Tensor(Tensor::Combined, token);
     match shape.mode() {
         CombineMode::Reduced => {
             let ranks = ranks_of(machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
             if tactics.wire == Wire::Inline {
                 let row = |slot| window.inline_combine_row(token, slot);
-                let to = Row::Tensor(Tensor::Combined, token);
-                let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to);
+                let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to, ending);
                 return summed.or_else(|TimedOut { row: slot }| {
                     launch.time_out_on(Awaited {
                         peer: nth_rank(ranks, slot),
@@ -112,12 +117,7 @@ fn reduce_item<M: Machine>(
                 });
             }
             wait_for_slots(launch, item, slots, |slot| nth_rank(ranks, slot))?;
-            machine.sum_rows(
-                range,
-                slots,
-                |slot| (at(slot), 1.0),
-                Row::Tensor(Tensor::Combined, token),
-            );
+            machine.sum_rows(range, slots, |slot| (at(slot), 1.0), to, ending);
         }
         CombineMode::Exact => {
             let slots =
@@ -139,7 +139,7 @@ fn reduce_item<M: Machine>(
                     })
                 });
                 let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
-                machine.sum_rows(range, slots, weighted, Row::Tensor(Tensor::Combined, token));
+                machine.sum_rows(range, slots, weighted, to, ending);
             }
         }
     }
@@ -189,7 +189,7 @@ pub fn copy_slots<M: Machine>(
         if slots >> k & 1 != 0 {
             machine.copy_arrived(range, from(k), 1u32, |_| to);
         } else {
-            machine.sum_rows(range, 0, |_| (to, 0.0), to);
+            machine.sum_rows(range, 0, |_| (to, 0.0), to, Rounding);
         }
     }
 }

@@ -45,7 +45,7 @@ pub fn send_back<M: Machine>(
     while let Some(ticket) = queue.next_item() {
         let index = batches.first_item(ticket);
         if batches.is_batch(ticket) {
-            send_batched(launch, args, extent, index, || queue.take_ticket());
+            send_batched(launch, args, options, extent, index, || queue.take_ticket());
             continue;
         }
         let item = item_here(launch, extent, index);
@@ -68,7 +68,9 @@ pub fn send_back<M: Machine>(
             item,
         };
         match launch.common.shape.mode() {
-            CombineMode::Reduced => send_reduced(launch, args, work, read, || queue.take_ticket()),
+            CombineMode::Reduced => {
+                send_reduced(launch, args, options, work, read, || queue.take_ticket());
+            }
             CombineMode::Exact => send_exact(launch, args, options, work, || queue.take_ticket()),
         }
     }

@@ -1,9 +1,10 @@
 //! Combine on the experts' rank where each warp has many rows: a warp sends several items back at a time.
 
-use ferry_layout::{CombineArgs, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
+use ferry_layout::{CombineArgs, CombineOptions, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
 
-use crate::combine::received::slots_here;
+use crate::combine::received::{row_weight, slots_here};
 use crate::machine::Machine;
+use crate::machine::finishing::Rounding;
 use crate::machine::rows::{ByteRange, Row};
 use crate::sync::launch::Launch;
 use crate::wire::flagged;
@@ -18,6 +19,7 @@ use crate::work::sub_warps::SubWarps;
 pub fn send_batched<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     extent: Extent,
     first: u32,
     written: impl FnOnce(),
@@ -30,10 +32,10 @@ pub fn send_batched<M: Machine>(
     let present = machine.lanes(|lane| extent.parts_here(launch, index_of(lane)));
     // The last lanes read of an entry again rather than branch.
     let slot_of = |lane| sub_warps.slot(lane).min(shape.top_k - 1);
-    let read = |word: u32, lane| {
+    let place = |word: u32, lane| {
         let Item { source, token, .. } = item_of(lane);
         let header = window.dispatch_row(source, token).plus(common.row.header);
-        machine.read_window(header.plus(word))
+        header.plus(word)
     };
     let positions = machine.lanes(|lane| {
         let Item { source, token, .. } = item_of(lane);
@@ -42,8 +44,12 @@ pub fn send_batched<M: Machine>(
             shape.row_map_index(source, token, slot_of(lane)),
         )
     });
-    let words = machine.lanes(|lane| read(Header::assignment(slot_of(lane)), lane));
-    let weights = machine.lanes(|lane| read(Header::weight(shape.top_k, slot_of(lane)), lane));
+    let words =
+        machine.lanes(|lane| machine.read_window(place(Header::assignment(slot_of(lane)), lane)));
+    let weights = machine.lanes(|lane| {
+        let at = place(Header::weight(shape.top_k, slot_of(lane)), lane);
+        row_weight(machine, args, options, machine.own(positions, lane), at)
+    });
     // The lanes that have an assignment, of the items that have come.
     let coming = machine.ballot(machine.lanes(|lane| {
         let is_here = machine.own(present, lane).is_some_and(|parts| parts != 0);
@@ -69,6 +75,7 @@ pub fn send_batched<M: Machine>(
                 here & sub_warps.lanes(item),
                 from,
                 Row::Window(source, to),
+                Rounding,
             );
         }
         item += 1;

@@ -1,10 +1,11 @@
 //! Reduced mode: a token's expert outputs on this rank are summed, weighted, and their sum goes back.
 
-use ferry_layout::{CombineArgs, Header, Rank, Tensor};
+use ferry_layout::{CombineArgs, CombineOptions, Header, Rank, Tensor};
 
-use crate::combine::received::{read_positions, slots_here};
+use crate::combine::received::{read_positions, row_weight, slots_here};
 use crate::combine::work::Work;
 use crate::machine::Machine;
+use crate::machine::finishing::Rounding;
 use crate::machine::rows::{Put, Row};
 use crate::sync::launch::Launch;
 use crate::tactics::Wire;
@@ -18,12 +19,13 @@ use crate::work::route::{is_p2p, lane_or_none, ranks_of, reduced_slot};
 pub fn send_reduced<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     work: Work,
     read: impl FnOnce(),
     written: impl FnOnce(),
 ) {
     let slot = match work.item {
-        Some(item) => sum_item(launch, args, work.wire, item, read),
+        Some(item) => sum_item(launch, args, options, work.wire, item, read),
         None => 0,
     };
     written();
@@ -44,6 +46,7 @@ pub fn send_reduced<M: Machine>(
 fn sum_item<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     wire: Wire,
     item: Item,
     read: impl FnOnce(),
@@ -58,7 +61,10 @@ fn sum_item<M: Machine>(
     let assignment = |lane: u32| Header::assignment(lane.min(shape.top_k - 1));
     let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
     let words = machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
-    let weights = machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
+    let weights = machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        row_weight(machine, args, options, position, header.plus(weight(lane)))
+    });
     let experts = machine.lanes(|lane| {
         let assignment = shape.assignment_words().decode(machine.own(words, lane));
         lane_or_none(lane, shape.top_k, || assignment.expert)
@@ -83,6 +89,7 @@ fn sum_item<M: Machine>(
             (Row::Tensor(Tensor::Expert, position), weight)
         },
         to,
+        Rounding,
     );
     slot
 }

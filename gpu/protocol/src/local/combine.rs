@@ -1,11 +1,12 @@
 //! The sums of each token's rows on this rank, as the dispatch before has left their places.
 
 use ferry_layout::{
-    CombineArgs, CombineMode, CombineOptions, Counter, Header, Kernel, Table, Tensor,
+    CombineArgs, CombineMode, CombineOptions, Counter, Epilogue, Header, Kernel, Table, Tensor,
     assignment_index,
 };
 
-use crate::combine::received::{read_positions, slots_here};
+use crate::combine::ending::Ending;
+use crate::combine::received::{read_positions, row_weight, slots_here};
 use crate::combine::reduce::{copy_slots, leave_round};
 use crate::machine::Machine;
 use crate::machine::rows::Row;
@@ -17,10 +18,11 @@ use crate::work::queue::WorkQueue;
 /// Sums each token's rows of this rank's experts; zeros for a token that has none. Ends the round. Waits for
 /// no other rank: their sums are added by whoever calls this.
 #[inline(always)]
-pub fn combine_local<M: Machine>(
+pub fn combine_local<M: Machine, E: Epilogue>(
     machine: &M,
     args: &CombineArgs,
     options: &CombineOptions,
+    epilogue: &E,
 ) -> Result<(), Aborted> {
     let launch = Launch::begin(
         machine,
@@ -29,14 +31,14 @@ pub fn combine_local<M: Machine>(
         options.tokens_on_device != 0,
     );
     launch.check()?;
-    sum_items(&launch, args, options);
+    sum_items(&launch, args, Ending { options, epilogue });
     leave_round(&launch);
     Ok(())
 }
 
 /// This warp's items of the sums.
 #[inline(always)]
-fn sum_items<M: Machine>(launch: &Launch<M>, args: &CombineArgs, options: &CombineOptions) {
+fn sum_items<M: Machine, E: Epilogue>(launch: &Launch<M>, args: &CombineArgs, ending: Ending<E>) {
     let (machine, common) = (launch.machine, launch.common);
     let position = machine.warp_position();
     if position.warp() == 0 {
@@ -56,23 +58,23 @@ fn sum_items<M: Machine>(launch: &Launch<M>, args: &CombineArgs, options: &Combi
             part: index & (parts - 1),
             parts,
         };
-        sum_item(launch, args, options, item);
+        sum_item(launch, args, ending, item);
         queue.take_ticket();
     }
 }
 
 /// A part of a token's sum, or of its rows.
 #[inline(always)]
-fn sum_item<M: Machine>(
+fn sum_item<M: Machine, E: Epilogue>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    _options: &CombineOptions,
+    ending: Ending<E>,
     item: Item,
 ) {
     let (machine, shape) = (launch.machine, &launch.common.shape);
     // Both are read before one is waited for.
     let positions = read_positions(launch, item);
-    let weights = read_weights(launch, args, item.token);
+    let weights = read_weights(launch, args, ending.options, item.token, positions);
     let here = slots_here(machine, args, positions);
     let row = |k| Row::Tensor(Tensor::Expert, machine.broadcast(positions, k));
     if shape.mode() == CombineMode::Exact && args.topk_weights == 0 {
@@ -83,13 +85,20 @@ fn sum_item<M: Machine>(
         here,
         |k| (row(k), f32::from_bits(machine.broadcast(weights, k))),
         Row::Tensor(Tensor::Combined, item.token),
+        ending.of_token(launch, args, item.token),
     );
 }
 
 /// The weights of a token, as f32 bits: those of the dispatch, in exact mode of this combine. The last lanes
 /// read some assignment's.
 #[inline(always)]
-fn read_weights<M: Machine>(launch: &Launch<M>, args: &CombineArgs, token: u32) -> M::Lanes<u32> {
+fn read_weights<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    token: u32,
+    positions: M::Lanes<u32>,
+) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
     let top_k = common.shape.top_k;
     let slot = |lane: u32| lane.min(top_k - 1);
@@ -103,5 +112,8 @@ fn read_weights<M: Machine>(launch: &Launch<M>, args: &CombineArgs, token: u32) 
     }
     let row = common.window.dispatch_row(common.rank(), token);
     let header = row.plus(common.row.header);
-    machine.lanes(|lane| machine.read_window(header.plus(Header::weight(top_k, slot(lane)))))
+    machine.lanes(|lane| {
+        let at = header.plus(Header::weight(top_k, slot(lane)));
+        row_weight(machine, args, options, machine.own(positions, lane), at)
+    })
 }

@@ -3,6 +3,7 @@
 pub mod block_memory;
 pub mod counters;
 pub mod deadline;
+pub mod finishing;
 pub mod position;
 pub mod rows;
 pub mod signals;
@@ -13,10 +14,10 @@ use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
 use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
 use crate::machine::deadline::Deadline;
+use crate::machine::finishing::{Finish, Finishing};
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
 use crate::machine::signals::Signals;
-use crate::machine::tile::Tiles;
 use crate::sync::miss::TimedOut;
 
 /// Lanes of a warp.
@@ -25,7 +26,7 @@ pub const LANES: u32 = 32;
 /// A warp of a GPU, or of something that behaves like one.
 ///
 /// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
-pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
+pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
     /// What of a row is on its way.
@@ -175,10 +176,17 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Tiles {
         let copied = self.copy_row(range, from, self.read_ahead(range, from), targets, to);
         debug_assert_eq!(copied, Ok(()), "{from:?} had arrived");
     }
-    /// Writes the BF16 elements in a span of `to`: the sum over the set bits `i` of `sources`,
-    /// lowest first, of weight times row. Starts at +0; every product and every sum is rounded
-    /// to f32, the end to BF16.
-    fn sum_rows(&self, range: ByteRange, sources: u32, from: impl Fn(u32) -> (Row, f32), to: Row);
+    /// Writes the elements in a byte range of `to`: the sum over the set bits `i` of `sources`, lowest first, of
+    /// weight times BF16 row. Starts at +0; every product and every sum is rounded to f32. `finish` makes of
+    /// the sums what is stored.
+    fn sum_rows(
+        &self,
+        range: ByteRange,
+        sources: u32,
+        from: impl Fn(u32) -> (Row, f32),
+        to: Row,
+        finish: impl Finish<Self>,
+    );
 
     /// Sends `bytes` from offset `from` of the own window to offset `to` of the window of a rank of another
     /// node, and then stores `value` in its signal word: never the signal first. What this warp wrote to

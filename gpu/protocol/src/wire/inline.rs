@@ -12,6 +12,7 @@
 use ferry_layout::{ByteOffset, RowGroup, Tensor};
 
 use crate::machine::deadline::Deadline;
+use crate::machine::finishing::Finish;
 use crate::machine::rows::{Bits, ByteRange, Row};
 use crate::machine::tile::Tiles;
 use crate::sync::miss::TimedOut;
@@ -184,7 +185,7 @@ fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
 
 /// Sums the BF16 elements in a byte range of the rows `from(i)` of the own window, for every bit `i` of
 /// `rows`, which are the lowest ones, in this order, and writes them to `to`. Starts at +0; every sum is
-/// rounded to f32, the end to BF16.
+/// rounded to f32. `finish` makes of the sums what is stored.
 ///
 /// Waits for every word of the rows, and re-arms them. `polls_all`: whether so few warps wait that each may
 /// poll all its words at once. A miss names the first row that had not arrived.
@@ -196,10 +197,18 @@ pub fn sum<T: Tiles + Deadline>(
     polls_all: bool,
     from: impl Fn(u32) -> ByteOffset,
     to: Row,
+    finish: impl Finish<T>,
 ) -> Result<(), TimedOut> {
     let mut start = range.start;
     while start < range.end {
-        sum_tile(machine, range, start, rows, polls_all, &from, to)?;
+        sum_tile(machine, range, start, rows, polls_all, &from, |sums| {
+            if !finish.is_rounding() {
+                return finish.store(machine, to, start, range.end, sums);
+            }
+            let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
+            debug_assert_is_inside(machine, to, start, range);
+            machine.store_tile(to, start, range.end, &sums);
+        })?;
         start += bytes_of::<T>(SUM_DEPTH);
     }
     Ok(())
@@ -214,7 +223,7 @@ fn sum_tile<T: Tiles + Deadline>(
     rows: u32,
     polls_all: bool,
     from: impl Fn(u32) -> ByteOffset,
-    to: Row,
+    store: impl FnOnce([T::Sums; SUM_DEPTH]),
 ) -> Result<(), TimedOut> {
     const {
         assert!(
@@ -263,9 +272,7 @@ fn sum_tile<T: Tiles + Deadline>(
         take(3);
         group = group.next();
     }
-    let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
-    debug_assert_is_inside(machine, to, start, range);
-    machine.store_tile(to, start, range.end, &sums);
+    store(sums);
     Ok(())
 }
 

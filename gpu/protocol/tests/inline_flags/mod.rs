@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ferry_layout::{ByteOffset, Counter, Epoch, Rank, SENTINEL, Tensor};
 use ferry_protocol::wire::credit;
 use ferry_protocol::wire::inline;
-use ferry_protocol::{ByteRange, Counters, Deadline, Row, Tiles};
+use ferry_protocol::{ByteRange, Counters, Deadline, Rounding, Row, Tiles};
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
@@ -235,6 +235,6 @@ pub fn sum_model(weak: Weak) {
     model(weak, 2, |warp| {
         let from = |row| warp.offset(row);
         let to = Row::Tensor(Tensor::Output, 0);
-        inline::sum(warp, SPAN, 0b11, false, from, to).is_ok()
+        inline::sum(warp, SPAN, 0b11, false, from, to, Rounding).is_ok()
     });
 }

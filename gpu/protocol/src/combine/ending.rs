@@ -1,0 +1,128 @@
+//! The last step of combine's sums: from f32 to what is stored.
+
+use core::array::from_fn;
+
+use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Epilogue, OutputElement, Tensor};
+
+use crate::machine::Machine;
+use crate::machine::finishing::Finish;
+use crate::machine::rows::Row;
+use crate::sync::launch::Launch;
+
+/// What a launch does with the sums of its tokens.
+#[derive(Clone, Copy)]
+pub struct Ending<'a, E> {
+    /// The launch's options.
+    pub options: &'a CombineOptions,
+    /// The launch's epilogue.
+    pub epilogue: &'a E,
+}
+
+/// What is done with the sums of a token.
+#[derive(Clone, Copy)]
+pub struct TokenEnding<'a, E> {
+    /// What the launch does.
+    pub ending: Ending<'a, E>,
+    /// Expert rows that there are.
+    pub row_capacity: u64,
+    /// Tokens of this rank in this round.
+    pub tokens: u32,
+    /// The token.
+    pub token: u32,
+    /// Whether the sum is rounded to BF16 before the shared expert's row is added.
+    pub rounds_first: bool,
+}
+
+/// Vectors of a lane that are finished at a time: of more, what is loaded for them would not find registers.
+const PAIR: usize = 2;
+
+impl<'a, E: Epilogue> Ending<'a, E> {
+    /// What is done with the sums of a token.
+    #[inline(always)]
+    pub fn of_token<M>(
+        self,
+        launch: &Launch<M>,
+        args: &CombineArgs,
+        token: u32,
+    ) -> TokenEnding<'a, E> {
+        TokenEnding {
+            ending: self,
+            row_capacity: args.row_capacity,
+            tokens: launch.tokens,
+            token,
+            rounds_first: matches!(launch.common.shape.mode(), CombineMode::Exact),
+        }
+    }
+}
+
+impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
+    #[inline(always)]
+    fn is_rounding(&self) -> bool {
+        let options = self.ending.options;
+        let is_bf16 = matches!(options.element(), OutputElement::Bf16);
+        E::IS_NONE && options.shared_of == 0 && is_bf16
+    }
+
+    #[inline(always)]
+    fn store<const DEPTH: usize>(
+        &self,
+        machine: &M,
+        to: Row,
+        start: u32,
+        end: u32,
+        sums: [M::Sums; DEPTH],
+    ) {
+        const { assert!(DEPTH == PAIR || DEPTH == 2 * PAIR) };
+        let pair = |first: usize| from_fn(|index| sums[(first + index).min(DEPTH - 1)]);
+        self.store_pair(machine, to, start, end, pair(0));
+        if DEPTH > PAIR {
+            let start = start + PAIR as u32 * M::WARP_BYTES;
+            self.store_pair(machine, to, start, end, pair(PAIR));
+        }
+    }
+}
+
+impl<E: Epilogue> TokenEnding<'_, E> {
+    /// The expert row that is added, if it is there: outputs may be too small, which the dispatch has told.
+    #[inline(always)]
+    fn shared_row<M: Machine>(&self, machine: &M) -> Option<u32> {
+        // Late: during the sum there are no registers for it.
+        let token = machine.late(self.token);
+        let row = self.ending.options.shared_row(self.tokens, token);
+        row.filter(|&row| (row as u64) < self.row_capacity)
+    }
+
+    /// As [`Finish::store`]. Everything is loaded before the first store, as loads do not overtake stores.
+    #[inline(always)]
+    fn store_pair<M: Machine>(
+        &self,
+        machine: &M,
+        to: Row,
+        start: u32,
+        end: u32,
+        mut sums: [M::Sums; PAIR],
+    ) {
+        if let Some(row) = self.shared_row(machine) {
+            let row = machine.row(Row::Tensor(Tensor::Expert, row));
+            let shared: [M::Vector; PAIR] = machine.load_tile(row, start, end, false);
+            sums = from_fn(|index| {
+                let sum = match self.rounds_first {
+                    true => machine.widen_bf16(machine.round_to_bf16(sums[index])),
+                    false => sums[index],
+                };
+                machine.add_sums(sum, machine.widen_bf16(shared[index]))
+            });
+        }
+        let Ending { options, epilogue } = self.ending;
+        let (token, element) = (machine.late(self.token), options.element());
+        let starts = [start, start + M::WARP_BYTES];
+        let apply = |index: usize| machine.apply(epilogue, token, starts[index], end, sums[index]);
+        let [first, second] = [apply(0), apply(1)];
+        let to = machine.row(match to {
+            Row::Tensor(tensor, index) => Row::Tensor(tensor, machine.late(index)),
+            to => to,
+        });
+        machine.store_sums(to, starts[0], end, first, element);
+        machine.store_sums(to, starts[1], end, second, element);
+    }
+}

@@ -1,0 +1,74 @@
+//! The entries of kernels with options, for an epilogue.
+
+/// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under the names that
+/// the host looks for. `cargo xtask build-ptx --manifest-path` makes PTX of it.
+///
+/// ```text
+/// #![no_std]
+/// #![feature(abi_ptx)]
+///
+/// #[repr(C)]
+/// #[derive(Clone, Copy)]
+/// struct Doubled;
+///
+/// impl ferry_gpu::Epilogue for Doubled {
+///     fn apply(&self, _: &impl ferry_gpu::Load, _: u32, _: u32, values: [f32; 8]) -> [f32; 8] {
+///         values.map(|value| 2.0 * value)
+///     }
+/// }
+///
+/// ferry_gpu::kernels_with_epilogue!(Doubled);
+/// ```
+#[macro_export]
+macro_rules! kernels_with_epilogue {
+    ($epilogue:ty) => {
+        const _: () = assert!(
+            size_of::<$epilogue>() <= $crate::layout::MAX_EPILOGUE_BYTES
+                && align_of::<$epilogue>() <= 8,
+            "an epilogue has at most MAX_EPILOGUE_BYTES and an alignment of at most 8"
+        );
+        $crate::kernel_with_options!(ferry_dispatch_async, false, dispatch_async);
+        $crate::kernel_with_options!(ferry_dispatch_async_shmem, true, dispatch_async);
+        $crate::kernel_with_options!(ferry_dispatch_wait, false, dispatch_wait);
+        $crate::kernel_with_options!(ferry_dispatch, false, dispatch);
+        $crate::kernel_with_options!(ferry_dispatch_shmem, true, dispatch);
+        $crate::kernel_with_options!(ferry_combine_async, false, combine_async, $epilogue);
+        $crate::kernel_with_options!(ferry_combine_async_shmem, true, combine_async, $epilogue);
+        $crate::kernel_with_options!(ferry_combine_wait, false, combine_wait, $epilogue);
+        $crate::kernel_with_options!(ferry_combine, false, combine, $epilogue);
+        $crate::kernel_with_options!(ferry_combine_shmem, true, combine, $epilogue);
+        $crate::kernel_with_options!(ferry_dispatch_local, false, dispatch_local);
+        $crate::kernel_with_options!(ferry_combine_local, false, combine_local, $epilogue);
+    };
+}
+
+/// Declares a kernel: its name, whether ranks of other nodes are among the peers, the protocol's function, and of
+/// a combine the epilogue. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kernel_with_options {
+    ($name:ident, $shmem:literal, $run:ident) => {
+        /// See the protocol's function of the same name.
+        ///
+        /// # Safety
+        /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(with: $crate::layout::DispatchWith) {
+            // SAFETY: the host built `with` for this rank.
+            let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
+            let _ = $crate::protocol::$run(&machine, &with.args, &with.options);
+        }
+    };
+    ($name:ident, $shmem:literal, $run:ident, $epilogue:ty) => {
+        /// See the protocol's function of the same name.
+        ///
+        /// # Safety
+        /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(with: $crate::layout::CombineWith<$epilogue>) {
+            // SAFETY: the host built `with` for this rank.
+            let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
+            let _ = $crate::protocol::$run(&machine, &with.args, &with.options, &with.epilogue);
+        }
+    };
+}

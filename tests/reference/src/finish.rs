@@ -1,0 +1,194 @@
+//! What becomes of the sums of a combine that has options, bit for bit.
+
+use half::bf16;
+
+use crate::combine::{self, CombineMode, round_to_bf16};
+use crate::problem::Problem;
+
+/// What results are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// BF16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+}
+
+/// Rows of the shared expert for some tokens of a rank.
+#[derive(Clone, Debug)]
+pub struct SharedRows {
+    /// The first of the tokens.
+    pub start: usize,
+    /// `[count, hidden]`.
+    pub rows: Vec<bf16>,
+}
+
+/// What a rank does with the sums of its tokens, in the order of the fields. Each step is rounded to f32.
+#[derive(Clone, Debug)]
+pub struct Finish {
+    /// Rows that are added: in reduced mode to the sum, in exact mode to the sum rounded to bf16.
+    pub shared: Option<SharedRows>,
+    /// `[tokens]`: each token is multiplied.
+    pub row_scales: Option<Vec<f32>>,
+    /// `[hidden]` each: added one after the other.
+    pub biases: [Option<Vec<bf16>>; 2],
+    /// `[tokens, hidden]`: added.
+    pub residual: Option<Vec<bf16>>,
+    /// What the end is converted to, once.
+    pub element: Element,
+}
+
+impl Finish {
+    /// Nothing but rounding to bf16.
+    pub const NONE: Self = Self {
+        shared: None,
+        row_scales: None,
+        biases: [None, None],
+        residual: None,
+        element: Element::Bf16,
+    };
+
+    /// An element of a token, of which `sum` is the sum of its rows.
+    fn value(&self, mode: CombineMode, hidden: usize, index: usize, sum: f32) -> f32 {
+        let (token, column) = (index / hidden, index % hidden);
+        let mut value = sum;
+        if let Some(shared) = &self.shared
+            && let Some(row) = token.checked_sub(shared.start)
+            && let Some(shared) = shared.rows.get(row * hidden + column)
+        {
+            if mode == CombineMode::Exact {
+                value = round_to_bf16(value).to_f32();
+            }
+            value += shared.to_f32();
+        }
+        if let Some(scales) = &self.row_scales {
+            value *= scales[token];
+        }
+        for bias in self.biases.iter().flatten() {
+            value += bias[column].to_f32();
+        }
+        if let Some(residual) = &self.residual {
+            value += residual[index].to_f32();
+        }
+        value
+    }
+}
+
+/// Combines as [`combine`](crate::combine()), with options: the bytes of the result of every source rank, in the
+/// byte order of this machine. `row_weights`: in reduced mode, the weights of each rank's rows instead of the
+/// router's.
+///
+/// # Panics
+///
+/// As [`combine`](crate::combine()); if the mode is [`CombineMode::Unreduced`], or `finish` has not one entry for
+/// each rank.
+pub fn combine_with(
+    problem: &Problem,
+    expert_rows: &[Vec<bf16>],
+    row_weights: Option<&[Vec<f32>]>,
+    mode: CombineMode,
+    finish: &[Finish],
+) -> Vec<Vec<u8>> {
+    assert_eq!(finish.len(), problem.ranks, "finish: one per rank");
+    let sums = combine::sums(problem, expert_rows, row_weights, mode);
+    let finished = sums.into_iter().zip(finish).map(|(sums, finish)| {
+        let mut bytes = Vec::new();
+        for (index, sum) in sums.into_iter().enumerate() {
+            let value = finish.value(mode, problem.hidden, index, sum);
+            match finish.element {
+                Element::Bf16 => bytes.extend(round_to_bf16(value).to_bits().to_ne_bytes()),
+                Element::F16 => bytes.extend(f16_bits(value).to_ne_bytes()),
+                Element::F32 if value.is_nan() => bytes.extend(0x7fff_ffff_u32.to_ne_bytes()),
+                Element::F32 => bytes.extend(value.to_ne_bytes()),
+            }
+        }
+        bytes
+    });
+    finished.collect()
+}
+
+/// The nearest half-precision number, ties to even: counted in units of its last place, which an f64 does exactly.
+fn f16_bits(value: f32) -> u16 {
+    if value.is_nan() {
+        return 0x7fff;
+    }
+    let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
+    let magnitude = f64::from(value.abs());
+    // From here on the nearest number would be 65,536.
+    if magnitude >= 65_520.0 {
+        return sign | 0x7c00;
+    }
+    // Numbers below 2^-14 have the unit of those above.
+    let mut exponent = -14;
+    while magnitude >= f64::powi(2.0, exponent + 1) {
+        exponent += 1;
+    }
+    let units = (magnitude / f64::powi(2.0, exponent - 10)).round_ties_even() as u16;
+    // The bit above the fraction counts as one exponent; a sum of 2,048 units carries into it.
+    sign | (((exponent + 14) as u16) << 10).wrapping_add(units)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_precision() {
+        let cases: [(f32, u16); 14] = [
+            (1.0, 0x3c00),
+            (-2.0, 0xc000),
+            (0.0, 0),
+            (-0.0, 0x8000),
+            (65_504.0, 0x7bff),
+            (65_519.9, 0x7bff),
+            (65_520.0, 0x7c00),
+            (f32::NEG_INFINITY, 0xfc00),
+            (f32::NAN, 0x7fff),
+            (1.0 + 1.0 / 2048.0, 0x3c00), // tie, to even
+            (1.0 + 3.0 / 2048.0, 0x3c02), // tie, to even
+            (2047.5 / 1024.0, 0x4000),    // carries into the exponent
+            (f32::powi(2.0, -24), 1),
+            (f32::powi(2.0, -25), 0),
+        ];
+        for (value, bits) in cases {
+            assert_eq!(f16_bits(value), bits, "{value:e}");
+        }
+        for bits in (0..=0xffff).filter(|bits| bits & 0x7c00 != 0x7c00) {
+            assert_eq!(f16_bits(half::f16::from_bits(bits).to_f32()), bits);
+        }
+    }
+
+    #[test]
+    fn steps_go_in_order_and_round_each() {
+        let finish = Finish {
+            shared: Some(SharedRows {
+                start: 1,
+                rows: vec![bf16::from_f32(0.5)],
+            }),
+            row_scales: Some(vec![3.0, 2.0]),
+            biases: [
+                Some(vec![bf16::from_f32(16_777_216.0)]),
+                Some(vec![bf16::from_f32(-16_777_216.0)]),
+            ],
+            residual: Some(vec![bf16::ZERO, bf16::from_f32(0.25)]),
+            element: Element::F32,
+        };
+        // 2^24 + 3 is a tie and becomes 2^24 + 4; minus 2^24 is 4.
+        assert_eq!(finish.value(CombineMode::Reduced, 1, 0, 1.0), 4.0);
+        // (1 + 0.5) * 2 likewise, and the residual.
+        assert_eq!(finish.value(CombineMode::Reduced, 1, 1, 1.0), 4.25);
+        let shared = Finish {
+            row_scales: None,
+            biases: [None, None],
+            residual: None,
+            ..finish
+        };
+        // 1 + 2^-9 is 1 in bf16.
+        let sum = 1.0 + 1.0 / 512.0;
+        assert_eq!(shared.value(CombineMode::Exact, 1, 1, sum), 1.5);
+        assert_eq!(shared.value(CombineMode::Reduced, 1, 1, sum), sum + 0.5);
+        assert_eq!(shared.value(CombineMode::Exact, 1, 0, sum), sum);
+    }
+}

@@ -1,0 +1,163 @@
+//! Combines with options: each alone and all together, in every element, in both modes, fused and split, with Ferry's
+//! own steps and with the epilogue of a crate of its own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use ferry::{Config, Group, OutputElement};
+
+use super::{Outcome, Suite};
+use crate::group::GroupKind;
+use crate::simulated::finish::{Options, run_own};
+use crate::simulated::{Case, Return, gpu_case};
+
+/// Cases of each kind.
+const CASES: u64 = 24;
+
+const NONE: Options = Options {
+    row_scales: false,
+    biases: [false; 2],
+    residual: false,
+    row_weights: false,
+    element: OutputElement::Bf16,
+    shared_of: 0,
+};
+
+const ALL: Options = Options {
+    row_scales: true,
+    biases: [true; 2],
+    residual: true,
+    row_weights: true,
+    element: OutputElement::F32,
+    shared_of: 0,
+};
+
+pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
+    let alone = [
+        (
+            "row scales",
+            Options {
+                row_scales: true,
+                ..NONE
+            },
+        ),
+        (
+            "bias 1",
+            Options {
+                biases: [true, false],
+                ..NONE
+            },
+        ),
+        (
+            "bias 2",
+            Options {
+                biases: [false, true],
+                ..NONE
+            },
+        ),
+        (
+            "residual",
+            Options {
+                residual: true,
+                ..NONE
+            },
+        ),
+        (
+            "row weights",
+            Options {
+                row_weights: true,
+                ..NONE
+            },
+        ),
+        (
+            "f16",
+            Options {
+                element: OutputElement::F16,
+                ..NONE
+            },
+        ),
+        (
+            "f32",
+            Options {
+                element: OutputElement::F32,
+                ..NONE
+            },
+        ),
+        ("all", ALL),
+    ];
+    for (name, options) in alone {
+        suite.check(&format!("combine with options: {name}"), |suite| {
+            let (group, ranks, seed) = (suite.group().clone(), suite.ranks(), suite.args.seed);
+            each(seed, ranks, |case, config| {
+                options.run(&group, case, config)
+            })
+        })?;
+    }
+    suite.check("combine with options: any", |suite| {
+        let (group, ranks, seed) = (suite.group().clone(), suite.ranks(), suite.args.seed);
+        each(seed, ranks, |case, config| {
+            Options::any(case.seed, 0).run(&group, case, config)
+        })
+    })?;
+    suite.check("combine with an epilogue of a crate of its own", |suite| {
+        let (ranks, seed) = (suite.ranks(), suite.args.seed);
+        let Some(group) = own_group(suite)? else {
+            return Ok(Outcome::Skipped("not on local GPUs".into()));
+        };
+        each(seed, ranks, |case, config| run_own(&group, case, config))
+    })
+}
+
+/// Cases in both modes, fused and split.
+fn each(seed: u64, ranks: usize, run: impl Fn(&Case, Config)) -> Result<Outcome> {
+    for seed in seed * 1000..seed * 1000 + CASES {
+        let case = gpu_case(seed, ranks);
+        let case = Case {
+            how: [Return::Reduced, Return::Exact][seed as usize % 2],
+            split: [0, u64::MAX][seed as usize / 2 % 2],
+            tokens: case.tokens[..2].to_vec(),
+            options: true,
+            shared_expert: false,
+            counted: None,
+            ..case
+        };
+        let config = Config {
+            deadline: Duration::from_secs(20),
+            ..case.config()
+        };
+        // What is wrong panics with the whole case.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&case, config))) {
+            let text = panic.downcast_ref::<String>();
+            bail!("{}", text.map_or("it panicked", String::as_str));
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// A group whose kernels with options have the epilogue.
+fn own_group(suite: &Suite<'_>) -> Result<Option<Group>> {
+    Ok(match suite.args.group {
+        #[cfg(feature = "cuda")]
+        GroupKind::Local => {
+            let devices: Vec<_> = (0..suite.ranks()).collect();
+            let of = |text: &str| {
+                // SAFETY: the kernels are Ferry's with an epilogue that reads what the test gives it.
+                let kernels = unsafe { ferry::Kernels::default().with_epilogue(text) }?;
+                anyhow::Ok(Group::local_with(&devices, &kernels)?)
+            };
+            match of(include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"))) {
+                Ok(group) => Some(group),
+                Err(_) => Some(of(include_str!(env!("FERRY_EPILOGUE_PTX_SM_80")))?),
+            }
+        }
+        GroupKind::Simulated => {
+            use ferry::simulator::{Combines, Options};
+            Some(Group::simulated_with(Options {
+                combines: Combines::with::<ferry_own_epilogue::LimitedWithOffsets>(),
+                ..Options::new(suite.ranks() as u32, suite.args.seed)
+            })?)
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,157 @@
+//! Combines with options on simulated ranks give what the oracle gives, bit for bit: epilogues, results of other
+//! elements, late weights, the shared expert's rows.
+
+use std::ops::Range;
+
+use ferry::simulator::{Args, Combines, Options as Machine};
+use ferry::{Group, OutputElement, TokenFormat};
+use ferry_own_epilogue::LimitedWithOffsets;
+use ferry_tests::simulated::finish::{Options, run_own};
+use ferry_tests::simulated::*;
+
+/// Any case whose rows are summed: of all sizes and formats, and rows with inline flags.
+fn summed(seed: u64) -> Case {
+    let case = match seed % 3 {
+        0 => inline_case(seed),
+        _ => any_case(seed),
+    };
+    let formats = TokenFormat::ALL;
+    let format = match case.hidden.is_multiple_of(128) {
+        true => formats[seed as usize % formats.len()],
+        false => case.format,
+    };
+    Case {
+        how: [Return::Reduced, Return::Exact][seed as usize / 3 % 2],
+        format,
+        options: true,
+        shared_expert: false,
+        counted: None,
+        ..case
+    }
+}
+
+fn all(seeds: Range<u64>, shared_of: u32, change_args: Option<fn(u32, &mut Args)>) {
+    for seed in seeds {
+        let case = summed(seed);
+        let machine = Machine {
+            change_args,
+            ..case.machine()
+        };
+        let group = Group::simulated_with(machine).unwrap();
+        Options::any(seed, shared_of).run(&group, &case, case.config());
+    }
+}
+
+#[test]
+fn any_options_1() {
+    all(0..200, 0, None);
+}
+
+#[test]
+fn any_options_2() {
+    all(200..400, 0, None);
+}
+
+/// Every rank has the shared expert's rows of all its tokens: as many of the expert rows as it has tokens, from the
+/// first one on.
+#[test]
+fn with_a_shared_expert() {
+    all(
+        400..600,
+        1,
+        Some(|_, args| {
+            if let Args::Combine(with) = args {
+                with.options.shared_of = 1;
+            }
+        }),
+    );
+}
+
+/// Each of three ranks has a part of the tokens.
+#[test]
+fn with_a_part_of_a_shared_expert() {
+    all(
+        600..760,
+        3,
+        Some(|rank, args| {
+            if let Args::Combine(with) = args {
+                with.options.shared_of = 3;
+                with.options.shared_index = rank % 3;
+            }
+        }),
+    );
+}
+
+/// Each option alone, fused and split, in both modes.
+#[test]
+fn each_option_alone() {
+    let none = Options {
+        row_scales: false,
+        biases: [false; 2],
+        residual: false,
+        row_weights: false,
+        element: OutputElement::Bf16,
+        shared_of: 0,
+    };
+    let alone = [
+        none,
+        Options {
+            row_scales: true,
+            ..none
+        },
+        Options {
+            biases: [true, false],
+            ..none
+        },
+        Options {
+            biases: [false, true],
+            ..none
+        },
+        Options {
+            residual: true,
+            ..none
+        },
+        Options {
+            row_weights: true,
+            ..none
+        },
+        Options {
+            element: OutputElement::F16,
+            ..none
+        },
+        Options {
+            element: OutputElement::F32,
+            ..none
+        },
+    ];
+    for (seed, options) in (800..).zip(alone) {
+        for how in [Return::Reduced, Return::Exact] {
+            for split in [0, u64::MAX] {
+                let case = Case {
+                    how,
+                    split,
+                    ..summed(seed)
+                };
+                let group = Group::simulated_with(case.machine()).unwrap();
+                options.run(&group, &case, case.config());
+            }
+        }
+    }
+}
+
+/// An epilogue of a user's own crate: f32 results, of which each is what the epilogue makes of the sum.
+#[test]
+fn an_epilogue_of_ones_own() {
+    for seed in 900..940 {
+        let case = summed(seed);
+        let machine = Machine {
+            combines: Combines::with::<LimitedWithOffsets>(),
+            ..case.machine()
+        };
+        run_own(
+            &Group::simulated_with(machine).unwrap(),
+            &case,
+            case.config(),
+        );
+    }
+}

@@ -1,0 +1,71 @@
+//! Builds a crate of kernels that is not among this workspace's packages.
+
+use std::fs;
+use std::path::{Path, PathBuf, absolute};
+
+use crate::command::{llvm_tools, output_of, toolchain_command};
+use crate::compile::{TARGET, Variant, rustflags};
+use crate::error::{Error, FileContext, Result};
+use crate::nvshmem::device_bitcode;
+
+/// Builds the PTX of one variant of the library of a crate, by its manifest, with the flags of Ferry's own kernels
+/// and this workspace's compiler. The crate depends on this workspace's `ferry-gpu` by its path. Gives the file:
+/// `<variant>.ptx` in a folder of the crate's name below `<target_dir>/ptx/own`.
+///
+/// # Errors
+///
+/// As [`build`](crate::build()); a manifest whose library is no `cdylib` of kernels.
+pub fn build_own(
+    workspace_root: &Path,
+    target_dir: &Path,
+    manifest: &Path,
+    variant: Variant,
+) -> Result<PathBuf> {
+    let manifest = absolute(manifest).file("resolve", manifest)?;
+    let target_dir = absolute(target_dir).file("resolve", target_dir)?;
+    let bitcode = device_bitcode(&target_dir, || llvm_tools(workspace_root))?;
+    let crate_folder = manifest.parent().and_then(Path::file_name);
+    let folder = target_dir
+        .join("ptx/own")
+        .join(crate_folder.unwrap_or_default());
+    let built = folder.join(format!("{variant}.built"));
+    if built.is_dir() {
+        fs::remove_dir_all(&built).file("remove", &built)?;
+    }
+    fs::create_dir_all(&built).file("create", &built)?;
+    eprintln!("compiling {} for {variant}", manifest.display());
+    let mut cargo = toolchain_command("cargo", workspace_root);
+    cargo
+        .args(["build", "--quiet", "--release", "--lib", "--target", TARGET])
+        .args(["-Zbuild-std=core", "-Zunstable-options"])
+        .args(["--config", "profile.release.debug=false"])
+        .args(["--config", "profile.release.codegen-units=1"])
+        .arg("--artifact-dir")
+        .arg(&built)
+        .arg("--manifest-path")
+        .arg(&manifest)
+        .env(
+            "RUSTFLAGS",
+            format!("{} -Clink-arg={}", rustflags(variant), bitcode.display()),
+        )
+        .env(
+            "CARGO_TARGET_DIR",
+            target_dir.join("ptx").join(variant.target_cpu()),
+        );
+    output_of(&mut cargo, || Error::MissingTool {
+        tool: "cargo".into(),
+        needed_for: "it compiles the kernels",
+        get: "rustup toolchain install".into(),
+    })?;
+    let files = fs::read_dir(&built).file("read", &built)?;
+    let mut files = files.filter_map(|entry| Some(entry.ok()?.path()));
+    let found = files.find(|path| path.extension().is_some_and(|end| end == "ptx"));
+    let found = found.ok_or_else(|| Error::MissingOutput {
+        what: "PTX",
+        path: built.clone(),
+    })?;
+    let ptx = folder.join(format!("{variant}.ptx"));
+    fs::rename(&found, &ptx).file("move into place", &ptx)?;
+    fs::remove_dir_all(&built).file("remove", &built)?;
+    Ok(ptx)
+}
