@@ -305,7 +305,7 @@ pub(crate) enum KernelSet {
     Plain,
     /// Those that take options, by the same names.
     #[cfg_attr(
-        not(feature = "cuda"),
+        not(any(test, feature = "cuda")),
         expect(dead_code, reason = "only devices load them")
     )]
     WithOptions,

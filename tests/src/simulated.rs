@@ -4,7 +4,7 @@
 mod case;
 pub mod finish;
 
-use ferry::simulator::{Options, SimulatorError};
+use ferry::simulator::SimulatorError;
 use ferry::*;
 use ferry_reference::{Problem, bf16};
 
