@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::silu::Activation;
 use crate::{
-    DispatchRow, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace, scale_placement,
+    Counter, DispatchRow, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace,
+    scale_placement,
 };
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
@@ -134,6 +135,7 @@ pub trait Arguments: Copy {
             Table::TileCounts => workspace + tables.tile_counts,
             Table::Routes => workspace + tables.routes,
             Table::RowMap => workspace + tables.row_map,
+            Table::CountedTokens => workspace + Counter::Tokens.bytes(),
             _ => self.user_table(table),
         }
     }

@@ -79,6 +79,9 @@ pub enum Table {
     InputScale,
     /// `[1]` how many tokens there are, the user's; read only.
     TokensOnDevice,
+    /// `[1]` [`Counter::Tokens`], as an earlier launch of the round left it: not polled, so that the warps of
+    /// a multiprocessor read it once.
+    CountedTokens,
     /// `[row capacity]` what each expert row is weighted with, as f32 bits, the user's; read only.
     RowWeights,
     /// `[token, K]` index of each assignment among those of its tile for its expert.

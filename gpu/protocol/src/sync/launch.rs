@@ -1,6 +1,8 @@
 //! Waits that end.
 
-use ferry_layout::{Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region};
+use ferry_layout::{
+    Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region, Table,
+};
 
 use crate::machine::Machine;
 use crate::sync::culprit;
@@ -45,7 +47,10 @@ impl<'a, M: Machine> Launch<'a, M> {
     pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel, is_counted: bool) -> Self {
         let loading = machine.begin();
         let tokens = match is_counted {
-            true => common.tokens.min(machine.load(Counter::Tokens) as u32),
+            true => {
+                let kept = machine.lanes(|_| machine.read(Table::CountedTokens, 0));
+                common.tokens.min(machine.broadcast(kept, 0))
+            }
             false => common.tokens,
         };
         machine.clear_block();
