@@ -76,7 +76,8 @@ pub struct Config {
     pub specialise: bool,
     /// Whether the kernels that take options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result): what a call needs that gives an option. A call with
-    /// one is refused without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply it.
+    /// one is refused without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply
+    /// it.
     pub options: bool,
 }
 

@@ -144,7 +144,7 @@ pub enum Error {
     },
     /// A half of a split call where nothing travels.
     #[error(
-        "{call} sends and does not wait, but the plan's skip_a2a is true, so nothing is sent: make the fused call"
+        "{call} sends and does not wait, but the plan's skip_a2a is true, and nothing is sent: call the whole"
     )]
     SplitWithoutTravel {
         /// What was called.

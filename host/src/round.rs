@@ -201,8 +201,8 @@ impl<'a> Dispatched<'a> {
 
     /// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's
     /// tokens, in one kernel; ends the round. Enqueues only; `input` and `output` are in use
-    /// until `stream` has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), where
-    /// it sums the rows of this rank's experts alone.
+    /// until `stream` has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a),
+    /// where it sums the rows of this rank's experts alone.
     ///
     /// # Errors
     /// [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::Epilogue`], [`Error::WithoutOptions`];

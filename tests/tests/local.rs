@@ -1,5 +1,5 @@
-//! Where every rank has all tokens, dispatch and combine on simulated ranks give what the oracle gives of each
-//! rank's share, bit for bit, whatever the order of events.
+//! Where every rank has all tokens, dispatch and combine on simulated ranks give what the oracle gives of
+//! each rank's share, bit for bit, whatever the order of events.
 
 use std::ops::Range;
 use std::time::Duration;

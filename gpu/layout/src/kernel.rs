@@ -39,6 +39,22 @@ impl Kernel {
         Self::LocalCombine,
     ];
 
+    /// Whether it takes a dispatch's arguments.
+    pub const fn dispatches(self) -> bool {
+        matches!(
+            self,
+            Self::DispatchAsync | Self::DispatchWait | Self::Dispatch | Self::LocalDispatch
+        )
+    }
+
+    /// Whether it takes a combine's arguments.
+    pub const fn combines(self) -> bool {
+        matches!(
+            self,
+            Self::CombineAsync | Self::CombineWait | Self::Combine | Self::LocalCombine
+        )
+    }
+
     /// Whether only the kernels that take options have it.
     pub const fn needs_options(self) -> bool {
         matches!(self, Self::LocalDispatch | Self::LocalCombine)

@@ -252,19 +252,10 @@ impl World {
             .queues
             .get_mut(rank as usize)
             .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
-        let is_right = match (kernel, &*args) {
-            (
-                Kernel::Dispatch
-                | Kernel::DispatchAsync
-                | Kernel::DispatchWait
-                | Kernel::LocalDispatch,
-                args,
-            ) => matches!(args, Args::Dispatch(_)),
-            (
-                Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait | Kernel::LocalCombine,
-                args,
-            ) => matches!(args, Args::Combine(_)),
-            (Kernel::FusedSilu, args) => matches!(args, Args::Silu(_)),
+        let is_right = match &*args {
+            Args::Dispatch(_) => kernel.dispatches(),
+            Args::Combine(_) => kernel.combines(),
+            Args::Silu(_) => kernel == Kernel::FusedSilu,
         };
         if !is_right {
             return Err(SimulatorError::WrongArguments {

@@ -401,17 +401,10 @@ unsafe impl Device for CudaDevice {
 
 /// Where the kernel's only parameter lies, if it is the one that the kernel takes.
 fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
-    let dispatches = matches!(
-        launch.kernel,
-        Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch | Kernel::LocalDispatch
-    );
-    let combines = matches!(
-        launch.kernel,
-        Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine | Kernel::LocalCombine
-    );
+    let kernel = launch.kernel;
     match &launch.args {
-        Args::Dispatch(args) if dispatches => Ok(ptr::from_ref(args).cast()),
-        Args::Combine(args) if combines => Ok(ptr::from_ref(args).cast()),
+        Args::Dispatch(args) if kernel.dispatches() => Ok(ptr::from_ref(args).cast()),
+        Args::Combine(args) if kernel.combines() => Ok(ptr::from_ref(args).cast()),
         Args::Silu(args) if launch.kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
         _ => {
             let detail = format!(

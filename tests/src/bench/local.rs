@@ -138,8 +138,8 @@ fn time(
     })
 }
 
-/// What a rank reads and writes: each token that has an expert here once, and its rows; these in BF16, and all
-/// sums.
+/// What a rank reads and writes: each token that has an expert here once, and its rows; these in BF16, and
+/// all sums.
 fn bytes(share: &Problem, format: TokenFormat) -> [u64; 2] {
     let tokens = share.inputs[0].topk_ids.chunks(share.top_k);
     let slots = tokens.map(|ids| ids.iter().filter(|&&id| id >= 0).count());

@@ -50,8 +50,8 @@ impl PlacedRow {
 }
 
 impl Placement {
-    /// Every rank's, where each brings the first `compared.tokens` tokens of a problem at most: the oracle's dispatch
-    /// of tokens of one element, which is quick whatever the hidden size.
+    /// Every rank's, where each brings the first `compared.tokens` tokens of a problem at most: the oracle's
+    /// dispatch of tokens of one element, which is quick whatever the hidden size.
     pub fn of(problem: &Problem, format: TokenFormat, compared: Compared) -> Vec<Self> {
         let Compared {
             tokens,
