@@ -86,9 +86,9 @@ pub fn dispatch<M: Machine>(
     }))
 }
 
-/// Begins a launch that numbers assignments. Every block numbers a small batch. The ids are asked for together
-/// with the machine's own loads, before one of them is waited for, and one barrier ends both the numbering and
-/// the machine's first steps.
+/// Begins a launch that numbers assignments. Every block numbers a small batch. The ids are asked for
+/// together with the machine's own loads, before one of them is waited for, and one barrier ends both the
+/// numbering and the machine's first steps.
 #[inline(always)]
 pub fn begin<'a, M: Machine>(
     machine: &'a M,
