@@ -1,7 +1,7 @@
 //! The entries of kernels with options, for an epilogue.
 
-/// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under the names that
-/// the host looks for. `cargo xtask build-ptx --manifest-path` makes PTX of it.
+/// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under
+/// the names that the host looks for. `cargo xtask build-ptx --manifest-path` makes PTX of it.
 ///
 /// ```text
 /// #![no_std]
@@ -42,8 +42,9 @@ macro_rules! kernels_with_epilogue {
     };
 }
 
-/// Declares a kernel: its name, whether ranks of other nodes are among the peers, the protocol's function, and of
-/// a combine the epilogue. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// Declares a kernel: its name, whether ranks of other nodes are among the peers, the protocol's
+/// function, and of a combine the epilogue. Part of
+/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernel_with_options {

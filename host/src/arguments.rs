@@ -67,8 +67,8 @@ pub struct DispatchOutput {
 
 /// What a rank gives back in a combine.
 ///
-/// `row_weights` and `epilogue` take kernels with options ([`Config::options`](crate::Config::options)). Each rank
-/// may give its own.
+/// `row_weights` and `epilogue` take kernels with options
+/// ([`Config::options`](crate::Config::options)). Each rank may give its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombineInput {
     /// BF16 `[capacity, hidden]`, 16-byte aligned: the experts' outputs in the order of the
@@ -77,8 +77,9 @@ pub struct CombineInput {
     /// f32 `[tokens, top_k]`, exact mode only: the weights of this rank's own tokens. `None`
     /// keeps the rows of a token apart.
     pub topk_weights: Option<Tensor<2>>,
-    /// f32 `[capacity]`, reduced mode only: what each of `expert_rows` is weighted with, instead of the router's
-    /// weight that came with its token. Those of rows that nobody was sent are not read.
+    /// f32 `[capacity]`, reduced mode only: what each of `expert_rows` is weighted with, instead of
+    /// the router's weight that came with its token. Those of rows that nobody was sent are not
+    /// read.
     pub row_weights: Option<Tensor<1>>,
     /// What is done with the sums of this rank's own tokens.
     pub epilogue: CombineEpilogue,

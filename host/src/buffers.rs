@@ -159,8 +159,8 @@ impl CombineBuffers {
         Self::with_rows(device, plan, None, OutputElement::Bf16)
     }
 
-    /// As [`new`](Self::new), of other elements: `element.bits() / 8` bytes each. Not cleared. Not collective;
-    /// synchronises.
+    /// As [`new`](Self::new), of other elements: `element.bits() / 8` bytes each. Not cleared. Not
+    /// collective; synchronises.
     ///
     /// # Errors
     /// What the device reports.

@@ -3,13 +3,13 @@
 use bytemuck::{NoUninit, Zeroable};
 use ferry_layout::{EpilogueWords, MAX_EPILOGUE_BYTES, Steps};
 
-use crate::arguments::address_or_none;
 use crate::error::EpilogueError;
 use crate::tensor::Element;
 use crate::{Error, Plan, Tensor};
 
-/// What a combine does with the sum of a token's rows before it is stored. Sums are f32; what comes of them is
-/// converted once, to what `combined` is made of. With a shared expert, its row was added before.
+/// What a combine does with the sum of a token's rows before it is stored. Sums are f32; what comes
+/// of them is converted once, to what `combined` is made of. With a shared expert, its row was
+/// added before.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CombineEpilogue {
     /// Nothing.
@@ -23,7 +23,8 @@ pub enum CombineEpilogue {
 
 /// Steps on each sum, in the order of the fields; each result is rounded to f32. What is `None` is left out.
 ///
-/// The tensors are in use until the stream has passed the kernel that sums: of a split combine that of the wait.
+/// The tensors are in use until the stream has passed the kernel that sums: of a split combine that
+/// of the wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CombineSteps {
     /// f32 `[tokens]`: each token is multiplied with its scale.
@@ -48,8 +49,8 @@ impl OwnEpilogue {
     /// [`Error::Epilogue`] if it is larger than 256 bytes, or needs an alignment above 8.
     ///
     /// # Safety
-    /// Until the stream has passed the kernels of the combines that it is given to, what `Epilogue::apply` reads
-    /// with it is memory that the rank's device may read.
+    /// Until the stream has passed the kernels of the combines that it is given to, what
+    /// `Epilogue::apply` reads with it is memory that the rank's device may read.
     pub unsafe fn new<E: NoUninit>(epilogue: &E) -> Result<Self, Error> {
         let given = bytemuck::bytes_of(epilogue);
         if given.len() > MAX_EPILOGUE_BYTES || align_of::<E>() > 8 {
@@ -76,8 +77,8 @@ impl std::fmt::Debug for OwnEpilogue {
 }
 
 impl CombineEpilogue {
-    /// The words that a launch takes, if there is an epilogue. `taken`: bytes of the epilogue that the device's
-    /// kernels take, rounded up to 8, if they are not Ferry's own.
+    /// The words that a launch takes, if there is an epilogue. `taken`: bytes of the epilogue that
+    /// the device's kernels take, rounded up to 8, if they are not Ferry's own.
     pub(crate) fn words(
         &self,
         plan: &Plan,
@@ -113,10 +114,11 @@ impl CombineSteps {
         if let Some(residual) = &self.residual {
             residual.require("residual", [tokens, hidden], Element::BF16_ROW)?;
         }
+        let address = |tensor: Tensor<1>| tensor.at.address();
         let steps = Steps {
-            row_scales: address_or_none(self.row_scales),
-            biases: self.biases.map(address_or_none),
-            residual: address_or_none(self.residual),
+            row_scales: self.row_scales.map_or(0, address),
+            biases: self.biases.map(|bias| bias.map_or(0, address)),
+            residual: self.residual.map_or(0, |tensor| tensor.at.address()),
             hidden: hidden as u64,
         };
         let mut words = EpilogueWords::zeroed();

@@ -101,14 +101,15 @@ impl Kernels {
         })
     }
 
-    /// These, and as kernels with options those in a PTX text: that of a crate which declares them with an epilogue
-    /// of its own (`ferry_gpu::kernels_with_epilogue!`, `cargo xtask build-ptx --manifest-path`). Combines that
-    /// give an [`OwnEpilogue`](crate::OwnEpilogue) run on them, and all other calls with options; combines with an
-    /// option must give one.
+    /// These, and as kernels with options those in a PTX text: that of a crate which declares them
+    /// with an epilogue of its own (`ferry_gpu::kernels_with_epilogue!`, `cargo xtask build-ptx
+    /// --manifest-path`). Combines that give an [`OwnEpilogue`](crate::OwnEpilogue) run on them,
+    /// and all other calls with options; combines with an option must give one.
     ///
     /// # Errors
-    /// All of [`KernelsError`]: every kernel with options must be there and take what Ferry's takes, but for the
-    /// epilogue, which all combines have. Compiling the text is left to the devices.
+    /// All of [`KernelsError`]: every kernel with options must be there and take what Ferry's
+    /// takes, but for the epilogue, which all combines have. Compiling the text is left to the
+    /// devices.
     ///
     /// # Safety
     /// As [`from_ptx`](Self::from_ptx). The epilogue reads no other memory than what it is given to read.

@@ -120,6 +120,10 @@ impl ExpertParallel {
 
 /// What is left to do in an open round; see [`ExpertParallel::unfinished`].
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an epilogue is kept by value: no call allocates"
+)]
 pub enum Unfinished<'a> {
     /// No round is open.
     Nothing,

@@ -1,5 +1,5 @@
-//! Combines with options on simulated ranks give what the oracle gives, bit for bit: epilogues, results of other
-//! elements, late weights, the shared expert's rows.
+//! Combines with options on simulated ranks give what the oracle gives, bit for bit: epilogues,
+//! results of other elements, late weights, the shared expert's rows.
 
 use std::ops::Range;
 
@@ -52,8 +52,8 @@ fn any_options_2() {
     all(200..400, 0, None);
 }
 
-/// Every rank has the shared expert's rows of all its tokens: as many of the expert rows as it has tokens, from the
-/// first one on.
+/// Every rank has the shared expert's rows of all its tokens: as many of the expert rows as it has
+/// tokens, from the first one on.
 #[test]
 fn with_a_shared_expert() {
     all(

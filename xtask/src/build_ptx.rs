@@ -53,8 +53,8 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
     Ok(())
 }
 
-/// Builds and assembles the crate of a manifest, prints the table and where its PTX lies, and fails where a kernel
-/// takes local memory or too many registers.
+/// Builds and assembles the crate of a manifest, prints the table and where its PTX lies, and fails
+/// where a kernel takes local memory or too many registers.
 pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -> Result<()> {
     let Places { root, target_dir } = places;
     let variants = arch.map_or(Variant::ALL.to_vec(), |variant| vec![variant]);

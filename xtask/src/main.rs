@@ -48,7 +48,8 @@ enum Task {
         /// Build nothing; compare two PTX files, or folders of them: exit code 1 if the code differs
         ///
         /// Mangled names, numbers of labels, comments, line tables and the order of functions do not count.
-        #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["arch", "check", "bless", "manifest_path"])]
+        #[arg(long, num_args = 2, value_names = ["A", "B"])]
+        #[arg(conflicts_with_all = ["arch", "check", "bless", "manifest_path"])]
         compare: Option<Vec<PathBuf>>,
     },
     /// Generate nvshmem-sys/src/generated from NVSHMEM's headers

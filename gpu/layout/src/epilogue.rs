@@ -5,16 +5,16 @@ use bytemuck::{Pod, Zeroable};
 /// Elements that an epilogue is given at a time.
 pub const EPILOGUE_ELEMENTS: usize = 8;
 
-/// What an epilogue reads of device memory. `tensor` is the address of a tensor's first element, `index` counts
-/// elements from there. No tensor, that is address 0, gives `absent` everywhere, and takes no branch: what is
-/// read of several tensors is on its way at once.
+/// What an epilogue reads of device memory. `tensor` is the address of a tensor's first element,
+/// `index` counts elements from there. No tensor, that is address 0, gives `otherwise` everywhere,
+/// and takes no branch: what is read of several tensors is on its way at once.
 pub trait Load {
     /// Elements `index..index + 8` of a BF16 tensor: exact. They begin at a multiple of 16 bytes.
-    fn bf16x8(&self, tensor: u64, index: u64, absent: f32) -> [f32; EPILOGUE_ELEMENTS];
+    fn bf16x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS];
     /// Elements `index..index + 8` of an f32 tensor. They begin at a multiple of 16 bytes.
-    fn f32x8(&self, tensor: u64, index: u64, absent: f32) -> [f32; EPILOGUE_ELEMENTS];
+    fn f32x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS];
     /// Element `index` of an f32 tensor.
-    fn f32(&self, tensor: u64, index: u64, absent: f32) -> f32;
+    fn f32(&self, tensor: u64, index: u64, otherwise: f32) -> f32;
 }
 
 /// Changes the sums of a combine before they are stored: plain data, which travels with a launch's arguments.
@@ -58,8 +58,8 @@ impl Epilogue for NoEpilogue {
     }
 }
 
-/// The steps that Ferry's own kernels have, in the order of the fields. Each is rounded to f32 by itself. Address
-/// 0 leaves a step out.
+/// The steps that Ferry's own kernels have, in the order of the fields. Each is rounded to f32 by
+/// itself. Address 0 leaves a step out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Steps {

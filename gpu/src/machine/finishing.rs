@@ -17,45 +17,46 @@ fn widen(vector: Vector) -> [f32; 8] {
     })
 }
 
-/// An address, with which nothing is done earlier: during a sum there are no registers for what follows from it.
+/// An address, with which nothing is done earlier: during a sum there are no registers for what
+/// follows from it.
 #[inline(always)]
 fn late(tensor: u64) -> u64 {
     thread::late_u64(tensor)
 }
 
-/// `value`, or `absent` where there is no tensor: a choice, not a branch.
+/// `value`, or `otherwise` where there is no tensor: a choice, not a branch.
 #[inline(always)]
-fn or_absent(tensor: u64, value: f32, absent: f32) -> f32 {
-    if tensor == 0 { absent } else { value }
+fn or_otherwise(tensor: u64, value: f32, otherwise: f32) -> f32 {
+    if tensor == 0 { otherwise } else { value }
 }
 
 impl<A: Arguments, const SHMEM: bool> Load for Gpu<'_, A, SHMEM> {
     #[inline(always)]
-    fn bf16x8(&self, tensor: u64, index: u64, absent: f32) -> [f32; EPILOGUE_ELEMENTS] {
+    fn bf16x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS] {
         let tensor = late(tensor);
         // SAFETY: what an epilogue reads is part of the promise under which this machine was made.
         let vector = unsafe { memory::load_vector(tensor + 2 * index, tensor != 0) };
-        widen(vector).map(|value| or_absent(tensor, value, absent))
+        widen(vector).map(|value| or_otherwise(tensor, value, otherwise))
     }
 
     #[inline(always)]
-    fn f32x8(&self, tensor: u64, index: u64, absent: f32) -> [f32; EPILOGUE_ELEMENTS] {
+    fn f32x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS] {
         let tensor = late(tensor);
         let at = tensor + 4 * index;
         // SAFETY: as above.
         let [low, high] = [at, at + 16].map(|at| unsafe { memory::load_vector(at, tensor != 0) });
         core::array::from_fn(|index| {
             let half = if index < 4 { low } else { high };
-            or_absent(tensor, f32::from_bits(half[index % 4]), absent)
+            or_otherwise(tensor, f32::from_bits(half[index % 4]), otherwise)
         })
     }
 
     #[inline(always)]
-    fn f32(&self, tensor: u64, index: u64, absent: f32) -> f32 {
+    fn f32(&self, tensor: u64, index: u64, otherwise: f32) -> f32 {
         let tensor = late(tensor);
         // SAFETY: as above.
         let bits = unsafe { memory::load_u32_if(tensor + 4 * index, tensor != 0) };
-        or_absent(tensor, f32::from_bits(bits), absent)
+        or_otherwise(tensor, f32::from_bits(bits), otherwise)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod block;
+mod combines;
 mod counters;
 mod encode;
 mod finishing;
@@ -11,17 +12,15 @@ use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
 use std::rc::Rc;
 
-use bytemuck::AnyBitPattern;
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, CombineArgs, CombineOptions, CombineWith, Common, Counter, DispatchWith, Epilogue,
-    EpilogueWords, Fault, FaultKind, FaultPage, Kernel, LastRecord, MAX_EPILOGUE_BYTES, NoEpilogue,
-    Rank, Signal, Steps, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    ByteOffset, Common, Counter, DispatchWith, Fault, FaultKind, FaultPage, Kernel, LastRecord,
+    Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Aborted, Bits, BlockCounter, ByteRange, Counters, Deadline, Finish, LANES, Machine, OutputRow,
-    Put, Row, Signals, Tiles, TimedOut, WarpPosition,
+    Bits, BlockCounter, ByteRange, Counters, Deadline, Finish, LANES, Machine, OutputRow, Put, Row,
+    Signals, Tiles, TimedOut, WarpPosition,
 };
 use tiles::Vector;
 
@@ -32,6 +31,7 @@ use crate::shared::Shared;
 use crate::store_buffer::{Polled, StoreBuffer};
 
 use block::Block;
+pub use combines::Combines;
 
 /// Vectors of a lane in a tile that is copied, as on a GPU.
 const COPY_DEPTH: usize = 7;
@@ -82,85 +82,13 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
             Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
             _ => ferry_protocol::dispatch(warp, args, options),
         },
-        (Args::Combine(with), kernel) => (warp.shared.combines.run)(warp, kernel, with),
+        (Args::Combine(with), kernel) => warp.shared.combines.run(warp, kernel, with),
         (Args::Silu(args), _) => {
             crate::silu::run(warp, args);
             Ok(())
         }
     };
     warp.leave_block();
-}
-
-/// Runs combines.
-type RunCombine = fn(&Warp<'_>, Kernel, &CombineWith<EpilogueWords>) -> Result<(), Aborted>;
-
-/// How a simulated machine runs combines: with which epilogue.
-#[derive(Clone, Copy, Debug)]
-pub struct Combines {
-    run: RunCombine,
-    /// Bytes of an epilogue that is not Ferry's own.
-    bytes: Option<usize>,
-}
-
-impl Combines {
-    /// With Ferry's own steps.
-    pub const STEPS: Self = Self {
-        run: combine::<Steps>,
-        bytes: None,
-    };
-
-    /// Bytes of the epilogue, rounded up to 8; `None`: Ferry's own steps.
-    pub const fn epilogue_bytes(&self) -> Option<usize> {
-        self.bytes
-    }
-
-    /// With an epilogue of another crate, which travels as the first words of a launch's.
-    pub const fn with<E: Epilogue + AnyBitPattern>() -> Self {
-        const {
-            assert!(
-                size_of::<E>() <= MAX_EPILOGUE_BYTES && align_of::<E>() <= 8,
-                "an epilogue has at most MAX_EPILOGUE_BYTES and an alignment of at most 8"
-            );
-        }
-        Self {
-            run: combine::<E>,
-            bytes: Some(size_of::<E>().next_multiple_of(8)),
-        }
-    }
-}
-
-fn combine_plain(warp: &Warp<'_>, kernel: Kernel, args: &CombineArgs) -> Result<(), Aborted> {
-    let options = &CombineOptions::NONE;
-    match kernel {
-        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, &NoEpilogue),
-        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, &NoEpilogue),
-        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, &NoEpilogue),
-        _ => ferry_protocol::combine(warp, args, options, &NoEpilogue),
-    }
-}
-
-fn combine<E: Epilogue + AnyBitPattern>(
-    warp: &Warp<'_>,
-    kernel: Kernel,
-    with: &CombineWith<EpilogueWords>,
-) -> Result<(), Aborted> {
-    let CombineWith {
-        args,
-        options,
-        epilogue,
-    } = with;
-    if !with.has_options() {
-        // As kernels without options.
-        return combine_plain(warp, kernel, args);
-    }
-    let bytes = bytemuck::bytes_of(epilogue);
-    let epilogue: E = bytemuck::pod_read_unaligned(&bytes[..size_of::<E>()]);
-    match kernel {
-        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, &epilogue),
-        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, &epilogue),
-        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, &epilogue),
-        _ => ferry_protocol::combine(warp, args, options, &epilogue),
-    }
 }
 
 impl Warp<'_> {

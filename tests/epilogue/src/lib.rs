@@ -6,8 +6,8 @@
 use bytemuck::{Pod, Zeroable};
 use ferry_layout::{Epilogue, Load};
 
-/// Limits each sum to a range around 0, and adds an f32 of its own to each element, which counts as often as the
-/// token's number says.
+/// Limits each sum to a range around 0, and adds an f32 of its own to each element, which counts as
+/// often as the token's number says.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct LimitedWithOffsets {

@@ -120,8 +120,9 @@ fn places(problem: &Problem, expert_rows: &[Vec<bf16>]) -> Vec<Vec<Option<Place>
     places
 }
 
-/// The sums of every source rank before they are rounded for the last time, `[tokens, hidden]`. In reduced mode
-/// the rows are weighted with `row_weights`, if there are some: those of each rank in the order of its rows.
+/// The sums of every source rank before they are rounded for the last time, `[tokens, hidden]`. In
+/// reduced mode the rows are weighted with `row_weights`, if there are some: those of each rank in
+/// the order of its rows.
 ///
 /// # Panics
 ///

@@ -76,14 +76,14 @@ impl Finish {
     }
 }
 
-/// Combines as [`combine`](crate::combine()), with options: the bytes of the result of every source rank, in the
-/// byte order of this machine. `row_weights`: in reduced mode, the weights of each rank's rows instead of the
-/// router's.
+/// Combines as [`combine`](crate::combine()), with options: the bytes of the result of every source
+/// rank, in the byte order of this machine. `row_weights`: in reduced mode, the weights of each
+/// rank's rows instead of the router's.
 ///
 /// # Panics
 ///
-/// As [`combine`](crate::combine()); if the mode is [`CombineMode::Unreduced`], or `finish` has not one entry for
-/// each rank.
+/// As [`combine`](crate::combine()); if the mode is [`CombineMode::Unreduced`], or `finish` has not
+/// one entry for each rank.
 pub fn combine_with(
     problem: &Problem,
     expert_rows: &[Vec<bf16>],
@@ -109,7 +109,8 @@ pub fn combine_with(
     finished.collect()
 }
 
-/// The nearest half-precision number, ties to even: counted in units of its last place, which an f64 does exactly.
+/// The nearest half-precision number, ties to even: counted in units of its last place, which an
+/// f64 does exactly.
 fn f16_bits(value: f32) -> u16 {
     if value.is_nan() {
         return 0x7fff;

@@ -1,5 +1,5 @@
-//! Combines with options: each alone and all together, in every element, in both modes, fused and split, with Ferry's
-//! own steps and with the epilogue of a crate of its own.
+//! Combines with options: each alone and all together, in every element, in both modes, fused and
+//! split, with Ferry's own steps and with the epilogue of a crate of its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -33,60 +33,62 @@ const ALL: Options = Options {
     shared_of: 0,
 };
 
+/// Each option alone, and all.
+const ALONE: [(&str, Options); 8] = [
+    (
+        "row scales",
+        Options {
+            row_scales: true,
+            ..NONE
+        },
+    ),
+    (
+        "bias 1",
+        Options {
+            biases: [true, false],
+            ..NONE
+        },
+    ),
+    (
+        "bias 2",
+        Options {
+            biases: [false, true],
+            ..NONE
+        },
+    ),
+    (
+        "residual",
+        Options {
+            residual: true,
+            ..NONE
+        },
+    ),
+    (
+        "row weights",
+        Options {
+            row_weights: true,
+            ..NONE
+        },
+    ),
+    (
+        "f16",
+        Options {
+            element: OutputElement::F16,
+            ..NONE
+        },
+    ),
+    (
+        "f32",
+        Options {
+            element: OutputElement::F32,
+            ..NONE
+        },
+    ),
+    ("all", ALL),
+];
+
 pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
-    let alone = [
-        (
-            "row scales",
-            Options {
-                row_scales: true,
-                ..NONE
-            },
-        ),
-        (
-            "bias 1",
-            Options {
-                biases: [true, false],
-                ..NONE
-            },
-        ),
-        (
-            "bias 2",
-            Options {
-                biases: [false, true],
-                ..NONE
-            },
-        ),
-        (
-            "residual",
-            Options {
-                residual: true,
-                ..NONE
-            },
-        ),
-        (
-            "row weights",
-            Options {
-                row_weights: true,
-                ..NONE
-            },
-        ),
-        (
-            "f16",
-            Options {
-                element: OutputElement::F16,
-                ..NONE
-            },
-        ),
-        (
-            "f32",
-            Options {
-                element: OutputElement::F32,
-                ..NONE
-            },
-        ),
-        ("all", ALL),
-    ];
-    for (name, options) in alone {
+    for (name, options) in ALONE {
         suite.check(&format!("combine with options: {name}"), |suite| {
             let (group, ranks, seed) = (suite.group().clone(), suite.ranks(), suite.args.seed);
             each(seed, ranks, |case, config| {

@@ -205,7 +205,8 @@ impl Options {
                 let (token, column) = (at / width / case.hidden, at / width % case.hidden);
                 let at = at / width * width..(at / width + 1) * width;
                 panic!(
-                    "rank {}, token {token}, column {column}: {:x?} instead of {:x?}: round {round}, {self:?}: {case:?}",
+                    "rank {}, token {token}, column {column}: {:x?} instead of {:x?}: round {round}, \
+                     {self:?}: {case:?}",
                     ep.rank().0,
                     &found[at.clone()],
                     &wanted[at]
@@ -220,8 +221,8 @@ impl Options {
     }
 }
 
-/// Runs a case with the epilogue of a crate of a user's on a group whose kernels have it: f32 results, of which each
-/// is what the epilogue makes of the sum.
+/// Runs a case with the epilogue of a crate of a user's on a group whose kernels have it: f32
+/// results, of which each is what the epilogue makes of the sum.
 pub fn run_own(group: &Group, case: &Case, config: Config) {
     let (problems, hidden) = (case.problems(), case.hidden);
     let offsets: Vec<f32> = (0..hidden).map(|column| column as f32 / 7.0).collect();

@@ -8,9 +8,10 @@ use crate::compile::{TARGET, Variant, rustflags};
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
 
-/// Builds the PTX of one variant of the library of a crate, by its manifest, with the flags of Ferry's own kernels
-/// and this workspace's compiler. The crate depends on this workspace's `ferry-gpu` by its path. Gives the file:
-/// `<variant>.ptx` in a folder of the crate's name below `<target_dir>/ptx/own`.
+/// Builds the PTX of one variant of the library of a crate, by its manifest, with the flags of
+/// Ferry's own kernels and this workspace's compiler. The crate depends on this workspace's
+/// `ferry-gpu` by its path. Gives the file: `<variant>.ptx` in a folder of the crate's name below
+/// `<target_dir>/ptx/own`.
 ///
 /// # Errors
 ///

@@ -31,8 +31,8 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
     }))
 }
 
-/// What the row at `position` is weighted with, as bits: what the user says of it, or else what dispatch brought
-/// to `header` of the own window. For one lane.
+/// What the row at `position` is weighted with, as bits: what the user says of it, or else what
+/// dispatch brought to `header` of the own window. For one lane.
 #[inline(always)]
 pub fn row_weight<M: Machine>(
     machine: &M,

@@ -13,8 +13,8 @@ pub trait Finishing: Tiles + Sized {
     fn widen_bf16(&self, vector: Self::Vector) -> Self::Sums;
     /// Adds sums. Each one is rounded to f32.
     fn add_sums(&self, sums: Self::Sums, others: Self::Sums) -> Self::Sums;
-    /// What `epilogue` makes of a token's sums in the vectors from byte `start` on. Of those from byte `end` on
-    /// nobody uses the result.
+    /// What `epilogue` makes of a token's sums in the vectors from byte `start` on. Of those from
+    /// byte `end` on nobody uses the result.
     fn apply(
         &self,
         epilogue: &impl Epilogue,
@@ -23,7 +23,8 @@ pub trait Finishing: Tiles + Sized {
         end: u32,
         sums: Self::Sums,
     ) -> Self::Sums;
-    /// Stores sums as `element`s to the vectors from byte `start` of a row on, and nothing from byte `end` on.
+    /// Stores sums as `element`s to the vectors from byte `start` of a row on, and nothing from
+    /// byte `end` on.
     fn store_sums(
         &self,
         row: Self::Address,
@@ -38,8 +39,8 @@ pub trait Finishing: Tiles + Sized {
 pub trait Finish<T: Tiles> {
     /// Whether they are rounded to BF16, and that is all. Without options a constant.
     fn is_rounding(&self) -> bool;
-    /// Stores the sums of a tile that begins at byte `start` of a row in BF16 to the row `to`, and nothing from
-    /// byte `end` on. Not called where it [`is_rounding`](Self::is_rounding).
+    /// Stores the sums of a tile that begins at byte `start` of a row in BF16 to the row `to`, and
+    /// nothing from byte `end` on. Not called where it [`is_rounding`](Self::is_rounding).
     fn store<const DEPTH: usize>(
         &self,
         machine: &T,

@@ -176,9 +176,9 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
         let copied = self.copy_row(range, from, self.read_ahead(range, from), targets, to);
         debug_assert_eq!(copied, Ok(()), "{from:?} had arrived");
     }
-    /// Writes the elements in a byte range of `to`: the sum over the set bits `i` of `sources`, lowest first, of
-    /// weight times BF16 row. Starts at +0; every product and every sum is rounded to f32. `finish` makes of
-    /// the sums what is stored.
+    /// Writes the elements in a byte range of `to`: the sum over the set bits `i` of `sources`,
+    /// lowest first, of weight times BF16 row. Starts at +0; every product and every sum is rounded
+    /// to f32. `finish` makes of the sums what is stored.
     fn sum_rows(
         &self,
         range: ByteRange,

@@ -58,27 +58,27 @@ impl Warp<'_> {
 }
 
 impl Load for Warp<'_> {
-    fn bf16x8(&self, tensor: u64, index: u64, absent: f32) -> [f32; EPILOGUE_ELEMENTS] {
+    fn bf16x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS] {
         if tensor == 0 {
-            return [absent; EPILOGUE_ELEMENTS];
+            return [otherwise; EPILOGUE_ELEMENTS];
         }
         let bytes = self.elements::<EPILOGUE_ELEMENTS>(tensor, index, 2);
         let bits = bytes.as_chunks().0;
         array::from_fn(|element| f32_of_bf16_bits(u16::from_le_bytes(bits[element])))
     }
 
-    fn f32x8(&self, tensor: u64, index: u64, absent: f32) -> [f32; EPILOGUE_ELEMENTS] {
+    fn f32x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS] {
         if tensor == 0 {
-            return [absent; EPILOGUE_ELEMENTS];
+            return [otherwise; EPILOGUE_ELEMENTS];
         }
         let bytes = self.elements::<EPILOGUE_ELEMENTS>(tensor, index, 4);
         let bits = bytes.as_chunks().0;
         array::from_fn(|element| f32::from_le_bytes(bits[element]))
     }
 
-    fn f32(&self, tensor: u64, index: u64, absent: f32) -> f32 {
+    fn f32(&self, tensor: u64, index: u64, otherwise: f32) -> f32 {
         if tensor == 0 {
-            return absent;
+            return otherwise;
         }
         let bytes = self.elements::<1>(tensor, index, 4);
         f32::from_le_bytes(bytes.as_chunks().0[0])

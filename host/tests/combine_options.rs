@@ -1,0 +1,139 @@
+//! Options of a combine that are refused before anything is launched.
+
+mod support;
+
+use ferry::*;
+use support::*;
+
+/// One rank, whose rounds nobody has to take part in.
+fn alone(config: Config) -> (ExpertParallel, Tensors) {
+    let group = Group::simulated(1, 1).unwrap();
+    let plan = Plan::new(
+        &group,
+        Config {
+            experts: 2,
+            ..config
+        },
+    )
+    .unwrap();
+    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let tensors = Tensors::new(&rank, &[(1.0, [0, 1], [1.0, 1.0])]);
+    (rank, tensors)
+}
+
+fn sentence<T>(result: Result<T, Error>) -> String {
+    result.err().expect("was not refused").to_string()
+}
+
+/// Combines with options, each on a round of its own: what is refused, and nothing is enqueued.
+#[test]
+fn every_option_of_a_combine_is_checked_by_name() {
+    let refused = |config: Config, change: fn(&mut CombineInput, &mut CombineOutput, DevicePtr)| {
+        let (mut rank, t) = alone(config);
+        let memory = rank.device().alloc(256).unwrap();
+        drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+        let Unfinished::Combine(dispatched) = rank.unfinished() else {
+            panic!("no combine is due")
+        };
+        let (mut input, mut output) = (t.combine_input(None), t.combine_output(false));
+        if config.combine == CombineMode::Exact {
+            input.topk_weights = Some(Tensor::contiguous(memory, [1, 2]));
+        }
+        change(&mut input, &mut output, memory);
+        sentence(dispatched.combine(STREAM, &input, &output))
+    };
+    let with = Config {
+        options: true,
+        ..config()
+    };
+    let exact = Config {
+        combine: CombineMode::Exact,
+        ..with
+    };
+    let text = refused(with, |input, _, at| {
+        let row_scales = Some(Tensor::contiguous(at, [2]));
+        input.epilogue = CombineEpilogue::Steps(CombineSteps {
+            row_scales,
+            ..CombineSteps::default()
+        });
+    });
+    assert_eq!(text, "tensor row_scales: wanted shape [1], given [2]");
+    let text = refused(with, |input, _, at| {
+        let biases = [None, Some(Tensor::contiguous(at.plus(8), [8]))];
+        input.epilogue = CombineEpilogue::Steps(CombineSteps {
+            biases,
+            ..CombineSteps::default()
+        });
+    });
+    let wanted = "tensor biases[1]: wanted an address that is a multiple of 16, given 0x";
+    assert!(text.starts_with(wanted), "{text}");
+    let text = refused(with, |input, output, _| {
+        let residual = Some(output.combined.rows());
+        input.epilogue = CombineEpilogue::Steps(CombineSteps {
+            residual,
+            ..CombineSteps::default()
+        });
+    });
+    assert!(
+        text.contains("combined") && text.contains("residual"),
+        "{text}"
+    );
+    let text = refused(with, |_, output, at| {
+        let short = at.plus(256 - 16);
+        *output = CombineOutput::summed(Tensor::contiguous(short, [1, 8])).of(OutputElement::F32);
+    });
+    let wanted = "tensor combined: wanted 32 bytes at its address (shape [1, 8]), given 16";
+    assert_eq!(text, wanted);
+    let text = refused(with, |input, _, at| {
+        input.row_weights = Some(Tensor::contiguous(at, [1]));
+    });
+    assert!(
+        text.starts_with("tensor row_weights: wanted shape ["),
+        "{text}"
+    );
+    let text = refused(exact, |input, _, at| {
+        input.row_weights = Some(Tensor::contiguous(at, [1]));
+    });
+    assert!(
+        text.contains("row_weights are given, but in exact mode"),
+        "{text}"
+    );
+    let text = refused(with, |input, _, _| {
+        // SAFETY: it reads nothing.
+        input.epilogue = CombineEpilogue::Own(unsafe { OwnEpilogue::new(&7_u32) }.unwrap());
+    });
+    assert!(
+        text.contains("has 4 bytes, but the kernels with options take Ferry's steps"),
+        "{text}"
+    );
+    let text = refused(config(), |_, output, at| {
+        *output = CombineOutput::summed(Tensor::contiguous(at, [1, 8])).of(OutputElement::F16);
+    });
+    assert!(text.contains("`options` is false"), "{text}");
+    // SAFETY: it goes nowhere.
+    let large = unsafe { OwnEpilogue::new(&[0_u64; 33]) };
+    let text = sentence(large);
+    assert!(
+        text.contains("an epilogue of 264 bytes, aligned to 8"),
+        "{text}"
+    );
+}
+
+#[test]
+fn rows_that_are_kept_apart_take_no_epilogue() {
+    let (mut rank, t) = alone(Config {
+        combine: CombineMode::Exact,
+        options: true,
+        ..config()
+    });
+    drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+    let Unfinished::Combine(dispatched) = rank.unfinished() else {
+        panic!("no combine is due")
+    };
+    let output = t.combine_output(true).of(OutputElement::F16);
+    let text = sentence(dispatched.combine(STREAM, &t.combine_input(None), &output));
+    assert!(
+        text.contains("element is given, but the rows of a token are kept apart"),
+        "{text}"
+    );
+}
