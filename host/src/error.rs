@@ -15,10 +15,12 @@ mod tensor;
 
 pub use cuda::CudaError;
 pub use epilogue::EpilogueError;
-pub use local_ranks::LocalRanksError;
 pub use node::NodeError;
 pub use plan::{PlanError, Problem};
 pub use tensor::TensorError;
+
+/// A call of [`LocalRanks`](crate::LocalRanks) that failed.
+pub type LocalRanksError = local_ranks::LocalRanksError<Error>;
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
 /// where [`Fault`](Self::Fault) says what a kernel launched earlier met, and of

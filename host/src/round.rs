@@ -113,7 +113,7 @@ impl ExpertParallel {
     }
 
     /// After the kernel that ends a round was enqueued.
-    pub(crate) const fn end_round(&mut self, (): ()) {
+    pub(crate) const fn end_round(&mut self, _: ()) {
         self.round = Round::Idle;
     }
 }

@@ -273,7 +273,12 @@ fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
         assert!(matches!(*source, Error::GroupClosed), "{source}");
         assert_eq!(launched(&notes).len(), kept);
         *notes.refused_launch.lock().unwrap() = None;
-        let is_poisoned = |error: &Error| matches!(error, Error::LocalRanks(LocalRanksError::Poisoned { rank }) if rank.0 as usize == failing);
+        let is_poisoned = |error: &Error| {
+            let Error::LocalRanks(LocalRanksError::Poisoned { rank }) = error else {
+                return false;
+            };
+            rank.0 as usize == failing
+        };
         for rank in ranks.iter_mut() {
             assert!(is_poisoned(&rank.check().unwrap_err()));
             assert!(is_poisoned(&rank.synchronize(STREAM).unwrap_err()));

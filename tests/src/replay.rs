@@ -27,8 +27,8 @@ use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 /// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
 /// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every
 /// weight is 1. With --shared-expert the first group is the shared expert's, and `src_info` of
-/// its rows is 0xa5 in every byte. With --skip-a2a `combined.r` is rank r's part: the sum over all ranks is the
-/// result.
+/// its rows is 0xa5 in every byte. With --skip-a2a `combined.r` is rank r's part: the sum over all ranks is
+/// the result.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
 /// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,

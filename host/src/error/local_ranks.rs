@@ -2,12 +2,10 @@
 
 use ferry_layout::Rank;
 
-use crate::Error;
-
-/// A call of [`LocalRanks`](crate::LocalRanks) that failed.
+/// A call of [`LocalRanks`](crate::LocalRanks) that failed. `E` is [`Error`](crate::Error).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LocalRanksError {
+pub enum LocalRanksError<E> {
     /// Not one value for each rank. Nothing was launched.
     #[error(
         "{given} {argument} were given, but the call is for {} ranks, {local:?}, and takes one for each",
@@ -27,7 +25,7 @@ pub enum LocalRanksError {
         /// The first rank whose check failed.
         rank: Rank,
         /// What was found.
-        source: Box<Error>,
+        source: Box<E>,
     },
     /// The kernel of a rank could not be launched, and those of ranks before it were. All ranks of the call
     /// give [`Poisoned`](Self::Poisoned) from now on; the kernels that were launched end by their deadline.
@@ -39,7 +37,7 @@ pub enum LocalRanksError {
         /// The rank.
         rank: Rank,
         /// What the launch reported.
-        source: Box<Error>,
+        source: Box<E>,
     },
     /// An earlier call was [not launched](Self::NotLaunched) on one of its ranks, and this communicator is of
     /// no use any more.
