@@ -200,6 +200,9 @@ impl Encoder for Nvfp4 {
 
 /// Where an encoded token goes.
 pub trait Target: Copy {
+    /// Whether a lane may ask others where it is, so that all lanes work it out together.
+    const ASKS_LANES: bool;
+
     /// The address of its payload.
     fn payload(self) -> u64;
     /// Stores word `index` of its scales. For one lane.
@@ -226,6 +229,8 @@ pub struct WindowTarget {
 }
 
 impl Target for WindowTarget {
+    const ASKS_LANES: bool = false;
+
     #[inline(always)]
     fn payload(self) -> u64 {
         self.row
@@ -259,6 +264,8 @@ pub struct OutputTarget {
 }
 
 impl Target for OutputTarget {
+    const ASKS_LANES: bool = true;
+
     #[inline(always)]
     fn payload(self) -> u64 {
         self.payload
@@ -301,6 +308,20 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         while left != 0 {
             each((self.to)(left.trailing_zeros()));
             left &= left - 1;
+        }
+    }
+
+    /// As [`each_target`](Self::each_target), on the lanes that are `active`. All lanes.
+    #[inline(always)]
+    fn each_target_of(&self, active: bool, each: impl Fn(T)) {
+        if T::ASKS_LANES {
+            self.each_target(|row| {
+                if active {
+                    each(row);
+                }
+            });
+        } else if active {
+            self.each_target(each);
         }
     }
 
@@ -359,10 +380,10 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
             tile += TILE_ELEMENTS;
             if scales.take(E::scales(encoded.scale), self.lane) || tile >= end {
                 let index = scales.first + self.lane;
-                if index < scales.end {
-                    // SAFETY: inside the row's scales.
-                    self.each_target(|row| unsafe { row.store_scales(index, scales.words) });
-                }
+                // SAFETY: inside the row's scales.
+                self.each_target_of(index < scales.end, |row| unsafe {
+                    row.store_scales(index, scales.words)
+                });
                 scales.begin_next();
             }
             loaded = next;
@@ -400,10 +421,8 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
     /// The rows have a place for one.
     #[inline(always)]
     pub unsafe fn store_row_scale(&self, scale: u16) {
-        if self.lane == 0 {
-            // SAFETY: the caller's promise.
-            self.each_target(|row| unsafe { row.store_row_scale(scale) });
-        }
+        // SAFETY: the caller's promise.
+        self.each_target_of(self.lane == 0, |row| unsafe { row.store_row_scale(scale) });
     }
 }
 
