@@ -54,7 +54,7 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
 }
 
 /// Builds and assembles the crate of a manifest, prints the table and where its PTX lies, and fails
-/// where a kernel takes local memory or too many registers.
+/// where a kernel takes too many registers. Local memory is warned of.
 pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -> Result<()> {
     let Places { root, target_dir } = places;
     let variants = arch.map_or(Variant::ALL.to_vec(), |variant| vec![variant]);
@@ -74,8 +74,8 @@ pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -
     print!("{}", table(&rows));
     let in_memory = rows.iter().find(|(_, _, needs)| needs.stack_bytes > 0);
     if let Some((variant, name, needs)) = in_memory {
-        bail!(
-            "{variant}: {name} uses {} bytes of local memory",
+        eprintln!(
+            "warning: {variant}: {name} uses {} bytes of local memory, which takes time",
             needs.stack_bytes
         );
     }

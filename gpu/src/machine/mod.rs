@@ -18,8 +18,8 @@ use ferry_layout::{
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Put, Row, Tiles, TimedOut,
-    WarpPosition,
+    Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Put, Rounding, Row, Tiles,
+    TimedOut, WarpPosition,
 };
 
 use crate::encode::{OutputTarget, WindowTarget};
@@ -391,7 +391,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         if SHMEM || !finish.is_rounding() {
             self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to, finish);
         } else {
-            self.sum_tiles::<SUM_DEPTH>(range, sources, from, to, finish);
+            self.sum_tiles::<SUM_DEPTH>(range, sources, from, to, Rounding);
         }
     }
 

@@ -3,6 +3,8 @@
 use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel};
 #[cfg(target_feature = "sm_90")]
 use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
+#[cfg(target_feature = "sm_90")]
+use ferry_protocol::Rounding;
 use ferry_protocol::{ByteRange, Finish, Row, Tiles};
 
 use super::Gpu;
@@ -210,7 +212,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         let is_short = range.end - range.start <= SHORT as u32 * tile::WARP_BYTES;
         match is_short || !finish.is_rounding() {
             true => self.sum_slots::<SHORT>(range, sources, &from, to, &finish),
-            false => self.sum_slots::<DEPTH>(range, sources, &from, to, &finish),
+            false => self.sum_slots::<DEPTH>(range, sources, &from, to, &Rounding),
         }
     }
 
