@@ -1,14 +1,15 @@
 //! What dispatch and combine take, and how it is checked.
 
+mod combine;
+
 use bytemuck::Zeroable;
 use ferry_layout::{
-    CombineArgs, CombineMode, CombineOptions, CombineWith, Common, DispatchArgs, DispatchOptions,
-    DispatchWith, EpilogueWords, OutputElement, TokenFormat, scale_placement,
+    Common, DispatchArgs, DispatchOptions, DispatchWith, OutputElement, TokenFormat,
+    scale_placement,
 };
 
-use crate::error::EpilogueError;
 use crate::tensor::Element;
-use crate::{CombineEpilogue, DevicePtr, Error, Plan, Problem, ScaleTensor, Tensor};
+use crate::{CombineEpilogue, Error, Plan, Problem, ScaleTensor, Tensor};
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
@@ -32,8 +33,9 @@ pub struct DispatchInput {
     /// kernel begins, so that one captured graph serves any number up to `x`'s rows. A number above
     /// them is taken as these rows, and reported as a fault
     /// ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine leaves rows of `combined` from
-    /// the number on as they are. Takes [`Config::options`](crate::Config::options) or a shared
-    /// expert.
+    /// the number on as they are. It must not change until the stream has passed the kernel: its
+    /// warps read the number one by one. Takes [`Config::options`](crate::Config::options), which a
+    /// shared expert and `skip_a2a` imply.
     pub tokens_on_device: Option<Tensor<1>>,
 }
 
@@ -45,8 +47,9 @@ pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
     /// half), 16-byte aligned: rows by expert, then source rank, then
     /// token. With a [shared expert](crate::Config::shared_expert) this rank's own tokens stand before them,
-    /// in their order: row `t` is token `t`. Rows from `row_offsets[groups]` on, and those that pad a group,
-    /// are left as they are.
+    /// in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a) this rank's part of
+    /// the tokens ([`Plan::shared_tokens`]): row `t` is token `start + t`. Rows from
+    /// `row_offsets[groups]` on, and those that pad a group, are left as they are.
     pub tokens: Tensor<2>,
     /// The rows' scales, in the layout of the plan's format; `None` for BF16.
     pub scales: Option<ScaleTensor>,
@@ -314,146 +317,6 @@ impl DispatchOutput {
     }
 }
 
-impl CombineInput {
-    /// The experts' outputs, and nothing else.
-    pub const fn new(expert_rows: Tensor<2>) -> Self {
-        Self {
-            expert_rows,
-            topk_weights: None,
-            row_weights: None,
-            epilogue: CombineEpilogue::None,
-        }
-    }
-
-    /// The kernels' arguments. `taken`: [`Device::epilogue_bytes`](crate::Device::epilogue_bytes).
-    pub(crate) fn args(
-        &self,
-        output: &CombineOutput,
-        common: &Common,
-        plan: &Plan,
-        received: Received,
-        taken: Option<usize>,
-    ) -> Result<CombineWith<EpilogueWords>, Error> {
-        let Received {
-            tokens, capacity, ..
-        } = received;
-        let config = plan.config();
-        self.expert_rows
-            .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
-        if let Some(weights) = &self.topk_weights {
-            if config.combine == CombineMode::Reduced {
-                return Err(Error::WeightsInReducedMode);
-            }
-            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
-        }
-        let combined = self.combined(output, plan, tokens)?;
-        let bits = output.element.bits();
-        let combined_extent = Extent::of(combined, output.combined.rows().elements(), bits);
-        let overlaps =
-            |rows: &Tensor<2>| Extent::of(rows.at, rows.elements(), 16).overlaps(&combined_extent);
-        let refused = |second| {
-            let first = "combined";
-            Err(Error::TensorsOverlap { first, second })
-        };
-        if overlaps(&self.expert_rows) {
-            return refused("expert_rows");
-        }
-        if let CombineEpilogue::Steps(steps) = &self.epilogue
-            && steps.residual.as_ref().is_some_and(overlaps)
-        {
-            return refused("residual");
-        }
-        let args = CombineArgs {
-            common: Common {
-                tokens: tokens as u32,
-                ..*common
-            },
-            expert_rows: self.expert_rows.at.address(),
-            topk_weights: address_or_none(self.topk_weights),
-            combined: combined.address(),
-            // Positions below this index the staging too, which has no more rows than can come.
-            row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
-        };
-        self.with_options(args, output, plan, received, taken)
-    }
-
-    /// `args`, with the options of this combine.
-    fn with_options(
-        &self,
-        args: CombineArgs,
-        output: &CombineOutput,
-        plan: &Plan,
-        Received {
-            tokens,
-            capacity,
-            is_counted,
-        }: Received,
-        taken: Option<usize>,
-    ) -> Result<CombineWith<EpilogueWords>, Error> {
-        let words = self.epilogue.words(plan, tokens, taken)?;
-        if let Some(weights) = &self.row_weights {
-            if plan.config().combine == CombineMode::Exact {
-                return Err(EpilogueError::RowWeightsInExactMode.into());
-            }
-            weights.require("row_weights", [capacity], Element::WORD)?;
-        }
-        let is_converted = output.element != OutputElement::Bf16;
-        let is_apart = matches!(output.combined, CombineTensor::Apart(_));
-        for (option, is_given) in [("an epilogue", words.is_some()), ("element", is_converted)] {
-            if is_apart && is_given {
-                return Err(EpilogueError::Apart { option }.into());
-            }
-        }
-        let others = [
-            ("row_weights", self.row_weights.is_some()),
-            ("element", is_converted),
-        ];
-        for (option, is_given) in others {
-            if is_given && words.is_none() && taken.is_some() {
-                return Err(EpilogueError::Missing { option }.into());
-            }
-        }
-        Ok(CombineWith {
-            options: CombineOptions {
-                row_weights: address_or_none(self.row_weights),
-                shared_of: plan.shared_of(),
-                tokens_on_device: is_counted.into(),
-                output: output.element.number(),
-                has_epilogue: words.is_some().into(),
-                ..CombineOptions::NONE
-            },
-            epilogue: words.unwrap_or_else(EpilogueWords::zeroed),
-            args,
-        })
-    }
-
-    /// Where the result goes, if its shape fits the mode.
-    fn combined(
-        &self,
-        output: &CombineOutput,
-        plan: &Plan,
-        tokens: usize,
-    ) -> Result<DevicePtr, Error> {
-        let config = plan.config();
-        let weights = self.topk_weights.is_some();
-        match (config.combine, weights, output.combined) {
-            (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
-            (CombineMode::Reduced, _, CombineTensor::Summed(combined))
-            | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
-                let element = Element::row(output.element.bits());
-                combined.require("combined", [tokens, config.hidden], element)?;
-                Ok(combined.at)
-            }
-            (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
-                let dims = [tokens, config.top_k, config.hidden];
-                combined.require("combined", dims, Element::BF16_ROW)?;
-                Ok(combined.at)
-            }
-            (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
-        }
-    }
-}
-
 /// What a combine must know of its dispatch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
@@ -502,34 +365,6 @@ fn require_room_for_shared(args: &DispatchArgs, options: &DispatchOptions) -> Re
     Ok(())
 }
 
-/// Bytes that a tensor takes.
-struct Extent {
-    address: u64,
-    bytes: u64,
-}
-
-impl Extent {
-    /// Of `elements` elements of `bits` bits from `at` on.
-    const fn of(at: DevicePtr, elements: usize, bits: u32) -> Self {
-        Self {
-            address: at.address(),
-            bytes: (bits / 8) as u64 * elements as u64,
-        }
-    }
-
-    /// Whether the two have a byte in common.
-    const fn overlaps(&self, other: &Self) -> bool {
-        // Distances, as ends could wrap.
-        self.bytes > 0
-            && other.bytes > 0
-            && if self.address <= other.address {
-                other.address - self.address < self.bytes
-            } else {
-                self.address - other.address < other.bytes
-            }
-    }
-}
-
 pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
     tensor.map_or(0, |tensor| tensor.at.address())
 }
@@ -538,8 +373,11 @@ pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 
 mod tests {
     use std::time::Duration;
 
+    use ferry_layout::CombineMode;
+
     use super::*;
     use crate::Config;
+    use crate::DevicePtr;
 
     /// In exact mode a position is also a row of the staging, of which there are
     /// [`Shape::max_rows`]: fewer than [`Plan::max_rows`] where that is rounded up.

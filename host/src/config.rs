@@ -20,7 +20,7 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// ```
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
-/// `specialise`, `shared_expert` and `options`;
+/// `specialise`, `options` and, without `skip_a2a`, `shared_expert`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -46,7 +46,10 @@ pub struct Config {
     /// Whether every token also goes to a shared expert, which each rank has a copy of. Then this rank's own
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
     /// ([`DispatchOutput`](crate::DispatchOutput)). Nothing of that group travels. Outputs hold
-    /// `max_tokens_per_rank` rows more ([`Plan::max_rows`](crate::Plan::max_rows)).
+    /// `max_tokens_per_rank` rows more ([`Plan::max_rows`](crate::Plan::max_rows)). Combine adds the group's
+    /// rows to their tokens: in reduced mode in f32, before the sum is rounded; in exact mode after the sum
+    /// was rounded, and rounds again. With `skip_a2a` the ranks share the tokens
+    /// ([`Plan::shared_tokens`](crate::Plan::shared_tokens)).
     pub shared_expert: bool,
     /// Longest time that a kernel waits for all that it waits for together, from its start. A
     /// dispatch also waits for ranks that still read the round before: for these until the deadline
@@ -66,7 +69,8 @@ pub struct Config {
     /// the assignments of its own experts, and its combine sums those alone: zeros for a token that names
     /// none of them. Summing the ranks' results is up to the caller (an all-reduce). No kernel waits for
     /// another rank, and only fused calls are there. A group may have one rank. Whether the tokens are the
-    /// same is not checked.
+    /// same is not checked. What a [`CombineSteps`](crate::CombineSteps) adds on each rank counts as often in
+    /// the sum of the ranks: give biases and residual on one rank.
     pub skip_a2a: bool,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for
     /// a shape's first one on a machine (the driver keeps the result), and faster calls, most of all with few

@@ -23,6 +23,10 @@ pub enum CombineEpilogue {
 
 /// Steps on each sum, in the order of the fields; each result is rounded to f32. What is `None` is left out.
 ///
+/// Where every rank has all tokens ([`Config::skip_a2a`](crate::Config::skip_a2a)), each rank's
+/// result is a part of the sum: what each of them adds counts as often. Give biases and residual on
+/// one rank.
+///
 /// The tensors are in use until the stream has passed the kernel that sums: of a split combine that
 /// of the wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +35,7 @@ pub struct CombineSteps {
     pub row_scales: Option<Tensor<1>>,
     /// BF16 `[hidden]`, 16-byte aligned: added to each token, one after the other.
     pub biases: [Option<Tensor<1>>; 2],
-    /// BF16 `[tokens, hidden]`, 16-byte aligned: added. Not in the memory of `combined`.
+    /// BF16 `[tokens, hidden]`, 16-byte aligned: added. Like the others, not in the memory of `combined`.
     pub residual: Option<Tensor<2>>,
 }
 

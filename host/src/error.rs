@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
 
+use self::text::{in_its_place, paths};
 use crate::BootstrapError;
 
 mod cuda;
@@ -12,6 +13,7 @@ mod local_ranks;
 mod node;
 mod plan;
 mod tensor;
+mod text;
 
 pub use cuda::CudaError;
 pub use epilogue::EpilogueError;
@@ -496,27 +498,4 @@ pub enum Error {
         /// What it said.
         source: std::io::Error,
     },
-}
-
-impl Error {
-    /// Whether a kernel refused an input, and the communicator stays usable.
-    pub fn is_input_fault(&self) -> bool {
-        matches!(self, Self::Fault(fault) if fault.kind.is_input())
-    }
-}
-
-fn in_its_place(fault: &Fault) -> &'static str {
-    if fault.kind.is_input() {
-        "; why was not recorded, because this came first"
-    } else {
-        ""
-    }
-}
-
-fn paths(tried: &[PathBuf]) -> String {
-    let tried: Vec<_> = tried
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
-    tried.join(", ")
 }

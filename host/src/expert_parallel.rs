@@ -246,6 +246,13 @@ impl ExpertParallel {
     }
 }
 
+impl Error {
+    /// Whether a kernel refused an input, and the communicator stays usable.
+    pub fn is_input_fault(&self) -> bool {
+        matches!(self, Self::Fault(fault) if fault.kind.is_input())
+    }
+}
+
 impl std::fmt::Debug for ExpertParallel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ExpertParallel")

@@ -56,8 +56,8 @@ impl Private {
         &self.device
     }
 
-    /// Clears the workspace, the signals and the bare rows of `window`, and writes the peers' table.
-    /// Synchronises.
+    /// Clears the workspace, the signals and the rows with inline flags of `window`, and writes the
+    /// peers' table. Synchronises.
     pub(crate) fn set_up(
         &self,
         plan: &Plan,
@@ -73,8 +73,8 @@ impl Private {
         let layout = Window::of(plan.shape());
         self.device.fill(window, 0, layout.signal_bytes)?;
         // `SENTINEL`, byte by byte.
-        let bare = window.plus(layout.inline_start);
-        self.device.fill(bare, 0xff, layout.inline_bytes)?;
+        let inline = window.plus(layout.inline_start);
+        self.device.fill(inline, 0xff, layout.inline_bytes)?;
         self.device.upload(self.peers, &peers)
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ferry_layout::{
-    AssignmentWords, CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Shape, Window, Workspace,
-    scale_placement,
+    AssignmentWords, CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Shape, SharedTokens,
+    Window, Workspace, scale_placement,
 };
 
 use crate::{Config, Error, Group, PlanError, Problem};
@@ -133,12 +133,22 @@ impl Plan {
     /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k` (with
     /// [`skip_a2a`](Config::skip_a2a) of one rank alone, since all have the same tokens), and in
     /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
-    /// transposed scales want it. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more,
-    /// rounded up likewise. Output tensors with this capacity are never too small.
+    /// transposed scales want it. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
+    /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
+    /// capacity are never too small.
     pub const fn max_rows(&self) -> usize {
         let alignment = self.shape.row_alignment() as u64;
         let routed = self.shape.max_rows().next_multiple_of(alignment);
         (routed + self.max_shared_rows()) as usize
+    }
+
+    /// The tokens, of `tokens`, whose rows are the [shared expert](Config::shared_expert)'s on `rank`: all of
+    /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have; none
+    /// without a shared expert. They are the first rows of dispatch's outputs, in order.
+    pub const fn shared_tokens(&self, rank: Rank, tokens: usize) -> std::ops::Range<usize> {
+        let index = if self.config.skip_a2a { rank.0 } else { 0 };
+        let shared = SharedTokens::of(tokens as u32, self.shared_of(), index);
+        shared.start as usize..(shared.start + shared.count) as usize
     }
 
     /// Whether kernels take options.

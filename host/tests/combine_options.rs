@@ -25,31 +25,32 @@ fn sentence<T>(result: Result<T, Error>) -> String {
     result.err().expect("was not refused").to_string()
 }
 
-/// Combines with options, each on a round of its own: what is refused, and nothing is enqueued.
-#[test]
-fn every_option_of_a_combine_is_checked_by_name() {
-    let refused = |config: Config, change: fn(&mut CombineInput, &mut CombineOutput, DevicePtr)| {
-        let (mut rank, t) = alone(config);
-        let memory = rank.device().alloc(256).unwrap();
-        drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
-        let Unfinished::Combine(dispatched) = rank.unfinished() else {
-            panic!("no combine is due")
-        };
-        let (mut input, mut output) = (t.combine_input(None), t.combine_output(false));
-        if config.combine == CombineMode::Exact {
-            input.topk_weights = Some(Tensor::contiguous(memory, [1, 2]));
-        }
-        change(&mut input, &mut output, memory);
-        sentence(dispatched.combine(STREAM, &input, &output))
+/// What a combine on a round of its own is refused with; nothing is enqueued.
+fn refused(config: Config, change: fn(&mut CombineInput, &mut CombineOutput, DevicePtr)) -> String {
+    let (mut rank, t) = alone(config);
+    let memory = rank.device().alloc(256).unwrap();
+    drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+    let Unfinished::Combine(dispatched) = rank.unfinished() else {
+        panic!("no combine is due")
     };
-    let with = Config {
+    let (mut input, mut output) = (t.combine_input(None), t.combine_output(false));
+    if config.combine == CombineMode::Exact {
+        input.topk_weights = Some(Tensor::contiguous(memory, [1, 2]));
+    }
+    change(&mut input, &mut output, memory);
+    sentence(dispatched.combine(STREAM, &input, &output))
+}
+
+fn with_options() -> Config {
+    Config {
         options: true,
         ..config()
-    };
-    let exact = Config {
-        combine: CombineMode::Exact,
-        ..with
-    };
+    }
+}
+
+#[test]
+fn steps_of_an_epilogue_are_checked_by_name() {
+    let with = with_options();
     let text = refused(with, |input, _, at| {
         let row_scales = Some(Tensor::contiguous(at, [2]));
         input.epilogue = CombineEpilogue::Steps(CombineSteps {
@@ -78,6 +79,29 @@ fn every_option_of_a_combine_is_checked_by_name() {
         text.contains("combined") && text.contains("residual"),
         "{text}"
     );
+    let text = refused(with, |input, output, _| {
+        let biases = [
+            Some(Tensor::contiguous(output.combined.rows().at, [8])),
+            None,
+        ];
+        input.epilogue = CombineEpilogue::Steps(CombineSteps {
+            biases,
+            ..CombineSteps::default()
+        });
+    });
+    assert!(
+        text.contains("combined") && text.contains("biases[0]"),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_option_of_a_combine_is_checked_by_name() {
+    let with = with_options();
+    let exact = Config {
+        combine: CombineMode::Exact,
+        ..with
+    };
     let text = refused(with, |_, output, at| {
         let short = at.plus(256 - 16);
         *output = CombineOutput::summed(Tensor::contiguous(short, [1, 8])).of(OutputElement::F32);
@@ -134,6 +158,28 @@ fn rows_that_are_kept_apart_take_no_epilogue() {
     let text = sentence(dispatched.combine(STREAM, &t.combine_input(None), &output));
     assert!(
         text.contains("element is given, but the rows of a token are kept apart"),
+        "{text}"
+    );
+}
+
+/// The shared expert's rows are added to sums; without a sum they would be lost.
+#[test]
+fn rows_that_are_kept_apart_take_no_shared_expert() {
+    let (mut rank, t) = alone(Config {
+        combine: CombineMode::Exact,
+        shared_expert: true,
+        ..config()
+    });
+    let plan = rank.plan().to_owned();
+    let buffers = DispatchBuffers::new(rank.device(), &plan).unwrap();
+    drop(rank.dispatch(STREAM, &t.input, buffers.output()).unwrap());
+    let Unfinished::Combine(dispatched) = rank.unfinished() else {
+        panic!("no combine is due")
+    };
+    let input = CombineInput::new(buffers.output().tokens);
+    let text = sentence(dispatched.combine(STREAM, &input, &t.combine_output(true)));
+    assert!(
+        text.contains("a shared expert is given, but the rows of a token are kept apart"),
         "{text}"
     );
 }

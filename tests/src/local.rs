@@ -266,7 +266,7 @@ pub fn gpu_cases(ranks: usize, quick: bool) -> Vec<LocalCase> {
                 how,
                 spare_rows: way,
                 debug_checks: false,
-                shared_expert: how != Return::Apart && seed % 2 == 0,
+                shared_expert: how != Return::Apart && seed.is_multiple_of(2),
                 specialise: false,
             };
             cases.push(case.clone());

@@ -140,9 +140,12 @@ const MOST_COLUMNS: usize = 110;
 const LOGS: [&str; 2] = ["CHANGELOG.md", "gpu/protocol/TUNING.md"];
 
 /// Files that a program writes.
-const GENERATED_FILES: [&str; 3] = [
+const GENERATED_FILES: [&str; 6] = [
     "Cargo.lock",
     "gpu/ptx-digest.txt",
+    "gpu/options/ptx-digest.txt",
+    "gpu/probes/ptx-digest.txt",
+    "tests/epilogue/ptx-digest.txt",
     "tests/benchmarks/chart.svg",
 ];
 

@@ -84,7 +84,7 @@ impl Common {
 /// what one built before it writes, or wait for what that never writes: another meaning, order or encoding of
 /// a word of a window, another number of signals, another part of a row for a warp. Offsets and sizes count
 /// by themselves ([`Common::fingerprint`]).
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Where [`Common`] stands in the arguments of every kernel that has it.
 pub const COMMON_OFFSET: usize = 24;
@@ -223,15 +223,15 @@ pub struct DispatchArgs {
     pub output_tokens: u64,
     /// Scales of the output rows in the format's layout, written; 0 where it has none.
     pub output_scales: u64,
-    /// u32 `[local_experts + 1]`, written.
+    /// u32 `[groups + 1]`, written: a group is a local expert, and with a shared expert one more.
     pub row_offsets: u64,
-    /// i32 `[local_experts]`, written.
+    /// i32 `[groups]`, written.
     pub expert_ids: u64,
     /// i32 `[row_capacity, 2]`, written.
     pub src_info: u64,
     /// Rows that the outputs hold.
     pub row_capacity: u64,
-    /// u32 `[local_experts]`, written: see `scale_layout`; 0 unless scales are tiled.
+    /// u32 `[groups]`, written: see `scale_layout`; 0 unless scales are tiled.
     pub scales_offsets: u64,
     /// Blocks of 128 rows that tiled scales hold.
     pub block_capacity: u64,

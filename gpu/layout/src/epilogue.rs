@@ -101,7 +101,8 @@ pub enum OutputElement {
     Bf16,
     /// IEEE half precision, to nearest even; what is too large becomes infinity, every NaN `0x7fff`.
     F16,
-    /// f32, as computed; every NaN is `0x7fff_ffff`.
+    /// f32, as computed. Every NaN of a sum or of Ferry's own steps is `0x7fff_ffff`; one that an epilogue of
+    /// yours makes is as that makes it.
     F32,
 }
 

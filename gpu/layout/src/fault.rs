@@ -21,8 +21,8 @@ pub enum FaultKind {
     TooManyOnDevice,
     /// A row position that came over the wire lies outside the outputs; nothing was written.
     RowOutOfBounds,
-    /// More rows arrive than the outputs hold; only `row_offsets`, `expert_ids` and the shared expert's rows
-    /// were written.
+    /// More rows arrive than the outputs hold; only `row_offsets`, `expert_ids`, `scales_offsets` and, where
+    /// tokens travel, the shared expert's rows were written.
     OutputTooSmall,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,

@@ -63,15 +63,15 @@ pub enum Table {
     TopkIds,
     /// `[token, K]` router weights as f32 bits, the user's; read only.
     TopkWeights,
-    /// `[local experts + 1]` first row of each expert, the user's.
+    /// `[groups + 1]` first row of each local expert, the shared expert's group before them: the user's.
     RowOffsets,
-    /// `[local experts]`, the user's.
+    /// `[groups]`, the user's.
     ExpertIds,
     /// `[row, 2]` token and top-k slot, the user's.
     SrcInfo,
     /// The rows' scales in the format's layout, the user's.
     Scales,
-    /// `[local experts]` first block of tiled scales, the user's.
+    /// `[groups]` first block of tiled scales, the user's.
     ScalesOffsets,
     /// `[row capacity]` BF16 bits, half a word each: the user's.
     RowScales,

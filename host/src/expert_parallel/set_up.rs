@@ -137,7 +137,9 @@ fn set_up(
 
 /// Finds ranks that were configured differently. Collective.
 fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
-    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION);
+    // Where all ranks have all tokens, they share those of the shared expert.
+    let shares = plan.config().skip_a2a && plan.config().shared_expert;
+    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION) ^ u64::from(shares);
     let all = fabric.all_gather(ours)?;
     let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
     match all.iter().position(|&theirs| theirs != ours) {

@@ -1,0 +1,213 @@
+//! What combine is given, as its kernels take it.
+
+use bytemuck::Zeroable;
+use ferry_layout::{
+    CombineArgs, CombineMode, CombineOptions, CombineWith, Common, EpilogueWords, OutputElement,
+};
+
+use super::{CombineInput, CombineOutput, CombineTensor, Received, address_or_none};
+use crate::error::EpilogueError;
+use crate::tensor::Element;
+use crate::{CombineEpilogue, DevicePtr, Error, Plan, Tensor};
+
+impl CombineInput {
+    /// The experts' outputs, and nothing else.
+    pub const fn new(expert_rows: Tensor<2>) -> Self {
+        Self {
+            expert_rows,
+            topk_weights: None,
+            row_weights: None,
+            epilogue: CombineEpilogue::None,
+        }
+    }
+
+    /// The kernels' arguments. `taken`: [`Device::epilogue_bytes`](crate::Device::epilogue_bytes).
+    pub(crate) fn args(
+        &self,
+        output: &CombineOutput,
+        common: &Common,
+        plan: &Plan,
+        received: Received,
+        taken: Option<usize>,
+    ) -> Result<CombineWith<EpilogueWords>, Error> {
+        let Received {
+            tokens, capacity, ..
+        } = received;
+        let config = plan.config();
+        self.expert_rows
+            .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
+        if let Some(weights) = &self.topk_weights {
+            if config.combine == CombineMode::Reduced {
+                return Err(Error::WeightsInReducedMode);
+            }
+            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
+        }
+        let combined = self.combined(output, plan, tokens)?;
+        let bits = output.element.bits();
+        self.require_apart(&Extent::of(
+            combined,
+            output.combined.rows().elements(),
+            bits,
+        ))?;
+        let args = CombineArgs {
+            common: Common {
+                tokens: tokens as u32,
+                ..*common
+            },
+            expert_rows: self.expert_rows.at.address(),
+            topk_weights: address_or_none(self.topk_weights),
+            combined: combined.address(),
+            // Positions below this index the staging too, which has no more rows than can come.
+            row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
+        };
+        self.with_options(args, output, plan, received, taken)
+    }
+
+    /// Checks that no tensor is read from where the result is written: rows are still read while sums are
+    /// written.
+    fn require_apart(&self, combined: &Extent) -> Result<(), Error> {
+        fn extent<const N: usize>(tensor: Option<&Tensor<N>>, bits: u32) -> Option<Extent> {
+            tensor.map(|tensor| Extent::of(tensor.at, tensor.elements(), bits))
+        }
+        let steps = match &self.epilogue {
+            CombineEpilogue::Steps(steps) => Some(steps),
+            _ => None,
+        };
+        let [bias_1, bias_2] =
+            [0, 1].map(|index| extent(steps.and_then(|steps| steps.biases[index].as_ref()), 16));
+        let residual = steps.and_then(|steps| steps.residual.as_ref());
+        let row_scales = steps.and_then(|steps| steps.row_scales.as_ref());
+        let read = [
+            ("expert_rows", extent(Some(&self.expert_rows), 16)),
+            ("topk_weights", extent(self.topk_weights.as_ref(), 32)),
+            ("row_weights", extent(self.row_weights.as_ref(), 32)),
+            ("row_scales", extent(row_scales, 32)),
+            ("biases[0]", bias_1),
+            ("biases[1]", bias_2),
+            ("residual", extent(residual, 16)),
+        ];
+        let overlapping = read
+            .into_iter()
+            .find(|(_, read)| read.as_ref().is_some_and(|read| read.overlaps(combined)));
+        match overlapping {
+            Some((second, _)) => Err(Error::TensorsOverlap {
+                first: "combined",
+                second,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// `args`, with the options of this combine.
+    fn with_options(
+        &self,
+        args: CombineArgs,
+        output: &CombineOutput,
+        plan: &Plan,
+        Received {
+            tokens,
+            capacity,
+            is_counted,
+        }: Received,
+        taken: Option<usize>,
+    ) -> Result<CombineWith<EpilogueWords>, Error> {
+        let words = self.epilogue.words(plan, tokens, taken)?;
+        if let Some(weights) = &self.row_weights {
+            if plan.config().combine == CombineMode::Exact {
+                return Err(EpilogueError::RowWeightsInExactMode.into());
+            }
+            weights.require("row_weights", [capacity], Element::WORD)?;
+        }
+        let is_converted = output.element != OutputElement::Bf16;
+        let is_apart = matches!(output.combined, CombineTensor::Apart(_));
+        let of_sums = [
+            ("an epilogue", words.is_some()),
+            ("element", is_converted),
+            ("a shared expert", plan.config().shared_expert),
+        ];
+        for (option, is_given) in of_sums {
+            if is_apart && is_given {
+                return Err(EpilogueError::Apart { option }.into());
+            }
+        }
+        // All that has the kernels with options launched, whose epilogue must be given then.
+        let others = [
+            ("row_weights", self.row_weights.is_some()),
+            ("element", is_converted),
+            ("a shared expert", plan.config().shared_expert),
+            ("tokens_on_device", is_counted),
+            ("skip_a2a", plan.config().skip_a2a),
+        ];
+        for (option, is_given) in others {
+            if is_given && words.is_none() && taken.is_some() && !is_apart {
+                return Err(EpilogueError::Missing { option }.into());
+            }
+        }
+        Ok(CombineWith {
+            options: CombineOptions {
+                row_weights: address_or_none(self.row_weights),
+                shared_of: plan.shared_of(),
+                tokens_on_device: is_counted.into(),
+                output: output.element.number(),
+                has_epilogue: words.is_some().into(),
+                ..CombineOptions::NONE
+            },
+            epilogue: words.unwrap_or_else(EpilogueWords::zeroed),
+            args,
+        })
+    }
+
+    /// Where the result goes, if its shape fits the mode.
+    fn combined(
+        &self,
+        output: &CombineOutput,
+        plan: &Plan,
+        tokens: usize,
+    ) -> Result<DevicePtr, Error> {
+        let config = plan.config();
+        let weights = self.topk_weights.is_some();
+        match (config.combine, weights, output.combined) {
+            (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
+            (CombineMode::Reduced, _, CombineTensor::Summed(combined))
+            | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
+                let element = Element::row(output.element.bits());
+                combined.require("combined", [tokens, config.hidden], element)?;
+                Ok(combined.at)
+            }
+            (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
+                let dims = [tokens, config.top_k, config.hidden];
+                combined.require("combined", dims, Element::BF16_ROW)?;
+                Ok(combined.at)
+            }
+            (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
+        }
+    }
+}
+
+/// Bytes that a tensor takes.
+struct Extent {
+    address: u64,
+    bytes: u64,
+}
+
+impl Extent {
+    /// Of `elements` elements of `bits` bits from `at` on.
+    const fn of(at: DevicePtr, elements: usize, bits: u32) -> Self {
+        Self {
+            address: at.address(),
+            bytes: (bits / 8) as u64 * elements as u64,
+        }
+    }
+
+    /// Whether the two have a byte in common.
+    const fn overlaps(&self, other: &Self) -> bool {
+        // Distances, as ends could wrap.
+        self.bytes > 0
+            && other.bytes > 0
+            && if self.address <= other.address {
+                other.address - self.address < self.bytes
+            } else {
+                self.address - other.address < other.bytes
+            }
+    }
+}
