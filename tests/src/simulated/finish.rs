@@ -175,18 +175,18 @@ impl Options {
     fn compare(&self, run: &Run, problem: &Problem, round: usize) {
         let case = &run.case;
         let expert_rows = apply_expert_scale(problem, &dispatch(problem), &scale_of(case, round));
-        let ranks = run.ranks.iter().enumerate();
-        let (finish, weights): (Vec<_>, Vec<_>) = ranks
-            .map(|(rank, ep)| {
-                let Given {
-                    mut finish,
-                    row_weights,
-                } = self.draw(case, problem, round, rank);
-                let (t, tokens) = (&run.tensors[round][rank], problem.inputs[rank].tokens);
-                finish.shared = self.shared(ep.plan(), t, ep, tokens);
-                (finish, row_weights)
+        // Those of other processes' ranks, too: the sums of one rank are made of all ranks' rows.
+        let (mut finish, weights): (Vec<_>, Vec<_>) = (0..case.ranks)
+            .map(|rank| {
+                let given = self.draw(case, problem, round, rank);
+                (given.finish, given.row_weights)
             })
             .unzip();
+        for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
+            let rank = ep.rank().0 as usize;
+            let tokens = problem.inputs[rank].tokens;
+            finish[rank].shared = self.shared(ep.plan(), t, ep, tokens);
+        }
         let weights: Option<Vec<_>> = weights.into_iter().collect();
         let mode = match case.how {
             Return::Reduced => ferry_reference::CombineMode::Reduced,
@@ -194,7 +194,8 @@ impl Options {
         };
         let wanted = combine_with(problem, &expert_rows, weights.as_deref(), mode, &finish);
         let width = self.element.bits() as usize / 8;
-        for ((wanted, ep), t) in wanted.iter().zip(&run.ranks).zip(&run.tensors[round]) {
+        for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
+            let wanted = &wanted[ep.rank().0 as usize];
             let at = t.combined.combined.rows().at;
             let found: Vec<u8> = download(&**ep.device(), at, wanted.len() + BEYOND).unwrap();
             let differs = wanted
@@ -262,7 +263,8 @@ pub fn run_own(group: &Group, case: &Case, config: Config) {
             ..Finish::NONE
         };
         let sums = combine_with(problem, &rows, None, mode, &vec![finish; case.ranks]);
-        for ((ep, t), sums) in run.ranks.iter().zip(&run.tensors[round]).zip(sums) {
+        for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
+            let sums = &sums[ep.rank().0 as usize];
             let at = t.combined.combined.rows().at;
             let found: Vec<f32> = download(&**ep.device(), at, sums.len() / 4).unwrap();
             for (index, (found, sum)) in found.iter().zip(sums.as_chunks().0).enumerate() {
@@ -278,4 +280,30 @@ pub fn run_own(group: &Group, case: &Case, config: Config) {
         }
     }
     run.close();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in a process that drives one rank of many.
+    #[test]
+    fn one_rank_of_a_group_is_compared() {
+        let case = Case {
+            options: true,
+            ..Case::small(3)
+        };
+        let options = Options::any(3, 0);
+        let group = Group::simulated_with(case.machine()).unwrap();
+        let problems = case.problems();
+        let mut run = Run::on(&group, case.config(), &case, &problems, |tensors, ranks| {
+            for (t, ep) in tensors[0].iter_mut().zip(ranks) {
+                options.give(&case, &problems[0], (0, ep), t);
+            }
+        });
+        run.ranks.remove(0).close().unwrap();
+        run.tensors[0].remove(0);
+        options.compare(&run, &problems[0], 0);
+        run.close();
+    }
 }
