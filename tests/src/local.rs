@@ -164,11 +164,11 @@ impl LocalCase {
         let share = share_of(&self.problem(round), self.ranks, rank.rank().0 as usize);
         let scale = self.scale_of(rank.rank().0 as usize);
         let compared = Compared {
-            part: (rank.rank().0 as usize, self.ranks),
+            part: Some((rank.rank().0 as usize, self.ranks)),
             ..Compared::with_shared(self.shared_expert)
         };
         let oracle = Oracle::of(&share, &scale, self.format, compared);
-        let wanted = oracle.combined(CombineMode::Exact, self.how != Return::Apart);
+        let wanted = oracle.combined(self.how.mode(), self.how != Return::Apart);
         let needed = oracle.placement(0).capacity();
         let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
         let capacity = Capacity {

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use ferry::simulator::{Args, Combines, Options as Machine};
+use ferry::simulator::{Combines, Options as Machine};
 use ferry::{Group, OutputElement, TokenFormat};
 use ferry_own_epilogue::LimitedWithOffsets;
 use ferry_tests::simulated::finish::{Options, run_own};
@@ -30,56 +30,32 @@ fn summed(seed: u64) -> Case {
     }
 }
 
-fn all(seeds: Range<u64>, shared_of: u32, change_args: Option<fn(u32, &mut Args)>) {
+fn all(seeds: Range<u64>, shared_expert: bool) {
     for seed in seeds {
-        let case = summed(seed);
-        let machine = Machine {
-            change_args,
-            ..case.machine()
+        let case = Case {
+            shared_expert,
+            ..summed(seed)
         };
-        let group = Group::simulated_with(machine).unwrap();
-        Options::any(seed, shared_of).run(&group, &case, case.config());
+        let group = Group::simulated_with(case.machine()).unwrap();
+        Options::any(seed).run(&group, &case, case.config());
     }
 }
 
 #[test]
 fn any_options_1() {
-    all(0..200, 0, None);
+    all(0..200, false);
 }
 
 #[test]
 fn any_options_2() {
-    all(200..400, 0, None);
+    all(200..400, false);
 }
 
 /// Every rank has the shared expert's rows of all its tokens: as many of the expert rows as it has
 /// tokens, from the first one on.
 #[test]
 fn with_a_shared_expert() {
-    all(
-        400..600,
-        1,
-        Some(|_, args| {
-            if let Args::Combine(with) = args {
-                with.options.shared_of = 1;
-            }
-        }),
-    );
-}
-
-/// Each of three ranks has a part of the tokens.
-#[test]
-fn with_a_part_of_a_shared_expert() {
-    all(
-        600..760,
-        3,
-        Some(|rank, args| {
-            if let Args::Combine(with) = args {
-                with.options.shared_of = 3;
-                with.options.shared_index = rank % 3;
-            }
-        }),
-    );
+    all(400..760, true);
 }
 
 /// Each option alone, fused and split, in both modes.
@@ -91,7 +67,6 @@ fn each_option_alone() {
         residual: false,
         row_weights: false,
         element: OutputElement::Bf16,
-        shared_of: 0,
     };
     let alone = [
         none,

@@ -408,10 +408,11 @@ fn no_word_of_a_row_is_taken_for_absent() {
                     .iter_mut()
                     .flat_map(|round| round.iter_mut().zip(ranks)),
             ) {
-                tensors.input.x = rank
-                    .device()
-                    .upload_tensor(tensors.input.x.dims, input)
-                    .unwrap();
+                let dims = tensors.input.x.dims;
+                // Behind the tokens that are counted.
+                let mut x = input.clone();
+                x.resize(dims[0] * dims[1], bf16::NAN);
+                tensors.input.x = rank.device().upload_tensor(dims, &x).unwrap();
             }
         });
         run.expect_success();

@@ -63,8 +63,6 @@ pub struct Options {
     pub allow_late_signals: bool,
     /// With which epilogue combines run: Ferry's own steps, unless it is set.
     pub combines: Combines,
-    /// Changes the arguments of each rank's launches before they begin: what no call can say.
-    pub change_args: Option<fn(u32, &mut Args)>,
 }
 
 /// A rank that dies.
@@ -88,7 +86,6 @@ impl Options {
             patience: None,
             allow_late_signals: false,
             combines: Combines::STEPS,
-            change_args: None,
         }
     }
 }

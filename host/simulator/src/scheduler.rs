@@ -210,12 +210,9 @@ impl World {
             Command::Launch {
                 rank,
                 kernel,
-                mut args,
+                args,
                 reply,
             } => {
-                if let Some(change) = self.options.change_args {
-                    change(rank, &mut args);
-                }
                 let _ = reply.send(self.launch(rank, kernel, args));
             }
             Command::Synchronize { rank, reply } => {

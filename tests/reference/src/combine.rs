@@ -159,8 +159,21 @@ pub(crate) fn sums(
         }
     };
     let tokens = problem.inputs.iter().map(|input| input.tokens);
-    let of_source = |(source, tokens)| (0..tokens).flat_map(|token| sum(source, token)).collect();
-    tokens.enumerate().map(of_source).collect()
+    let of_source = |source, tokens| -> Vec<f32> {
+        let tokens = 0..tokens;
+        tokens.flat_map(|token| sum(source, token)).collect()
+    };
+    std::thread::scope(|scope| {
+        let of_source = &of_source;
+        let threads: Vec<_> = tokens
+            .enumerate()
+            .map(|(source, tokens)| scope.spawn(move || of_source(source, tokens)))
+            .collect();
+        let join = |thread: ScopedJoinHandle<'_, Vec<f32>>| {
+            thread.join().expect("a thread of a rank panicked")
+        };
+        threads.into_iter().map(join).collect()
+    })
 }
 
 /// One token, with the places and weights of its slots, `[top_k]` each.

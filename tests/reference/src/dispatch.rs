@@ -91,8 +91,8 @@ pub fn dispatch_with_shared_part(problem: &Problem, index: usize, of: usize) -> 
     all
 }
 
-/// Part `index` of `of` of so many tokens.
-fn part_of(tokens: usize, index: usize, of: usize) -> Range<usize> {
+/// Part `index` of `of` of so many tokens: what [`dispatch_with_shared_part`] takes.
+pub fn part_of(tokens: usize, index: usize, of: usize) -> Range<usize> {
     let length = |part: usize| tokens / of + usize::from(part < tokens % of);
     let start = (0..index).map(length).sum();
     start..start + length(index)

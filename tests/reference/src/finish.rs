@@ -1,5 +1,7 @@
 //! What becomes of the sums of a combine that has options, bit for bit.
 
+use std::thread::ScopedJoinHandle;
+
 use half::bf16;
 
 use crate::combine::{self, CombineMode, round_to_bf16};
@@ -23,12 +25,14 @@ pub struct SharedRows {
     pub start: usize,
     /// `[count, hidden]`.
     pub rows: Vec<bf16>,
+    /// Whether the sums are rounded to bf16 before these are added, as in exact mode.
+    pub after_rounding: bool,
 }
 
 /// What a rank does with the sums of its tokens, in the order of the fields. Each step is rounded to f32.
 #[derive(Clone, Debug)]
 pub struct Finish {
-    /// Rows that are added: in reduced mode to the sum, in exact mode to the sum rounded to bf16.
+    /// Rows that are added.
     pub shared: Option<SharedRows>,
     /// `[tokens]`: each token is multiplied.
     pub row_scales: Option<Vec<f32>>,
@@ -51,17 +55,17 @@ impl Finish {
     };
 
     /// An element of a token, of which `sum` is the sum of its rows.
-    fn value(&self, mode: CombineMode, hidden: usize, index: usize, sum: f32) -> f32 {
+    fn value(&self, hidden: usize, index: usize, sum: f32) -> f32 {
         let (token, column) = (index / hidden, index % hidden);
         let mut value = sum;
         if let Some(shared) = &self.shared
             && let Some(row) = token.checked_sub(shared.start)
-            && let Some(shared) = shared.rows.get(row * hidden + column)
+            && let Some(row) = shared.rows.get(row * hidden + column)
         {
-            if mode == CombineMode::Exact {
+            if shared.after_rounding {
                 value = round_to_bf16(value).to_f32();
             }
-            value += shared.to_f32();
+            value += row.to_f32();
         }
         if let Some(scales) = &self.row_scales {
             value *= scales[token];
@@ -93,10 +97,10 @@ pub fn combine_with(
 ) -> Vec<Vec<u8>> {
     assert_eq!(finish.len(), problem.ranks, "finish: one per rank");
     let sums = combine::sums(problem, expert_rows, row_weights, mode);
-    let finished = sums.into_iter().zip(finish).map(|(sums, finish)| {
+    let finish_one = |(sums, finish): (Vec<f32>, &Finish)| {
         let mut bytes = Vec::new();
         for (index, sum) in sums.into_iter().enumerate() {
-            let value = finish.value(mode, problem.hidden, index, sum);
+            let value = finish.value(problem.hidden, index, sum);
             match finish.element {
                 Element::Bf16 => bytes.extend(round_to_bf16(value).to_bits().to_ne_bytes()),
                 Element::F16 => bytes.extend(f16_bits(value).to_ne_bytes()),
@@ -105,8 +109,15 @@ pub fn combine_with(
             }
         }
         bytes
-    });
-    finished.collect()
+    };
+    std::thread::scope(|scope| {
+        let each = sums.into_iter().zip(finish);
+        let threads: Vec<_> = each
+            .map(|of_rank| scope.spawn(move || finish_one(of_rank)))
+            .collect();
+        let join = |thread: ScopedJoinHandle<'_, Vec<u8>>| thread.join().expect("no panic");
+        threads.into_iter().map(join).collect()
+    })
 }
 
 /// The nearest half-precision number, ties to even: counted in units of its last place, which an
@@ -167,6 +178,7 @@ mod tests {
             shared: Some(SharedRows {
                 start: 1,
                 rows: vec![bf16::from_f32(0.5)],
+                after_rounding: false,
             }),
             row_scales: Some(vec![3.0, 2.0]),
             biases: [
@@ -177,19 +189,21 @@ mod tests {
             element: Element::F32,
         };
         // 2^24 + 3 is a tie and becomes 2^24 + 4; minus 2^24 is 4.
-        assert_eq!(finish.value(CombineMode::Reduced, 1, 0, 1.0), 4.0);
+        assert_eq!(finish.value(1, 0, 1.0), 4.0);
         // (1 + 0.5) * 2 likewise, and the residual.
-        assert_eq!(finish.value(CombineMode::Reduced, 1, 1, 1.0), 4.25);
-        let shared = Finish {
-            row_scales: None,
-            biases: [None, None],
-            residual: None,
-            ..finish
+        assert_eq!(finish.value(1, 1, 1.0), 4.25);
+        let shared = |after_rounding| Finish {
+            shared: finish.shared.clone().map(|rows| SharedRows {
+                after_rounding,
+                ..rows
+            }),
+            ..Finish::NONE
         };
+        let [rounded, unrounded] = [true, false].map(shared);
         // 1 + 2^-9 is 1 in bf16.
         let sum = 1.0 + 1.0 / 512.0;
-        assert_eq!(shared.value(CombineMode::Exact, 1, 1, sum), 1.5);
-        assert_eq!(shared.value(CombineMode::Reduced, 1, 1, sum), sum + 0.5);
-        assert_eq!(shared.value(CombineMode::Exact, 1, 0, sum), sum);
+        assert_eq!(rounded.value(1, 1, sum), 1.5);
+        assert_eq!(unrounded.value(1, 1, sum), sum + 0.5);
+        assert_eq!(rounded.value(1, 0, sum), sum);
     }
 }

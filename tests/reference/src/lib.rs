@@ -50,6 +50,7 @@ pub use combine::{CombineMode, combine, round_to_bf16};
 pub use compare::{Difference, first_difference};
 pub use dispatch::{
     Dispatched, apply_expert_scale, dispatch, dispatch_with_shared, dispatch_with_shared_part,
+    part_of,
 };
 pub use finish::{Element, Finish, SharedRows, combine_with};
 pub use local::share_of;

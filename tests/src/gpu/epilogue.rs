@@ -21,7 +21,6 @@ const NONE: Options = Options {
     residual: false,
     row_weights: false,
     element: OutputElement::Bf16,
-    shared_of: 0,
 };
 
 const ALL: Options = Options {
@@ -30,7 +29,6 @@ const ALL: Options = Options {
     residual: true,
     row_weights: true,
     element: OutputElement::F32,
-    shared_of: 0,
 };
 
 /// Each option alone, and all.
@@ -99,7 +97,7 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("combine with options: any", |suite| {
         let (group, ranks, seed) = (suite.group().clone(), suite.ranks(), suite.args.seed);
         each(seed, ranks, |case, config| {
-            Options::any(case.seed, 0).run(&group, case, config)
+            Options::any(case.seed).run(&group, case, config)
         })
     })?;
     suite.check("combine with an epilogue of a crate of its own", |suite| {
@@ -120,7 +118,7 @@ fn each(seed: u64, ranks: usize, run: impl Fn(&Case, Config)) -> Result<Outcome>
             split: [0, u64::MAX][seed as usize / 2 % 2],
             tokens: case.tokens[..2].to_vec(),
             options: true,
-            shared_expert: false,
+            shared_expert: seed % 3 == 0,
             counted: None,
             ..case
         };

@@ -7,7 +7,7 @@ use ferry_reference::{
 };
 
 use super::{Case, Dice, POISON, Return, Run, Tensors, download, poisoned, scale_of};
-use crate::verify::{Compared, Placement};
+use crate::verify::{Compared, PlacedRow, Placement};
 
 /// Bytes behind a result, where nothing may write.
 const BEYOND: usize = 64;
@@ -25,8 +25,6 @@ pub struct Options {
     pub row_weights: bool,
     /// What results are made of.
     pub element: OutputElement,
-    /// Ranks that share the shared expert; 0: there is none.
-    pub shared_of: u32,
 }
 
 /// What a rank's combine is given in a round.
@@ -38,7 +36,7 @@ struct Given {
 
 impl Options {
     /// Any, by a seed.
-    pub fn any(seed: u64, shared_of: u32) -> Self {
+    pub fn any(seed: u64) -> Self {
         let mut dice = Dice::new(seed ^ 0x0e91_1090);
         let mut coin = || dice.below(2) == 0;
         Self {
@@ -47,7 +45,6 @@ impl Options {
             residual: coin(),
             row_weights: coin(),
             element: OutputElement::ALL[dice.below(3)],
-            shared_of,
         }
     }
 
@@ -64,12 +61,16 @@ impl Options {
         let biases = self.biases.map(|is_given| row(is_given, hidden));
         let residual = row(self.residual, tokens * hidden);
         let is_reduced = case.how == Return::Reduced;
-        let placement = &Placement::of(problem, case.format, Compared::ALL)[rank];
-        let row_weights = (self.row_weights && is_reduced)
-            .then(|| placement.rows.iter().map(|_| number()).collect());
+        let compared = Compared::with_shared(case.shared_expert);
+        let rows = routed_rows(case, problem, rank);
+        let row_weights =
+            (self.row_weights && is_reduced).then(|| rows.iter().map(|_| number()).collect());
         Given {
             finish: Finish {
-                shared: None,
+                shared: compared.shared_rows(problem, rank).map(|rows| SharedRows {
+                    after_rounding: !is_reduced,
+                    ..rows
+                }),
                 row_scales,
                 biases,
                 residual,
@@ -114,9 +115,9 @@ impl Options {
         t.expert_rows.row_weights = given.row_weights.map(|weights| {
             let capacity = t.output.tokens.dims[0];
             let mut placed = vec![f32::NAN; capacity];
-            let rows = &Placement::of(problem, case.format, Compared::ALL)[rank].rows;
-            for (row, weight) in rows.iter().zip(weights) {
-                placed[row.position()] = weight;
+            let rows = routed_rows(case, problem, rank);
+            for (position, weight) in rows.into_iter().zip(weights) {
+                placed[position] = weight;
             }
             device.upload_tensor([capacity], &placed).unwrap()
         });
@@ -124,33 +125,6 @@ impl Options {
         let at = poisoned(ep, bytes + BEYOND);
         t.combined =
             CombineOutput::summed(Tensor::contiguous(at, [tokens, hidden])).of(self.element);
-    }
-
-    /// The shared expert's rows of a rank, as its expert rows are: the first of them.
-    fn shared(
-        &self,
-        plan: &Plan,
-        t: &Tensors,
-        ep: &ExpertParallel,
-        tokens: usize,
-    ) -> Option<SharedRows> {
-        let (of, rank) = (self.shared_of as usize, ep.rank().0 as usize);
-        if of == 0 {
-            return None;
-        }
-        let index = rank % of;
-        let (start, mut count) = (0, tokens);
-        let start = start + index * (tokens / of) + index.min(tokens % of);
-        if of > 1 {
-            count = (tokens + of - index - 1) / of;
-        }
-        let rows: Vec<bf16> = ep
-            .device()
-            .download_tensor(&t.expert_rows.expert_rows)
-            .unwrap();
-        let there = t.output.tokens.dims[0].min(plan.shape().max_rows() as usize);
-        let rows = rows[..count.min(there) * plan.config().hidden].to_vec();
-        Some(SharedRows { start, rows })
     }
 
     /// Runs a case with these options and compares every result with the oracle's.
@@ -176,17 +150,12 @@ impl Options {
         let case = &run.case;
         let expert_rows = apply_expert_scale(problem, &dispatch(problem), &scale_of(case, round));
         // Those of other processes' ranks, too: the sums of one rank are made of all ranks' rows.
-        let (mut finish, weights): (Vec<_>, Vec<_>) = (0..case.ranks)
+        let (finish, weights): (Vec<_>, Vec<_>) = (0..case.ranks)
             .map(|rank| {
                 let given = self.draw(case, problem, round, rank);
                 (given.finish, given.row_weights)
             })
             .unzip();
-        for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
-            let rank = ep.rank().0 as usize;
-            let tokens = problem.inputs[rank].tokens;
-            finish[rank].shared = self.shared(ep.plan(), t, ep, tokens);
-        }
         let weights: Option<Vec<_>> = weights.into_iter().collect();
         let mode = match case.how {
             Return::Reduced => ferry_reference::CombineMode::Reduced,
@@ -220,6 +189,14 @@ impl Options {
             );
         }
     }
+}
+
+/// Where a rank's rows stand, without those of a shared expert, in the order of the oracle.
+fn routed_rows(case: &Case, problem: &Problem, rank: usize) -> Vec<usize> {
+    let compared = Compared::with_shared(case.shared_expert);
+    let placement = &Placement::of(problem, case.format, compared)[rank];
+    let routed = placement.rows.iter().filter(|row| row.is_routed());
+    routed.map(PlacedRow::position).collect()
 }
 
 /// Runs a case with the epilogue of a crate of a user's on a group whose kernels have it: f32
@@ -293,7 +270,7 @@ mod tests {
             options: true,
             ..Case::small(3)
         };
-        let options = Options::any(3, 0);
+        let options = Options::any(3);
         let group = Group::simulated_with(case.machine()).unwrap();
         let problems = case.problems();
         let mut run = Run::on(&group, case.config(), &case, &problems, |tensors, ranks| {

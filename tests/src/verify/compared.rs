@@ -1,5 +1,7 @@
 //! How much of a round is compared, and what it had.
 
+use ferry_reference::{Problem, SharedRows, part_of, round_to_bf16};
+
 use super::SHARED_FACTOR;
 use crate::formats::INPUT_SCALE;
 
@@ -14,8 +16,9 @@ pub struct Compared {
     pub input_scale: f32,
     /// What the shared expert multiplies by, if there is one.
     pub shared: Option<f32>,
-    /// Which part of its own tokens goes to the shared expert on each rank, of how many.
-    pub part: (usize, usize),
+    /// Where nothing travels, which part of its own tokens goes to the shared expert on each rank, of how many;
+    /// elsewhere all do. In reduced mode the sums are not rounded on the experts' rank then.
+    pub part: Option<(usize, usize)>,
 }
 
 impl Compared {
@@ -25,7 +28,7 @@ impl Compared {
         step: 1,
         input_scale: INPUT_SCALE,
         shared: None,
-        part: (0, 1),
+        part: None,
     };
 
     /// A whole problem with a shared expert, or without.
@@ -34,5 +37,26 @@ impl Compared {
             shared: shared.then_some(SHARED_FACTOR),
             ..Self::ALL
         }
+    }
+
+    /// The part of a rank's own tokens that goes to a shared expert, and of how many parts.
+    pub fn shared_part(&self) -> (usize, usize) {
+        self.part.unwrap_or((0, 1))
+    }
+
+    /// What the shared expert answers to the tokens of a rank that are compared, if there is one, for sums
+    /// that are not rounded before it is added.
+    pub fn shared_rows(&self, problem: &Problem, rank: usize) -> Option<SharedRows> {
+        let (factor, input) = (self.shared?, &problem.inputs[rank]);
+        let (index, of) = self.shared_part();
+        let part = part_of(input.tokens.min(self.tokens), index, of);
+        let start = part.start.div_ceil(self.step);
+        let tokens = part.filter(|token| token.is_multiple_of(self.step));
+        let x = tokens.flat_map(|token| &input.x[token * problem.hidden..][..problem.hidden]);
+        Some(SharedRows {
+            start,
+            rows: x.map(|x| round_to_bf16(x.to_f32() * factor)).collect(),
+            after_rounding: false,
+        })
     }
 }

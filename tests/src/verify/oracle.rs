@@ -3,7 +3,10 @@
 use std::thread::ScopedJoinHandle;
 
 use ferry::{CombineMode, TokenFormat};
-use ferry_reference::{Problem, RankInput, apply_expert_scale, bf16, combine, dispatch};
+use ferry_reference::{
+    Finish, Problem, RankInput, SharedRows, apply_expert_scale, bf16, combine, combine_with,
+    dispatch,
+};
 
 use super::compared::Compared;
 use super::mismatch::Subject;
@@ -20,6 +23,8 @@ pub struct Oracle {
     sample: Problem,
     /// What the experts answer to these, by rank, in the order of the oracle.
     expert_rows: Vec<Vec<bf16>>,
+    /// What the shared expert answers to these, by source rank, if there is one.
+    shared: Option<Vec<SharedRows>>,
     /// These in the format, by source rank.
     encoded: Vec<Vec<Encoded>>,
     /// By rank.
@@ -50,6 +55,9 @@ impl Oracle {
         };
         let expert_rows = apply_expert_scale(&sample, &dispatch(&sample), scale);
         Self {
+            shared: (0..problem.ranks)
+                .map(|rank| compared.shared_rows(problem, rank))
+                .collect(),
             encoded: encode(&sample, format, compared.input_scale),
             placements: Placement::of(problem, format, compared),
             format,
@@ -73,12 +81,31 @@ impl Oracle {
     /// What combine must give on every rank, for the tokens that are compared. `weights`: in exact mode,
     /// whether the router's weights sum the rows of a token, or they stay apart.
     pub fn combined(&self, mode: CombineMode, weights: bool) -> Vec<Vec<bf16>> {
-        let mode = match (mode, weights) {
+        let how = match (mode, weights) {
+            // Where nothing travels there are no sums of other ranks to be rounded.
+            (CombineMode::Reduced, _) if self.compared.part.is_some() => {
+                ferry_reference::CombineMode::Exact
+            }
             (CombineMode::Reduced, _) => ferry_reference::CombineMode::Reduced,
             (CombineMode::Exact, true) => ferry_reference::CombineMode::Exact,
             (CombineMode::Exact, false) => ferry_reference::CombineMode::Unreduced,
         };
-        combine(&self.sample, &self.expert_rows, mode)
+        let Some(shared) = &self.shared else {
+            return combine(&self.sample, &self.expert_rows, how);
+        };
+        let finish = |rows: &SharedRows| Finish {
+            shared: Some(SharedRows {
+                after_rounding: mode == CombineMode::Exact,
+                ..rows.clone()
+            }),
+            ..Finish::NONE
+        };
+        let finish: Vec<_> = shared.iter().map(finish).collect();
+        let combined = combine_with(&self.sample, &self.expert_rows, None, how, &finish);
+        let elements = combined.iter().map(|bytes| bytes.as_chunks().0.iter());
+        elements
+            .map(|all| all.map(|&bytes| bf16::from_ne_bytes(bytes)).collect())
+            .collect()
     }
 
     /// Compares all that a round left on ranks, one thread each.

@@ -53,12 +53,8 @@ impl Placement {
     /// Every rank's, where each brings the first `compared.tokens` tokens of a problem at most: the oracle's
     /// dispatch of tokens of one element, which is quick whatever the hidden size.
     pub fn of(problem: &Problem, format: TokenFormat, compared: Compared) -> Vec<Self> {
-        let Compared {
-            tokens,
-            shared,
-            part: (index, of),
-            ..
-        } = compared;
+        let Compared { tokens, shared, .. } = compared;
+        let (index, of) = compared.shared_part();
         let thin = |input: &RankInput| {
             let tokens = input.tokens.min(tokens);
             RankInput {
@@ -101,7 +97,7 @@ impl Placement {
         };
         let of_rank = |rank| {
             let share = share_of(&all, ranks, rank);
-            let part = (rank, ranks);
+            let part = Some((rank, ranks));
             Self::of(&share, config.format, Compared { part, ..compared })
         };
         (0..ranks).flat_map(of_rank).collect()
