@@ -24,6 +24,10 @@ use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 /// With --shared-expert it holds `shared_scale` f32 `[1]`, by which the stand-in multiplies the rows of the
 /// shared group. With --skip-a2a `x.r`, `topk_ids.r` and `topk_weights.r` are the same for every r.
 ///
+/// With --residual it holds, for each rank r, `residual.r` bf16 `[tokens, hidden]`: combine adds it to the sums
+/// in f32 before they are rounded, and with --skip-a2a to rank r's part. With --late-weights the weights
+/// are not given to dispatch: combine is given that of each row, on the rank of the row's expert.
+///
 /// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
 /// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every
 /// weight is 1. With --shared-expert the first group is the shared expert's, and `src_info` of
@@ -67,6 +71,12 @@ pub struct ReplayArgs {
     /// Every rank has the same tokens, and nothing travels
     #[arg(long, conflicts_with = "split")]
     skip_a2a: bool,
+    /// Add the rows of `residual.r` to the results
+    #[arg(long)]
+    residual: bool,
+    /// Give the weights to combine, a row of the experts each, not to dispatch; in reduced mode
+    #[arg(long)]
+    late_weights: bool,
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
@@ -162,7 +172,14 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     let session = Session::new(&open.group, &settings);
     let mut session = open.agree(session.map_err(Into::into))?;
     session.call_all_at_once(args.all_at_once);
-    let own = round(&mut session, &given, &settings);
+    if args.late_weights {
+        session.give_weights_late();
+    }
+    let residual = given.residual.as_ref().filter(|_| args.residual);
+    let own = match residual.map(|rows| session.add_residual(rows)) {
+        Some(Err(error)) => Err(error.into()),
+        _ => round(&mut session, &given, &settings),
+    };
     let own = open.agree(own)?;
     open.agree(session.close().map_err(Into::into))?;
     let all = (open.gather)(&own)?;
@@ -198,6 +215,22 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
     ensure!(
         !args.shared_expert || given.shared_scale.is_some(),
         "tensor shared_scale is missing, by which --shared-expert multiplies"
+    );
+    ensure!(
+        !args.residual || given.residual.is_some(),
+        "tensor residual.0 is missing, which --residual adds"
+    );
+    ensure!(
+        !args.residual || given.weights || args.mode == Mode::Reduced,
+        "--residual adds to sums, but in exact mode without topk_weights rows stay apart"
+    );
+    ensure!(
+        !args.late_weights || args.mode == Mode::Reduced,
+        "--late-weights is for --mode reduced, the mode is exact"
+    );
+    ensure!(
+        !args.late_weights || given.weights,
+        "tensor topk_weights.0 is missing, which --late-weights gives to combine"
     );
     let settings = settings(args, &given);
     Plan::new(&open.group, settings.config).with_context(|| args.input.display().to_string())?;
@@ -235,6 +268,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         deadline: Duration::from_secs(30),
         shared_expert: args.shared_expert,
         skip_a2a: args.skip_a2a,
+        options: args.residual || args.late_weights,
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
     };
     Settings {
@@ -269,6 +303,7 @@ mod tests {
             weights: true,
             input_scale: 1.0,
             shared_scale: None,
+            residual: None,
         }
     }
 
@@ -284,6 +319,8 @@ mod tests {
             split: false,
             shared_expert: false,
             skip_a2a: false,
+            residual: false,
+            late_weights: false,
             all_at_once: false,
             seed: 1,
             rendezvous: None,

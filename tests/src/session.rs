@@ -59,6 +59,8 @@ pub struct Session {
     all_at_once: bool,
     /// What the shared expert multiplies by.
     shared_factor: f32,
+    /// Whether combines are given the weights that dispatches are not.
+    late_weights: bool,
 }
 
 impl Session {
@@ -80,6 +82,7 @@ impl Session {
             phases: Phases::default(),
             all_at_once: false,
             shared_factor: SHARED_FACTOR,
+            late_weights: false,
         })
     }
 
@@ -111,12 +114,17 @@ impl Session {
         self.phases.dispatch = start.elapsed();
         let (config, factor) = (&self.settings.config, self.shared_factor);
         // The experts get rows of other formats only after a matrix multiplication.
-        let placements = (config.format != TokenFormat::Bf16)
+        let is_encoded = config.format != TokenFormat::Bf16;
+        let placements = (is_encoded || self.late_weights)
             .then(|| Placement::of_config(problem, config, factor));
-        for rank in &self.ranks {
-            match &placements {
+        for rank in &mut self.ranks {
+            let placement = placements.as_ref().map(|all| &all[rank.rank()]);
+            match placement.filter(|_| is_encoded) {
                 None => rank.run_experts(scale, config.shared_expert.then_some(factor))?,
-                Some(all) => rank.answer(problem, scale, &all[rank.rank()])?,
+                Some(placement) => rank.answer(problem, scale, placement)?,
+            }
+            if let Some(placement) = placement.filter(|_| self.late_weights) {
+                rank.give_row_weights(problem, placement)?;
             }
         }
         let start = Instant::now();
@@ -132,6 +140,19 @@ impl Session {
     /// What the shared expert multiplies by from now on, in place of [`SHARED_FACTOR`].
     pub const fn set_shared_factor(&mut self, factor: f32) {
         self.shared_factor = factor;
+    }
+
+    /// From now on a [round](Self::round)'s combine is given the router's weights, on the experts' ranks, and
+    /// its dispatch is not. The plan has options and is of reduced mode.
+    pub fn give_weights_late(&mut self) {
+        self.give_weights(false);
+        self.late_weights = true;
+    }
+
+    /// From now on combines add rows to the results: by rank, BF16 `[tokens, hidden]`, as many tokens in each
+    /// round. The plan has options. Synchronises.
+    pub fn add_residual(&mut self, residual: &[Vec<bf16>]) -> Result<(), Error> {
+        self.each(|rank| rank.give_residual(&residual[rank.rank()]))
     }
 
     /// Whether a [round](Self::round) is made in calls of all local ranks from now on, or in one of each.

@@ -85,6 +85,17 @@ fn rows_behind_the_shared_experts_are_staged_in_exact_mode() {
     });
 }
 
+/// Sums of several rows, rounded before the shared expert's is added, of ranks that are nodes of their own.
+#[test]
+fn a_shared_expert_on_several_nodes_in_exact_mode() {
+    all(2_740..2_860, |seed| Case {
+        p2p_world_size: 1,
+        how: Return::Exact,
+        shared_expert: true,
+        ..any_case(seed)
+    });
+}
+
 #[test]
 fn all_tokens_go_to_one_expert() {
     all(2_400..2_600, |seed| {

@@ -25,6 +25,8 @@ pub struct Given {
     pub input_scale: f32,
     /// What the shared expert multiplies by, if the file says so.
     pub shared_scale: Option<f32>,
+    /// What combine adds, by rank, if the file says so.
+    pub residual: Option<Vec<Vec<bf16>>>,
 }
 
 /// Reads a file.
@@ -82,6 +84,8 @@ fn values<T, const B: usize>(view: &TensorView<'_>, value: fn([u8; B]) -> T) -> 
 
 const X: &[&str; 2] = &["tokens", "hidden"];
 const ENTRIES: &[&str; 2] = &["tokens", "top_k"];
+/// What the names of the rows begin with that combine adds.
+const RESIDUAL: &str = "residual.";
 
 /// One more than the highest rank that a tensor named `prefix` and a number belongs to. The
 /// highest, not the first gap: a rank behind a gap would be dropped without a word.
@@ -107,7 +111,8 @@ fn parse(bytes: &[u8]) -> Result<Given> {
     let weighted = ranks_of(&file, "topk_weights.")?;
     let ranks = ranks_of(&file, "x.")?
         .max(ranks_of(&file, "topk_ids.")?)
-        .max(weighted);
+        .max(weighted)
+        .max(ranks_of(&file, RESIDUAL)?);
     let input_scale = parse_input_scale(&file)?;
     let hidden = tensor(&file, "x.0", Dtype::BF16, X)?.shape()[1];
     let top_k = tensor(&file, "topk_ids.0", Dtype::I32, ENTRIES)?.shape()[1];
@@ -123,13 +128,29 @@ fn parse(bytes: &[u8]) -> Result<Given> {
         inputs,
     };
     problem.check()?;
+    let residual = match ranks_of(&file, RESIDUAL)? {
+        0 => None,
+        _ => Some(parse_residual(&file, &problem)?),
+    };
     Ok(Given {
+        residual,
         problem,
         scale,
         weights,
         input_scale,
         shared_scale: parse_scalar(&file, "shared_scale")?,
     })
+}
+
+/// Every rank's, as many rows as it has tokens.
+fn parse_residual(file: &SafeTensors<'_>, problem: &Problem) -> Result<Vec<Vec<bf16>>> {
+    let inputs = problem.inputs.iter().enumerate();
+    let of_rank = |(rank, input): (usize, &RankInput)| {
+        let sizes = [input.tokens, problem.hidden];
+        let view = sized(file, &format!("{RESIDUAL}{rank}"), Dtype::BF16, X, sizes)?;
+        Ok(values(&view, bf16::from_le_bytes))
+    };
+    inputs.map(of_rank).collect()
 }
 
 fn parse_input_scale(file: &SafeTensors<'_>) -> Result<f32> {

@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 use ferry::{
-    CombineInput, CombineMode, CombineOutput, Config, DevicePtr, DispatchBuffers, DispatchInput,
-    DispatchOutput, Error, Stream, Tensor, TokenFormat, Unfinished,
+    CombineEpilogue, CombineInput, CombineMode, CombineOutput, CombineSteps, Config, DevicePtr,
+    DispatchBuffers, DispatchInput, DispatchOutput, Error, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -40,6 +40,10 @@ pub(super) struct LocalRank {
     pub(super) expert_rows: DevicePtr,
     /// Whether dispatch is given the router's weights.
     pub(super) gives_weights: bool,
+    /// f32 `[capacity]`: the weights of the experts' rows, where combine is given them.
+    row_weights: Option<DevicePtr>,
+    /// BF16 `[tokens, hidden]`: what combine adds, if there is something.
+    residual: Option<DevicePtr>,
 }
 
 /// Rows that a token's result has.
@@ -93,6 +97,8 @@ impl LocalRank {
             is_counted: false,
             expert_rows: alloc(capacity.rows * hidden * 2)?,
             gives_weights: true,
+            row_weights: None,
+            residual: None,
             ep,
         })
     }
@@ -198,7 +204,13 @@ impl LocalRank {
         let combined = self.combined[turn.into];
         let exact = combine == CombineMode::Exact;
         let capacity = self.output.tokens.dims[0];
+        let residual = self.residual.map(|at| CombineSteps {
+            residual: Some(Tensor::contiguous(at, [tokens, hidden])),
+            ..CombineSteps::default()
+        });
         let input = CombineInput {
+            epilogue: residual.map_or(CombineEpilogue::None, CombineEpilogue::Steps),
+            row_weights: (self.row_weights).map(|at| Tensor::contiguous(at, [capacity])),
             topk_weights: (exact && weights)
                 .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
             ..CombineInput::new(Tensor::contiguous(expert_rows, [capacity, hidden]))
@@ -284,6 +296,35 @@ impl LocalRank {
         self.ep.device().upload(self.expert_rows, bytes)
     }
 
+    /// Gives combines from now on the router's weights of the experts' rows.
+    pub(super) fn give_row_weights(
+        &mut self,
+        problem: &Problem,
+        placement: &Placement,
+    ) -> Result<(), Error> {
+        let rows = self.output.tokens.dims[0];
+        let weights = placement.row_weights(problem, rows);
+        self.row_weights = Some(self.put(self.row_weights, &weights)?);
+        Ok(())
+    }
+
+    /// Gives combines from now on rows that are added to the results.
+    pub(super) fn give_residual(&mut self, rows: &[bf16]) -> Result<(), Error> {
+        self.residual = Some(self.put(self.residual, rows)?);
+        Ok(())
+    }
+
+    /// Uploads values in place of as many, or to memory of their own.
+    fn put<T: Pod>(&self, place: Option<DevicePtr>, values: &[T]) -> Result<DevicePtr, Error> {
+        let (device, bytes) = (self.ep.device(), bytemuck::cast_slice(values));
+        let at = match place {
+            Some(at) => at,
+            None => device.alloc(bytes.len().max(16) as u64)?,
+        };
+        device.upload(at, bytes)?;
+        Ok(at)
+    }
+
     pub(super) fn outputs(&self, weights: bool) -> Result<RankOutputs, Error> {
         let (device, format) = (self.ep.device(), self.ep.plan().config().format);
         Ok(RankOutputs {
@@ -324,7 +365,9 @@ impl LocalRank {
         let outputs = self.buffers.memory().iter().copied();
         let mut all = slots
             .chain(outputs)
-            .chain([self.expert_rows, self.input_scale, self.count]);
+            .chain([self.expert_rows, self.input_scale, self.count])
+            .chain(self.row_weights)
+            .chain(self.residual);
         // SAFETY: the session is being closed: its rounds were waited for.
         all.try_for_each(|at| unsafe { self.ep.device().free(at) })
     }

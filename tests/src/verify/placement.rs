@@ -161,6 +161,16 @@ impl Placement {
         }
         answers
     }
+
+    /// The router's weight of each of so many rows of the outputs, and NaN where it has none.
+    pub fn row_weights(&self, problem: &Problem, rows: usize) -> Vec<f32> {
+        let mut weights = vec![f32::NAN; rows];
+        for row in self.rows.iter().filter(|row| row.is_routed()) {
+            let slot = row.token() * problem.top_k + row.info[1] as usize;
+            weights[row.position()] = problem.inputs[row.source].topk_weights[slot];
+        }
+        weights
+    }
 }
 
 /// What outputs must hold for the busiest rank, padding included.

@@ -3,9 +3,10 @@
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
-    Problem, bf16, dispatch, dispatch_with_shared, dispatch_with_shared_part, share_of,
+    Finish, Problem, apply_expert_scale, bf16, combine_with, dispatch, dispatch_with_shared,
+    dispatch_with_shared_part, share_of,
 };
-use ferry_tests::verify::{Oracle, compare_rows};
+use ferry_tests::verify::{Compared, Oracle, compare_rows};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
@@ -89,30 +90,130 @@ fn with_shared(mut tensors: Tensors) -> Tensors {
     tensors
 }
 
+/// Compares a rank's sums with those of the rank of that number in `problem`.
+fn compare_sums(file: &SafeTensors<'_>, rank: usize, wanted: &[bf16], hidden: usize) {
+    let sums = values(file, &format!("combined.{rank}"), bf16::from_le_bytes);
+    compare_rows(rank, "combined", wanted, &sums, hidden).unwrap();
+}
+
 #[test]
 fn a_shared_expert_has_the_first_group() {
+    for (mode, name) in [
+        (CombineMode::Reduced, "reduced"),
+        (CombineMode::Exact, "exact"),
+    ] {
+        has_a_shared_expert(mode, name);
+    }
+}
+
+fn has_a_shared_expert(mode: CombineMode, name: &str) {
     let problem = problem();
+    let compared = Compared {
+        shared: Some(SHARED_SCALE),
+        ..Compared::ALL
+    };
     let given = file_of(&with_shared(tensors(&problem, true)));
-    let written = replay("shared", &given, &["--shared-expert"]).unwrap();
+    let test = format!("shared-{name}");
+    let options = ["--shared-expert", "--mode", name, "--p2p-world-size", "1"];
+    let written = replay(&test, &given, &options).unwrap();
     let split = replay(
-        "shared",
+        &test,
         &given,
-        &["--shared-expert", "--split", "--all-at-once"],
+        &[&options[..], &["--split", "--all-at-once"]].concat(),
     )
     .unwrap();
     same_tensors(&split, &written);
     let file = SafeTensors::deserialize(&written).unwrap();
+    let sums = Oracle::of(&problem, &SCALE, TokenFormat::Bf16, compared).combined(mode, true);
     for (rank, wanted) in dispatch_with_shared(&problem).iter().enumerate() {
         compare_rows_of(&file, rank, wanted, problem.hidden);
+        compare_sums(&file, rank, &sums[rank], problem.hidden);
     }
 
     let all = problem_of_all(24);
     let given = file_of(&with_shared(tensors(&all, true)));
-    let written = replay("shared-skip", &given, &["--shared-expert", "--skip-a2a"]).unwrap();
+    let options = ["--shared-expert", "--skip-a2a", "--mode", name];
+    let written = replay(&test, &given, &options).unwrap();
     let file = SafeTensors::deserialize(&written).unwrap();
     for rank in 0..3 {
-        let wanted = &dispatch_with_shared_part(&share(&all, rank), rank, 3)[0];
+        let share = share(&all, rank);
+        let wanted = &dispatch_with_shared_part(&share, rank, 3)[0];
         compare_rows_of(&file, rank, wanted, 24);
+        let compared = Compared {
+            part: Some((rank, 3)),
+            ..compared
+        };
+        let oracle = Oracle::of(&share, &SCALE[4 * rank..][..4], TokenFormat::Bf16, compared);
+        compare_sums(&file, rank, &oracle.combined(mode, true)[0], 24);
+    }
+}
+
+/// The rows that combine adds, by rank: fractions that no sum of the problem's has.
+fn residual(problem: &Problem) -> Vec<Vec<bf16>> {
+    let rows = problem.inputs.iter().enumerate().map(|(rank, input)| {
+        let elements = input.tokens * problem.hidden;
+        let element = |index: usize| bf16::from_f32((rank + index) as f32 / 7.0 - 9.0);
+        (0..elements).map(element).collect()
+    });
+    rows.collect()
+}
+
+fn with_residual(mut tensors: Tensors, problem: &Problem) -> Tensors {
+    for (rank, rows) in residual(problem).iter().enumerate() {
+        let dims = vec![problem.inputs[rank].tokens, problem.hidden];
+        let tensor = (Dtype::BF16, dims, bytes(rows, bf16::to_le_bytes));
+        tensors.insert(format!("residual.{rank}"), tensor);
+    }
+    tensors
+}
+
+#[test]
+fn a_residual_is_added_to_the_sums() {
+    let problem = problem();
+    let given = file_of(&with_residual(tensors(&problem, true), &problem));
+    let rows = apply_expert_scale(&problem, &dispatch(&problem), &SCALE);
+    let finish = |residual| Finish {
+        residual: Some(residual),
+        ..Finish::NONE
+    };
+    let finish: Vec<_> = residual(&problem).into_iter().map(finish).collect();
+    for (mode, name) in [
+        (ferry_reference::CombineMode::Reduced, "reduced"),
+        (ferry_reference::CombineMode::Exact, "exact"),
+    ] {
+        let test = format!("residual-{name}");
+        let options = ["--residual", "--mode", name, "--p2p-world-size", "1"];
+        let written = replay(&test, &given, &options).unwrap();
+        let others = [&options[..], &["--split", "--all-at-once"]].concat();
+        same_tensors(&replay(&test, &given, &others).unwrap(), &written);
+        let file = SafeTensors::deserialize(&written).unwrap();
+        let wanted = combine_with(&problem, &rows, None, mode, &finish);
+        for (rank, wanted) in wanted.iter().enumerate() {
+            let sums = file.tensor(&format!("combined.{rank}")).unwrap();
+            assert!(sums.data() == wanted, "combined.{rank} in {name} mode");
+        }
+        // Without the option nothing is added.
+        let bare = replay(&test, &given, &options[1..]).unwrap();
+        assert!(bare != written);
+    }
+}
+
+/// Whoever gives the weights, the results are the same bits.
+#[test]
+fn weights_that_combine_is_given_weigh_as_those_of_dispatch() {
+    let (routed, all) = (problem(), problem_of_all(256));
+    let cases: [(&Problem, &[&str]); 4] = [
+        (&routed, &["--p2p-world-size", "1"]),
+        (&routed, &["--split"]),
+        (&routed, &["--shared-expert", "--all-at-once"]),
+        (&all, &["--skip-a2a", "--shared-expert", "--format", "fp8"]),
+    ];
+    for (problem, options) in cases {
+        let given = file_of(&with_shared(tensors(problem, true)));
+        let early = replay("late", &given, options).unwrap();
+        let options = [options, &["--late-weights"]].concat();
+        let late = replay("late", &given, &options).unwrap();
+        same_tensors(&late, &early);
     }
 }
 
@@ -136,6 +237,34 @@ fn what_an_option_needs_is_named() {
         "tensor shared_scale has shape [2], wanted [1]",
     );
     refused(&["--skip-a2a", "--split"], &given, "cannot be used with");
+    refused(&["--residual"], &given, "tensor residual.0 is missing");
+    refused(
+        &["--late-weights", "--mode", "exact"],
+        &given,
+        "--late-weights is for --mode reduced",
+    );
+    let bare = tensors(&problem_of_all(24), false);
+    refused(
+        &["--late-weights"],
+        &bare,
+        "tensor topk_weights.0 is missing",
+    );
+    let added = with_residual(bare, &problem_of_all(24));
+    refused(
+        &["--residual", "--mode", "exact"],
+        &added,
+        "rows stay apart",
+    );
+    let mut short = added.clone();
+    short.remove("residual.1");
+    refused(&["--residual"], &short, "tensor residual.1 is missing");
+    let mut wide = added;
+    wide.get_mut("residual.2").unwrap().1 = vec![24, 7];
+    refused(
+        &["--residual"],
+        &wide,
+        "tensor residual.2 has shape [24, 7], wanted [7, 24]",
+    );
     for name in ["x", "topk_ids", "topk_weights"] {
         let mut other = given.clone();
         let tensor = other.get_mut(&format!("{name}.2")).unwrap();
