@@ -468,8 +468,7 @@ pub enum Error {
     },
     /// A call with an option, of a communicator whose plan has none.
     #[error(
-        "the call gives an option (an epilogue, row weights, tokens counted on the device), but the \
-         plan's `options` is false: set Config::options, so that their kernels are loaded"
+        "the call gives an option (see Config::options), but the plan's `options` is false: set it"
     )]
     WithoutOptions,
     /// The epilogue, the row weights or the output element of a combine do not fit.

@@ -24,9 +24,10 @@ use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 /// With --shared-expert it holds `shared_scale` f32 `[1]`, by which the stand-in multiplies the rows of the
 /// shared group. With --skip-a2a `x.r`, `topk_ids.r` and `topk_weights.r` are the same for every r.
 ///
-/// With --residual it holds, for each rank r, `residual.r` bf16 `[tokens, hidden]`: combine adds it to the sums
-/// in f32 before they are rounded, and with --skip-a2a to rank r's part. With --late-weights the weights
-/// are not given to dispatch: combine is given that of each row, on the rank of the row's expert.
+/// With --residual it holds, for each rank r, `residual.r` bf16 `[tokens, hidden]`: combine adds it
+/// to the sums in f32 before they are rounded, and with --skip-a2a to rank r's part. With
+/// --late-weights the weights are not given to dispatch: combine is given that of each row, on the
+/// rank of the row's expert.
 ///
 /// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
 /// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every

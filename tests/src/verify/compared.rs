@@ -16,8 +16,9 @@ pub struct Compared {
     pub input_scale: f32,
     /// What the shared expert multiplies by, if there is one.
     pub shared: Option<f32>,
-    /// Where nothing travels, which part of its own tokens goes to the shared expert on each rank, of how many;
-    /// elsewhere all do. In reduced mode the sums are not rounded on the experts' rank then.
+    /// Where nothing travels, which part of its own tokens goes to the shared expert on each rank,
+    /// of how many; elsewhere all do. In reduced mode the sums are not rounded on the experts' rank
+    /// then.
     pub part: Option<(usize, usize)>,
 }
 
