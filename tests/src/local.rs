@@ -1,15 +1,19 @@
 //! Rounds where every rank has the same tokens and nothing travels, on any group.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use ferry::*;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
-use ferry_reference::{Problem, bf16, share_of};
+use ferry_reference::{
+    Problem, RankInput, apply_expert_scale, bf16, combine_with, dispatch, share_of,
+};
 
 use crate::formats::{self, INPUT_SCALE};
+use crate::simulated::finish::{Given, Options, Subject};
 use crate::simulated::{Dice, Return};
-use crate::verify::{Compared, Oracle, POISON, Received};
+use crate::verify::{Compared, Oracle, POISON, Received, download};
 
 /// Everything that decides a run but the group. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -42,12 +46,17 @@ pub struct LocalCase {
     pub shared_expert: bool,
     /// Whether the kernels are made for the shape.
     pub specialise: bool,
+    /// The device says how many tokens there are, and the inputs have so many rows more.
+    pub counted: Option<usize>,
+    /// What combines are given beside the rows.
+    pub finish: Option<Options>,
 }
 
 /// A round of a rank.
 struct Round {
     oracle: Oracle,
-    wanted: Vec<bf16>,
+    /// The bytes of the results.
+    wanted: Vec<u8>,
     input: DispatchInput,
     output: DispatchOutput,
     expert_rows: CombineInput,
@@ -91,6 +100,8 @@ impl LocalCase {
             debug_checks: false,
             shared_expert: dice.below(3) == 0 && how != Return::Apart,
             specialise: false,
+            counted: None,
+            finish: None,
         }
     }
 
@@ -117,7 +128,12 @@ impl LocalCase {
             shared_expert: self.shared_expert,
             skip_a2a: true,
             specialise: self.specialise,
-            ..Config::new(self.experts, self.top_k, self.hidden, self.most_tokens)
+            ..Config::new(
+                self.experts,
+                self.top_k,
+                self.hidden,
+                self.most_tokens + self.counted.unwrap_or(0),
+            )
         }
     }
 
@@ -169,7 +185,13 @@ impl LocalCase {
         };
         let oracle = Oracle::of(&share, &scale, self.format, compared);
         let wanted = oracle.combined(self.how.mode(), self.how != Return::Apart);
-        let needed = oracle.placement(0).capacity();
+        let mut needed = oracle.placement(0).capacity();
+        let more = self.counted.unwrap_or(0);
+        if self.shared_expert {
+            // The host asks for room for all rows of `x`.
+            needed.rows += more;
+            needed.scale_blocks += more.div_ceil(128);
+        }
         let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
         let capacity = Capacity {
             scale_blocks: needed.scale_blocks + self.spare_rows,
@@ -187,30 +209,71 @@ impl LocalCase {
             .expert_rows(&share, &scale, 0, capacity.rows);
         let problem = self.problem(round);
         let (tokens, given) = (self.tokens[round], &problem.inputs[0]);
-        let weights = device.upload_tensor([tokens, self.top_k], &given.topk_weights)?;
+        let input = self.input(device, given)?;
+        let (tokens, weights) = (tokens + more, input.topk_weights);
+        let mut made = Round {
+            wanted: wanted
+                .iter()
+                .flatten()
+                .flat_map(|x| x.to_le_bytes())
+                .collect(),
+            input: DispatchInput {
+                // In exact mode combine's count.
+                topk_weights: weights.filter(|_| self.how == Return::Reduced),
+                ..input
+            },
+            output: *buffers.output(),
+            expert_rows: CombineInput {
+                topk_weights: weights.filter(|_| self.how == Return::Exact),
+                ..CombineInput::new(device.upload_tensor([capacity.rows, self.hidden], &answers)?)
+            },
+            combined: sums.output(tokens)?,
+            oracle,
+        };
+        if let Some(options) = &self.finish {
+            let subject = Subject {
+                seed: self.seed ^ u64::from(rank.rank().0),
+                problem: &share,
+                rank: 0,
+                compared,
+                format: self.format,
+                mode: self.how.mode(),
+                rows: tokens,
+            };
+            options.give(&subject, rank, &mut made.expert_rows, &mut made.combined);
+            made.wanted = finished(options.draw(&subject), &share, &scale);
+        }
+        Ok(made)
+    }
+
+    /// What dispatch takes, with the router's weights.
+    fn input(&self, device: &Arc<dyn Device>, given: &RankInput) -> Result<DispatchInput> {
+        let more = self.counted.unwrap_or(0);
+        let tokens = given.tokens;
+        // What stands behind the tokens that are counted would be seen in the results.
+        let count = [tokens as u32];
+        let tokens = tokens + more;
+        let x = [&given.x[..], &vec![bf16::NAN; more * self.hidden]].concat();
+        let ids = [&given.topk_ids[..], &vec![0; more * self.top_k]].concat();
+        let weights = [&given.topk_weights[..], &vec![f32::NAN; more * self.top_k]].concat();
+        let weights = device.upload_tensor([tokens, self.top_k], &weights)?;
+        let tokens_on_device = match self.counted {
+            Some(_) => Some(device.upload_tensor([1], &count)?),
+            None => None,
+        };
         let takes_scale = matches!(self.format, TokenFormat::Nvfp4(_));
         let input_scale = match takes_scale {
             true => Some(device.upload_tensor([1], &[INPUT_SCALE])?),
             false => None,
         };
-        Ok(Round {
-            wanted: wanted.into_iter().next().unwrap_or_default(),
-            input: DispatchInput {
-                // In exact mode combine's count.
-                topk_weights: (self.how == Return::Reduced).then_some(weights),
-                input_scale,
-                ..DispatchInput::new(
-                    device.upload_tensor([tokens, self.hidden], &given.x)?,
-                    device.upload_tensor([tokens, self.top_k], &given.topk_ids)?,
-                )
-            },
-            output: *buffers.output(),
-            expert_rows: CombineInput {
-                topk_weights: (self.how == Return::Exact).then_some(weights),
-                ..CombineInput::new(device.upload_tensor([capacity.rows, self.hidden], &answers)?)
-            },
-            combined: sums.output(tokens)?,
-            oracle,
+        Ok(DispatchInput {
+            topk_weights: Some(weights),
+            input_scale,
+            tokens_on_device,
+            ..DispatchInput::new(
+                device.upload_tensor([tokens, self.hidden], &x)?,
+                device.upload_tensor([tokens, self.top_k], &ids)?,
+            )
         })
     }
 
@@ -229,9 +292,41 @@ impl Round {
         let device = &**rank.device();
         let received = Received::download(device, &self.output, format)?;
         self.oracle.verify_dispatch(0, &received)?;
-        let given: Vec<bf16> = device.download_tensor(&self.combined.combined.rows())?;
-        Ok(self.oracle.verify_combined(0, &self.wanted, &given)?)
+        let rows = self.combined.combined.rows();
+        let bytes = rows.dims[0] * rows.dims[1] * self.combined.element.bits() as usize / 8;
+        let mut given: Vec<u8> = download(device, rows.at, bytes)?;
+        ensure!(
+            given.len() >= self.wanted.len(),
+            "combined: {} bytes",
+            given.len()
+        );
+        let beyond = given.split_off(self.wanted.len());
+        ensure!(
+            beyond.iter().all(|&byte| byte == POISON),
+            "combine wrote behind the tokens that are counted"
+        );
+        let differs = given
+            .iter()
+            .zip(&self.wanted)
+            .position(|(given, wanted)| given != wanted);
+        match differs {
+            None => Ok(()),
+            Some(at) => bail!(
+                "combined: byte {at} of {} is {}, wanted {}",
+                given.len(),
+                given[at],
+                self.wanted[at]
+            ),
+        }
     }
+}
+
+/// The bytes of a rank's part of the results, of sums that are not rounded before.
+fn finished(given: Given, share: &Problem, scale: &[f32]) -> Vec<u8> {
+    let rows = apply_expert_scale(share, &dispatch(share), scale);
+    let weights = given.row_weights.map(|weights| vec![weights]);
+    let mode = ferry_reference::CombineMode::Exact;
+    combine_with(share, &rows, weights.as_deref(), mode, &[given.finish]).concat()
 }
 
 /// What `ferry-tests gpu` runs on so many ranks: every format and way, from no token to thousands. `quick`:
@@ -268,6 +363,8 @@ pub fn gpu_cases(ranks: usize, quick: bool) -> Vec<LocalCase> {
                 debug_checks: false,
                 shared_expert: how != Return::Apart && seed.is_multiple_of(2),
                 specialise: false,
+                counted: None,
+                finish: None,
             };
             cases.push(case.clone());
             // The largest take long to work out.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ferry::simulator::Options;
 use ferry::*;
 use ferry_tests::local::LocalCase;
+use ferry_tests::simulated::finish::Options as Finishing;
 use ferry_tests::simulated::{Dice, Return};
 
 /// Runs one case for each seed.
@@ -32,6 +33,29 @@ fn any_case_1() {
 #[test]
 fn any_case_2() {
     all(200..400, LocalCase::any);
+}
+
+/// The device says how many tokens there are, fewer than there are rows, or as many.
+#[test]
+fn tokens_that_the_device_counts() {
+    all(400..560, |seed| LocalCase {
+        counted: Some([0, 1, 3, 40][seed as usize % 4]),
+        ..LocalCase::any(seed)
+    });
+}
+
+/// Epilogues, other elements and weights of the experts' rows; and these with tokens that the device counts.
+#[test]
+fn sums_with_options() {
+    all(600..800, |seed| {
+        let case = LocalCase::any(seed);
+        LocalCase {
+            how: [Return::Reduced, Return::Exact][seed as usize / 2 % 2],
+            finish: Some(Finishing::any(seed)),
+            counted: [None, Some(3)][seed as usize % 2],
+            ..case
+        }
+    });
 }
 
 /// Every size and every way, on as many ranks as on GPUs.

@@ -118,7 +118,7 @@ fn each(seed: u64, ranks: usize, run: impl Fn(&Case, Config)) -> Result<Outcome>
             split: [0, u64::MAX][seed as usize / 2 % 2],
             tokens: case.tokens[..2].to_vec(),
             options: true,
-            shared_expert: seed % 3 == 0,
+            shared_expert: seed.is_multiple_of(3),
             counted: None,
             ..case
         };

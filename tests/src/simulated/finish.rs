@@ -6,7 +6,7 @@ use ferry_reference::{
     Element, Finish, Problem, SharedRows, apply_expert_scale, bf16, combine_with, dispatch,
 };
 
-use super::{Case, Dice, POISON, Return, Run, Tensors, download, poisoned, scale_of};
+use super::{Case, Dice, POISON, Return, Run, download, poisoned, scale_of};
 use crate::verify::{Compared, PlacedRow, Placement};
 
 /// Bytes behind a result, where nothing may write.
@@ -27,11 +27,33 @@ pub struct Options {
     pub element: OutputElement,
 }
 
+/// A rank in a round.
+pub(crate) struct Subject<'a> {
+    pub(crate) seed: u64,
+    pub(crate) problem: &'a Problem,
+    /// Of the problem's ranks.
+    pub(crate) rank: usize,
+    pub(crate) compared: Compared,
+    pub(crate) format: TokenFormat,
+    pub(crate) mode: CombineMode,
+    /// Rows that its tensors have, of which tokens are the first.
+    pub(crate) rows: usize,
+}
+
+impl Subject<'_> {
+    /// Where the rows of its experts stand, without those of a shared expert, in the order of the oracle.
+    fn routed_rows(&self) -> Vec<usize> {
+        let placement = &Placement::of(self.problem, self.format, self.compared)[self.rank];
+        let routed = placement.rows.iter().filter(|row| row.is_routed());
+        routed.map(PlacedRow::position).collect()
+    }
+}
+
 /// What a rank's combine is given in a round.
-struct Given {
-    finish: Finish,
+pub(crate) struct Given {
+    pub(crate) finish: Finish,
     /// In the order of the oracle's rows.
-    row_weights: Option<Vec<f32>>,
+    pub(crate) row_weights: Option<Vec<f32>>,
 }
 
 impl Options {
@@ -48,9 +70,10 @@ impl Options {
         }
     }
 
-    fn draw(&self, case: &Case, problem: &Problem, round: usize, rank: usize) -> Given {
-        let mut dice = Dice::new(case.seed ^ (round * 64 + rank) as u64 ^ 0xf1_4154);
-        let (tokens, hidden) = (problem.inputs[rank].tokens, case.hidden);
+    /// What a rank's combine is given, and what the oracle makes of the sums then.
+    pub(crate) fn draw(&self, subject: &Subject<'_>) -> Given {
+        let mut dice = Dice::new(subject.seed ^ 0xf1_4154);
+        let (tokens, hidden) = (subject.rows, subject.problem.hidden);
         let mut number = || (dice.below(4001) as f32 - 2000.0) / 97.0;
         let row_scales = self
             .row_scales
@@ -60,14 +83,14 @@ impl Options {
         };
         let biases = self.biases.map(|is_given| row(is_given, hidden));
         let residual = row(self.residual, tokens * hidden);
-        let is_reduced = case.how == Return::Reduced;
-        let compared = Compared::with_shared(case.shared_expert);
-        let rows = routed_rows(case, problem, rank);
+        let is_reduced = subject.mode == CombineMode::Reduced;
+        let shared = subject.compared.shared_rows(subject.problem, subject.rank);
+        let rows = subject.routed_rows();
         let row_weights =
             (self.row_weights && is_reduced).then(|| rows.iter().map(|_| number()).collect());
         Given {
             finish: Finish {
-                shared: compared.shared_rows(problem, rank).map(|rows| SharedRows {
+                shared: shared.map(|rows| SharedRows {
                     after_rounding: !is_reduced,
                     ..rows
                 }),
@@ -85,18 +108,16 @@ impl Options {
     }
 
     /// Gives a rank's combine what it is to be given.
-    fn give(
+    pub(crate) fn give(
         &self,
-        case: &Case,
-        problem: &Problem,
-        place: (usize, &ExpertParallel),
-        t: &mut Tensors,
+        subject: &Subject<'_>,
+        ep: &ExpertParallel,
+        input: &mut CombineInput,
+        output: &mut CombineOutput,
     ) {
-        let (round, ep) = place;
-        let rank = ep.rank().0 as usize;
-        let given = self.draw(case, problem, round, rank);
-        let (device, hidden) = (ep.device(), case.hidden);
-        let tokens = problem.inputs[rank].tokens;
+        let given = self.draw(subject);
+        let (device, hidden) = (ep.device(), subject.problem.hidden);
+        let tokens = subject.rows;
         let finish = &given.finish;
         let bias = |bias: &Option<Vec<bf16>>| {
             let bias = bias.as_ref();
@@ -110,12 +131,12 @@ impl Options {
             residual: residual.map(|rows| device.upload_tensor([tokens, hidden], rows).unwrap()),
         };
         if steps != CombineSteps::default() {
-            t.expert_rows.epilogue = CombineEpilogue::Steps(steps);
+            input.epilogue = CombineEpilogue::Steps(steps);
         }
-        t.expert_rows.row_weights = given.row_weights.map(|weights| {
-            let capacity = t.output.tokens.dims[0];
+        input.row_weights = given.row_weights.map(|weights| {
+            let capacity = input.expert_rows.dims[0];
             let mut placed = vec![f32::NAN; capacity];
-            let rows = routed_rows(case, problem, rank);
+            let rows = subject.routed_rows();
             for (position, weight) in rows.into_iter().zip(weights) {
                 placed[position] = weight;
             }
@@ -123,8 +144,7 @@ impl Options {
         });
         let bytes = tokens * hidden * self.element.bits() as usize / 8;
         let at = poisoned(ep, bytes + BEYOND);
-        t.combined =
-            CombineOutput::summed(Tensor::contiguous(at, [tokens, hidden])).of(self.element);
+        *output = CombineOutput::summed(Tensor::contiguous(at, [tokens, hidden])).of(self.element);
     }
 
     /// Runs a case with these options and compares every result with the oracle's.
@@ -133,7 +153,8 @@ impl Options {
         let run = Run::on(group, config, case, &problems, |tensors, ranks| {
             for (round, tensors) in tensors.iter_mut().enumerate() {
                 for (t, ep) in tensors.iter_mut().zip(ranks) {
-                    self.give(case, &problems[round], (round, ep), t);
+                    let subject = subject(case, round, &problems[round], ep.rank());
+                    self.give(&subject, ep, &mut t.expert_rows, &mut t.combined);
                 }
             }
         });
@@ -152,7 +173,7 @@ impl Options {
         // Those of other processes' ranks, too: the sums of one rank are made of all ranks' rows.
         let (finish, weights): (Vec<_>, Vec<_>) = (0..case.ranks)
             .map(|rank| {
-                let given = self.draw(case, problem, round, rank);
+                let given = self.draw(&subject(case, round, problem, Rank(rank as u32)));
                 (given.finish, given.row_weights)
             })
             .unzip();
@@ -191,12 +212,18 @@ impl Options {
     }
 }
 
-/// Where a rank's rows stand, without those of a shared expert, in the order of the oracle.
-fn routed_rows(case: &Case, problem: &Problem, rank: usize) -> Vec<usize> {
-    let compared = Compared::with_shared(case.shared_expert);
-    let placement = &Placement::of(problem, case.format, compared)[rank];
-    let routed = placement.rows.iter().filter(|row| row.is_routed());
-    routed.map(PlacedRow::position).collect()
+/// A rank of a case in a round.
+fn subject<'a>(case: &Case, round: usize, problem: &'a Problem, rank: Rank) -> Subject<'a> {
+    let rank = rank.0 as usize;
+    Subject {
+        seed: case.seed ^ (round * 64 + rank) as u64,
+        problem,
+        rank,
+        compared: Compared::with_shared(case.shared_expert),
+        format: case.format,
+        mode: case.how.mode(),
+        rows: problem.inputs[rank].tokens,
+    }
 }
 
 /// Runs a case with the epilogue of a crate of a user's on a group whose kernels have it: f32
@@ -275,7 +302,8 @@ mod tests {
         let problems = case.problems();
         let mut run = Run::on(&group, case.config(), &case, &problems, |tensors, ranks| {
             for (t, ep) in tensors[0].iter_mut().zip(ranks) {
-                options.give(&case, &problems[0], (0, ep), t);
+                let subject = subject(&case, 0, &problems[0], ep.rank());
+                options.give(&subject, ep, &mut t.expert_rows, &mut t.combined);
             }
         });
         run.ranks.remove(0).close().unwrap();
