@@ -26,7 +26,7 @@ pub type LocalRanksError = local_ranks::LocalRanksError<Error>;
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
 /// where [`Fault`](Self::Fault) says what a kernel launched earlier met, and of
-/// [`LocalRanksError::NotLaunched`].
+/// `LocalRanksError::NotLaunched`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

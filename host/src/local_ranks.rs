@@ -16,9 +16,9 @@ use crate::{
 ///
 /// Each call takes slices with one value for every rank, in the order of the ranks here: that of
 /// [`ExpertParallel::new`], which is ascending. It makes all checks of all ranks first. Where a check fails,
-/// nothing is launched on any rank ([`LocalRanksError::Count`], [`LocalRanksError::Refused`]). Then it
+/// nothing is launched on any rank (`LocalRanksError::Count`, `LocalRanksError::Refused`). Then it
 /// enqueues the kernels, one rank after another, from the calling thread; no launch waits for a kernel.
-/// Where a launch fails, every rank of the call is poisoned ([`LocalRanksError::NotLaunched`]), and the
+/// Where a launch fails, every rank of the call is poisoned (`LocalRanksError::NotLaunched`), and the
 /// kernels that were launched before it end by their deadline.
 ///
 /// So a process can give all ranks of a round away or none, and no rank waits for one that was refused. What
@@ -83,7 +83,7 @@ impl LocalRanks {
     ///
     /// # Errors
     /// [`Error::LocalRanks`], with what [`ExpertParallel::dispatch`] gives for the rank that it names. Only
-    /// after [`LocalRanksError::NotLaunched`] anything is enqueued.
+    /// after `LocalRanksError::NotLaunched` anything is enqueued.
     pub fn dispatch_all(
         &mut self,
         streams: &[Stream],
@@ -129,7 +129,7 @@ impl LocalRanks {
     /// was dropped, or because the next call was refused. Not collective.
     ///
     /// # Errors
-    /// [`LocalRanksError::Apart`] where calls of single ranks have brought them to different points.
+    /// `LocalRanksError::Apart` where calls of single ranks have brought them to different points.
     pub fn unfinished_all(&mut self) -> Result<UnfinishedAll<'_>, Error> {
         let Some(first) = self.ranks.first() else {
             return Ok(UnfinishedAll::Nothing);
@@ -244,7 +244,7 @@ impl<'a> DispatchAllPending<'a> {
     ///
     /// # Errors
     /// [`Error::LocalRanks`], with what [`DispatchPending::wait`] gives for the rank that it names.
-    /// [`LocalRanks::unfinished_all`] gives the wait back, but after [`LocalRanksError::NotLaunched`].
+    /// [`LocalRanks::unfinished_all`] gives the wait back, but after `LocalRanksError::NotLaunched`.
     pub fn wait(
         self,
         streams: &[Stream],
@@ -273,7 +273,7 @@ impl<'a> DispatchedAll<'a> {
     ///
     /// # Errors
     /// [`Error::LocalRanks`], with what [`Dispatched::combine`] gives for the rank that it names.
-    /// [`LocalRanks::unfinished_all`] gives the dispatch back, but after [`LocalRanksError::NotLaunched`].
+    /// [`LocalRanks::unfinished_all`] gives the dispatch back, but after `LocalRanksError::NotLaunched`.
     pub fn combine_all(
         self,
         streams: &[Stream],
@@ -323,7 +323,7 @@ impl CombineAllPending<'_> {
     ///
     /// # Errors
     /// [`Error::LocalRanks`], with what [`CombinePending::wait`] gives for the rank that it names.
-    /// [`LocalRanks::unfinished_all`] gives the wait back, but after [`LocalRanksError::NotLaunched`].
+    /// [`LocalRanks::unfinished_all`] gives the wait back, but after `LocalRanksError::NotLaunched`.
     pub fn wait(self, streams: &[Stream]) -> Result<(), Error> {
         let each = call_all(
             self.each,

@@ -262,11 +262,17 @@ pub fn run_own(group: &Group, case: &Case, config: Config) {
             Return::Reduced => ferry_reference::CombineMode::Reduced,
             _ => ferry_reference::CombineMode::Exact,
         };
-        let finish = Finish {
+        let compared = Compared::with_shared(case.shared_expert);
+        let of_rank = |rank| Finish {
+            shared: compared.shared_rows(problem, rank).map(|rows| SharedRows {
+                after_rounding: case.how != Return::Reduced,
+                ..rows
+            }),
             element: Element::F32,
             ..Finish::NONE
         };
-        let sums = combine_with(problem, &rows, None, mode, &vec![finish; case.ranks]);
+        let finish: Vec<_> = (0..case.ranks).map(of_rank).collect();
+        let sums = combine_with(problem, &rows, None, mode, &finish);
         for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
             let sums = &sums[ep.rank().0 as usize];
             let at = t.combined.combined.rows().at;
