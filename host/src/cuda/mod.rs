@@ -18,7 +18,9 @@
 //! # }
 //! ```
 
+mod captures;
 mod context;
+mod core;
 mod device;
 mod error;
 mod graph;

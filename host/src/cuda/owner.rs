@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::CudaDevice;
 use super::context::{self, PrimaryContext};
-use super::device::raw;
+use super::core::raw;
 use super::error::check;
 use super::sys::{self, CUcontext};
 use crate::device::Device;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use ferry_layout::FaultPage;
 
-use super::device::Core;
+use super::core::Core;
 use super::error::check;
 use super::sys;
 use crate::Error;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ferry_ptx::Module;
 
 use super::CudaDevice;
-use super::device::{Core, raw};
+use super::core::{Core, raw};
 use super::error::check_about;
 use super::module::{best, blocks_that_fit, compile, find, title, unload};
 use super::sys::{self, CUfunction, CUmodule, LaunchConfig};

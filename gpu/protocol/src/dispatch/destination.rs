@@ -3,8 +3,8 @@
 use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement};
 
 use crate::machine::Machine;
+use crate::machine::miss::{Miss, TimedOut};
 use crate::sync::launch::Launch;
-use crate::sync::miss::{Miss, TimedOut};
 use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
 

@@ -7,10 +7,10 @@ use ferry_layout::{
 };
 
 use crate::dispatch::destination::Destinations;
+use crate::machine::miss::TimedOut;
 use crate::machine::rows::ByteRange;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
-use crate::sync::miss::TimedOut;
 use crate::sync::wait::wait_for;
 use crate::work::item::RowLocation;
 use crate::work::partition::Partition;

@@ -4,6 +4,7 @@ pub mod block_memory;
 pub mod counters;
 pub mod deadline;
 pub mod finishing;
+pub mod miss;
 pub mod position;
 pub mod rows;
 pub mod signals;
@@ -15,10 +16,10 @@ use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
 use crate::machine::deadline::Deadline;
 use crate::machine::finishing::{Finish, Finishing};
+use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
 use crate::machine::signals::Signals;
-use crate::sync::miss::TimedOut;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;

@@ -3,5 +3,4 @@
 pub mod arrivals;
 pub mod culprit;
 pub mod launch;
-pub mod miss;
 pub mod wait;

@@ -1,7 +1,7 @@
 //! Waits for words that a lane reads again until they are there.
 
 use crate::machine::Machine;
-use crate::sync::miss::TimedOut;
+use crate::machine::miss::TimedOut;
 
 /// Reads `values` of one row again until no lane holds the sentinel.
 #[inline(always)]

@@ -13,9 +13,9 @@ use ferry_layout::{ByteOffset, RowGroup, Tensor};
 
 use crate::machine::deadline::Deadline;
 use crate::machine::finishing::Finish;
+use crate::machine::miss::TimedOut;
 use crate::machine::rows::{Bits, ByteRange, Row};
 use crate::machine::tile::Tiles;
-use crate::sync::miss::TimedOut;
 
 use core::array::from_fn;
 
