@@ -5,8 +5,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use ferry::cuda::CudaDevice;
 use ferry::{
-    Capacity, CombineBuffers, CombineInput, CombineMode, CombineOutput, Device, DevicePtr,
-    DispatchBuffers, DispatchInput, Error, Plan, Tensor, TokenFormat,
+    Capacity, CombineBuffers, CombineEpilogue, CombineInput, CombineMode, CombineOutput,
+    CombineSteps, Device, DevicePtr, DispatchBuffers, DispatchInput, Error, Plan, Tensor,
+    TokenFormat,
 };
 use ferry_reference::workload::{WorkloadSpec, generate};
 use ferry_reference::{Problem, RankInput, bf16};
@@ -15,6 +16,7 @@ use super::options::BenchArgs;
 use crate::formats;
 
 use super::rig::Rig;
+use super::with_options::Options;
 
 /// Problems that the calls rotate through, so that each finds new data.
 pub const SETS: usize = 4;
@@ -126,6 +128,60 @@ fn upload(device: &CudaDevice, input: &RankInput) -> Result<Uploaded> {
         topk_ids: put(bytemuck::cast_slice(&input.topk_ids))?,
         topk_weights: put(bytemuck::cast_slice(&input.topk_weights))?,
     })
+}
+
+/// What calls give beside the tensors that every call has.
+#[derive(Default)]
+pub struct Extras {
+    /// Of dispatch.
+    pub tokens_on_device: Option<Tensor<1>>,
+    /// Of combine.
+    pub epilogue: CombineEpilogue,
+    memory: Vec<DevicePtr>,
+}
+
+impl Extras {
+    /// Those of one kind of options.
+    pub fn new(
+        device: &CudaDevice,
+        options: Options,
+        tokens: usize,
+        hidden: usize,
+    ) -> Result<Self> {
+        let mut extras = Self::default();
+        let mut put = |bytes: &[u8]| -> Result<DevicePtr> {
+            let at = device.alloc(bytes.len() as u64)?;
+            device.upload(at, bytes)?;
+            extras.memory.push(at);
+            Ok(at)
+        };
+        match options {
+            Options::None | Options::Loaded | Options::SharedExpert => {}
+            Options::TokensOnDevice => {
+                let count = put(&(tokens as u32).to_le_bytes())?;
+                extras.tokens_on_device = Some(Tensor::contiguous(count, [1]));
+            }
+            Options::Steps => {
+                let bias = put(&vec![0; 2 * hidden])?;
+                let residual = put(&vec![0; 2 * tokens * hidden])?;
+                extras.epilogue = CombineEpilogue::Steps(CombineSteps {
+                    biases: [Some(Tensor::contiguous(bias, [hidden])), None],
+                    residual: Some(Tensor::contiguous(residual, [tokens, hidden])),
+                    ..CombineSteps::default()
+                });
+            }
+        }
+        Ok(extras)
+    }
+
+    /// Frees them.
+    pub fn free(self, device: &CudaDevice) -> Result<()> {
+        for at in self.memory {
+            // SAFETY: their only user, a rank that is being closed, has synchronised.
+            unsafe { device.free(at) }?;
+        }
+        Ok(())
+    }
 }
 
 /// Where a rank's results go.

@@ -35,6 +35,8 @@ mod run;
 mod silu;
 #[cfg(feature = "cuda")]
 mod verify;
+#[cfg(feature = "cuda")]
+mod with_options;
 
 pub use options::BenchArgs;
 

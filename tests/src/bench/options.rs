@@ -110,6 +110,8 @@ pub enum Part {
     Silu,
     /// Dispatch and combine where nothing travels (needs the limits)
     SkipA2a,
+    /// What each option costs (needs the limits)
+    Options,
 }
 
 /// Options of the benchmark.

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use ferry::cuda::CudaGraph;
-use ferry::{Capacity, Config, Error, ExpertParallel, Plan, Stream, Unfinished};
+use ferry::{Capacity, Config, DispatchInput, Error, ExpertParallel, Plan, Stream, Unfinished};
 
-use super::inputs::{Inputs, Outputs, SETS};
+use super::inputs::{Extras, Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::Traffic;
+use super::with_options::Options;
 
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
@@ -35,6 +36,7 @@ struct RankBench<'a> {
     outputs: Outputs,
     stream: Stream,
     tokens: usize,
+    extras: Extras,
 }
 
 /// A call, or a half of one.
@@ -51,7 +53,10 @@ impl RankBench<'_> {
     /// Enqueues a call with a set of inputs.
     fn enqueue(&mut self, call: Call, set: usize) -> Result<(), Error> {
         let (stream, mode) = (self.stream, self.ep.plan().config().combine);
-        let input = self.inputs.dispatch(set, self.local, self.tokens);
+        let input = DispatchInput {
+            tokens_on_device: self.extras.tokens_on_device,
+            ..self.inputs.dispatch(set, self.local, self.tokens)
+        };
         let output = self.outputs.dispatch.output();
         if call == Call::Dispatch {
             return self.ep.dispatch(stream, &input, output).map(drop);
@@ -59,7 +64,8 @@ impl RankBench<'_> {
         if call == Call::DispatchAsync {
             return self.ep.dispatch_async(stream, &input).map(drop);
         }
-        let (rows, combined) = self.outputs.combine(&input, mode)?;
+        let (mut rows, combined) = self.outputs.combine(&input, mode)?;
+        rows.epilogue = self.extras.epilogue;
         match self.ep.unfinished() {
             Unfinished::DispatchWait(sent) => sent.wait(stream, output).map(drop),
             Unfinished::CombineWait(returned) => returned.wait(stream),
@@ -101,7 +107,15 @@ impl<'a> Bench<'a> {
                 rows: plan.max_rows().next_multiple_of(16),
                 scale_blocks: plan.max_scale_blocks(),
             },
-            false => inputs.capacity(tokens, format),
+            false => {
+                let routed = inputs.capacity(tokens, format);
+                let shared = usize::from(config.shared_expert) * tokens;
+                let blocks = shared.div_ceil(128);
+                Capacity {
+                    rows: routed.rows + shared.next_multiple_of(16),
+                    scale_blocks: routed.scale_blocks + blocks,
+                }
+            }
         };
         let mut ranks = Vec::new();
         let eps = ExpertParallel::new(&rig.group, &plan)?.into_iter();
@@ -115,6 +129,7 @@ impl<'a> Bench<'a> {
                 outputs,
                 stream: gpu.stream,
                 tokens,
+                extras: Extras::default(),
             });
         }
         Ok(Self {
@@ -123,6 +138,16 @@ impl<'a> Bench<'a> {
             plan,
             ranks,
         })
+    }
+
+    /// Gives every later call what `options` needs.
+    pub fn give(&mut self, options: Options) -> Result<()> {
+        let hidden = self.plan.config().hidden;
+        for rank in &mut self.ranks {
+            let device = &self.rig.gpus[rank.local].device;
+            rank.extras = Extras::new(device, options, rank.tokens, hidden)?;
+        }
+        Ok(())
     }
 
     /// The kind of the group.
@@ -236,6 +261,7 @@ impl<'a> Bench<'a> {
         self.rig.processes.meet()?;
         for rank in self.ranks {
             rank.outputs.free()?;
+            rank.extras.free(&self.rig.gpus[rank.local].device)?;
             rank.ep.close()?;
         }
         Ok(())

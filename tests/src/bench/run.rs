@@ -16,7 +16,7 @@ use super::silu;
 use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::Answers;
-use super::{plot, predict};
+use super::{plot, predict, with_options};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 
 /// What the rounds are set beside.
@@ -136,6 +136,13 @@ fn measure_yardsticks(
             local::print(&times);
         }
         sink.line("skip_a2a", &times)?;
+    }
+    if let (true, Some(limits)) = (args.wants(Part::Options), &yardsticks.limits) {
+        let times = with_options::measure(rig, args, limits)?;
+        if sink.is_first() {
+            with_options::print(&times);
+        }
+        sink.line("options", &times)?;
     }
     if args.wants(Part::Nccl) {
         let measured = rig.processes.agree(run_nccl(rig, args, sink));

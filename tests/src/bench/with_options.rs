@@ -1,0 +1,159 @@
+//! What each option costs: the same round without kernels that take options, and with each of them, in turns.
+
+use anyhow::Result;
+use ferry::{Config, TokenFormat};
+
+use super::inputs::Inputs;
+use super::options::BenchArgs;
+use super::record::Limits;
+use super::rig::{Repeats, Rig};
+use super::round::Bench;
+use super::run::config;
+use crate::formats::{groups, row_bytes};
+
+/// How often all options are timed. The least of the medians counts.
+const TURNS: usize = 3;
+
+/// What a round is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum Options {
+    /// Nothing: kernels without options.
+    None,
+    /// Nothing, and kernels with options are loaded.
+    Loaded,
+    /// The number of tokens, on the device.
+    TokensOnDevice,
+    /// A bias and a residual.
+    Steps,
+    /// Rows of a shared expert.
+    SharedExpert,
+}
+
+impl Options {
+    const ALL: [Self; 5] = [
+        Self::None,
+        Self::Loaded,
+        Self::TokensOnDevice,
+        Self::Steps,
+        Self::SharedExpert,
+    ];
+}
+
+/// A round's times, in microseconds.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct OptionsTime {
+    /// The format's name.
+    pub format: &'static str,
+    /// Tokens of each rank.
+    pub tokens: usize,
+    /// What the round is given.
+    pub options: Options,
+    /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed.
+    pub us: [f64; 2],
+    /// How long the device memory needs for what a shared expert's rows add to dispatch: x is read once more,
+    /// a row is written.
+    pub shared_us: f64,
+}
+
+/// Times every format, every number of tokens and every option.
+pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<OptionsTime>> {
+    let inputs = rig.processes.agree(Inputs::new(rig, args))?;
+    let mut formats: Vec<_> = args.kinds();
+    formats.dedup_by_key(|(format, _)| *format);
+    let mut times = Vec::new();
+    for (format, mode) in formats {
+        for &tokens in &args.tokens {
+            let mut least = Options::ALL.map(|_| [f64::INFINITY; 2]);
+            for _ in 0..TURNS {
+                for (options, least) in Options::ALL.into_iter().zip(&mut least) {
+                    let us = time(
+                        rig,
+                        args,
+                        &inputs,
+                        options,
+                        config(args, format, mode, tokens),
+                    )?;
+                    *least = [least[0].min(us[0]), least[1].min(us[1])];
+                }
+            }
+            let bytes = tokens * (2 * args.hidden + bytes_of_row(format, args.hidden));
+            let each = Options::ALL.into_iter().zip(least);
+            times.extend(each.map(|(options, us)| OptionsTime {
+                format: format.name(),
+                tokens,
+                options,
+                us,
+                shared_us: bytes as f64 / limits.hbm_gb_per_s / 1e3,
+            }));
+        }
+    }
+    Ok(times)
+}
+
+/// Prints them.
+pub fn print(times: &[OptionsTime]) {
+    println!(
+        "\noptions (µs, and µs more than without; for a shared expert times the bytes it adds):"
+    );
+    println!(
+        "{:16} tokens {:16}|  dispatch           |  combine",
+        "format", "options"
+    );
+    for times in times.chunks(Options::ALL.len()) {
+        let [dispatch, combine] = times[0].us;
+        for time in times {
+            let more = time.us[0] - dispatch;
+            print!(
+                "{:16} {:6} {:16}| {:7.1} {more:+6.2}",
+                time.format,
+                time.tokens,
+                format!("{:?}", time.options),
+                time.us[0],
+            );
+            match time.options {
+                Options::SharedExpert => print!(" ({:4.2})", more / time.shared_us),
+                _ => print!("       "),
+            }
+            println!(" | {:7.1} {:+6.2}", time.us[1], time.us[1] - combine);
+        }
+    }
+}
+
+/// Dispatch and combine.
+fn time(
+    rig: &Rig,
+    args: &BenchArgs,
+    inputs: &Inputs,
+    options: Options,
+    config: Config,
+) -> Result<[f64; 2]> {
+    let bench = Bench::new(
+        rig,
+        inputs,
+        Config {
+            options: options != Options::None,
+            shared_expert: options == Options::SharedExpert,
+            ..config
+        },
+    );
+    let mut bench = rig.processes.agree(bench)?;
+    let given = bench.give(options);
+    rig.processes.agree(given)?;
+    let repeats = Repeats {
+        warmup: args.warmup,
+        iterations: args.iterations,
+        flush: true,
+    };
+    let timed = bench.fused(repeats)?.map(|timed| timed.gpu_us.median);
+    bench.close()?;
+    Ok(timed)
+}
+
+/// Bytes of a row of dispatch's outputs, with its scales.
+fn bytes_of_row(format: TokenFormat, hidden: usize) -> usize {
+    let scale = match format {
+        TokenFormat::BlockwiseFp8 => 4,
+        _ => 1,
+    };
+    row_bytes(format, hidden) + scale * groups(format, hidden)
+}
