@@ -3,7 +3,7 @@
 //! `cuda`, else in the simulator.
 //!
 //! ```sh
-//! cargo run --release --package ferry --example identity --features cuda -- 4 128 1024
+//! cargo run --release --package ferry-ep --example identity --features cuda -- 4 128 1024
 //! ```
 //! Arguments: ranks, tokens a rank, hidden size.
 

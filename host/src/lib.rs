@@ -67,7 +67,7 @@
 
 /// The code of the README compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 mod allocations;

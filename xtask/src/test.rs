@@ -85,14 +85,14 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
 fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
     let packages = [
         "--package",
-        "ferry",
+        "ferry-ep",
         "--package",
         "ferry-tests",
         "--lib",
         "--test",
         "driver",
     ];
-    let features = ["--features", "ferry/cuda,ferry-tests/cuda"];
+    let features = ["--features", "ferry-ep/cuda,ferry-tests/cuda"];
     let as_it_is = run_cargo_test(places, &[&packages[..], &features].concat(), &[], tally);
     let mut loaded_from = vec![cuda_stub::loaded_from(places)?];
     if let Some(paths) = env::var_os(LOADER_PATH) {
@@ -104,7 +104,7 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
     ];
     let host = [
         "--package",
-        "ferry",
+        "ferry-ep",
         "--lib",
         "--test",
         "driver",
