@@ -69,7 +69,9 @@ fn main() -> Result<(), Error> {
             dispatched.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }
         for (rank, t) in ranks.iter().zip(&tensors) {
-            rank.synchronize(t.stream)?;
+            if let Some(fault) = rank.synchronize(t.stream)? {
+                eprintln!("{fault}");
+            }
         }
         if round + 1 == ROUNDS {
             println!("round {round}: {:?}", start.elapsed());

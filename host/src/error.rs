@@ -312,8 +312,8 @@ pub enum Error {
          ExpertParallel::unfinished gives it back"
     )]
     CombineNotWaited,
-    /// A kernel met this. If it was the input's fault ([`is_input`](ferry_layout::FaultKind::is_input)),
-    /// the communicator stays usable, else it is poisoned.
+    /// A kernel met this and gave up: the communicator is poisoned. A fault of the input is no error but
+    /// an [`InputFault`](crate::InputFault).
     #[error("{0}")]
     Fault(Fault),
     /// The communicator gave up earlier and must be built anew. The fault says why; if it is an

@@ -8,7 +8,7 @@ use ferry_layout::{Common, Counter, Fault, Rank};
 use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
 use crate::memory::{Private, Windows};
-use crate::{Device, Error, LocalRanksError, Plan, Stream};
+use crate::{Device, Error, InputFault, LocalRanksError, Plan, Stream};
 
 pub(crate) mod close;
 pub(crate) mod launch;
@@ -132,24 +132,34 @@ impl ExpertParallel {
     /// Whether a kernel has reported something so far. Reads host-visible memory; does not
     /// synchronise, so kernels still running may report later. Not collective.
     ///
+    /// A fault of the input comes once, as a value: the round goes on, and so must this rank, because its
+    /// peers wait for the rest of its round. It is the first one since the last that was told.
+    ///
+    /// ```
+    /// # fn all(rank: &ferry::ExpertParallel) -> Result<(), ferry::Error> {
+    /// if let Some(fault) = rank.check()? {
+    ///     eprintln!("{fault}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Fault`]: the first fault, once. After one whose kind
-    /// [`is_input`](ferry_layout::FaultKind::is_input) the communicator stays usable; after any
-    /// other this and every later call gives [`Error::Poisoned`], and only
-    /// [`close`](Self::close) is left.
-    pub fn check(&self) -> Result<(), Error> {
+    /// [`Error::Fault`]: why this rank gave up, once. After it this and every later call gives
+    /// [`Error::Poisoned`], and only [`close`](Self::close) is left.
+    pub fn check(&self) -> Result<Option<InputFault>, Error> {
         // Held from reading to acknowledging, so that no two threads tell one record.
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_alive()?;
         let Some((fault, number)) = self.fault()? else {
-            return Ok(());
+            return Ok(None);
         };
         if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
             page.acknowledge(number);
             *told = Some(fault);
-        } else {
-            self.poison(Poison::Fault(fault));
+            return Ok(Some(InputFault(fault)));
         }
+        self.poison(Poison::Fault(fault));
         Err(Error::Fault(fault))
     }
 
@@ -157,14 +167,25 @@ impl ExpertParallel {
     /// input fault also finds a communicator that gave up later. Not collective,
     /// but waits for the peers that the kernels wait for, as long as the deadline allows.
     ///
+    /// ```
+    /// # use ferry::*;
+    /// # fn work(rank: &mut ExpertParallel, stream: Stream, rounds: u32) -> Result<(), Error> {
+    /// # fn round(_: &mut ExpertParallel) -> Result<(), Error> { Ok(()) }
+    /// for _ in 0..rounds {
+    ///     round(rank)?; // dispatch, experts, combine
+    ///     if let Some(fault) = rank.synchronize(stream)? {
+    ///         eprintln!("{fault}"); // this round's results are not those of its whole input
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`check`](Self::check), and what the device reports.
-    pub fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+    pub fn synchronize(&self, stream: Stream) -> Result<Option<InputFault>, Error> {
         self.device().synchronize(stream)?;
-        let checked = self.check();
-        if checked.as_ref().is_err_and(|error| !error.is_input_fault()) {
-            return checked;
-        }
+        let found = self.check()?;
         let told = self
             .told
             .lock()
@@ -172,11 +193,11 @@ impl ExpertParallel {
             .take();
         match told {
             // A kernel records why before it stops, unless it did not get to the page: looked for once more.
-            Some(fault) if self.has_stopped()? => match self.check() {
-                Err(error) if !error.is_input_fault() => Err(error),
-                _ => Err(self.poison(Poison::Fault(fault))),
-            },
-            _ => checked,
+            Some(fault) if self.has_stopped()? => {
+                self.check()?;
+                Err(self.poison(Poison::Fault(fault)))
+            }
+            _ => Ok(found),
         }
     }
 
@@ -243,13 +264,6 @@ impl ExpertParallel {
             }),
             fault => Ok(fault.map(|fault| (self.as_of_group(fault), page.complete))),
         }
-    }
-}
-
-impl Error {
-    /// Whether a kernel refused an input, and the communicator stays usable.
-    pub fn is_input_fault(&self) -> bool {
-        matches!(self, Self::Fault(fault) if fault.kind.is_input())
     }
 }
 

@@ -43,7 +43,9 @@
 //!     dispatched.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
-//!     rank.synchronize(stream)?;
+//!     if let Some(fault) = rank.synchronize(stream)? {
+//!         eprintln!("{fault}"); // an input was at fault; the rank goes on
+//!     }
 //!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.combined.rows())?;
 //!     assert_eq!(sums, [0x4000; 8]); // 1.0 + 1.0
 //! }
@@ -54,8 +56,9 @@
 //! # Errors, faults and waits
 //!
 //! What is wrong with an argument is an [`Error`] before anything is launched. What a kernel
-//! meets is a [`Fault`], which [`ExpertParallel::check`] returns; every wait of a kernel ends at
-//! the deadline of the [`Config`], and no kernel traps, so the device stays usable.
+//! meets is a [`Fault`], which [`ExpertParallel::check`] returns: as a value, an [`InputFault`], if the
+//! input was at fault and the round went on, and as [`Error::Fault`] if the rank gave up. Every wait of
+//! a kernel ends at the deadline of the [`Config`], and no kernel traps, so the device stays usable.
 //!
 //! # Features
 //!
@@ -90,6 +93,7 @@ mod fabric;
 mod fault_page;
 mod group;
 mod handles;
+mod input_fault;
 #[cfg(any(feature = "cuda", test))]
 mod job;
 #[cfg(any(feature = "cuda", test))]
@@ -136,6 +140,7 @@ pub use ferry_layout::{
 pub use ferry_simulator as simulator;
 pub use group::Group;
 pub use handles::{DevicePtr, Stream};
+pub use input_fault::InputFault;
 #[cfg(feature = "cuda")]
 pub use kernels::{Kernels, KernelsError};
 pub use loaded_kernels::LoadedKernels;

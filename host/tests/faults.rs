@@ -22,20 +22,20 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
         }
     };
     round(&mut ranks, &tensors);
-    ranks[0].synchronize(STREAM).unwrap();
-    let fault = fault_of(ranks[1].synchronize(STREAM));
+    assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
+    let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
     assert_eq!(
         (fault.kind, fault.rank, fault.index),
         (FaultKind::InvalidExpert, Rank(1), 0)
     );
     assert_eq!((fault.wanted, fault.saw as i32), (4, 4));
-    ranks[1].check().unwrap();
+    assert_eq!(ranks[1].check().unwrap(), None);
 
     tensors[1].input = good;
     round(&mut ranks, &tensors);
-    ranks
-        .iter()
-        .for_each(|rank| rank.synchronize(STREAM).unwrap());
+    for rank in &ranks {
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    }
     close(ranks);
 }
 
@@ -50,7 +50,7 @@ fn outputs_that_are_too_small_poison() {
         let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         drop(dispatched);
     }
-    ranks[1].synchronize(STREAM).unwrap();
+    assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
     let fault = fault_of(ranks[0].synchronize(STREAM));
     assert_eq!(
         (fault.kind, fault.saw, fault.wanted),
@@ -89,7 +89,7 @@ fn tiled_scales_that_are_too_small_poison() {
             });
             drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
         }
-        ranks[0].synchronize(STREAM).unwrap();
+        assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
         let fault = fault_of(ranks[1].synchronize(STREAM));
         assert_eq!(
             (fault.kind, fault.saw, fault.wanted),
@@ -176,8 +176,8 @@ fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
     close(ranks);
 }
 
-/// The fault that a call reports.
-fn fault_of(result: Result<(), Error>) -> Fault {
+/// The fault that ended a communicator.
+fn fault_of(result: Result<Option<InputFault>, Error>) -> Fault {
     match result {
         Err(Error::Fault(fault)) => fault,
         other => panic!("{other:?} is no fault"),

@@ -118,7 +118,7 @@ fn combine(mode: CombineMode, weights: bool, apart: bool) -> Result<(), Error> {
     let input = t.combine_input(weights.then_some(t.weights));
     let dispatched = rank.dispatch(STREAM, &t.input, &t.output)?;
     let combined = dispatched.combine(STREAM, &input, &t.combine_output(apart));
-    rank.synchronize(STREAM)?;
+    assert_eq!(rank.synchronize(STREAM)?, None);
     rank.close()?;
     combined
 }
@@ -167,7 +167,7 @@ fn a_refused_combine_can_be_made_again() {
         .combine(STREAM, &t.combine_input(None), &t.combine_output(false))
         .unwrap();
     assert!(matches!(rank.unfinished(), Unfinished::Nothing));
-    rank.synchronize(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
 
@@ -198,7 +198,7 @@ fn an_open_round_is_named_and_can_be_taken_up_again() {
     };
     returned.wait(STREAM).unwrap();
     assert!(rank.dispatch(STREAM, &t.input, &t.output).is_ok());
-    rank.synchronize(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
 
@@ -228,7 +228,7 @@ fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
         assert!(sentence(refused).contains("tensor combined overlaps tensor expert_rows"));
     }
     combine(t.summed.at).unwrap();
-    rank.synchronize(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
 

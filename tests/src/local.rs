@@ -11,6 +11,7 @@ use ferry_reference::{
 };
 
 use crate::formats::{self, INPUT_SCALE};
+use crate::session::strict;
 use crate::simulated::finish::{Given, Options, Subject};
 use crate::simulated::{Dice, Return};
 use crate::verify::{Compared, Oracle, POISON, Received, download};
@@ -164,7 +165,7 @@ impl LocalCase {
             rank.dispatch(stream, &round.input, &round.output)?
                 .combine(stream, &round.expert_rows, &round.combined)?;
         }
-        rank.synchronize(stream)?;
+        strict(rank.synchronize(stream))?;
         let mut all = rounds.iter().enumerate();
         let result = all.try_for_each(|(number, round)| {
             round

@@ -275,8 +275,9 @@ impl Run {
                 continue;
             }
             match rank.synchronize(STREAM) {
-                Ok(()) => {}
-                Err(Error::Fault(fault)) if fault.kind.is_input() => self.input_faults.push(fault),
+                Ok(told) => self
+                    .input_faults
+                    .extend(told.map(|InputFault(fault)| fault)),
                 Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
                     self.outcomes[r] = Outcome::Fault(fault);
                 }

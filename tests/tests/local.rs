@@ -93,7 +93,7 @@ fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
         drop(dispatched.combine(Stream::DEFAULT, &experts, &sums));
         match rank.synchronize(Stream::DEFAULT) {
             Err(Error::Fault(fault) | Error::Poisoned(fault)) => faults.push(fault),
-            Ok(()) => {}
+            Ok(told) => faults.extend(told.map(|InputFault(fault)| fault)),
             Err(error) => panic!("{error}"),
         }
         rank.close().unwrap();
@@ -195,5 +195,5 @@ fn split_calls_are_refused_and_the_round_goes_on() {
         panic!("the round stands open");
     };
     dispatched.combine(stream, &experts, &sums).unwrap();
-    rank.synchronize(stream).unwrap();
+    assert_eq!(rank.synchronize(stream).unwrap(), None);
 }

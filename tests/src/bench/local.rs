@@ -13,6 +13,7 @@ use super::options::BenchArgs;
 use super::record::Limits;
 use super::rig::{Repeats, Rig, Stage};
 use crate::formats::Layout;
+use crate::session::strict;
 use crate::verify::capacity_for;
 
 /// A round's times, in microseconds.
@@ -204,7 +205,7 @@ impl RankBench {
     }
 
     fn close(self) -> Result<()> {
-        self.ep.synchronize(self.stream)?;
+        strict(self.ep.synchronize(self.stream))?;
         let device = self.ep.device().clone();
         self.ep.close()?;
         for at in self.memory {
