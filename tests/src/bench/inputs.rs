@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use ferry::cuda::CudaDevice;
 use ferry::{
-    Capacity, CombineBuffers, CombineInput, CombineMode, CombineOutput, Device, DevicePtr,
-    DispatchBuffers, DispatchInput, Error, Plan, Tensor, TokenFormat,
+    Capacity, CombineBuffers, CombineInput, CombineMode, CombineOutput, DataType, Device,
+    DevicePtr, DispatchBuffers, DispatchInput, Error, Plan, Tensor, TokenFormat,
 };
 use ferry_reference::workload::{WorkloadSpec, generate};
 use ferry_reference::{Problem, RankInput, bf16};
@@ -106,10 +106,14 @@ impl Inputs {
             topk_weights,
         } = self.uploaded[set][local];
         DispatchInput {
-            topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
+            topk_weights: Some(Tensor::contiguous(
+                topk_weights,
+                DataType::F32,
+                [tokens, top_k],
+            )),
             ..DispatchInput::new(
-                Tensor::contiguous(x, [tokens, hidden]),
-                Tensor::contiguous(topk_ids, [tokens, top_k]),
+                Tensor::contiguous(x, DataType::Bf16, [tokens, hidden]),
+                Tensor::contiguous(topk_ids, DataType::I32, [tokens, top_k]),
             )
         }
     }
@@ -147,7 +151,11 @@ impl Outputs {
         let dims = [capacity.rows, plan.config().hidden];
         let expert_rows = match plan.config().format {
             TokenFormat::Bf16 => dispatch.output().tokens,
-            _ => Tensor::contiguous(device.alloc(2 * (dims[0] * dims[1]) as u64)?, dims),
+            _ => Tensor::contiguous(
+                device.alloc(2 * (dims[0] * dims[1]) as u64)?,
+                DataType::Bf16,
+                dims,
+            ),
         };
         Ok(Self {
             combined: CombineBuffers::new(&shared, plan)?,
