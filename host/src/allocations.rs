@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::tensor::bytes_of;
-use crate::{Device, DevicePtr, Error, Tensor};
+use crate::{DataType, Device, DevicePtr, Error, Tensor};
 
 /// Allocations on one device.
 pub(crate) struct Allocations {
@@ -33,17 +32,16 @@ impl Allocations {
         }
     }
 
-    /// A tensor without gaps, of elements of `bits` bits; not cleared.
+    /// A tensor without gaps; not cleared.
     pub(crate) fn tensor<const N: usize>(
         &mut self,
+        data_type: DataType,
         dims: [usize; N],
-        bits: u32,
     ) -> Result<Tensor<N>, Error> {
-        // A plan and `Capacity::check` bound the sizes far below this.
-        let bytes = bytes_of(dims, bits).unwrap_or(u64::MAX);
-        let at = self.device.alloc(bytes)?;
+        let tensor = Tensor::contiguous(DevicePtr::NULL, data_type, dims);
+        let at = self.device.alloc(tensor.bytes())?;
         self.at.push(at);
-        Ok(Tensor::contiguous(at, dims))
+        Ok(Tensor { at, ..tensor })
     }
 
     /// All of them.

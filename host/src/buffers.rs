@@ -6,8 +6,8 @@ use ferry_layout::{CombineMode, OutputElement};
 
 use crate::allocations::Allocations;
 use crate::{
-    Capacity, CombineOutput, CombineTensor, Device, DevicePtr, DispatchOutput, Error, Plan,
-    ScaleTensor, Tensor,
+    Capacity, CombineOutput, DataType, Device, DevicePtr, DispatchOutput, Error, Plan, ScaleTensor,
+    Tensor,
 };
 
 /// The outputs of dispatches of one plan on one rank: every tensor that the plan's format has, in device
@@ -78,17 +78,18 @@ impl DispatchBuffers {
         let (shape, rows) = (plan.shape(), capacity.rows);
         capacity.check(shape)?;
         let (groups, sizes) = (plan.groups(), shape.sizes());
+        let codes = DataType::of_tokens(shape.format());
         let (output, memory) = Allocations::with(device, |memory| {
             Ok(DispatchOutput {
-                tokens: memory.tensor([rows, plan.config().hidden], sizes.element_bits)?,
+                tokens: memory.tensor(codes, [rows, plan.config().hidden])?,
                 scales: ScaleTensor::alloc(shape, groups, capacity, memory)?,
                 row_scales: match sizes.has_row_scale {
-                    true => Some(memory.tensor([rows], 16)?),
+                    true => Some(memory.tensor(DataType::Bf16, [rows])?),
                     false => None,
                 },
-                row_offsets: memory.tensor([groups + 1], 32)?,
-                expert_ids: memory.tensor([groups], 32)?,
-                src_info: memory.tensor([rows, 2], 32)?,
+                row_offsets: memory.tensor(DataType::U32, [groups + 1])?,
+                expert_ids: memory.tensor(DataType::I32, [groups])?,
+                src_info: memory.tensor(DataType::I32, [rows, 2])?,
             })
         })?;
         Ok(Self { memory, output })
@@ -146,7 +147,7 @@ pub struct CombineBuffers {
     hidden: usize,
     /// Rows of a token, where they are kept apart.
     top_k: Option<usize>,
-    element: OutputElement,
+    data_type: DataType,
 }
 
 impl CombineBuffers {
@@ -195,11 +196,11 @@ impl CombineBuffers {
         let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
         let dims = [most, top_k.unwrap_or(1), hidden];
         let (all, memory) =
-            Allocations::with(device, |memory| memory.tensor(dims, element.bits()))?;
+            Allocations::with(device, |memory| memory.tensor(element.into(), dims))?;
         Ok(Self {
             memory,
             at: all.at,
-            element,
+            data_type: element.into(),
             most,
             hidden,
             top_k,
@@ -217,15 +218,17 @@ impl CombineBuffers {
                 max: self.most,
             });
         }
-        let combined = match self.top_k {
-            None => CombineTensor::Summed(Tensor::contiguous(self.at, [tokens, self.hidden])),
-            Some(top_k) => {
-                CombineTensor::Apart(Tensor::contiguous(self.at, [tokens, top_k, self.hidden]))
-            }
-        };
-        Ok(CombineOutput {
-            combined,
-            element: self.element,
+        Ok(match self.top_k {
+            None => CombineOutput::Summed(Tensor::contiguous(
+                self.at,
+                self.data_type,
+                [tokens, self.hidden],
+            )),
+            Some(top_k) => CombineOutput::Apart(Tensor::contiguous(
+                self.at,
+                self.data_type,
+                [tokens, top_k, self.hidden],
+            )),
         })
     }
 

@@ -110,9 +110,9 @@ fn a_result_has_the_shape_of_its_mode_and_no_more_tokens_than_the_plan() {
     let (device, plan) = plan(TokenFormat::Bf16, CombineMode::Exact);
     let summed = CombineBuffers::new(&device, &plan).unwrap();
     let apart = CombineBuffers::apart(&device, &plan).unwrap();
-    let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap().combined {
-        CombineTensor::Summed(tensor) => tensor.dims.to_vec(),
-        CombineTensor::Apart(tensor) => tensor.dims.to_vec(),
+    let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap() {
+        CombineOutput::Summed(tensor) => tensor.dims.to_vec(),
+        CombineOutput::Apart(tensor) => tensor.dims.to_vec(),
     };
     assert_eq!(dims(&summed, 50), [50, 256]);
     assert_eq!(dims(&apart, 7), [7, 2, 256]);
@@ -145,11 +145,18 @@ fn values_go_to_a_tensor_and_come_back() {
         short.contains("wanted 6 elements (shape [2, 3]), given 1"),
         "{short}"
     );
-    let wide = device.download_tensor::<u64, 2>(&tensor);
+    let other = device.download_tensor::<f32, 2>(&tensor);
+    assert_eq!(
+        other.unwrap_err().to_string(),
+        "tensor tensor: wanted elements of i32, given a download as f32"
+    );
+    let bytes = device.download_tensor::<u8, 2>(&tensor).unwrap();
+    assert_eq!((bytes.len(), bytes[4]), (24, 2));
+    let longer = Tensor::contiguous(tensor.at, DataType::I32, [2, 4]);
     assert!(matches!(
-        wide,
+        device.download_tensor::<i32, 2>(&longer),
         Err(Error::MemoryTooShort {
-            wanted: 48,
+            wanted: 32,
             given: 24,
             ..
         })

@@ -3,12 +3,11 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use bytemuck::Pod;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Shape};
 
 pub use crate::handles::{DevicePtr, Stream};
-use crate::{Error, LoadedKernels, Tensor, TensorError};
+use crate::{DataType, Error, LoadedKernels, Tensor, TensorElement, TensorError};
 
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -143,12 +142,12 @@ impl dyn Device {
     ///
     /// # Errors
     /// [`Error::Tensor`] if `values` are not as many as `dims` say; what the device reports.
-    pub fn upload_tensor<T: Pod, const N: usize>(
+    pub fn upload_tensor<T: TensorElement, const N: usize>(
         &self,
         dims: [usize; N],
         values: &[T],
     ) -> Result<Tensor<N>, Error> {
-        let tensor = Tensor::contiguous(DevicePtr::NULL, dims);
+        let tensor = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
         if tensor.elements() != values.len() {
             return Err(Error::Tensor(TensorError {
                 tensor: "values",
@@ -169,27 +168,35 @@ impl dyn Device {
         Ok(Tensor { at, ..tensor })
     }
 
-    /// Copies the elements of a tensor without gaps, each a `T`, from the device. The tensor does not tell
-    /// how large its elements are: with a `T` that is larger, bytes behind the tensor are read as well, if
-    /// there is memory. Synchronises as [`download`](Device::download) does.
+    /// Copies the elements of a tensor without gaps from the device: into `T` that its
+    /// [`data_type`](Tensor::data_type) [takes](DataType::takes), or into `u8`, which gives the bytes of any
+    /// tensor. Synchronises as [`download`](Device::download) does.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if the memory from its address on is
-    /// shorter than so many `T`; what the device reports.
-    pub fn download_tensor<T: Pod, const N: usize>(
+    /// [`Error::Tensor`] if it has gaps or its elements are no `T`; [`Error::MemoryTooShort`] if the memory
+    /// from its address on is shorter; what the device reports.
+    pub fn download_tensor<T: TensorElement, const N: usize>(
         &self,
         tensor: &Tensor<N>,
     ) -> Result<Vec<T>, Error> {
-        if !tensor.is_contiguous() {
-            return Err(Error::Tensor(TensorError {
+        let refused = |wanted: &str, given: String| {
+            Err(Error::Tensor(TensorError {
                 tensor: "tensor",
-                wanted: "no gaps".to_owned(),
-                given: format!("strides {:?} (shape {:?})", tensor.strides, tensor.dims),
-            }));
+                wanted: wanted.to_owned(),
+                given,
+            }))
+        };
+        let (wanted, dims) = (tensor.data_type, tensor.dims);
+        if !tensor.is_contiguous() {
+            let given = format!("strides {:?} (shape {dims:?})", tensor.strides);
+            return refused("no gaps", given);
         }
-        let bytes = (tensor.elements() as u64).saturating_mul(size_of::<T>() as u64);
-        tensor.at.require("download", bytes)?;
-        let mut values = vec![T::zeroed(); tensor.elements()];
+        if T::DATA_TYPE != DataType::U8 && !wanted.takes(T::DATA_TYPE) {
+            let given = format!("a download as {}", T::DATA_TYPE);
+            return refused(&format!("elements of {wanted}"), given);
+        }
+        tensor.at.require("download", tensor.bytes())?;
+        let mut values = vec![T::zeroed(); tensor.bytes() as usize / size_of::<T>()];
         self.download(tensor.at, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }

@@ -279,9 +279,9 @@ pub enum Error {
         "combine in exact mode {}; {}",
         if *.weights { "was given topk_weights" } else { "was given no topk_weights" },
         if *.weights {
-            "its output is then [tokens, hidden] (CombineTensor::Summed)"
+            "its output is then [tokens, hidden] (CombineOutput::Summed)"
         } else {
-            "its output is then [tokens, top_k, hidden] (CombineTensor::Apart)"
+            "its output is then [tokens, top_k, hidden] (CombineOutput::Apart)"
         }
     )]
     WrongCombineOutput {
@@ -290,7 +290,7 @@ pub enum Error {
     },
     /// Separate output in reduced mode.
     #[error(
-        "combine in reduced mode gives sums, [tokens, hidden] (CombineTensor::Summed); rows are \
+        "combine in reduced mode gives sums, [tokens, hidden] (CombineOutput::Summed); rows are \
          kept apart only in exact mode"
     )]
     ApartInReducedMode,

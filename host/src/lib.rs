@@ -46,7 +46,7 @@
 //!     if let Some(fault) = rank.synchronize(stream)? {
 //!         eprintln!("{fault}"); // an input was at fault; the rank goes on
 //!     }
-//!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.combined.rows())?;
+//!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.rows())?;
 //!     assert_eq!(sums, [0x4000; 8]); // 1.0 + 1.0
 //! }
 //! ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
@@ -83,6 +83,7 @@ mod config;
 pub mod cuda;
 #[cfg(feature = "cust")]
 pub mod cust;
+mod data_type;
 pub mod device;
 mod device_pointers;
 mod epilogue;
@@ -116,13 +117,14 @@ mod simulated;
 mod specialise;
 mod tensor;
 
-pub use arguments::{CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput};
+pub use arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use bootstrap::function::FnBootstrap;
 pub use bootstrap::tcp::TcpBootstrap;
 pub use bootstrap::{Bootstrap, BootstrapError};
 pub use buffers::{CombineBuffers, DispatchBuffers};
 pub use capacity::Capacity;
 pub use config::Config;
+pub use data_type::{DataType, TensorElement};
 pub use device::Device;
 pub use device_pointers::DevicePointers;
 pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};

@@ -8,7 +8,7 @@ use ferry_layout::{Kernel, Shape, SiluArgs, TokenFormat};
 use crate::arguments::address_or_none;
 use crate::device::{Args, Launch};
 use crate::tensor::Element;
-use crate::{Device, Error, LoadedKernels, ScaleTensor, Stream, Tensor};
+use crate::{DataType, Device, Error, LoadedKernels, ScaleTensor, Stream, Tensor};
 
 /// Columns that a lane works on at a time.
 const LANE_COLUMNS: usize = 16;
@@ -87,15 +87,15 @@ impl FusedSilu {
         }
         self.input
             .require("input", [capacity, 2 * columns], Element::BF16_ROW)?;
-        let element = Element::row(self.format.sizes().element_bits);
+        let element = Element::row(DataType::of_tokens(self.format));
         self.output
             .require("output", [capacity, columns], element)?;
         self.row_offsets
-            .require("row_offsets", [experts + 1], Element::WORD)?;
+            .require("row_offsets", [experts + 1], Element::U32)?;
         match (&self.input_scales, self.format) {
             (None, _) => {}
             (Some(scales), TokenFormat::Nvfp4(_)) => {
-                scales.require("input_scales", [experts], Element::WORD)?;
+                scales.require("input_scales", [experts], Element::F32)?;
             }
             (Some(_), format) => return Err(Error::UnusedInputScale { format }),
         }

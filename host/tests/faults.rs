@@ -11,7 +11,7 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
     let (mut ranks, mut tensors) = two_ranks(5, config());
     let good = tensors[1].input;
     let ids = upload(&ranks[1], &words(&[3, 4], i32::to_le_bytes));
-    tensors[1].input.topk_ids = Tensor::contiguous(ids, [1, TOP_K]);
+    tensors[1].input.topk_ids = Tensor::contiguous(ids, DataType::I32, [1, TOP_K]);
     let round = |ranks: &mut [ExpertParallel], tensors: &[Tensors]| {
         for (rank, t) in ranks.iter_mut().zip(tensors) {
             let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
@@ -44,8 +44,8 @@ fn outputs_that_are_too_small_poison() {
     let (mut ranks, mut tensors) = two_ranks(6, config());
     // Rank 0 receives three rows.
     let output = &mut tensors[0].output;
-    output.tokens = Tensor::contiguous(output.tokens.at, [2, HIDDEN]);
-    output.src_info = Tensor::contiguous(output.src_info.at, [2, 2]);
+    output.tokens = Tensor::contiguous(output.tokens.at, DataType::Bf16, [2, HIDDEN]);
+    output.src_info = Tensor::contiguous(output.src_info.at, DataType::I32, [2, 2]);
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
         let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         drop(dispatched);
@@ -79,13 +79,14 @@ fn tiled_scales_that_are_too_small_poison() {
             let capacity = t.output.tokens.dims[0];
             let space = |bytes: usize| rank.device().alloc(bytes as u64).unwrap();
             let x = upload(rank, &vec![0; t.input.x.dims[0] * hidden * 2]);
-            t.input.x = Tensor::contiguous(x, [t.input.x.dims[0], hidden]);
-            t.output.tokens = Tensor::contiguous(space(capacity * hidden), [capacity, hidden]);
+            t.input.x = Tensor::contiguous(x, DataType::Bf16, [t.input.x.dims[0], hidden]);
+            t.output.tokens =
+                Tensor::contiguous(space(capacity * hidden), DataType::E4m3, [capacity, hidden]);
             let scales = upload(rank, &[behind; 2].concat());
             scales_at.push(scales);
             t.output.scales = Some(ScaleTensor::Tiled {
-                scales: Tensor::contiguous(scales, [1, 1, 32, 4, 4]),
-                offsets: Tensor::contiguous(space(16), [2]),
+                scales: Tensor::contiguous(scales, DataType::E8m0, [1, 1, 32, 4, 4]),
+                offsets: Tensor::contiguous(space(16), DataType::U32, [2]),
             });
             drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
         }

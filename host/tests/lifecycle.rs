@@ -56,8 +56,8 @@ fn a_round_does_nothing_but_launch() {
     let (input, output) = empty_tensors(&rank);
     notes.take();
     let combine = CombineInput::new(output.tokens);
-    let apart = Tensor::contiguous(memory(8192), [2, 1, 8]);
-    let combined = CombineOutput::apart(apart);
+    let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
+    let combined = CombineOutput::Apart(apart);
     // SAFETY: nothing here enqueues.
     let stream = unsafe { Stream::new(9) };
     let dispatched = rank.dispatch(stream, &input, &output).unwrap();

@@ -37,7 +37,8 @@ struct Given {
 
 fn given(ranks: &LocalRanks) -> Given {
     let (input, output) = empty_tensors(&ranks[0]);
-    let combined = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    let combined =
+        CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     // SAFETY: nothing here enqueues.
     let streams = [9, 10].map(|handle| unsafe { Stream::new(handle) });
     Given {

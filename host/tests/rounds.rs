@@ -180,9 +180,10 @@ fn ranks_may_live_on_threads_of_their_own() {
 fn a_rank_may_have_no_tokens_and_null_tensors() {
     let (mut ranks, mut tensors) = two_ranks(4, config());
     for t in &mut tensors {
-        let none = |columns| Tensor::contiguous(DevicePtr::NULL, [0, columns]);
-        t.input = DispatchInput::new(none(HIDDEN), none(TOP_K));
-        t.summed = none(HIDDEN);
+        let none =
+            |data_type, columns| Tensor::contiguous(DevicePtr::NULL, data_type, [0, columns]);
+        t.input = DispatchInput::new(none(DataType::Bf16, HIDDEN), none(DataType::I32, TOP_K));
+        t.summed = none(DataType::Bf16, HIDDEN);
     }
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
         let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();

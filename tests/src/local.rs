@@ -14,7 +14,7 @@ use crate::formats::{self, INPUT_SCALE};
 use crate::session::strict;
 use crate::simulated::finish::{Given, Options, Subject};
 use crate::simulated::{Dice, Return};
-use crate::verify::{Compared, Oracle, POISON, Received, download};
+use crate::verify::{Compared, Oracle, POISON, Received};
 
 /// Everything that decides a run but the group. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -293,9 +293,8 @@ impl Round {
         let device = &**rank.device();
         let received = Received::download(device, &self.output, format)?;
         self.oracle.verify_dispatch(0, &received)?;
-        let rows = self.combined.combined.rows();
-        let bytes = rows.dims[0] * rows.dims[1] * self.combined.element.bits() as usize / 8;
-        let mut given: Vec<u8> = download(device, rows.at, bytes)?;
+        let rows = self.combined.rows();
+        let mut given: Vec<u8> = device.download_tensor(&rows)?;
         ensure!(
             given.len() >= self.wanted.len(),
             "combined: {} bytes",

@@ -108,11 +108,18 @@ impl Tensors {
         let count = [input.tokens as u32];
         let placement = expected.oracle.placement(r);
         let answers = placement.expert_rows(problem, &expected.scale, r, capacity);
-        let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
+        let summed = || {
+            Tensor::contiguous(
+                poisoned(rank, tokens * hidden * 2),
+                DataType::Bf16,
+                [tokens, hidden],
+            )
+        };
         let combined = match case.how {
-            Return::Reduced | Return::Exact => CombineOutput::summed(summed()),
-            Return::Apart => CombineOutput::apart(Tensor::contiguous(
+            Return::Reduced | Return::Exact => CombineOutput::Summed(summed()),
+            Return::Apart => CombineOutput::Apart(Tensor::contiguous(
                 poisoned(rank, tokens * top_k * hidden * 2),
+                DataType::Bf16,
                 [tokens, top_k, hidden],
             )),
         };
@@ -346,7 +353,7 @@ impl Run {
 
     fn compare_combine(&self, round: usize, r: usize) {
         let device = self.ranks[r].device();
-        let rows = self.tensors[round][r].combined.combined.rows();
+        let rows = self.tensors[round][r].combined.rows();
         let mut given: Vec<bf16> = device.download_tensor(&rows).unwrap();
         let expected = &self.expected[round];
         let beyond = given.split_off(expected.combined[r].len().min(given.len()));

@@ -203,9 +203,9 @@ fn memory(run: &Run) -> Vec<Vec<u32>> {
     for round in &run.tensors {
         for (rank, tensors) in run.ranks.iter().zip(round) {
             let output = &tensors.output;
-            let (combined, elements) = match tensors.combined.combined {
-                CombineTensor::Summed(tensor) => (tensor.at, tensor.elements()),
-                CombineTensor::Apart(tensor) => (tensor.at, tensor.elements()),
+            let (combined, elements) = match tensors.combined {
+                CombineOutput::Summed(tensor) => (tensor.at, tensor.elements()),
+                CombineOutput::Apart(tensor) => (tensor.at, tensor.elements()),
             };
             let [rows, hidden] = output.tokens.dims;
             let tokens = rows * formats::row_bytes(run.case.format, hidden) / 4;
@@ -396,10 +396,14 @@ fn outputs_that_are_too_small_are_left_alone() {
                 expert_rows,
                 ..
             } = &mut tensors[0][rank];
-            output.tokens = Tensor::contiguous(output.tokens.at, [capacity, case.hidden]);
-            output.src_info = Tensor::contiguous(output.src_info.at, [capacity, 2]);
+            output.tokens = Tensor::contiguous(
+                output.tokens.at,
+                output.tokens.data_type,
+                [capacity, case.hidden],
+            );
+            output.src_info = Tensor::contiguous(output.src_info.at, DataType::I32, [capacity, 2]);
             let answers = &mut expert_rows.expert_rows;
-            *answers = Tensor::contiguous(answers.at, [capacity, case.hidden]);
+            *answers = Tensor::contiguous(answers.at, DataType::Bf16, [capacity, case.hidden]);
         });
         let Outcome::Fault(fault) = &run.outcomes[rank] else {
             panic!("rank {rank} found nothing: {case:?}")

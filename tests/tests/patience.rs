@@ -24,8 +24,8 @@ fn ranks(group: &Group, deadline: Duration) -> Vec<ExpertParallel> {
 /// Tensors of a rank without tokens, which receives none.
 fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     let input = DispatchInput::new(
-        Tensor::contiguous(DevicePtr::NULL, [0, 8]),
-        Tensor::contiguous(DevicePtr::NULL, [0, 1]),
+        Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, 8]),
+        Tensor::contiguous(DevicePtr::NULL, DataType::I32, [0, 1]),
     );
     let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
     (input, *buffers.output())
@@ -43,8 +43,8 @@ fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
 
 fn combine(dispatched: Dispatched<'_>, output: &DispatchOutput) -> Result<(), Error> {
     let rows = CombineInput::new(output.tokens);
-    let combined = Tensor::contiguous(output.tokens.at, [0, 8]);
-    let combined = CombineOutput::summed(combined);
+    let combined = Tensor::contiguous(output.tokens.at, DataType::Bf16, [0, 8]);
+    let combined = CombineOutput::Summed(combined);
     dispatched.combine(STREAM, &rows, &combined)
 }
 

@@ -232,16 +232,16 @@ pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     let at = memory(4096);
     let local = rank.plan().local_experts();
     let input = DispatchInput::new(
-        Tensor::contiguous(at, [2, 8]),
-        Tensor::contiguous(at, [2, 1]),
+        Tensor::contiguous(at, DataType::Bf16, [2, 8]),
+        Tensor::contiguous(at, DataType::I32, [2, 1]),
     );
     let output = DispatchOutput {
         row_scales: None,
-        tokens: Tensor::contiguous(at, [6, 8]),
+        tokens: Tensor::contiguous(at, DataType::Bf16, [6, 8]),
         scales: None,
-        row_offsets: Tensor::contiguous(at, [local + 1]),
-        expert_ids: Tensor::contiguous(at, [local]),
-        src_info: Tensor::contiguous(at, [6, 2]),
+        row_offsets: Tensor::contiguous(at, DataType::U32, [local + 1]),
+        expert_ids: Tensor::contiguous(at, DataType::I32, [local]),
+        src_info: Tensor::contiguous(at, DataType::I32, [6, 2]),
     };
     (input, output)
 }
@@ -280,7 +280,8 @@ pub fn join(group: &Group, config: Config) -> ExpertParallel {
 pub fn round(rank: &mut ExpertParallel, stream: Stream) -> Result<(), Error> {
     let (input, output) = empty_tensors(rank);
     let combine = CombineInput::new(output.tokens);
-    let combined = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    let combined =
+        CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     rank.dispatch(stream, &input, &output)?
         .combine(stream, &combine, &combined)
 }

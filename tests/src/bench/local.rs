@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result, bail};
 use ferry::{
-    Capacity, CombineBuffers, CombineInput, Config, DevicePtr, DispatchBuffers, DispatchInput,
-    ExpertParallel, Plan, Stream, Tensor, TokenFormat, Unfinished,
+    Capacity, CombineBuffers, CombineInput, Config, DataType, DevicePtr, DispatchBuffers,
+    DispatchInput, ExpertParallel, Plan, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, share_of};
@@ -181,7 +181,11 @@ impl RankBench {
                 ..DispatchInput::new(x, topk_ids)
             },
             rows: DispatchBuffers::with_capacity(&device, &plan, capacity)?,
-            expert_rows: Tensor::contiguous(expert_rows, [capacity.rows, all.hidden]),
+            expert_rows: Tensor::contiguous(
+                expert_rows,
+                DataType::Bf16,
+                [capacity.rows, all.hidden],
+            ),
             sums: CombineBuffers::new(&device, &plan)?,
             memory: vec![x.at, topk_ids.at, weights.at, expert_rows],
             ep,

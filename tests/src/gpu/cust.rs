@@ -108,7 +108,7 @@ impl Memory {
         };
         let dispatched = rank.dispatch(stream, &input, &output)?;
         let expert_rows = CombineInput::new(output.tokens);
-        dispatched.combine(stream, &expert_rows, &CombineOutput::summed(sums))?;
+        dispatched.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
         Ok(stream)
     }
 }
