@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, Rank};
+use ferry_layout::{Common, Counter, Fault, FaultKind, Rank};
 
 use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
@@ -236,9 +236,13 @@ impl ExpertParallel {
         let rank = self.rank;
         match (self.plan.config().skip_a2a, fault.kind.is_input()) {
             (false, _) => fault,
-            // Its peer is a slot.
+            // Its peer is a slot, but of outputs that are too small.
             (true, true) => Fault {
                 rank,
+                peer: match fault.kind {
+                    FaultKind::OutputTooSmall => rank,
+                    _ => fault.peer,
+                },
                 culprit: rank,
                 ..fault
             },

@@ -58,6 +58,16 @@ fn sums_with_options() {
     });
 }
 
+/// Outputs that hold fewer rows than come: the first ones are there, the others are no part of the sums.
+#[test]
+fn outputs_that_are_too_small() {
+    all(800..1_000, |seed| LocalCase {
+        short: true,
+        counted: [None, None, Some(3)][seed as usize % 3],
+        ..LocalCase::any(seed)
+    });
+}
+
 /// Every size and every way, on as many ranks as on GPUs.
 #[test]
 fn what_gpus_are_asked() {
