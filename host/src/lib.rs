@@ -152,6 +152,9 @@ pub use local_ranks::{
 #[cfg(feature = "cuda")]
 pub use nvshmem::NvshmemOptions;
 pub use plan::Plan;
+pub use round::owned::{
+    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
+};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use scales::ScaleTensor;
 pub use silu::{FusedSilu, fused_silu};
