@@ -99,6 +99,7 @@ mod input_fault;
 mod job;
 #[cfg(any(feature = "cuda", test))]
 mod kernels;
+mod leak;
 mod loaded_kernels;
 mod local_ranks;
 mod memory;
@@ -132,7 +133,7 @@ pub use error::{
     CudaError, EpilogueError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError,
 };
 pub use expert_parallel::ExpertParallel;
-pub use expert_parallel::close::CloseError;
+pub use expert_parallel::close::{CloseAllError, CloseError};
 pub use fabric::Fabric;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
