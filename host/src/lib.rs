@@ -141,6 +141,7 @@ pub use ferry_layout::{
     ScaleLayout, Shape, TokenFormat,
 };
 pub use ferry_simulator as simulator;
+pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
 pub use handles::{DevicePtr, Stream};
 pub use input_fault::InputFault;

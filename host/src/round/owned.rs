@@ -74,7 +74,8 @@ impl ExpertParallel {
         }
     }
 
-    /// [`dispatch_async`](Self::dispatch_async), and what comes of it has the rank. Enqueues only. Collective.
+    /// [`dispatch_async`](Self::dispatch_async), and what comes of it has the rank. Enqueues only.
+    /// Collective.
     ///
     /// # Errors
     /// As [`dispatch_async`](Self::dispatch_async), with the rank as it was.
