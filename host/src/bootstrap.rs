@@ -30,12 +30,12 @@ use std::net::SocketAddr;
 /// | the same, after it gave up | none | |
 /// | [`Group::close`](crate::Group::close) | 1 | 64, and 8 for each communicator not closed |
 ///
-/// These are the numbers where all goes well. A step that fails on one rank is the last one of the call on all
-/// of them, but that windows may be given back, which takes one all-gather more; so all still make
-/// the same calls. Lengths differ between ranks where a name is sent (of a machine or its boot), or
-/// an error instead of an answer. [`rank`](Self::rank) and [`ranks`](Self::ranks) may be asked in
-/// any of these calls. Dispatch and combine, buffers and graphs use no bootstrap, nor does dropping
-/// a communicator or a group.
+/// These are the numbers where all goes well. A step that fails on one rank is the last one of the
+/// call on all of them, but that windows may be given back, which takes one all-gather more; so all
+/// still make the same calls. Lengths differ between ranks where a name is sent (of a machine or
+/// its boot), or an error instead of an answer. [`rank`](Self::rank) and [`ranks`](Self::ranks) may
+/// be asked in any of these calls. Dispatch and combine, buffers and graphs use no bootstrap, nor
+/// does dropping a communicator or a group.
 pub trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;

@@ -26,20 +26,22 @@ use crate::{Device, Error, Fabric};
 /// longer than the [`deadline`](crate::Config::deadline), or the bootstrap's own.
 ///
 /// 1. **Learn of it.** [`synchronize`](crate::ExpertParallel::synchronize) gives [`Error::Fault`] with a
-///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its `culprit` is the
-///    lost rank (after split calls between nodes, perhaps one that gave up itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
+///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
+///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
+///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
 ///    [`lost_rank`](crate::BootstrapError::lost_rank) it is where that is known. A rank whose own
-///    round ended well learns it in the next one, as the others do not come. Nobody has to tell anybody.
+///    round ended well learns it in the next one, as the others do not come. Nobody has to tell
+///    anybody.
 /// 2. **Close the communicators.** Drop their graphs, then
 ///    [`close_all`](crate::ExpertParallel::close_all). A communicator that gave up waits for nobody. One that
 ///    did not waits for the bootstrap, and has its error. Either way the rank's own memory is free; note the
 ///    error, and go on.
 /// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node
 ///    group gives an error that names the lost rank; note it, and go on: this rank's windows are
-///    leaked, as the lost one may have them mapped; all else is given back. A process that was in an NVSHMEM group stays in
-///    NVSHMEM's job: it ends here, and a new one takes the next steps. A group whose ranks are all
-///    in this process stays as it is, and step 6 may use it again with all ranks, if the lost one
-///    is only a thread that did not call.
+///    leaked, as the lost one may have them mapped; all else is given back. A process that was in
+///    an NVSHMEM group stays in NVSHMEM's job: it ends here, and a new one takes the next steps. A
+///    group whose ranks are all in this process stays as it is, and step 6 may use it again with
+///    all ranks, if the lost one is only a thread that did not call.
 /// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
 ///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
 ///    All are told the same.

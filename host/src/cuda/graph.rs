@@ -215,10 +215,9 @@ impl CudaDevice {
     ///
     /// # Communicators that gave up
     ///
-    /// A call of one is refused in a capture as it is elsewhere ([`Error::Poisoned`]), and nothing of it is in
-    /// the graph. A graph that was captured before
-    /// may still be launched: its kernels end at once, and leave their outputs as they are. So look
-    /// for faults between replays.
+    /// A call of one is refused in a capture as it is elsewhere ([`Error::Poisoned`]), and nothing
+    /// of it is in the graph. A graph that was captured before may still be launched: its kernels
+    /// end at once, and leave their outputs as they are. So look for faults between replays.
     ///
     /// # Graphs that others make
     ///
