@@ -9,10 +9,12 @@ use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
 use crate::memory::{Private, Windows};
 use crate::{Device, Error, InputFault, LocalRanksError, Plan, Stream};
+use streams::Streams;
 
 pub(crate) mod close;
 pub(crate) mod launch;
 mod set_up;
+mod streams;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`Dispatched::combine`](crate::Dispatched::combine)).
@@ -48,6 +50,20 @@ mod set_up;
 /// [`check`](Self::check), after the stream was synchronised.
 ///
 /// A value can be moved to another thread; each local rank can have its own.
+///
+/// # Dropped
+///
+/// [`close`](Self::close) ends a rank, and says what went wrong. A rank that is dropped instead waits for no
+/// other one. Its memory is freed, which synchronises with its device, where all ranks of the group
+/// are in this process and on one node, and nothing that was launched of this one can be at work:
+/// each stream that it was launched into was given to [`synchronize`](Self::synchronize) since,
+/// whatever that found, and no `CudaDevice::capture` has had its calls. The windows are freed with
+/// the last rank. Else this rank's memory and all windows are leaked, with a warning: an event of
+/// `tracing`, and for a program without a subscriber a line on stderr, once a process. A wait of
+/// another kind (of another library, of the device's own) is not seen here, nor is one for the
+/// default stream that each thread has of its own.
+///
+/// What peers do when a rank is gone, [`Group`](crate::Group#after-a-rank-was-lost) says.
 pub struct ExpertParallel {
     pub(crate) plan: Plan,
     rank: Rank,
@@ -58,8 +74,8 @@ pub struct ExpertParallel {
     windows: Arc<Windows>,
     /// A [`Launchable`], which graphs hold, too.
     member: Arc<dyn Any + Send + Sync>,
-    /// Streams that were launched into, and multiprocessors of those with fewer than the device.
-    streams: Vec<(Stream, Option<u32>)>,
+    /// Those that were launched into.
+    streams: Streams,
     /// Why it gave up.
     poison: OnceLock<Poison>,
     /// An input fault that was told, until it is known that nothing worse came behind it.
@@ -185,6 +201,7 @@ impl ExpertParallel {
     /// As [`check`](Self::check), and what the device reports.
     pub fn synchronize(&self, stream: Stream) -> Result<Option<InputFault>, Error> {
         self.device().synchronize(stream)?;
+        self.streams.pass(stream);
         let found = self.check()?;
         let told = self
             .told

@@ -99,6 +99,7 @@ mod input_fault;
 mod job;
 #[cfg(any(feature = "cuda", test))]
 mod kernels;
+mod leak;
 mod loaded_kernels;
 mod local_ranks;
 mod memory;
@@ -132,7 +133,7 @@ pub use error::{
     CudaError, EpilogueError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError,
 };
 pub use expert_parallel::ExpertParallel;
-pub use expert_parallel::close::CloseError;
+pub use expert_parallel::close::{CloseAllError, CloseError};
 pub use fabric::Fabric;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
@@ -140,6 +141,7 @@ pub use ferry_layout::{
     ScaleLayout, Shape, TokenFormat,
 };
 pub use ferry_simulator as simulator;
+pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
 pub use handles::{DevicePtr, Stream};
 pub use input_fault::InputFault;
@@ -152,6 +154,9 @@ pub use local_ranks::{
 #[cfg(feature = "cuda")]
 pub use nvshmem::NvshmemOptions;
 pub use plan::Plan;
+pub use round::owned::{
+    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
+};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use scales::ScaleTensor;
 pub use silu::{FusedSilu, fused_silu};

@@ -1,5 +1,7 @@
 //! A round under way: what may be called next, as types.
 
+pub(crate) mod owned;
+
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::arguments::{Received, Returned, Sent};
@@ -52,6 +54,11 @@ impl ExpertParallel {
 
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
     /// because its next call was refused. Not collective.
+    ///
+    /// What a call gives borrows the rank. A struct that keeps both takes the owned forms:
+    /// [`dispatch_owned`](Self::dispatch_owned), [`dispatch_async_owned`](Self::dispatch_async_owned) and
+    /// [`unfinished_owned`](Self::unfinished_owned); [`UnfinishedOwned`](crate::UnfinishedOwned) has an
+    /// example.
     pub fn unfinished(&mut self) -> Unfinished<'_> {
         match self.round {
             Round::Idle => Unfinished::Nothing,

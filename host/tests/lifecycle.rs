@@ -210,9 +210,10 @@ fn a_rank_that_fails_itself_still_tells_the_others() {
 }
 
 #[test]
-fn dropped_without_close_nothing_is_freed() {
+fn dropped_without_close_and_at_work_nothing_is_freed() {
     let notes = Arc::default();
-    let rank = start(&notes, 1, config()).unwrap();
+    let mut rank = start(&notes, 1, config()).unwrap();
+    round(&mut rank, Stream::DEFAULT).unwrap();
     notes.take();
     drop(rank);
     assert_eq!(notes.take(), [""; 0]);

@@ -358,9 +358,8 @@ impl Session {
         for rank in &self.ranks {
             rank.free()?;
         }
-        self.ranks
-            .into_iter()
-            .try_for_each(|rank| Ok(rank.ep.into_inner().close()?))
+        let ranks = self.ranks.into_iter().map(|rank| rank.ep.into_inner());
+        Ok(ExpertParallel::close_all(ranks)?)
     }
 
     fn each(

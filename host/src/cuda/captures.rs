@@ -12,9 +12,11 @@ use crate::Error;
 /// Something that a graph needs.
 pub(super) type Held = Arc<dyn Any + Send + Sync>;
 
-/// The captures of this process. Not of a device: the driver numbers captures throughout the
-/// process, and the stream of one may be launched into by way of another [`CudaDevice`] of the same
-/// GPU.
+/// The captures of this process that [`CudaDevice::capture`](super::CudaDevice::capture) began. Not
+/// of a device: the driver numbers captures throughout the process, and the stream of one may be
+/// launched into by way of another `CudaDevice` of the same GPU. A capture that others began is not
+/// among them: its graph holds nothing, and what it needs is the promise of
+/// [`Stream::new`](crate::Stream::new).
 pub(super) static CAPTURES: Captures = Captures::new();
 
 /// Captures in progress, by the driver's number, and what their graphs will hold.
@@ -106,6 +108,19 @@ pub(super) fn capture_id(stream: CUstream) -> Result<Option<u64>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capture_that_others_began_holds_nothing() {
+        let captures = Captures::new();
+        let held: Held = Arc::new(1);
+        captures.one_more();
+        captures.begin(7);
+        captures.add(8, &held);
+        assert_eq!(Arc::strong_count(&held), 1);
+        assert!(captures.end(8).is_empty() && captures.end(7).is_empty());
+        captures.one_less();
+        assert!(captures.are_none());
+    }
 
     #[test]
     fn a_graph_holds_what_its_own_capture_launched_once() {

@@ -1,13 +1,12 @@
 //! How a kernel of a communicator is launched: first every check, then the launch.
 
+use std::sync::Arc;
+
 use ferry_layout::{Kernel, Rank};
 
 use super::{ExpertParallel, Poison};
 use crate::device::{Args, Launch};
 use crate::{Error, Stream};
-
-/// Most streams that a communicator remembers; with more, it asks again.
-const MAX_STREAMS: usize = 16;
 
 /// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it
 /// was.
@@ -86,6 +85,9 @@ impl ExpertParallel {
         };
         self.require_room(stream)?;
         self.device().hold(stream, &self.member)?;
+        if Arc::strong_count(&self.member) > 1 {
+            self.streams.capture();
+        }
         Ok(Prepared {
             rank: self,
             launch,
@@ -95,29 +97,21 @@ impl ExpertParallel {
 
     /// Whether `stream` has as many multiprocessors as a launch takes. A stream is asked once.
     fn require_room(&mut self, stream: Stream) -> Result<(), Error> {
-        let known = self.streams.iter().find(|(of, _)| *of == stream);
-        let multiprocessors = match known {
-            Some(&(_, multiprocessors)) => multiprocessors,
-            None => {
-                let multiprocessors = self.device().stream_multiprocessors(stream);
-                if self.streams.len() == MAX_STREAMS {
-                    self.streams.clear();
-                }
-                self.streams.push((stream, multiprocessors));
-                multiprocessors
-            }
-        };
+        let device = self.memory.device();
+        let at = (self.streams).find(stream, || device.stream_multiprocessors(stream));
         let max_sms = self.plan.config().max_sms;
-        match multiprocessors {
+        match self.streams.multiprocessors(at) {
             Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
-                // Another stream may have this one's handle by now: the next call asks again.
-                self.streams.retain(|(of, _)| *of != stream);
+                self.streams.forget(at);
                 Err(Error::GreenContext {
                     max_sms,
                     multiprocessors,
                 })
             }
-            _ => Ok(()),
+            _ => {
+                self.streams.enter(at);
+                Ok(())
+            }
         }
     }
 }

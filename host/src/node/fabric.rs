@@ -7,7 +7,7 @@ use ferry_layout::{Rank, Shape};
 use super::exchange::{Share, Shared, exchange, release};
 use super::introduction::{Introduction, require_group};
 use crate::job::{agree, gather_numbers, wrong_length};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, leak};
 
 /// One rank of this process, and the windows of all others mapped here.
 ///
@@ -239,6 +239,9 @@ impl<S: Share> Drop for NodeFabric<S> {
                 rank = self.rank.0,
                 windows = member.windows.len(),
                 "a node group was dropped without close: its windows are leaked"
+            );
+            leak::tell(
+                "a node group was dropped without close, and its windows are leaked; call Group::close",
             );
         }
     }
