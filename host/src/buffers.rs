@@ -6,8 +6,7 @@ use ferry_layout::{CombineMode, OutputElement};
 
 use crate::allocations::Allocations;
 use crate::{
-    Capacity, CombineOutput, DataType, Device, DevicePtr, DispatchOutput, Error, Plan, ScaleTensor,
-    Tensor,
+    Capacity, CombineOutput, DataType, Device, DevicePtr, DispatchOutput, Error, Plan, Tensor,
 };
 
 /// The outputs of dispatches of one plan on one rank: every tensor that the plan's format has, in device
@@ -75,22 +74,10 @@ impl DispatchBuffers {
         plan: &Plan,
         capacity: Capacity,
     ) -> Result<Self, Error> {
-        let (shape, rows) = (plan.shape(), capacity.rows);
-        capacity.check(shape)?;
-        let (groups, sizes) = (plan.groups(), shape.sizes());
-        let codes = DataType::of_tokens(shape.format());
+        let layout = plan.output_layout(capacity)?;
         let (output, memory) = Allocations::with(device, |memory| {
-            Ok(DispatchOutput {
-                tokens: memory.tensor(codes, [rows, plan.config().hidden])?,
-                scales: ScaleTensor::alloc(shape, groups, capacity, memory)?,
-                row_scales: match sizes.has_row_scale {
-                    true => Some(memory.tensor(DataType::Bf16, [rows])?),
-                    false => None,
-                },
-                row_offsets: memory.tensor(DataType::U32, [groups + 1])?,
-                expert_ids: memory.tensor(DataType::I32, [groups])?,
-                src_info: memory.tensor(DataType::I32, [rows, 2])?,
-            })
+            let at = layout.try_map(|tensor| memory.alloc(tensor.bytes))?;
+            DispatchOutput::from_addresses(plan, capacity, &at)
         })?;
         Ok(Self { memory, output })
     }
@@ -195,12 +182,12 @@ impl CombineBuffers {
     ) -> Result<Self, Error> {
         let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
         let dims = [most, top_k.unwrap_or(1), hidden];
-        let (all, memory) =
-            Allocations::with(device, |memory| memory.tensor(element.into(), dims))?;
+        let all = Tensor::contiguous(DevicePtr::NULL, element.into(), dims);
+        let (at, memory) = Allocations::with(device, |memory| memory.alloc(all.bytes()))?;
         Ok(Self {
             memory,
-            at: all.at,
-            data_type: element.into(),
+            at,
+            data_type: all.data_type,
             most,
             hidden,
             top_k,

@@ -102,6 +102,7 @@ mod memory;
 mod node;
 #[cfg(feature = "cuda")]
 mod nvshmem;
+mod output_layout;
 #[cfg(any(feature = "cuda", test))]
 mod own_gpu;
 mod plan;
@@ -146,6 +147,7 @@ pub use local_ranks::{
 };
 #[cfg(feature = "cuda")]
 pub use nvshmem::NvshmemOptions;
+pub use output_layout::{OutputTensors, TensorLayout};
 pub use plan::Plan;
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use scales::ScaleTensor;
