@@ -39,6 +39,11 @@ impl Allocations {
         Ok(at)
     }
 
+    /// Whose memory it is.
+    pub(crate) const fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
     /// All of them.
     pub(crate) fn at(&self) -> &[DevicePtr] {
         &self.at

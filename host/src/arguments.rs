@@ -21,7 +21,8 @@ pub struct DispatchInput {
     /// [shared expert](crate::Config::shared_expert) the wait reads it once more, and the `input_scale`.
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
-    /// `-1..experts` is not routed either, and reported as a fault.
+    /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the token
+    /// twice, and both rows count; [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
     /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
     /// are 1.
