@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DataType, Device, DevicePtr, Error, Tensor};
+use crate::{Device, DevicePtr, Error};
 
 /// Allocations on one device.
 pub(crate) struct Allocations {
@@ -32,16 +32,16 @@ impl Allocations {
         }
     }
 
-    /// A tensor without gaps; not cleared.
-    pub(crate) fn tensor<const N: usize>(
-        &mut self,
-        data_type: DataType,
-        dims: [usize; N],
-    ) -> Result<Tensor<N>, Error> {
-        let tensor = Tensor::contiguous(DevicePtr::NULL, data_type, dims);
-        let at = self.device.alloc(tensor.bytes())?;
+    /// So many bytes, not cleared.
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
+        let at = self.device.alloc(bytes)?;
         self.at.push(at);
-        Ok(Tensor { at, ..tensor })
+        Ok(at)
+    }
+
+    /// Whose memory it is.
+    pub(crate) const fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// All of them.

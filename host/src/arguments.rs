@@ -8,6 +8,7 @@ use ferry_layout::{
     scale_placement,
 };
 
+use crate::scales::ScaleAddresses;
 use crate::tensor::Element;
 use crate::{CombineEpilogue, DataType, Error, Plan, Problem, ScaleTensor, Tensor, TensorError};
 
@@ -15,11 +16,13 @@ use crate::{CombineEpilogue, DataType, Error, Plan, Problem, ScaleTensor, Tensor
 /// rank to rank and from round to round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
-    /// BF16 `[tokens, hidden]`, 16-byte aligned. Of a split dispatch with a
+    /// BF16 `[tokens, hidden]`, 16-byte aligned. The one tensor whose rows need not follow each other
+    /// ([`Tensor::with_row_stride`]). Of a split dispatch with a
     /// [shared expert](crate::Config::shared_expert) the wait reads it once more, and the `input_scale`.
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
-    /// `-1..experts` is not routed either, and reported as a fault.
+    /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the token
+    /// twice, and both rows count; [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
     /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
     /// are 1.
@@ -154,9 +157,16 @@ impl DispatchInput {
         Sent {
             tokens: self.x.dims[0],
             x: self.x.at.address(),
+            x_stride: self.x_stride(),
             input_scale: address_or_none(self.input_scale),
             tokens_on_device: address_or_none(self.tokens_on_device),
         }
+    }
+
+    /// Bytes from one row of `x` to the next.
+    const fn x_stride(&self) -> u64 {
+        // Of a single row it may be any number.
+        (self.x.strides[0] as u64).wrapping_mul(2)
     }
 
     /// The kernels' arguments without outputs.
@@ -169,8 +179,7 @@ impl DispatchInput {
                 max: config.max_tokens_per_rank,
             });
         }
-        self.x
-            .require("x", [tokens, config.hidden], Element::BF16_ROW)?;
+        self.x.require_rows("x", [tokens, config.hidden])?;
         self.topk_ids
             .require("topk_ids", [tokens, config.top_k], Element::I32)?;
         if let Some(weights) = &self.topk_weights {
@@ -192,6 +201,7 @@ impl DispatchInput {
         Ok(DispatchWith {
             args: DispatchArgs {
                 x: self.x.at.address(),
+                x_stride: self.x_stride(),
                 topk_ids: self.topk_ids.at.address(),
                 topk_weights: address_or_none(self.topk_weights),
                 input_scale: address_or_none(self.input_scale),
@@ -212,6 +222,7 @@ pub(crate) struct Sent {
     pub(crate) tokens: usize,
     /// Of the inputs that a shared expert's rows are made of, and of the number of tokens.
     x: u64,
+    x_stride: u64,
     input_scale: u64,
     tokens_on_device: u64,
 }
@@ -221,7 +232,8 @@ impl Sent {
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
         let mut args = args_of(common, self.tokens);
         if plan.config().shared_expert {
-            (args.x, args.input_scale) = (self.x, self.input_scale);
+            (args.x, args.x_stride) = (self.x, self.x_stride);
+            args.input_scale = self.input_scale;
         }
         DispatchWith {
             args,
@@ -258,8 +270,8 @@ pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
 }
 
 impl DispatchOutput {
-    /// `args`, with these outputs.
-    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
+    /// Checks every tensor.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<ScaleAddresses, Error> {
         let capacity = self.capacity();
         let element = Element::row(DataType::of_tokens(plan.config().format));
         self.tokens
@@ -282,6 +294,12 @@ impl DispatchOutput {
             .require("expert_ids", [plan.groups()], Element::I32)?;
         self.src_info
             .require("src_info", [capacity, 2], Element::I32)?;
+        Ok(scales)
+    }
+
+    /// `args`, with these outputs.
+    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
+        let (scales, capacity) = (self.check(plan)?, self.capacity());
         let args = DispatchArgs {
             output_tokens: self.tokens.at.address(),
             output_scales: scales.scales,

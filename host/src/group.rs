@@ -58,6 +58,16 @@ pub struct Group {
     members: Arc<Mutex<usize>>,
 }
 
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group")
+            .field("kind", &self.fabric.name())
+            .field("ranks", &self.fabric.ranks())
+            .field("local_ranks", &self.fabric.local_ranks())
+            .finish_non_exhaustive()
+    }
+}
+
 /// Counts a communicator of a group whose kernels may be launched.
 pub(crate) struct Member(Arc<Mutex<usize>>);
 

@@ -79,11 +79,13 @@ mod bootstrap;
 mod buffers;
 mod capacity;
 mod config;
+mod copies;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod data_type;
+mod decode;
 pub mod device;
 mod device_pointers;
 mod epilogue;
@@ -107,6 +109,7 @@ mod memory;
 mod node;
 #[cfg(feature = "cuda")]
 mod nvshmem;
+mod output_layout;
 #[cfg(any(feature = "cuda", test))]
 mod own_gpu;
 mod plan;
@@ -125,7 +128,9 @@ pub use bootstrap::{Bootstrap, BootstrapError};
 pub use buffers::{CombineBuffers, DispatchBuffers};
 pub use capacity::Capacity;
 pub use config::Config;
+pub use copies::ReceivedRows;
 pub use data_type::{DataType, TensorElement};
+pub use decode::decode_rows;
 pub use device::Device;
 pub use device_pointers::DevicePointers;
 pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
@@ -135,10 +140,11 @@ pub use error::{
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::{CloseAllError, CloseError};
 pub use fabric::Fabric;
+pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
     CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, OutputElement, Rank, Region,
-    ScaleLayout, Shape, TokenFormat,
+    ScaleLayout, Shape, Sizes, TokenFormat, UnknownName,
 };
 pub use ferry_simulator as simulator;
 pub use ferry_simulator::Options as SimulatorOptions;
@@ -153,11 +159,12 @@ pub use local_ranks::{
 };
 #[cfg(feature = "cuda")]
 pub use nvshmem::NvshmemOptions;
+pub use output_layout::{OutputTensors, TensorLayout};
 pub use plan::Plan;
 pub use round::owned::{
     CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
 };
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use scales::ScaleTensor;
-pub use silu::{FusedSilu, fused_silu};
+pub use silu::FusedSilu;
 pub use tensor::Tensor;

@@ -2,10 +2,9 @@
 
 use ferry_layout::{ScaleLayout, Shape};
 
-use crate::allocations::Allocations;
 use crate::capacity::countable;
 use crate::tensor::Element;
-use crate::{Capacity, DataType, Error, Tensor, TensorError};
+use crate::{DataType, Error, Tensor, TensorError};
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
 /// are refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
@@ -92,32 +91,6 @@ impl ScaleTensor {
                 format: shape.format(),
             }),
         }
-    }
-
-    /// Allocates the scales of `experts` groups with `capacity` rows in all of `shape`'s format;
-    /// `None` for BF16.
-    pub(crate) fn alloc(
-        shape: &Shape,
-        experts: usize,
-        capacity: Capacity,
-        memory: &mut Allocations,
-    ) -> Result<Option<Self>, Error> {
-        let Capacity { rows, scale_blocks } = capacity;
-        let groups = groups(shape);
-        let byte = DataType::of_scales(shape.format()).unwrap_or(DataType::U8);
-        Ok(match shape.format().scale_layout() {
-            None if groups == 0 => None,
-            None => Some(Self::Transposed(
-                memory.tensor(DataType::F32, [groups, rows])?,
-            )),
-            Some(ScaleLayout::RowMajor) => {
-                Some(Self::RowMajor(memory.tensor(byte, [rows, groups])?))
-            }
-            Some(ScaleLayout::Tiled) => Some(Self::Tiled {
-                scales: memory.tensor(byte, [scale_blocks, groups / 4, 32, 4, 4])?,
-                offsets: memory.tensor(DataType::U32, [experts])?,
-            }),
-        })
     }
 
     /// For error messages.

@@ -5,8 +5,9 @@ use crate::{DataType, DevicePtr, TensorError};
 /// A view of device memory of the rank it is given to. Ferry does not own it; the caller keeps
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
 ///
-/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)). Anything else is refused, and so
-/// are elements of another type than the argument's ([`DataType`]).
+/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), but for the rows of a dispatch's
+/// `x` ([`with_row_stride`](Tensor::with_row_stride)). Anything else is refused, and so are elements of
+/// another type than the argument's ([`DataType`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor<const N: usize> {
     /// The first element.
@@ -114,6 +115,46 @@ impl<const N: usize> Tensor<N> {
             format!("{wanted} bytes at its address (shape {:?})", self.dims),
             self.at.bytes().to_string(),
         )
+    }
+}
+
+impl Tensor<2> {
+    /// Rows that are `stride` elements apart, as in a view of columns; the elements of a row stand without
+    /// gaps. [`DispatchInput::x`](crate::DispatchInput::x) may be such a tensor, with a stride that is a
+    /// multiple of 8 elements (16 bytes) below 2^31; all others are refused unless there is but one row.
+    /// 0 is the same row again and again.
+    pub const fn with_row_stride(self, stride: usize) -> Self {
+        Self {
+            strides: [stride, self.strides[1]],
+            ..self
+        }
+    }
+
+    /// As [`require`](Self::require) for rows of BF16 that may have a stride.
+    pub(crate) fn require_rows(
+        &self,
+        tensor: &'static str,
+        dims: [usize; 2],
+    ) -> Result<(), TensorError> {
+        self.require_elements(tensor, dims, Element::BF16_ROW)?;
+        let [rows, columns] = dims;
+        let [stride, between] = self.strides;
+        if rows == 0 || self.is_contiguous() {
+            return self.require_memory(tensor, bytes_of(dims, self.data_type));
+        }
+        let given = format!("strides {:?} (shape {dims:?})", self.strides);
+        if columns > 1 && between != 1 {
+            let wanted = "columns without gaps: make it contiguous".to_owned();
+            return refused(tensor, wanted, given);
+        }
+        if !stride.is_multiple_of(8) || stride >= 1 << 31 {
+            let wanted = "rows a multiple of 8 elements apart, fewer than 2^31: make it contiguous";
+            return refused(tensor, wanted.to_owned(), given);
+        }
+        let elements = (stride as u64)
+            .checked_mul(rows as u64 - 1)
+            .and_then(|before| before.checked_add(columns as u64));
+        self.require_memory(tensor, elements.and_then(|all| all.checked_mul(2)))
     }
 }
 
@@ -301,6 +342,52 @@ mod tests {
         assert!(
             refused(Tensor::contiguous(at, DataType::Bf16, huge), huge).contains("too many bytes")
         );
+    }
+
+    #[test]
+    fn rows_may_have_a_stride_where_an_argument_says_so() {
+        let tensor = |dims| Tensor::contiguous(memory(32), DataType::Bf16, dims);
+        let told = |tensor: Tensor<2>| {
+            let refused = tensor.require_rows("x", tensor.dims);
+            refused.map_err(|error| error.to_string())
+        };
+        let view = tensor([2, 8]).with_row_stride(16);
+        assert_eq!(told(view), Ok(()));
+        let refused = view.require("residual", [2, 8], Element::BF16_ROW);
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "tensor residual: wanted strides [8, 1], in elements: make it contiguous, given [16, 1] (shape \
+             [2, 8])"
+        );
+        // The same row again.
+        assert_eq!(told(tensor([99, 8]).with_row_stride(0)), Ok(()));
+        let of_strides = |strides| {
+            told(Tensor {
+                strides,
+                ..tensor([2, 8])
+            })
+        };
+        for (strides, wanted) in [
+            (
+                [12, 1],
+                "rows a multiple of 8 elements apart, fewer than 2^31: make it contiguous",
+            ),
+            (
+                [1 << 31, 1],
+                "rows a multiple of 8 elements apart, fewer than 2^31",
+            ),
+            (
+                [1, 2],
+                "columns without gaps: make it contiguous, given strides [1, 2]",
+            ),
+            ([24, 1], "64 bytes at its address (shape [2, 8]), given 48"),
+        ] {
+            let text = of_strides(strides).unwrap_err();
+            assert!(text.contains(wanted), "{text}");
+        }
+        assert!(told(tensor([1, 8]).with_row_stride(usize::MAX)).is_ok());
+        let nothing = Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, 8]);
+        assert_eq!(told(nothing.with_row_stride(3)), Ok(()));
     }
 
     #[test]

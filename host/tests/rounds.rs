@@ -176,6 +176,31 @@ fn ranks_may_live_on_threads_of_their_own() {
         .for_each(|thread| thread.join().unwrap());
 }
 
+/// Columns of a wider matrix, as an engine's view gives them. What stands between the rows would be seen.
+#[test]
+fn rows_of_x_may_have_a_stride() {
+    const STRIDE: usize = 3 * HIDDEN;
+    for p2p_world_size in [None, Some(1)] {
+        let config = Config {
+            p2p_world_size,
+            ..config()
+        };
+        let (mut ranks, mut tensors) = two_ranks(5, config);
+        for (t, rank) in tensors.iter_mut().zip(&ranks) {
+            let packed = download(rank, t.input.x.at, t.input.x.dims[0] * HIDDEN * 2);
+            let spread = |row: &[u8]| [&[0xff; HIDDEN * 2][..], row, &[0xff; HIDDEN * 2]].concat();
+            let wide: Vec<u8> = packed.chunks_exact(HIDDEN * 2).flat_map(spread).collect();
+            // From the first row's elements to those of the last.
+            let at = upload(rank, &wide).plus(2 * HIDDEN as u64);
+            let view = Tensor::contiguous(at, DataType::Bf16, t.input.x.dims);
+            t.input.x = view.with_row_stride(STRIDE);
+        }
+        fused(&mut ranks, &tensors, false, false);
+        split(&mut ranks, &tensors, false, false);
+        close(ranks);
+    }
+}
+
 #[test]
 fn a_rank_may_have_no_tokens_and_null_tensors() {
     let (mut ranks, mut tensors) = two_ranks(4, config());

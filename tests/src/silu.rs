@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use ferry::simulator::Portable;
 use ferry::{
     Activation, Capacity, DataType, Device, DevicePtr, FusedSilu, ScaleLayout, Stream, Tensor,
-    TokenFormat, fused_silu,
+    TokenFormat,
 };
 use ferry_reference::{bf16, fp8};
 
@@ -192,7 +192,7 @@ impl SiluCase {
             output: Tensor::contiguous(tokens, DataType::of_tokens(format), [rows, columns]),
             scales: layout.scale_tensor(scales, starts, experts),
         };
-        fused_silu(device, stream, &silu, None)?;
+        device.fused_silu(stream, &silu, None)?;
         device.synchronize(stream)?;
         device.download(tokens, &mut images.tokens)?;
         device.download(scales, &mut images.scales)?;

@@ -2,7 +2,6 @@
 
 use ferry::{
     Activation, DataType, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor, TokenFormat,
-    fused_silu,
 };
 use ferry_tests::silu::cases;
 
@@ -32,7 +31,7 @@ fn arguments_that_do_not_fit_are_refused() {
         scales: None,
     };
     let told = |silu: FusedSilu| {
-        let error = fused_silu(&*device, Stream::DEFAULT, &silu, None).unwrap_err();
+        let error = device.fused_silu(Stream::DEFAULT, &silu, None).unwrap_err();
         (error.to_string(), error)
     };
     let (text, error) = told(FusedSilu {
@@ -91,7 +90,7 @@ fn transposed(rows: usize, place: u64) -> Result<(), Error> {
         output: Tensor::contiguous(at, DataType::E4m3, [rows, 128]),
         scales: Some(ScaleTensor::Transposed(scales)),
     };
-    fused_silu(&*device, Stream::DEFAULT, &silu, None)?;
+    device.fused_silu(Stream::DEFAULT, &silu, None)?;
     device.synchronize(Stream::DEFAULT)
 }
 

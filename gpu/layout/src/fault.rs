@@ -15,7 +15,8 @@ pub enum FaultKind {
     LocalTimeout,
     /// A token names an expert that does not exist; the assignment was not routed.
     InvalidExpert,
-    /// A token names an expert twice (found only with `debug_checks`).
+    /// A token names an expert twice (found only with `debug_checks`). Both assignments are routed: the expert
+    /// gets the token twice, and both rows count in the sum.
     DuplicateExpert,
     /// The number of tokens on the device is above the rows of `x`; so many were taken.
     TooManyOnDevice,
@@ -121,8 +122,15 @@ pub struct Fault {
     pub kernel: Kernel,
     /// On which rank.
     pub rank: Rank,
-    /// The peer that was waited for; this rank itself where no peer is involved; the top-k slot
-    /// where the input is at fault.
+    /// Who else has to do with it:
+    ///
+    /// | kind | `peer` |
+    /// |---|---|
+    /// | [`PeerTimeout`](FaultKind::PeerTimeout) | the rank that was waited for |
+    /// | [`RowOutOfBounds`](FaultKind::RowOutOfBounds) | the rank whose row it is |
+    /// | [`TooManyTokens`](FaultKind::TooManyTokens) | the rank that claims them |
+    /// | [`InvalidExpert`](FaultKind::InvalidExpert), [`DuplicateExpert`](FaultKind::DuplicateExpert) | no rank: the top-k slot of token `index` |
+    /// | [`LocalTimeout`](FaultKind::LocalTimeout), [`TooManyOnDevice`](FaultKind::TooManyOnDevice), [`OutputTooSmall`](FaultKind::OutputTooSmall) | this rank: no other one is involved |
     pub peer: Rank,
     /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this

@@ -1,9 +1,7 @@
 //! The fused SiLU kernels against the rate of a copy in device memory.
 
 use anyhow::Result;
-use ferry::{
-    Activation, Capacity, DataType, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat, fused_silu,
-};
+use ferry::{Activation, Capacity, DataType, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat};
 
 use super::rig::{Repeats, Rig, Stage};
 use crate::formats::{self, Layout};
@@ -158,7 +156,7 @@ fn time(rig: &Rig, kind: Kind, layout: Layout) -> Result<f64> {
             scales: layout.scale_tensor(scales, blocks, EXPERTS),
         };
         jobs.push(move |_stage: usize, _iteration: u32| {
-            Ok(fused_silu(&**device, gpu.stream, &silu, None)?)
+            Ok(device.fused_silu(gpu.stream, &silu, None)?)
         });
     }
     let us = rig.time(REPEATS, &[Stage::Aligned], jobs)?[0].gpu_us.median;
