@@ -38,13 +38,43 @@
 #define FERRY_VERSION "0.2.0"
 #define FERRY_VERSION_NUMBER 2000
 
+// Every field's default: zero, and the size.
+#define FERRY_BOOTSTRAP_INIT \
+    { sizeof(ferry_bootstrap), 0, 0, NULL, 0, NULL, NULL }
+#define FERRY_CAPACITY_INIT \
+    { sizeof(ferry_capacity), 0, 0 }
+#define FERRY_COMBINE_INPUT_INIT \
+    { sizeof(ferry_combine_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+#define FERRY_COMBINE_OUTPUT_INIT \
+    { sizeof(ferry_combine_output), FERRY_TENSOR_INIT }
+#define FERRY_CONFIG_INIT \
+    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_DISPATCH_INPUT_INIT \
+    { sizeof(ferry_dispatch_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+#define FERRY_DISPATCH_OUTPUT_INIT \
+    { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+#define FERRY_FAULT_INIT \
+    { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_PLAN_INFO_INIT \
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_SILU_INIT \
+    { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
+#define FERRY_SIMULATOR_INIT \
+    { sizeof(ferry_simulator), 0, 0, 0, 0 }
+#define FERRY_TENSOR_INIT \
+    { 0, 0, { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0 }, 0, 0 }
+
 
 // Most dimensions of a tensor.
 #define FERRY_MAX_DIMS 5
 
 // What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
 // later versions may add some.
-typedef enum ferry_status {
+typedef enum {
     // Done.
     FERRY_OK = 0,
     // A kernel refused an input, and the round went on. The communicator stays usable: go on with the next
@@ -87,7 +117,7 @@ typedef enum ferry_status {
 } ferry_status;
 
 // What is done with gate and up.
-typedef enum ferry_activation {
+typedef enum {
     // silu(gate) * up.
     FERRY_SILU = 0,
     // (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as gpt-oss has it.
@@ -95,7 +125,7 @@ typedef enum ferry_activation {
 } ferry_activation;
 
 // How experts' outputs come back.
-typedef enum ferry_combine_mode {
+typedef enum {
     // One row for each token and rank: the experts' rank applies the router's weights and sums.
     FERRY_COMBINE_REDUCED = 0,
     // One row for each token and top-k slot: the token's rank applies weights and sums, or does not sum.
@@ -103,7 +133,7 @@ typedef enum ferry_combine_mode {
 } ferry_combine_mode;
 
 // Why a kernel gave up or refused an input.
-typedef enum ferry_fault_kind {
+typedef enum {
     // There is no fault.
     FERRY_FAULT_NONE = 0,
     // A peer's signal did not come before the deadline.
@@ -124,9 +154,9 @@ typedef enum ferry_fault_kind {
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
 } ferry_fault_kind;
 
-// What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats", has bytes and
-// errors of each.
-typedef enum ferry_format {
+// What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats",
+// has bytes and errors of each.
+typedef enum {
     // BF16, no scales.
     FERRY_FORMAT_BF16 = 0,
     // e4m3; an f32 scale for 128 elements, transposed.
@@ -150,7 +180,7 @@ typedef enum ferry_format {
 } ferry_format;
 
 // A kernel.
-typedef enum ferry_kernel {
+typedef enum {
     // Of ferry_dispatch_async.
     FERRY_KERNEL_DISPATCH_ASYNC = 0,
     // Of ferry_dispatch_wait.
@@ -172,7 +202,7 @@ typedef enum ferry_kernel {
 } ferry_kernel;
 
 // What a kernel was waiting for or reading.
-typedef enum ferry_region {
+typedef enum {
     // Counts of assignments of a rank.
     FERRY_REGION_COUNTS = 0,
     // Which tokens of a rank come.
@@ -196,7 +226,7 @@ typedef enum ferry_region {
 } ferry_region;
 
 // How far a rank's round is: what comes next.
-typedef enum ferry_round {
+typedef enum {
     // No round is open: ferry_dispatch or ferry_dispatch_async.
     FERRY_ROUND_IDLE = 0,
     // ferry_dispatch_wait.
@@ -208,7 +238,7 @@ typedef enum ferry_round {
 } ferry_round;
 
 // What a tensor is made of. Sizes and strides count elements.
-typedef enum ferry_type {
+typedef enum {
     // BF16.
     FERRY_BF16 = 1,
     // IEEE half precision.
@@ -234,8 +264,9 @@ typedef enum ferry_type {
 // The result of combines of one plan on one rank, in device memory of its own. Any thread may use it.
 typedef struct ferry_combine_buffers ferry_combine_buffers;
 
-// One rank's end of a communicator. Calls of a round take it for themselves: while one thread is in a call, another
-// thread's call returns FERRY_BUSY; ferry_check and ferry_synchronize may be in it together.
+// One rank's end of a communicator. Calls of a round take it for themselves: while one thread is
+// in a call, another thread's call returns FERRY_BUSY; ferry_check and ferry_synchronize may be in
+// it together.
 typedef struct ferry_communicator ferry_communicator;
 
 // The device of a rank of this process. Any thread may use it.
@@ -244,8 +275,8 @@ typedef struct ferry_device ferry_device;
 // The outputs of dispatches of one plan on one rank, in device memory of their own. Any thread may use it.
 typedef struct ferry_dispatch_buffers ferry_dispatch_buffers;
 
-// A captured sequence of calls that can be replayed. One thread launches it at a time: another one's call returns
-// FERRY_BUSY.
+// A captured sequence of calls that can be replayed. One thread launches it at a time: another
+// one's call returns FERRY_BUSY.
 typedef struct ferry_graph ferry_graph;
 
 // The ranks that exchange tokens, and how they reach each other. Any thread may use it.
@@ -255,71 +286,71 @@ typedef struct ferry_group ferry_group;
 typedef struct ferry_plan ferry_plan;
 
 // How much the outputs of a dispatch hold. All zeros: what no dispatch exceeds.
-typedef struct ferry_capacity {
+typedef struct {
     // sizeof(ferry_capacity).
-    uintptr_t size;
+    size_t size;
     // Rows, in blockwise FP8 a multiple of 4. 0: max_rows of the plan.
     uint64_t rows;
     // Blocks of 128 rows of tiled scales. 0: the most that so many rows can take.
     uint64_t scale_blocks;
 } ferry_capacity;
 
-// Device memory with a shape. All zeros: no tensor. ferry_tensor_2d and its like make one that
-// has no gaps. This struct has no
-// size and never changes.
-typedef struct ferry_tensor {
-    // Of the first element (a CUdeviceptr, or in the simulator what ferry_device_alloc gave). NULL only where the
-    // tensor has no elements.
+// Device memory with a shape. All zeros: no tensor. ferry_tensor_2d and its like make one that has no gaps.
+// This struct has no size and never changes.
+typedef struct {
+    // Of the first element (a CUdeviceptr, or in the simulator what ferry_device_alloc gave). NULL
+    // only where the tensor has no elements.
     uint64_t address;
     // Bytes that may be used from the address on.
     uint64_t bytes;
-    // Sizes, slowest first, in elements; `rank` of them.
+    // Sizes, slowest first, in elements; `ndim` of them.
     uint64_t dims[FERRY_MAX_DIMS];
     // From one element to the next in each dimension, in elements. All 0: no gaps.
     uint64_t strides[FERRY_MAX_DIMS];
     // Dimensions. 0: no tensor.
-    uint32_t rank;
+    uint32_t ndim;
     // A ferry_type.
     uint32_t type;
 } ferry_tensor;
 
 // Where a rank receives the tokens of a dispatch. ferry_plan_dispatch_layout fills shapes, types and bytes;
 // ferry_dispatch_buffers_output gives one with addresses, too.
-typedef struct ferry_dispatch_output {
+typedef struct {
     // sizeof(ferry_dispatch_output).
-    uintptr_t size;
-    // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank, then token. With
-    // a shared expert this rank's own tokens stand before them.
-    struct ferry_tensor tokens;
+    size_t size;
+    // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
+    // then token. With a shared expert this rank's own tokens stand before them.
+    ferry_tensor tokens;
     // The rows' scales: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
-    // [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where row-major; none in BF16.
-    struct ferry_tensor scales;
+    // [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where
+    // row-major; none in BF16.
+    ferry_tensor scales;
     // FERRY_U32 [groups], tiled scales only: of each group's first block.
-    struct ferry_tensor scale_offsets;
+    ferry_tensor scale_offsets;
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
-    struct ferry_tensor row_scales;
+    ferry_tensor row_scales;
     // FERRY_U32 [groups + 1]: the first row of each group, and the end of the last.
-    struct ferry_tensor row_offsets;
+    ferry_tensor row_offsets;
     // FERRY_I32 [groups]: 0, 1, ..
-    struct ferry_tensor expert_ids;
+    ferry_tensor expert_ids;
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there.
-    struct ferry_tensor src_info;
+    ferry_tensor src_info;
 } ferry_dispatch_output;
 
 // Where a rank receives the result of a combine.
-typedef struct ferry_combine_output {
+typedef struct {
     // sizeof(ferry_combine_output).
-    uintptr_t size;
+    size_t size;
     // [tokens, hidden], sums, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or FERRY_BF16
-    // [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and not in the memory of
-    // what is read.
-    struct ferry_tensor combined;
+    // [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and not
+    // in the memory of what is read.
+    ferry_tensor combined;
 } ferry_combine_output;
 
 // What a kernel met. ferry_last_error has it as a sentence.
-typedef struct ferry_fault {
+typedef struct {
     // sizeof(ferry_fault).
-    uintptr_t size;
+    size_t size;
     // Which one: a token, a word, or a row.
     uint64_t index;
     // What was wanted: an epoch, or the first value that is out of range.
@@ -334,8 +365,8 @@ typedef struct ferry_fault {
     uint32_t kernel;
     // On which rank.
     uint32_t rank;
-    // The peer that was waited for; this rank itself where none is involved; the top-k slot where an input is
-    // at fault.
+    // The peer that was waited for; this rank itself where none is involved; the top-k slot where
+    // an input is at fault.
     uint32_t peer;
     // Of FERRY_FAULT_PEER_TIMEOUT, the rank at which the chain of waiting ranks begins.
     uint32_t culprit;
@@ -343,13 +374,14 @@ typedef struct ferry_fault {
     uint32_t region;
 } ferry_fault;
 
-// Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture up. Throws nothing.
+// Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture
+// up. Throws nothing.
 typedef int (*ferry_graph_work)(void *context);
 
 // A simulated group: ranks without GPUs, all in this process.
-typedef struct ferry_simulator {
+typedef struct {
     // sizeof(ferry_simulator).
-    uintptr_t size;
+    size_t size;
     // Decides every choice of the simulation.
     uint64_t seed;
     // Where some rank launches nothing: how long the others wait for it, in nanoseconds of wall time, before
@@ -361,25 +393,27 @@ typedef struct ferry_simulator {
     uint32_t reserved;
 } ferry_simulator;
 
-// An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes` bytes, by rank,
-// this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather and its like fit. Returns 0, or
-// any other number for a failure, which the call of Ferry reports; the function is not called again then. It
-// returns once all ranks have called it, and bounds its wait. Ferry calls it from the thread that calls Ferry, one
-// call at a time. It calls nothing of the group itself and throws nothing.
-typedef int (*ferry_all_gather)(void *context, const void *mine, uintptr_t bytes, void *all);
+// An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`
+// bytes, by rank, this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather
+// and its like fit. Returns 0, or any other number for a failure, which the call of Ferry reports;
+// the function is not called again then. It returns once all ranks have called it, and bounds its
+// wait. Ferry calls it from the thread that calls Ferry, one call at a time. It calls nothing of
+// the group itself and throws nothing.
+typedef int (*ferry_all_gather)(void *context, const void *mine, size_t bytes, void *all);
 
-// How the processes of a group find each other: over TCP, or through an all-gather of yours. Give one of `address`
-// and `all_gather`. The group uses it until it was closed or dropped, in these calls: making the group, making and
-// closing communicators, closing the group. No dispatch and no combine uses it.
-typedef struct ferry_bootstrap {
+// How the processes of a group find each other: over TCP, or through an all-gather of yours. Give
+// one of `address` and `all_gather`. The group uses it until it was closed or dropped, in these
+// calls: making the group, making and closing communicators, closing the group. No dispatch and no
+// combine uses it.
+typedef struct {
     // sizeof(ferry_bootstrap).
-    uintptr_t size;
+    size_t size;
     // This process.
     uint32_t rank;
     // Processes of the group.
     uint32_t ranks;
-    // "host:port" where rank 0 listens and the others connect, copied. Whoever can connect can take part: use it
-    // where that is as it should be.
+    // "host:port" where rank 0 listens and the others connect, copied. Whoever can connect can
+    // take part: use it where that is as it should be.
     const char *address;
     // Longest wait over TCP, in nanoseconds. 0: 60 seconds.
     uint64_t timeout_ns;
@@ -389,13 +423,13 @@ typedef struct ferry_bootstrap {
     void *context;
 } ferry_bootstrap;
 
-// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns, debug_checks,
-// max_sms, specialise, options and, without skip_a2a, shared_expert.
-typedef struct ferry_config {
+// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
+// debug_checks, max_sms, specialise, options and, without skip_a2a, shared_expert.
+typedef struct {
     // sizeof(ferry_config).
-    uintptr_t size;
-    // Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r * experts / ranks
-    // and up.
+    size_t size;
+    // Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r *
+    // experts / ranks and up.
     uint64_t experts;
     // Experts that a token names, 1 to 32.
     uint64_t top_k;
@@ -421,14 +455,15 @@ typedef struct ferry_config {
     uint32_t skip_a2a;
     // 1: kernels are compiled for this very shape when the communicator is made.
     uint32_t specialise;
-    // 1: kernels with options are loaded, too (epilogues, other output elements, late weights, counted tokens).
+    // 1: kernels with options are loaded, too (epilogues, other output elements, late weights,
+    // counted tokens).
     uint32_t options;
 } ferry_config;
 
 // What a plan says of each rank.
-typedef struct ferry_plan_info {
+typedef struct {
     // sizeof(ferry_plan_info).
-    uintptr_t size;
+    size_t size;
     // Ranks of the group.
     uint64_t ranks;
     // Experts that live on each rank.
@@ -445,65 +480,66 @@ typedef struct ferry_plan_info {
     uint64_t workspace_bytes;
 } ferry_plan_info;
 
-// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may differ from
-// rank to rank and from round to round.
-typedef struct ferry_dispatch_input {
+// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
+// it may differ from rank to rank and from round to round.
+typedef struct {
     // sizeof(ferry_dispatch_input).
-    uintptr_t size;
+    size_t size;
     // FERRY_BF16 [tokens, hidden], 16-byte aligned.
-    struct ferry_tensor x;
-    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside -1..experts is
-    // not routed either, and an input fault.
-    struct ferry_tensor topk_ids;
+    ferry_tensor x;
+    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
+    // -1..experts is not routed either, and an input fault.
+    ferry_tensor topk_ids;
     // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
-    struct ferry_tensor topk_weights;
-    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax. None: 1. The same on
-    // every rank.
-    struct ferry_tensor input_scale;
-    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins. None: all of x.
-    // Takes a config with options.
-    struct ferry_tensor tokens_on_device;
+    ferry_tensor topk_weights;
+    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
+    // None: 1. The same on every rank.
+    ferry_tensor input_scale;
+    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
+    // None: all of x. Takes a config with options.
+    ferry_tensor tokens_on_device;
 } ferry_dispatch_input;
 
-// What a rank gives back in a combine. What is behind topk_weights takes a config with options. row_scales, bias_0,
-// bias_1 and residual are applied to the sums in this order, in f32.
-typedef struct ferry_combine_input {
+// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
+// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
+typedef struct {
     // sizeof(ferry_combine_input).
-    uintptr_t size;
-    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the dispatch's tokens, with
-    // the same capacity.
-    struct ferry_tensor expert_rows;
-    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: rows are kept apart.
-    struct ferry_tensor topk_weights;
+    size_t size;
+    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
+    // dispatch's tokens, with the same capacity.
+    ferry_tensor expert_rows;
+    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
+    // rows are kept apart.
+    ferry_tensor topk_weights;
     // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
-    struct ferry_tensor row_weights;
+    ferry_tensor row_weights;
     // FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
-    struct ferry_tensor row_scales;
+    ferry_tensor row_scales;
     // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
-    struct ferry_tensor bias_0;
+    ferry_tensor bias_0;
     // The same, added after it.
-    struct ferry_tensor bias_1;
+    ferry_tensor bias_1;
     // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
-    struct ferry_tensor residual;
+    ferry_tensor residual;
 } ferry_combine_input;
 
-// What a fused SiLU reads and writes. Rows are those of a dispatch: row_offsets is read on the device, and rows from
-// its last entry on are not touched.
-typedef struct ferry_silu {
+// What a fused SiLU reads and writes. Rows are those of a dispatch: row_offsets is read on the
+// device, and rows from its last entry on are not touched.
+typedef struct {
     // sizeof(ferry_silu).
-    uintptr_t size;
+    size_t size;
     // FERRY_BF16 [capacity, 2 * columns], 16-byte aligned: gates, then ups.
-    struct ferry_tensor input;
+    ferry_tensor input;
     // FERRY_U32 [experts + 1]: the first row of each expert, and the end of the last.
-    struct ferry_tensor row_offsets;
+    ferry_tensor row_offsets;
     // FERRY_F32 [experts], NVFP4 only: the global scale of each expert. None: they are 1.
-    struct ferry_tensor input_scales;
+    ferry_tensor input_scales;
     // [capacity, columns] in the format, 16-byte aligned, written.
-    struct ferry_tensor output;
+    ferry_tensor output;
     // The rows' scales, written as dispatch writes them.
-    struct ferry_tensor scales;
+    ferry_tensor scales;
     // FERRY_U32 [experts], tiled scales only: as dispatch wrote them, read.
-    struct ferry_tensor scale_offsets;
+    ferry_tensor scale_offsets;
     // A ferry_format, not one with row scales.
     uint32_t format;
     // A ferry_activation.
@@ -522,317 +558,298 @@ typedef struct ferry_silu {
 extern "C" {
 #endif // __cplusplus
 
-// Allocates outputs on the device of a rank of the plan's group, for `capacity` (NULL: of max_rows). Not cleared. Not
-// collective. Synchronises.
-enum ferry_status ferry_dispatch_buffers_new(const struct ferry_device *device,
-                                             const struct ferry_plan *plan,
-                                             const struct ferry_capacity *capacity,
-                                             struct ferry_dispatch_buffers **buffers);
+// Allocates outputs on the device of a rank of the plan's group, for `capacity` (NULL: of
+// max_rows). Not cleared. Not collective. Synchronises.
+ferry_status ferry_dispatch_buffers_new(const ferry_device *device,
+                                        const ferry_plan *plan,
+                                        const ferry_capacity *capacity,
+                                        ferry_dispatch_buffers **buffers);
 
-// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for what reads them. Not collective. Does
-// not synchronise.
-enum ferry_status ferry_dispatch_buffers_output(const struct ferry_dispatch_buffers *buffers,
-                                                struct ferry_dispatch_output *output);
+// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for what reads them.
+// Not collective. Does not synchronise.
+ferry_status ferry_dispatch_buffers_output(const ferry_dispatch_buffers *buffers,
+                                           ferry_dispatch_output *output);
 
-// Sets every byte of every tensor to `value`, so that what reads padding rows finds it there. Not collective.
-// Synchronises, but not with other streams than the device's own.
-enum ferry_status ferry_dispatch_buffers_fill(const struct ferry_dispatch_buffers *buffers, uint8_t value);
+// Sets every byte of every tensor to `value`, so that what reads padding rows finds it there. Not
+// collective. Synchronises, but not with other streams than the device's own.
+ferry_status ferry_dispatch_buffers_fill(const ferry_dispatch_buffers *buffers, uint8_t value);
 
-// Frees the memory, and sets `*buffers` to NULL. Nothing uses the tensors any more: no kernel that is enqueued, no open
-// round, no graph that will be launched. Not collective. Synchronises.
-enum ferry_status ferry_dispatch_buffers_free(struct ferry_dispatch_buffers **buffers);
+// Frees the memory, and sets `*buffers` to NULL. Nothing uses the tensors any more: no kernel that
+// is enqueued, no open round, no graph that will be launched. Not collective. Synchronises.
+ferry_status ferry_dispatch_buffers_free(ferry_dispatch_buffers **buffers);
 
-// Allocates the result of combines of up to max_tokens_per_rank tokens. `type` is FERRY_BF16, or with options FERRY_F16
-// or FERRY_F32; `apart` is 1 for combines in exact mode without weights, which keep the rows of a token apart, in
-// FERRY_BF16, else 0. Not cleared. Not collective. Synchronises.
-enum ferry_status ferry_combine_buffers_new(const struct ferry_device *device,
-                                            const struct ferry_plan *plan,
-                                            uint32_t type,
-                                            uint32_t apart,
-                                            struct ferry_combine_buffers **buffers);
+// Allocates the result of combines of up to max_tokens_per_rank tokens. `type` is FERRY_BF16, or
+// with options FERRY_F16 or FERRY_F32; `apart` is 1 for combines in exact mode without weights,
+// which keep the rows of a token apart, in FERRY_BF16, else 0. Not cleared. Not collective.
+// Synchronises.
+ferry_status ferry_combine_buffers_new(const ferry_device *device,
+                                       const ferry_plan *plan,
+                                       uint32_t type,
+                                       uint32_t apart,
+                                       ferry_combine_buffers **buffers);
 
-// Fills `output`, whose size is set, for a round to which this rank brings `tokens` tokens. Not collective. Does not
-// synchronise.
-enum ferry_status ferry_combine_buffers_output(const struct ferry_combine_buffers *buffers,
-                                               uint64_t tokens,
-                                               struct ferry_combine_output *output);
+// Fills `output`, whose size is set, for a round to which this rank brings `tokens` tokens. Not
+// collective. Does not synchronise.
+ferry_status ferry_combine_buffers_output(const ferry_combine_buffers *buffers,
+                                          uint64_t tokens,
+                                          ferry_combine_output *output);
 
-// Sets every byte to `value`. Not collective. Synchronises, but not with other streams than the device's own.
-enum ferry_status ferry_combine_buffers_fill(const struct ferry_combine_buffers *buffers, uint8_t value);
+// Sets every byte to `value`. Not collective. Synchronises, but not with other streams than the
+// device's own.
+ferry_status ferry_combine_buffers_fill(const ferry_combine_buffers *buffers, uint8_t value);
 
-// Frees the memory, and sets `*buffers` to NULL, as ferry_dispatch_buffers_free. Not collective. Synchronises.
-enum ferry_status ferry_combine_buffers_free(struct ferry_combine_buffers **buffers);
+// Frees the memory, and sets `*buffers` to NULL, as ferry_dispatch_buffers_free. Not collective.
+// Synchronises.
+ferry_status ferry_combine_buffers_free(ferry_combine_buffers **buffers);
 
-// Makes a communicator, and stores a handle for each rank that this process drives, ascending; `count` is their number
-// (ferry_group_local_ranks). Each may go to a thread of its own. All ranks compare their sizes. Where it fails, all
-// handles are NULL. Collective. Synchronises.
-enum ferry_status ferry_communicators_new(const struct ferry_group *group,
-                                          const struct ferry_plan *plan,
-                                          struct ferry_communicator **communicators,
-                                          uintptr_t count);
+// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
+// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
+// compare their sizes. Where it fails, all handles are NULL. Collective. Synchronises.
+ferry_status ferry_communicators_new(const ferry_group *group,
+                                     const ferry_plan *plan,
+                                     ferry_communicator **communicators,
+                                     size_t count);
 
 // Stores the rank. Not collective. Does not synchronise.
-enum ferry_status ferry_communicator_rank(const struct ferry_communicator *communicator, uint32_t *rank);
+ferry_status ferry_communicator_rank(const ferry_communicator *communicator, uint32_t *rank);
 
 // Stores what comes next in the rank's round, a ferry_round. Not collective. Does not synchronise.
-enum ferry_status ferry_communicator_round(struct ferry_communicator *communicator, uint32_t *round);
+ferry_status ferry_communicator_round(ferry_communicator *communicator, uint32_t *round);
 
-// Whether a kernel has reported something so far: FERRY_OK, or FERRY_INPUT_FAULT (told once; go on), FERRY_FAULT or
-// FERRY_POISONED. The fault is stored in `fault`, whose size is set, or nothing if that is NULL; after FERRY_OK its
-// kind is FERRY_FAULT_NONE. Reads memory of the host; kernels that run may report later. Not collective. Does not
+// Whether a kernel has reported something so far: FERRY_OK, or FERRY_INPUT_FAULT (told once; go
+// on), FERRY_FAULT or FERRY_POISONED. The fault is stored in `fault`, whose size is set, or
+// nothing if that is NULL; after FERRY_OK its kind is FERRY_FAULT_NONE. Reads memory of the host;
+// kernels that run may report later. Not collective. Does not synchronise.
+ferry_status ferry_check(const ferry_communicator *communicator, ferry_fault *fault);
+
+// Waits for everything enqueued on the stream, and then does as ferry_check. Not collective, but
+// waits for the peers that kernels wait for, as long as the deadline allows. Synchronises.
+ferry_status ferry_synchronize(const ferry_communicator *communicator, void *stream, ferry_fault *fault);
+
+// Frees the rank's memory, with the last rank of this process the windows after a barrier with the
+// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first.
+// FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then nothing was
+// done, and `*communicator` stays, as with FERRY_BUSY. After any other failure it is NULL, and
+// what could not be freed is leaked. Collective. Synchronises.
+ferry_status ferry_communicator_close(ferry_communicator **communicator);
+
+// Gives the handle back without freeing device memory and without waiting for anybody, and sets
+// `*communicator` to NULL: for a process that is about to end. Not collective. Does not
 // synchronise.
-enum ferry_status ferry_check(const struct ferry_communicator *communicator,
-                              struct ferry_fault *fault);
-
-// Waits for everything enqueued on the stream, and then does as ferry_check. Not collective, but waits for the peers
-// that kernels wait for, as long as the deadline allows. Synchronises.
-enum ferry_status ferry_synchronize(const struct ferry_communicator *communicator,
-                                    void *stream,
-                                    struct ferry_fault *fault);
-
-// Frees the rank's memory, with the last rank of this process the windows after a barrier with the other processes, and
-// sets `*communicator` to NULL. Synchronise the streams in use first. FERRY_IN_USE while graphs that ferry_graph_capture
-// made of its calls are alive: then nothing was done, and `*communicator` stays, as with FERRY_BUSY. After any other
-// failure it is NULL, and what could not be freed is leaked. Collective. Synchronises.
-enum ferry_status ferry_communicator_close(struct ferry_communicator **communicator);
-
-// Gives the handle back without freeing device memory and without waiting for anybody, and sets `*communicator` to NULL:
-// for a process that is about to end. Not collective. Does not synchronise.
-enum ferry_status ferry_communicator_drop(struct ferry_communicator **communicator);
+ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 
 // Gives the device of a rank that this process drives. Not collective. Does not synchronise.
-enum ferry_status ferry_group_device(const struct ferry_group *group,
-                                     uint32_t rank,
-                                     struct ferry_device **device);
+ferry_status ferry_group_device(const ferry_group *group, uint32_t rank, ferry_device **device);
 
-// Gives the handle back, and sets `*device` to NULL. Memory and streams stay. Not collective. Does not synchronise.
-enum ferry_status ferry_device_free(struct ferry_device **device);
+// Gives the handle back, and sets `*device` to NULL. Memory and streams stay. Not collective. Does
+// not synchronise.
+ferry_status ferry_device_free(ferry_device **device);
 
-// Copies the device's name, for people, to `name`, which has room for `room` bytes: as much as fits, and a zero
-// byte. Not collective. Does not synchronise.
-enum ferry_status ferry_device_name(const struct ferry_device *device,
-                                    char *name,
-                                    uintptr_t room);
+// Copies the device's name, for people, to `name`, which has room for `room` bytes: as much as
+// fits, and a zero byte. Not collective. Does not synchronise.
+ferry_status ferry_device_name(const ferry_device *device, char *name, size_t room);
 
 // Allocates device memory, not cleared. Not collective. Synchronises.
-enum ferry_status ferry_device_alloc(const struct ferry_device *device, uint64_t bytes, uint64_t *address);
+ferry_status ferry_device_alloc(const ferry_device *device, uint64_t bytes, uint64_t *address);
 
-// Frees what ferry_device_alloc of this device gave, and nothing uses any more: no kernel that is enqueued, no graph
-// that will be launched. NULL is freed. Not collective. Synchronises.
-enum ferry_status ferry_device_release(const struct ferry_device *device,
-                                       uint64_t address);
+// Frees what ferry_device_alloc of this device gave, and nothing uses any more: no kernel that is
+// enqueued, no graph that will be launched. NULL is freed. Not collective. Synchronises.
+ferry_status ferry_device_release(const ferry_device *device, uint64_t address);
 
-// Copies `bytes` bytes of the host to device memory. Not collective. Synchronises, but not with other streams than
-// its own.
-enum ferry_status ferry_device_upload(const struct ferry_device *device,
-                                      uint64_t address,
-                                      const void *from,
-                                      uintptr_t bytes);
+// Copies `bytes` bytes of the host to device memory. Not collective. Synchronises, but not with
+// other streams than its own.
+ferry_status ferry_device_upload(const ferry_device *device,
+                                 uint64_t address,
+                                 const void *from,
+                                 size_t bytes);
 
-// Copies `bytes` bytes of device memory to the host. Not collective. Synchronises, but not with other streams than
-// its own: call ferry_device_synchronize on theirs first.
-enum ferry_status ferry_device_download(const struct ferry_device *device,
-                                        void *to,
-                                        uint64_t address,
-                                        uintptr_t bytes);
+// Copies `bytes` bytes of device memory to the host. Not collective. Synchronises, but not with
+// other streams than its own: call ferry_device_synchronize on theirs first.
+ferry_status ferry_device_download(const ferry_device *device, void *to, uint64_t address, size_t bytes);
 
 // Sets `bytes` bytes of device memory to `value`, 0 to 255. Not collective. Synchronises.
-enum ferry_status ferry_device_fill(const struct ferry_device *device,
-                                    uint64_t address,
-                                    uint8_t value,
-                                    uint64_t bytes);
+ferry_status ferry_device_fill(const ferry_device *device, uint64_t address, uint8_t value, uint64_t bytes);
 
-// Creates a stream (a CUstream), which lives for as long as the process. The simulator has one a rank, NULL. Not
+// Creates a stream (a CUstream), which lives for as long as the process. The simulator has one a
+// rank, NULL. Not collective. Does not synchronise.
+ferry_status ferry_device_stream(const ferry_device *device, void **stream);
+
+// Waits for everything enqueued on a stream. Says nothing of faults: ferry_synchronize does. Not
+// collective, but waits for the peers that kernels wait for. Synchronises.
+ferry_status ferry_device_synchronize(const ferry_device *device, void *stream);
+
+// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing of it
+// runs before the first ferry_graph_launch. `stream` is not the default stream. A round that is
+// captured is collective: every rank replays it as often as the others. Communicators whose calls
+// it has cannot be closed before it is freed. Needs the feature cuda, and a device of CUDA's. Not
 // collective. Does not synchronise.
-enum ferry_status ferry_device_stream(const struct ferry_device *device,
-                                      void **stream);
+ferry_status ferry_graph_capture(const ferry_device *device,
+                                 void *stream,
+                                 ferry_graph_work work,
+                                 void *context,
+                                 ferry_graph **graph);
 
-// Waits for everything enqueued on a stream. Says nothing of faults: ferry_synchronize does. Not collective, but
-// waits for the peers that kernels wait for. Synchronises.
-enum ferry_status ferry_device_synchronize(const struct ferry_device *device,
-                                           void *stream);
+// Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
+// another stream. Collective where rounds were captured. Does not synchronise.
+ferry_status ferry_graph_launch(ferry_graph *graph, void *stream);
 
-// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing of it runs before the first
-// ferry_graph_launch. `stream` is not the default stream. A round that is captured is collective: every rank replays it
-// as often as the others. Communicators whose calls it has cannot be closed before it is freed. Needs the feature cuda,
-// and a device of CUDA's. Not collective. Does not synchronise.
-enum ferry_status ferry_graph_capture(const struct ferry_device *device,
-                                      void *stream,
-                                      ferry_graph_work work,
-                                      void *context,
-                                      struct ferry_graph **graph);
-
-// Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in another stream.
-// Collective where rounds were captured. Does not synchronise.
-enum ferry_status ferry_graph_launch(struct ferry_graph *graph,
-                                     void *stream);
-
-// Frees a graph, and sets `*graph` to NULL; a replay that runs goes on. Not collective. Does not synchronise.
-enum ferry_status ferry_graph_free(struct ferry_graph **graph);
+// Frees a graph, and sets `*graph` to NULL; a replay that runs goes on. Not collective. Does not
+// synchronise.
+ferry_status ferry_graph_free(ferry_graph **graph);
 
 // Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
 // ferry_synchronize. There in every build. Not collective. Does not synchronise.
-enum ferry_status ferry_group_simulated(const struct ferry_simulator *options, struct ferry_group **group);
+ferry_status ferry_group_simulated(const ferry_simulator *options, ferry_group **group);
 
-// Makes a group of GPUs that this process drives, over peer access: rank r is `devices[r]`, a CUDA device number.
-// Needs the feature cuda. Not collective. Synchronises the devices.
-enum ferry_status ferry_group_local(const int32_t *devices,
-                                    uintptr_t count,
-                                    struct ferry_group **group);
+// Makes a group of GPUs that this process drives, over peer access: rank r is `devices[r]`, a CUDA
+// device number. Needs the feature cuda. Not collective. Synchronises the devices.
+ferry_status ferry_group_local(const int32_t *devices, size_t count, ferry_group **group);
 
-// Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda, and nothing but the
-// driver. `device` is a CUDA device number of this process. Every step is agreed on: a rank that cannot take part
-// has the reason, all others have its number. Collective. Synchronises.
-enum ferry_status ferry_group_node(const struct ferry_bootstrap *bootstrap,
-                                   int32_t device,
-                                   struct ferry_group **group);
+// Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda,
+// and nothing but the driver. `device` is a CUDA device number of this process. Every step is
+// agreed on: a rank that cannot take part has the reason, all others have its number. Collective.
+// Synchronises.
+ferry_status ferry_group_node(const ferry_bootstrap *bootstrap, int32_t device, ferry_group **group);
 
-// Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the feature nvshmem.
-// `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's usual places. A process is in one
-// such group at a time. Collective. Synchronises.
-enum ferry_status ferry_group_nvshmem(const struct ferry_bootstrap *bootstrap,
-                                      int32_t device,
-                                      const char *library,
-                                      struct ferry_group **group);
+// Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the
+// feature nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's
+// usual places. A process is in one such group at a time. Collective. Synchronises.
+ferry_status ferry_group_nvshmem(const ferry_bootstrap *bootstrap,
+                                 int32_t device,
+                                 const char *library,
+                                 ferry_group **group);
 
 // Stores the number of ranks of the whole group. Not collective. Does not synchronise.
-enum ferry_status ferry_group_ranks(const struct ferry_group *group, uint32_t *ranks);
+ferry_status ferry_group_ranks(const ferry_group *group, uint32_t *ranks);
 
-// Stores the number of ranks that this process drives in `count`, and the ranks, ascending, in `ranks`, of which
-// there are `room`; NULL to learn the count alone. Fails if there is less room. Not collective. Does not
-// synchronise.
-enum ferry_status ferry_group_local_ranks(const struct ferry_group *group,
-                                          uint32_t *ranks,
-                                          uintptr_t room,
-                                          uintptr_t *count);
+// Stores the number of ranks that this process drives in `count`, and the ranks, ascending, in
+// `ranks`, of which there are `room`; NULL to learn the count alone. Fails if there is less room.
+// Not collective. Does not synchronise.
+ferry_status ferry_group_local_ranks(const ferry_group *group, uint32_t *ranks, size_t room, size_t *count);
 
-// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first; FERRY_IN_USE if
-// there are some: then nothing was done, and `*group` stays. After any other failure the group was left as far as
-// that was possible, and `*group` is NULL. Collective. Synchronises.
-enum ferry_status ferry_group_close(struct ferry_group **group);
+// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first;
+// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. After any other
+// failure the group was left as far as that was possible, and `*group` is NULL. Collective.
+// Synchronises.
+ferry_status ferry_group_close(ferry_group **group);
 
-// Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that cannot wait for
-// the others. Communicators stay. Not collective. Does not synchronise.
-enum ferry_status ferry_group_drop(struct ferry_group **group);
+// Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
+// cannot wait for the others. Communicators stay. Not collective. Does not synchronise.
+ferry_status ferry_group_drop(ferry_group **group);
 
-// Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every problem. Not collective.
-// Does not synchronise.
-enum ferry_status ferry_plan_new(const struct ferry_group *group,
-                                 const struct ferry_config *config,
-                                 struct ferry_plan **plan);
+// Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
+// problem. Not collective. Does not synchronise.
+ferry_status ferry_plan_new(const ferry_group *group, const ferry_config *config, ferry_plan **plan);
 
-// Gives a plan back, and sets `*plan` to NULL. What was made with it stays. Not collective. Does not synchronise.
-enum ferry_status ferry_plan_free(struct ferry_plan **plan);
+// Gives a plan back, and sets `*plan` to NULL. What was made with it stays. Not collective. Does
+// not synchronise.
+ferry_status ferry_plan_free(ferry_plan **plan);
 
 // Fills `info`, whose size is set. Not collective. Does not synchronise.
-enum ferry_status ferry_plan_query(const struct ferry_plan *plan, struct ferry_plan_info *info);
+ferry_status ferry_plan_query(const ferry_plan *plan, ferry_plan_info *info);
 
-// Stores which of `tokens` tokens are the shared expert's on `rank`: `count` tokens from `start` on, the first rows
-// of dispatch's outputs. None without a shared expert. Not collective. Does not synchronise.
-enum ferry_status ferry_plan_shared_tokens(const struct ferry_plan *plan,
-                                           uint32_t rank,
-                                           uint64_t tokens,
-                                           uint64_t *start,
-                                           uint64_t *count);
+// Stores which of `tokens` tokens are the shared expert's on `rank`: `count` tokens from `start`
+// on, the first rows of dispatch's outputs. None without a shared expert. Not collective. Does not
+// synchronise.
+ferry_status ferry_plan_shared_tokens(const ferry_plan *plan,
+                                      uint32_t rank,
+                                      uint64_t tokens,
+                                      uint64_t *start,
+                                      uint64_t *count);
 
-// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch of the plan
-// writes, for outputs of `capacity` (NULL: of max_rows). Addresses are 0: allocate so many bytes for each tensor
-// whose rank is not 0 and set them. Not collective. Does not synchronise.
-enum ferry_status ferry_plan_dispatch_layout(const struct ferry_plan *plan,
-                                             const struct ferry_capacity *capacity,
-                                             struct ferry_dispatch_output *output);
+// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch
+// of the plan writes, for outputs of `capacity` (NULL: of max_rows). Addresses are 0: allocate so
+// many bytes for each tensor whose ndim is not 0 and set them. Not collective. Does not
+// synchronise.
+ferry_status ferry_plan_dispatch_layout(const ferry_plan *plan,
+                                        const ferry_capacity *capacity,
+                                        ferry_dispatch_output *output);
 
-// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine of `tokens` tokens
-// of the plan writes. `type` is what sums are made of: FERRY_BF16, or with options FERRY_F16 or FERRY_F32. `apart`
-// is 1 for a combine in exact mode without weights, which keeps the rows of a token apart, else 0. The address is 0.
-// Not collective. Does not synchronise.
-enum ferry_status ferry_plan_combine_layout(const struct ferry_plan *plan,
-                                            uint64_t tokens,
-                                            uint32_t type,
-                                            uint32_t apart,
-                                            struct ferry_combine_output *output);
+// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine
+// of `tokens` tokens of the plan writes. `type` is what sums are made of: FERRY_BF16, or with
+// options FERRY_F16 or FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which
+// keeps the rows of a token apart, else 0. The address is 0. Not collective. Does not synchronise.
+ferry_status ferry_plan_combine_layout(const ferry_plan *plan,
+                                       uint64_t tokens,
+                                       uint32_t type,
+                                       uint32_t apart,
+                                       ferry_combine_output *output);
 
-// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one kernel. Enqueues
-// only; inputs and outputs are in use until the stream has passed the kernel. Collective (not with skip_a2a). Does
-// not synchronise, allocate or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
-enum ferry_status ferry_dispatch(struct ferry_communicator *communicator,
+// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
+// kernel. Enqueues only; inputs and outputs are in use until the stream has passed the kernel.
+// Collective (not with skip_a2a). Does not synchronise, allocate or compile, and can be captured
+// in a graph. Where it fails, nothing was enqueued.
+ferry_status ferry_dispatch(ferry_communicator *communicator,
+                            void *stream,
+                            const ferry_dispatch_input *input,
+                            const ferry_dispatch_output *output);
+
+// The first half of ferry_dispatch: sends. Waits only for ranks that still read the round before.
+// Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
+// that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
+// was enqueued.
+ferry_status ferry_dispatch_async(ferry_communicator *communicator,
+                                  void *stream,
+                                  const ferry_dispatch_input *input);
+
+// The second half: receives the tokens for this rank's experts. Enqueues only; the kernel must
+// come after that of ferry_dispatch_async. Collective. Does not synchronise. Where it fails,
+// nothing was enqueued, and it can be called again.
+ferry_status ferry_dispatch_wait(ferry_communicator *communicator,
                                  void *stream,
-                                 const struct ferry_dispatch_input *input,
-                                 const struct ferry_dispatch_output *output);
+                                 const ferry_dispatch_output *output);
 
-// The first half of ferry_dispatch: sends. Waits only for ranks that still read the round before. Enqueues only; the
-// input is in use until the stream has passed the kernel, with a shared expert that of the wait. Not with skip_a2a.
-// Collective. Does not synchronise. Where it fails, nothing was enqueued.
-enum ferry_status ferry_dispatch_async(struct ferry_communicator *communicator,
-                                       void *stream,
-                                       const struct ferry_dispatch_input *input);
-
-// The second half: receives the tokens for this rank's experts. Enqueues only; the kernel must come after that of
-// ferry_dispatch_async. Collective. Does not synchronise. Where it fails, nothing was enqueued, and it can be called
+// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in
+// one kernel; ends the round. Enqueues only; inputs and outputs are in use until the stream has
+// passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate or compile,
+// and can be captured in a graph. Where it fails, nothing was enqueued, and it can be called
 // again.
-enum ferry_status ferry_dispatch_wait(struct ferry_communicator *communicator,
-                                      void *stream,
-                                      const struct ferry_dispatch_output *output);
+ferry_status ferry_combine(ferry_communicator *communicator,
+                           void *stream,
+                           const ferry_combine_input *input,
+                           const ferry_combine_output *output);
 
-// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in one kernel; ends the
-// round. Enqueues only; inputs and outputs are in use until the stream has passed the kernel. Collective (not with
-// skip_a2a). Does not synchronise, allocate or compile, and can be captured in a graph. Where it fails, nothing was
-// enqueued, and it can be called again.
-enum ferry_status ferry_combine(struct ferry_communicator *communicator,
-                                void *stream,
-                                const struct ferry_combine_input *input,
-                                const struct ferry_combine_output *output);
+// The first half of ferry_combine: sends, and waits for no peer. Enqueues only; inputs and outputs
+// are in use until the stream has passed the kernel of the wait. Not with skip_a2a. Collective.
+// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+ferry_status ferry_combine_async(ferry_communicator *communicator,
+                                 void *stream,
+                                 const ferry_combine_input *input,
+                                 const ferry_combine_output *output);
 
-// The first half of ferry_combine: sends, and waits for no peer. Enqueues only; inputs and outputs are in use until
-// the stream has passed the kernel of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails,
-// nothing was enqueued, and it can be called again.
-enum ferry_status ferry_combine_async(struct ferry_communicator *communicator,
-                                      void *stream,
-                                      const struct ferry_combine_input *input,
-                                      const struct ferry_combine_output *output);
+// The second half: receives and sums, into the output that was given to ferry_combine_async; ends
+// the round. Enqueues only; the kernel must come after that of ferry_combine_async. Collective.
+// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+ferry_status ferry_combine_wait(ferry_communicator *communicator, void *stream);
 
-// The second half: receives and sums, into the output that was given to ferry_combine_async; ends the round. Enqueues
-// only; the kernel must come after that of ferry_combine_async. Collective. Does not synchronise. Where it fails,
-// nothing was enqueued, and it can be called again.
-enum ferry_status ferry_combine_wait(struct ferry_communicator *communicator,
-                                     void *stream);
+// Enqueues a fused SiLU: the activation between the experts' two matrix multiplications, written
+// in any format but those with row scales. Not collective: it needs no round and waits for nobody.
+// Does not synchronise or allocate, and can be captured in a graph.
+ferry_status ferry_fused_silu(const ferry_device *device, void *stream, const ferry_silu *silu);
 
-// Enqueues a fused SiLU: the activation between the experts' two matrix multiplications, written in any format but those
-// with row scales. Not collective: it needs no round and waits for nobody. Does not synchronise or allocate, and can be
-// captured in a graph.
-enum ferry_status ferry_fused_silu(const struct ferry_device *device,
-                                   void *stream,
-                                   const struct ferry_silu *silu);
-
-// The text of the last call on this thread that did not return FERRY_OK; empty before the first. It names the
-// call. Valid until the next such call on this thread. Any thread; never fails.
+// The text of the last call on this thread that did not return FERRY_OK; empty before the first.
+// It names the call. Valid until the next such call on this thread. Any thread; never fails.
 const char *ferry_last_error(void);
 
 // The name of a ferry_status and what it means, in English. Valid for ever. Any thread; never fails.
 const char *ferry_status_string(int status);
 
-// A tensor of one dimension without gaps, whose bytes are those of its elements. Checked where it is used. Any thread;
-// never fails.
-struct ferry_tensor ferry_tensor_1d(uint64_t address,
-                                    uint32_t type,
-                                    uint64_t dim_0);
+// A tensor of one dimension without gaps, whose bytes are those of its elements. Checked where it
+// is used. Any thread; never fails.
+ferry_tensor ferry_tensor_1d(uint64_t address, uint32_t type, uint64_t dim_0);
 
 // A tensor of two dimensions, the slower one first, as ferry_tensor_1d.
-struct ferry_tensor ferry_tensor_2d(uint64_t address, uint32_t type, uint64_t dim_0, uint64_t dim_1);
+ferry_tensor ferry_tensor_2d(uint64_t address, uint32_t type, uint64_t dim_0, uint64_t dim_1);
 
 // A tensor of three dimensions, the slowest one first, as ferry_tensor_1d.
-struct ferry_tensor ferry_tensor_3d(uint64_t address,
-                                    uint32_t type,
-                                    uint64_t dim_0,
-                                    uint64_t dim_1,
-                                    uint64_t dim_2);
+ferry_tensor ferry_tensor_3d(uint64_t address, uint32_t type, uint64_t dim_0, uint64_t dim_1, uint64_t dim_2);
 
-// The version of this library, "1.2.3". Valid for ever. Compare with FERRY_VERSION, the header's. Any thread;
-// never fails.
+// The version of this library, "1.2.3". Valid for ever. Compare with FERRY_VERSION, the header's.
+// Any thread; never fails.
 const char *ferry_version(void);
 
-// The version of this library as one number: major * 1000000 + minor * 1000 + patch, as FERRY_VERSION_NUMBER.
-// Any thread; never fails.
+// The version of this library as one number: major * 1000000 + minor * 1000 + patch, as
+// FERRY_VERSION_NUMBER. Any thread; never fails.
 uint32_t ferry_version_number(void);
 
 // What this library was built with: "", "cuda" or "cuda,nvshmem". Valid for ever. Any thread; never fails.
@@ -843,33 +860,3 @@ const char *ferry_features(void);
 #endif  // __cplusplus
 
 #endif  /* FERRY_H */
-
-// Every field's default: zero, and the size.
-#define FERRY_BOOTSTRAP_INIT \
-    { sizeof(ferry_bootstrap), 0, 0, NULL, 0, NULL, NULL }
-#define FERRY_CAPACITY_INIT \
-    { sizeof(ferry_capacity), 0, 0 }
-#define FERRY_COMBINE_INPUT_INIT \
-    { sizeof(ferry_combine_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
-#define FERRY_COMBINE_OUTPUT_INIT \
-    { sizeof(ferry_combine_output), FERRY_TENSOR_INIT }
-#define FERRY_CONFIG_INIT \
-    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-#define FERRY_DISPATCH_INPUT_INIT \
-    { sizeof(ferry_dispatch_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
-#define FERRY_DISPATCH_OUTPUT_INIT \
-    { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
-#define FERRY_FAULT_INIT \
-    { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-#define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0 }
-#define FERRY_SILU_INIT \
-    { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
-#define FERRY_SIMULATOR_INIT \
-    { sizeof(ferry_simulator), 0, 0, 0, 0 }
-#define FERRY_TENSOR_INIT \
-    { 0, 0, { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0 }, 0, 0 }
