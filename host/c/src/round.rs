@@ -117,14 +117,11 @@ pub unsafe extern "C" fn ferry_dispatch(
     output: *const ferry_dispatch_output,
 ) -> ferry_status {
     guard("ferry_dispatch", || {
-        // SAFETY: the rules of pointers, memory and streams.
-        let input = unsafe { read(input, "input")?.get()? };
-        // SAFETY: the rule of pointers.
-        let output = unsafe { read(output, "output")? };
-        // SAFETY: the rule of handles.
+        // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
             with_rank(communicator, |rank| {
-                let output = output.get(rank.plan())?;
+                let input = read(input, "input")?.get()?;
+                let output = read(output, "output")?.get(rank.plan())?;
                 // What is left of the round is kept by the communicator.
                 let _ = rank.dispatch(stream_of(stream), &input, &output)?;
                 Ok(())
@@ -144,11 +141,10 @@ pub unsafe extern "C" fn ferry_dispatch_async(
     input: *const ferry_dispatch_input,
 ) -> ferry_status {
     guard("ferry_dispatch_async", || {
-        // SAFETY: the rules of pointers and memory.
-        let input = unsafe { read(input, "input")?.get()? };
-        // SAFETY: the rules of handles and streams.
+        // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
             with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
                 let _ = rank.dispatch_async(stream_of(stream), &input)?;
                 Ok(())
             })
@@ -166,12 +162,10 @@ pub unsafe extern "C" fn ferry_dispatch_wait(
     output: *const ferry_dispatch_output,
 ) -> ferry_status {
     guard("ferry_dispatch_wait", || {
-        // SAFETY: the rule of pointers.
-        let output = unsafe { read(output, "output")? };
-        // SAFETY: the rules of handles, memory and streams.
+        // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
             with_rank(communicator, |rank| {
-                let output = output.get(rank.plan())?;
+                let output = read(output, "output")?.get(rank.plan())?;
                 match rank.unfinished() {
                     Unfinished::DispatchWait(pending) => {
                         let _ = pending.wait(stream_of(stream), &output)?;
@@ -197,16 +191,17 @@ pub unsafe extern "C" fn ferry_combine(
     output: *const ferry_combine_output,
 ) -> ferry_status {
     guard("ferry_combine", || {
-        // SAFETY: the rules of pointers and memory.
-        let (input, output) =
-            unsafe { (read(input, "input")?.get()?, read(output, "output")?.get()?) };
-        // SAFETY: the rules of handles and streams.
+        // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
-            with_rank(communicator, |rank| match rank.unfinished() {
-                Unfinished::Combine(dispatched) => {
-                    Ok(dispatched.combine(stream_of(stream), &input, &output)?)
+            with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
+                let output = read(output, "output")?.get()?;
+                match rank.unfinished() {
+                    Unfinished::Combine(dispatched) => {
+                        Ok(dispatched.combine(stream_of(stream), &input, &output)?)
+                    }
+                    other => Err(out_of_order(&other)),
                 }
-                other => Err(out_of_order(&other)),
             })
         }
     })
@@ -223,17 +218,18 @@ pub unsafe extern "C" fn ferry_combine_async(
     output: *const ferry_combine_output,
 ) -> ferry_status {
     guard("ferry_combine_async", || {
-        // SAFETY: the rules of pointers and memory.
-        let (input, output) =
-            unsafe { (read(input, "input")?.get()?, read(output, "output")?.get()?) };
-        // SAFETY: the rules of handles and streams.
+        // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
-            with_rank(communicator, |rank| match rank.unfinished() {
-                Unfinished::Combine(dispatched) => {
-                    let _ = dispatched.combine_async(stream_of(stream), &input, &output)?;
-                    Ok(())
+            with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
+                let output = read(output, "output")?.get()?;
+                match rank.unfinished() {
+                    Unfinished::Combine(dispatched) => {
+                        let _ = dispatched.combine_async(stream_of(stream), &input, &output)?;
+                        Ok(())
+                    }
+                    other => Err(out_of_order(&other)),
                 }
-                other => Err(out_of_order(&other)),
             })
         }
     })
