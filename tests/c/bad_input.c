@@ -85,6 +85,9 @@ static void test_tensors(team *of) {
     input.x.type = 99;
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_dispatch(rank->communicator, rank->stream, &input, &output));
     input = made.input;
+    input.x.type = FERRY_F16;
+    EXPECT(FERRY_INVALID_TENSOR, ferry_dispatch(rank->communicator, rank->stream, &input, &output));
+    input = made.input;
     input.x.address = 0;
     EXPECT(FERRY_INVALID_TENSOR, ferry_dispatch(rank->communicator, rank->stream, &input, &output));
     input = made.input;

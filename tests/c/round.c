@@ -323,6 +323,7 @@ int main(int count, char **arguments) {
     run_round(&of, 0, -1);
     close_team(&of);
     test_bad_input(group, simulated);
+    test_formats(group);
     test_options(group);
     test_silu(group);
     test_graph(group, simulated);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HIDDEN = 64, EXPERTS = 8, TOP_K = 2, TOKENS = 6, MOST_RANKS = 8 };
+enum { HIDDEN = 128, EXPERTS = 8, TOP_K = 2, TOKENS = 6, MOST_RANKS = 8 };
 
 // Ends the program unless a call returns what it must.
 #define EXPECT(status, call) expect((status), (call), #call, __FILE__, __LINE__)
@@ -89,9 +89,10 @@ typedef struct round_input {
 } round_input;
 round_input make_input(const rank_state *rank, int bad_token);
 
-// The parts. bad_input.c, options.c
+// The parts. bad_input.c, formats.c, options.c
 void test_bad_input(ferry_group *group, int simulated);
 void test_options(ferry_group *group);
+void test_formats(ferry_group *group);
 void test_silu(ferry_group *group);
 void test_graph(ferry_group *group, int simulated);
 

@@ -76,8 +76,8 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_output(
 ) -> ferry_status {
     guard("ferry_dispatch_buffers_output", || {
         // SAFETY: the rule of handles.
-        let OfPlan { buffers, plan } = unsafe { get(buffers, "buffers")? };
-        let tensors = ferry_dispatch_output::of(buffers.output(), plan);
+        let OfPlan { buffers, .. } = unsafe { get(buffers, "buffers")? };
+        let tensors = ferry_dispatch_output::of(buffers.output());
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", tensors) }
     })

@@ -6,7 +6,7 @@ use ferry::{CombineMode, Config, OutputElement, ScaleLayout, TokenFormat};
 
 use crate::status::Failure;
 use crate::structs::{flag, sized};
-use crate::tensor::ferry_type::{self, FERRY_BF16, FERRY_E2M1, FERRY_E4M3, FERRY_E8M0, FERRY_F32};
+use crate::tensor::ferry_type;
 
 /// What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats",
 /// has bytes and errors of each.
@@ -136,24 +136,6 @@ fn combine_mode(number: u32) -> Result<CombineMode, Failure> {
     }
 }
 
-/// What the tokens of a format are made of.
-pub(crate) const fn token_type(format: TokenFormat) -> ferry_type {
-    match format.sizes().element_bits {
-        16 => FERRY_BF16,
-        8 => FERRY_E4M3,
-        _ => FERRY_E2M1,
-    }
-}
-
-/// What the scales of a format are made of; of BF16, which has none, anything.
-pub(crate) const fn scale_type(format: TokenFormat) -> ferry_type {
-    match format {
-        TokenFormat::Bf16 | TokenFormat::BlockwiseFp8 => FERRY_F32,
-        TokenFormat::Mxfp8(_) | TokenFormat::Mxfp4(_) => FERRY_E8M0,
-        TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => FERRY_E4M3,
-    }
-}
-
 /// What sums are made of, by the type of the tensor that takes them.
 pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, Failure> {
     match ferry_type::of(name, element)? {
@@ -164,15 +146,6 @@ pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, 
             let rule = "sums are FERRY_BF16, FERRY_F16 or FERRY_F32";
             Err(Failure::value(name, format!("{other:?}"), rule))
         }
-    }
-}
-
-/// The other way round.
-pub(crate) const fn element_type(element: OutputElement) -> ferry_type {
-    match element {
-        OutputElement::Bf16 => FERRY_BF16,
-        OutputElement::F16 => ferry_type::FERRY_F16,
-        OutputElement::F32 => FERRY_F32,
     }
 }
 

@@ -1,15 +1,16 @@
 //! Plans, and what outputs take.
 
-use ferry::{Capacity, CombineMode, Plan, Rank};
+use ferry::{
+    Capacity, CombineMode, CombineOutput, DataType, DevicePtr, DispatchOutput, Plan, Rank,
+    ScaleTensor, Tensor,
+};
 
-use crate::config::{element_type, ferry_config, is_tiled, output_element, scale_type, token_type};
+use crate::config::{ferry_config, is_tiled, output_element};
 use crate::group::ferry_group;
 use crate::handle::{Opaque, get, put, require_place, store, take};
 use crate::round::{ferry_combine_output, ferry_dispatch_output};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, require_room, sized, write};
-use crate::tensor::ferry_tensor;
-use crate::tensor::ferry_type::{FERRY_BF16, FERRY_I32, FERRY_U32};
 
 /// A configuration that was checked. Any thread may use it.
 pub struct ferry_plan(());
@@ -180,7 +181,13 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
         // SAFETY: the rule of pointers.
         let capacity = unsafe { ferry_capacity::get(capacity, plan)? };
         // SAFETY: the rule of pointers.
-        unsafe { write(output, "output", layout(plan, capacity)?) }
+        unsafe {
+            write(
+                output,
+                "output",
+                ferry_dispatch_output::of(&layout(plan, capacity)?),
+            )
+        }
     })
 }
 
@@ -200,17 +207,20 @@ pub unsafe extern "C" fn ferry_plan_combine_layout(
         // SAFETY: the rule of handles.
         let plan = unsafe { get(plan, "plan")? };
         let tokens = require_tokens(plan, tokens)?;
-        let element = element_type(output_element("type", r#type)?);
-        let config = plan.config();
-        let combined = match flag("apart", apart)? {
-            false => ferry_tensor::planned(element, [tokens, config.hidden]),
+        let element = DataType::from(output_element("type", r#type)?);
+        let (at, config) = (DevicePtr::NULL, plan.config());
+        let planned = match flag("apart", apart)? {
+            false => {
+                CombineOutput::Summed(Tensor::contiguous(at, element, [tokens, config.hidden]))
+            }
             true if config.combine == CombineMode::Exact => {
-                ferry_tensor::planned(FERRY_BF16, [tokens, config.top_k, config.hidden])
+                let dims = [tokens, config.top_k, config.hidden];
+                CombineOutput::Apart(Tensor::contiguous(at, DataType::Bf16, dims))
             }
             true => return Err(ferry::Error::ApartInReducedMode.into()),
         };
         // SAFETY: the rule of pointers.
-        unsafe { write(output, "output", ferry_combine_output { size: 0, combined }) }
+        unsafe { write(output, "output", ferry_combine_output::of(&planned)) }
     })
 }
 
@@ -226,7 +236,7 @@ pub(crate) fn require_tokens(plan: &Plan, tokens: u64) -> Result<usize, Failure>
 }
 
 /// What [`DispatchBuffers`](ferry::DispatchBuffers) would allocate.
-fn layout(plan: &Plan, capacity: Capacity) -> Result<ferry_dispatch_output, Failure> {
+fn layout(plan: &Plan, capacity: Capacity) -> Result<DispatchOutput, Failure> {
     let (format, groups) = (plan.config().format, plan.groups());
     let (sizes, hidden) = (format.sizes(), plan.config().hidden);
     let alignment = sizes.row_alignment as usize;
@@ -243,28 +253,28 @@ fn layout(plan: &Plan, capacity: Capacity) -> Result<ferry_dispatch_output, Fail
     }
     let rows = capacity.rows;
     let scales_of_row = hidden.checked_div(sizes.group as usize).unwrap_or(0);
-    let of_scales = scale_type(format);
-    let scales = match format.scale_layout() {
-        None if scales_of_row == 0 => ferry_tensor::NONE,
-        None => ferry_tensor::planned(of_scales, [scales_of_row, rows]),
-        Some(_) if is_tiled(format) => {
-            let dims = [capacity.scale_blocks, scales_of_row / 4, 32, 4, 4];
-            ferry_tensor::planned(of_scales, dims)
+    let scales = match DataType::of_scales(format) {
+        None => None,
+        Some(of) if is_tiled(format) => Some(ScaleTensor::Tiled {
+            scales: planned(of, [capacity.scale_blocks, scales_of_row / 4, 32, 4, 4]),
+            offsets: planned(DataType::U32, [groups]),
+        }),
+        Some(of) if format.scale_layout().is_some() => {
+            Some(ScaleTensor::RowMajor(planned(of, [rows, scales_of_row])))
         }
-        Some(_) => ferry_tensor::planned(of_scales, [rows, scales_of_row]),
+        Some(of) => Some(ScaleTensor::Transposed(planned(of, [scales_of_row, rows]))),
     };
-    let some = |wanted: bool, tensor| if wanted { tensor } else { ferry_tensor::NONE };
-    Ok(ferry_dispatch_output {
-        size: 0,
-        tokens: ferry_tensor::planned(token_type(format), [rows, hidden]),
+    Ok(DispatchOutput {
+        tokens: planned(DataType::of_tokens(format), [rows, hidden]),
         scales,
-        scale_offsets: some(is_tiled(format), ferry_tensor::planned(FERRY_U32, [groups])),
-        row_scales: some(
-            sizes.has_row_scale,
-            ferry_tensor::planned(FERRY_BF16, [rows]),
-        ),
-        row_offsets: ferry_tensor::planned(FERRY_U32, [groups + 1]),
-        expert_ids: ferry_tensor::planned(FERRY_I32, [groups]),
-        src_info: ferry_tensor::planned(FERRY_I32, [rows, 2]),
+        row_scales: sizes.has_row_scale.then(|| planned(DataType::Bf16, [rows])),
+        row_offsets: planned(DataType::U32, [groups + 1]),
+        expert_ids: planned(DataType::I32, [groups]),
+        src_info: planned(DataType::I32, [rows, 2]),
     })
+}
+
+/// A tensor that is to be allocated.
+const fn planned<const N: usize>(element: DataType, dims: [usize; N]) -> Tensor<N> {
+    Tensor::contiguous(DevicePtr::NULL, element, dims)
 }

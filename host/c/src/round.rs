@@ -8,12 +8,11 @@ use ferry::{
 };
 
 use crate::communicator::{ferry_communicator, with_rank};
-use crate::config::{element_type, is_tiled, output_element, scale_type, token_type};
+use crate::config::is_tiled;
 use crate::device::stream_of;
 use crate::status::ferry_status::FERRY_WRONG_ORDER;
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
-use crate::tensor::ferry_type::{FERRY_BF16, FERRY_I32, FERRY_U32};
 use crate::tensor::{ferry_tensor, shown};
 
 /// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
@@ -301,31 +300,25 @@ impl ferry_dispatch_output {
         }
     }
 
-    /// Tensors of Rust's, of a plan.
-    pub(crate) fn of(output: &DispatchOutput, plan: &Plan) -> Self {
-        let format = plan.config().format;
-        let of_scales = scale_type(format);
+    /// Tensors of Rust's.
+    pub(crate) fn of(output: &DispatchOutput) -> Self {
         let none = ferry_tensor::NONE;
         let (scales, scale_offsets) = match &output.scales {
             None => (none, none),
             Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
-                (shown(scales, of_scales), none)
+                (shown(scales), none)
             }
-            Some(ScaleTensor::Tiled { scales, offsets }) => {
-                (shown(scales, of_scales), shown(offsets, FERRY_U32))
-            }
+            Some(ScaleTensor::Tiled { scales, offsets }) => (shown(scales), shown(offsets)),
         };
         Self {
             size: 0,
-            tokens: shown(&output.tokens, token_type(format)),
+            tokens: shown(&output.tokens),
             scales,
             scale_offsets,
-            row_scales: output
-                .row_scales
-                .map_or(none, |scales| shown(&scales, FERRY_BF16)),
-            row_offsets: shown(&output.row_offsets, FERRY_U32),
-            expert_ids: shown(&output.expert_ids, FERRY_I32),
-            src_info: shown(&output.src_info, FERRY_I32),
+            row_scales: output.row_scales.as_ref().map_or(none, shown),
+            row_offsets: shown(&output.row_offsets),
+            expert_ids: shown(&output.expert_ids),
+            src_info: shown(&output.src_info),
         }
     }
 }
@@ -380,23 +373,20 @@ impl ferry_combine_output {
     /// # Safety
     /// The rule of memory.
     unsafe fn get(&self) -> Result<CombineOutput, Failure> {
-        let element = output_element("the type of tensor combined", self.combined.r#type)?;
         // SAFETY: the caller's promise.
         unsafe {
-            let output = match self.combined.ndim {
-                3 => CombineOutput::apart(self.combined.require("combined")?),
-                _ => CombineOutput::summed(self.combined.require("combined")?),
-            };
-            Ok(output.of(element))
+            Ok(match self.combined.ndim {
+                3 => CombineOutput::Apart(self.combined.require("combined")?),
+                _ => CombineOutput::Summed(self.combined.require("combined")?),
+            })
         }
     }
 
     /// A tensor of Rust's.
     pub(crate) fn of(output: &CombineOutput) -> Self {
-        let element = element_type(output.element);
-        let combined = match &output.combined {
-            ferry::CombineTensor::Summed(tensor) => shown(tensor, element),
-            ferry::CombineTensor::Apart(tensor) => shown(tensor, element),
+        let combined = match output {
+            CombineOutput::Summed(tensor) => shown(tensor),
+            CombineOutput::Apart(tensor) => shown(tensor),
         };
         Self { size: 0, combined }
     }

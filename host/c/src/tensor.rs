@@ -1,6 +1,6 @@
 //! Tensors: device memory with a shape.
 
-use ferry::{DevicePtr, Tensor};
+use ferry::{DataType, DevicePtr, Tensor};
 
 use crate::status::Failure;
 use crate::status::ferry_status::FERRY_INVALID_TENSOR;
@@ -71,14 +71,28 @@ impl ferry_type {
         known.ok_or_else(|| Failure::value(name, number, "no ferry_type"))
     }
 
-    /// Bits of an element.
-    pub(crate) const fn bits(self) -> u64 {
+    /// As Rust knows it.
+    pub(crate) const fn data_type(self) -> DataType {
         match self {
-            FERRY_F32 | FERRY_I32 | FERRY_U32 => 32,
-            FERRY_BF16 | FERRY_F16 | FERRY_U16 => 16,
-            FERRY_E4M3 | FERRY_E8M0 | FERRY_U8 => 8,
-            FERRY_E2M1 => 4,
+            FERRY_BF16 => DataType::Bf16,
+            FERRY_F16 => DataType::F16,
+            FERRY_F32 => DataType::F32,
+            FERRY_E4M3 => DataType::E4m3,
+            FERRY_E8M0 => DataType::E8m0,
+            FERRY_E2M1 => DataType::E2m1,
+            FERRY_I32 => DataType::I32,
+            FERRY_U32 => DataType::U32,
+            FERRY_U16 => DataType::U16,
+            FERRY_U8 => DataType::U8,
         }
+    }
+
+    /// The number of a type of Rust's; 0 for one that C does not know.
+    fn number(data_type: DataType) -> u32 {
+        let known = Self::ALL
+            .into_iter()
+            .find(|known| known.data_type() == data_type);
+        known.map_or(0, |known| known as u32)
     }
 }
 
@@ -125,7 +139,8 @@ impl ferry_tensor {
 
     /// A tensor without gaps. One of an unknown type has no bytes.
     fn given<const N: usize>(address: u64, r#type: u32, dims: [u64; N]) -> Self {
-        let bits = ferry_type::of("", r#type).map_or(0, ferry_type::bits);
+        let bits =
+            ferry_type::of("", r#type).map_or(0, |known| u64::from(known.data_type().bits()));
         let elements = match dims.contains(&0) {
             true => 0,
             false => dims
@@ -141,11 +156,6 @@ impl ferry_tensor {
         };
         tensor.dims[..N].copy_from_slice(&dims);
         tensor
-    }
-
-    /// A tensor without gaps and, so far, without an address.
-    pub(crate) fn planned<const N: usize>(element: ferry_type, dims: [usize; N]) -> Self {
-        Self::given(0, element as u32, dims.map(|dim| dim as u64))
     }
 
     /// As Rust's callers give it, with its type. `None` if there is none.
@@ -168,14 +178,14 @@ impl ferry_tensor {
             let text = format!("tensor {name}: wanted {N} dimensions, given {}", self.ndim);
             return Err(Failure::new(FERRY_INVALID_TENSOR, text));
         }
-        ferry_type::of(&format!("the type of tensor {name}"), self.r#type)?;
+        let element = ferry_type::of(&format!("the type of tensor {name}"), self.r#type)?;
         // SAFETY: the caller's promise.
         let at = unsafe { DevicePtr::new(self.address, self.bytes) };
         // Sizes that do not fit are refused behind this, as no tensor is so large.
         let sizes = |all: &[u64; FERRY_MAX_DIMS]| -> [usize; N] {
             std::array::from_fn(|index| usize::try_from(all[index]).unwrap_or(usize::MAX))
         };
-        let mut tensor = Tensor::contiguous(at, sizes(&self.dims));
+        let mut tensor = Tensor::contiguous(at, element.data_type(), sizes(&self.dims));
         if self.strides != [0; FERRY_MAX_DIMS] {
             tensor.strides = sizes(&self.strides);
         }
@@ -196,13 +206,11 @@ impl ferry_tensor {
     }
 }
 
-/// As C sees a tensor of Rust's.
-pub(crate) fn shown<const N: usize>(tensor: &Tensor<N>, element: ferry_type) -> ferry_tensor {
-    let planned = ferry_tensor::planned(element, tensor.dims);
-    ferry_tensor {
-        address: tensor.at.address(),
-        ..planned
-    }
+/// As C sees a tensor without gaps of Rust's; one without an address is to be allocated.
+pub(crate) fn shown<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
+    let number = ferry_type::number(tensor.data_type);
+    let dims = tensor.dims.map(|dim| dim as u64);
+    ferry_tensor::given(tensor.at.address(), number, dims)
 }
 
 #[cfg(test)]
