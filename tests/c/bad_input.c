@@ -18,7 +18,8 @@ static void test_pointers(team *of, ferry_group *group) {
     EXPECT(FERRY_NULL, ferry_group_close(&no_group));
     EXPECT(FERRY_NULL, ferry_group_close(NULL));
     EXPECT(FERRY_BAD_HANDLE, ferry_group_ranks((const ferry_group *)(const void *)of->plan, &ranks));
-    EXPECT(FERRY_BAD_HANDLE, ferry_dispatch((ferry_communicator *)(void *)rank->device, rank->stream, &input, &output));
+    ferry_communicator *wrong = (ferry_communicator *)(void *)rank->device;
+    EXPECT(FERRY_BAD_HANDLE, ferry_dispatch(wrong, rank->stream, &input, &output));
     EXPECT(FERRY_NULL, ferry_device_upload(rank->device, 16, NULL, 4));
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_device_upload(rank->device, 0, &ranks, 4));
 }

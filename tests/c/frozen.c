@@ -1,9 +1,10 @@
-// Sizes and offsets of the structs that callers fill. An offset never changes, as programs were compiled with it.
-// A size grows where fields are appended; the first version's is frozen in host/c/src as well.
+// Sizes and offsets of the structs that callers fill. An offset never changes, as programs were compiled with
+// it. A size grows where fields are appended; the first version's is frozen in host/c/src as well.
 #include <ferry.h>
 
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "the size of " #type)
-#define FIELD(type, field, at) _Static_assert(offsetof(type, field) == (at), "the offset of " #type "." #field)
+#define FIELD(type, field, at) \
+    _Static_assert(offsetof(type, field) == (at), "the offset of " #type "." #field)
 
 SIZE(ferry_capacity, 24);
 FIELD(ferry_capacity, size, 0);

@@ -139,7 +139,8 @@ static int enqueue_round(void *context) {
     ferry_status status = ferry_dispatch(of->rank->communicator, of->rank->stream, &of->round->in.input,
                                          &of->round->output);
     if (status != FERRY_OK) return (int)status;
-    return (int)ferry_combine(of->rank->communicator, of->rank->stream, &of->round->experts, &of->round->combined);
+    return (int)ferry_combine(of->rank->communicator, of->rank->stream, &of->round->experts,
+                              &of->round->combined);
 }
 
 static int refuse(void *context) {
@@ -160,7 +161,8 @@ void test_graph(ferry_group *group, int simulated) {
         rounds[i] = make_optional(&of, rank);
         graphs[i] = NULL;
         if (simulated) {
-            ferry_status wanted = strstr(ferry_features(), "cuda") == NULL ? FERRY_NOT_BUILT : FERRY_INVALID_ARGUMENT;
+            int built = strstr(ferry_features(), "cuda") != NULL;
+            ferry_status wanted = built ? FERRY_INVALID_ARGUMENT : FERRY_NOT_BUILT;
             EXPECT(wanted, ferry_graph_capture(rank->device, rank->stream, refuse, NULL, &graphs[i]));
             HOLDS(graphs[i] == NULL);
             continue;
@@ -175,7 +177,8 @@ void test_graph(ferry_group *group, int simulated) {
         OK(ferry_synchronize(rank->communicator, rank->stream, NULL));
         if (!simulated) {
             float first;
-            OK(ferry_device_download(rank->device, &first, rounds[i].combined.combined.address, sizeof first));
+            uint64_t sums = rounds[i].combined.combined.address;
+            OK(ferry_device_download(rank->device, &first, sums, sizeof first));
             HOLDS(first == 6.0f * element_of(rank->rank, 0, 0) + 3.125f);
             EXPECT(FERRY_IN_USE, ferry_communicator_close(&rank->communicator));
             OK(ferry_graph_free(&graphs[i]));

@@ -5,8 +5,9 @@
 //   round --group node --rank R --ranks N (--tcp HOST:PORT | --dir FOLDER) [--device D]
 //   round --group nvshmem ...                 the same over NVSHMEM
 //
-// One process for each rank, with one GPU each (device R unless --device says another). With --dir the processes
-// exchange bytes through files in FOLDER, as an example of an all-gather of one's own; FOLDER is empty at first.
+// One process for each rank, with one GPU each (device R unless --device says another). With --dir the
+// processes exchange bytes through files in FOLDER, as an example of an all-gather of one's own; FOLDER is
+// empty at first.
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
 
@@ -124,9 +125,9 @@ static void compare_rows(const team *of, const rank_state *rank, const round_out
     uint16_t *tokens = (uint16_t *)malloc(rows * HIDDEN * sizeof *tokens);
     int32_t *sources = (int32_t *)malloc(rows * 2 * sizeof *sources);
     HOLDS(tokens != NULL && sources != NULL);
-    OK(ferry_device_download(rank->device, offsets, output->rows.row_offsets.address, (per_rank + 1) * sizeof *offsets));
-    OK(ferry_device_download(rank->device, tokens, output->rows.tokens.address, rows * HIDDEN * sizeof *tokens));
-    OK(ferry_device_download(rank->device, sources, output->rows.src_info.address, rows * 2 * sizeof *sources));
+    OK(ferry_device_download(rank->device, offsets, output->memory[1], (per_rank + 1) * sizeof *offsets));
+    OK(ferry_device_download(rank->device, tokens, output->memory[0], rows * HIDDEN * sizeof *tokens));
+    OK(ferry_device_download(rank->device, sources, output->memory[3], rows * 2 * sizeof *sources));
     for (uint32_t local = 0; local < per_rank; local++) {
         HOLDS(offsets[local] == row);
         for (uint32_t source = 0; source < of->ranks; source++)
@@ -134,8 +135,10 @@ static void compare_rows(const team *of, const rank_state *rank, const round_out
                 for (int slot = 0; slot < TOP_K; slot++) {
                     if (expert_of(source, token, slot) != (int32_t)(rank->rank * per_rank + local)) continue;
                     HOLDS(sources[2 * row] == token && sources[2 * row + 1] == slot);
-                    for (int column = 0; column < HIDDEN; column++)
-                        HOLDS(of_bf16(tokens[row * HIDDEN + (uint32_t)column]) == element_of(source, token, column));
+                    for (int column = 0; column < HIDDEN; column++) {
+                        float came = of_bf16(tokens[row * HIDDEN + (uint32_t)column]);
+                        HOLDS(came == element_of(source, token, column));
+                    }
                     row++;
                 }
     }
@@ -170,7 +173,8 @@ static void combine_rank(const rank_state *rank, const round_tensors *of, int sp
         OK(ferry_combine(rank->communicator, rank->stream, &experts, &of->out.sums));
 }
 
-// A round of all ranks, in fused calls or in halves. Rank 0's token `bad_token` names an expert that is not there.
+// A round of all ranks, in fused calls or in halves. Rank 0's token `bad_token` names an expert that is not
+// there.
 static void run_round(team *of, int split, int bad_token) {
     round_tensors tensors[MOST_RANKS];
     for (size_t i = 0; i < of->count; i++) {
@@ -195,11 +199,10 @@ static void run_round(team *of, int split, int bad_token) {
         rank_state *rank = &of->local[i];
         ferry_fault fault = FERRY_FAULT_INIT;
         int bad_here = rank->rank == 0 && bad_token >= 0;
-        EXPECT(bad_here ? FERRY_INPUT_FAULT : FERRY_OK, ferry_synchronize(rank->communicator, rank->stream, &fault));
-        if (bad_here)
-            HOLDS(fault.kind == FERRY_FAULT_INVALID_EXPERT && fault.rank == 0 && fault.index == (uint64_t)bad_token);
-        else
-            HOLDS(fault.kind == FERRY_FAULT_NONE);
+        ferry_status wanted = bad_here ? FERRY_INPUT_FAULT : FERRY_OK;
+        EXPECT(wanted, ferry_synchronize(rank->communicator, rank->stream, &fault));
+        HOLDS(fault.kind == (uint32_t)(bad_here ? FERRY_FAULT_INVALID_EXPERT : FERRY_FAULT_NONE));
+        if (bad_here) HOLDS(fault.rank == 0 && fault.index == (uint64_t)bad_token && fault.saw == 99);
         OK(ferry_check(rank->communicator, NULL));
         if (bad_token < 0) compare_rows(of, rank, &tensors[i].out);
         compare_sums(rank, &tensors[i].out.sums.combined, bad_here ? bad_token : -1);

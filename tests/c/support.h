@@ -16,10 +16,11 @@ enum { HIDDEN = 128, EXPERTS = 8, TOP_K = 2, TOKENS = 6, MOST_RANKS = 8 };
 // Ends the program unless a condition holds.
 #define HOLDS(condition) holds((condition) ? 1 : 0, #condition, __FILE__, __LINE__)
 
-static inline void expect(ferry_status wanted, ferry_status given, const char *call, const char *file, int line) {
+static inline void expect(ferry_status wanted, ferry_status given, const char *call, const char *file,
+                          int line) {
     if (given == wanted && (given == FERRY_OK || ferry_last_error()[0] != 0)) return;
-    fprintf(stderr, "%s:%d: %s\n  gave %s, wanted %d\n  %s\n", file, line, call, ferry_status_string(given), wanted,
-            given == FERRY_OK ? "" : ferry_last_error());
+    fprintf(stderr, "%s:%d: %s\n  gave %s, wanted %d\n  %s\n", file, line, call, ferry_status_string(given),
+            wanted, given == FERRY_OK ? "" : ferry_last_error());
     exit(1);
 }
 
@@ -72,7 +73,7 @@ static inline float of_bf16(uint16_t value) {
 
 // Token `token` of `rank`: its elements are small integers, so that every sum here is exact in BF16.
 static inline float element_of(uint32_t rank, int token, int column) {
-    return (float)((int)(rank * 5u) + token * 3 + column) - (float)((((int)(rank * 5u) + token * 3 + column) / 16) * 16);
+    return (float)(((int)rank * 5 + token * 3 + column) % 16);
 }
 
 // Its experts, which differ, and their weights.

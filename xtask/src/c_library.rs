@@ -31,7 +31,19 @@ pub(crate) enum Task {
         features: String,
     },
     /// Compile C programs against the header and run them in the simulator, also under AddressSanitizer
-    TestC,
+    TestC {
+        /// Run nothing; build tests/c/round.c for a machine with GPUs that has a driver and nothing else
+        #[arg(long, value_name = "PATH")]
+        build: Option<PathBuf>,
+        /// Features of the package ferry-c in that program
+        #[arg(
+            long,
+            value_name = "FEATURES",
+            default_value = "cuda",
+            requires = "build"
+        )]
+        features: String,
+    },
 }
 
 pub(crate) fn run(places: &Places, task: &Task) -> Result<()> {
@@ -40,6 +52,10 @@ pub(crate) fn run(places: &Places, task: &Task) -> Result<()> {
         Task::PackageC { prefix, features } => {
             package::run(places, prefix, features, package::Profile::Release)
         }
-        Task::TestC => test::run(places),
+        Task::TestC { build: None, .. } => test::run(places),
+        Task::TestC {
+            build: Some(program),
+            features,
+        } => test::build(places, program, features),
     }
 }

@@ -419,7 +419,7 @@ typedef struct {
     uint64_t timeout_ns;
     // Your all-gather.
     ferry_all_gather all_gather;
-    // What it is called with. Lives as long as the group.
+    // What it is called with. Lives until the group and its communicators were closed or dropped.
     void *context;
 } ferry_bootstrap;
 

@@ -47,7 +47,7 @@ pub struct ferry_bootstrap {
     pub timeout_ns: u64,
     /// Your all-gather.
     pub all_gather: ferry_all_gather,
-    /// What it is called with. Lives as long as the group.
+    /// What it is called with. Lives until the group and its communicators were closed or dropped.
     pub context: *mut c_void,
 }
 sized!(ferry_bootstrap, 48);

@@ -50,6 +50,8 @@ pub unsafe extern "C" fn ferry_communicators_new(
     count: usize,
 ) -> ferry_status {
     guard("ferry_communicators_new", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(communicators, "communicators", count)? };
         // SAFETY: the rule of handles.
         let group = unsafe { get(group, "group")? };
         // SAFETY: the rule of handles.
@@ -59,8 +61,6 @@ pub unsafe extern "C" fn ferry_communicators_new(
             let rule = format!("this process drives {local} ranks");
             return Err(Failure::value("count", count, &rule));
         }
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(communicators, "communicators", count)? };
         for (index, rank) in ExpertParallel::new(group, plan)?.into_iter().enumerate() {
             // SAFETY: checked above; there are as many as local ranks.
             unsafe { put(communicators.add(index), RwLock::new(Some(rank))) };

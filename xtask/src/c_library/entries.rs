@@ -190,7 +190,8 @@ mod tests {
 
     #[test]
     fn initialisers_are_made_of_structs_with_their_size_first() {
-        let text = "struct ferry_b { size: usize, at: *const u8, x: ferry_tensor, f: f32 } struct ferry_a(());";
+        let text = "struct ferry_a(());
+            struct ferry_b { size: usize, at: *const u8, x: ferry_tensor, f: f32 }";
         assert_eq!(
             entries(text).initialisers().unwrap(),
             "#define FERRY_B_INIT \\\n    { sizeof(ferry_b), NULL, FERRY_TENSOR_INIT, 0.0f }\n"

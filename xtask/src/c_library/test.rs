@@ -1,5 +1,6 @@
 //! `cargo xtask test-c`: C programs against the header, in the simulator.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -14,8 +15,9 @@ const SOURCES: [&str; 4] = ["round.c", "bad_input.c", "formats.c", "options.c"];
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
-/// What a static library of Rust's needs besides, as `rustc --print native-static-libs` says.
-const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+/// What a static library of Rust's needs besides, as `rustc --print native-static-libs` says; the compiler
+/// adds libgcc.
+const SYSTEM_LIBRARIES: [&str; 5] = ["-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
 /// Where things are.
 struct Rig {
@@ -30,17 +32,10 @@ struct Rig {
 /// Runs everything.
 pub(super) fn run(places: &Places) -> Result<()> {
     header::run(&places.root, true)?;
-    let programs = places.target_dir.join("c");
-    let prefix = programs.join("installed");
-    package::run(places, &prefix, "", package::Profile::Dev)?;
-    let rig = Rig {
-        shell: Shell::new()?,
-        sources: places.root.join("tests/c"),
-        prefix,
-        programs,
-    };
+    let rig = Rig::new(places, "", package::Profile::Dev)?;
     rig.require_exports(&Entries::read(&places.root.join("host/c/src"))?.names())?;
     rig.check_frozen_layout()?;
+    rig.compile_readme(&places.root)?;
     rig.run_shared()?;
     rig.run_as_cpp()?;
     rig.run_sanitized()?;
@@ -48,7 +43,33 @@ pub(super) fn run(places: &Places) -> Result<()> {
     Ok(())
 }
 
+/// Builds the program with the library in it, to be copied to a machine with GPUs.
+pub(super) fn build(places: &Places, program: &Path, features: &str) -> Result<()> {
+    let rig = Rig::new(places, features, package::Profile::Release)?;
+    let flags = ["-std=c11", "-O2", "-static-libgcc"];
+    let built = rig.compile("round-gpus", "gcc", &flags, &rig.statically()[..])?;
+    fs::copy(&built, program).with_context(|| format!("cannot write {}", program.display()))?;
+    println!("{}", program.display());
+    Ok(())
+}
+
 impl Rig {
+    /// Installs the library below the target folder.
+    fn new(places: &Places, features: &str, profile: package::Profile) -> Result<Self> {
+        let programs = places.target_dir.join("c");
+        let prefix = programs.join(match profile {
+            package::Profile::Dev => "installed",
+            package::Profile::Release => "installed-release",
+        });
+        package::run(places, &prefix, features, profile)?;
+        Ok(Self {
+            shell: Shell::new()?,
+            sources: places.root.join("tests/c"),
+            prefix,
+            programs,
+        })
+    }
+
     /// That the shared library exports the entries, and nothing else.
     fn require_exports(&self, entries: &[String]) -> Result<()> {
         let library = self.prefix.join("lib/libferry.so");
@@ -79,6 +100,25 @@ impl Rig {
         .quiet()
         .run()
         .context("the layout of a struct has changed, which breaks programs that are compiled")
+    }
+
+    /// That the README's code compiles.
+    fn compile_readme(&self, root: &Path) -> Result<()> {
+        let text = fs::read_to_string(root.join("README.md")).context("cannot read README.md")?;
+        let code = c_code(&text).context("README.md has no C code")?;
+        let (source, object) = (
+            self.programs.join("readme.c"),
+            self.programs.join("readme.o"),
+        );
+        fs::write(&source, code).context("cannot write the README's code")?;
+        let (shell, include) = (&self.shell, self.include());
+        cmd!(
+            shell,
+            "gcc -std=c11 {WARNINGS...} {include} -c {source} -o {object}"
+        )
+        .quiet()
+        .run()
+        .context("the README's C code does not compile")
     }
 
     /// With the shared library, as an installed program finds it.
@@ -123,10 +163,11 @@ impl Rig {
         let shell = &self.shell;
         let (sources, include) = (self.sources(), self.include());
         let program = self.programs.join(name);
-        let language = ["-x", "none"];
+        let flags = [&WARNINGS[..], flags].concat();
+        let libraries = [&["-x".to_owned(), "none".to_owned()], libraries].concat();
         cmd!(
             shell,
-            "{compiler} {WARNINGS...} {include} {flags...} {sources...} {language...} {libraries...} -o {program}"
+            "{compiler} {flags...} {include} {sources...} {libraries...} -o {program}"
         )
         .quiet()
         .run()
@@ -156,5 +197,22 @@ impl Rig {
         let library = self.prefix.join("lib/libferry.a").display().to_string();
         let system = SYSTEM_LIBRARIES.map(str::to_owned);
         [&[library], &system[..]].concat()
+    }
+}
+
+/// The first block of C in a text.
+fn c_code(text: &str) -> Option<&str> {
+    let (_, code) = text.split_once("```c\n")?;
+    code.split_once("```").map(|(code, _)| code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_block_of_c_is_found() {
+        let text = "a\n```sh\nls\n```\n```c\nint x;\n```\n";
+        assert_eq!(c_code(text), Some("int x;\n"));
     }
 }

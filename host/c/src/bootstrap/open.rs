@@ -13,6 +13,9 @@ use crate::status::Failure;
 use crate::status::ferry_status::{FERRY_INVALID_ARGUMENT, FERRY_PEER};
 use crate::structs::read;
 
+/// More than any plan takes: what is gathered from so many fits in memory.
+const MOST_RANKS: u32 = 1 << 16;
+
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Meets the other processes, over TCP, or makes the caller's all-gather a bootstrap.
@@ -23,6 +26,10 @@ pub(crate) unsafe fn open(given: *const ferry_bootstrap) -> Result<Box<dyn Boots
     // SAFETY: the caller's promise.
     let given = unsafe { read(given, "bootstrap")? };
     let ferry_bootstrap { rank, ranks, .. } = given;
+    if ranks > MOST_RANKS {
+        let rule = format!("no group has more than {MOST_RANKS} ranks");
+        return Err(Failure::value("bootstrap->ranks", ranks, &rule));
+    }
     match (given.address.is_null(), given.all_gather) {
         (false, None) => {
             // SAFETY: the caller's promise.
