@@ -30,7 +30,7 @@ fn capture(
 
 #[test]
 fn the_readme_shows_what_is_compiled_here() {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../README.md");
     let (_, code) = include_str!("readme/graphs.rs").split_once("\n\n").unwrap();
     let shown = format!("```rust,ignore\n{code}```\n");
     assert!(readme.contains(&shown), "README.md has not:\n{shown}");
