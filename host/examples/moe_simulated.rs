@@ -31,6 +31,7 @@ struct RankState {
     sums: CombineBuffers,
 }
 
+/// See above. Public, as a test runs it.
 pub fn main() -> Result<(), Error> {
     let group = Group::simulated(RANKS as u32, 7)?;
     let config = Config {
