@@ -62,8 +62,8 @@ pub struct DispatchOutput {
     pub row_scales: Option<Tensor<1>>,
     /// u32 `[groups + 1]` ([`Plan::groups`]): the first row of each group, and the end of the last. A group
     /// is a local expert; with a shared expert, that is the first group, and local expert `e` is group
-    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: where more rows
-    /// come, groups end with the last row that is here, and those behind it are empty.
+    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: where
+    /// more rows come, groups end with the last row that is here, and those behind it are empty.
     pub row_offsets: Tensor<1>,
     /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, as grouped matrix multiplications want
     /// it.

@@ -147,8 +147,8 @@ impl Plan {
         (routed + self.max_shared_rows()) as usize
     }
 
-    /// As [`max_rows`](Self::max_rows), where the experts of each token differ, as those of a top-k do. Then a
-    /// token brings a rank no more rows than the rank has experts: `ranks * max_tokens_per_rank *
+    /// As [`max_rows`](Self::max_rows), where the experts of each token differ, as those of a top-k do. Then
+    /// a token brings a rank no more rows than the rank has experts: `ranks * max_tokens_per_rank *
     /// min(top_k, local_experts)`, and the padding and the shared expert's rows as there. For 256 experts on
     /// 64 ranks and top-8 that is half.
     ///
