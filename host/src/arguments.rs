@@ -43,7 +43,8 @@ pub struct DispatchInput {
 }
 
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
-/// multiple of 4; [`Plan::max_rows`] always suffice, and too few are reported as a fault.
+/// multiple of 4; [`Plan::max_rows`] always suffice. Of more rows than that the first ones are written, and
+/// the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind).
 /// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
@@ -61,7 +62,8 @@ pub struct DispatchOutput {
     pub row_scales: Option<Tensor<1>>,
     /// u32 `[groups + 1]` ([`Plan::groups`]): the first row of each group, and the end of the last. A group
     /// is a local expert; with a shared expert, that is the first group, and local expert `e` is group
-    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows.
+    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: where
+    /// more rows come, groups end with the last row that is here, and those behind it are empty.
     pub row_offsets: Tensor<1>,
     /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, as grouped matrix multiplications want
     /// it.

@@ -67,8 +67,9 @@ impl DispatchBuffers {
         Self::with_capacity(device, plan, Capacity::max(plan))
     }
 
-    /// The same for fewer rows: a dispatch that brings more reports a fault
-    /// ([`FaultKind`](crate::FaultKind)). Not collective; synchronises.
+    /// The same for fewer rows, [`Capacity::max_distinct`] say. Of a dispatch that brings more, the first
+    /// rows are written and the others count as not routed here, with a fault of the input
+    /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)). Not collective; synchronises.
     ///
     /// # Errors
     /// [`Error::Capacity`] and [`Error::TooManyScales`] before anything is allocated; what the device

@@ -33,6 +33,15 @@ impl Capacity {
         }
     }
 
+    /// What no dispatch exceeds whose tokens name no expert twice: [`Plan::max_rows_distinct`] and
+    /// [`Plan::max_scale_blocks_distinct`].
+    pub const fn max_distinct(plan: &Plan) -> Self {
+        Self {
+            rows: plan.max_rows_distinct(),
+            scale_blocks: plan.max_scale_blocks_distinct(),
+        }
+    }
+
     pub(crate) fn check(self, shape: &Shape) -> Result<(), Error> {
         let refused = |field, value: usize, rule| {
             let value = value.to_string();

@@ -147,6 +147,20 @@ impl Plan {
         (routed + self.max_shared_rows()) as usize
     }
 
+    /// As [`max_rows`](Self::max_rows), where the experts of each token differ, as those of a top-k do. Then
+    /// a token brings a rank no more rows than the rank has experts: `ranks * max_tokens_per_rank *
+    /// min(top_k, local_experts)`, and the padding and the shared expert's rows as there. For 256 experts on
+    /// 64 ranks and top-8 that is half.
+    ///
+    /// Not safe where a token can name an expert twice, say because filler tokens name expert 0 in every slot
+    /// (-1 names none) or because two logical experts of a token are one physical expert. What comes beyond
+    /// the outputs is then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
+    pub const fn max_rows_distinct(&self) -> usize {
+        let alignment = self.shape.row_alignment() as u64;
+        let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
+        (routed + self.max_shared_rows()) as usize
+    }
+
     /// The tokens, of `tokens`, whose rows are the [shared expert](Config::shared_expert)'s on `rank`: all of
     /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have; none
     /// without a shared expert. They are the first rows of dispatch's outputs, in order.
@@ -187,7 +201,18 @@ impl Plan {
 
     /// Most blocks of 128 rows that tiled scales can take on one rank.
     pub const fn max_scale_blocks(&self) -> usize {
-        let routed = scale_placement::max_blocks(self.shape.max_rows(), self.shape.local_experts());
+        self.scale_blocks_of(self.shape.max_rows())
+    }
+
+    /// As [`max_scale_blocks`](Self::max_scale_blocks), where the experts of each token differ: see
+    /// [`max_rows_distinct`](Self::max_rows_distinct).
+    pub const fn max_scale_blocks_distinct(&self) -> usize {
+        self.scale_blocks_of(self.shape.max_rows_distinct())
+    }
+
+    /// Most blocks of so many rows that were routed here, and of the shared expert's.
+    const fn scale_blocks_of(&self, routed: u64) -> usize {
+        let routed = scale_placement::max_blocks(routed, self.shape.local_experts());
         // The shared expert's rows begin a block of their own.
         let shared = scale_placement::max_blocks(self.max_shared_rows(), 1);
         (routed + shared) as usize

@@ -255,3 +255,89 @@ fn all_problems_come_together_with_one_line_each() {
         "{text}"
     );
 }
+
+/// All ways to choose `top_k` of `experts`, as bits.
+fn choices(experts: u32, top_k: u32) -> Vec<u32> {
+    (0..1 << experts)
+        .filter(|set: &u32| set.count_ones() == top_k)
+        .collect()
+}
+
+/// Most rows that rank 0 gets of so many tokens with different experts, by trying all of them.
+fn most_rows_of_all(plan: &Plan, tokens: u32) -> usize {
+    let (shape, alignment) = (plan.shape(), plan.shape().row_alignment());
+    let (experts, local) = (shape.experts, plan.local_experts() as u32);
+    let choices = choices(experts, shape.top_k);
+    let mut most = 0;
+    for number in 0..choices.len().pow(tokens) {
+        let sets =
+            (0..tokens).map(|token| choices[number / choices.len().pow(token) % choices.len()]);
+        let sets: Vec<u32> = sets.collect();
+        let rows = (0..local).map(|expert| {
+            let rows = sets.iter().filter(|&set| set >> expert & 1 != 0).count() as u32;
+            rows.next_multiple_of(alignment) as usize
+        });
+        most = most.max(rows.sum());
+    }
+    most
+}
+
+#[test]
+fn no_tokens_with_different_experts_bring_more_rows_than_max_rows_distinct() {
+    for (ranks, experts, top_k, tokens) in [
+        (1, 3, 2, 3),
+        (2, 2, 2, 2),
+        (2, 4, 3, 1),
+        (2, 6, 3, 1),
+        (3, 3, 2, 1),
+        (3, 6, 4, 1),
+        (2, 6, 2, 2),
+        (4, 4, 4, 1),
+    ] {
+        for format in [TokenFormat::Bf16, TokenFormat::BlockwiseFp8] {
+            let config = Config {
+                format,
+                hidden: 128,
+                ..Config::new(experts, top_k, 128, tokens)
+            };
+            let plan = Plan::check(ranks, false, config).unwrap();
+            let most = most_rows_of_all(&plan, ranks * tokens as u32);
+            let given = plan.max_rows_distinct();
+            assert!(most <= given && given <= plan.max_rows(), "{plan:?}");
+            if format == TokenFormat::Bf16 {
+                assert_eq!(most, given, "{plan:?}");
+            }
+        }
+    }
+}
+
+/// `12345` as `12,345`.
+fn grouped(number: usize) -> String {
+    match number < 1000 {
+        true => number.to_string(),
+        false => format!("{},{:03}", grouped(number / 1000), number % 1000),
+    }
+}
+
+#[test]
+fn the_readme_says_how_large_outputs_must_be() {
+    let readme = include_str!("../../README.md");
+    for (ranks, experts, top_k, tokens) in [
+        (8, 256, 8, 4096),
+        (32, 128, 8, 1024),
+        (64, 256, 8, 128),
+        (64, 256, 8, 4096),
+        (64, 64, 6, 128),
+    ] {
+        let config = Config::new(experts, top_k, 7168, tokens);
+        let plan = Plan::check(ranks, true, config).unwrap();
+        let row = format!(
+            "| {ranks} | {experts} | {top_k} | {} | {} | {} | {} |",
+            grouped(tokens),
+            grouped(plan.max_rows()),
+            grouped(plan.max_rows_distinct()),
+            grouped(tokens * top_k),
+        );
+        assert!(readme.contains(&row), "README.md lacks {row}");
+    }
+}

@@ -221,6 +221,20 @@ impl Shape {
         self.ranks as u64 * tokens as u64 * self.top_k as u64 + padding
     }
 
+    /// As [`max_rows`](Self::max_rows), where no token lists an expert twice: a token brings a rank at most a
+    /// row for each expert that the rank has.
+    pub const fn max_rows_distinct(&self) -> u64 {
+        let each = match self.top_k < self.local_experts() {
+            true => self.top_k,
+            false => self.local_experts(),
+        };
+        Self {
+            top_k: each,
+            ..*self
+        }
+        .max_rows()
+    }
+
     /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own: where all
     /// rows together are fewer than the warps, rows are cut so that all warps have work. Both ends know the
     /// source's tokens, so they agree. Rows for other nodes stay whole.

@@ -9,7 +9,7 @@ use ferry_reference::{Problem, bf16};
 
 use super::{Outcome, Suite};
 use crate::session::{Session, Settings, Turn};
-use crate::verify::{Oracle, capacity_for, compare_rows};
+use crate::verify::{Compared, Oracle, Placement, capacity_for, compare_rows, without_overflow};
 
 /// Longest wait where somebody is missing.
 const SHORT_DEADLINE: Duration = Duration::from_millis(500);
@@ -109,30 +109,37 @@ fn told_of_the_expert(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// Every rank whose outputs are too small says so; nobody hangs.
+/// Every rank whose outputs are too small says so, and gives what its first rows come to; nobody hangs.
 fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 2);
     let group = suite.group().clone();
-    let mut session = suite.session(
-        &group,
-        &settings(
-            Capacity {
-                rows: 7,
-                scale_blocks: 0,
-            },
-            SHORT_DEADLINE,
-        ),
-        1,
-    )?;
-    let result = round_of(&mut session, &problem).and_then(|()| told_of_the_size(&session));
-    suite.conclude(session, result)?;
+    let capacity = Capacity {
+        rows: 7,
+        scale_blocks: 0,
+    };
+    let placements = Placement::of(&problem, TokenFormat::Bf16, Compared::ALL);
+    let capacities = vec![capacity; suite.ranks()];
+    let held = without_overflow(&problem, TokenFormat::Bf16, &placements, &capacities);
+    for combine in [CombineMode::Reduced, CombineMode::Exact] {
+        let mut settings = settings(capacity, SHORT_DEADLINE);
+        settings.config.combine = combine;
+        let mut session = suite.session(&group, &settings, 1)?;
+        let oracle = Oracle::new(&held, &[1.0; 64], TokenFormat::Bf16);
+        let wanted = oracle.combined(combine, true);
+        let result = (0..2).try_for_each(|_| {
+            round_of(&mut session, &problem)
+                .and_then(|()| told_of_the_size(&session))
+                .and_then(|()| compare(&session, &wanted))
+        });
+        suite.conclude(session, result)?;
+    }
     Ok(Outcome::Passed)
 }
 
 fn told_of_the_size(session: &Session) -> Result<()> {
     for (rank, outcome) in session.outcomes() {
         match outcome {
-            Err(Error::Fault(fault)) => ensure!(
+            Ok(Some(fault)) => ensure!(
                 fault.kind == FaultKind::OutputTooSmall && fault.wanted == 7,
                 "rank {rank}: {fault}"
             ),
