@@ -56,6 +56,33 @@ pub struct DispatchBuffers {
     pub(crate) inputs: Option<Inputs>,
 }
 
+/// Memory for what a rank brings to a dispatch.
+pub(crate) struct Inputs {
+    pub(crate) memory: Allocations,
+    pub(crate) x: DevicePtr,
+    pub(crate) topk_ids: DevicePtr,
+    pub(crate) topk_weights: DevicePtr,
+}
+
+impl Inputs {
+    pub(crate) fn alloc(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        let config = plan.config();
+        let tokens = config.max_tokens_per_rank as u64;
+        let ids = 4 * tokens * config.top_k as u64;
+        let (at, memory) = Allocations::with(device, |memory| {
+            let x = memory.alloc(2 * tokens * config.hidden as u64)?;
+            Ok([x, memory.alloc(ids)?, memory.alloc(ids)?])
+        })?;
+        let [x, topk_ids, topk_weights] = at;
+        Ok(Self {
+            memory,
+            x,
+            topk_ids,
+            topk_weights,
+        })
+    }
+}
+
 impl DispatchBuffers {
     /// Allocates outputs that are never too small, on the device of a rank of `plan`'s group
     /// ([`ExpertParallel::device`](crate::ExpertParallel::device)). Their bytes are not cleared. Not
@@ -240,7 +267,8 @@ impl CombineBuffers {
         })
     }
 
-    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the device's own.
+    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the
+    /// device's own.
     ///
     /// # Errors
     /// What the device reports.

@@ -12,8 +12,9 @@ use crate::{DataType, Error, ScaleTensor, Tensor};
 /// Columns that a lane works on at a time.
 const LANE_COLUMNS: usize = 16;
 
-/// What a fused SiLU ([`Device::fused_silu`](crate::Device::fused_silu)) reads and writes. Rows are those of a dispatch: `row_offsets` is read on the
-/// device, and rows from its last entry on, and those beyond `capacity`, are not touched.
+/// What a fused SiLU ([`fused_silu`](trait.Device.html#method.fused_silu)) reads and writes. Rows are those
+/// of a dispatch: `row_offsets` is read on the device, and rows from its last entry on, and those beyond
+/// `capacity`, are not touched.
 ///
 /// | the reference's kernel | here |
 /// |---|---|
@@ -42,6 +43,34 @@ pub struct FusedSilu {
     /// The rows' scales in the layout of `format`, written as dispatch writes them; the tiled
     /// layout's `offsets` are read. `None` for BF16.
     pub scales: Option<ScaleTensor>,
+}
+
+impl dyn Device + '_ {
+    /// Enqueues a fused SiLU on `stream`: a kernel that waits for nobody and needs no round. Not collective;
+    /// does not synchronise or allocate, and can be captured in a graph. `max_sms` bounds the
+    /// multiprocessors that it occupies.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::WrongScales`], [`Error::TooManyScales`], [`Error::UnusedInputScale`],
+    /// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; what the
+    /// launch reports.
+    pub fn fused_silu(
+        &self,
+        stream: Stream,
+        silu: &FusedSilu,
+        max_sms: Option<u32>,
+    ) -> Result<(), Error> {
+        let launch = Launch {
+            kernel: Kernel::FusedSilu,
+            kernels: LoadedKernels::GENERAL,
+            args: Args::Silu(silu.args()?),
+            shmem: false,
+            max_sms,
+            stream,
+        };
+        // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
+        unsafe { self.launch(&launch) }
+    }
 }
 
 impl FusedSilu {
