@@ -68,11 +68,12 @@ void release_memory(const rank_state *rank, uint64_t *addresses, size_t count) {
 
 // `bad_token` names an expert that does not exist, in slot 0; -1: none does.
 round_input make_input(const rank_state *rank, int bad_token) {
-    uint16_t x[TOKENS][HIDDEN];
+    uint16_t x[TOKENS][HIDDEN + 8];
     int32_t ids[TOKENS][TOP_K];
     float weights[TOKENS][TOP_K];
     round_input made;
     ferry_dispatch_input input = FERRY_DISPATCH_INPUT_INIT;
+    memset(x, 0xff, sizeof x);
     for (int token = 0; token < TOKENS; token++) {
         for (int column = 0; column < HIDDEN; column++)
             x[token][column] = bf16_of(element_of(rank->rank, token, column));
@@ -86,6 +87,10 @@ round_input make_input(const rank_state *rank, int bad_token) {
     made.memory[1] = device_memory(rank, ids, sizeof ids);
     made.memory[2] = device_memory(rank, weights, sizeof weights);
     input.x = ferry_tensor_2d(made.memory[0], FERRY_BF16, TOKENS, HIDDEN);
+    // Its rows are further apart than they are long.
+    input.x.bytes = sizeof x;
+    input.x.strides[0] = HIDDEN + 8;
+    input.x.strides[1] = 1;
     input.topk_ids = ferry_tensor_2d(made.memory[1], FERRY_I32, TOKENS, TOP_K);
     input.topk_weights = ferry_tensor_2d(made.memory[2], FERRY_F32, TOKENS, TOP_K);
     made.input = input;

@@ -176,9 +176,11 @@ pub unsafe extern "C" fn ferry_communicator_drop(
 ) -> ferry_status {
     guard("ferry_communicator_drop", || {
         // SAFETY: the rules of pointers and handles.
-        drop(write_lock(unsafe {
-            get(read_place(communicator)?, "*communicator")?
-        })?);
+        let handle = unsafe { get(read_place(communicator)?, "*communicator")? };
+        // One that met a bug is dropped as well.
+        if let Err(refused @ TryLockError::WouldBlock) = handle.try_write() {
+            return Err(locked(&refused));
+        }
         // SAFETY: as above.
         unsafe { take(communicator, "*communicator") }.map(drop)
     })
@@ -234,4 +236,75 @@ unsafe fn look_at(
     let rank = unsafe { get(communicator, "communicator")? };
     let rank = rank.try_read().map_err(|refused| locked(&refused))?;
     call(rank.as_ref().ok_or_else(closed_already)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use ferry::{Config, Group, Plan};
+
+    use super::*;
+
+    /// The ranks of a group of two, as handles.
+    fn communicators() -> Vec<*mut ferry_communicator> {
+        let group = Group::simulated(2, 7).unwrap();
+        let plan = Plan::new(&group, Config::new(4, 2, 8, 3)).unwrap();
+        let ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let handle = |rank| {
+            let mut place = ptr::null_mut();
+            // SAFETY: `place` lives.
+            unsafe { put(&mut place, RwLock::new(Some(rank))) };
+            place
+        };
+        ranks.into_iter().map(handle).collect()
+    }
+
+    #[test]
+    fn a_communicator_that_is_in_use_is_busy() {
+        let mut handles = communicators();
+        let mut number = 7;
+        {
+            // SAFETY: the handle lives.
+            let held = unsafe { get(handles[1], "handle") }.unwrap();
+            let _reading = held.read().unwrap();
+            // SAFETY: handle and `number` live.
+            let looked_at = unsafe { ferry_communicator_rank(handles[1], &mut number) };
+            assert_eq!((looked_at, number), (ferry_status::FERRY_OK, 1));
+            // SAFETY: as above.
+            let changed = unsafe { ferry_communicator_round(handles[1], &mut number) };
+            assert_eq!(changed, FERRY_BUSY);
+            // SAFETY: as above.
+            let status = unsafe { ferry_communicator_close(&mut handles[1]) };
+            assert_eq!(status, FERRY_BUSY);
+            // SAFETY: as above.
+            let status = unsafe { ferry_communicator_drop(&mut handles[1]) };
+            assert_eq!(status, FERRY_BUSY);
+        }
+        for handle in &mut handles {
+            // SAFETY: the handle lives, and nobody uses it.
+            let status = unsafe { ferry_communicator_close(handle) };
+            assert_eq!(status, ferry_status::FERRY_OK);
+            assert!(handle.is_null());
+        }
+    }
+
+    #[test]
+    fn a_communicator_that_met_a_bug_can_be_dropped() {
+        for mut handle in communicators() {
+            let met = guard("ferry_x", || {
+                // SAFETY: the handle lives.
+                unsafe { with_rank(handle, |_| panic!("a bug")) }
+            });
+            assert_eq!(met, FERRY_INTERNAL);
+            let mut number = 7;
+            // SAFETY: handle and `number` live.
+            let status = unsafe { ferry_communicator_rank(handle, &mut number) };
+            assert_eq!(status, FERRY_INTERNAL);
+            // SAFETY: the handle lives, and nobody uses it.
+            let status = unsafe { ferry_communicator_drop(&mut handle) };
+            assert_eq!(status, ferry_status::FERRY_OK);
+            assert!(handle.is_null());
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub enum ferry_fault_kind {
     FERRY_FAULT_TOO_MANY_ON_DEVICE = 5,
     /// A position that came over the wire lies outside the outputs; nothing was written.
     FERRY_FAULT_ROW_OUT_OF_BOUNDS = 6,
-    /// More rows arrive than the outputs hold.
+    /// More rows arrive than the outputs hold: the first ones were written, the others count as not routed.
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     /// A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
@@ -54,7 +54,7 @@ pub enum ferry_region {
     FERRY_REGION_OUTPUT = 8,
     /// The caller's tokens_on_device.
     FERRY_REGION_TOKENS_ON_DEVICE = 9,
-    /// Blocks of 128 rows of your tiled scales.
+    /// Blocks of 128 rows of the caller's tiled scales.
     FERRY_REGION_SCALE_BLOCKS = 10,
 }
 
@@ -102,8 +102,8 @@ pub struct ferry_fault {
     pub kernel: u32,
     /// On which rank.
     pub rank: u32,
-    /// The peer that was waited for; this rank itself where none is involved; the top-k slot where
-    /// an input is at fault.
+    /// The peer that was waited for, or whose row or claim it is; of FERRY_FAULT_INVALID_EXPERT and
+    /// FERRY_FAULT_DUPLICATE_EXPERT no rank but the top-k slot; of the others this rank itself.
     pub peer: u32,
     /// Of FERRY_FAULT_PEER_TIMEOUT, the rank at which the chain of waiting ranks begins.
     pub culprit: u32,

@@ -3,8 +3,7 @@
 use std::ffi::c_char;
 use std::time::Duration;
 
-use ferry::Group;
-use ferry::simulator::Options;
+use ferry::{Group, SimulatorOptions};
 
 use crate::bootstrap::ferry_bootstrap;
 #[cfg(feature = "cuda")]
@@ -52,7 +51,7 @@ pub unsafe extern "C" fn ferry_group_simulated(
         unsafe { require_place(group, "group", 1)? };
         // SAFETY: the rule of pointers.
         let given = unsafe { read(options, "options")? };
-        let mut options = Options::new(given.ranks, given.seed);
+        let mut options = SimulatorOptions::new(given.ranks, given.seed);
         if given.patience_ns != 0 {
             options.patience = Some(Duration::from_nanos(given.patience_ns));
         }

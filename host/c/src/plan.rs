@@ -1,11 +1,8 @@
 //! Plans, and what outputs take.
 
-use ferry::{
-    Capacity, CombineMode, CombineOutput, DataType, DevicePtr, DispatchOutput, Plan, Rank,
-    ScaleTensor, Tensor,
-};
+use ferry::{Capacity, CombineMode, CombineOutput, DataType, DevicePtr, Plan, Rank, Tensor};
 
-use crate::config::{ferry_config, is_tiled, output_element};
+use crate::config::{ferry_config, output_element};
 use crate::group::ferry_group;
 use crate::handle::{Opaque, get, put, require_place, store, take};
 use crate::round::{ferry_combine_output, ferry_dispatch_output};
@@ -180,14 +177,9 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
         unsafe { require_room(output, "output")? };
         // SAFETY: the rule of pointers.
         let capacity = unsafe { ferry_capacity::get(capacity, plan)? };
+        let planned = ferry_dispatch_output::planned(&plan.output_layout(capacity)?);
         // SAFETY: the rule of pointers.
-        unsafe {
-            write(
-                output,
-                "output",
-                ferry_dispatch_output::of(&layout(plan, capacity)?),
-            )
-        }
+        unsafe { write(output, "output", planned) }
     })
 }
 
@@ -233,48 +225,4 @@ pub(crate) fn require_tokens(plan: &Plan, tokens: u64) -> Result<usize, Failure>
             Err(Failure::value("tokens", tokens, &rule))
         }
     }
-}
-
-/// What [`DispatchBuffers`](ferry::DispatchBuffers) would allocate.
-fn layout(plan: &Plan, capacity: Capacity) -> Result<DispatchOutput, Failure> {
-    let (format, groups) = (plan.config().format, plan.groups());
-    let (sizes, hidden) = (format.sizes(), plan.config().hidden);
-    let alignment = sizes.row_alignment as usize;
-    if capacity.rows > u32::MAX as usize || capacity.scale_blocks > u32::MAX as usize {
-        return Err(Failure::value(
-            "capacity",
-            capacity.rows.max(capacity.scale_blocks),
-            "so many rows or blocks cannot be",
-        ));
-    }
-    if !capacity.rows.is_multiple_of(alignment) {
-        let rule = format!("it must be a multiple of {alignment} in this format");
-        return Err(Failure::value("capacity->rows", capacity.rows, &rule));
-    }
-    let rows = capacity.rows;
-    let scales_of_row = hidden.checked_div(sizes.group as usize).unwrap_or(0);
-    let scales = match DataType::of_scales(format) {
-        None => None,
-        Some(of) if is_tiled(format) => Some(ScaleTensor::Tiled {
-            scales: planned(of, [capacity.scale_blocks, scales_of_row / 4, 32, 4, 4]),
-            offsets: planned(DataType::U32, [groups]),
-        }),
-        Some(of) if format.scale_layout().is_some() => {
-            Some(ScaleTensor::RowMajor(planned(of, [rows, scales_of_row])))
-        }
-        Some(of) => Some(ScaleTensor::Transposed(planned(of, [scales_of_row, rows]))),
-    };
-    Ok(DispatchOutput {
-        tokens: planned(DataType::of_tokens(format), [rows, hidden]),
-        scales,
-        row_scales: sizes.has_row_scale.then(|| planned(DataType::Bf16, [rows])),
-        row_offsets: planned(DataType::U32, [groups + 1]),
-        expert_ids: planned(DataType::I32, [groups]),
-        src_info: planned(DataType::I32, [rows, 2]),
-    })
-}
-
-/// A tensor that is to be allocated.
-const fn planned<const N: usize>(element: DataType, dims: [usize; N]) -> Tensor<N> {
-    Tensor::contiguous(DevicePtr::NULL, element, dims)
 }

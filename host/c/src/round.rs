@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    Plan, ScaleTensor, TokenFormat, Unfinished,
+    OutputTensors, Plan, ScaleTensor, TensorLayout, TokenFormat, Unfinished,
 };
 
 use crate::communicator::{ferry_communicator, with_rank};
@@ -22,7 +22,8 @@ use crate::tensor::{ferry_tensor, shown};
 pub struct ferry_dispatch_input {
     /// sizeof(ferry_dispatch_input).
     pub size: usize,
-    /// FERRY_BF16 [tokens, hidden], 16-byte aligned.
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
+    /// strides[0] is a multiple of 8.
     pub x: ferry_tensor,
     /// FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
     /// -1..experts is not routed either, and an input fault.
@@ -297,6 +298,25 @@ impl ferry_dispatch_output {
                 expert_ids: self.expert_ids.require("expert_ids")?,
                 src_info: self.src_info.require("src_info")?,
             })
+        }
+    }
+
+    /// Tensors that are not allocated yet.
+    pub(crate) fn planned(layout: &OutputTensors<TensorLayout>) -> Self {
+        let some = |tensor: &Option<TensorLayout>| {
+            tensor
+                .as_ref()
+                .map_or(ferry_tensor::NONE, ferry_tensor::planned)
+        };
+        Self {
+            size: 0,
+            tokens: ferry_tensor::planned(&layout.tokens),
+            scales: some(&layout.scales),
+            scale_offsets: some(&layout.scale_offsets),
+            row_scales: some(&layout.row_scales),
+            row_offsets: ferry_tensor::planned(&layout.row_offsets),
+            expert_ids: ferry_tensor::planned(&layout.expert_ids),
+            src_info: ferry_tensor::planned(&layout.src_info),
         }
     }
 

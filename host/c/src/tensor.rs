@@ -1,6 +1,6 @@
 //! Tensors: device memory with a shape.
 
-use ferry::{DataType, DevicePtr, Tensor};
+use ferry::{DataType, DevicePtr, Tensor, TensorLayout};
 
 use crate::status::Failure;
 use crate::status::ferry_status::FERRY_INVALID_TENSOR;
@@ -155,6 +155,20 @@ impl ferry_tensor {
             ..Self::NONE
         };
         tensor.dims[..N].copy_from_slice(&dims);
+        tensor
+    }
+
+    /// A tensor that is not allocated yet. None has more than 5 dimensions.
+    pub(crate) fn planned(layout: &TensorLayout) -> Self {
+        let mut tensor = Self {
+            bytes: layout.bytes,
+            ndim: layout.dims.len() as u32,
+            r#type: ferry_type::number(layout.data_type),
+            ..Self::NONE
+        };
+        for (place, &dim) in tensor.dims.iter_mut().zip(&layout.dims) {
+            *place = dim as u64;
+        }
         tensor
     }
 
