@@ -3,8 +3,8 @@
 //! (`kernels_with_epilogue!`).
 //!
 //! Empty for every other target. `machine` is what the protocol runs on, `ptx` one function per
-//! instruction, `shmem` the way to ranks of other nodes, with the feature `nvshmem`. A crate that is linked with
-//! this one gets its panic handler, which traps.
+//! instruction, `shmem` the way to ranks of other nodes, with the feature `nvshmem`. A crate that is linked
+//! with this one gets its panic handler, which traps.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",

@@ -62,8 +62,8 @@
 //!
 //! # Features
 //!
-//! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at run
-//! time, by the first call that needs one. So a program builds and starts without it. Nothing reads the
+//! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
+//! run time, by the first call that needs one. So a program builds and starts without it. Nothing reads the
 //! environment.
 //!
 //! `nvshmem`: `cuda`, and `Group::nvshmem`, whose kernels call NVSHMEM. They are built on your machine, which

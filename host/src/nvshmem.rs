@@ -108,7 +108,8 @@ impl NvshmemFabric {
     /// # Errors
     /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],
     /// [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`], [`Error::Nvshmem`],
-    /// [`Error::NvshmemRanks`], [`Error::Kernels`] for kernels that were built without NVSHMEM, and those of [`CudaDevice::open`].
+    /// [`Error::NvshmemRanks`], [`Error::Kernels`] for kernels that were built without NVSHMEM, and those
+    /// of [`CudaDevice::open`].
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
         options: NvshmemOptions,

@@ -85,7 +85,7 @@ pub enum Error {
     },
     /// PTX that was built before cannot be used.
     #[error(
-        "{path} cannot be used: {problem}; {FOLDER_VARIABLE} names a folder of PTX of this very version, which \
+        "{path} cannot be used: {problem}; {FOLDER_VARIABLE} names a folder of PTX of this very version, as \
          `cargo xtask build-ptx` writes to target/ptx; unset it for the package's own, or to build it",
         path = path.display()
     )]
