@@ -1,4 +1,4 @@
-//! With the feature `cuda`, builds the kernels and says where their PTX lies.
+//! With the feature `cuda`, finds or builds the kernels and says where their PTX lies.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {
@@ -9,7 +9,12 @@ fn main() {
 fn main() -> std::process::ExitCode {
     use ferry_ptx_builder::{Package, embed};
 
-    match embed(Package::Kernels).and_then(|()| embed(Package::Options)) {
+    // Those of one node have nothing of NVSHMEM.
+    let packages = match cfg!(feature = "nvshmem") {
+        true => [Package::Kernels, Package::Options],
+        false => [Package::NodeKernels, Package::NodeOptions],
+    };
+    match embed(&packages) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             // As its `Display`, whose lines cargo shows one by one.

@@ -9,7 +9,7 @@ fn main() {
 fn main() -> std::process::ExitCode {
     use ferry_ptx_builder::{Package, embed};
 
-    match embed(Package::Probes).and_then(|()| embed(Package::OwnEpilogue)) {
+    match embed(&[Package::Probes, Package::OwnEpilogue]) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             // As its `Display`, whose lines cargo shows one by one.

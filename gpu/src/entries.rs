@@ -1,7 +1,8 @@
 //! The entries of kernels with options, for an epilogue.
 
 /// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under
-/// the names that the host looks for. `cargo xtask build-ptx --manifest-path` makes PTX of it.
+/// the names that the host looks for. `cargo xtask build-ptx --manifest-path` makes PTX of it. With this
+/// crate's feature `nvshmem` also those that reach ranks of other nodes.
 ///
 /// ```text
 /// #![no_std]
@@ -28,18 +29,37 @@ macro_rules! kernels_with_epilogue {
             "an epilogue has at most MAX_EPILOGUE_BYTES and an alignment of at most 8"
         );
         $crate::kernel_with_options!(ferry_dispatch_async, false, dispatch_async);
-        $crate::kernel_with_options!(ferry_dispatch_async_shmem, true, dispatch_async);
         $crate::kernel_with_options!(ferry_dispatch_wait, false, dispatch_wait);
         $crate::kernel_with_options!(ferry_dispatch, false, dispatch);
-        $crate::kernel_with_options!(ferry_dispatch_shmem, true, dispatch);
         $crate::kernel_with_options!(ferry_combine_async, false, combine_async, $epilogue);
-        $crate::kernel_with_options!(ferry_combine_async_shmem, true, combine_async, $epilogue);
         $crate::kernel_with_options!(ferry_combine_wait, false, combine_wait, $epilogue);
         $crate::kernel_with_options!(ferry_combine, false, combine, $epilogue);
-        $crate::kernel_with_options!(ferry_combine_shmem, true, combine, $epilogue);
         $crate::kernel_with_options!(ferry_dispatch_local, false, dispatch_local);
         $crate::kernel_with_options!(ferry_combine_local, false, combine_local, $epilogue);
+        $crate::shmem_kernels_with_options!($epilogue);
     };
+}
+
+/// Declares those that reach ranks of other nodes. Part of
+/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+#[cfg(feature = "nvshmem")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! shmem_kernels_with_options {
+    ($epilogue:ty) => {
+        $crate::kernel_with_options!(ferry_dispatch_async_shmem, true, dispatch_async);
+        $crate::kernel_with_options!(ferry_dispatch_shmem, true, dispatch);
+        $crate::kernel_with_options!(ferry_combine_async_shmem, true, combine_async, $epilogue);
+        $crate::kernel_with_options!(ferry_combine_shmem, true, combine, $epilogue);
+    };
+}
+
+/// Declares nothing: nothing here calls NVSHMEM.
+#[cfg(not(feature = "nvshmem"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! shmem_kernels_with_options {
+    ($epilogue:ty) => {};
 }
 
 /// Declares a kernel: its name, whether ranks of other nodes are among the peers, the protocol's

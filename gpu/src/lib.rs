@@ -3,8 +3,8 @@
 //! (`kernels_with_epilogue!`).
 //!
 //! Empty for every other target. `machine` is what the protocol runs on, `ptx` one function per
-//! instruction, `shmem` the way to ranks of other nodes. A crate that is linked with this one gets its panic
-//! handler, which traps.
+//! instruction, `shmem` the way to ranks of other nodes, with the feature `nvshmem`. A crate that is linked
+//! with this one gets its panic handler, which traps.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -20,8 +20,11 @@ mod entries;
 pub mod machine;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
 pub mod shmem;
+#[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
+#[path = "no_shmem.rs"]
+mod shmem;
 #[cfg(target_arch = "nvptx64")]
 mod sigmoids;
 #[cfg(target_arch = "nvptx64")]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ferry_layout::Rank;
 use ferry_simulator::Options as SimulatorOptions;
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvshmem")]
 use crate::NvshmemOptions;
 use crate::simulated::SimulatedFabric;
 use crate::{Device, Error, Fabric};
@@ -14,9 +14,9 @@ use crate::{Device, Error, Fabric};
 /// same group.
 ///
 /// There are four kinds. [`simulated`](Self::simulated) is always there. `Group::local` (one
-/// process drives several GPUs), `Group::node` (one process a GPU, all on one node) and
-/// `Group::nvshmem` (one process a GPU, on several nodes) need the crate's feature `cuda` and do
-/// not exist without it.
+/// process drives several GPUs) and `Group::node` (one process a GPU, all on one node) need the
+/// crate's feature `cuda`, `Group::nvshmem` (one process a GPU, on several nodes) its feature
+/// `nvshmem`, and do not exist without.
 ///
 /// # After a rank was lost
 ///
@@ -201,7 +201,7 @@ impl Group {
     /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`] without a CUDA driver or
     /// NVSHMEM's library, [`Error::DriverTooOld`], [`Error::NvshmemVersion`],
     /// [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvshmem")]
     pub fn nvshmem(
         bootstrap: Box<dyn crate::Bootstrap>,
         options: NvshmemOptions,
@@ -213,8 +213,9 @@ impl Group {
     /// NVSHMEM's device code, as Ferry's are. All processes give the same. Collective.
     ///
     /// # Errors
-    /// As [`nvshmem`](Self::nvshmem); [`Error::NoKernelFor`] where the kernels are for other devices.
-    #[cfg(feature = "cuda")]
+    /// As [`nvshmem`](Self::nvshmem); [`Error::NoKernelFor`] where the kernels are for other devices,
+    /// [`Error::Kernels`] where they were built without NVSHMEM.
+    #[cfg(feature = "nvshmem")]
     pub fn nvshmem_with(
         bootstrap: Box<dyn crate::Bootstrap>,
         options: NvshmemOptions,

@@ -6,10 +6,13 @@
 //! when the bootstrap lets all go on ([`TcpBootstrap`](crate::TcpBootstrap) says what can happen
 //! then).
 
-use crate::{Bootstrap, BootstrapError, DevicePtr, Error};
+#[cfg(any(feature = "nvshmem", test))]
+use crate::DevicePtr;
+use crate::{Bootstrap, BootstrapError, Error};
 use ferry_layout::Rank;
 
 /// What NVSHMEM is asked for.
+#[cfg(any(feature = "nvshmem", test))]
 pub(crate) trait Calls {
     /// What is held during a call.
     type Entered;
@@ -41,12 +44,14 @@ pub(crate) trait Calls {
 }
 
 /// This process's membership, and the way to the other ranks.
+#[cfg(any(feature = "nvshmem", test))]
 pub(crate) struct Job<C> {
     pub(crate) bootstrap: Box<dyn Bootstrap>,
     pub(crate) calls: C,
     open: bool,
 }
 
+#[cfg(any(feature = "nvshmem", test))]
 impl<C: Calls> Job<C> {
     /// A job that this process has joined.
     pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, calls: C) -> Self {

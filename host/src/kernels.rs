@@ -67,6 +67,12 @@ pub enum KernelsError {
         /// Bytes of each that it takes.
         found: Vec<u64>,
     },
+    /// Kernels that reach ranks of other nodes are needed.
+    #[error("the PTX for {target} was built without NVSHMEM, which Group::nvshmem needs")]
+    WithoutNvshmem {
+        /// What the PTX is for.
+        target: String,
+    },
     /// The kernels were built from another memory layout than this library.
     #[error(
         "the kernels' {FINGERPRINT_VARIABLE} is {}, but this library's layout has {wanted:#018x}; \
@@ -84,8 +90,9 @@ pub enum KernelsError {
 impl Kernels {
     /// Kernels in a PTX text: that of a crate that has entries of the same names as Ferry's, of the same
     /// arguments, and was linked with the `ferry-gpu` of this version, whose fingerprint of the memory layout
-    /// is compared. More entries are allowed. The text is for one architecture, which each device compares
-    /// with its own when a group is made. Kernels for a shape are made of it, too.
+    /// is compared. More entries are allowed; those that reach ranks of other nodes are needed by
+    /// `Group::nvshmem_with` alone, where all must be there. The text is for one architecture, which each
+    /// device compares with its own when a group is made. Kernels for a shape are made of it, too.
     ///
     /// # Errors
     /// All of [`KernelsError`]. Compiling the text is left to the devices.
@@ -201,8 +208,8 @@ fn checked(mut text: String) -> Result<Ptx, KernelsError> {
     let module = read(&text)?;
     let target = target_of(&module)?;
     for kernel in Kernel::without_options() {
-        for shmem in [false, true] {
-            require(&module, kernel.entry(shmem), &[argument_bytes(kernel)])?;
+        for shmem in reaches(&module) {
+            require(&module, kernel.entry(*shmem), &[argument_bytes(kernel)])?;
         }
     }
     require_layout(&module)?;
@@ -210,6 +217,23 @@ fn checked(mut text: String) -> Result<Ptx, KernelsError> {
     text.push('\0');
     let text = text.into();
     Ok(Ptx { target, text })
+}
+
+/// Whether a PTX was built with NVSHMEM: it has a kernel that reaches ranks of other nodes.
+pub(crate) fn has_shmem(module: &Module) -> bool {
+    let of_other_nodes = |kernel: Kernel| {
+        let entry = kernel.entry(true);
+        entry != kernel.entry(false) && module.kernel(entry).is_some()
+    };
+    Kernel::ALL.into_iter().any(of_other_nodes)
+}
+
+/// Which entries a PTX has of each kernel: with NVSHMEM also those that reach ranks of other nodes.
+pub(crate) fn reaches(module: &Module) -> &'static [bool] {
+    match has_shmem(module) {
+        true => &[false, true],
+        false => &[false],
+    }
 }
 
 /// Checks that kernels were built from this library's memory layout.
@@ -245,9 +269,9 @@ fn checked_with_options(mut text: String) -> Result<OwnKernels, KernelsError> {
             }
             _ => 0,
         };
-        for shmem in [false, true] {
+        for shmem in reaches(&module) {
             let wanted = option_bytes(kernel) + epilogue;
-            require(&module, kernel.entry(shmem), &[wanted])?;
+            require(&module, kernel.entry(*shmem), &[wanted])?;
         }
     }
     require_layout(&module)?;

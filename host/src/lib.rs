@@ -62,9 +62,12 @@
 //!
 //! # Features
 //!
-//! `cuda`: the groups `Group::local`, `Group::node` and `Group::nvshmem`. Nothing of CUDA is linked: the
-//! driver is loaded at run time, by the first call that needs one, and NVSHMEM by `Group::nvshmem`
-//! alone. So a program builds and starts without them. Nothing reads the environment.
+//! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
+//! run time, by the first call that needs one. So a program builds and starts without it. Nothing reads the
+//! environment.
+//!
+//! `nvshmem`: `cuda`, and `Group::nvshmem`, whose kernels call NVSHMEM. They are built on your machine, which
+//! takes a toolchain of its own and NVSHMEM's device code; the host library is loaded at run time.
 //!
 //! `cust`: `cuda`, and streams and memory of the crate `cust`, which links the driver.
 
@@ -107,7 +110,7 @@ mod local_ranks;
 mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod node;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvshmem")]
 mod nvshmem;
 mod output_layout;
 #[cfg(any(feature = "cuda", test))]
@@ -157,7 +160,7 @@ pub use loaded_kernels::LoadedKernels;
 pub use local_ranks::{
     CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
 };
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvshmem")]
 pub use nvshmem::NvshmemOptions;
 pub use output_layout::{OutputTensors, TensorLayout};
 pub use plan::Plan;

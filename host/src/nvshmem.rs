@@ -77,7 +77,10 @@ impl Calls for Joined {
         let mut result = self.device.synchronize_all();
         if registered {
             // SAFETY: `get_ready` registered the module, and no kernel runs.
-            let unregistered = unsafe { self.library.unregister_module(self.device.module()) };
+            let unregistered = unsafe {
+                self.library
+                    .unregister_module(self.device.module().raw().cast())
+            };
             result = result.and(unregistered.map_err(refused));
             for &module in &self.registered {
                 // SAFETY: `kernels_with_options` registered it, and no kernel runs.
@@ -105,7 +108,8 @@ impl NvshmemFabric {
     /// # Errors
     /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],
     /// [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`], [`Error::Nvshmem`],
-    /// [`Error::NvshmemRanks`], and those of [`CudaDevice::open`].
+    /// [`Error::NvshmemRanks`], [`Error::Kernels`] for kernels that were built without NVSHMEM, and those
+    /// of [`CudaDevice::open`].
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
         options: NvshmemOptions,
@@ -233,7 +237,9 @@ unsafe impl Fabric for NvshmemFabric {
         shape: Option<&Shape>,
     ) -> Result<LoadedKernels, Error> {
         let device = self.cuda_device(rank)?;
-        let module = device.options_module()?.raw().cast();
+        let module = device.options_module()?;
+        module.require_shmem()?;
+        let module = module.raw().cast();
         let mut job = self.lock();
         if !job.is_open() {
             return Err(Error::GroupClosed);
@@ -330,6 +336,7 @@ fn prepare(rank: u32, options: NvshmemOptions, kernels: &Kernels) -> Result<Prep
     let path = library.as_deref();
     let library = HostLibrary::load(path).map_err(|error| not_loaded(path, &error))?;
     let device = Arc::new(CudaDevice::open_with(device, kernels)?);
+    device.module().require_shmem()?;
     let gpu = Gpu::here(device.uuid()?);
     let _current = device.enter()?;
     let id = match rank {
@@ -395,7 +402,7 @@ fn get_ready(
         });
     }
     // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
-    unsafe { library.register_module(device.module()) }.map_err(refused)
+    unsafe { library.register_module(device.module().raw().cast()) }.map_err(refused)
 }
 
 /// NVSHMEM counts in C's `int`.

@@ -17,6 +17,7 @@ mod cuda_stub;
 mod demo;
 mod dist;
 mod gpu_tests;
+mod package;
 mod report;
 mod soak;
 mod test;
@@ -107,6 +108,12 @@ enum Task {
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
     Dist,
+    /// Make the crates that publish, with PTX, in target/crates; build a project that depends on them
+    Package {
+        /// Also assemble the PTX, and build with the feature `nvshmem`, which compiles kernels: takes minutes
+        #[arg(long)]
+        full: bool,
+    },
 }
 
 /// Where things are.
@@ -171,6 +178,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             println!("{}", cuda_stub::folder(places)?.display());
         }
         Task::Dist => dist::run(places)?,
+        Task::Package { full } => package::run(places, full)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -34,6 +34,7 @@ kernel!(
     protocol::dispatch_async,
     false
 );
+#[cfg(feature = "nvshmem")]
 kernel!(
     ferry_dispatch_async_shmem,
     DispatchArgs,
@@ -55,6 +56,7 @@ kernel!(
     protocol::dispatch,
     false
 );
+#[cfg(feature = "nvshmem")]
 kernel!(
     ferry_dispatch_shmem,
     DispatchArgs,
@@ -70,6 +72,7 @@ kernel!(
     false,
     NoEpilogue
 );
+#[cfg(feature = "nvshmem")]
 kernel!(
     ferry_combine_async_shmem,
     CombineArgs,
@@ -94,6 +97,7 @@ kernel!(
     false,
     NoEpilogue
 );
+#[cfg(feature = "nvshmem")]
 kernel!(
     ferry_combine_shmem,
     CombineArgs,

@@ -71,6 +71,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     /// host's arguments have the address, inside them.
     #[inline(always)]
     pub unsafe fn new(args: &'a A) -> Self {
+        const { assert!(!SHMEM || cfg!(feature = "nvshmem")) };
         let block = Block::declare();
         Self {
             args,

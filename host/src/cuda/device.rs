@@ -89,9 +89,10 @@ impl CudaDevice {
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// The driver's handle of the kernels' module (`CUmodule`).
-    pub(crate) fn module(&self) -> *mut c_void {
-        self.core.module.raw().cast()
+    /// The kernels' module.
+    #[cfg(feature = "nvshmem")]
+    pub(crate) fn module(&self) -> &Module {
+        &self.core.module
     }
 
     /// The module of the kernels that take options, for every shape: loaded unless it is there.

@@ -10,6 +10,8 @@ use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUmodule};
 use crate::Error;
+#[cfg(feature = "nvshmem")]
+use crate::KernelsError;
 use crate::kernels::{self, KernelSet, Kernels, Ptx, Target};
 use crate::specialise::{KERNELS, specialised};
 
@@ -113,9 +115,11 @@ impl Module {
     ) -> Result<Self, Error> {
         let ptx = choose(context, kernels, set)?;
         let text = kernels::read(ptx.text().trim_end_matches('\0'))?;
-        let kernels = set
-            .kernels()
-            .flat_map(|kernel| [(kernel, false), (kernel, true)]);
+        let kernels = set.kernels().flat_map(|kernel| {
+            kernels::reaches(&text)
+                .iter()
+                .map(move |&shmem| (kernel, shmem))
+        });
         Self::of(ptx, &text, ptx.text(), &kernels.collect::<Vec<_>>())
     }
 
@@ -163,6 +167,7 @@ impl Module {
     }
 
     /// The driver's handle.
+    #[cfg(feature = "nvshmem")]
     pub(crate) const fn raw(&self) -> CUmodule {
         self.raw
     }
@@ -184,6 +189,18 @@ impl Module {
         self.kernels[kernel as usize][shmem as usize]
             .needs
             .waits_for_earlier
+    }
+
+    /// Checks that there are kernels that reach ranks of other nodes.
+    #[cfg(feature = "nvshmem")]
+    pub(crate) fn require_shmem(&self) -> Result<(), Error> {
+        let reaches = |kernel: &Kernel| !self.function(*kernel, true).is_null();
+        match KERNELS.iter().any(reaches) {
+            true => Ok(()),
+            false => Err(Error::Kernels(KernelsError::WithoutNvshmem {
+                target: self.ptx.target.to_string(),
+            })),
+        }
     }
 
     /// Unloads the module. The context is current, and no kernel of it runs or will be launched.

@@ -13,10 +13,25 @@ fn read(ptx: &Ptx) -> Text {
     kernels::read(ptx.text().trim_end_matches('\0')).unwrap()
 }
 
+/// Without and, if there are such kernels, with ranks of other nodes.
+const REACHES: &[bool] = match cfg!(feature = "nvshmem") {
+    true => &[false, true],
+    false => &[false],
+};
+
 /// Every kernel without options, with and without ranks of other nodes.
 fn all() -> impl Iterator<Item = (Kernel, bool)> {
-    let both = |kernel| [(kernel, false), (kernel, true)];
+    let both = |kernel| REACHES.iter().map(move |&shmem| (kernel, shmem));
     KernelSet::Plain.kernels().flat_map(both)
+}
+
+#[test]
+fn only_the_feature_nvshmem_brings_anything_of_nvshmem() {
+    for ptx in EMBEDDED.iter().chain(&EMBEDDED_WITH_OPTIONS) {
+        let wanted = cfg!(feature = "nvshmem");
+        assert_eq!(kernels::has_shmem(&read(ptx)), wanted, "{}", ptx.target);
+        assert_eq!(ptx.text().contains("nvshmem"), wanted, "{}", ptx.target);
+    }
 }
 
 #[test]
@@ -61,7 +76,7 @@ fn kernels_with_options_take_them_behind_the_arguments() {
     for ptx in &EMBEDDED_WITH_OPTIONS {
         let text = read(ptx);
         for kernel in KernelSet::WithOptions.kernels() {
-            for shmem in [false, true] {
+            for &shmem in REACHES {
                 let epilogue = match kernel {
                     Kernel::CombineAsync
                     | Kernel::CombineWait

@@ -162,6 +162,21 @@ fn a_kernel_that_is_missing_is_named() {
 }
 
 #[test]
+fn kernels_of_one_node_are_taken_and_told_from_those_of_several() {
+    let of = |text: &str| has_shmem(&read(text).unwrap());
+    assert!(of(&ptx()) && of(&ptx_with_options(8)));
+    let without = |text: String| {
+        let functions = text.split_inclusive("}\n");
+        functions
+            .filter(|text| !text.contains("_shmem"))
+            .collect::<String>()
+    };
+    let (plain, options) = (without(ptx()), without(ptx_with_options(8)));
+    assert!(plain.contains("ferry_combine(") && !of(&plain) && !of(&options));
+    assert!(checked(plain).is_ok() && checked_with_options(options).is_ok());
+}
+
+#[test]
 fn a_kernel_of_other_arguments_is_named_with_both_sizes() {
     let wanted = argument_bytes(Kernel::Combine);
     let at = |bytes| format!("ferry_combine_param_0[{bytes}]");

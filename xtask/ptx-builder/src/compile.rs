@@ -83,6 +83,10 @@ pub enum Package {
     Kernels,
     /// `ferry-options`: what the host library embeds besides, for launches with options.
     Options,
+    /// Of [`Kernels`](Self::Kernels) those that reach ranks of one node: without anything of NVSHMEM.
+    NodeKernels,
+    /// Of [`Options`](Self::Options) those that reach ranks of one node.
+    NodeOptions,
     /// `ferry-probes`: what the tests and the benchmark launch besides.
     Probes,
     /// `ferry-own-epilogue`: kernels with an epilogue of their own, which tests launch.
@@ -90,7 +94,7 @@ pub enum Package {
 }
 
 impl Package {
-    /// Every package.
+    /// Every package with a digest of its own.
     pub const ALL: [Package; 4] = [
         Package::Kernels,
         Package::Options,
@@ -101,18 +105,18 @@ impl Package {
     /// The package's name.
     pub const fn name(self) -> &'static str {
         match self {
-            Package::Kernels => "ferry-kernels",
-            Package::Options => "ferry-options",
+            Package::Kernels | Package::NodeKernels => "ferry-kernels",
+            Package::Options | Package::NodeOptions => "ferry-options",
             Package::Probes => "ferry-probes",
             Package::OwnEpilogue => "ferry-own-epilogue",
         }
     }
 
-    /// Where its digest is committed, below the workspace root.
+    /// Where its digest is committed, below the workspace root. Kernels for one node have that of all.
     pub const fn digest_file(self) -> &'static str {
         match self {
-            Package::Kernels => "gpu/ptx-digest.txt",
-            Package::Options => "gpu/options/ptx-digest.txt",
+            Package::Kernels | Package::NodeKernels => "gpu/ptx-digest.txt",
+            Package::Options | Package::NodeOptions => "gpu/options/ptx-digest.txt",
             Package::Probes => "gpu/probes/ptx-digest.txt",
             Package::OwnEpilogue => "tests/epilogue/ptx-digest.txt",
         }
@@ -123,6 +127,8 @@ impl Package {
         match self {
             Package::Kernels => target_dir.join("ptx"),
             Package::Options => target_dir.join("ptx/options"),
+            Package::NodeKernels => target_dir.join("ptx/node"),
+            Package::NodeOptions => target_dir.join("ptx/node/options"),
             Package::Probes => target_dir.join("ptx/probes"),
             Package::OwnEpilogue => target_dir.join("ptx/own-epilogue"),
         }
@@ -131,20 +137,18 @@ impl Package {
     /// The middle of the variables that [`embed`](crate::embed()) sets.
     pub(crate) const fn variable(self) -> &'static str {
         match self {
-            Package::Kernels | Package::Probes => "PTX",
-            Package::Options => "OPTIONS_PTX",
+            Package::Kernels | Package::NodeKernels | Package::Probes => "PTX",
+            Package::Options | Package::NodeOptions => "OPTIONS_PTX",
             Package::OwnEpilogue => "EPILOGUE_PTX",
         }
     }
 
-    /// What the linker adds: of these kernels, only the product's reach other nodes.
-    fn linked(self, bitcode: &Path) -> Option<String> {
-        match self {
-            Package::Kernels | Package::Options | Package::OwnEpilogue => {
-                Some(format!("link-arg={}", bitcode.display()))
-            }
-            Package::Probes => None,
-        }
+    /// Whether its kernels call NVSHMEM, to reach other nodes.
+    pub(crate) const fn calls_nvshmem(self) -> bool {
+        matches!(
+            self,
+            Package::Kernels | Package::Options | Package::OwnEpilogue
+        )
     }
 }
 
@@ -230,13 +234,17 @@ struct Build<'a> {
     workspace_root: &'a Path,
     target_dir: PathBuf,
     package: Package,
-    bitcode: PathBuf,
+    /// NVSHMEM's, where it is linked.
+    bitcode: Option<PathBuf>,
 }
 
 impl<'a> Build<'a> {
     fn prepare(workspace_root: &'a Path, target_dir: &Path, package: Package) -> Result<Self> {
         let target_dir = absolute(target_dir)?;
-        let bitcode = device_bitcode(&target_dir, || llvm_tools(workspace_root))?;
+        let bitcode = match package.calls_nvshmem() {
+            true => Some(device_bitcode(&target_dir, || llvm_tools(workspace_root))?),
+            false => None,
+        };
         Ok(Self {
             workspace_root,
             target_dir,
@@ -261,7 +269,7 @@ impl<'a> Build<'a> {
             llvm_tools(self.workspace_root)?;
             let built = self.compile(variant)?;
             let mut text = fs::read_to_string(&built).file("read", &built)?;
-            if package == Package::Kernels {
+            if matches!(package, Package::Kernels | Package::NodeKernels) {
                 text = with_limits(&text)?;
             }
             fs::write(path_of("new"), text).file("write", path_of("new"))?;
@@ -284,8 +292,12 @@ impl<'a> Build<'a> {
         // The device crates, and the package that declares what they link.
         stamp.sources(&self.workspace_root.join("gpu"))?;
         stamp.sources(&self.workspace_root.join("nvshmem-sys"))?;
-        stamp.sources(&self.workspace_root.join("tests/epilogue"))?;
-        stamp.file(&self.bitcode)?;
+        if self.package == Package::OwnEpilogue {
+            stamp.sources(&self.workspace_root.join("tests/epilogue"))?;
+        }
+        if let Some(bitcode) = &self.bitcode {
+            stamp.file(bitcode)?;
+        }
         stamp.text(&rustflags(variant));
         stamp.text(&self.arguments().join(" "));
         Ok(stamp.finish())
@@ -312,8 +324,9 @@ impl<'a> Build<'a> {
         ]
         .map(String::from)
         .into();
-        if let Some(linked) = self.package.linked(&self.bitcode) {
-            arguments.extend(["--", "-C", &linked].map(String::from));
+        if let Some(bitcode) = &self.bitcode {
+            let linked = format!("link-arg={}", bitcode.display());
+            arguments.extend(["--features", "nvshmem", "--", "-C", &linked].map(String::from));
         }
         arguments
     }
@@ -329,11 +342,7 @@ impl<'a> Build<'a> {
             .args(self.arguments())
             .env("RUSTFLAGS", rustflags(variant))
             .env("CARGO_TARGET_DIR", &cargo_dir);
-        output_of(&mut cargo, || Error::MissingTool {
-            tool: "cargo".into(),
-            needed_for: "it compiles the kernels",
-            get: "rustup toolchain install".into(),
-        })?;
+        output_of(&mut cargo, missing_cargo)?;
         let file = format!("{}.ptx", name.replace('-', "_"));
         let ptx = cargo_dir.join(TARGET).join("release").join(file);
         if ptx.is_file() {
@@ -344,6 +353,15 @@ impl<'a> Build<'a> {
                 path: ptx,
             })
         }
+    }
+}
+
+/// Why nothing can be compiled.
+pub(crate) fn missing_cargo() -> Error {
+    Error::MissingTool {
+        tool: "cargo".into(),
+        needed_for: "it compiles the kernels",
+        get: "rustup toolchain install".into(),
     }
 }
 

@@ -1,12 +1,13 @@
-//! For build scripts: builds PTX and tells cargo where it lies.
+//! For build scripts: finds PTX or builds it, and tells cargo where it lies.
 
 use std::env;
-use std::fs::File;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::compile::{Package, build_all, target_dir};
-use crate::error::{FileContext, Result};
+use crate::compile::{Artifact, Package, Variant, build_all};
+use crate::error::{Error, FileContext, Result};
+use crate::prebuilt::{FOLDER_VARIABLE, prebuilt};
 
 /// What the builder looks at, below the workspace root, to tell whether its last result still holds.
 const WATCHED: [&str; 6] = [
@@ -18,32 +19,143 @@ const WATCHED: [&str; 6] = [
     "rust-toolchain.toml",
 ];
 
-/// Builds all variants of a package and sets a variable for each while the build script's crate is compiled:
-/// `FERRY_PTX_SM_90A` is a path, for `include_str!`; for the kernels with options,
+/// In a package that publishes: PTX for one node, and the kernels' sources, as they lie in the workspace.
+pub const PACKAGED_PTX: &str = "prebuilt";
+/// See [`PACKAGED_PTX`].
+pub const PACKAGED_SOURCES: &str = "device";
+/// What a manifest is called in there: a package has no other packages in it.
+pub const PACKAGED_MANIFEST: &str = "Cargo.toml.packaged";
+
+/// Finds or builds all variants of these packages, and sets a variable for each while the build script's
+/// crate is compiled: `FERRY_PTX_SM_90A` is a path, for `include_str!`; for the kernels with options,
 /// `FERRY_OPTIONS_PTX_SM_90A`.
+///
+/// Ferry's kernels are, in this order: those of the folder [`FOLDER_VARIABLE`]; for one node, those that are
+/// packaged with the build script's crate; else they are built from the sources beside that crate or packaged
+/// with it. What is built lies in `OUT_DIR`; only where that is in the `target` folder of this workspace,
+/// what `cargo xtask build-ptx` builds there is shared.
 ///
 /// Call it in a build script.
 ///
 /// # Errors
 ///
-/// As [`build_all`].
-pub fn embed(package: Package) -> Result<()> {
-    // This package lies two folders below the workspace.
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = here.ancestors().nth(2).unwrap_or(here);
-    for path in WATCHED {
-        println!("cargo::rerun-if-changed={}", root.join(path).display());
-    }
+/// [`Error::Prebuilt`] for a folder that cannot be used, [`Error::NoSources`], and those of [`build_all`].
+pub fn embed(packages: &[Package]) -> Result<()> {
+    println!("cargo::rerun-if-env-changed={FOLDER_VARIABLE}");
     println!("cargo::rerun-if-env-changed=NVSHMEM_HOME");
-    for artifact in build_all(root, &target_dir(root), package)? {
-        predate(&artifact.ptx_path)?;
+    let here = folder_of("CARGO_MANIFEST_DIR")?;
+    let artifacts = match prebuilt_folder(&here, packages) {
+        Some(folder) => {
+            println!("cargo::rerun-if-changed={}", folder.display());
+            prebuilt(&folder, packages)?
+        }
+        None => built(&here, packages)?,
+    };
+    for artifact in artifacts {
         let name = artifact.variant.target_cpu().to_uppercase();
         let path = artifact.ptx_path.display();
         println!("cargo::rerun-if-changed={path}");
         println!(
             "cargo::rustc-env=FERRY_{}_{name}={path}",
-            package.variable()
+            artifact.package.variable()
         );
+    }
+    Ok(())
+}
+
+/// A folder that cargo names to build scripts.
+fn folder_of(variable: &'static str) -> Result<PathBuf> {
+    let folder = env::var_os(variable).map(PathBuf::from);
+    folder.ok_or(Error::NoBuildScript { variable })
+}
+
+/// The folder whose PTX is used as it is, if there is one.
+fn prebuilt_folder(here: &Path, packages: &[Package]) -> Option<PathBuf> {
+    let is_product = |package: &Package| !matches!(package, Package::Probes | Package::OwnEpilogue);
+    if !packages.iter().all(is_product) {
+        return None;
+    }
+    let named = env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty());
+    if let Some(named) = named {
+        return Some(named.into());
+    }
+    let for_one_node = packages.iter().all(|package| !package.calls_nvshmem());
+    let packaged = here.join(PACKAGED_PTX);
+    (for_one_node && packaged.is_dir()).then_some(packaged)
+}
+
+/// Builds the packages from the sources that are there.
+fn built(here: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
+    let out_dir = folder_of("OUT_DIR")?;
+    let root = here.parent().unwrap_or(here);
+    let packaged = here.join(PACKAGED_SOURCES);
+    let (root, target_dir) = if root.join("gpu/kernels/Cargo.toml").is_file() {
+        for path in WATCHED {
+            println!("cargo::rerun-if-changed={}", root.join(path).display());
+        }
+        (root.to_owned(), shared_target_dir(root, &out_dir))
+    } else if packaged.is_dir() {
+        println!("cargo::rerun-if-changed={}", packaged.display());
+        let root = out_dir.join(PACKAGED_SOURCES);
+        unpack(&packaged, &root)?;
+        (root, None)
+    } else {
+        return Err(Error::NoSources {
+            folder: here.into(),
+        });
+    };
+    let mut artifacts = Vec::new();
+    for &package in packages {
+        artifacts.extend(build_all(
+            &root,
+            target_dir.as_ref().unwrap_or(&out_dir),
+            package,
+        )?);
+    }
+    for artifact in &artifacts {
+        predate(&artifact.ptx_path)?;
+    }
+    if target_dir.is_none() {
+        clean(&out_dir)?;
+    }
+    Ok(artifacts)
+}
+
+/// This workspace's `target`, if `out_dir` lies in there: then nobody else's cargo runs this.
+fn shared_target_dir(root: &Path, out_dir: &Path) -> Option<PathBuf> {
+    let target = root.join("target").canonicalize().ok()?;
+    let is_below = out_dir.canonicalize().ok()?.starts_with(&target);
+    is_below.then_some(target)
+}
+
+/// Copies packaged sources to where cargo finds them.
+fn unpack(packaged: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).file("create", to)?;
+    for entry in fs::read_dir(packaged).file("list", packaged)? {
+        let entry = entry.file("list", packaged)?;
+        let (from, name) = (entry.path(), entry.file_name());
+        if entry.file_type().file("read", &from)?.is_dir() {
+            unpack(&from, &to.join(name))?;
+            continue;
+        }
+        let text = fs::read(&from).file("read", &from)?;
+        let name = match name.to_str() {
+            Some(PACKAGED_MANIFEST) => "Cargo.toml".into(),
+            _ => name,
+        };
+        fs::write(to.join(&name), text).file("write", to.join(&name))?;
+    }
+    Ok(())
+}
+
+/// Removes what only the next build from other sources would use: hundreds of megabytes.
+fn clean(out_dir: &Path) -> Result<()> {
+    let built = Variant::ALL.map(|variant| format!("ptx/{variant}"));
+    for folder in built.iter().map(String::as_str).chain(["wheels"]) {
+        let folder = out_dir.join(folder);
+        if folder.is_dir() {
+            fs::remove_dir_all(&folder).file("remove", &folder)?;
+        }
     }
     Ok(())
 }
@@ -61,6 +173,6 @@ fn predate(path: &Path) -> Result<()> {
 }
 
 fn modified(path: &Path) -> Result<SystemTime> {
-    let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
+    let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
     modified.file("read the date of", path)
 }

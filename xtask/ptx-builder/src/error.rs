@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::prebuilt::{FOLDER_VARIABLE, PrebuiltProblem};
+
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -80,6 +82,35 @@ pub enum Error {
     NvshmemHome {
         /// The value of the variable.
         home: PathBuf,
+    },
+    /// PTX that was built before cannot be used.
+    #[error(
+        "{path} cannot be used: {problem}; {FOLDER_VARIABLE} names a folder of PTX of this very version, as \
+         `cargo xtask build-ptx` writes to target/ptx; unset it for the package's own, or to build it",
+        path = path.display()
+    )]
+    Prebuilt {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        problem: PrebuiltProblem,
+    },
+    /// A copy of the host library's package alone: it has neither PTX nor what it is built from.
+    #[error(
+        "there is no PTX beside {folder} and no source of the kernels; set {FOLDER_VARIABLE} to a folder of \
+         PTX of this very version, which `cargo xtask build-ptx` writes to target/ptx, or depend on the \
+         package as `cargo xtask package` makes it",
+        folder = folder.display()
+    )]
+    NoSources {
+        /// The package's folder.
+        folder: PathBuf,
+    },
+    /// A build script's function was called by something else.
+    #[error("{variable} is not set: only a build script may call this")]
+    NoBuildScript {
+        /// What cargo sets for build scripts.
+        variable: &'static str,
     },
     /// The compiler finished without the file that it should have written.
     #[error("no {what} in {path} after the build", path = path.display())]

@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf, absolute};
 
-use crate::command::{llvm_tools, output_of, toolchain_command};
-use crate::compile::{TARGET, Variant, rustflags};
+use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
+use crate::compile::{TARGET, Variant, missing_cargo, rustflags};
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
 
 /// Builds the PTX of one variant of the library of a crate, by its manifest, with the flags of
 /// Ferry's own kernels and this workspace's compiler. The crate depends on this workspace's
 /// `ferry-gpu` by its path. Gives the file: `<variant>.ptx` in a folder of the crate's name below
-/// `<target_dir>/ptx/own`.
+/// `<target_dir>/ptx/own`. NVSHMEM is linked if `ferry-gpu` is built with its feature `nvshmem`.
 ///
 /// # Errors
 ///
@@ -24,7 +24,11 @@ pub fn build_own(
 ) -> Result<PathBuf> {
     let manifest = absolute(manifest).file("resolve", manifest)?;
     let target_dir = absolute(target_dir).file("resolve", target_dir)?;
-    let bitcode = device_bitcode(&target_dir, || llvm_tools(workspace_root))?;
+    let mut flags = rustflags(variant);
+    if calls_nvshmem(workspace_root, &manifest)? {
+        let bitcode = device_bitcode(&target_dir, || llvm_tools(workspace_root))?;
+        flags.push_str(&format!(" -Clink-arg={}", bitcode.display()));
+    }
     let crate_folder = manifest.parent().and_then(Path::file_name);
     let folder = target_dir
         .join("ptx/own")
@@ -45,19 +49,12 @@ pub fn build_own(
         .arg(&built)
         .arg("--manifest-path")
         .arg(&manifest)
-        .env(
-            "RUSTFLAGS",
-            format!("{} -Clink-arg={}", rustflags(variant), bitcode.display()),
-        )
+        .env("RUSTFLAGS", flags)
         .env(
             "CARGO_TARGET_DIR",
             target_dir.join("ptx").join(variant.target_cpu()),
         );
-    output_of(&mut cargo, || Error::MissingTool {
-        tool: "cargo".into(),
-        needed_for: "it compiles the kernels",
-        get: "rustup toolchain install".into(),
-    })?;
+    output_of(&mut cargo, missing_cargo)?;
     let files = fs::read_dir(&built).file("read", &built)?;
     let mut files = files.filter_map(|entry| Some(entry.ok()?.path()));
     let found = files.find(|path| path.extension().is_some_and(|end| end == "ptx"));
@@ -69,4 +66,17 @@ pub fn build_own(
     fs::rename(&found, &ptx).file("move into place", &ptx)?;
     fs::remove_dir_all(&built).file("remove", &built)?;
     Ok(ptx)
+}
+
+/// Whether a crate's kernels are built with `ferry-gpu`'s feature `nvshmem`.
+fn calls_nvshmem(workspace_root: &Path, manifest: &Path) -> Result<bool> {
+    let mut cargo = toolchain_command("cargo", workspace_root);
+    cargo
+        .args(["tree", "--quiet", "--target", TARGET, "--prefix", "none"])
+        .args(["--edges", "normal", "--format", "{p} {f}"])
+        .arg("--manifest-path")
+        .arg(manifest);
+    let tree = stdout_of(&mut cargo, missing_cargo)?;
+    let mut gpu = tree.lines().filter(|line| line.starts_with("ferry-gpu "));
+    Ok(gpu.any(|line| line.ends_with(" nvshmem")))
 }

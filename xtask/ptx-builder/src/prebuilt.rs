@@ -1,0 +1,165 @@
+//! PTX that was built before: in a folder of the user's, or in the package that publishes.
+
+use std::fs;
+use std::path::Path;
+
+use ferry_layout::{FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT};
+use ferry_ptx::Module;
+
+use crate::compile::{Artifact, Package, Variant};
+use crate::error::{Error, FileContext, Result};
+
+/// The variable that names a folder of PTX, to build nothing.
+pub const FOLDER_VARIABLE: &str = "FERRY_PTX_DIR";
+
+/// Why PTX that was built before is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrebuiltProblem {
+    /// A build script runs elsewhere than the user's shell.
+    #[error("it is no absolute path")]
+    NotAbsolute,
+    /// There is no such folder.
+    #[error("there is no such folder")]
+    NoFolder,
+    /// A file is missing.
+    #[error("there is no such file")]
+    NoFile,
+    /// The text is no PTX.
+    #[error("it is not PTX: {reason}")]
+    NotPtx {
+        /// What it lacks.
+        reason: String,
+    },
+    /// The PTX is for another GPU generation than its name says.
+    #[error("its .target is `{found}`, not {wanted}")]
+    Target {
+        /// What the file's name says.
+        wanted: Variant,
+        /// What its `.target` line names.
+        found: String,
+    },
+    /// The PTX was built from another memory layout than this version's.
+    #[error(
+        "its {FINGERPRINT_VARIABLE} is {}, but this version's layout has {wanted:#018x}",
+        found.map_or_else(|| "missing".to_owned(), |found| format!("{found:#018x}"))
+    )]
+    Layout {
+        /// The fingerprint of this version.
+        wanted: u64,
+        /// The one in the PTX; `None` if it has none.
+        found: Option<u64>,
+    },
+    /// A kernel is missing.
+    #[error("it has no kernel {kernel}")]
+    NoKernel {
+        /// Its name.
+        kernel: String,
+    },
+    /// A kernel is missing that only builds with NVSHMEM have.
+    #[error(
+        "it has no kernel {kernel}: it was built without NVSHMEM, which the feature `nvshmem` needs"
+    )]
+    WithoutNvshmem {
+        /// Its name.
+        kernel: String,
+    },
+}
+
+/// The files of a folder that are these packages' PTX, in [`build_all`](crate::build_all())'s places below
+/// `target/ptx`: `sm_90a.ptx`, and with options `options/sm_90a.ptx`. Each was built from this version's
+/// memory layout and has all kernels of its package; more are allowed.
+///
+/// # Errors
+///
+/// [`Error::Prebuilt`], with the first path that cannot be used.
+pub fn prebuilt(folder: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
+    let refused = |path: &Path, problem| {
+        Err(Error::Prebuilt {
+            path: path.into(),
+            problem,
+        })
+    };
+    if !folder.is_absolute() {
+        return refused(folder, PrebuiltProblem::NotAbsolute);
+    }
+    if !folder.is_dir() {
+        return refused(folder, PrebuiltProblem::NoFolder);
+    }
+    let mut artifacts = Vec::new();
+    for &package in packages {
+        for variant in Variant::ALL {
+            let ptx_path = folder.join(place(package, variant));
+            if !ptx_path.is_file() {
+                return refused(&ptx_path, PrebuiltProblem::NoFile);
+            }
+            let text = fs::read_to_string(&ptx_path).file("read", &ptx_path)?;
+            if let Err(problem) = check(&text, package, variant) {
+                return refused(&ptx_path, problem);
+            }
+            artifacts.push(Artifact {
+                package,
+                variant,
+                ptx_path,
+            });
+        }
+    }
+    Ok(artifacts)
+}
+
+/// Where a package's PTX lies in a folder of PTX.
+pub fn place(package: Package, variant: Variant) -> String {
+    match package {
+        Package::Options | Package::NodeOptions => format!("options/{variant}.ptx"),
+        _ => format!("{variant}.ptx"),
+    }
+}
+
+/// Whether a text is a package's PTX, of this version's memory layout.
+fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltProblem> {
+    let module = Module::parse(text).map_err(|error| PrebuiltProblem::NotPtx {
+        reason: error.to_string(),
+    })?;
+    if module.target != variant.target_cpu() {
+        return Err(PrebuiltProblem::Target {
+            wanted: variant,
+            found: module.target,
+        });
+    }
+    let found = module.variable(FINGERPRINT_VARIABLE);
+    let found = found.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+    if found != Some(LAYOUT_FINGERPRINT) {
+        return Err(PrebuiltProblem::Layout {
+            wanted: LAYOUT_FINGERPRINT,
+            found,
+        });
+    }
+    for kernel in kernels(package) {
+        let name = kernel.entry(false);
+        if module.kernel(name).is_none() {
+            let kernel = name.to_owned();
+            return Err(PrebuiltProblem::NoKernel { kernel });
+        }
+        let name = kernel.entry(true);
+        if package.calls_nvshmem() && module.kernel(name).is_none() {
+            let kernel = name.to_owned();
+            return Err(PrebuiltProblem::WithoutNvshmem { kernel });
+        }
+    }
+    Ok(())
+}
+
+/// The kernels that a package's PTX has.
+fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
+    let with_options = matches!(package, Package::Options | Package::NodeOptions);
+    Kernel::ALL
+        .into_iter()
+        .filter(move |kernel| match with_options {
+            true => *kernel != Kernel::FusedSilu,
+            false => !kernel.needs_options(),
+        })
+}
+
+#[cfg(test)]
+#[path = "prebuilt_tests.rs"]
+mod tests;
