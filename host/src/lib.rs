@@ -75,6 +75,8 @@ mod arguments;
 mod bootstrap;
 mod buffers;
 mod capacity;
+#[cfg(any(feature = "cuda", test))]
+mod captures;
 mod config;
 #[cfg(feature = "cuda")]
 pub mod cuda;

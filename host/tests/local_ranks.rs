@@ -238,6 +238,19 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
 }
 
 #[test]
+fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    let mut inputs = g.inputs;
+    inputs[1].x.dims[0] = 5;
+    of_rank_1(ranks.dispatch_all(&g.streams, &inputs, &g.outputs));
+    assert_eq!(notes.graph.lock().unwrap().as_ref().map(Vec::len), Some(0));
+    close(ranks);
+}
+
+#[test]
 fn a_rank_that_gave_up_keeps_all_from_being_launched() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ferry_layout::{Kernel, Shape};
 
-use super::captures::CAPTURES;
 use super::context::{Current, PrimaryContext};
 use super::core::{Core, OwnedStream, raw};
 use super::error::{check, check_about, error};
+use super::graph::{CAPTURES, capture_number};
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
@@ -247,14 +247,6 @@ unsafe impl Device for CudaDevice {
         (multiprocessors < self.core.multiprocessors).then_some(multiprocessors)
     }
 
-    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        if CAPTURES.are_none() {
-            return Ok(());
-        }
-        let _current = self.enter()?;
-        CAPTURES.hold(raw(stream), held)
-    }
-
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let parameter = parameter(launch)?;
         let _current = self.enter()?;
@@ -287,6 +279,21 @@ unsafe impl Device for CudaDevice {
         check_about("cuLaunchKernelEx", code, || {
             format!("{} on {}", launch.kernel.name(), self.core.name)
         })
+    }
+
+    unsafe fn launch_held(
+        &self,
+        launch: &Launch,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), Error> {
+        let mark = CAPTURES.mark();
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(launch) }?;
+        CAPTURES.hold(mark, held, || {
+            let _current = self.enter()?;
+            capture_number(raw(launch.stream))
+        });
+        Ok(())
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

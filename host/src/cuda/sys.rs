@@ -127,6 +127,8 @@ pub(super) struct LaunchConfig {
     pub(super) attribute_count: c_uint,
 }
 
+/// `CU_STREAM_LEGACY`: a handle of the default stream; null is another.
+pub(super) const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.

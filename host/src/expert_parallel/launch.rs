@@ -52,13 +52,16 @@ impl<'a, Next> Prepared<'a, Next> {
         // SAFETY: the tensors were found to have memory for every element when `args` was made of
         // them; what else it names is this communicator's, allocated in the plan's sizes and kept
         // until it is closed, and the kernels are what its device gave.
-        unsafe { self.rank.device().launch(&self.launch) }
+        unsafe {
+            let device = self.rank.device();
+            device.launch_held(&self.launch, &self.rank.member)
+        }
     }
 }
 
 impl ExpertParallel {
     /// Makes all checks of a launch: that the communicator has not given up, that the kernels are loaded,
-    /// that there is room for them. Has a graph in the making hold what they need.
+    /// that there is room for them.
     pub(crate) fn prepare<Next>(
         &mut self,
         stream: Stream,
@@ -85,7 +88,6 @@ impl ExpertParallel {
             stream,
         };
         self.require_room(stream)?;
-        self.device().hold(stream, &self.member)?;
         Ok(Prepared {
             rank: self,
             launch,

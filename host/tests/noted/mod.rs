@@ -104,13 +104,6 @@ unsafe impl Device for NotedDevice {
         let found = green.iter().find(|(of, _)| *of == stream);
         found.map(|&(_, multiprocessors)| multiprocessors)
     }
-    fn hold(&self, _stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        match &mut *self.0.graph.lock().unwrap() {
-            Some(graph) if graph.is_empty() => graph.push(held.clone()),
-            _ => {}
-        }
-        Ok(())
-    }
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let mut refused = self.0.refused_launch.lock().unwrap();
         if *refused == Some(0) {
@@ -119,6 +112,19 @@ unsafe impl Device for NotedDevice {
         *refused = refused.map(|others| others - 1);
         self.0.note(launch.kernel.name());
         self.0.launches.lock().unwrap().push(launch.clone());
+        Ok(())
+    }
+    unsafe fn launch_held(
+        &self,
+        launch: &Launch,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(launch) }?;
+        match &mut *self.0.graph.lock().unwrap() {
+            Some(graph) if graph.is_empty() => graph.push(held.clone()),
+            _ => {}
+        }
         Ok(())
     }
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
