@@ -15,7 +15,16 @@ use std::net::SocketAddr;
 /// waits for other ranks nowhere else. An NVSHMEM group comes to a barrier here before each call
 /// that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not),
 /// making, closing and leaving communicators and groups wait for ever for a rank that was lost.
-pub trait Bootstrap: Send {
+///
+/// # Safety
+/// Ranks write into memory of which a bootstrap told them, and free their own when all have come so far. An
+/// implementation promises that
+/// - [`rank`](Self::rank) and [`ranks`](Self::ranks) always give the same, and each process of the
+///   group has a rank of its own;
+/// - [`all_gather`](Self::all_gather) gives `Ok` only after all ranks have called it as often as this one,
+///   and only with the bytes that each gave to this very call, unchanged and by rank;
+/// - [`barrier`](Self::barrier) gives `Ok` only after all ranks have called it as often as this one.
+pub unsafe trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;
 

@@ -23,7 +23,8 @@ use crate::{Bootstrap, BootstrapError};
 ///
 /// # fn main() -> Result<(), ferry::BootstrapError> {
 /// // A group of one has nobody to ask.
-/// let mut bootstrap = FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()]))?;
+/// // SAFETY: the only rank's bytes are all there is to gather.
+/// let mut bootstrap = unsafe { FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()])) }?;
 /// assert_eq!(bootstrap.all_gather(&[7])?, [[7]]);
 /// # Ok(())
 /// # }
@@ -41,7 +42,12 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     ///
     /// # Errors
     /// [`BootstrapError::NotAmong`].
-    pub fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
+    ///
+    /// # Safety
+    /// `rank` is that of no other process of the group, and `all_gather` is what [`Bootstrap`] wants: it gives
+    /// `Ok` only after all ranks have called theirs as often, and only with the bytes that each
+    /// gave to this very call, unchanged and by rank.
+    pub unsafe fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
         if rank >= ranks {
             return Err(BootstrapError::NotAmong { rank, ranks });
         }
@@ -66,7 +72,11 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     }
 }
 
-impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> Bootstrap for FnBootstrap<F> {
+// SAFETY: neither number changes, and the rest is the promise of whoever called `new`.
+unsafe impl<F> Bootstrap for FnBootstrap<F>
+where
+    F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send,
+{
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -111,6 +121,15 @@ impl<F> fmt::Debug for FnBootstrap<F> {
 mod tests {
     use super::*;
 
+    /// Over a function that nobody relies on.
+    fn over<F>(rank: u32, all_gather: F) -> Result<FnBootstrap<F>, BootstrapError>
+    where
+        F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send,
+    {
+        // SAFETY: no memory is shared by what it gathers.
+        unsafe { FnBootstrap::new(rank, 2, all_gather) }
+    }
+
     fn other(reason: &str) -> BootstrapError {
         BootstrapError::Other {
             call: "gather",
@@ -120,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_rank_outside_the_group_is_refused() {
-        let outside = FnBootstrap::new(2, 2, |_| Ok(Vec::new()));
+        let outside = over(2, |_| Ok(Vec::new()));
         assert!(matches!(
             outside,
             Err(BootstrapError::NotAmong { rank: 2, ranks: 2 })
@@ -129,13 +148,12 @@ mod tests {
 
     #[test]
     fn an_all_gather_that_gives_too_few_or_other_bytes_is_refused() {
-        let mut few = FnBootstrap::new(0, 2, |bytes| Ok(vec![bytes.to_vec()])).unwrap();
+        let mut few = over(0, |bytes| Ok(vec![bytes.to_vec()])).unwrap();
         assert!(matches!(
             few.all_gather(&[1]),
             Err(BootstrapError::Gathered { given: 1, ranks: 2 })
         ));
-        let mut swapped =
-            FnBootstrap::new(1, 2, |bytes| Ok(vec![bytes.to_vec(), vec![9]])).unwrap();
+        let mut swapped = over(1, |bytes| Ok(vec![bytes.to_vec(), vec![9]])).unwrap();
         assert!(matches!(
             swapped.all_gather(&[1]),
             Err(BootstrapError::OtherPlace { rank: 1 })
@@ -145,7 +163,7 @@ mod tests {
     #[test]
     fn after_an_error_the_function_is_not_called_any_more() {
         let mut calls = 0;
-        let mut bootstrap = FnBootstrap::new(0, 2, |_| {
+        let mut bootstrap = over(0, |_| {
             calls += 1;
             Err(match calls {
                 1 => BootstrapError::Lost {
@@ -165,7 +183,7 @@ mod tests {
 
     #[test]
     fn an_error_that_names_nobody_stays() {
-        let mut bootstrap = FnBootstrap::new(0, 2, |_| Err(other("no network"))).unwrap();
+        let mut bootstrap = over(0, |_| Err(other("no network"))).unwrap();
         for _ in 0..2 {
             let error = bootstrap.barrier().unwrap_err();
             assert_eq!(error.lost_rank(), None);

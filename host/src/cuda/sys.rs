@@ -273,6 +273,11 @@ driver_functions! {
     ) -> Code;
     pub(super) fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> Code;
     pub(super) fn cuMemFree_v2(at: CUdeviceptr) -> Code;
+    pub(super) fn cuMemGetAddressRange_v2(
+        base: *mut CUdeviceptr,
+        bytes: *mut usize,
+        at: CUdeviceptr,
+    ) -> Code;
     pub(super) fn cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code;
     pub(super) fn cuMemHostGetDevicePointer_v2(
         device: *mut CUdeviceptr,

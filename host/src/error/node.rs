@@ -69,6 +69,39 @@ pub enum NodeError {
         /// What the driver said.
         source: CudaError,
     },
+    /// A window that is not an allocation of its own, or is shorter than its rank said: its handle would give
+    /// other memory.
+    #[error(
+        "rank {} finds the window of rank {}, {wanted} bytes at {at:#x}, in an allocation of {bytes} bytes at \
+         {base:#x}; a window is an allocation of its own",
+        rank.0, owner.0
+    )]
+    NotWhole {
+        /// This rank.
+        rank: Rank,
+        /// Whose window it is.
+        owner: Rank,
+        /// Where this rank has the window.
+        at: u64,
+        /// Bytes that it must have.
+        wanted: u64,
+        /// Where the allocation begins.
+        base: u64,
+        /// Bytes of the allocation.
+        bytes: u64,
+    },
+    /// A mapped window that is not the memory that its rank calls its own.
+    #[error(
+        "what rank {} mapped as the window of rank {} is other memory: it has not the number that rank {} \
+         wrote",
+        rank.0, peer.0, peer.0
+    )]
+    OtherMemory {
+        /// This rank.
+        rank: Rank,
+        /// Whose window it should be.
+        peer: Rank,
+    },
     /// A window of another rank that cannot be mapped.
     #[error(
         "rank {} cannot map the window of rank {}: {source}; CUDA IPC needs peer access between the \

@@ -7,7 +7,7 @@ use ferry_layout::Rank;
 use super::introduction::Place;
 use crate::job::{agree, wrong_length};
 use crate::own_gpu::Gpu;
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, NodeError};
 
 /// Steps of ranks, each of which all come out of well, or all have an error.
 const SHARING: &str = "sharing windows";
@@ -41,11 +41,11 @@ pub(crate) trait Share: Send {
     /// A window of `rank`, this one, as bytes for other processes.
     fn export(&self, rank: Rank, window: DevicePtr) -> Result<Vec<u8>, Error>;
 
-    /// Maps the window of `peer` for `rank`, this one.
+    /// Maps the window of `peer`, of at least `bytes` bytes, for `rank`, this one.
     ///
     /// # Safety
-    /// [`export`](Self::export) of that rank gave `handle` for a window of `bytes` bytes, and the
-    /// rank keeps it until this one has unmapped it.
+    /// [`export`](Self::export) of that rank gave `handle`, and the rank keeps the window until this one has
+    /// unmapped it.
     unsafe fn map(
         &self,
         rank: Rank,
@@ -181,8 +181,8 @@ fn map_all<S: Share>(
         let handle = message.split_first_chunk();
         let wrong = || wrong_length(peer.0 as usize, message.len(), size_of::<u64>());
         let window = handle.ok_or_else(wrong).and_then(|(&bytes, handle)| {
-            // SAFETY: that rank exported a window of so many bytes. It frees the window only after all ranks
-            // have told that they unmapped it.
+            // SAFETY: the bytes are what that rank exported, by the promise of the bootstrap. It frees the
+            // window only after all ranks have told that they unmapped it.
             unsafe { share.map(rank, peer, handle, u64::from_le_bytes(bytes)) }
         });
         match window {
@@ -197,6 +197,34 @@ fn map_all<S: Share>(
         }
     }
     Ok(mapped)
+}
+
+/// Bytes of the window of `owner` at `at`, of which `wanted` are needed, where `rank` finds an allocation of
+/// `bytes` bytes from `base` on. A window is an allocation of its own: a handle gives the whole of one.
+pub(crate) fn require_whole(
+    rank: Rank,
+    owner: Rank,
+    window: Extent,
+    found: Extent,
+) -> Result<u64, Error> {
+    if found.at == window.at && found.bytes >= window.bytes {
+        return Ok(found.bytes);
+    }
+    Err(Error::Node(NodeError::NotWhole {
+        rank,
+        owner,
+        at: window.at,
+        wanted: window.bytes,
+        base: found.at,
+        bytes: found.bytes,
+    }))
+}
+
+/// Bytes from an address on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Unmaps all; the first error is returned.

@@ -1,5 +1,6 @@
 //! A rank's membership of a node group.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferry_layout::{Rank, Shape};
@@ -7,7 +8,11 @@ use ferry_layout::{Rank, Shape};
 use super::exchange::{Share, Shared, exchange, release};
 use super::introduction::{Introduction, require_group};
 use crate::job::{agree, gather_numbers, wrong_length};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, NodeError};
+
+/// Steps of the trial that all ranks come out of well, or all have an error.
+const WRITING: &str = "writing into a shared window";
+const READING: &str = "reading the windows of the other ranks";
 
 /// One rank of this process, and the windows of all others mapped here.
 ///
@@ -45,6 +50,38 @@ impl<S: Share> Member<S> {
         let own = shared.own;
         self.windows.push(shared);
         Ok(own)
+    }
+
+    /// Shares a small window, to see that this works: each rank writes a number into its own, tells it, and
+    /// looks for those of the other ranks where it has mapped theirs. Collective.
+    fn try_windows(&mut self, rank: Rank) -> Result<(), Error> {
+        let own = self.alloc(size_of::<u64>() as u64)?;
+        let tried = self.compare_numbers(rank, own);
+        // SAFETY: no kernel was launched.
+        let freed = unsafe { self.free(&[own]) };
+        tried.and(freed)
+    }
+
+    fn compare_numbers(&mut self, rank: Rank, own: DevicePtr) -> Result<(), Error> {
+        let device = self.share.device();
+        // A random one: hashers begin with such.
+        let number = RandomState::new().build_hasher().finish().to_le_bytes();
+        let written = device.upload(own, &number);
+        let tell = |(): &()| number.to_vec();
+        let (_, numbers) = agree(&mut *self.bootstrap, WRITING, written, tell)?;
+        let shared = self.windows.iter().find(|shared| shared.own == own);
+        let shared = shared.ok_or(Error::GroupClosed)?;
+        let mut peers = (0..).map(Rank).zip(&numbers);
+        let read = peers.try_for_each(|(peer, number)| {
+            let mut found = [0; size_of::<u64>()];
+            device.download(shared.of(peer), &mut found)?;
+            match &found[..] == number {
+                true => Ok(()),
+                false => Err(Error::Node(NodeError::OtherMemory { rank, peer })),
+            }
+        });
+        agree(&mut *self.bootstrap, READING, read, |()| Vec::new())?;
+        Ok(())
     }
 
     /// Gives back those of `windows` that are here. Collective.
@@ -130,9 +167,7 @@ impl<S: Share> NodeFabric<S> {
             count: 0,
             windows: Vec::new(),
         };
-        let tried = member.alloc(1)?;
-        // SAFETY: no kernel was launched.
-        unsafe { member.free(&[tried]) }?;
+        member.try_windows(Rank(rank))?;
         Ok(Self {
             rank: Rank(rank),
             ranks,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fake::*;
 use ferry_layout::Rank;
 
-use super::exchange::Share;
+use super::exchange::{Extent, Share, require_whole};
 use super::fabric::NodeFabric;
 use super::introduction::Place;
 use crate::{
@@ -89,6 +89,7 @@ fn a_rank_that_fails_while_the_group_forms_is_named_to_all_and_nothing_is_kept()
         (Step::Alloc, "sharing windows"),
         (Step::Export, "sharing windows"),
         (Step::Map, "mapping the windows of the other ranks"),
+        (Step::Confuse, "reading the windows of the other ranks"),
     ];
     for (step, name) in steps {
         let node = Node::new(3);
@@ -142,6 +143,21 @@ fn windows_that_a_rank_cannot_unmap_are_leaked_on_all() {
     assert!(closed.iter().all(|(_, group)| group.is_ok()));
     let ledger = node.ledger();
     assert_eq!((ledger.windows.len(), ledger.maps.len()), (2, 1));
+}
+
+#[test]
+fn a_window_that_is_not_an_allocation_of_its_own_is_refused() {
+    let (rank, owner, window) = (Rank(0), Rank(1), Extent { at: 512, bytes: 64 });
+    let found = |at, bytes| require_whole(rank, owner, window, Extent { at, bytes });
+    assert!(matches!(found(512, 64), Ok(64)) && matches!(found(512, 90), Ok(90)));
+    for (at, bytes) in [(0, 4096), (512, 63)] {
+        let text = found(at, bytes).unwrap_err().to_string();
+        let wanted = format!("64 bytes at 0x200, in an allocation of {bytes} bytes at {at:#x}");
+        assert!(
+            text.starts_with("rank 0 finds the window of rank 1, ") && text.contains(&wanted),
+            "{text}"
+        );
+    }
 }
 
 #[test]
@@ -202,7 +218,8 @@ fn processes_that_count_their_ranks_differently_are_refused_on_all() {
         let mut inner = process.bootstrap();
         let counts = 2 + process.rank;
         let gather = move |bytes: &[u8]| crate::Bootstrap::all_gather(&mut inner, bytes);
-        let bootstrap = FnBootstrap::new(process.rank, counts, gather)?;
+        // SAFETY: the wrong number of ranks is refused before anything is shared.
+        let bootstrap = unsafe { FnBootstrap::new(process.rank, counts, gather) }?;
         process
             .join_with(Box::new(bootstrap), Failure::none())
             .map(drop)
