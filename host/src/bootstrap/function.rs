@@ -85,7 +85,8 @@ where
         self.ranks
     }
 
-    /// As the function does; after an error it is not called any more, and each call fails at once.
+    /// As the function does; after an error or a panic of it, it is not called any more, and each call fails at
+    /// once.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         match &self.failed {
             Some((Some(rank), reason)) => {
@@ -98,12 +99,14 @@ where
             }
             None => {}
         }
-        self.call(bytes).inspect_err(|error| {
-            self.failed = Some((
-                error.lost_rank(),
-                format!("an earlier call failed: {error}"),
-            ));
-        })
+        // Stays where the function does not return.
+        self.failed = Some((None, "the function panicked in an earlier call".into()));
+        let gathered = self.call(bytes);
+        self.failed = gathered.as_ref().err().map(|error| {
+            let reason = format!("an earlier call failed: {error}");
+            (error.lost_rank(), reason)
+        });
+        gathered
     }
 }
 
@@ -188,6 +191,23 @@ mod tests {
             let error = bootstrap.barrier().unwrap_err();
             assert_eq!(error.lost_rank(), None);
             assert!(error.to_string().contains("no network"), "{error}");
+        }
+    }
+
+    #[test]
+    fn after_a_panic_the_function_is_not_called_any_more() {
+        let mut calls = 0;
+        let mut bootstrap = over(0, |_| {
+            calls += 1;
+            assert!(calls == 1, "called again");
+            panic!("no network")
+        })
+        .unwrap();
+        let call = std::panic::AssertUnwindSafe(|| bootstrap.barrier());
+        assert!(std::panic::catch_unwind(call).is_err());
+        for _ in 0..2 {
+            let text = bootstrap.barrier().unwrap_err().to_string();
+            assert!(text.contains("panicked"), "{text}");
         }
     }
 }
