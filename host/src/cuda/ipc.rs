@@ -44,7 +44,12 @@ impl Share for Ipc {
     }
 
     fn place(&self) -> Result<Place, Error> {
-        Ok(Place::here(self.device.uuid()?))
+        let place = Place::here(self.device.uuid()?);
+        if self.device.context().is_part()? {
+            let device = place.gpu.name();
+            return Err(Error::Node(NodeError::PartOfGpu { device }));
+        }
+        Ok(place)
     }
 
     /// Of a GPU that this process does not see, only mapping its memory tells.

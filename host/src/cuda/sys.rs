@@ -226,6 +226,7 @@ driver_functions! {
     pub(super) fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Code;
     pub(super) fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> Code;
+    pub(super) fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
 

@@ -266,6 +266,82 @@ fn a_rank_that_does_not_come_ends_every_step_at_the_deadline_and_windows_are_kep
 }
 
 #[test]
+fn ranks_at_different_steps_of_closing_all_say_so() {
+    let node = Node::new(2);
+    let closed = node.each(|process| {
+        let group = process.join(Failure::none())?;
+        Ok(match process.rank {
+            0 => group.fabric.barrier(),
+            _ => group.close(),
+        })
+    });
+    let closed: Vec<_> = closed.into_iter().map(Result::unwrap).collect();
+    for (outcome, (rank, step)) in closed.into_iter().zip([
+        (1, "unmapping the windows of the other ranks"),
+        (0, "closing a communicator"),
+    ]) {
+        let text = outcome.unwrap_err().to_string();
+        let wanted = format!("rank {rank} is at another step ({step})");
+        assert!(text.contains(&wanted), "{text}");
+    }
+}
+
+#[test]
+fn a_group_that_was_left_asks_nobody() {
+    let node = Node::with_timeout(2, SHORT);
+    let asked = node.each(|process| {
+        let group = process.join(Failure::none())?;
+        group.close()?;
+        let asked = (process.rank == 0).then(|| {
+            let gathered = group.fabric.all_gather(1).map(drop);
+            [gathered, group.fabric.barrier(), begin(&group).map(drop)]
+        });
+        process.wait_for_the_others();
+        Ok(asked)
+    });
+    let asked = asked.into_iter().next().unwrap().unwrap();
+    for outcome in asked.into_iter().flatten() {
+        assert!(matches!(outcome, Err(Error::GroupClosed)), "{outcome:?}");
+    }
+}
+
+#[test]
+fn windows_of_different_communicators_are_not_shared() {
+    let node = Node::new(2);
+    let shared = node.each(|process| {
+        let group = process.join(Failure::none())?;
+        let window = group.fabric.alloc_windows(64 << process.rank);
+        group.close()?;
+        Ok(window)
+    });
+    for shared in shared.into_iter().map(Result::unwrap) {
+        let text = shared.unwrap_err().to_string();
+        assert!(text.contains("different communicators"), "{text}");
+    }
+    assert!(node.ledger().is_clean(), "{:?}", node.ledger());
+}
+
+#[test]
+fn threads_that_begin_communicators_at_once_do_not_mix_their_steps() {
+    for _ in 0..4 {
+        let node = Node::new(2);
+        let begun = node.each(|process| {
+            let group = process.join(Failure::none())?;
+            thread::scope(|scope| {
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| begin(&group))).collect();
+                let each = threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap().map(drop));
+                each.collect::<Result<(), Error>>()
+            })?;
+            group.close()
+        });
+        begun.into_iter().for_each(|outcome| outcome.unwrap());
+        assert!(node.ledger().is_clean(), "{:?}", node.ledger());
+    }
+}
+
+#[test]
 fn windows_of_dropped_communicators_are_given_back_when_the_group_is_left() {
     let node = Node::new(2);
     let left = node.each(|process| {

@@ -155,8 +155,12 @@ impl Process<'_> {
             uuid: [self.rank as u8; 16],
             machine: "boot 1".into(),
         };
+        let process = super::super::introduction::Process {
+            id: 1 + self.rank,
+            ..Default::default()
+        };
         let host = "host".into();
-        Place { gpu, host }
+        Place { gpu, host, process }
     }
 
     pub fn bootstrap(self) -> TcpBootstrap {
