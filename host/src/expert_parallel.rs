@@ -58,8 +58,6 @@ pub struct ExpertParallel {
     windows: Arc<Windows>,
     /// A [`Launchable`], which graphs hold, too.
     member: Arc<dyn Any + Send + Sync>,
-    /// Streams that were launched into, and multiprocessors of those with fewer than the device.
-    streams: Vec<(Stream, Option<u32>)>,
     /// Why it gave up.
     poison: OnceLock<Poison>,
     /// An input fault that was told, until it is known that nothing worse came behind it.

@@ -242,6 +242,10 @@ unsafe impl Device for CudaDevice {
     }
 
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        // Asked before each launch: so not of what cannot be in one. The default stream is the primary context's.
+        if stream == Stream::DEFAULT || !self.core.green.exist() {
+            return None;
+        }
         let _current = self.enter().ok()?;
         let multiprocessors = self.core.green.multiprocessors(raw(stream))?;
         (multiprocessors < self.core.multiprocessors).then_some(multiprocessors)

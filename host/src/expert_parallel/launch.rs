@@ -1,13 +1,10 @@
 //! How a kernel of a communicator is launched: first every check, then the launch.
 
-use ferry_layout::{Kernel, Rank};
+use ferry_layout::Kernel;
 
 use super::{ExpertParallel, Poison};
 use crate::device::{Args, Launch};
-use crate::{Error, Stream};
-
-/// Most streams that a communicator remembers; with more, it asks again.
-const MAX_STREAMS: usize = 16;
+use crate::{Error, LocalRanksError, Stream};
 
 /// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it
 /// was.
@@ -29,20 +26,22 @@ impl<'a, Next> Prepared<'a, Next> {
         Ok(then(self.rank, self.next))
     }
 
-    /// Enqueues the kernels of one call of several ranks, one after another. Where one cannot be enqueued,
-    /// all ranks are poisoned, and the error comes with the rank.
+    /// Enqueues the kernels of one call of several ranks, one after another. Where the first cannot be
+    /// enqueued, none is, and all ranks stay as they are; where a later one cannot, all are poisoned.
     pub(crate) fn launch_all<T>(
         calls: Vec<Self>,
         mut then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
-    ) -> Result<Vec<T>, (Rank, Error)> {
-        for call in &calls {
-            if let Err(error) = call.enqueue() {
-                let rank = call.rank.rank();
-                for call in &calls {
-                    call.rank.poison(Poison::Launch(rank));
-                }
-                return Err((rank, error));
+    ) -> Result<Vec<T>, LocalRanksError> {
+        for (at, call) in calls.iter().enumerate() {
+            let Err(error) = call.enqueue() else { continue };
+            let (rank, source) = (call.rank.rank(), Box::new(error));
+            if at == 0 {
+                return Err(LocalRanksError::Refused { rank, source });
             }
+            for call in &calls {
+                call.rank.poison(Poison::Launch(rank));
+            }
+            return Err(LocalRanksError::NotLaunched { rank, source });
         }
         let each = calls.into_iter();
         Ok(each.map(|call| then(call.rank, call.next)).collect())
@@ -95,25 +94,12 @@ impl ExpertParallel {
         })
     }
 
-    /// Whether `stream` has as many multiprocessors as a launch takes. A stream is asked once.
-    fn require_room(&mut self, stream: Stream) -> Result<(), Error> {
-        let known = self.streams.iter().find(|(of, _)| *of == stream);
-        let multiprocessors = match known {
-            Some(&(_, multiprocessors)) => multiprocessors,
-            None => {
-                let multiprocessors = self.device().stream_multiprocessors(stream);
-                if self.streams.len() == MAX_STREAMS {
-                    self.streams.clear();
-                }
-                self.streams.push((stream, multiprocessors));
-                multiprocessors
-            }
-        };
+    /// Whether `stream` has as many multiprocessors as a launch takes. Asked each time: a handle is another
+    /// stream's once its own was destroyed.
+    fn require_room(&self, stream: Stream) -> Result<(), Error> {
         let max_sms = self.plan.config().max_sms;
-        match multiprocessors {
+        match self.device().stream_multiprocessors(stream) {
             Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
-                // Another stream may have this one's handle by now: the next call asks again.
-                self.streams.retain(|(of, _)| *of != stream);
                 Err(Error::GreenContext {
                     max_sms,
                     multiprocessors,

@@ -108,7 +108,6 @@ impl ExpertParallel {
             memory,
             windows,
             member,
-            streams: Vec::new(),
             poison,
             told,
             closed: false,
