@@ -1,5 +1,6 @@
 //! What dispatch and combine take, and how it is checked.
 
+mod apart;
 mod combine;
 
 use bytemuck::Zeroable;
@@ -41,7 +42,8 @@ pub struct DispatchInput {
 
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
 /// multiple of 4; [`Plan::max_rows`] always suffice, and too few are reported as a fault.
-/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it.
+/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it. In one call with the inputs, none of it is
+/// in their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low

@@ -43,12 +43,6 @@ impl CombineInput {
             weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
         }
         let combined = self.combined(output, plan, tokens)?;
-        let bits = output.element.bits();
-        self.require_apart(&Extent::of(
-            combined,
-            output.combined.rows().elements(),
-            bits,
-        ))?;
         let args = CombineArgs {
             common: Common {
                 tokens: tokens as u32,
@@ -60,15 +54,15 @@ impl CombineInput {
             // Positions below this index the staging too, which has no more rows than can come.
             row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
         };
-        self.with_options(args, output, plan, received, taken)
+        let with = self.with_options(args, output, plan, received, taken)?;
+        let (elements, bits) = (output.combined.rows().elements(), output.element.bits());
+        self.require_apart(&Extent::of(combined, elements, bits))?;
+        Ok(with)
     }
 
-    /// Checks that no tensor is read from where the result is written: rows are still read while sums are
-    /// written.
+    /// Checks that no tensor, each of which was found to fit, is read from where the result is written: rows
+    /// are still read while sums are written.
     fn require_apart(&self, combined: &Extent) -> Result<(), Error> {
-        fn extent<const N: usize>(tensor: Option<&Tensor<N>>, bits: u32) -> Option<Extent> {
-            tensor.map(|tensor| Extent::of(tensor.at, tensor.elements(), bits))
-        }
         let steps = match &self.epilogue {
             CombineEpilogue::Steps(steps) => Some(steps),
             _ => None,
@@ -184,8 +178,13 @@ impl CombineInput {
     }
 }
 
+/// What `tensor` takes in elements of `bits` bits, if there is one.
+pub(super) fn extent<const N: usize>(tensor: Option<&Tensor<N>>, bits: u32) -> Option<Extent> {
+    tensor.map(|tensor| Extent::of(tensor.at, tensor.elements(), bits))
+}
+
 /// Bytes that a tensor takes.
-struct Extent {
+pub(super) struct Extent {
     address: u64,
     bytes: u64,
 }
@@ -195,12 +194,12 @@ impl Extent {
     const fn of(at: DevicePtr, elements: usize, bits: u32) -> Self {
         Self {
             address: at.address(),
-            bytes: (bits / 8) as u64 * elements as u64,
+            bytes: (elements as u64).saturating_mul(bits as u64).div_ceil(8),
         }
     }
 
     /// Whether the two have a byte in common.
-    const fn overlaps(&self, other: &Self) -> bool {
+    pub(super) const fn overlaps(&self, other: &Self) -> bool {
         // Distances, as ends could wrap.
         self.bytes > 0
             && other.bytes > 0

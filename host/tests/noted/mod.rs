@@ -235,7 +235,7 @@ pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertPar
 }
 
 pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
-    let at = memory(4096);
+    let (at, out) = (memory(4096), memory(16384));
     let local = rank.plan().local_experts();
     let input = DispatchInput::new(
         Tensor::contiguous(at, [2, 8]),
@@ -243,11 +243,11 @@ pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     );
     let output = DispatchOutput {
         row_scales: None,
-        tokens: Tensor::contiguous(at, [6, 8]),
+        tokens: Tensor::contiguous(out, [6, 8]),
         scales: None,
-        row_offsets: Tensor::contiguous(at, [local + 1]),
-        expert_ids: Tensor::contiguous(at, [local]),
-        src_info: Tensor::contiguous(at, [6, 2]),
+        row_offsets: Tensor::contiguous(out, [local + 1]),
+        expert_ids: Tensor::contiguous(out, [local]),
+        src_info: Tensor::contiguous(out, [6, 2]),
     };
     (input, output)
 }
