@@ -352,15 +352,31 @@ pub(super) struct IpcMemHandle(pub(super) [u8; 64]);
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: opening a handle also gives access to the memory's device.
 pub(super) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
-/// The driver, loaded by the first call.
-fn driver() -> &'static Result<Functions, NotLoaded> {
-    static DRIVER: OnceLock<Result<Functions, NotLoaded>> = OnceLock::new();
-    DRIVER.get_or_init(|| Functions::of(&Library::load(NAME)?))
+/// The driver, loaded by the first call that finds one.
+#[inline]
+fn driver() -> Result<&'static Functions, NotLoaded> {
+    static DRIVER: OnceLock<Functions> = OnceLock::new();
+    kept(&DRIVER, || Functions::of(&Library::load(NAME)?))
+}
+
+/// What was loaded, or is now. A failure is not kept: what was missing may have come since.
+#[inline]
+fn kept<T>(
+    once: &OnceLock<T>,
+    load: impl FnOnce() -> Result<T, NotLoaded>,
+) -> Result<&T, NotLoaded> {
+    match once.get() {
+        Some(loaded) => Ok(loaded),
+        None => Ok(once.get_or_init({
+            let loaded = load()?;
+            || loaded
+        })),
+    }
 }
 
 /// Why there is no driver to call, if there is none.
-pub(super) fn why_not_loaded() -> Option<&'static NotLoaded> {
-    driver().as_ref().err()
+pub(super) fn why_not_loaded() -> Option<NotLoaded> {
+    driver().err()
 }
 
 #[cfg(all(test, feature = "cust"))]
