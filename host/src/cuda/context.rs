@@ -181,7 +181,9 @@ pub(super) fn current() -> Result<CUcontext, Error> {
     Ok(context)
 }
 
-/// Puts the thread's context back when dropped. Stays on its thread.
+/// Puts the thread's context back when dropped. Stays on its thread. The guards of a thread are dropped in
+/// the reverse of the order in which they were made, as local variables are: each takes the topmost context
+/// away, so that in another order one of another device is current meanwhile.
 #[must_use]
 pub struct Current {
     pushed: bool,
