@@ -69,7 +69,9 @@ fn main() -> Result<(), Error> {
             dispatched.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }
         for (rank, t) in ranks.iter().zip(&tensors) {
-            rank.synchronize(t.stream)?;
+            if let Some(fault) = rank.synchronize(t.stream)? {
+                eprintln!("{fault}");
+            }
         }
         if round + 1 == ROUNDS {
             println!("round {round}: {:?}", start.elapsed());
@@ -77,7 +79,7 @@ fn main() -> Result<(), Error> {
     }
     for (rank, t) in ranks.iter().zip(&tensors) {
         let device = rank.device();
-        let sums: Vec<u16> = device.download_tensor(&t.sums.output(tokens)?.combined.rows())?;
+        let sums: Vec<u16> = device.download_tensor(&t.sums.output(tokens)?.rows())?;
         let wrong = sums.iter().zip(&t.x).filter(|(a, b)| a != b).count();
         println!("{}: {tokens} tokens, {wrong} wrong elements", device.name());
         assert_eq!(wrong, 0);

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::tensor::bytes_of;
-use crate::{Device, DevicePtr, Error, Tensor};
+use crate::{Device, DevicePtr, Error};
 
 /// Allocations on one device.
 pub(crate) struct Allocations {
@@ -33,17 +32,16 @@ impl Allocations {
         }
     }
 
-    /// A tensor without gaps, of elements of `bits` bits; not cleared.
-    pub(crate) fn tensor<const N: usize>(
-        &mut self,
-        dims: [usize; N],
-        bits: u32,
-    ) -> Result<Tensor<N>, Error> {
-        // A plan and `Capacity::check` bound the sizes far below this.
-        let bytes = bytes_of(dims, bits).unwrap_or(u64::MAX);
+    /// So many bytes, not cleared.
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
         let at = self.device.alloc(bytes)?;
         self.at.push(at);
-        Ok(Tensor::contiguous(at, dims))
+        Ok(at)
+    }
+
+    /// Whose memory it is.
+    pub(crate) const fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// All of them.

@@ -9,18 +9,21 @@ use ferry_layout::{
     scale_placement,
 };
 
+use crate::scales::ScaleAddresses;
 use crate::tensor::Element;
-use crate::{CombineEpilogue, Error, Plan, Problem, ScaleTensor, Tensor};
+use crate::{CombineEpilogue, DataType, Error, Plan, Problem, ScaleTensor, Tensor, TensorError};
 
 /// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
 /// rank to rank and from round to round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
-    /// BF16 `[tokens, hidden]`, 16-byte aligned. Of a split dispatch with a
+    /// BF16 `[tokens, hidden]`, 16-byte aligned. The one tensor whose rows need not follow each other
+    /// ([`Tensor::with_row_stride`]). Of a split dispatch with a
     /// [shared expert](crate::Config::shared_expert) the wait reads it once more, and the `input_scale`.
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
-    /// `-1..experts` is not routed either, and reported as a fault.
+    /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the token
+    /// twice, and both rows count; [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
     /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
     /// are 1.
@@ -90,61 +93,52 @@ pub struct CombineInput {
     pub epilogue: CombineEpilogue,
 }
 
-/// Where a rank receives the result of a combine. [`CombineBuffers`](crate::CombineBuffers) allocates it.
+/// Where a rank receives the result of a combine: a tensor whose shape depends on the mode, 16-byte aligned,
+/// not in the memory of `expert_rows`, as rows are still read while sums are written.
+/// [`CombineBuffers`](crate::CombineBuffers) allocates it.
+///
+/// With [`skip_a2a`](crate::Config::skip_a2a) the result is what this rank's experts add, and zeros where they
+/// add nothing: the sum over the ranks is the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CombineOutput {
-    /// In `element`s, 16-byte aligned. Not in the memory of `expert_rows`: rows are still read while sums are
-    /// written. With [`skip_a2a`](crate::Config::skip_a2a) what this rank's experts add, and zeros
-    /// where they add nothing: the sum over the ranks is the result.
-    pub combined: CombineTensor,
-    /// What `combined` is made of. Others than BF16 take kernels with options
-    /// ([`Config::options`](crate::Config::options)), and rows that are summed.
-    pub element: OutputElement,
-}
-
-/// A combine's result, whose shape depends on the mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CombineTensor {
+pub enum CombineOutput {
     /// `[tokens, hidden]`: the weighted sum of a token's rows. In reduced mode always; in exact
-    /// mode when the combine is given weights.
+    /// mode when the combine is given weights. BF16; f16 and f32 take kernels with options
+    /// ([`Config::options`](crate::Config::options)).
     Summed(Tensor<2>),
-    /// `[tokens, top_k, hidden]`: each row by itself, zeros where nothing was routed. In exact
+    /// BF16 `[tokens, top_k, hidden]`: each row by itself, zeros where nothing was routed. In exact
     /// mode without weights.
     Apart(Tensor<3>),
 }
 
 impl CombineOutput {
-    /// Sums, BF16 `[tokens, hidden]`.
-    pub const fn summed(combined: Tensor<2>) -> Self {
-        Self {
-            combined: CombineTensor::Summed(combined),
-            element: OutputElement::Bf16,
-        }
-    }
-
-    /// Each row by itself, BF16 `[tokens, top_k, hidden]`.
-    pub const fn apart(combined: Tensor<3>) -> Self {
-        Self {
-            combined: CombineTensor::Apart(combined),
-            element: OutputElement::Bf16,
-        }
-    }
-
-    /// The same in other elements.
-    pub const fn of(self, element: OutputElement) -> Self {
-        Self { element, ..self }
-    }
-}
-
-impl CombineTensor {
     /// The same elements as rows, one after another: `[tokens, hidden]` or `[tokens * top_k, hidden]`.
     pub const fn rows(&self) -> Tensor<2> {
         match *self {
             Self::Summed(tensor) => tensor,
-            Self::Apart(Tensor { at, dims, .. }) => {
-                Tensor::contiguous(at, [dims[0].saturating_mul(dims[1]), dims[2]])
-            }
+            Self::Apart(Tensor {
+                at,
+                data_type,
+                dims,
+                ..
+            }) => Tensor::contiguous(at, data_type, [dims[0].saturating_mul(dims[1]), dims[2]]),
         }
+    }
+}
+
+impl CombineOutput {
+    /// What the result is made of. Rows that are kept apart are BF16.
+    pub(crate) fn element(&self) -> Result<OutputElement, TensorError> {
+        let given = match self {
+            Self::Apart(_) => return Ok(OutputElement::Bf16),
+            Self::Summed(combined) => combined.data_type,
+        };
+        let mut all = OutputElement::ALL.into_iter();
+        all.find(|&element| DataType::from(element) == given)
+            .ok_or_else(|| TensorError {
+                tensor: "combined",
+                wanted: "elements of bf16, f16 or f32".to_owned(),
+                given: given.to_string(),
+            })
     }
 }
 
@@ -165,9 +159,16 @@ impl DispatchInput {
         Sent {
             tokens: self.x.dims[0],
             x: self.x.at.address(),
+            x_stride: self.x_stride(),
             input_scale: address_or_none(self.input_scale),
             tokens_on_device: address_or_none(self.tokens_on_device),
         }
+    }
+
+    /// Bytes from one row of `x` to the next.
+    const fn x_stride(&self) -> u64 {
+        // Of a single row it may be any number.
+        (self.x.strides[0] as u64).wrapping_mul(2)
     }
 
     /// The kernels' arguments without outputs.
@@ -180,16 +181,15 @@ impl DispatchInput {
                 max: config.max_tokens_per_rank,
             });
         }
-        self.x
-            .require("x", [tokens, config.hidden], Element::BF16_ROW)?;
+        self.x.require_rows("x", [tokens, config.hidden])?;
         self.topk_ids
-            .require("topk_ids", [tokens, config.top_k], Element::WORD)?;
+            .require("topk_ids", [tokens, config.top_k], Element::I32)?;
         if let Some(weights) = &self.topk_weights {
-            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
+            weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
         }
         let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
         match &self.input_scale {
-            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::WORD)?,
+            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::F32)?,
             Some(_) => {
                 return Err(Error::UnusedInputScale {
                     format: config.format,
@@ -198,11 +198,12 @@ impl DispatchInput {
             None => {}
         }
         if let Some(count) = &self.tokens_on_device {
-            count.require("tokens_on_device", [1], Element::WORD)?;
+            count.require("tokens_on_device", [1], Element::U32)?;
         }
         Ok(DispatchWith {
             args: DispatchArgs {
                 x: self.x.at.address(),
+                x_stride: self.x_stride(),
                 topk_ids: self.topk_ids.at.address(),
                 topk_weights: address_or_none(self.topk_weights),
                 input_scale: address_or_none(self.input_scale),
@@ -223,6 +224,7 @@ pub(crate) struct Sent {
     pub(crate) tokens: usize,
     /// Of the inputs that a shared expert's rows are made of, and of the number of tokens.
     x: u64,
+    x_stride: u64,
     input_scale: u64,
     tokens_on_device: u64,
 }
@@ -232,7 +234,8 @@ impl Sent {
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
         let mut args = args_of(common, self.tokens);
         if plan.config().shared_expert {
-            (args.x, args.input_scale) = (self.x, self.input_scale);
+            (args.x, args.x_stride) = (self.x, self.x_stride);
+            args.input_scale = self.input_scale;
         }
         DispatchWith {
             args,
@@ -269,16 +272,16 @@ pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
 }
 
 impl DispatchOutput {
-    /// `args`, with these outputs.
-    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
+    /// Checks every tensor.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<ScaleAddresses, Error> {
         let capacity = self.capacity();
-        let element = Element::row(plan.shape().sizes().element_bits);
+        let element = Element::row(DataType::of_tokens(plan.config().format));
         self.tokens
             .require("tokens", [capacity, plan.config().hidden], element)?;
         let scales =
             ScaleTensor::check(self.scales.as_ref(), plan.shape(), plan.groups(), capacity)?;
         match (&self.row_scales, plan.shape().sizes().has_row_scale) {
-            (Some(given), true) => given.require("row_scales", [capacity], Element::HALF)?,
+            (Some(given), true) => given.require("row_scales", [capacity], Element::BF16)?,
             (None, false) => {}
             (given, _) => {
                 return Err(Error::WrongRowScales {
@@ -288,11 +291,17 @@ impl DispatchOutput {
             }
         }
         self.row_offsets
-            .require("row_offsets", [plan.groups() + 1], Element::WORD)?;
+            .require("row_offsets", [plan.groups() + 1], Element::U32)?;
         self.expert_ids
-            .require("expert_ids", [plan.groups()], Element::WORD)?;
+            .require("expert_ids", [plan.groups()], Element::I32)?;
         self.src_info
-            .require("src_info", [capacity, 2], Element::WORD)?;
+            .require("src_info", [capacity, 2], Element::I32)?;
+        Ok(scales)
+    }
+
+    /// `args`, with these outputs.
+    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
+        let (scales, capacity) = (self.check(plan)?, self.capacity());
         let args = DispatchArgs {
             output_tokens: self.tokens.at.address(),
             output_scales: scales.scales,
@@ -396,9 +405,13 @@ mod tests {
         assert!(plan.max_rows() as u64 > plan.shape().max_rows());
         // SAFETY: nothing here reads or writes device memory.
         let memory = |address| unsafe { DevicePtr::new(address, 1 << 20) };
-        let rows = Tensor::contiguous(memory(1 << 20), [plan.max_rows(), 1024]);
+        let rows = Tensor::contiguous(memory(1 << 20), DataType::Bf16, [plan.max_rows(), 1024]);
         let input = CombineInput::new(rows);
-        let output = CombineOutput::apart(Tensor::contiguous(memory(1 << 21), [4, 1, 1024]));
+        let output = CombineOutput::Apart(Tensor::contiguous(
+            memory(1 << 21),
+            DataType::Bf16,
+            [4, 1, 1024],
+        ));
         let received = Received {
             tokens: 4,
             capacity: plan.max_rows(),

@@ -13,9 +13,31 @@ use std::net::SocketAddr;
 /// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
 /// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. A node group
 /// waits for other ranks nowhere else, but for their part in its own kernels: leaving it and freeing memory
-/// wait for what is at work on this process's device, which ends by its deadline. An NVSHMEM group comes to a barrier here before each call
-/// that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not),
-/// making, closing and leaving communicators and groups wait for ever for a rank that was lost.
+/// wait for what is at work on this process's device, which ends by its deadline. An NVSHMEM group comes to a
+/// barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not
+/// end (MPI's do not), making, closing and leaving communicators and groups wait for ever for a rank that was
+/// lost.
+///
+/// # Who calls it
+///
+/// A group owns its bootstrap, and these calls use it, in the thread that makes them; no other call and
+/// no thread of Ferry's does. Threads that make such calls at one time take turns.
+///
+/// | call | all-gathers | most bytes of a rank in one |
+/// |---|---|---|
+/// | `Group::node` | 7 | 600 |
+/// | `Group::nvshmem` | 3 | 600 |
+/// | [`ExpertParallel::new`](crate::ExpertParallel::new) | 5 | 128 |
+/// | [`close`](crate::ExpertParallel::close) of a communicator | 2; of an NVSHMEM group 1, behind a barrier | 128 |
+/// | the same, after it gave up | none | |
+/// | [`Group::close`](crate::Group::close) | 1 | 64, and 8 for each communicator not closed |
+///
+/// These are the numbers where all goes well. A step that fails on one rank is the last one of the
+/// call on all of them, but that windows may be given back, which takes one all-gather more; so all
+/// still make the same calls. Lengths differ between ranks where a name is sent (of a machine or
+/// its boot), or an error instead of an answer. [`rank`](Self::rank) and [`ranks`](Self::ranks) may
+/// be asked in any of these calls. Dispatch and combine, buffers and graphs use no bootstrap, nor
+/// does dropping a communicator or a group.
 ///
 /// # Safety
 /// Ranks write into memory of which a bootstrap told them, and free their own when all have come so far. An

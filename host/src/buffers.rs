@@ -5,9 +5,9 @@ use std::sync::Arc;
 use ferry_layout::{CombineMode, OutputElement};
 
 use crate::allocations::Allocations;
+use crate::copies::Inputs;
 use crate::{
-    Capacity, CombineOutput, CombineTensor, Device, DevicePtr, DispatchOutput, Error, Plan,
-    ScaleTensor, Tensor,
+    Capacity, CombineOutput, DataType, Device, DevicePtr, DispatchOutput, Error, Plan, Tensor,
 };
 
 /// The outputs of dispatches of one plan on one rank: every tensor that the plan's format has, in device
@@ -49,8 +49,11 @@ use crate::{
 /// # }
 /// ```
 pub struct DispatchBuffers {
-    memory: Allocations,
+    pub(crate) memory: Allocations,
     output: DispatchOutput,
+    pub(crate) plan: Plan,
+    /// Of [`upload`](Self::upload).
+    pub(crate) inputs: Option<Inputs>,
 }
 
 impl DispatchBuffers {
@@ -75,23 +78,17 @@ impl DispatchBuffers {
         plan: &Plan,
         capacity: Capacity,
     ) -> Result<Self, Error> {
-        let (shape, rows) = (plan.shape(), capacity.rows);
-        capacity.check(shape)?;
-        let (groups, sizes) = (plan.groups(), shape.sizes());
+        let layout = plan.output_layout(capacity)?;
         let (output, memory) = Allocations::with(device, |memory| {
-            Ok(DispatchOutput {
-                tokens: memory.tensor([rows, plan.config().hidden], sizes.element_bits)?,
-                scales: ScaleTensor::alloc(shape, groups, capacity, memory)?,
-                row_scales: match sizes.has_row_scale {
-                    true => Some(memory.tensor([rows], 16)?),
-                    false => None,
-                },
-                row_offsets: memory.tensor([groups + 1], 32)?,
-                expert_ids: memory.tensor([groups], 32)?,
-                src_info: memory.tensor([rows, 2], 32)?,
-            })
+            let at = layout.try_map(|tensor| memory.alloc(tensor.bytes))?;
+            DispatchOutput::from_addresses(plan, capacity, &at)
         })?;
-        Ok(Self { memory, output })
+        Ok(Self {
+            memory,
+            output,
+            plan: *plan,
+            inputs: None,
+        })
     }
 
     /// The tensors, for [`ExpertParallel::dispatch`](crate::ExpertParallel::dispatch) and for what reads
@@ -105,7 +102,7 @@ impl DispatchBuffers {
         self.memory.at()
     }
 
-    /// Sets every byte of every tensor, so that what reads padding rows finds `value` there. Not collective;
+    /// Sets every byte of every output, so that what reads padding rows finds `value` there. Not collective;
     /// synchronises, but not with other streams than the device's own.
     ///
     /// # Errors
@@ -123,8 +120,13 @@ impl DispatchBuffers {
     /// Nothing uses the tensors any more: no kernel that is enqueued, no open round, no graph that will be
     /// launched, no copy of an address.
     pub unsafe fn free(self) -> Result<(), Error> {
+        let inputs = self.inputs.map(|inputs| inputs.memory);
         // SAFETY: the caller's promise.
-        unsafe { self.memory.free() }
+        unsafe {
+            self.memory
+                .free()
+                .and(inputs.map_or(Ok(()), |of| of.free()))
+        }
     }
 }
 
@@ -139,14 +141,18 @@ impl DispatchBuffers {
 /// Dropped, the memory stays allocated, as kernels and copies of the address may still use it;
 /// [`free`](Self::free) gives it back.
 pub struct CombineBuffers {
-    memory: Allocations,
+    pub(crate) memory: Allocations,
+    /// Of [`upload`](Self::upload).
+    pub(crate) expert_rows: Option<Allocations>,
+    /// Those that were too small for a later one.
+    pub(crate) outgrown: Vec<Allocations>,
     at: DevicePtr,
     /// `max_tokens_per_rank`.
     most: usize,
-    hidden: usize,
+    pub(crate) hidden: usize,
     /// Rows of a token, where they are kept apart.
     top_k: Option<usize>,
-    element: OutputElement,
+    data_type: DataType,
 }
 
 impl CombineBuffers {
@@ -194,12 +200,14 @@ impl CombineBuffers {
     ) -> Result<Self, Error> {
         let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
         let dims = [most, top_k.unwrap_or(1), hidden];
-        let (all, memory) =
-            Allocations::with(device, |memory| memory.tensor(dims, element.bits()))?;
+        let all = Tensor::contiguous(DevicePtr::NULL, element.into(), dims);
+        let (at, memory) = Allocations::with(device, |memory| memory.alloc(all.bytes()))?;
         Ok(Self {
             memory,
-            at: all.at,
-            element,
+            expert_rows: None,
+            outgrown: Vec::new(),
+            at,
+            data_type: all.data_type,
             most,
             hidden,
             top_k,
@@ -217,19 +225,21 @@ impl CombineBuffers {
                 max: self.most,
             });
         }
-        let combined = match self.top_k {
-            None => CombineTensor::Summed(Tensor::contiguous(self.at, [tokens, self.hidden])),
-            Some(top_k) => {
-                CombineTensor::Apart(Tensor::contiguous(self.at, [tokens, top_k, self.hidden]))
-            }
-        };
-        Ok(CombineOutput {
-            combined,
-            element: self.element,
+        Ok(match self.top_k {
+            None => CombineOutput::Summed(Tensor::contiguous(
+                self.at,
+                self.data_type,
+                [tokens, self.hidden],
+            )),
+            Some(top_k) => CombineOutput::Apart(Tensor::contiguous(
+                self.at,
+                self.data_type,
+                [tokens, top_k, self.hidden],
+            )),
         })
     }
 
-    /// Sets every byte. Not collective; synchronises, but not with other streams than the device's own.
+    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the device's own.
     ///
     /// # Errors
     /// What the device reports.
@@ -245,8 +255,11 @@ impl CombineBuffers {
     /// # Safety
     /// As [`DispatchBuffers::free`].
     pub unsafe fn free(self) -> Result<(), Error> {
+        let copies = self.expert_rows.into_iter().chain(self.outgrown);
         // SAFETY: the caller's promise.
-        unsafe { self.memory.free() }
+        let freed = copies.map(|memory| unsafe { memory.free() });
+        // SAFETY: as above.
+        unsafe { self.memory.free() }.and(freed.fold(Ok(()), Result::and))
     }
 }
 

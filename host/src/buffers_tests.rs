@@ -1,7 +1,7 @@
 //! Buffers of every format are what a dispatch and a combine take.
 
 use super::*;
-use crate::{Config, ExpertParallel, Group, Rank, ScaleLayout, TokenFormat};
+use crate::{Config, ExpertParallel, Group, OutputTensors, Rank, ScaleLayout, TokenFormat};
 
 fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
     let group = Group::simulated(1, 1).unwrap();
@@ -106,13 +106,96 @@ fn a_capacity_that_cannot_be_is_refused_by_name() {
 }
 
 #[test]
+fn outputs_of_addresses_are_those_that_the_layout_says() {
+    for format in TokenFormat::ALL {
+        let (device, plan) = plan(format, CombineMode::Reduced);
+        let capacity = Capacity::of_rows(&plan, 40);
+        let layout = plan.output_layout(capacity).unwrap();
+        let bytes: u64 = layout.iter().map(|tensor| tensor.bytes).sum();
+        assert_eq!(bytes, documented_bytes(format, capacity) as u64);
+        let at = layout.clone().try_map(|tensor| device.alloc(tensor.bytes));
+        let at = at.unwrap();
+        let output = DispatchOutput::from_addresses(&plan, capacity, &at).unwrap();
+        assert_eq!(output.capacity(), 40);
+        // What the layout says of an address is what is checked.
+        for moved in layout.iter() {
+            let mut rest = at.iter();
+            let odd = layout.clone().try_map(|tensor| {
+                let shift = if tensor.name == moved.name {
+                    moved.align / 2
+                } else {
+                    0
+                };
+                let at = rest.next().unwrap().address() + shift;
+                // SAFETY: nothing is done with it.
+                Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
+            });
+            let refused = DispatchOutput::from_addresses(&plan, capacity, &odd.unwrap());
+            let text = refused.unwrap_err().to_string();
+            assert!(
+                text.contains(&format!("a multiple of {}", moved.align)),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn addresses_that_do_not_fit_the_format_are_named() {
+    let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    let (device, plan_of) = plan(tiled, CombineMode::Reduced);
+    let capacity = Capacity::of_rows(&plan_of, 40);
+    let layout = plan_of.output_layout(capacity).unwrap();
+    let at = layout.try_map(|tensor| device.alloc(tensor.bytes)).unwrap();
+    let told = |plan: &Plan, at| {
+        let refused = DispatchOutput::from_addresses(plan, capacity, &at);
+        refused.unwrap_err().to_string()
+    };
+    let none = OutputTensors { scales: None, ..at };
+    assert_eq!(
+        told(&plan_of, none),
+        "tensor scales: wanted an address, given none"
+    );
+    let none = OutputTensors {
+        scale_offsets: None,
+        ..at
+    };
+    assert_eq!(
+        told(&plan_of, none),
+        "tensor scale_offsets: wanted an address, given none"
+    );
+    let more = OutputTensors {
+        row_scales: Some(at.tokens),
+        ..at
+    };
+    assert_eq!(
+        told(&plan_of, more),
+        "tensor row_scales: wanted none, given an address"
+    );
+    let (_, bf16) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    assert_eq!(
+        told(&bf16, at),
+        "tensor scales: wanted none, given an address"
+    );
+    let short = OutputTensors {
+        tokens: at.src_info,
+        ..at
+    };
+    let text = told(&plan_of, short);
+    assert!(
+        text.starts_with("tensor tokens: wanted 10240 bytes at its address"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_result_has_the_shape_of_its_mode_and_no_more_tokens_than_the_plan() {
     let (device, plan) = plan(TokenFormat::Bf16, CombineMode::Exact);
     let summed = CombineBuffers::new(&device, &plan).unwrap();
     let apart = CombineBuffers::apart(&device, &plan).unwrap();
-    let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap().combined {
-        CombineTensor::Summed(tensor) => tensor.dims.to_vec(),
-        CombineTensor::Apart(tensor) => tensor.dims.to_vec(),
+    let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap() {
+        CombineOutput::Summed(tensor) => tensor.dims.to_vec(),
+        CombineOutput::Apart(tensor) => tensor.dims.to_vec(),
     };
     assert_eq!(dims(&summed, 50), [50, 256]);
     assert_eq!(dims(&apart, 7), [7, 2, 256]);
@@ -145,11 +228,18 @@ fn values_go_to_a_tensor_and_come_back() {
         short.contains("wanted 6 elements (shape [2, 3]), given 1"),
         "{short}"
     );
-    let wide = device.download_tensor::<u64, 2>(&tensor);
+    let other = device.download_tensor::<f32, 2>(&tensor);
+    assert_eq!(
+        other.unwrap_err().to_string(),
+        "tensor tensor: wanted elements of i32, given a download as f32"
+    );
+    let bytes = device.download_tensor::<u8, 2>(&tensor).unwrap();
+    assert_eq!((bytes.len(), bytes[4]), (24, 2));
+    let longer = Tensor::contiguous(tensor.at, DataType::I32, [2, 4]);
     assert!(matches!(
-        wide,
+        device.download_tensor::<i32, 2>(&longer),
         Err(Error::MemoryTooShort {
-            wanted: 48,
+            wanted: 32,
             given: 24,
             ..
         })

@@ -107,19 +107,23 @@ impl Captures {
         Mark(self.ended.load(Ordering::Acquire))
     }
 
-    /// After a launch: has each graph that the launch may be a part of hold `held`. `number`: the
-    /// driver's number of the capture that the stream is in by now, if it is in one; where that
-    /// cannot be told, every graph in the making holds it.
+    /// After a launch: has each graph that the launch may be a part of hold `held`, and gives whether there
+    /// is one, or was. `number`: the driver's number of the capture that the stream is in by now, if
+    /// it is in one; where that cannot be told, every graph in the making holds it.
+    ///
+    /// Those of captures that `CudaDevice::capture` began: of others
+    /// nothing is known, and what their graphs need is the promise of [`Stream::new`](crate::Stream::new).
     pub(crate) fn hold(
         &self,
         since: Mark,
         held: &Held,
         number: impl FnOnce() -> Result<Option<u64>, Error>,
-    ) {
+    ) -> bool {
         // In this order, see `end`.
         let none_is_open = self.open.load(Ordering::Acquire) == 0;
-        if none_is_open && self.mark().0 == since.0 {
-            return;
+        let mut takes_any_part = self.mark().0 != since.0;
+        if none_is_open && !takes_any_part {
+            return false;
         }
         let number = number();
         let all = self.all();
@@ -138,10 +142,13 @@ impl Captures {
             (State::Numbered(other), Ok(number)) => *number == Some(other),
             (State::Ended(ended), _) => ended > since.0,
         };
-        let taken = all.iter().filter(|capture| takes_part(capture.state));
-        for list in taken.filter_map(|capture| capture.held.upgrade()) {
-            list.add(held);
+        for capture in all.iter().filter(|capture| takes_part(capture.state)) {
+            takes_any_part = true;
+            if let Some(list) = capture.held.upgrade() {
+                list.add(held);
+            }
         }
+        takes_any_part
     }
 
     fn set(&self, list: &Arc<HeldList>, state: State) {
@@ -184,9 +191,11 @@ mod tests {
             list
         });
         for (number, held) in [(7, &one), (7, &one), (8, &two), (9, &two)] {
-            captures.hold(captures.mark(), held, || Ok(Some(number)));
+            let is_held = captures.hold(captures.mark(), held, || Ok(Some(number)));
+            // The last one is of a capture that others began.
+            assert_eq!(is_held, number < 9);
         }
-        captures.hold(captures.mark(), &one, in_none);
+        assert!(!captures.hold(captures.mark(), &one, in_none));
         assert_eq!((holders(&one), holders(&two)), (1, 1));
         for list in &lists {
             captures.ending(list);
@@ -204,7 +213,8 @@ mod tests {
         let captures = Captures::new();
         let held: Held = Arc::new(1);
         for _ in 0..2 {
-            captures.hold(captures.mark(), &held, || panic!("the driver was asked"));
+            let asked = || panic!("the driver was asked");
+            assert!(!captures.hold(captures.mark(), &held, asked));
             captures.end(&captures.begin());
         }
     }
@@ -216,7 +226,7 @@ mod tests {
         let mark = captures.mark();
         // The driver has begun it, and the other thread has not been told the number.
         let list = captures.begin();
-        captures.hold(mark, &held, || Ok(Some(7)));
+        assert!(captures.hold(mark, &held, || Ok(Some(7))));
         assert_eq!(holders(&held), 1);
         drop(list);
         assert_eq!(holders(&held), 0);
@@ -234,10 +244,11 @@ mod tests {
         let list = captures.begin();
         captures.begun(&list, 7);
         captures.ending(&list);
-        captures.hold(mark, &earlier, in_none);
+        assert!(captures.hold(mark, &earlier, in_none));
         captures.end(&list);
-        captures.hold(mark, &held, in_none);
-        captures.hold(mark, &held, in_none);
+        for _ in 0..2 {
+            assert!(captures.hold(mark, &held, in_none));
+        }
         // Not the graph that was whole before the launch.
         assert_eq!((holders(&earlier), holders(&held)), (1, 1));
         drop(list);
@@ -252,7 +263,7 @@ mod tests {
         let (whole, listed, begun) = (captures.begin(), captures.begin(), captures.begin());
         captures.end(&whole);
         captures.begun(&listed, 7);
-        captures.hold(captures.mark(), &held, || Err(Error::NoRanks));
+        assert!(captures.hold(captures.mark(), &held, || Err(Error::NoRanks)));
         assert_eq!(holders(&held), 2);
         drop((listed, begun));
         assert_eq!(holders(&held), 0);

@@ -22,7 +22,12 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
 /// `specialise`, `options` and, without `skip_a2a`, `shared_expert`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// With the feature `serde` it can be read from a file, formats and modes as words (`"nvfp4:tiled"`,
+/// `"exact"`): what is not there is as in [`Config::new`], and what there is no field for is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Config {
     /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank `r` holds experts
     /// `r * experts / ranks` and up.
@@ -38,10 +43,13 @@ pub struct Config {
     pub max_tokens_per_rank: usize,
     /// Ranks of one node, which write each other's memory directly; divides the ranks. `None`:
     /// all ranks are on one node. A number below the real one sends more through NVSHMEM.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub p2p_world_size: Option<usize>,
     /// What dispatch makes of a token. Combine is BF16 in any case.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub format: TokenFormat,
     /// How expert outputs come back.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
     /// Whether every token also goes to a shared expert, which each rank has a copy of. Then this rank's own
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
@@ -50,13 +58,16 @@ pub struct Config {
     /// rows to their tokens: in reduced mode in f32, before the sum is rounded; in exact mode after the sum
     /// was rounded, and rounds again. With `skip_a2a` the ranks share the tokens
     /// ([`Plan::shared_tokens`](crate::Plan::shared_tokens)).
+    #[cfg_attr(feature = "serde", serde(default))]
     pub shared_expert: bool,
     /// Longest time that a kernel waits for all that it waits for together, from its start. A
     /// dispatch also waits for ranks that still read the round before: for these until the deadline
     /// of the combine before, if that comes first. After it the kernel returns, and
     /// [`ExpertParallel::check`](crate::ExpertParallel::check) says what it waited for.
+    #[cfg_attr(feature = "serde", serde(default = "deadline"))]
     pub deadline: Duration,
     /// Whether kernels look for experts that a token lists twice.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub debug_checks: bool,
     /// Most streaming multiprocessors that a kernel occupies; `None` for all of the device.
     ///
@@ -64,6 +75,7 @@ pub struct Config {
     /// fit on it together: two communicators in two streams, or one beside NCCL. See
     /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green
     /// context (CUDA 12.4), at most as many as that has.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub max_sms: Option<u32>,
     /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps
     /// the assignments of its own experts, and its combine sums those alone: zeros for a token that names
@@ -71,18 +83,26 @@ pub struct Config {
     /// another rank, and only fused calls are there. A group may have one rank. Whether the tokens are the
     /// same is not checked. What a [`CombineSteps`](crate::CombineSteps) adds on each rank counts as often in
     /// the sum of the ranks: give biases and residual on one rank.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub skip_a2a: bool,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for
     /// a shape's first one on a machine (the driver keeps the result), and faster calls, most of all with few
     /// tokens. Where [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have no code for many
     /// tokens: a reason to give decoding a plan of its own. The device keeps such kernels until it is closed.
     /// Without effect on the simulator and where ranks are on several nodes.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub specialise: bool,
     /// Whether the kernels that take options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result): what a call needs that gives an option. A call with
     /// one is refused without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply
     /// it.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
+}
+
+/// That of [`Config::new`].
+const fn deadline() -> Duration {
+    Duration::from_secs(10)
 }
 
 impl Config {
@@ -105,7 +125,7 @@ impl Config {
             format: TokenFormat::Bf16,
             combine: CombineMode::Reduced,
             shared_expert: false,
-            deadline: Duration::from_secs(10),
+            deadline: deadline(),
             debug_checks: false,
             max_sms: None,
             skip_a2a: false,

@@ -33,7 +33,7 @@
 use ::cust::memory::{DeviceBuffer, DeviceCopy};
 
 use crate::cuda::CudaDevice;
-use crate::{DevicePtr, Error, Stream, Tensor, TensorError};
+use crate::{DevicePtr, Error, Stream, Tensor, TensorElement, TensorError};
 
 /// Checks that `cust`'s current context, which is this thread's, is the primary one of `device`. Not
 /// collective. Does not synchronise.
@@ -111,14 +111,14 @@ pub unsafe fn memory_mut<T: DeviceCopy>(
 ///
 /// # Errors
 /// [`Error::Tensor`] where the buffer has fewer elements, and those of [`memory`].
-pub unsafe fn tensor<T: DeviceCopy, const N: usize>(
+pub unsafe fn tensor<T: DeviceCopy + TensorElement, const N: usize>(
     device: &CudaDevice,
     buffer: &DeviceBuffer<T>,
     dims: [usize; N],
 ) -> Result<Tensor<N>, Error> {
     // SAFETY: the caller's promise.
     let memory = unsafe { memory(device, buffer) }?;
-    let tensor = Tensor::contiguous(memory, dims);
+    let tensor = Tensor::contiguous(memory, T::DATA_TYPE, dims);
     if tensor.elements() <= buffer.len() {
         return Ok(tensor);
     }
@@ -136,7 +136,7 @@ pub unsafe fn tensor<T: DeviceCopy, const N: usize>(
 ///
 /// # Errors
 /// As [`tensor`].
-pub unsafe fn tensor_mut<T: DeviceCopy, const N: usize>(
+pub unsafe fn tensor_mut<T: DeviceCopy + TensorElement, const N: usize>(
     device: &CudaDevice,
     buffer: &mut DeviceBuffer<T>,
     dims: [usize; N],

@@ -3,12 +3,11 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use bytemuck::Pod;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Shape};
 
 pub use crate::handles::{DevicePtr, Stream};
-use crate::{Error, LoadedKernels, Tensor, TensorError};
+use crate::{DataType, Error, FusedSilu, LoadedKernels, Tensor, TensorElement, TensorError};
 
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -127,9 +126,34 @@ pub unsafe trait Device: Send + Sync {
     /// in them, or the general ones; where [`Args::has_options`], what
     /// [`kernels_with_options`](Self::kernels_with_options) gave.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
+    /// Enqueues a fused SiLU on `stream`: a kernel that waits for nobody and needs no round. Not collective;
+    /// does not synchronise or allocate, and can be captured in a graph. `max_sms` bounds the
+    /// multiprocessors that it occupies.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::WrongScales`], [`Error::TooManyScales`], [`Error::UnusedInputScale`],
+    /// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; what the
+    /// launch reports.
+    fn fused_silu(
+        &self,
+        stream: Stream,
+        silu: &FusedSilu,
+        max_sms: Option<u32>,
+    ) -> Result<(), Error> {
+        let launch = Launch {
+            kernel: Kernel::FusedSilu,
+            kernels: LoadedKernels::GENERAL,
+            args: Args::Silu(silu.args()?),
+            shmem: false,
+            max_sms,
+            stream,
+        };
+        // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
+        unsafe { self.launch(&launch) }
+    }
     /// [`launch`](Self::launch) of a communicator. Where the launch becomes a part of a graph, because
     /// the stream is captured by a device of this process, the graph keeps `held` for as long as there is
-    /// the graph; after an error nothing is kept.
+    /// the graph. Gives whether one may keep it; after an error none does.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -137,28 +161,29 @@ pub unsafe trait Device: Send + Sync {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let _ = held;
         // SAFETY: the caller's promise.
-        unsafe { self.launch(launch) }
+        unsafe { self.launch(launch) }?;
+        Ok(false)
     }
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
 }
 
 /// Typed copies. Not collective.
-impl dyn Device {
+impl dyn Device + '_ {
     /// Allocates a tensor without gaps, as [`alloc`](Device::alloc) does, and copies `values` into it.
     /// Synchronises.
     ///
     /// # Errors
     /// [`Error::Tensor`] if `values` are not as many as `dims` say; what the device reports.
-    pub fn upload_tensor<T: Pod, const N: usize>(
+    pub fn upload_tensor<T: TensorElement, const N: usize>(
         &self,
         dims: [usize; N],
         values: &[T],
     ) -> Result<Tensor<N>, Error> {
-        let tensor = Tensor::contiguous(DevicePtr::NULL, dims);
+        let tensor = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
         if tensor.elements() != values.len() {
             return Err(Error::Tensor(TensorError {
                 tensor: "values",
@@ -179,27 +204,35 @@ impl dyn Device {
         Ok(Tensor { at, ..tensor })
     }
 
-    /// Copies the elements of a tensor without gaps, each a `T`, from the device. The tensor does not tell
-    /// how large its elements are: with a `T` that is larger, bytes behind the tensor are read as well, if
-    /// there is memory. Synchronises as [`download`](Device::download) does.
+    /// Copies the elements of a tensor without gaps from the device: into `T` that its
+    /// [`data_type`](Tensor::data_type) [takes](DataType::takes), or into `u8`, which gives the bytes of any
+    /// tensor. Synchronises as [`download`](Device::download) does.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if it has gaps; [`Error::MemoryTooShort`] if the memory from its address on is
-    /// shorter than so many `T`; what the device reports.
-    pub fn download_tensor<T: Pod, const N: usize>(
+    /// [`Error::Tensor`] if it has gaps or its elements are no `T`; [`Error::MemoryTooShort`] if the memory
+    /// from its address on is shorter; what the device reports.
+    pub fn download_tensor<T: TensorElement, const N: usize>(
         &self,
         tensor: &Tensor<N>,
     ) -> Result<Vec<T>, Error> {
-        if !tensor.is_contiguous() {
-            return Err(Error::Tensor(TensorError {
+        let refused = |wanted: &str, given: String| {
+            Err(Error::Tensor(TensorError {
                 tensor: "tensor",
-                wanted: "no gaps".to_owned(),
-                given: format!("strides {:?} (shape {:?})", tensor.strides, tensor.dims),
-            }));
+                wanted: wanted.to_owned(),
+                given,
+            }))
+        };
+        let (wanted, dims) = (tensor.data_type, tensor.dims);
+        if !tensor.is_contiguous() {
+            let given = format!("strides {:?} (shape {dims:?})", tensor.strides);
+            return refused("no gaps", given);
         }
-        let bytes = (tensor.elements() as u64).saturating_mul(size_of::<T>() as u64);
-        tensor.at.require("download", bytes)?;
-        let mut values = vec![T::zeroed(); tensor.elements()];
+        if T::DATA_TYPE != DataType::U8 && !wanted.takes(T::DATA_TYPE) {
+            let given = format!("a download as {}", T::DATA_TYPE);
+            return refused(&format!("elements of {wanted}"), given);
+        }
+        tensor.at.require("download", tensor.bytes())?;
+        let mut values = vec![T::zeroed(); tensor.bytes() as usize / size_of::<T>()];
         self.download(tensor.at, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }

@@ -6,7 +6,8 @@ use crate::ExpertParallel;
 
 /// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that copies device
 /// memory. Nothing of it may be written; what stands there changes while kernels of this rank or of a peer
-/// run, and the addresses are good until [`ExpertParallel::close`].
+/// run, and the addresses are good until the rank is [closed](ExpertParallel::close) or
+/// [dropped](ExpertParallel#dropped).
 ///
 /// Sizes in terms of the plan's [`Shape`](crate::Shape). A row's stride is its bytes, rounded up to a
 /// multiple of 128.

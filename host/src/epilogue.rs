@@ -109,7 +109,7 @@ impl CombineSteps {
     fn words(&self, plan: &Plan, tokens: usize) -> Result<EpilogueWords, Error> {
         let hidden = plan.config().hidden;
         if let Some(scales) = &self.row_scales {
-            scales.require("row_scales", [tokens], Element::WORD)?;
+            scales.require("row_scales", [tokens], Element::F32)?;
         }
         for (name, bias) in ["biases[0]", "biases[1]"].into_iter().zip(&self.biases) {
             if let Some(bias) = bias {

@@ -279,9 +279,9 @@ pub enum Error {
         "combine in exact mode {}; {}",
         if *.weights { "was given topk_weights" } else { "was given no topk_weights" },
         if *.weights {
-            "its output is then [tokens, hidden] (CombineTensor::Summed)"
+            "its output is then [tokens, hidden] (CombineOutput::Summed)"
         } else {
-            "its output is then [tokens, top_k, hidden] (CombineTensor::Apart)"
+            "its output is then [tokens, top_k, hidden] (CombineOutput::Apart)"
         }
     )]
     WrongCombineOutput {
@@ -290,7 +290,7 @@ pub enum Error {
     },
     /// Separate output in reduced mode.
     #[error(
-        "combine in reduced mode gives sums, [tokens, hidden] (CombineTensor::Summed); rows are \
+        "combine in reduced mode gives sums, [tokens, hidden] (CombineOutput::Summed); rows are \
          kept apart only in exact mode"
     )]
     ApartInReducedMode,
@@ -312,8 +312,8 @@ pub enum Error {
          ExpertParallel::unfinished gives it back"
     )]
     CombineNotWaited,
-    /// A kernel met this. If it was the input's fault ([`is_input`](ferry_layout::FaultKind::is_input)),
-    /// the communicator stays usable, else it is poisoned.
+    /// A kernel met this and gave up: the communicator is poisoned. A fault of the input is no error but
+    /// an [`InputFault`](crate::InputFault).
     #[error("{0}")]
     Fault(Fault),
     /// The communicator gave up earlier and must be built anew. The fault says why; if it is an

@@ -3,16 +3,18 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, Rank};
+use ferry_layout::{Common, Counter, Fault, FaultKind, Rank};
 
 use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
 use crate::memory::{Private, Windows};
-use crate::{Device, Error, LocalRanksError, Plan, Stream};
+use crate::{Device, Error, InputFault, LocalRanksError, Plan, Stream};
+use streams::Streams;
 
 pub(crate) mod close;
 pub(crate) mod launch;
 mod set_up;
+mod streams;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`Dispatched::combine`](crate::Dispatched::combine)).
@@ -48,6 +50,20 @@ mod set_up;
 /// [`check`](Self::check), after the stream was synchronised.
 ///
 /// A value can be moved to another thread; each local rank can have its own.
+///
+/// # Dropped
+///
+/// [`close`](Self::close) ends a rank, and says what went wrong. A rank that is dropped instead waits for no
+/// other one. Its memory is freed, which synchronises with its device, where all ranks of the group
+/// are in this process and on one node, and nothing that was launched of this one can be at work:
+/// each stream that it was launched into was given to [`synchronize`](Self::synchronize) since,
+/// whatever that found, and no `CudaDevice::capture` has had its calls. The windows are freed with
+/// the last rank. Else this rank's memory and all windows are leaked, with a warning: an event of
+/// `tracing`, and for a program without a subscriber a line on stderr, once a process. A wait of
+/// another kind (of another library, of the device's own) is not seen here, nor is one for the
+/// default stream that each thread has of its own.
+///
+/// What peers do when a rank is gone, [`Group`](crate::Group#after-a-rank-was-lost) says.
 pub struct ExpertParallel {
     pub(crate) plan: Plan,
     rank: Rank,
@@ -58,6 +74,8 @@ pub struct ExpertParallel {
     windows: Arc<Windows>,
     /// A [`Launchable`], which graphs hold, too.
     member: Arc<dyn Any + Send + Sync>,
+    /// Those that were launched into.
+    streams: Streams,
     /// Why it gave up.
     poison: OnceLock<Poison>,
     /// An input fault that was told, until it is known that nothing worse came behind it.
@@ -130,24 +148,34 @@ impl ExpertParallel {
     /// Whether a kernel has reported something so far. Reads host-visible memory; does not
     /// synchronise, so kernels still running may report later. Not collective.
     ///
+    /// A fault of the input comes once, as a value: the round goes on, and so must this rank, because its
+    /// peers wait for the rest of its round. It is the first one since the last that was told.
+    ///
+    /// ```
+    /// # fn all(rank: &ferry::ExpertParallel) -> Result<(), ferry::Error> {
+    /// if let Some(fault) = rank.check()? {
+    ///     eprintln!("{fault}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Fault`]: the first fault, once. After one whose kind
-    /// [`is_input`](ferry_layout::FaultKind::is_input) the communicator stays usable; after any
-    /// other this and every later call gives [`Error::Poisoned`], and only
-    /// [`close`](Self::close) is left.
-    pub fn check(&self) -> Result<(), Error> {
+    /// [`Error::Fault`]: why this rank gave up, once. After it this and every later call gives
+    /// [`Error::Poisoned`], and only [`close`](Self::close) is left.
+    pub fn check(&self) -> Result<Option<InputFault>, Error> {
         // Held from reading to acknowledging, so that no two threads tell one record.
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_alive()?;
         let Some((fault, number)) = self.fault()? else {
-            return Ok(());
+            return Ok(None);
         };
         if let (true, Some(page)) = (fault.kind.is_input(), &self.memory.page) {
             page.acknowledge(number);
             *told = Some(fault);
-        } else {
-            self.poison(Poison::Fault(fault));
+            return Ok(Some(InputFault(fault)));
         }
+        self.poison(Poison::Fault(fault));
         Err(Error::Fault(fault))
     }
 
@@ -155,14 +183,26 @@ impl ExpertParallel {
     /// input fault also finds a communicator that gave up later. Not collective,
     /// but waits for the peers that the kernels wait for, as long as the deadline allows.
     ///
+    /// ```
+    /// # use ferry::*;
+    /// # fn work(rank: &mut ExpertParallel, stream: Stream, rounds: u32) -> Result<(), Error> {
+    /// # fn round(_: &mut ExpertParallel) -> Result<(), Error> { Ok(()) }
+    /// for _ in 0..rounds {
+    ///     round(rank)?; // dispatch, experts, combine
+    ///     if let Some(fault) = rank.synchronize(stream)? {
+    ///         eprintln!("{fault}"); // this round's results are not those of its whole input
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`check`](Self::check), and what the device reports.
-    pub fn synchronize(&self, stream: Stream) -> Result<(), Error> {
+    pub fn synchronize(&self, stream: Stream) -> Result<Option<InputFault>, Error> {
         self.device().synchronize(stream)?;
-        let checked = self.check();
-        if checked.as_ref().is_err_and(|error| !error.is_input_fault()) {
-            return checked;
-        }
+        self.streams.pass(stream);
+        let found = self.check()?;
         let told = self
             .told
             .lock()
@@ -170,11 +210,11 @@ impl ExpertParallel {
             .take();
         match told {
             // A kernel records why before it stops, unless it did not get to the page: looked for once more.
-            Some(fault) if self.has_stopped()? => match self.check() {
-                Err(error) if !error.is_input_fault() => Err(error),
-                _ => Err(self.poison(Poison::Fault(fault))),
-            },
-            _ => checked,
+            Some(fault) if self.has_stopped()? => {
+                self.check()?;
+                Err(self.poison(Poison::Fault(fault)))
+            }
+            _ => Ok(found),
         }
     }
 
@@ -213,9 +253,13 @@ impl ExpertParallel {
         let rank = self.rank;
         match (self.plan.config().skip_a2a, fault.kind.is_input()) {
             (false, _) => fault,
-            // Its peer is a slot.
+            // Its peer is a slot, but of outputs that are too small.
             (true, true) => Fault {
                 rank,
+                peer: match fault.kind {
+                    FaultKind::OutputTooSmall => rank,
+                    _ => fault.peer,
+                },
                 culprit: rank,
                 ..fault
             },
@@ -241,13 +285,6 @@ impl ExpertParallel {
             }),
             fault => Ok(fault.map(|fault| (self.as_of_group(fault), page.complete))),
         }
-    }
-}
-
-impl Error {
-    /// Whether a kernel refused an input, and the communicator stays usable.
-    pub fn is_input_fault(&self) -> bool {
-        matches!(self, Self::Fault(fault) if fault.kind.is_input())
     }
 }
 

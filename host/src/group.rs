@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferry_layout::Rank;
-use ferry_simulator::Options;
+use ferry_simulator::Options as SimulatorOptions;
 
 #[cfg(feature = "cuda")]
 use crate::NvshmemOptions;
@@ -17,6 +17,40 @@ use crate::{Device, Error, Fabric};
 /// process drives several GPUs), `Group::node` (one process a GPU, all on one node) and
 /// `Group::nvshmem` (one process a GPU, on several nodes) need the crate's feature `cuda` and do
 /// not exist without it.
+///
+/// # After a rank was lost
+///
+/// A rank is lost to the others when its process ends, when its machine or its network fails, and
+/// when it does not make a call that they make. Nothing brings it back into a communicator. Each
+/// rank that is left takes these steps, in this order, by itself. No step waits for the lost rank
+/// longer than the [`deadline`](crate::Config::deadline), or the bootstrap's own.
+///
+/// 1. **Learn of it.** [`synchronize`](crate::ExpertParallel::synchronize) gives [`Error::Fault`] with a
+///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
+///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
+///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
+///    [`lost_rank`](crate::BootstrapError::lost_rank) it is where that is known. A rank whose own
+///    round ended well learns it in the next one, as the others do not come. Nobody has to tell
+///    anybody.
+/// 2. **Close the communicators.** Drop their graphs, then
+///    [`close_all`](crate::ExpertParallel::close_all). A communicator that gave up waits for nobody. One that
+///    did not waits for the bootstrap, and has its error. Either way the rank's own memory is free; note the
+///    error, and go on.
+/// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node
+///    group gives an error that names the lost rank; note it, and go on: this rank's windows are
+///    leaked, as the lost one may have them mapped; all else is given back. A process that was in
+///    an NVSHMEM group stays in NVSHMEM's job: it ends here, and a new one takes the next steps. A
+///    group whose ranks are all in this process stays as it is, and step 6 may use it again with
+///    all ranks, if the lost one is only a thread that did not call.
+/// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
+///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
+///    All are told the same.
+/// 5. **Meet again**: a new [`Bootstrap`](crate::Bootstrap), and of it a new group, in the same processes.
+/// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds experts
+///    `r * experts / ranks` and up, so load those of the lost rank, and have the router name them. Make
+///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the ranks.
+/// 7. **Repeat.** What the last round left in its outputs counts on no rank: some have their sums, others a
+///    part of them. Agree on a step of your model that all have finished, and go on behind it.
 #[derive(Clone)]
 pub struct Group {
     pub(crate) fabric: Arc<dyn Fabric>,
@@ -24,6 +58,16 @@ pub struct Group {
     members: Arc<Mutex<usize>>,
     /// Held while a communicator is made: its steps are not mixed with those of another one.
     beginning: Arc<Mutex<()>>,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group")
+            .field("kind", &self.fabric.name())
+            .field("ranks", &self.fabric.ranks())
+            .field("local_ranks", &self.fabric.local_ranks())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Counts a communicator of a group whose kernels may be launched.
@@ -44,21 +88,36 @@ impl Group {
     /// when nothing more can happen: at once if every rank has a kernel running or was lost;
     /// otherwise some thread may still launch one, and until it does, simulated time passes as wall
     /// time does: each launch that waits in vain gives up about its own deadline after it began,
-    /// however many others wait. [`Options::patience`] sets another time, after which the next
+    /// however many others wait. [`SimulatorOptions::patience`] sets another time, after which the next
     /// deadline passes if nothing was launched. A [`Fault`](crate::Fault) that came of it names
     /// that time, or the deadline, in `patience_ms`.
     ///
     /// # Errors
     /// [`Error::NoRanks`] for zero ranks.
     pub fn simulated(ranks: u32, seed: u64) -> Result<Self, Error> {
-        Self::simulated_with(Options::new(ranks, seed))
+        Self::simulated_with(SimulatorOptions::new(ranks, seed))
     }
 
     /// As [`simulated`](Self::simulated), with more to choose: stalls, a rank that dies.
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use ferry::{Group, SimulatorOptions};
+    ///
+    /// # fn main() -> Result<(), ferry::Error> {
+    /// // Two ranks that are missed after 50 ms, whatever the deadline.
+    /// let group = Group::simulated_with(SimulatorOptions {
+    ///     patience: Some(Duration::from_millis(50)),
+    ///     ..SimulatorOptions::new(2, 7)
+    /// })?;
+    /// # group.close()
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NoRanks`] for zero ranks.
-    pub fn simulated_with(options: Options) -> Result<Self, Error> {
+    pub fn simulated_with(options: SimulatorOptions) -> Result<Self, Error> {
         if options.ranks == 0 {
             return Err(Error::NoRanks);
         }

@@ -43,8 +43,10 @@
 //!     dispatched.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
-//!     rank.synchronize(stream)?;
-//!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.combined.rows())?;
+//!     if let Some(fault) = rank.synchronize(stream)? {
+//!         eprintln!("{fault}"); // an input was at fault; the rank goes on
+//!     }
+//!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.rows())?;
 //!     assert_eq!(sums, [0x4000; 8]); // 1.0 + 1.0
 //! }
 //! ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
@@ -54,8 +56,9 @@
 //! # Errors, faults and waits
 //!
 //! What is wrong with an argument is an [`Error`] before anything is launched. What a kernel
-//! meets is a [`Fault`], which [`ExpertParallel::check`] returns; every wait of a kernel ends at
-//! the deadline of the [`Config`], and no kernel traps, so the device stays usable.
+//! meets is a [`Fault`], which [`ExpertParallel::check`] returns: as a value, an [`InputFault`], if the
+//! input was at fault and the round went on, and as [`Error::Fault`] if the rank gave up. Every wait of
+//! a kernel ends at the deadline of the [`Config`], and no kernel traps, so the device stays usable.
 //!
 //! # Features
 //!
@@ -78,10 +81,13 @@ mod capacity;
 #[cfg(any(feature = "cuda", test))]
 mod captures;
 mod config;
+mod copies;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(feature = "cust")]
 pub mod cust;
+mod data_type;
+mod decode;
 pub mod device;
 mod device_pointers;
 mod epilogue;
@@ -92,10 +98,12 @@ mod fabric;
 mod fault_page;
 mod group;
 mod handles;
+mod input_fault;
 #[cfg(any(feature = "cuda", test))]
 mod job;
 #[cfg(any(feature = "cuda", test))]
 mod kernels;
+mod leak;
 mod loaded_kernels;
 mod local_ranks;
 mod memory;
@@ -103,6 +111,7 @@ mod memory;
 mod node;
 #[cfg(feature = "cuda")]
 mod nvshmem;
+mod output_layout;
 #[cfg(any(feature = "cuda", test))]
 mod own_gpu;
 mod plan;
@@ -114,13 +123,16 @@ mod simulated;
 mod specialise;
 mod tensor;
 
-pub use arguments::{CombineInput, CombineOutput, CombineTensor, DispatchInput, DispatchOutput};
+pub use arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use bootstrap::function::FnBootstrap;
 pub use bootstrap::tcp::TcpBootstrap;
 pub use bootstrap::{Bootstrap, BootstrapError};
 pub use buffers::{CombineBuffers, DispatchBuffers};
 pub use capacity::Capacity;
 pub use config::Config;
+pub use copies::ReceivedRows;
+pub use data_type::{DataType, TensorElement};
+pub use decode::decode_rows;
 pub use device::Device;
 pub use device_pointers::DevicePointers;
 pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
@@ -128,16 +140,19 @@ pub use error::{
     CudaError, EpilogueError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError,
 };
 pub use expert_parallel::ExpertParallel;
-pub use expert_parallel::close::CloseError;
+pub use expert_parallel::close::{CloseAllError, CloseError};
 pub use fabric::Fabric;
+pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
     CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, OutputElement, Rank, Region,
-    ScaleLayout, Shape, TokenFormat,
+    ScaleLayout, Shape, Sizes, TokenFormat, UnknownName,
 };
 pub use ferry_simulator as simulator;
+pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
 pub use handles::{DevicePtr, Stream};
+pub use input_fault::InputFault;
 #[cfg(feature = "cuda")]
 pub use kernels::{Kernels, KernelsError};
 pub use loaded_kernels::LoadedKernels;
@@ -146,8 +161,12 @@ pub use local_ranks::{
 };
 #[cfg(feature = "cuda")]
 pub use nvshmem::NvshmemOptions;
+pub use output_layout::{OutputTensors, TensorLayout};
 pub use plan::Plan;
+pub use round::owned::{
+    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
+};
 pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use scales::ScaleTensor;
-pub use silu::{FusedSilu, fused_silu};
+pub use silu::FusedSilu;
 pub use tensor::Tensor;

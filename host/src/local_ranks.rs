@@ -48,7 +48,9 @@ use crate::{
 /// let answers: Vec<_> = rows.iter().map(|rows| CombineInput::new(rows.tokens)).collect();
 /// dispatched.combine_all(&streams, &answers, &sums)?;
 /// for (rank, stream) in ranks.iter().zip(streams) {
-///     rank.synchronize(stream)?;
+///     if let Some(fault) = rank.synchronize(stream)? {
+///         eprintln!("{fault}");
+///     }
 /// }
 /// ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
 /// # }

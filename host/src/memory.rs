@@ -129,11 +129,11 @@ struct Holders {
 /// How a rank leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
-    /// Closed, in order.
+    /// Closed, in order; or dropped, and none of its kernels is at work.
     Closed,
     /// Closed after it gave up.
     GaveUp,
-    /// Dropped.
+    /// Dropped, and a kernel may be at work.
     Dropped,
 }
 
@@ -151,6 +151,11 @@ impl Windows {
         }
     }
 
+    /// Whether all ranks of the group are this process's.
+    pub(crate) fn are_all_here(&self) -> bool {
+        self.at.len() == self.fabric.ranks() as usize
+    }
+
     /// Counts one holder out. The last one waits for the other processes and frees the windows,
     /// unless that could wait for ever or pull memory from under a kernel: then they are leaked.
     pub(crate) fn leave(&self, how: Leave) -> Result<(), Error> {
@@ -161,8 +166,7 @@ impl Windows {
         if holders.open > 0 {
             return Ok(());
         }
-        let single_process = self.at.len() == self.fabric.ranks() as usize;
-        if holders.dropped || (holders.gave_up && !single_process) {
+        if holders.dropped || (holders.gave_up && !self.are_all_here()) {
             tracing::warn!(
                 windows = self.at.len(),
                 "the windows of a communicator are not freed: a rank was dropped without close, or gave \

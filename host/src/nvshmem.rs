@@ -11,7 +11,9 @@ use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::own_gpu::{Gpu, require_own};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels};
+use crate::{
+    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels, leak,
+};
 
 /// How a rank of an NVSHMEM group finds its GPU and its library.
 #[derive(Clone, Debug, Default)]
@@ -305,6 +307,9 @@ impl Drop for NvshmemFabric {
             tracing::warn!(
                 rank = self.rank.0,
                 "an NVSHMEM group was dropped without close"
+            );
+            leak::tell(
+                "an NVSHMEM group was dropped without close, and stays joined; call Group::close",
             );
             job.calls.keep();
         }

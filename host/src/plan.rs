@@ -18,7 +18,7 @@ const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Proof that a [`Config`] fits a [`Group`]: sizes were checked once, so nothing downstream
 /// checks them again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     config: Config,
     /// Ranks of the group.
@@ -123,6 +123,11 @@ impl Plan {
     /// Experts that live on each rank.
     pub const fn local_experts(&self) -> usize {
         self.shape.local_experts() as usize
+    }
+
+    /// The first expert that lives on `rank`. The others follow it.
+    pub const fn first_expert(&self, rank: Rank) -> usize {
+        rank.0 as usize * self.local_experts()
     }
 
     /// Groups of rows that a dispatch gives: one for each local expert, and with a

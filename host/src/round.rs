@@ -1,5 +1,7 @@
 //! A round under way: what may be called next, as types.
 
+pub(crate) mod owned;
+
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::arguments::{Received, Returned, Sent};
@@ -52,6 +54,11 @@ impl ExpertParallel {
 
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
     /// because its next call was refused. Not collective.
+    ///
+    /// What a call gives borrows the rank. A struct that keeps both takes the owned forms:
+    /// [`dispatch_owned`](Self::dispatch_owned), [`dispatch_async_owned`](Self::dispatch_async_owned) and
+    /// [`unfinished_owned`](Self::unfinished_owned); [`UnfinishedOwned`](crate::UnfinishedOwned) has an
+    /// example.
     pub fn unfinished(&mut self) -> Unfinished<'_> {
         match self.round {
             Round::Idle => Unfinished::Nothing,
@@ -77,7 +84,7 @@ impl ExpertParallel {
             false => (Kernel::Dispatch, args),
         };
         let args = output.add_to(args, &self.plan)?;
-        output.require_apart(input, &self.plan)?;
+        output.require_apart(input)?;
         let received = Received::of(&input.sent(), output);
         self.prepare(stream, kernel, Args::Dispatch(args), received)
     }

@@ -2,10 +2,9 @@
 
 use ferry_layout::{ScaleLayout, Shape};
 
-use crate::allocations::Allocations;
 use crate::capacity::countable;
 use crate::tensor::Element;
-use crate::{Capacity, Error, Tensor, TensorError};
+use crate::{DataType, Error, Tensor, TensorError};
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
 /// are refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
@@ -50,6 +49,7 @@ impl ScaleTensor {
         capacity: usize,
     ) -> Result<ScaleAddresses, Error> {
         let groups = groups(shape);
+        let byte = DataType::of_scales(shape.format()).unwrap_or(DataType::U8);
         let at = |scales: u64| ScaleAddresses {
             scales,
             ..ScaleAddresses::default()
@@ -59,7 +59,7 @@ impl ScaleTensor {
             (Some(Self::Transposed(scales)), None) if groups > 0 => {
                 // TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
                 // "cuTensorMapEncodeTiled").
-                scales.require("scales", [groups, capacity], Element::row(32))?;
+                scales.require("scales", [groups, capacity], Element::row(DataType::F32))?;
                 if !capacity.is_multiple_of(shape.row_alignment() as usize) {
                     return Err(TensorError {
                         tensor: "scales",
@@ -72,14 +72,14 @@ impl ScaleTensor {
             }
             (Some(Self::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
                 countable(shape, capacity, 0)?;
-                scales.require("scales", [capacity, groups], Element::BYTE_OF_WORD)?;
+                scales.require("scales", [capacity, groups], Element::word(byte))?;
                 Ok(at(scales.at.address()))
             }
             (Some(Self::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
                 let blocks = scales.dims[0];
                 countable(shape, 0, blocks)?;
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(8))?;
-                offsets.require("offsets", [experts], Element::WORD)?;
+                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(byte))?;
+                offsets.require("offsets", [experts], Element::U32)?;
                 Ok(ScaleAddresses {
                     scales: scales.at.address(),
                     offsets: offsets.at.address(),
@@ -91,27 +91,6 @@ impl ScaleTensor {
                 format: shape.format(),
             }),
         }
-    }
-
-    /// Allocates the scales of `experts` groups with `capacity` rows in all of `shape`'s format;
-    /// `None` for BF16.
-    pub(crate) fn alloc(
-        shape: &Shape,
-        experts: usize,
-        capacity: Capacity,
-        memory: &mut Allocations,
-    ) -> Result<Option<Self>, Error> {
-        let Capacity { rows, scale_blocks } = capacity;
-        let groups = groups(shape);
-        Ok(match shape.format().scale_layout() {
-            None if groups == 0 => None,
-            None => Some(Self::Transposed(memory.tensor([groups, rows], 32)?)),
-            Some(ScaleLayout::RowMajor) => Some(Self::RowMajor(memory.tensor([rows, groups], 8)?)),
-            Some(ScaleLayout::Tiled) => Some(Self::Tiled {
-                scales: memory.tensor([scale_blocks, groups / 4, 32, 4, 4], 8)?,
-                offsets: memory.tensor([experts], 32)?,
-            }),
-        })
     }
 
     /// For error messages.

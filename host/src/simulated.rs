@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytemuck::{Zeroable, bytes_of, bytes_of_mut};
 use ferry_layout::{FaultPage, Rank, Shape};
-use ferry_simulator::{Options, Simulator};
+use ferry_simulator::{Options as SimulatorOptions, Simulator};
 
 use crate::device::{Args, Launch, SharedPage};
 use crate::{Device, DevicePtr, Error, Fabric, Stream};
@@ -21,7 +21,7 @@ pub(crate) struct SimulatedFabric {
 }
 
 impl SimulatedFabric {
-    pub(crate) fn new(options: Options) -> Self {
+    pub(crate) fn new(options: SimulatorOptions) -> Self {
         let ranks = options.ranks;
         Self {
             epilogue_bytes: options.combines.epilogue_bytes(),

@@ -35,7 +35,7 @@ fn refused(config: Config, change: fn(&mut CombineInput, &mut CombineOutput, Dev
     };
     let (mut input, mut output) = (t.combine_input(None), t.combine_output(false));
     if config.combine == CombineMode::Exact {
-        input.topk_weights = Some(Tensor::contiguous(memory, [1, 2]));
+        input.topk_weights = Some(Tensor::contiguous(memory, DataType::F32, [1, 2]));
     }
     change(&mut input, &mut output, memory);
     sentence(dispatched.combine(STREAM, &input, &output))
@@ -52,7 +52,7 @@ fn with_options() -> Config {
 fn steps_of_an_epilogue_are_checked_by_name() {
     let with = with_options();
     let text = refused(with, |input, _, at| {
-        let row_scales = Some(Tensor::contiguous(at, [2]));
+        let row_scales = Some(Tensor::contiguous(at, DataType::F32, [2]));
         input.epilogue = CombineEpilogue::Steps(CombineSteps {
             row_scales,
             ..CombineSteps::default()
@@ -60,7 +60,7 @@ fn steps_of_an_epilogue_are_checked_by_name() {
     });
     assert_eq!(text, "tensor row_scales: wanted shape [1], given [2]");
     let text = refused(with, |input, _, at| {
-        let row_scales = Some(Tensor::contiguous(at, [usize::MAX]));
+        let row_scales = Some(Tensor::contiguous(at, DataType::F32, [usize::MAX]));
         input.epilogue = CombineEpilogue::Steps(CombineSteps {
             row_scales,
             ..CombineSteps::default()
@@ -72,7 +72,10 @@ fn steps_of_an_epilogue_are_checked_by_name() {
     );
     assert_eq!(text, wanted);
     let text = refused(with, |input, _, at| {
-        let biases = [None, Some(Tensor::contiguous(at.plus(8), [8]))];
+        let biases = [
+            None,
+            Some(Tensor::contiguous(at.plus(8), DataType::Bf16, [8])),
+        ];
         input.epilogue = CombineEpilogue::Steps(CombineSteps {
             biases,
             ..CombineSteps::default()
@@ -81,7 +84,7 @@ fn steps_of_an_epilogue_are_checked_by_name() {
     let wanted = "tensor biases[1]: wanted an address that is a multiple of 16, given 0x";
     assert!(text.starts_with(wanted), "{text}");
     let text = refused(with, |input, output, _| {
-        let residual = Some(output.combined.rows());
+        let residual = Some(output.rows());
         input.epilogue = CombineEpilogue::Steps(CombineSteps {
             residual,
             ..CombineSteps::default()
@@ -93,7 +96,7 @@ fn steps_of_an_epilogue_are_checked_by_name() {
     );
     let text = refused(with, |input, output, _| {
         let biases = [
-            Some(Tensor::contiguous(output.combined.rows().at, [8])),
+            Some(Tensor::contiguous(output.rows().at, DataType::Bf16, [8])),
             None,
         ];
         input.epilogue = CombineEpilogue::Steps(CombineSteps {
@@ -116,19 +119,19 @@ fn every_option_of_a_combine_is_checked_by_name() {
     };
     let text = refused(with, |_, output, at| {
         let short = at.plus(256 - 16);
-        *output = CombineOutput::summed(Tensor::contiguous(short, [1, 8])).of(OutputElement::F32);
+        *output = CombineOutput::Summed(Tensor::contiguous(short, DataType::F32, [1, 8]));
     });
     let wanted = "tensor combined: wanted 32 bytes at its address (shape [1, 8]), given 16";
     assert_eq!(text, wanted);
     let text = refused(with, |input, _, at| {
-        input.row_weights = Some(Tensor::contiguous(at, [1]));
+        input.row_weights = Some(Tensor::contiguous(at, DataType::F32, [1]));
     });
     assert!(
         text.starts_with("tensor row_weights: wanted shape ["),
         "{text}"
     );
     let text = refused(exact, |input, _, at| {
-        input.row_weights = Some(Tensor::contiguous(at, [1]));
+        input.row_weights = Some(Tensor::contiguous(at, DataType::F32, [1]));
     });
     assert!(
         text.contains("row_weights are given, but in exact mode"),
@@ -143,7 +146,7 @@ fn every_option_of_a_combine_is_checked_by_name() {
         "{text}"
     );
     let text = refused(config(), |_, output, at| {
-        *output = CombineOutput::summed(Tensor::contiguous(at, [1, 8])).of(OutputElement::F16);
+        *output = CombineOutput::Summed(Tensor::contiguous(at, DataType::F16, [1, 8]));
     });
     assert!(text.contains("`options` is false"), "{text}");
     // SAFETY: it goes nowhere.
@@ -156,7 +159,7 @@ fn every_option_of_a_combine_is_checked_by_name() {
 }
 
 #[test]
-fn rows_that_are_kept_apart_take_no_epilogue() {
+fn rows_that_are_kept_apart_are_bf16() {
     let (mut rank, t) = alone(Config {
         combine: CombineMode::Exact,
         options: true,
@@ -166,12 +169,12 @@ fn rows_that_are_kept_apart_take_no_epilogue() {
     let Unfinished::Combine(dispatched) = rank.unfinished() else {
         panic!("no combine is due")
     };
-    let output = t.combine_output(true).of(OutputElement::F16);
+    let output = CombineOutput::Apart(Tensor {
+        data_type: DataType::F16,
+        ..t.apart
+    });
     let text = sentence(dispatched.combine(STREAM, &t.combine_input(None), &output));
-    assert!(
-        text.contains("element is given, but the rows of a token are kept apart"),
-        "{text}"
-    );
+    assert_eq!(text, "tensor combined: wanted elements of bf16, given f16");
 }
 
 /// The shared expert's rows are added to sums; without a sum they would be lost.

@@ -11,7 +11,7 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
     let (mut ranks, mut tensors) = two_ranks(5, config());
     let good = tensors[1].input;
     let ids = upload(&ranks[1], &words(&[3, 4], i32::to_le_bytes));
-    tensors[1].input.topk_ids = Tensor::contiguous(ids, [1, TOP_K]);
+    tensors[1].input.topk_ids = Tensor::contiguous(ids, DataType::I32, [1, TOP_K]);
     let round = |ranks: &mut [ExpertParallel], tensors: &[Tensors]| {
         for (rank, t) in ranks.iter_mut().zip(tensors) {
             let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
@@ -22,20 +22,20 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
         }
     };
     round(&mut ranks, &tensors);
-    ranks[0].synchronize(STREAM).unwrap();
-    let fault = fault_of(ranks[1].synchronize(STREAM));
+    assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
+    let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
     assert_eq!(
         (fault.kind, fault.rank, fault.index),
         (FaultKind::InvalidExpert, Rank(1), 0)
     );
     assert_eq!((fault.wanted, fault.saw as i32), (4, 4));
-    ranks[1].check().unwrap();
+    assert_eq!(ranks[1].check().unwrap(), None);
 
     tensors[1].input = good;
     round(&mut ranks, &tensors);
-    ranks
-        .iter()
-        .for_each(|rank| rank.synchronize(STREAM).unwrap());
+    for rank in &ranks {
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    }
     close(ranks);
 }
 
@@ -44,13 +44,13 @@ fn outputs_that_are_too_small_poison() {
     let (mut ranks, mut tensors) = two_ranks(6, config());
     // Rank 0 receives three rows.
     let output = &mut tensors[0].output;
-    output.tokens = Tensor::contiguous(output.tokens.at, [2, HIDDEN]);
-    output.src_info = Tensor::contiguous(output.src_info.at, [2, 2]);
+    output.tokens = Tensor::contiguous(output.tokens.at, DataType::Bf16, [2, HIDDEN]);
+    output.src_info = Tensor::contiguous(output.src_info.at, DataType::I32, [2, 2]);
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
         let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         drop(dispatched);
     }
-    ranks[1].synchronize(STREAM).unwrap();
+    assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
     let fault = fault_of(ranks[0].synchronize(STREAM));
     assert_eq!(
         (fault.kind, fault.saw, fault.wanted),
@@ -79,17 +79,18 @@ fn tiled_scales_that_are_too_small_poison() {
             let capacity = t.output.tokens.dims[0];
             let space = |bytes: usize| rank.device().alloc(bytes as u64).unwrap();
             let x = upload(rank, &vec![0; t.input.x.dims[0] * hidden * 2]);
-            t.input.x = Tensor::contiguous(x, [t.input.x.dims[0], hidden]);
-            t.output.tokens = Tensor::contiguous(space(capacity * hidden), [capacity, hidden]);
+            t.input.x = Tensor::contiguous(x, DataType::Bf16, [t.input.x.dims[0], hidden]);
+            t.output.tokens =
+                Tensor::contiguous(space(capacity * hidden), DataType::E4m3, [capacity, hidden]);
             let scales = upload(rank, &[behind; 2].concat());
             scales_at.push(scales);
             t.output.scales = Some(ScaleTensor::Tiled {
-                scales: Tensor::contiguous(scales, [1, 1, 32, 4, 4]),
-                offsets: Tensor::contiguous(space(16), [2]),
+                scales: Tensor::contiguous(scales, DataType::E8m0, [1, 1, 32, 4, 4]),
+                offsets: Tensor::contiguous(space(16), DataType::U32, [2]),
             });
             drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
         }
-        ranks[0].synchronize(STREAM).unwrap();
+        assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
         let fault = fault_of(ranks[1].synchronize(STREAM));
         assert_eq!(
             (fault.kind, fault.saw, fault.wanted),
@@ -176,8 +177,8 @@ fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
     close(ranks);
 }
 
-/// The fault that a call reports.
-fn fault_of(result: Result<(), Error>) -> Fault {
+/// The fault that ended a communicator.
+fn fault_of(result: Result<Option<InputFault>, Error>) -> Fault {
     match result {
         Err(Error::Fault(fault)) => fault,
         other => panic!("{other:?} is no fault"),

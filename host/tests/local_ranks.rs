@@ -37,7 +37,8 @@ struct Given {
 
 fn given(ranks: &LocalRanks) -> Given {
     let (input, output) = empty_tensors(&ranks[0]);
-    let combined = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    let combined =
+        CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     // SAFETY: nothing here enqueues.
     let streams = [9, 10].map(|handle| unsafe { Stream::new(handle) });
     Given {
@@ -265,7 +266,7 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
         "{refused}"
     );
     assert!(launched(&notes).is_empty());
-    ranks[0].check().unwrap();
+    assert_eq!(ranks[0].check().unwrap(), None);
     close(ranks);
 }
 
@@ -342,7 +343,7 @@ fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
     };
     of_rank_0(dispatched.combine_all(&g.streams, &g.rows, &g.combined));
     *notes.refused_launch.lock().unwrap() = None;
-    ranks.iter().for_each(|rank| rank.check().unwrap());
+    ranks.iter().for_each(|rank| assert!(rank.check().unwrap().is_none()));
     let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
         panic!("no open dispatch")
     };
@@ -413,7 +414,7 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
             }
             let each = |of: &dyn Fn(&Tensors, &ExpertParallel)| {
                 for (t, rank) in tensors.iter().zip(&ranks) {
-                    rank.synchronize(STREAM).unwrap();
+                    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                     of(t, rank);
                 }
             };
@@ -428,7 +429,7 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
                 dispatched.combine_all(&streams, &rows, &combined).unwrap();
             }
             for (t, rank) in tensors.iter().zip(&ranks) {
-                rank.synchronize(STREAM).unwrap();
+                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                 t.compare(rank, apart);
             }
         }

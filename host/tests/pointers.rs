@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ferry::device::{Args, DispatchWith, Launch};
 use ferry::*;
 use ferry_layout::{Epoch, Tagged, Window};
-use support::{STREAM, TOKENS, close, two_ranks};
+use support::{STREAM, TOKENS, close, download, two_ranks};
 
 /// The pointers of a rank of two, with ranks of `p2p_world_size` a node, and what its kernels were told.
 fn pointers(p2p_world_size: usize, combine: CombineMode) -> (DevicePointers, Plan, [u64; 2]) {
@@ -86,15 +86,15 @@ fn counts_are_where_the_table_says() {
             .unwrap();
     }
     for rank in &ranks {
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         let local = rank.plan().local_experts();
         let counts = rank.device_pointers().table[0][2];
         let bytes = 2 * (local + 1) * 8;
         // SAFETY: the window has that many counts there, and the communicator is open.
         let counts = unsafe { DevicePtr::new(counts, bytes as u64) };
-        let counts: Vec<u64> = (rank.device())
-            .download_tensor(&Tensor::contiguous(counts, [2, local + 1]))
-            .unwrap();
+        let bytes = download(rank, counts, bytes);
+        let words = bytes.as_chunks().0.iter();
+        let counts: Vec<u64> = words.map(|word| u64::from_le_bytes(*word)).collect();
         let value = |word| Tagged(word).value(Epoch::after(0)).unwrap() as usize;
         let tokens = [counts[local], counts[2 * local + 1]].map(value);
         assert_eq!(tokens, TOKENS.map(<[_]>::len));

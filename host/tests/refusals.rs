@@ -31,21 +31,21 @@ fn every_dispatch_tensor_is_checked_by_name() {
     let mut refused = |input: DispatchInput, output: DispatchOutput| {
         sentence(rank.dispatch(STREAM, &input, &output))
     };
-    let wide = Tensor::contiguous(t.input.x.at, [1, 16]);
+    let wide = Tensor::contiguous(t.input.x.at, DataType::Bf16, [1, 16]);
     let x = DispatchInput { x: wide, ..t.input };
     assert_eq!(
         refused(x, t.output),
         "tensor x: wanted shape [1, 8], given [1, 16]"
     );
     let ids = DispatchInput {
-        topk_ids: Tensor::contiguous(t.input.x.at, [2, 2]),
+        topk_ids: Tensor::contiguous(t.input.x.at, DataType::I32, [2, 2]),
         ..t.input
     };
     assert_eq!(
         refused(ids, t.output),
         "tensor topk_ids: wanted shape [1, 2], given [2, 2]"
     );
-    let weights = Some(Tensor::contiguous(DevicePtr::NULL, [1, 2]));
+    let weights = Some(Tensor::contiguous(DevicePtr::NULL, DataType::F32, [1, 2]));
     let weights = DispatchInput {
         topk_weights: weights,
         ..t.input
@@ -62,7 +62,7 @@ fn every_dispatch_tensor_is_checked_by_name() {
     assert!(
         refused(t.input, tokens).contains("tokens: wanted an address that is a multiple of 16")
     );
-    let short = Tensor::contiguous(t.output.row_offsets.at, [2]);
+    let short = Tensor::contiguous(t.output.row_offsets.at, DataType::U32, [2]);
     let offsets = DispatchOutput {
         row_offsets: short,
         ..t.output
@@ -71,7 +71,7 @@ fn every_dispatch_tensor_is_checked_by_name() {
         refused(t.input, offsets),
         "tensor row_offsets: wanted shape [3], given [2]"
     );
-    let short = Tensor::contiguous(t.output.expert_ids.at, [1]);
+    let short = Tensor::contiguous(t.output.expert_ids.at, DataType::I32, [1]);
     let ids = DispatchOutput {
         expert_ids: short,
         ..t.output
@@ -80,7 +80,7 @@ fn every_dispatch_tensor_is_checked_by_name() {
         refused(t.input, ids),
         "tensor expert_ids: wanted shape [2], given [1]"
     );
-    let short = Tensor::contiguous(t.output.src_info.at, [1, 2]);
+    let short = Tensor::contiguous(t.output.src_info.at, DataType::I32, [1, 2]);
     let info = DispatchOutput {
         src_info: short,
         ..t.output
@@ -93,7 +93,7 @@ fn every_dispatch_tensor_is_checked_by_name() {
 fn too_many_tokens_are_named() {
     let (mut rank, t) = alone(config());
     let input = DispatchInput {
-        x: Tensor::contiguous(t.input.x.at, [4, HIDDEN]),
+        x: Tensor::contiguous(t.input.x.at, DataType::Bf16, [4, HIDDEN]),
         ..t.input
     };
     let refused = rank.dispatch(STREAM, &input, &t.output);
@@ -118,7 +118,7 @@ fn combine(mode: CombineMode, weights: bool, apart: bool) -> Result<(), Error> {
     let input = t.combine_input(weights.then_some(t.weights));
     let dispatched = rank.dispatch(STREAM, &t.input, &t.output)?;
     let combined = dispatched.combine(STREAM, &input, &t.combine_output(apart));
-    rank.synchronize(STREAM)?;
+    assert_eq!(rank.synchronize(STREAM)?, None);
     rank.close()?;
     combined
 }
@@ -156,7 +156,11 @@ fn a_refused_combine_can_be_made_again() {
     let (mut rank, t) = alone(config());
     let rows = t.output.tokens;
     let capacity = rows.dims[0];
-    let short = CombineInput::new(Tensor::contiguous(rows.at, [capacity - 1, HIDDEN]));
+    let short = CombineInput::new(Tensor::contiguous(
+        rows.at,
+        DataType::Bf16,
+        [capacity - 1, HIDDEN],
+    ));
     let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     let refused = sentence(dispatched.combine(STREAM, &short, &t.combine_output(false)));
     assert!(refused.starts_with("tensor expert_rows: wanted shape [6, 8], given [5, 8]"));
@@ -167,7 +171,7 @@ fn a_refused_combine_can_be_made_again() {
         .combine(STREAM, &t.combine_input(None), &t.combine_output(false))
         .unwrap();
     assert!(matches!(rank.unfinished(), Unfinished::Nothing));
-    rank.synchronize(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
 
@@ -198,7 +202,7 @@ fn an_open_round_is_named_and_can_be_taken_up_again() {
     };
     returned.wait(STREAM).unwrap();
     assert!(rank.dispatch(STREAM, &t.input, &t.output).is_ok());
-    rank.synchronize(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
 
@@ -209,8 +213,8 @@ fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
     let bytes = (2 * rows.elements()) as u64;
     drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
     let mut combine = |at: DevicePtr| {
-        let combined = Tensor::contiguous(at, [1, HIDDEN]);
-        let output = CombineOutput::summed(combined);
+        let combined = Tensor::contiguous(at, DataType::Bf16, [1, HIDDEN]);
+        let output = CombineOutput::Summed(combined);
         let Unfinished::Combine(dispatched) = rank.unfinished() else {
             panic!("no open dispatch")
         };
@@ -228,7 +232,7 @@ fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
         assert!(sentence(refused).contains("tensor combined overlaps tensor expert_rows"));
     }
     combine(t.summed.at).unwrap();
-    rank.synchronize(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
 
@@ -237,10 +241,10 @@ fn more_scales_than_kernels_can_count_are_refused() {
     // SAFETY: no kernel is launched with it.
     let at = unsafe { DevicePtr::new(1 << 20, u64::MAX) };
     let tiled = |blocks| ScaleTensor::Tiled {
-        scales: Tensor::contiguous(at, [blocks, 1, 32, 4, 4]),
-        offsets: Tensor::contiguous(at, [2]),
+        scales: Tensor::contiguous(at, DataType::E8m0, [blocks, 1, 32, 4, 4]),
+        offsets: Tensor::contiguous(at, DataType::U32, [2]),
     };
-    let row_major = |rows| ScaleTensor::RowMajor(Tensor::contiguous(at, [rows, 4]));
+    let row_major = |rows| ScaleTensor::RowMajor(Tensor::contiguous(at, DataType::E8m0, [rows, 4]));
     let (rows, blocks) = (1 << 32, 1 << 25);
     let refused = [
         (
@@ -264,11 +268,11 @@ fn more_scales_than_kernels_can_count_are_refused() {
             ..config()
         });
         let input = DispatchInput {
-            x: Tensor::contiguous(at, [1, 128]),
+            x: Tensor::contiguous(at, DataType::Bf16, [1, 128]),
             ..t.input
         };
         let output = DispatchOutput {
-            tokens: Tensor::contiguous(at, [capacity, 128]),
+            tokens: Tensor::contiguous(at, DataType::E4m3, [capacity, 128]),
             scales: Some(scales),
             ..t.output
         };
@@ -302,8 +306,8 @@ fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
     let (mut rank, t) = alone(config);
     assert_eq!(t.output.row_offsets.dims, [4]);
     let output = DispatchOutput {
-        tokens: Tensor::contiguous(t.output.tokens.at, [0, HIDDEN]),
-        src_info: Tensor::contiguous(t.output.src_info.at, [0, 2]),
+        tokens: Tensor::contiguous(t.output.tokens.at, DataType::Bf16, [0, HIDDEN]),
+        src_info: Tensor::contiguous(t.output.src_info.at, DataType::I32, [0, 2]),
         ..t.output
     };
     assert_eq!(
@@ -320,17 +324,17 @@ fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
     });
     let at = rank.device().alloc(1 << 16).unwrap();
     let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
-    let offsets = Tensor::contiguous(at, [3]);
+    let offsets = Tensor::contiguous(at, DataType::U32, [3]);
     let output = DispatchOutput {
         scales: Some(ScaleTensor::Tiled {
-            scales: Tensor::contiguous(at, [0, 1, 32, 4, 4]),
+            scales: Tensor::contiguous(at, DataType::E8m0, [0, 1, 32, 4, 4]),
             offsets,
         }),
         ..*buffers.output()
     };
     let input = DispatchInput::new(
-        Tensor::contiguous(at, [1, 128]),
-        Tensor::contiguous(at, [1, TOP_K]),
+        Tensor::contiguous(at, DataType::Bf16, [1, 128]),
+        Tensor::contiguous(at, DataType::I32, [1, TOP_K]),
     );
     assert_eq!(
         sentence(rank.dispatch(STREAM, &input, &output)),
@@ -344,7 +348,7 @@ fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
 fn a_number_of_tokens_on_the_device_is_one_word_and_takes_kernels_with_options() {
     let (mut rank, t) = alone(config());
     let counted = |dims: usize| DispatchInput {
-        tokens_on_device: Some(Tensor::contiguous(t.input.x.at, [dims])),
+        tokens_on_device: Some(Tensor::contiguous(t.input.x.at, DataType::U32, [dims])),
         ..t.input
     };
     assert_eq!(
@@ -384,15 +388,15 @@ fn transposed_scales_stand_where_bulk_copies_can_read_them() {
     });
     let at = rank.device().alloc(1 << 16).unwrap();
     let mut dispatch = |rows: usize, place: u64| {
-        let scales = Tensor::contiguous(at.plus(place), [1, rows]);
+        let scales = Tensor::contiguous(at.plus(place), DataType::F32, [1, rows]);
         let input = DispatchInput {
-            x: Tensor::contiguous(at, [1, 128]),
+            x: Tensor::contiguous(at, DataType::Bf16, [1, 128]),
             ..t.input
         };
         let output = DispatchOutput {
-            tokens: Tensor::contiguous(at, [rows, 128]),
+            tokens: Tensor::contiguous(at, DataType::E4m3, [rows, 128]),
             scales: Some(ScaleTensor::Transposed(scales)),
-            src_info: Tensor::contiguous(at, [rows, 2]),
+            src_info: Tensor::contiguous(at, DataType::I32, [rows, 2]),
             ..t.output
         };
         sentence(rank.dispatch(STREAM, &input, &output))
@@ -423,7 +427,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         sentence(rank.dispatch(STREAM, &input, &output))
     };
     let counted = DispatchInput {
-        tokens_on_device: Some(Tensor::contiguous(t.output.row_offsets.at, [1])),
+        tokens_on_device: Some(Tensor::contiguous(t.output.row_offsets.at, DataType::U32, [1])),
         ..t.input
     };
     let text = overlap(counted, t.output);
@@ -432,7 +436,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         "{text}"
     );
     let ids = DispatchOutput {
-        expert_ids: Tensor::contiguous(t.input.topk_ids.at, [2]),
+        expert_ids: Tensor::contiguous(t.input.topk_ids.at, DataType::I32, [2]),
         ..t.output
     };
     let text = overlap(t.input, ids);
@@ -441,7 +445,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         "{text}"
     );
     let x = DispatchInput {
-        x: Tensor::contiguous(t.output.tokens.at.plus(16), [1, HIDDEN]),
+        x: Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]),
         ..t.input
     };
     let text = overlap(x, t.output);

@@ -13,7 +13,10 @@ fn fused(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart
         .map(|(rank, t)| rank.dispatch(STREAM, &t.input, &t.output).unwrap())
         .collect();
     for (dispatched, t) in dispatched.iter().zip(tensors) {
-        dispatched.expert_parallel().synchronize(STREAM).unwrap();
+        assert_eq!(
+            dispatched.expert_parallel().synchronize(STREAM).unwrap(),
+            None
+        );
         t.answer(dispatched.expert_parallel());
     }
     for (dispatched, t) in dispatched.into_iter().zip(tensors) {
@@ -23,7 +26,7 @@ fn fused(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart
             .unwrap();
     }
     for (rank, t) in ranks.iter().zip(tensors) {
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         t.compare(rank, apart);
     }
 }
@@ -41,7 +44,10 @@ fn split(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart
         .map(|(sent, t)| sent.wait(STREAM, &t.output).unwrap())
         .collect();
     for (received, t) in received.iter().zip(tensors) {
-        received.expert_parallel().synchronize(STREAM).unwrap();
+        assert_eq!(
+            received.expert_parallel().synchronize(STREAM).unwrap(),
+            None
+        );
         t.answer(received.expert_parallel());
     }
     let returned: Vec<_> = received
@@ -58,7 +64,7 @@ fn split(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart
         .into_iter()
         .for_each(|returned| returned.wait(STREAM).unwrap());
     for (rank, t) in ranks.iter().zip(tensors) {
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         t.compare(rank, apart);
     }
 }
@@ -92,7 +98,7 @@ fn the_inputs_are_free_once_a_dispatch_is_sent() {
         .collect();
     for (sent, t) in sent.iter().zip(&tensors) {
         let rank = sent.expert_parallel();
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         let weights = t.input.topk_weights.map(|weights| weights.at);
         for at in [t.input.x.at, t.input.topk_ids.at]
             .into_iter()
@@ -107,7 +113,10 @@ fn the_inputs_are_free_once_a_dispatch_is_sent() {
         .map(|(sent, t)| sent.wait(STREAM, &t.output).unwrap())
         .collect();
     for (received, t) in received.iter().zip(&tensors) {
-        received.expert_parallel().synchronize(STREAM).unwrap();
+        assert_eq!(
+            received.expert_parallel().synchronize(STREAM).unwrap(),
+            None
+        );
         t.answer(received.expert_parallel());
     }
     for (received, t) in received.into_iter().zip(&tensors) {
@@ -117,7 +126,7 @@ fn the_inputs_are_free_once_a_dispatch_is_sent() {
             .unwrap();
     }
     for (rank, t) in ranks.iter().zip(&tensors) {
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         t.compare(rank, false);
     }
     close(ranks);
@@ -147,13 +156,16 @@ fn ranks_may_live_on_threads_of_their_own() {
         .map(|(mut rank, t)| {
             std::thread::spawn(move || {
                 let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
-                dispatched.expert_parallel().synchronize(STREAM).unwrap();
+                assert_eq!(
+                    dispatched.expert_parallel().synchronize(STREAM).unwrap(),
+                    None
+                );
                 t.answer(dispatched.expert_parallel());
                 let output = t.combine_output(false);
                 dispatched
                     .combine(STREAM, &t.combine_input(None), &output)
                     .unwrap();
-                rank.synchronize(STREAM).unwrap();
+                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                 t.compare(&rank, false);
                 rank.close().unwrap();
             })
@@ -164,13 +176,39 @@ fn ranks_may_live_on_threads_of_their_own() {
         .for_each(|thread| thread.join().unwrap());
 }
 
+/// Columns of a wider matrix, as an engine's view gives them. What stands between the rows would be seen.
+#[test]
+fn rows_of_x_may_have_a_stride() {
+    const STRIDE: usize = 3 * HIDDEN;
+    for p2p_world_size in [None, Some(1)] {
+        let config = Config {
+            p2p_world_size,
+            ..config()
+        };
+        let (mut ranks, mut tensors) = two_ranks(5, config);
+        for (t, rank) in tensors.iter_mut().zip(&ranks) {
+            let packed = download(rank, t.input.x.at, t.input.x.dims[0] * HIDDEN * 2);
+            let spread = |row: &[u8]| [&[0xff; HIDDEN * 2][..], row, &[0xff; HIDDEN * 2]].concat();
+            let wide: Vec<u8> = packed.chunks_exact(HIDDEN * 2).flat_map(spread).collect();
+            // From the first row's elements to those of the last.
+            let at = upload(rank, &wide).plus(2 * HIDDEN as u64);
+            let view = Tensor::contiguous(at, DataType::Bf16, t.input.x.dims);
+            t.input.x = view.with_row_stride(STRIDE);
+        }
+        fused(&mut ranks, &tensors, false, false);
+        split(&mut ranks, &tensors, false, false);
+        close(ranks);
+    }
+}
+
 #[test]
 fn a_rank_may_have_no_tokens_and_null_tensors() {
     let (mut ranks, mut tensors) = two_ranks(4, config());
     for t in &mut tensors {
-        let none = |columns| Tensor::contiguous(DevicePtr::NULL, [0, columns]);
-        t.input = DispatchInput::new(none(HIDDEN), none(TOP_K));
-        t.summed = none(HIDDEN);
+        let none =
+            |data_type, columns| Tensor::contiguous(DevicePtr::NULL, data_type, [0, columns]);
+        t.input = DispatchInput::new(none(DataType::Bf16, HIDDEN), none(DataType::I32, TOP_K));
+        t.summed = none(DataType::Bf16, HIDDEN);
     }
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
         let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
@@ -180,7 +218,7 @@ fn a_rank_may_have_no_tokens_and_null_tensors() {
             .unwrap();
     }
     for (rank, t) in ranks.iter().zip(&tensors) {
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         assert_eq!(download(rank, t.output.row_offsets.at, 12), [0; 12]);
     }
     close(ranks);

@@ -144,10 +144,8 @@ impl DamagedCase {
         let mut goes_on = true;
         for (rank, outcome) in session.outcomes() {
             match outcome {
-                Ok(()) => {}
-                Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
-                    goes_on &= fault.kind.is_input();
-                }
+                Ok(_) => {}
+                Err(Error::Fault(_) | Error::Poisoned(_)) => goes_on = false,
                 Err(error) => {
                     return Err(error).with_context(|| format!("rank {rank}, half {half}"));
                 }

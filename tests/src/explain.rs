@@ -35,10 +35,10 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "T")]
     max_tokens: Option<u32>,
     /// Token format: bf16, fp8, mxfp8, mxfp4, nvfp4 or nvfp4-row
-    #[arg(long, default_value = "bf16", value_parser = format_named)]
+    #[arg(long, default_value = "bf16")]
     format: TokenFormat,
     /// How expert outputs come back: reduced or exact
-    #[arg(long, default_value = "reduced", value_parser = mode_named)]
+    #[arg(long, default_value = "reduced")]
     mode: CombineMode,
     /// Ranks
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_most(MAX_RANKS))]
@@ -61,20 +61,6 @@ pub struct ExplainArgs {
     /// Most multiprocessors that a kernel occupies [default: all]
     #[arg(long, value_name = "N")]
     max_sms: Option<u32>,
-}
-
-fn format_named(name: &str) -> Result<TokenFormat, String> {
-    let mut all = TokenFormat::ALL.into_iter();
-    all.find(|format| format.name() == name)
-        .ok_or_else(|| "bf16, fp8, mxfp8, mxfp4, nvfp4 or nvfp4-row".into())
-}
-
-fn mode_named(name: &str) -> Result<CombineMode, String> {
-    match name {
-        "reduced" => Ok(CombineMode::Reduced),
-        "exact" => Ok(CombineMode::Exact),
-        _ => Err("reduced or exact".into()),
-    }
 }
 
 /// Numbers from 1 to `most`.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ferry::{Capacity, DevicePtr, ScaleLayout, ScaleTensor, Tensor, TokenFormat};
+use ferry::{Capacity, DataType, DevicePtr, ScaleLayout, ScaleTensor, Tensor, TokenFormat};
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
 
 use crate::verify::Received;
@@ -176,14 +176,19 @@ impl Layout {
         if groups == 0 {
             return None;
         }
+        let byte = DataType::of_scales(self.format)?;
         Some(match self.format.scale_layout() {
-            None => ScaleTensor::Transposed(Tensor::contiguous(at, [groups, capacity.rows])),
+            None => ScaleTensor::Transposed(Tensor::contiguous(
+                at,
+                DataType::F32,
+                [groups, capacity.rows],
+            )),
             Some(ScaleLayout::RowMajor) => {
-                ScaleTensor::RowMajor(Tensor::contiguous(at, [capacity.rows, groups]))
+                ScaleTensor::RowMajor(Tensor::contiguous(at, byte, [capacity.rows, groups]))
             }
             Some(ScaleLayout::Tiled) => ScaleTensor::Tiled {
-                scales: Tensor::contiguous(at, [capacity.scale_blocks, groups / 4, 32, 4, 4]),
-                offsets: Tensor::contiguous(offsets, [experts]),
+                scales: Tensor::contiguous(at, byte, [capacity.scale_blocks, groups / 4, 32, 4, 4]),
+                offsets: Tensor::contiguous(offsets, DataType::U32, [experts]),
             },
         })
     }

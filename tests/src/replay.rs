@@ -51,15 +51,17 @@ pub struct ReplayArgs {
     /// Where the ranks are
     #[arg(long, value_enum, default_value = "simulated")]
     group: GroupKind,
-    /// How expert outputs come back
-    #[arg(long, value_enum, default_value = "reduced")]
-    mode: Mode,
-    /// What dispatch makes of tokens
-    #[arg(long, value_enum, default_value = "bf16")]
-    format: Format,
-    /// Where scales of one byte go
-    #[arg(long, value_enum, default_value = "tiled")]
-    scales: Scales,
+    /// How expert outputs come back: reduced (one row a rank, weighted where the experts are) or exact (one
+    /// row a top-k slot, weighted at the source)
+    #[arg(long, default_value_t)]
+    mode: CombineMode,
+    /// What dispatch makes of tokens: bf16, fp8 (blockwise), mxfp8, mxfp4, nvfp4 (one global scale) or
+    /// nvfp4-row (a global scale of each row's own)
+    #[arg(long, default_value_t)]
+    format: TokenFormat,
+    /// Where scales of one byte go: tiled (128 rows and 4 groups) or row-major [default: tiled]
+    #[arg(long, value_name = "LAYOUT")]
+    scales: Option<ScaleLayout>,
     /// Ranks of a node [default: all]
     #[arg(long, value_name = "N")]
     p2p_world_size: Option<usize>,
@@ -90,58 +92,6 @@ pub struct ReplayArgs {
     /// This process's rank, with --rendezvous
     #[arg(long)]
     rank: Option<u32>,
-}
-
-/// [`CombineMode`] on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Mode {
-    /// One row a rank, weighted where the experts are
-    Reduced,
-    /// One row a top-k slot, weighted at the source
-    Exact,
-}
-
-/// [`TokenFormat`] on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Format {
-    /// BF16
-    Bf16,
-    /// Blockwise FP8
-    Fp8,
-    /// MXFP8
-    Mxfp8,
-    /// MXFP4
-    Mxfp4,
-    /// NVFP4 under one global scale
-    Nvfp4,
-    /// NVFP4 under a global scale of each row's own
-    Nvfp4Row,
-}
-
-/// [`ScaleLayout`] on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Scales {
-    /// In tiles of 128 rows and 4 groups
-    Tiled,
-    /// A row of them for each row
-    RowMajor,
-}
-
-impl ReplayArgs {
-    fn token_format(&self) -> TokenFormat {
-        let layout = match self.scales {
-            Scales::Tiled => ScaleLayout::Tiled,
-            Scales::RowMajor => ScaleLayout::RowMajor,
-        };
-        match self.format {
-            Format::Bf16 => TokenFormat::Bf16,
-            Format::Fp8 => TokenFormat::BlockwiseFp8,
-            Format::Mxfp8 => TokenFormat::Mxfp8(layout),
-            Format::Mxfp4 => TokenFormat::Mxfp4(layout),
-            Format::Nvfp4 => TokenFormat::Nvfp4(layout),
-            Format::Nvfp4Row => TokenFormat::Nvfp4RowScaled(layout),
-        }
-    }
 }
 
 /// Runs a replay. Under mpirun, every process reads and rank 0 writes.
@@ -222,11 +172,11 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
         "tensor residual.0 is missing, which --residual adds"
     );
     ensure!(
-        !args.residual || given.weights || args.mode == Mode::Reduced,
+        !args.residual || given.weights || args.mode == CombineMode::Reduced,
         "--residual adds to sums, but in exact mode without topk_weights rows stay apart"
     );
     ensure!(
-        !args.late_weights || args.mode == Mode::Reduced,
+        !args.late_weights || args.mode == CombineMode::Reduced,
         "--late-weights is for --mode reduced, the mode is exact"
     );
     ensure!(
@@ -261,11 +211,8 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         .unwrap_or(0);
     let config = Config {
         p2p_world_size: args.p2p_world_size,
-        format: args.token_format(),
-        combine: match args.mode {
-            Mode::Reduced => CombineMode::Reduced,
-            Mode::Exact => CombineMode::Exact,
-        },
+        format: (args.scales).map_or(args.format, |layout| args.format.with_scale_layout(layout)),
+        combine: args.mode,
         deadline: Duration::from_secs(30),
         shared_expert: args.shared_expert,
         skip_a2a: args.skip_a2a,
@@ -313,9 +260,9 @@ mod tests {
             input: "in".into(),
             output,
             group: GroupKind::Simulated,
-            mode: Mode::Reduced,
-            format: Format::Bf16,
-            scales: Scales::Tiled,
+            mode: CombineMode::Reduced,
+            format: TokenFormat::Bf16,
+            scales: None,
             p2p_world_size: None,
             split: false,
             shared_expert: false,

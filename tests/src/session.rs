@@ -5,7 +5,10 @@ mod local_rank;
 
 use std::time::{Duration, Instant};
 
-use ferry::{Capacity, Config, DevicePtr, Error, ExpertParallel, Group, Plan, Stream, TokenFormat};
+use ferry::{
+    Capacity, Config, DevicePtr, Error, ExpertParallel, Group, InputFault, Plan, Stream,
+    TokenFormat,
+};
 use ferry_reference::{Problem, bf16};
 
 use crate::verify::{Placement, RankOutputs, SHARED_FACTOR};
@@ -258,15 +261,15 @@ impl Session {
         self.ranks.iter().map(of).collect()
     }
 
-    /// Waits for all local ranks; the first fault in rank order.
+    /// Waits for all local ranks; the first fault in rank order, an input's too.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.ranks
             .iter()
-            .try_for_each(|rank| rank.ep.synchronize(rank.stream))
+            .try_for_each(|rank| strict(rank.ep.synchronize(rank.stream)))
     }
 
     /// Waits for each local rank, and what each says.
-    pub fn outcomes(&self) -> Vec<(usize, Result<(), Error>)> {
+    pub fn outcomes(&self) -> Vec<(usize, Result<Option<InputFault>, Error>)> {
         let of = |rank: &LocalRank| (rank.rank(), rank.ep.synchronize(rank.stream));
         self.ranks.iter().map(of).collect()
     }
@@ -355,9 +358,8 @@ impl Session {
         for rank in &self.ranks {
             rank.free()?;
         }
-        self.ranks
-            .into_iter()
-            .try_for_each(|rank| Ok(rank.ep.into_inner().close()?))
+        let ranks = self.ranks.into_iter().map(|rank| rank.ep.into_inner());
+        Ok(ExpertParallel::close_all(ranks)?)
     }
 
     fn each(
@@ -365,5 +367,13 @@ impl Session {
         mut run: impl FnMut(&mut LocalRank) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.ranks.iter_mut().try_for_each(&mut run)
+    }
+}
+
+/// What a rank says, where a fault of the input is as bad as any other.
+pub fn strict(said: Result<Option<InputFault>, Error>) -> Result<(), Error> {
+    match said? {
+        None => Ok(()),
+        Some(InputFault(fault)) => Err(Error::Fault(fault)),
     }
 }

@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 use ferry::simulator::Portable;
 use ferry::{
-    Activation, Capacity, Device, DevicePtr, FusedSilu, ScaleLayout, Stream, Tensor, TokenFormat,
-    fused_silu,
+    Activation, Capacity, DataType, Device, DevicePtr, FusedSilu, ScaleLayout, Stream, Tensor,
+    TokenFormat,
 };
 use ferry_reference::{bf16, fp8};
 
@@ -168,22 +168,31 @@ impl SiluCase {
         let (tokens, scales) = (put(&images.tokens)?, put(&images.scales)?);
         let starts = put(bytemuck::cast_slice(&starts))?;
         let silu = FusedSilu {
-            input: Tensor::contiguous(put(bytemuck::cast_slice(input))?, [rows, 2 * columns]),
+            input: Tensor::contiguous(
+                put(bytemuck::cast_slice(input))?,
+                DataType::Bf16,
+                [rows, 2 * columns],
+            ),
             interleaved: self.interleaved,
-            row_offsets: Tensor::contiguous(put(bytemuck::cast_slice(offsets))?, [experts + 1]),
+            row_offsets: Tensor::contiguous(
+                put(bytemuck::cast_slice(offsets))?,
+                DataType::U32,
+                [experts + 1],
+            ),
             activation: self.activation,
             format,
             input_scales: match format {
                 TokenFormat::Nvfp4(_) => Some(Tensor::contiguous(
                     put(bytemuck::cast_slice(input_scales))?,
+                    DataType::F32,
                     [experts],
                 )),
                 _ => None,
             },
-            output: Tensor::contiguous(tokens, [rows, columns]),
+            output: Tensor::contiguous(tokens, DataType::of_tokens(format), [rows, columns]),
             scales: layout.scale_tensor(scales, starts, experts),
         };
-        fused_silu(device, stream, &silu, None)?;
+        device.fused_silu(stream, &silu, None)?;
         device.synchronize(stream)?;
         device.download(tokens, &mut images.tokens)?;
         device.download(scales, &mut images.scales)?;

@@ -9,7 +9,7 @@ use ferry::*;
 use ferry_reference::{Problem, bf16};
 
 use crate::formats;
-use crate::verify::{Compared, Oracle, Received};
+use crate::verify::{Compared, Oracle, Received, without_overflow};
 
 pub use crate::verify::{POISON, download};
 pub use case::*;
@@ -25,37 +25,36 @@ struct Expected {
     /// What each expert multiplies by.
     scale: Vec<f32>,
     combined: Vec<Vec<bf16>>,
+    /// What the outputs hold, by rank.
+    capacities: Vec<Capacity>,
 }
 
 impl Expected {
     fn of(case: &Case, problem: &Problem, round: usize) -> Self {
         let scale = scale_of(case, round);
-        let oracle = Oracle::of(
-            problem,
-            &scale,
-            case.format,
-            Compared::with_shared(case.shared_expert),
-        );
-        let combined = oracle.combined(case.how.mode(), case.how != Return::Apart);
+        let oracle_of = |problem| {
+            let compared = Compared::with_shared(case.shared_expert);
+            Oracle::of(problem, &scale, case.format, compared)
+        };
+        let oracle = oracle_of(problem);
+        let mut dice = Dice::new(case.seed ^ (round as u64) << 32);
+        let capacities: Vec<_> = oracle
+            .placements()
+            .iter()
+            .zip(&problem.inputs)
+            .map(|(placement, input)| case.capacity(placement.capacity(), input.tokens, &mut dice))
+            .collect();
+        let (mode, summed) = (case.how.mode(), case.how != Return::Apart);
+        let held = without_overflow(problem, case.format, oracle.placements(), &capacities);
+        let combined = match case.short {
+            true => oracle_of(&held).combined(mode, summed),
+            false => oracle.combined(mode, summed),
+        };
         Self {
             oracle,
             scale,
             combined,
-        }
-    }
-
-    /// What a rank's outputs can hold.
-    fn capacity(&self, rank: usize, case: &Case) -> Capacity {
-        let mut needed = self.oracle.placement(rank).capacity();
-        if let (true, Some(more)) = (case.shared_expert, case.counted) {
-            // The host asks for room for all rows of `x`.
-            needed.rows += more;
-            needed.scale_blocks += more.div_ceil(128);
-        }
-        let rows = formats::with_spare_rows(needed, case.format, case.spare_rows);
-        Capacity {
-            scale_blocks: needed.scale_blocks + case.spare_rows,
-            ..rows
+            capacities,
         }
     }
 }
@@ -95,7 +94,7 @@ impl Tensors {
         let (top_k, hidden) = (case.top_k, case.hidden);
         let more = case.counted.unwrap_or(0);
         let tokens = input.tokens + more;
-        let space = expected.capacity(r, case);
+        let space = expected.capacities[r];
         let capacity = space.rows;
         let (device, plan) = (rank.device(), rank.plan());
         let buffers = DispatchBuffers::with_capacity(device, plan, space).unwrap();
@@ -106,13 +105,20 @@ impl Tensors {
         let weights = [&input.topk_weights[..], &vec![f32::NAN; more * top_k]].concat();
         let weights = device.upload_tensor([tokens, top_k], &weights).unwrap();
         let count = [input.tokens as u32];
-        let placement = expected.oracle.placement(r);
+        let placement = expected.oracle.placement(r).cut(case.format, space);
         let answers = placement.expert_rows(problem, &expected.scale, r, capacity);
-        let summed = || Tensor::contiguous(poisoned(rank, tokens * hidden * 2), [tokens, hidden]);
+        let summed = || {
+            Tensor::contiguous(
+                poisoned(rank, tokens * hidden * 2),
+                DataType::Bf16,
+                [tokens, hidden],
+            )
+        };
         let combined = match case.how {
-            Return::Reduced | Return::Exact => CombineOutput::summed(summed()),
-            Return::Apart => CombineOutput::apart(Tensor::contiguous(
+            Return::Reduced | Return::Exact => CombineOutput::Summed(summed()),
+            Return::Apart => CombineOutput::Apart(Tensor::contiguous(
                 poisoned(rank, tokens * top_k * hidden * 2),
+                DataType::Bf16,
                 [tokens, top_k, hidden],
             )),
         };
@@ -275,8 +281,9 @@ impl Run {
                 continue;
             }
             match rank.synchronize(STREAM) {
-                Ok(()) => {}
-                Err(Error::Fault(fault)) if fault.kind.is_input() => self.input_faults.push(fault),
+                Ok(told) => self
+                    .input_faults
+                    .extend(told.map(|InputFault(fault)| fault)),
                 Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
                     self.outcomes[r] = Outcome::Fault(fault);
                 }
@@ -303,6 +310,23 @@ impl Run {
                 (dispatched, round)
             }
         }
+    }
+
+    /// What a rank's outputs lack in a round, if anything: rows, or else blocks of scales; how many come, and
+    /// how many they hold.
+    pub fn lacks(&self, round: usize, rank: usize) -> Option<(Region, usize, usize)> {
+        let expected = &self.expected[round];
+        let needed = expected.oracle.placement(rank).capacity();
+        let given = expected.capacities[rank];
+        let is_tiled = self.case.format.scale_layout() == Some(ScaleLayout::Tiled);
+        let blocks = (Region::ScaleBlocks, needed.scale_blocks, given.scale_blocks);
+        [
+            (true, (Region::Output, needed.rows, given.rows)),
+            (is_tiled, blocks),
+        ]
+        .into_iter()
+        .find(|&(counts, (_, needed, given))| counts && needed > given)
+        .map(|(_, numbers)| numbers)
     }
 
     /// Compares all that is certain to be there with the oracle.
@@ -345,7 +369,7 @@ impl Run {
 
     fn compare_combine(&self, round: usize, r: usize) {
         let device = self.ranks[r].device();
-        let rows = self.tensors[round][r].combined.combined.rows();
+        let rows = self.tensors[round][r].combined.rows();
         let mut given: Vec<bf16> = device.download_tensor(&rows).unwrap();
         let expected = &self.expected[round];
         let beyond = given.split_off(expected.combined[r].len().min(given.len()));

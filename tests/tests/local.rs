@@ -58,6 +58,16 @@ fn sums_with_options() {
     });
 }
 
+/// Outputs that hold fewer rows than come: the first ones are there, the others are no part of the sums.
+#[test]
+fn outputs_that_are_too_small() {
+    all(800..1_000, |seed| LocalCase {
+        short: true,
+        counted: [None, None, Some(3)][seed as usize % 3],
+        ..LocalCase::any(seed)
+    });
+}
+
 /// Every size and every way, on as many ranks as on GPUs.
 #[test]
 fn what_gpus_are_asked() {
@@ -93,7 +103,7 @@ fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
         drop(dispatched.combine(Stream::DEFAULT, &experts, &sums));
         match rank.synchronize(Stream::DEFAULT) {
             Err(Error::Fault(fault) | Error::Poisoned(fault)) => faults.push(fault),
-            Ok(()) => {}
+            Ok(told) => faults.extend(told.map(|InputFault(fault)| fault)),
             Err(error) => panic!("{error}"),
         }
         rank.close().unwrap();
@@ -195,5 +205,5 @@ fn split_calls_are_refused_and_the_round_goes_on() {
         panic!("the round stands open");
     };
     dispatched.combine(stream, &experts, &sums).unwrap();
-    rank.synchronize(stream).unwrap();
+    assert_eq!(rank.synchronize(stream).unwrap(), None);
 }

@@ -24,8 +24,8 @@ fn ranks(group: &Group, deadline: Duration) -> Vec<ExpertParallel> {
 /// Tensors of a rank without tokens, which receives none.
 fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     let input = DispatchInput::new(
-        Tensor::contiguous(DevicePtr::NULL, [0, 8]),
-        Tensor::contiguous(DevicePtr::NULL, [0, 1]),
+        Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, 8]),
+        Tensor::contiguous(DevicePtr::NULL, DataType::I32, [0, 1]),
     );
     let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
     (input, *buffers.output())
@@ -37,14 +37,14 @@ fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
     let dispatched = rank.dispatch(STREAM, &input, &output)?;
     std::thread::sleep(experts);
     combine(dispatched, &output)?;
-    rank.synchronize(STREAM)?;
+    assert_eq!(rank.synchronize(STREAM)?, None);
     Ok(rank.close()?)
 }
 
 fn combine(dispatched: Dispatched<'_>, output: &DispatchOutput) -> Result<(), Error> {
     let rows = CombineInput::new(output.tokens);
-    let combined = Tensor::contiguous(output.tokens.at, [0, 8]);
-    let combined = CombineOutput::summed(combined);
+    let combined = Tensor::contiguous(output.tokens.at, DataType::Bf16, [0, 8]);
+    let combined = CombineOutput::Summed(combined);
     dispatched.combine(STREAM, &rows, &combined)
 }
 
@@ -158,11 +158,11 @@ fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
                     let (input, output) = tensors(&rank);
                     let dispatched = rank.dispatch(STREAM, &input, &output).unwrap();
                     if dispatched.expert_parallel().rank() == Rank(2) {
-                        rank.synchronize(STREAM).unwrap();
+                        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                         return (rank, None);
                     }
                     combine(dispatched, &output).unwrap();
-                    rank.synchronize(STREAM).unwrap();
+                    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                     if rank.rank() == Rank(0) {
                         // Rank 1 waits meanwhile, so that time passes.
                         std::thread::sleep(late);
@@ -238,7 +238,7 @@ fn other_calls_do_not_renew_the_patience() {
         scope.spawn(move || {
             // Far more often than the patience is long.
             while is_done.recv_timeout(Duration::from_millis(20)).is_err() {
-                other.check().unwrap();
+                assert_eq!(other.check().unwrap(), None);
             }
         });
         let outcome = ranks[0].synchronize(STREAM);

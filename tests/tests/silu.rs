@@ -1,7 +1,7 @@
 //! Fused SiLU on a simulated device.
 
 use ferry::{
-    Activation, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor, TokenFormat, fused_silu,
+    Activation, DataType, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor, TokenFormat,
 };
 use ferry_tests::silu::cases;
 
@@ -21,21 +21,21 @@ fn arguments_that_do_not_fit_are_refused() {
     let device = group.device(Rank(0)).unwrap();
     let at = device.alloc(1 << 16).unwrap();
     let silu = FusedSilu {
-        input: Tensor::contiguous(at, [4, 256]),
+        input: Tensor::contiguous(at, DataType::Bf16, [4, 256]),
         interleaved: false,
-        row_offsets: Tensor::contiguous(at, [3]),
+        row_offsets: Tensor::contiguous(at, DataType::U32, [3]),
         activation: Activation::Silu,
         format: TokenFormat::Bf16,
         input_scales: None,
-        output: Tensor::contiguous(at, [4, 128]),
+        output: Tensor::contiguous(at, DataType::Bf16, [4, 128]),
         scales: None,
     };
     let told = |silu: FusedSilu| {
-        let error = fused_silu(&*device, Stream::DEFAULT, &silu, None).unwrap_err();
+        let error = device.fused_silu(Stream::DEFAULT, &silu, None).unwrap_err();
         (error.to_string(), error)
     };
     let (text, error) = told(FusedSilu {
-        output: Tensor::contiguous(at, [4, 120]),
+        output: Tensor::contiguous(at, DataType::Bf16, [4, 120]),
         ..silu
     });
     assert!(matches!(error, Error::SiluColumns { columns: 120, .. }));
@@ -44,7 +44,7 @@ fn arguments_that_do_not_fit_are_refused() {
         "{text}"
     );
     let (text, _) = told(FusedSilu {
-        input: Tensor::contiguous(at, [4, 128]),
+        input: Tensor::contiguous(at, DataType::Bf16, [4, 128]),
         ..silu
     });
     assert!(
@@ -53,6 +53,7 @@ fn arguments_that_do_not_fit_are_refused() {
     );
     let (text, error) = told(FusedSilu {
         format: TokenFormat::BlockwiseFp8,
+        output: Tensor::contiguous(at, DataType::E4m3, [4, 128]),
         ..silu
     });
     assert!(matches!(error, Error::WrongScales { .. }), "{text}");
@@ -66,7 +67,7 @@ fn arguments_that_do_not_fit_are_refused() {
         assert!(text.contains(&format!("limit is {limit}")), "{text}");
     }
     let (text, error) = told(FusedSilu {
-        input_scales: Some(Tensor::contiguous(at, [2])),
+        input_scales: Some(Tensor::contiguous(at, DataType::F32, [2])),
         ..silu
     });
     assert!(matches!(error, Error::UnusedInputScale { .. }), "{text}");
@@ -78,18 +79,18 @@ fn transposed(rows: usize, place: u64) -> Result<(), Error> {
     let device = group.device(Rank(0)).unwrap();
     let at = device.alloc(1 << 16).unwrap();
     device.fill(at, 0, 1 << 16).unwrap();
-    let scales = Tensor::contiguous(at.plus(place), [1, rows]);
+    let scales = Tensor::contiguous(at.plus(place), DataType::F32, [1, rows]);
     let silu = FusedSilu {
-        input: Tensor::contiguous(at, [rows, 256]),
+        input: Tensor::contiguous(at, DataType::Bf16, [rows, 256]),
         interleaved: false,
-        row_offsets: Tensor::contiguous(at, [3]),
+        row_offsets: Tensor::contiguous(at, DataType::U32, [3]),
         activation: Activation::Silu,
         format: TokenFormat::BlockwiseFp8,
         input_scales: None,
-        output: Tensor::contiguous(at, [rows, 128]),
+        output: Tensor::contiguous(at, DataType::E4m3, [rows, 128]),
         scales: Some(ScaleTensor::Transposed(scales)),
     };
-    fused_silu(&*device, Stream::DEFAULT, &silu, None)?;
+    device.fused_silu(Stream::DEFAULT, &silu, None)?;
     device.synchronize(Stream::DEFAULT)
 }
 

@@ -11,6 +11,7 @@ mod bench;
 #[cfg(feature = "bindgen")]
 mod bindgen;
 mod build_ptx;
+mod c_library;
 mod compare_ptx;
 mod cuda_stub;
 mod demo;
@@ -100,6 +101,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    #[command(flatten)]
+    C(c_library::Task),
     /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` where there is no CUDA
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
@@ -163,6 +166,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         } => report::run(&places.root, &files, check)?,
         Task::Bench { arguments, .. } => bench::run(places, &arguments)?,
         Task::Soak { arguments } => soak::run(places, &arguments)?,
+        Task::C(task) => c_library::run(places, &task)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
         }

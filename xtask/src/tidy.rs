@@ -140,8 +140,9 @@ const MOST_COLUMNS: usize = 110;
 const LOGS: [&str; 2] = ["CHANGELOG.md", "gpu/protocol/TUNING.md"];
 
 /// Files that a program writes.
-const GENERATED_FILES: [&str; 6] = [
+const GENERATED_FILES: [&str; 7] = [
     "Cargo.lock",
+    "host/c/include/ferry.h",
     "gpu/ptx-digest.txt",
     "gpu/options/ptx-digest.txt",
     "gpu/probes/ptx-digest.txt",
@@ -150,8 +151,9 @@ const GENERATED_FILES: [&str; 6] = [
 ];
 
 /// Code that other people's programs link.
-const LIBRARIES: [&str; 5] = [
+const LIBRARIES: [&str; 6] = [
     "gpu/",
+    "host/c/src/",
     "host/src/",
     "host/ptx/src/",
     "host/simulator/src/",

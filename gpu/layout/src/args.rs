@@ -121,6 +121,12 @@ pub trait Arguments: Copy {
         }
     }
 
+    /// Bytes from one row of a tensor to the next.
+    #[inline(always)]
+    fn row_stride(&self, tensor: Tensor) -> u32 {
+        self.row_bytes(tensor)
+    }
+
     /// Device address of a user's table.
     fn user_table(&self, table: Table) -> u64;
 
@@ -158,6 +164,14 @@ impl Arguments for DispatchArgs {
             Tensor::Input => self.x,
             Tensor::Output => self.output_tokens,
             Tensor::Expert | Tensor::Combined => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn row_stride(&self, tensor: Tensor) -> u32 {
+        match tensor {
+            Tensor::Input => self.x_stride as u32,
+            _ => self.row_bytes(tensor),
         }
     }
 
@@ -211,7 +225,7 @@ impl Arguments for CombineArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchArgs {
-    /// BF16 `[tokens, hidden]`, contiguous.
+    /// BF16 `[tokens, hidden]`, rows `x_stride` bytes apart.
     pub x: u64,
     /// i32 `[tokens, top_k]`.
     pub topk_ids: u64,
@@ -231,6 +245,8 @@ pub struct DispatchArgs {
     pub src_info: u64,
     /// Rows that the outputs hold.
     pub row_capacity: u64,
+    /// Bytes from one row of `x` to the next, fewer than 2^32.
+    pub x_stride: u64,
     /// u32 `[groups]`, written: see `scale_layout`; 0 unless scales are tiled.
     pub scales_offsets: u64,
     /// Blocks of 128 rows that tiled scales hold.

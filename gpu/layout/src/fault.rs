@@ -15,15 +15,16 @@ pub enum FaultKind {
     LocalTimeout,
     /// A token names an expert that does not exist; the assignment was not routed.
     InvalidExpert,
-    /// A token names an expert twice (found only with `debug_checks`).
+    /// A token names an expert twice (found only with `debug_checks`). Both assignments are routed: the expert
+    /// gets the token twice, and both rows count in the sum.
     DuplicateExpert,
     /// The number of tokens on the device is above the rows of `x`; so many were taken.
     TooManyOnDevice,
+    /// More rows arrive than the outputs hold. The first ones were written, and `row_offsets` end there; the
+    /// others count as not routed here, so that combine adds nothing for them.
+    OutputTooSmall,
     /// A row position that came over the wire lies outside the outputs; nothing was written.
     RowOutOfBounds,
-    /// More rows arrive than the outputs hold; only `row_offsets`, `expert_ids`, `scales_offsets` and, where
-    /// tokens travel, the shared expert's rows were written.
-    OutputTooSmall,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,
 }
@@ -51,6 +52,8 @@ pub enum Region {
     Output,
     /// The user's number of tokens on the device.
     TokensOnDevice,
+    /// Blocks of 128 rows of the user's tiled scales.
+    ScaleBlocks,
 }
 
 impl FaultKind {
@@ -60,8 +63,8 @@ impl FaultKind {
         Self::InvalidExpert,
         Self::DuplicateExpert,
         Self::TooManyOnDevice,
-        Self::RowOutOfBounds,
         Self::OutputTooSmall,
+        Self::RowOutOfBounds,
         Self::TooManyTokens,
     ];
 
@@ -75,11 +78,11 @@ impl FaultKind {
 /// [`FaultKind::is_input`] of a kind's number: these kinds stand side by side.
 #[inline(always)]
 const fn is_input(kind: u64) -> bool {
-    kind >= FaultKind::InvalidExpert as u64 && kind <= FaultKind::TooManyOnDevice as u64
+    kind >= FaultKind::InvalidExpert as u64 && kind <= FaultKind::OutputTooSmall as u64
 }
 
 impl Region {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -90,6 +93,7 @@ impl Region {
         Self::TopkIds,
         Self::Output,
         Self::TokensOnDevice,
+        Self::ScaleBlocks,
     ];
 
     const fn name(self) -> &'static str {
@@ -102,8 +106,9 @@ impl Region {
             Self::RanksInExpert => "ranks within experts",
             Self::Offsets => "row offsets",
             Self::TopkIds => "topk_ids",
-            Self::Output => "dispatch outputs",
+            Self::Output => "rows",
             Self::TokensOnDevice => "tokens_on_device",
+            Self::ScaleBlocks => "blocks of tiled scales",
         }
     }
 }
@@ -117,8 +122,15 @@ pub struct Fault {
     pub kernel: Kernel,
     /// On which rank.
     pub rank: Rank,
-    /// The peer that was waited for; this rank itself where no peer is involved; the top-k slot
-    /// where the input is at fault.
+    /// Who else has to do with it:
+    ///
+    /// | kind | `peer` |
+    /// |---|---|
+    /// | [`PeerTimeout`](FaultKind::PeerTimeout) | the rank that was waited for |
+    /// | [`RowOutOfBounds`](FaultKind::RowOutOfBounds) | the rank whose row it is |
+    /// | [`TooManyTokens`](FaultKind::TooManyTokens) | the rank that claims them |
+    /// | [`InvalidExpert`](FaultKind::InvalidExpert), [`DuplicateExpert`](FaultKind::DuplicateExpert) | no rank: the top-k slot of token `index` |
+    /// | [`LocalTimeout`](FaultKind::LocalTimeout), [`TooManyOnDevice`](FaultKind::TooManyOnDevice), [`OutputTooSmall`](FaultKind::OutputTooSmall) | this rank: no other one is involved |
     pub peer: Rank,
     /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this
@@ -191,7 +203,8 @@ impl fmt::Display for Fault {
             ),
             FaultKind::OutputTooSmall => write!(
                 f,
-                "rank {rank} receives {saw} rows in {kernel}, round {epoch}, but its {what} hold {wanted}"
+                "rank {rank} receives {saw} {what} in {kernel}, round {epoch}, but its outputs hold \
+                 {wanted}; those beyond count as not routed here"
             ),
             FaultKind::TooManyTokens => write!(
                 f,

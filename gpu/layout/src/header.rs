@@ -3,6 +3,10 @@
 /// An expert id that stands for "not routed" (`-1` as the user writes it).
 pub const NOT_ROUTED: u32 = u32::MAX;
 
+/// The bit of a row's position that says that the outputs do not hold the row. There are at most 2^31 - 1
+/// rows.
+pub const OVERFLOWED: u32 = 1 << 31;
+
 /// A row's header: for each of its assignments a word of the expert and the rank within it
 /// ([`AssignmentWords`]), and behind those a word each with the router's weight, as f32 bits.
 pub struct Header;

@@ -38,8 +38,9 @@ pub use fingerprint::{FINGERPRINT_VARIABLE, LAYOUT_FINGERPRINT};
 pub use formats::arithmetic::Arithmetic;
 pub use formats::float::{bf16_bits, f16_bits, f32_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
+pub use formats::names::UnknownName;
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
-pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED};
+pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
 pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
 pub use options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,

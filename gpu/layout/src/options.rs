@@ -211,6 +211,11 @@ impl Arguments for DispatchWith {
     }
 
     #[inline(always)]
+    fn row_stride(&self, tensor: Tensor) -> u32 {
+        self.args.row_stride(tensor)
+    }
+
+    #[inline(always)]
     fn user_table(&self, table: Table) -> u64 {
         match table {
             Table::TokensOnDevice => self.options.tokens_on_device,

@@ -43,10 +43,18 @@ pub(crate) const fn cut(most: u32, rows: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
+/// Its number.
+impl core::fmt::Display for Rank {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// How expert outputs come back to the token's rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CombineMode {
     /// One row per (token, rank): the experts' rank applies the router weights and sums.
+    #[default]
     Reduced,
     /// One row per (token, top-k slot): the token's rank applies the weights and sums, or
     /// does not sum the rows.

@@ -15,7 +15,8 @@ pub enum Counter {
     TilesDone,
     /// Groups of 32 experts whose assignments are counted, over all rounds.
     ScansDone,
-    /// The epoch whose row offsets stand in the workspace.
+    /// Twice the epoch whose row offsets stand in the workspace, and one more if the outputs do not hold all
+    /// rows.
     OffsetsReady,
     /// Blocks that left the running `combine_wait` kernel.
     Exits,
@@ -90,7 +91,8 @@ pub enum Table {
     TileCounts,
     /// `[token, K]` the expert ids of this round's tokens, kept for combine.
     Routes,
-    /// `[source, token, K]` output row of each assignment here, or `NOT_ROUTED`.
+    /// `[source, token, K]` output row of each assignment here, with `OVERFLOWED` if the outputs do not hold
+    /// it, or `NOT_ROUTED`.
     RowMap,
 }
 

@@ -9,12 +9,12 @@ const KINDS: [FaultKind; 8] = [
     FaultKind::InvalidExpert,
     FaultKind::DuplicateExpert,
     FaultKind::TooManyOnDevice,
-    FaultKind::RowOutOfBounds,
     FaultKind::OutputTooSmall,
+    FaultKind::RowOutOfBounds,
     FaultKind::TooManyTokens,
 ];
 
-const REGIONS: [Region; 10] = [
+const REGIONS: [Region; 11] = [
     Region::Counts,
     Region::Presence,
     Region::DispatchRow,
@@ -25,6 +25,7 @@ const REGIONS: [Region; 10] = [
     Region::TopkIds,
     Region::Output,
     Region::TokensOnDevice,
+    Region::ScaleBlocks,
 ];
 
 proptest! {

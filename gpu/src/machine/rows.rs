@@ -37,8 +37,8 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
                 unsafe { memory::load_constant_u64(window) + at.bytes() }
             }
             Row::Tensor(tensor, index) => {
-                let bytes = self.args.row_bytes(tensor) as u64;
-                self.args.tensor(tensor) + index as u64 * bytes
+                let stride = self.args.row_stride(tensor) as u64;
+                self.args.tensor(tensor) + index as u64 * stride
             }
         }
     }

@@ -39,38 +39,41 @@ use scheduler::{Command, World};
 pub use silu::Portable;
 pub use warp::Combines;
 
-/// How a simulated machine behaves.
+/// How a simulated machine behaves. [`Options::new`] has the defaults; `ranks` and `seed` have none.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ranks of the group.
+    /// Ranks of the group, at least 1.
     pub ranks: u32,
-    /// Decides every choice of the scheduler.
+    /// Decides every choice of the scheduler: the same seed and the same calls make the same run. Any number.
     pub seed: u64,
-    /// Warps that a launch has on each rank.
+    /// Warps that a launch has on each rank, at least 1. An even number makes blocks of two warps, an odd one
+    /// of one. Default: 4.
     pub warps: u32,
-    /// One in how many turns a warp begins to stall; 0 for never.
+    /// One in how many of its turns a warp begins to stall, for up to 50 turns of all warps; 0: never.
+    /// Default: 64.
     pub stall_one_in: u32,
-    /// A rank that dies on the way.
+    /// A rank that dies on the way. Default: `None`, nobody does.
     pub lost: Option<Lost>,
     /// How long a simulation in which nothing more can happen, but some rank runs nothing, waits for a
     /// launch from another thread before it lets the next deadline pass, in wall time. Each launch, and each
-    /// deadline that passes, makes it start anew. `None`: simulated time passes as wall time does while the
-    /// simulation waits so, and each launch times out when its own deadline has passed, whoever else launches
-    /// meanwhile. Faults that come of it name the patience, or the deadline. Set it where a rank is
-    /// to be missed quickly.
+    /// deadline that passes, makes it start anew. `None`, the default: simulated time passes as
+    /// wall time does while the simulation waits so, and each launch times out when its own
+    /// deadline has passed, whoever else launches meanwhile. Faults that come of it name the
+    /// patience, or the deadline. Set it where a rank is to be missed quickly.
     pub patience: Option<Duration>,
     /// Whether a signal may arrive when its round is over: where a test damages windows, rounds end early.
+    /// Default: false, such a signal ends the simulation with an error.
     pub allow_late_signals: bool,
-    /// With which epilogue combines run: Ferry's own steps, unless it is set.
+    /// With which epilogue combines run. Default: [`Combines::STEPS`], Ferry's own steps.
     pub combines: Combines,
 }
 
-/// A rank that dies.
+/// A rank that dies: what runs on it ends, and nothing more begins there.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
-    /// Which.
+    /// Its number, below [`Options::ranks`].
     pub rank: u32,
-    /// After how many turns of the scheduler.
+    /// After how many turns of the scheduler, of all ranks together. A turn takes 100 ns of simulated time.
     pub after_steps: u64,
 }
 

@@ -23,8 +23,9 @@ use crate::{Args, Options, SimulatorError};
 
 /// Simulated time that a turn takes.
 const TURN_NS: u64 = 100;
-/// Bytes of a fibre's stack.
-const STACK_BYTES: usize = 256 * 1024;
+/// Bytes of a fibre's stack, of which only those in use take memory. Code that is not optimised, as in a user's
+/// debug build, needs more than 256 KiB.
+const STACK_BYTES: usize = 1 << 20;
 /// Turns that each warp of the machine may have while one of them stalls, at most: a turn is one warp's, so
 /// that a stall of a fixed number of turns would be over at once where there are many warps.
 const LONGEST_STALL: u64 = 50;

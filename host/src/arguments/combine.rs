@@ -5,7 +5,7 @@ use ferry_layout::{
     CombineArgs, CombineMode, CombineOptions, CombineWith, Common, EpilogueWords, OutputElement,
 };
 
-use super::{CombineInput, CombineOutput, CombineTensor, Received, address_or_none};
+use super::{CombineInput, CombineOutput, Received, address_or_none};
 use crate::error::EpilogueError;
 use crate::tensor::Element;
 use crate::{CombineEpilogue, DevicePtr, Error, Plan, Tensor};
@@ -40,7 +40,7 @@ impl CombineInput {
             if config.combine == CombineMode::Reduced {
                 return Err(Error::WeightsInReducedMode);
             }
-            weights.require("topk_weights", [tokens, config.top_k], Element::WORD)?;
+            weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
         }
         let combined = self.combined(output, plan, tokens)?;
         let args = CombineArgs {
@@ -55,8 +55,7 @@ impl CombineInput {
             row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
         };
         let with = self.with_options(args, output, plan, received, taken)?;
-        let (elements, bits) = (output.combined.rows().elements(), output.element.bits());
-        self.require_apart(&Extent::of(combined, elements, bits))?;
+        self.require_apart(&Extent::of(&output.rows()))?;
         Ok(with)
     }
 
@@ -68,17 +67,17 @@ impl CombineInput {
             _ => None,
         };
         let [bias_1, bias_2] =
-            [0, 1].map(|index| extent(steps.and_then(|steps| steps.biases[index].as_ref()), 16));
+            [0, 1].map(|index| extent(steps.and_then(|steps| steps.biases[index].as_ref())));
         let residual = steps.and_then(|steps| steps.residual.as_ref());
         let row_scales = steps.and_then(|steps| steps.row_scales.as_ref());
         let read = [
-            ("expert_rows", extent(Some(&self.expert_rows), 16)),
-            ("topk_weights", extent(self.topk_weights.as_ref(), 32)),
-            ("row_weights", extent(self.row_weights.as_ref(), 32)),
-            ("row_scales", extent(row_scales, 32)),
+            ("expert_rows", extent(Some(&self.expert_rows))),
+            ("topk_weights", extent(self.topk_weights.as_ref())),
+            ("row_weights", extent(self.row_weights.as_ref())),
+            ("row_scales", extent(row_scales)),
             ("biases[0]", bias_1),
             ("biases[1]", bias_2),
-            ("residual", extent(residual, 16)),
+            ("residual", extent(residual)),
         ];
         let overlapping = read
             .into_iter()
@@ -110,13 +109,13 @@ impl CombineInput {
             if plan.config().combine == CombineMode::Exact {
                 return Err(EpilogueError::RowWeightsInExactMode.into());
             }
-            weights.require("row_weights", [capacity], Element::WORD)?;
+            weights.require("row_weights", [capacity], Element::F32)?;
         }
-        let is_converted = output.element != OutputElement::Bf16;
-        let is_apart = matches!(output.combined, CombineTensor::Apart(_));
+        let element = output.element()?;
+        let is_converted = element != OutputElement::Bf16;
+        let is_apart = matches!(output, CombineOutput::Apart(_));
         let of_sums = [
             ("an epilogue", words.is_some()),
-            ("element", is_converted),
             ("a shared expert", plan.config().shared_expert),
         ];
         for (option, is_given) in of_sums {
@@ -127,7 +126,7 @@ impl CombineInput {
         // All that has the kernels with options launched, whose epilogue must be given then.
         let others = [
             ("row_weights", self.row_weights.is_some()),
-            ("element", is_converted),
+            ("combined in another type than bf16", is_converted),
             ("a shared expert", plan.config().shared_expert),
             ("tokens_on_device", is_counted),
             ("skip_a2a", plan.config().skip_a2a),
@@ -142,7 +141,7 @@ impl CombineInput {
                 row_weights: address_or_none(self.row_weights),
                 shared_of: plan.shared_of(),
                 tokens_on_device: is_counted.into(),
-                output: output.element.number(),
+                output: element.number(),
                 has_epilogue: words.is_some().into(),
                 ..CombineOptions::NONE
             },
@@ -160,15 +159,15 @@ impl CombineInput {
     ) -> Result<DevicePtr, Error> {
         let config = plan.config();
         let weights = self.topk_weights.is_some();
-        match (config.combine, weights, output.combined) {
-            (CombineMode::Reduced, _, CombineTensor::Apart(_)) => Err(Error::ApartInReducedMode),
-            (CombineMode::Reduced, _, CombineTensor::Summed(combined))
-            | (CombineMode::Exact, true, CombineTensor::Summed(combined)) => {
-                let element = Element::row(output.element.bits());
+        match (config.combine, weights, output) {
+            (CombineMode::Reduced, _, CombineOutput::Apart(_)) => Err(Error::ApartInReducedMode),
+            (CombineMode::Reduced, _, CombineOutput::Summed(combined))
+            | (CombineMode::Exact, true, CombineOutput::Summed(combined)) => {
+                let element = Element::row(output.element()?.into());
                 combined.require("combined", [tokens, config.hidden], element)?;
                 Ok(combined.at)
             }
-            (CombineMode::Exact, false, CombineTensor::Apart(combined)) => {
+            (CombineMode::Exact, false, CombineOutput::Apart(combined)) => {
                 let dims = [tokens, config.top_k, config.hidden];
                 combined.require("combined", dims, Element::BF16_ROW)?;
                 Ok(combined.at)
@@ -178,23 +177,22 @@ impl CombineInput {
     }
 }
 
-/// What `tensor` takes in elements of `bits` bits, if there is one.
-pub(super) fn extent<const N: usize>(tensor: Option<&Tensor<N>>, bits: u32) -> Option<Extent> {
-    tensor.map(|tensor| Extent::of(tensor.at, tensor.elements(), bits))
+/// What `tensor` takes, if there is one.
+pub(super) fn extent<const N: usize>(tensor: Option<&Tensor<N>>) -> Option<Extent> {
+    tensor.map(Extent::of)
 }
 
 /// Bytes that a tensor takes.
 pub(super) struct Extent {
-    address: u64,
-    bytes: u64,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
 }
 
 impl Extent {
-    /// Of `elements` elements of `bits` bits from `at` on.
-    const fn of(at: DevicePtr, elements: usize, bits: u32) -> Self {
+    fn of<const N: usize>(tensor: &Tensor<N>) -> Self {
         Self {
-            address: at.address(),
-            bytes: (elements as u64).saturating_mul(bits as u64).div_ceil(8),
+            address: tensor.at.address(),
+            bytes: tensor.bytes(),
         }
     }
 

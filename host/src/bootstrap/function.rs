@@ -7,16 +7,15 @@ use crate::{Bootstrap, BootstrapError};
 /// A [`Bootstrap`] over an all-gather of your own: an engine's, `torch.distributed`'s, a file system's.
 ///
 /// The function is given this rank's bytes and returns those of every rank, by rank, this one's
-/// among them. They are a few hundred bytes, of other lengths on other ranks and in other calls;
-/// where your all-gather takes equal lengths only, gather the lengths first. It returns once all
-/// ranks have called it, and bounds its wait: an error that names the rank that was lost
-/// ([`BootstrapError::Lost`]) is passed on, any other reason fits [`BootstrapError::Other`].
+/// among them. They are at most a few hundred bytes, of other lengths on other ranks and in other calls, none
+/// in a barrier; where your all-gather takes equal lengths only, gather the lengths first. It
+/// returns once all ranks have called it, and bounds its wait: an error that names the rank that
+/// was lost ([`BootstrapError::Lost`]) is passed on, any other reason fits
+/// [`BootstrapError::Other`].
 ///
 /// The function runs in the thread that calls Ferry, one call at a time, and never after that call
-/// has returned. Of a group that was given the bootstrap, these call it: `Group::node`,
-/// `Group::nvshmem` and their `_with` forms, [`ExpertParallel::new`](crate::ExpertParallel::new)
-/// and [`close`](crate::ExpertParallel::close), and [`Group::close`](crate::Group::close). No
-/// dispatch and no combine does. The group waits for it, so it calls nothing of the group itself.
+/// has returned. [`Bootstrap`] lists the calls that use it. The group waits for it, so it calls
+/// nothing of the group itself.
 ///
 /// ```
 /// use ferry::{Bootstrap, FnBootstrap};

@@ -289,15 +289,14 @@ unsafe impl Device for CudaDevice {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let mark = CAPTURES.mark();
         // SAFETY: the caller's promise.
         unsafe { self.launch(launch) }?;
-        CAPTURES.hold(mark, held, || {
+        Ok(CAPTURES.hold(mark, held, || {
             let _current = self.enter()?;
             capture_number(raw(launch.stream))
-        });
-        Ok(())
+        }))
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

@@ -199,22 +199,69 @@ impl CudaDevice {
     /// every rank replays it as often as the others. `stream` is not the default stream. A
     /// communicator cannot be closed while a graph has calls of it.
     ///
+    /// `work` may fail with an error of yours that ours converts to. Where nothing else tells the compiler
+    /// which, name it: `capture::<Error>(..)`, or give the closure its type.
+    ///
+    /// Make buffers and streams before, and look for faults after: `work` only enqueues. A
+    /// [`synchronize`](crate::ExpertParallel::synchronize) of `stream` would end the capture with an error;
+    /// [`check`](crate::ExpertParallel::check) asks nothing of the device, and may be called.
+    ///
+    /// # Where `work` fails in the middle of a round
+    ///
+    /// What was captured is thrown away: no kernel of it has run or will. The host's side of a
+    /// round stays where it was, so a dispatch that was captured before the failure leaves its
+    /// communicator with an open round. Another dispatch is refused then. End that round in a
+    /// capture that is thrown away, too; a combine that runs would wait for a dispatch that never
+    /// did:
+    ///
+    /// ```no_run
+    /// # use ferry::*;
+    /// # fn end(
+    /// #     device: &cuda::CudaDevice, rank: &mut ExpertParallel, stream: Stream,
+    /// #     experts: &CombineInput, sums: &CombineOutput,
+    /// # ) -> Result<(), Error> {
+    /// device.capture(stream, || match rank.unfinished() {
+    ///     Unfinished::Nothing => Ok(()),
+    ///     Unfinished::DispatchWait(_) => unreachable!("no call was split"),
+    ///     Unfinished::Combine(dispatched) => dispatched.combine(stream, experts, sums),
+    ///     Unfinished::CombineWait(returned) => returned.wait(stream),
+    /// })?; // Dropped, and never launched.
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Then capture anew. No other rank notices.
+    ///
+    /// # Communicators that gave up
+    ///
+    /// A call of one is refused in a capture as it is elsewhere ([`Error::Poisoned`]), and nothing
+    /// of it is in the graph. A graph that was captured before may still be launched: its kernels
+    /// end at once, and leave their outputs as they are. So look for faults between replays.
+    ///
+    /// # Graphs that others make
+    ///
+    /// Calls only enqueue, so any capture of their stream has them: cudarc's
+    /// `CudaStream::begin_capture`, say, or torch's `torch.cuda.graph`. Of such a graph Ferry knows
+    /// nothing. It does not keep the communicator, and [`close`](crate::ExpertParallel::close) is
+    /// not refused. Its maker keeps the promise of [`Stream::new`]: communicators, groups, devices
+    /// and tensors outlive the last launch of the graph. What is said above of a capture that fails
+    /// and of communicators that gave up holds here, too.
+    ///
     /// # Errors
     /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.
-    pub fn capture(
+    pub fn capture<E: From<Error>>(
         &self,
         stream: Stream,
-        work: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<CudaGraph, Error> {
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<CudaGraph, E> {
         let _current = self.enter()?;
         let capture = Capture::begin(raw(stream))?;
         work()?;
         let (template, held) = capture.end()?;
         let mut executable = ptr::null_mut();
         // SAFETY: the template is a whole graph; `executable` is a live pointer to write to.
-        check("cuGraphInstantiate", unsafe {
-            sys::cuGraphInstantiateWithFlags(&mut executable, template.0, 0)
-        })?;
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, template.0, 0) };
+        check("cuGraphInstantiate", code)?;
         Ok(CudaGraph {
             core: self.core().clone(),
             executable,

@@ -9,7 +9,7 @@
 //! # fn main() -> Result<(), ferry::Error> {
 //! # use ferry::*;
 //! # let device = cuda::CudaDevice::open(0)?;
-//! # let enqueue_a_round = || Ok(());
+//! # let enqueue_a_round = || Ok::<(), Error>(());
 //! let stream = device.stream()?;
 //! let mut graph = device.capture(stream, enqueue_a_round)?;
 //! let milliseconds = device.time_ms(stream, || graph.launch(stream))?;

@@ -43,7 +43,7 @@ pub enum EpilogueError {
     #[error("row_weights are given, but in exact mode the combine's topk_weights count")]
     RowWeightsInExactMode,
     /// An option that changes sums, where rows are not summed.
-    #[error("{option} is given, but the rows of a token are kept apart (CombineTensor::Apart)")]
+    #[error("{option} is given, but the rows of a token are kept apart (CombineOutput::Apart)")]
     Apart {
         /// Which option.
         option: &'static str,

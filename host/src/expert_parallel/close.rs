@@ -3,9 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ferry_layout::Rank;
+
 use super::ExpertParallel;
-use crate::Error;
 use crate::memory::Leave;
+use crate::{Error, leak};
 
 /// Why a communicator was not closed, or not in order. It becomes an [`Error`] by `?`, and then drops a
 /// communicator that it has.
@@ -46,6 +48,49 @@ impl From<Error> for CloseError {
             error,
             communicator: None,
         }
+    }
+}
+
+/// Why some of the ranks that were given to [`ExpertParallel::close_all`] were not closed, or not
+/// in order. It becomes an [`Error`], the first rank's, by `?`; the others' are then warnings.
+#[derive(Debug)]
+pub struct CloseAllError {
+    /// In the order of the ranks that were given; never empty.
+    failures: Vec<(Rank, CloseError)>,
+    ranks: usize,
+}
+
+impl CloseAllError {
+    /// Every rank that failed, in the order in which the ranks were given. At least one.
+    pub fn failures(&self) -> &[(Rank, CloseError)] {
+        &self.failures
+    }
+
+    /// The same, with the communicators that were given back.
+    pub fn into_failures(self) -> Vec<(Rank, CloseError)> {
+        self.failures
+    }
+}
+
+impl fmt::Display for CloseAllError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (failed, ranks) = (self.failures.len(), self.ranks);
+        write!(f, "closing {failed} of {ranks} ranks failed")?;
+        self.failures
+            .iter()
+            .try_for_each(|(rank, failure)| write!(f, "; rank {}: {failure}", rank.0))
+    }
+}
+
+impl std::error::Error for CloseAllError {}
+
+impl From<CloseAllError> for Error {
+    fn from(failed: CloseAllError) -> Self {
+        let mut failures = failed.failures;
+        for (rank, error) in failures.drain(1..) {
+            tracing::warn!(rank = rank.0, %error, "cannot close");
+        }
+        failures.swap_remove(0).1.into()
     }
 }
 
@@ -93,19 +138,80 @@ impl ExpertParallel {
         });
         Ok(freed.and(left)?)
     }
+
+    /// [`close`](Self::close)s all these ranks of this process, one after another, also behind one
+    /// that fails. Collective. Synchronises.
+    ///
+    /// ```
+    /// use ferry::{Config, ExpertParallel, Group, Plan};
+    ///
+    /// # fn main() -> Result<(), ferry::Error> {
+    /// let group = Group::simulated(4, 7)?;
+    /// let plan = Plan::new(&group, Config::new(8, 2, 8, 3))?;
+    /// let ranks = ExpertParallel::new(&group, &plan)?;
+    /// if let Err(failed) = ExpertParallel::close_all(ranks) {
+    ///     for (rank, error) in failed.failures() {
+    ///         eprintln!("rank {}: {error}", rank.0);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`CloseAllError`], with what [`close`](Self::close) gave for each rank that failed.
+    pub fn close_all(ranks: impl IntoIterator<Item = Self>) -> Result<(), CloseAllError> {
+        let (mut failures, mut count) = (Vec::new(), 0);
+        for each in ranks {
+            let rank = each.rank();
+            count += 1;
+            if let Err(failure) = each.close() {
+                failures.push((rank, failure));
+            }
+        }
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(CloseAllError {
+                failures,
+                ranks: count,
+            }),
+        }
+    }
+}
+
+impl ExpertParallel {
+    /// Whether nothing that was launched into its memory can be at work, nor be launched any more. Waits for
+    /// nobody. Between nodes, what a kernel sends may still be under way after its end.
+    fn is_done(&mut self) -> bool {
+        self.windows.are_all_here()
+            && !self.plan.shape().spans_nodes()
+            && Arc::strong_count(&self.member) == 1
+            && self.streams.are_done()
+    }
 }
 
 impl Drop for ExpertParallel {
-    /// Frees nothing, waits for nobody: teardown is [`close`](Self::close).
+    /// See [Dropped](ExpertParallel#dropped).
     fn drop(&mut self) {
         if self.closed {
             return;
         }
+        let rank = self.rank().0;
+        if self.is_done() {
+            let freed = self.memory.free();
+            // All ranks are here, so that this waits for nobody.
+            let left = self.windows.leave(Leave::Closed);
+            if let Err(error) = freed.and(left) {
+                tracing::warn!(rank, %error, "cannot free the memory of a communicator that was dropped");
+            }
+            return;
+        }
         self.memory.leak();
-        tracing::warn!(
-            rank = self.rank().0,
-            "dropped without close: its memory is leaked"
-        );
+        tracing::warn!(rank, "dropped without close: its memory is leaked");
+        leak::tell(&format!(
+            "rank {rank}'s communicator was dropped without close, and its memory is leaked: something may \
+             still use it; call ExpertParallel::close"
+        ));
         // A dropped holder makes this no more than a count.
         let _ = self.windows.leave(Leave::Dropped);
     }

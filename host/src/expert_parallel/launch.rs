@@ -19,7 +19,7 @@ pub(crate) struct Prepared<'a, Next> {
 impl<'a, Next> Prepared<'a, Next> {
     /// Enqueues the kernel; `then` opens what comes after it.
     pub(crate) fn launch<T>(
-        self,
+        mut self,
         then: impl FnOnce(&'a mut ExpertParallel, Next) -> T,
     ) -> Result<T, Error> {
         self.enqueue()?;
@@ -29,10 +29,10 @@ impl<'a, Next> Prepared<'a, Next> {
     /// Enqueues the kernels of one call of several ranks, one after another. Where the first cannot be
     /// enqueued, none is, and all ranks stay as they are; where a later one cannot, all are poisoned.
     pub(crate) fn launch_all<T>(
-        calls: Vec<Self>,
+        mut calls: Vec<Self>,
         mut then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
     ) -> Result<Vec<T>, LocalRanksError> {
-        for (at, call) in calls.iter().enumerate() {
+        for (at, call) in calls.iter_mut().enumerate() {
             let Err(error) = call.enqueue() else { continue };
             let (rank, source) = (call.rank.rank(), Box::new(error));
             if at == 0 {
@@ -47,14 +47,19 @@ impl<'a, Next> Prepared<'a, Next> {
         Ok(each.map(|call| then(call.rank, call.next)).collect())
     }
 
-    fn enqueue(&self) -> Result<(), Error> {
+    fn enqueue(&mut self) -> Result<(), Error> {
+        self.rank.streams.enter(self.launch.stream);
         // SAFETY: the tensors were found to have memory for every element when `args` was made of
         // them; what else it names is this communicator's, allocated in the plan's sizes and kept
         // until it is closed, and the kernels are what its device gave.
-        unsafe {
+        let is_held = unsafe {
             let device = self.rank.device();
             device.launch_held(&self.launch, &self.rank.member)
+        }?;
+        if is_held {
+            self.rank.streams.capture();
         }
+        Ok(())
     }
 }
 

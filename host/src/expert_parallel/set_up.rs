@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
 
+use super::streams::Streams;
 use super::{ExpertParallel, Launchable, Round};
 use crate::group::Member;
 use crate::memory::{Private, Windows, agree, give_up, require_windows};
@@ -108,6 +109,7 @@ impl ExpertParallel {
             memory,
             windows,
             member,
+            streams: Streams::default(),
             poison,
             told,
             closed: false,

@@ -8,7 +8,7 @@ use ferry_layout::{Rank, Shape};
 use super::exchange::{Asked, Share, Shared, exchange, release};
 use super::introduction::{Introduction, require_group};
 use crate::job::{agree, gather_numbers, wrong_length};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, NodeError};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, NodeError, leak};
 
 /// Steps of the trial that all ranks come out of well, or all have an error.
 const WRITING: &str = "writing into a shared window";
@@ -287,6 +287,9 @@ impl<S: Share> Drop for NodeFabric<S> {
                 rank = self.rank.0,
                 windows = member.windows.len(),
                 "a node group was dropped without close: its windows are leaked"
+            );
+            leak::tell(
+                "a node group was dropped without close, and its windows are leaked; call Group::close",
             );
         }
     }

@@ -1,7 +1,9 @@
 //! Processes that become a node group, and that do not: each is a thread here, with a bootstrap of
 //! its own over TCP and a simulated GPU. Their handles are addresses.
 
+mod calls;
 mod fake;
+mod recovery;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,8 +15,9 @@ use super::exchange::{Extent, Share, require_whole};
 use super::fabric::NodeFabric;
 use super::introduction::Place;
 use crate::{
-    BootstrapError, CombineBuffers, CombineInput, DispatchBuffers, DispatchInput, Error,
-    ExpertParallel, FnBootstrap, Group, NodeError, Plan, Stream, TcpBootstrap,
+    BootstrapError, CloseError, CombineBuffers, CombineInput, Config, DispatchBuffers,
+    DispatchInput, Error, ExpertParallel, FnBootstrap, Group, NodeError, Plan, Stream,
+    TcpBootstrap,
 };
 
 /// Where the other ranks heard of rank 1's failure.
@@ -31,16 +34,20 @@ fn peer_failed<T>(outcome: &Result<T, Error>) -> &'static str {
 
 /// A communicator of `group`, for one token a rank.
 fn begin(group: &Group) -> Result<ExpertParallel, Error> {
-    let plan = Plan::new(group, config(group.ranks()))?;
+    begin_with(group, config(group.ranks()))
+}
+
+fn begin_with(group: &Group, config: Config) -> Result<ExpertParallel, Error> {
+    let plan = Plan::new(group, config)?;
     Ok(ExpertParallel::new(group, &plan)?.remove(0))
 }
 
-/// Each rank's token goes to the next rank's expert and comes back.
+/// Each rank's token goes to the next rank's first expert and comes back.
 fn round(rank: &mut ExpertParallel) -> Result<(), Error> {
     let (device, plan, stream) = (rank.device().clone(), *rank.plan(), Stream::DEFAULT);
     let number = rank.rank().0;
     let token = [0x3f80 + 16 * number as u16; HIDDEN];
-    let expert = (number + 1) % plan.shape().ranks;
+    let expert = (number + 1) % plan.shape().ranks * plan.local_experts() as u32;
     let input = DispatchInput {
         x: device.upload_tensor([1, HIDDEN], &token)?,
         topk_ids: device.upload_tensor([1, 1], &[expert as i32])?,
@@ -59,7 +66,7 @@ fn round(rank: &mut ExpertParallel) -> Result<(), Error> {
     };
     dispatched.combine(stream, &experts, &sums.output(1)?)?;
     rank.synchronize(stream)?;
-    let combined: Vec<u16> = device.download_tensor(&sums.output(1)?.combined.rows())?;
+    let combined: Vec<u16> = device.download_tensor(&sums.output(1)?.rows())?;
     assert_eq!(combined, token);
     Ok(())
 }

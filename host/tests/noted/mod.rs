@@ -118,14 +118,15 @@ unsafe impl Device for NotedDevice {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         // SAFETY: the caller's promise.
         unsafe { self.launch(launch) }?;
-        match &mut *self.0.graph.lock().unwrap() {
+        let mut graph = self.0.graph.lock().unwrap();
+        match &mut *graph {
             Some(graph) if graph.is_empty() => graph.push(held.clone()),
             _ => {}
         }
-        Ok(())
+        Ok(graph.is_some())
     }
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
         Ok(Box::new(NotedPage(self.0.clone())))
@@ -238,16 +239,16 @@ pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     let (at, out) = (memory(4096), memory(16384));
     let local = rank.plan().local_experts();
     let input = DispatchInput::new(
-        Tensor::contiguous(at, [2, 8]),
-        Tensor::contiguous(at, [2, 1]),
+        Tensor::contiguous(at, DataType::Bf16, [2, 8]),
+        Tensor::contiguous(at, DataType::I32, [2, 1]),
     );
     let output = DispatchOutput {
         row_scales: None,
-        tokens: Tensor::contiguous(out, [6, 8]),
+        tokens: Tensor::contiguous(out, DataType::Bf16, [6, 8]),
         scales: None,
-        row_offsets: Tensor::contiguous(out, [local + 1]),
-        expert_ids: Tensor::contiguous(out, [local]),
-        src_info: Tensor::contiguous(out, [6, 2]),
+        row_offsets: Tensor::contiguous(out, DataType::U32, [local + 1]),
+        expert_ids: Tensor::contiguous(out, DataType::I32, [local]),
+        src_info: Tensor::contiguous(out, DataType::I32, [6, 2]),
     };
     (input, output)
 }
@@ -286,7 +287,8 @@ pub fn join(group: &Group, config: Config) -> ExpertParallel {
 pub fn round(rank: &mut ExpertParallel, stream: Stream) -> Result<(), Error> {
     let (input, output) = empty_tensors(rank);
     let combine = CombineInput::new(output.tokens);
-    let combined = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    let combined =
+        CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     rank.dispatch(stream, &input, &output)?
         .combine(stream, &combine, &combined)
 }

@@ -104,20 +104,28 @@ impl Tensors {
         let weights: Vec<f32> = tokens.iter().flat_map(|token| token.2).collect();
         let ids = upload(rank, &words(&ids, i32::to_le_bytes));
         let weights = upload(rank, &words(&weights, f32::to_le_bytes));
-        let weights = Tensor::contiguous(weights, [count, TOP_K]);
+        let weights = Tensor::contiguous(weights, DataType::F32, [count, TOP_K]);
         let space = |bytes: usize| rank.device().alloc(bytes.max(16) as u64).unwrap();
         Self {
             input: DispatchInput {
                 topk_weights: Some(weights),
                 ..DispatchInput::new(
-                    Tensor::contiguous(upload(rank, &rows(&values)), [count, HIDDEN]),
-                    Tensor::contiguous(ids, [count, TOP_K]),
+                    Tensor::contiguous(
+                        upload(rank, &rows(&values)),
+                        DataType::Bf16,
+                        [count, HIDDEN],
+                    ),
+                    Tensor::contiguous(ids, DataType::I32, [count, TOP_K]),
                 )
             },
             weights,
             output: *DispatchBuffers::new(device, rank.plan()).unwrap().output(),
-            summed: Tensor::contiguous(space(count * HIDDEN * 2), [count, HIDDEN]),
-            apart: Tensor::contiguous(space(count * TOP_K * HIDDEN * 2), [count, TOP_K, HIDDEN]),
+            summed: Tensor::contiguous(space(count * HIDDEN * 2), DataType::Bf16, [count, HIDDEN]),
+            apart: Tensor::contiguous(
+                space(count * TOP_K * HIDDEN * 2),
+                DataType::Bf16,
+                [count, TOP_K, HIDDEN],
+            ),
         }
     }
 
@@ -130,8 +138,8 @@ impl Tensors {
 
     pub fn combine_output(&self, apart: bool) -> CombineOutput {
         match apart {
-            true => CombineOutput::apart(self.apart),
-            false => CombineOutput::summed(self.summed),
+            true => CombineOutput::Apart(self.apart),
+            false => CombineOutput::Summed(self.summed),
         }
     }
 

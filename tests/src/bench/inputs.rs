@@ -6,7 +6,7 @@ use anyhow::Result;
 use ferry::cuda::CudaDevice;
 use ferry::{
     Capacity, CombineBuffers, CombineEpilogue, CombineInput, CombineMode, CombineOutput,
-    CombineSteps, Device, DevicePtr, DispatchBuffers, DispatchInput, Error, Plan, Tensor,
+    CombineSteps, DataType, Device, DevicePtr, DispatchBuffers, DispatchInput, Error, Plan, Tensor,
     TokenFormat,
 };
 use ferry_reference::workload::{WorkloadSpec, generate};
@@ -108,10 +108,14 @@ impl Inputs {
             topk_weights,
         } = self.uploaded[set][local];
         DispatchInput {
-            topk_weights: Some(Tensor::contiguous(topk_weights, [tokens, top_k])),
+            topk_weights: Some(Tensor::contiguous(
+                topk_weights,
+                DataType::F32,
+                [tokens, top_k],
+            )),
             ..DispatchInput::new(
-                Tensor::contiguous(x, [tokens, hidden]),
-                Tensor::contiguous(topk_ids, [tokens, top_k]),
+                Tensor::contiguous(x, DataType::Bf16, [tokens, hidden]),
+                Tensor::contiguous(topk_ids, DataType::I32, [tokens, top_k]),
             )
         }
     }
@@ -159,14 +163,21 @@ impl Extras {
             Options::None | Options::Loaded | Options::SharedExpert => {}
             Options::TokensOnDevice => {
                 let count = put(&(tokens as u32).to_le_bytes())?;
-                extras.tokens_on_device = Some(Tensor::contiguous(count, [1]));
+                extras.tokens_on_device = Some(Tensor::contiguous(count, DataType::U32, [1]));
             }
             Options::Steps => {
                 let bias = put(&vec![0; 2 * hidden])?;
                 let residual = put(&vec![0; 2 * tokens * hidden])?;
                 extras.epilogue = CombineEpilogue::Steps(CombineSteps {
-                    biases: [Some(Tensor::contiguous(bias, [hidden])), None],
-                    residual: Some(Tensor::contiguous(residual, [tokens, hidden])),
+                    biases: [
+                        Some(Tensor::contiguous(bias, DataType::Bf16, [hidden])),
+                        None,
+                    ],
+                    residual: Some(Tensor::contiguous(
+                        residual,
+                        DataType::Bf16,
+                        [tokens, hidden],
+                    )),
                     ..CombineSteps::default()
                 });
             }
@@ -203,7 +214,11 @@ impl Outputs {
         let dims = [capacity.rows, plan.config().hidden];
         let expert_rows = match plan.config().format {
             TokenFormat::Bf16 => dispatch.output().tokens,
-            _ => Tensor::contiguous(device.alloc(2 * (dims[0] * dims[1]) as u64)?, dims),
+            _ => Tensor::contiguous(
+                device.alloc(2 * (dims[0] * dims[1]) as u64)?,
+                DataType::Bf16,
+                dims,
+            ),
         };
         Ok(Self {
             combined: CombineBuffers::new(&shared, plan)?,

@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result, bail};
 use ferry::{
-    Capacity, CombineBuffers, CombineInput, Config, DevicePtr, DispatchBuffers, DispatchInput,
-    ExpertParallel, Plan, Stream, Tensor, TokenFormat, Unfinished,
+    Capacity, CombineBuffers, CombineInput, Config, DataType, DevicePtr, DispatchBuffers,
+    DispatchInput, ExpertParallel, Plan, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, share_of};
@@ -13,6 +13,7 @@ use super::options::BenchArgs;
 use super::record::Limits;
 use super::rig::{Repeats, Rig, Stage};
 use crate::formats::Layout;
+use crate::session::strict;
 use crate::verify::capacity_for;
 
 /// A round's times, in microseconds.
@@ -180,7 +181,11 @@ impl RankBench {
                 ..DispatchInput::new(x, topk_ids)
             },
             rows: DispatchBuffers::with_capacity(&device, &plan, capacity)?,
-            expert_rows: Tensor::contiguous(expert_rows, [capacity.rows, all.hidden]),
+            expert_rows: Tensor::contiguous(
+                expert_rows,
+                DataType::Bf16,
+                [capacity.rows, all.hidden],
+            ),
             sums: CombineBuffers::new(&device, &plan)?,
             memory: vec![x.at, topk_ids.at, weights.at, expert_rows],
             ep,
@@ -204,7 +209,7 @@ impl RankBench {
     }
 
     fn close(self) -> Result<()> {
-        self.ep.synchronize(self.stream)?;
+        strict(self.ep.synchronize(self.stream))?;
         let device = self.ep.device().clone();
         self.ep.close()?;
         for at in self.memory {

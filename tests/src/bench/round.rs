@@ -10,6 +10,7 @@ use super::inputs::{Extras, Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::Traffic;
 use super::with_options::Options;
+use crate::session::strict;
 
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
@@ -251,7 +252,7 @@ impl<'a> Bench<'a> {
     /// Waits for this process's ranks and asks them for faults.
     fn check(&self) -> Result<()> {
         for rank in &self.ranks {
-            rank.ep.synchronize(rank.stream)?;
+            strict(rank.ep.synchronize(rank.stream))?;
         }
         Ok(())
     }

@@ -1,9 +1,7 @@
 //! The fused SiLU kernels against the rate of a copy in device memory.
 
 use anyhow::Result;
-use ferry::{
-    Activation, Capacity, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat, fused_silu,
-};
+use ferry::{Activation, Capacity, DataType, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat};
 
 use super::rig::{Repeats, Rig, Stage};
 use crate::formats::{self, Layout};
@@ -148,17 +146,17 @@ fn time(rig: &Rig, kind: Kind, layout: Layout) -> Result<f64> {
         device.upload(row_offsets, bytemuck::cast_slice(&offsets))?;
         device.upload(blocks, bytemuck::cast_slice(&starts))?;
         let silu = FusedSilu {
-            input: Tensor::contiguous(input, [ROWS, 2 * COLUMNS]),
+            input: Tensor::contiguous(input, DataType::Bf16, [ROWS, 2 * COLUMNS]),
             interleaved,
-            row_offsets: Tensor::contiguous(row_offsets, [EXPERTS + 1]),
+            row_offsets: Tensor::contiguous(row_offsets, DataType::U32, [EXPERTS + 1]),
             activation,
             format,
             input_scales: None,
-            output: Tensor::contiguous(output, [ROWS, COLUMNS]),
+            output: Tensor::contiguous(output, DataType::of_tokens(format), [ROWS, COLUMNS]),
             scales: layout.scale_tensor(scales, blocks, EXPERTS),
         };
         jobs.push(move |_stage: usize, _iteration: u32| {
-            Ok(fused_silu(&**device, gpu.stream, &silu, None)?)
+            Ok(device.fused_silu(gpu.stream, &silu, None)?)
         });
     }
     let us = rig.time(REPEATS, &[Stage::Aligned], jobs)?[0].gpu_us.median;

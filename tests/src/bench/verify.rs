@@ -90,7 +90,7 @@ impl<'a> Answers<'a> {
 
     fn download(&self, gpu: &Gpu, outputs: &Outputs) -> Result<RankOutputs> {
         let device: &dyn Device = &*gpu.device;
-        let combined = outputs.combined.output(self.tokens)?.combined.rows();
+        let combined = outputs.combined.output(self.tokens)?.rows();
         let combined: Vec<bf16> = device.download_tensor(&combined)?;
         Ok(RankOutputs {
             rank: gpu.rank,

@@ -252,7 +252,7 @@ unsafe impl Device for GuardedDevice {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.launch_held(launch, held) }
     }

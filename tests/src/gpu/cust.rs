@@ -13,6 +13,7 @@ use ferry::{
 };
 
 use super::{Outcome, Suite};
+use crate::session::strict;
 
 const HIDDEN: usize = 8;
 const TOKENS: usize = 3;
@@ -107,7 +108,7 @@ impl Memory {
         };
         let dispatched = rank.dispatch(stream, &input, &output)?;
         let expert_rows = CombineInput::new(output.tokens);
-        dispatched.combine(stream, &expert_rows, &CombineOutput::summed(sums))?;
+        dispatched.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
         Ok(stream)
     }
 }
@@ -133,7 +134,7 @@ fn round(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
         streams.push(memory.enqueue(device, rank)?);
     }
     for (rank, stream) in ranks.into_iter().zip(streams) {
-        rank.synchronize(stream)?;
+        strict(rank.synchronize(stream))?;
         rank.close()?;
     }
     for (device, memory) in devices.iter().zip(memory) {

@@ -89,7 +89,7 @@ fn identity(problem: &Problem) -> Vec<Vec<bf16>> {
 fn told_of_the_expert(session: &Session) -> Result<()> {
     for (rank, outcome) in session.outcomes() {
         match outcome {
-            Err(Error::Fault(fault)) if rank == 0 => {
+            Ok(Some(fault)) if rank == 0 => {
                 ensure!(fault.kind == FaultKind::InvalidExpert, "{fault}");
                 ensure!(
                     (fault.rank, fault.index, fault.saw) == (Rank(0), 5, 64),
@@ -102,7 +102,7 @@ fn told_of_the_expert(session: &Session) -> Result<()> {
                     "{fault}"
                 );
             }
-            Ok(()) if rank != 0 => {}
+            Ok(None) if rank != 0 => {}
             other => bail!("rank {rank}: {other:?}"),
         }
     }
@@ -169,7 +169,7 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
     session.launch_identity(Turn::FIRST, &order, |_| ())?;
     for (rank, outcome) in session.outcomes() {
         match outcome {
-            Ok(()) if rank == lost => {}
+            Ok(None) if rank == lost => {}
             Err(Error::Fault(fault)) if rank != lost => {
                 ensure!(fault.kind == FaultKind::PeerTimeout, "rank {rank}: {fault}");
                 ensure!(fault.culprit == Rank(lost as u32), "rank {rank}: {fault}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
-    CloseError, CombineBuffers, CombineInput, Config, Device, DevicePtr, DispatchBuffers,
+    CloseError, CombineBuffers, CombineInput, Config, DataType, Device, DevicePtr, DispatchBuffers,
     DispatchInput, Error, ExpertParallel, Plan, Tensor,
 };
 
@@ -61,8 +61,8 @@ fn capture(device: &Arc<CudaDevice>, communicator: &mut ExpertParallel) -> Resul
     let sums = CombineBuffers::new(&shared, &plan)?;
     let (output, combined) = (*rows.output(), sums.output(0)?);
     let input = DispatchInput::new(
-        Tensor::contiguous(DevicePtr::NULL, [0, HIDDEN]),
-        Tensor::contiguous(DevicePtr::NULL, [0, 1]),
+        Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, HIDDEN]),
+        Tensor::contiguous(DevicePtr::NULL, DataType::I32, [0, 1]),
     );
     let stream = device.stream()?;
     let graph = device.capture(stream, || {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use ferry::{CombineMode, Config, Error, Fault, FaultKind, TokenFormat};
+use ferry::{CombineMode, Config, Fault, FaultKind, InputFault, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
@@ -181,7 +181,7 @@ fn told(session: &Session, problems: &Problems) -> Result<Option<Fault>> {
     let mut told = None;
     for (rank, outcome) in session.outcomes() {
         match outcome {
-            Err(Error::Fault(fault)) if rank == problems.lost => {
+            Ok(Some(InputFault(fault))) if rank == problems.lost => {
                 ensure!(fault.kind == FaultKind::InvalidExpert, "{fault}");
                 let entry = fault.index as usize * TOP_K + fault.peer.0 as usize;
                 let id = problems.bad.inputs[rank].topk_ids.get(entry);
@@ -191,7 +191,7 @@ fn told(session: &Session, problems: &Problems) -> Result<Option<Fault>> {
                 );
                 told = Some(fault);
             }
-            Ok(()) if rank != problems.lost => {}
+            Ok(None) if rank != problems.lost => {}
             other => bail!("rank {rank}: {other:?}"),
         }
     }

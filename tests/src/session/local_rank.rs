@@ -2,8 +2,9 @@
 
 use bytemuck::Pod;
 use ferry::{
-    CombineEpilogue, CombineInput, CombineMode, CombineOutput, CombineSteps, Config, DevicePtr,
-    DispatchBuffers, DispatchInput, DispatchOutput, Error, Stream, Tensor, TokenFormat, Unfinished,
+    CombineEpilogue, CombineInput, CombineMode, CombineOutput, CombineSteps, Config, DataType,
+    DevicePtr, DispatchBuffers, DispatchInput, DispatchOutput, Error, Stream, Tensor,
+    TensorElement, TokenFormat, Unfinished,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -149,14 +150,15 @@ impl LocalRank {
         } = self.slots[slot];
         let tokens = self.rows(slot);
         DispatchInput {
-            tokens_on_device: (self.is_counted).then(|| Tensor::contiguous(self.count, [1])),
+            tokens_on_device: (self.is_counted)
+                .then(|| Tensor::contiguous(self.count, DataType::U32, [1])),
             topk_weights: (self.gives_weights)
-                .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
+                .then(|| Tensor::contiguous(topk_weights, DataType::F32, [tokens, top_k])),
             input_scale: matches!(self.ep.plan().config().format, TokenFormat::Nvfp4(_))
-                .then(|| Tensor::contiguous(self.input_scale, [1])),
+                .then(|| Tensor::contiguous(self.input_scale, DataType::F32, [1])),
             ..DispatchInput::new(
-                Tensor::contiguous(x, [tokens, hidden]),
-                Tensor::contiguous(topk_ids, [tokens, top_k]),
+                Tensor::contiguous(x, DataType::Bf16, [tokens, hidden]),
+                Tensor::contiguous(topk_ids, DataType::I32, [tokens, top_k]),
             )
         }
     }
@@ -205,20 +207,33 @@ impl LocalRank {
         let exact = combine == CombineMode::Exact;
         let capacity = self.output.tokens.dims[0];
         let residual = self.residual.map(|at| CombineSteps {
-            residual: Some(Tensor::contiguous(at, [tokens, hidden])),
+            residual: Some(Tensor::contiguous(at, DataType::Bf16, [tokens, hidden])),
             ..CombineSteps::default()
         });
         let input = CombineInput {
             epilogue: residual.map_or(CombineEpilogue::None, CombineEpilogue::Steps),
-            row_weights: (self.row_weights).map(|at| Tensor::contiguous(at, [capacity])),
+            row_weights: (self.row_weights)
+                .map(|at| Tensor::contiguous(at, DataType::F32, [capacity])),
             topk_weights: (exact && weights)
-                .then(|| Tensor::contiguous(topk_weights, [tokens, top_k])),
-            ..CombineInput::new(Tensor::contiguous(expert_rows, [capacity, hidden]))
+                .then(|| Tensor::contiguous(topk_weights, DataType::F32, [tokens, top_k])),
+            ..CombineInput::new(Tensor::contiguous(
+                expert_rows,
+                DataType::Bf16,
+                [capacity, hidden],
+            ))
         };
         let output = if exact && !weights {
-            CombineOutput::apart(Tensor::contiguous(combined, [tokens, top_k, hidden]))
+            CombineOutput::Apart(Tensor::contiguous(
+                combined,
+                DataType::Bf16,
+                [tokens, top_k, hidden],
+            ))
         } else {
-            CombineOutput::summed(Tensor::contiguous(combined, [tokens, hidden]))
+            CombineOutput::Summed(Tensor::contiguous(
+                combined,
+                DataType::Bf16,
+                [tokens, hidden],
+            ))
         };
         (input, output)
     }
@@ -352,7 +367,7 @@ impl LocalRank {
         download(&**self.ep.device(), at, bytes)
     }
 
-    fn words<T: Pod, const N: usize>(&self, tensor: Tensor<N>) -> Result<Vec<T>, Error> {
+    fn words<T: TensorElement, const N: usize>(&self, tensor: Tensor<N>) -> Result<Vec<T>, Error> {
         self.ep.device().download_tensor(&tensor)
     }
 

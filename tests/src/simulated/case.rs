@@ -7,6 +7,8 @@ use ferry::*;
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
+use crate::formats;
+
 /// How the rows of a token come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Return {
@@ -76,6 +78,8 @@ pub struct Case {
     pub absent: Option<usize>,
     /// As in the plan's configuration.
     pub options: bool,
+    /// Outputs hold fewer rows, or blocks of scales, than come: the seed says how many.
+    pub short: bool,
 }
 
 impl Case {
@@ -103,6 +107,7 @@ impl Case {
             lost: None,
             absent: None,
             options: false,
+            short: false,
         }
     }
 
@@ -129,6 +134,29 @@ impl Case {
             routing: self.routing.clone(),
             seed: self.seed.wrapping_mul(16).wrapping_add(round as u64),
         })
+    }
+
+    /// What the outputs of a rank with `tokens` tokens hold that must hold `needed`.
+    pub fn capacity(&self, mut needed: Capacity, tokens: usize, dice: &mut Dice) -> Capacity {
+        let tokens = tokens + self.counted.unwrap_or(0);
+        let alignment = self.format.sizes().row_alignment as usize;
+        // What the host asks for: room for all rows of `x`.
+        let shared = match self.shared_expert {
+            true => tokens.next_multiple_of(alignment),
+            false => 0,
+        };
+        if let (true, Some(more)) = (self.shared_expert, self.counted) {
+            needed.rows += more;
+            needed.scale_blocks += more.div_ceil(128);
+        }
+        if self.short {
+            return short_of(needed, shared, alignment, dice);
+        }
+        let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
+        Capacity {
+            scale_blocks: needed.scale_blocks + self.spare_rows,
+            ..rows
+        }
     }
 
     /// The inputs of all rounds.
@@ -172,6 +200,30 @@ impl Case {
     /// Whether a rank makes the split calls.
     pub fn is_split(&self, rank: usize) -> bool {
         self.split >> rank & 1 != 0
+    }
+}
+
+/// Less than `needed`, mostly, but room for `shared` rows: fewer rows, fewer blocks of scales, or both.
+pub fn short_of(
+    mut needed: Capacity,
+    shared: usize,
+    alignment: usize,
+    dice: &mut Dice,
+) -> Capacity {
+    needed.rows = needed.rows.next_multiple_of(alignment);
+    let blocks = shared.div_ceil(128);
+    let (rows, scale_blocks) = (
+        shared + dice.below(needed.rows.saturating_sub(shared) + 1) / alignment * alignment,
+        blocks + dice.below(needed.scale_blocks.saturating_sub(blocks) + 1),
+    );
+    match dice.below(4) {
+        0 => needed,
+        1 => Capacity { rows, ..needed },
+        2 => Capacity {
+            scale_blocks,
+            ..needed
+        },
+        _ => Capacity { rows, scale_blocks },
     }
 }
 
@@ -256,6 +308,7 @@ pub fn any_case(seed: u64) -> Case {
         lost: None,
         absent: None,
         options: false,
+        short: false,
     }
 }
 

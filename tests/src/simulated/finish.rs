@@ -144,7 +144,11 @@ impl Options {
         });
         let bytes = tokens * hidden * self.element.bits() as usize / 8;
         let at = poisoned(ep, bytes + BEYOND);
-        *output = CombineOutput::summed(Tensor::contiguous(at, [tokens, hidden])).of(self.element);
+        *output = CombineOutput::Summed(Tensor::contiguous(
+            at,
+            self.element.into(),
+            [tokens, hidden],
+        ));
     }
 
     /// Runs a case with these options and compares every result with the oracle's.
@@ -186,7 +190,7 @@ impl Options {
         let width = self.element.bits() as usize / 8;
         for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
             let wanted = &wanted[ep.rank().0 as usize];
-            let at = t.combined.combined.rows().at;
+            let at = t.combined.rows().at;
             let found: Vec<u8> = download(&**ep.device(), at, wanted.len() + BEYOND).unwrap();
             let differs = wanted
                 .iter()
@@ -252,8 +256,8 @@ pub fn run_own(group: &Group, case: &Case, config: Config) {
             let own = unsafe { OwnEpilogue::new(&value) }.unwrap();
             t.expert_rows.epilogue = CombineEpilogue::Own(own);
             let at = poisoned(ep, 4 * tokens * hidden);
-            let rows = Tensor::contiguous(at, [tokens, hidden]);
-            t.combined = CombineOutput::summed(rows).of(OutputElement::F32);
+            let rows = Tensor::contiguous(at, DataType::F32, [tokens, hidden]);
+            t.combined = CombineOutput::Summed(rows);
         }
     });
     for (round, problem) in problems.iter().enumerate() {
@@ -275,7 +279,7 @@ pub fn run_own(group: &Group, case: &Case, config: Config) {
         let sums = combine_with(problem, &rows, None, mode, &finish);
         for (ep, t) in run.ranks.iter().zip(&run.tensors[round]) {
             let sums = &sums[ep.rank().0 as usize];
-            let at = t.combined.combined.rows().at;
+            let at = t.combined.rows().at;
             let found: Vec<f32> = download(&**ep.device(), at, sums.len() / 4).unwrap();
             for (index, (found, sum)) in found.iter().zip(sums.as_chunks().0).enumerate() {
                 let (token, column) = (index / hidden, index % hidden);

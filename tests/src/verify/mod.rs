@@ -12,7 +12,7 @@ mod tests;
 pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
-pub use placement::{PlacedRow, Placement, capacity_for, capacity_with, largest};
+pub use placement::{PlacedRow, Placement, capacity_for, capacity_with, largest, without_overflow};
 pub use received::{RankOutputs, Received, download};
 
 /// What the shared expert multiplies by.

@@ -1,6 +1,6 @@
 //! Where the rows of a dispatch stand, by the oracle.
 
-use ferry::{Capacity, Config, TokenFormat};
+use ferry::{Capacity, Config, ScaleLayout, TokenFormat};
 use ferry_reference::{
     Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared_part, fp8, round_to_bf16,
     share_of,
@@ -21,6 +21,7 @@ pub struct Placement {
 }
 
 /// A row.
+#[derive(Clone)]
 pub struct PlacedRow {
     /// Where it stands.
     pub place: Place,
@@ -137,6 +138,33 @@ impl Placement {
         }
     }
 
+    /// What outputs of this capacity hold of it: the first rows, and offsets that end where these end.
+    #[must_use]
+    pub fn cut(&self, format: TokenFormat, capacity: Capacity) -> Self {
+        let is_tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
+        let has_room = |row: &PlacedRow| {
+            let block = row.place.block + row.place.row / 128;
+            row.position() < capacity.rows && (!is_tiled || block < capacity.scale_blocks)
+        };
+        let mut end = self.row_offsets.last().map_or(0, |&end| end as usize);
+        end = end.min(capacity.rows);
+        if let Some(first) = self.rows.iter().find(|row| !has_room(row)) {
+            end = end.min(first.position());
+        }
+        Self {
+            rows: self
+                .rows
+                .iter()
+                .filter(|row| row.position() < end)
+                .cloned()
+                .collect(),
+            row_offsets: (self.row_offsets.iter())
+                .map(|&offset| offset.min(end as u32))
+                .collect(),
+            shared: self.shared,
+        }
+    }
+
     /// What the experts of rank `rank` answer, `[rows, hidden]` in the order of its outputs: each token times
     /// its expert's factor in `scale`, and NaN where no row stands.
     pub fn expert_rows(
@@ -171,6 +199,25 @@ impl Placement {
         }
         weights
     }
+}
+
+/// The problem without the assignments whose rows outputs of these capacities, by rank, do not hold.
+pub fn without_overflow(
+    problem: &Problem,
+    format: TokenFormat,
+    placements: &[Placement],
+    capacities: &[Capacity],
+) -> Problem {
+    let mut held = problem.clone();
+    for (placement, &capacity) in placements.iter().zip(capacities) {
+        let rows = placement.cut(format, capacity).rows.len();
+        for row in &placement.rows[rows..] {
+            assert!(row.is_routed(), "the shared expert's rows come first");
+            let slot = row.token() * problem.top_k + row.info[1] as usize;
+            held.inputs[row.source].topk_ids[slot] = -1;
+        }
+    }
+    held
 }
 
 /// What outputs must hold for the busiest rank, padding included.

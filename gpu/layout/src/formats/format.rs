@@ -4,9 +4,10 @@
 use super::{fp8, mxfp4, mxfp8, nvfp4};
 
 /// What a token's row looks like between dispatch's input and output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenFormat {
     /// BF16 as it came; of two NaNs `0xffff` in one 32-bit word the first becomes NaN `0xfffe`.
+    #[default]
     Bf16,
     /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`].
     BlockwiseFp8,
@@ -102,6 +103,17 @@ impl TokenFormat {
             Self::Mxfp4(_) => "mxfp4",
             Self::Nvfp4(_) => "nvfp4",
             Self::Nvfp4RowScaled(_) => "nvfp4-row",
+        }
+    }
+
+    /// The same with its one-byte scales elsewhere; without effect on formats without.
+    pub const fn with_scale_layout(self, layout: ScaleLayout) -> Self {
+        match self {
+            Self::Bf16 | Self::BlockwiseFp8 => self,
+            Self::Mxfp8(_) => Self::Mxfp8(layout),
+            Self::Mxfp4(_) => Self::Mxfp4(layout),
+            Self::Nvfp4(_) => Self::Nvfp4(layout),
+            Self::Nvfp4RowScaled(_) => Self::Nvfp4RowScaled(layout),
         }
     }
 

@@ -8,4 +8,5 @@ pub mod format;
 pub mod fp8;
 pub mod mxfp4;
 pub mod mxfp8;
+pub mod names;
 pub mod nvfp4;

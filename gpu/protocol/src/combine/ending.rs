@@ -6,7 +6,7 @@ use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Epilogue, OutputEle
 
 use crate::machine::Machine;
 use crate::machine::finishing::Finish;
-use crate::machine::rows::Row;
+use crate::machine::rows::{ByteRange, Row};
 use crate::sync::launch::Launch;
 
 /// What a launch does with the sums of its tokens.
@@ -53,14 +53,30 @@ impl<'a, E: Epilogue> Ending<'a, E> {
             rounds_first: matches!(launch.common.shape.mode(), CombineMode::Exact),
         }
     }
+
+    /// Whether sums are rounded to BF16, and that is all: then [`Rounding`] does it, which needs
+    /// fewer registers. Without options a constant.
+    ///
+    /// [`Rounding`]: crate::machine::finishing::Rounding
+    #[inline(always)]
+    pub fn only_rounds(self) -> bool {
+        let is_bf16 = matches!(self.options.element(), OutputElement::Bf16);
+        self.epilogue.is_none() && self.options.shared_of == 0 && is_bf16
+    }
 }
 
 impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
     #[inline(always)]
     fn is_rounding(&self) -> bool {
-        let options = self.ending.options;
-        let is_bf16 = matches!(options.element(), OutputElement::Bf16);
-        E::IS_NONE && options.shared_of == 0 && is_bf16
+        false
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, machine: &M, range: ByteRange) {
+        if let Some(row) = self.shared_row(machine) {
+            machine.prefetch_row(machine.row(Row::Tensor(Tensor::Expert, row)), range);
+        }
+        machine.prefetch_for(self.ending.epilogue, self.token, range);
     }
 
     #[inline(always)]

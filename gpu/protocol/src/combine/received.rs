@@ -8,7 +8,7 @@ use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::route::lane_or_none;
 
-/// The output rows of an item's token, one a top-k slot.
+/// The output rows of an item's token, one a top-k slot: as [`Table::RowMap`] has them.
 #[inline(always)]
 pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
@@ -21,8 +21,8 @@ pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u3
     })
 }
 
-/// The slots whose rows are here. The dispatch checked the positions against its outputs; these
-/// may be smaller.
+/// The slots whose rows are here. Those that dispatch's outputs did not hold are
+/// [marked](ferry_layout::OVERFLOWED), and so above every capacity.
 #[inline(always)]
 pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
     machine.ballot(machine.lanes(|lane| {

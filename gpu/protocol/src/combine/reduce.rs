@@ -5,10 +5,10 @@ use ferry_layout::{
     assignment_index,
 };
 
-use crate::combine::ending::{Ending, TokenEnding};
+use crate::combine::ending::Ending;
 use crate::machine::Machine;
 use crate::machine::counters::BlockCounter;
-use crate::machine::finishing::Rounding;
+use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{ByteRange, Row};
@@ -42,8 +42,13 @@ pub fn reduce_rows<M: Machine, E: Epilogue>(
                 part: index & (parts - 1),
                 parts,
             };
-            let ending = ending.of_token(launch, args, item.token);
-            reduce_item(launch, args, tactics, item, ending)?;
+            match ending.only_rounds() {
+                true => reduce_item(launch, args, tactics, item, Rounding)?,
+                false => {
+                    let ending = ending.of_token(launch, args, item.token);
+                    reduce_item(launch, args, tactics, item, ending)?;
+                }
+            }
             index += partition.of;
         }
     }
@@ -80,12 +85,12 @@ pub fn leave_round<M: Machine>(launch: &Launch<M>) {
 
 /// Waits for a part of one token's rows and writes that part of its output.
 #[inline(always)]
-fn reduce_item<M: Machine, E: Epilogue>(
+fn reduce_item<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
     tactics: CombineTactics,
     item: Item,
-    ending: TokenEnding<E>,
+    finish: impl Finish<M>,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
@@ -100,13 +105,14 @@ fn reduce_item<M: Machine, E: Epilogue>(
     let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
     let at = |slot| Row::Window(me, window.combine_row(token, slot));
     let to = Row::Tensor(Tensor::Combined, token);
+    finish.prefetch(machine, range);
     match shape.mode() {
         CombineMode::Reduced => {
             let ranks = ranks_of(machine, shape, experts);
             let slots = low_bits(ranks.count_ones());
             if tactics.wire == Wire::Inline {
                 let row = |slot| window.inline_combine_row(token, slot);
-                let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to, ending);
+                let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to, finish);
                 return summed.or_else(|TimedOut { row: slot }| {
                     launch.time_out_on(Awaited {
                         peer: nth_rank(ranks, slot),
@@ -117,7 +123,7 @@ fn reduce_item<M: Machine, E: Epilogue>(
                 });
             }
             wait_for_slots(launch, item, slots, |slot| nth_rank(ranks, slot))?;
-            machine.sum_rows(range, slots, |slot| (at(slot), 1.0), to, ending);
+            machine.sum_rows(range, slots, |slot| (at(slot), 1.0), to, finish);
         }
         CombineMode::Exact => {
             let slots =
@@ -139,7 +145,7 @@ fn reduce_item<M: Machine, E: Epilogue>(
                     })
                 });
                 let weighted = |slot| (at(slot), f32::from_bits(machine.broadcast(weights, slot)));
-                machine.sum_rows(range, slots, weighted, to, ending);
+                machine.sum_rows(range, slots, weighted, to, finish);
             }
         }
     }

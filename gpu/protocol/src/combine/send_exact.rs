@@ -1,11 +1,11 @@
 //! Exact mode: every expert output of a token goes back as it is, into the row of its top-k slot.
 
-use ferry_layout::{CombineArgs, CombineOptions, Tensor};
+use ferry_layout::{CombineArgs, CombineOptions, NOT_ROUTED, OVERFLOWED, Tensor};
 
-use crate::combine::received::{read_positions, slots_here};
+use crate::combine::received::read_positions;
 use crate::combine::work::Work;
 use crate::machine::Machine;
-use crate::machine::rows::{Put, Row};
+use crate::machine::rows::{ByteRange, Put, Row};
 use crate::sync::launch::Launch;
 use crate::wire::flagged;
 use crate::work::item::Item;
@@ -27,39 +27,44 @@ pub fn send_exact<M: Machine>(
     let (window, me) = (&common.window, common.rank());
     let Item { source, token, .. } = item;
     let positions = read_positions(launch, item);
-    let here = slots_here(machine, args, positions);
+    let routed = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
     let range = item.range(common.shape.combine_row_bytes());
-    // The shared expert's rows, which stand before the others, are not staged.
-    let staging = |position: u32| match options.shared_of {
-        0 => window.exact_staging(position),
-        _ => {
-            let shared = common.row.padded(options.shared(launch.tokens).count);
-            let last = common.shape.max_rows() as u32 - 1;
-            window.exact_staging(position.wrapping_sub(shared).min(last))
-        }
+    let staging = |position: u32| {
+        // The shared expert's rows, which stand before the others, are not staged.
+        let shared = match options.shared_of {
+            0 => 0,
+            _ => common.row.padded(options.shared(launch.tokens).count),
+        };
+        let row = (position & !OVERFLOWED).wrapping_sub(shared);
+        window.exact_staging(row.min(common.shape.max_rows() as u32 - 1))
     };
     let on_node = is_p2p(machine, common, source);
-    for_each_bit(here, |k| {
+    for_each_bit(routed, |k| {
         let position = machine.broadcast(positions, k);
-        debug_assert!((position as u64) < args.row_capacity, "row {position}");
         let to = match on_node {
             true => Row::Window(source, window.combine_row(token, k)),
             false => Row::Window(me, staging(position)),
         };
-        let row = Row::Tensor(Tensor::Expert, position);
-        machine.copy_arrived(range, row, 1u32, |_| to);
+        match (position as u64) < args.row_capacity {
+            true => {
+                let row = Row::Tensor(Tensor::Expert, position);
+                machine.copy_arrived(range, row, 1u32, |_| to);
+            }
+            // The outputs did not hold the row. The source waits for it all the same.
+            false => clear(machine, range, to),
+        }
     });
     written();
     machine.release();
     if on_node {
         machine.lanes(|lane| {
-            if here >> lane & 1 != 0 {
+            if routed >> lane & 1 != 0 {
                 let flag = window.combine_flag(item.flag(), lane);
                 flagged::publish(machine, source, flag, epoch);
             }
         });
     } else {
-        for_each_bit(here, |k| {
+        for_each_bit(routed, |k| {
             machine.put(Put {
                 peer: source,
                 from: staging(machine.broadcast(positions, k)),
@@ -69,5 +74,16 @@ pub fn send_exact<M: Machine>(
                 value: epoch.0,
             });
         });
+    }
+}
+
+/// Zeros for a byte range of a row.
+#[inline(always)]
+fn clear<M: Machine>(machine: &M, range: ByteRange, to: Row) {
+    let (row, zeros) = (machine.row(to), [M::Vector::default()]);
+    let mut start = range.start;
+    while start < range.end {
+        machine.store_tile(row, start, range.end, &zeros);
+        start += M::WARP_BYTES;
     }
 }

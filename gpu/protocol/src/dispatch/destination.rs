@@ -2,6 +2,7 @@
 
 use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement};
 
+use crate::dispatch::overflow;
 use crate::machine::Machine;
 use crate::machine::miss::{Miss, TimedOut};
 use crate::sync::launch::Launch;
@@ -59,11 +60,12 @@ fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lan
 /// Where a row goes in the outputs.
 #[derive(Clone, Copy)]
 pub struct Destinations<L: Copy> {
-    /// For each top-k slot its output row, or `NOT_ROUTED`.
+    /// For each top-k slot its output row, or [one](overflow::mark) that the outputs do not hold, or
+    /// `NOT_ROUTED`.
     pub positions: L,
     /// For each top-k slot, where the first word of its scales goes.
     pub scales: L,
-    /// The slots whose experts live here.
+    /// The slots whose rows the outputs hold.
     pub here: u32,
 }
 
@@ -101,7 +103,7 @@ impl SourceBase {
 }
 
 /// Reads a row's header and works out its places, once the starts of its experts' rows are known.
-/// A place outside the outputs is a miss.
+/// Places outside the outputs: see [`locate`].
 #[inline(always)]
 pub fn find_destinations<M: Machine>(
     launch: &Launch<M>,
@@ -124,7 +126,8 @@ pub fn find_destinations<M: Machine>(
 
 /// Where a row of `source` goes whose assignments are for these experts of this rank, one a top-k slot, as
 /// the ones with these ranks within them; a number that is none of this rank's experts goes nowhere. Waits
-/// until the experts' bases are known. A place outside the outputs is a miss.
+/// until the experts' bases are known. A place outside the outputs is marked where more rows come than these
+/// hold, else it is a miss.
 #[inline(always)]
 pub fn locate<M: Machine>(
     launch: &Launch<M>,
@@ -148,8 +151,7 @@ pub fn locate<M: Machine>(
     wait_for(machine, &mut bases, read, |start: SourceBase| {
         !start.is_known
     })?;
-    let here = machine.ballot(machine.lanes(is_here));
-    let positions = machine.lanes(|lane| match is_here(lane) {
+    let mut positions = machine.lanes(|lane| match is_here(lane) {
         true => machine
             .own(bases, lane)
             .row
@@ -160,17 +162,27 @@ pub fn locate<M: Machine>(
         let start = machine.own(bases, lane).scales;
         start.wrapping_add(machine.own(ranks_in_expert, lane))
     });
-    let is_outside = |lane| {
+    let is_inside = |lane| {
         let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;
         let has_block = !shape.has_tiled_scales() || block < args.block_capacity as u32;
-        is_here(lane) && !(has_block && (machine.own(positions, lane) as u64) < args.row_capacity)
+        is_here(lane) && has_block && (machine.own(positions, lane) as u64) < args.row_capacity
     };
-    let outside = machine.ballot(machine.lanes(is_outside));
+    let here = machine.ballot(machine.lanes(is_inside));
+    let outside = machine.ballot(machine.lanes(is_here)) & !here;
     if outside != 0 {
-        let position = machine.broadcast(positions, outside.trailing_zeros());
-        return Err(Miss::OutOfBounds { position });
+        if !overflow::overflows(launch) {
+            let position = machine.broadcast(positions, outside.trailing_zeros());
+            return Err(Miss::OutOfBounds { position });
+        }
+        positions = machine.lanes(|lane| {
+            let position = machine.own(positions, lane);
+            match outside >> lane & 1 != 0 {
+                true => overflow::mark(position),
+                false => position,
+            }
+        });
     }
-    let scales = machine.lanes(|lane| match is_here(lane) {
+    let scales = machine.lanes(|lane| match here >> lane & 1 != 0 {
         true => {
             let (position, row) = (machine.own(positions, lane), machine.own(rows, lane));
             common.row.first_scale_word(shape.format(), position, row)

@@ -7,6 +7,7 @@ pub mod notify;
 pub mod numbering;
 pub mod offsets;
 pub mod output;
+pub mod overflow;
 pub mod receive;
 pub mod route;
 pub mod scales;

@@ -4,10 +4,9 @@
 //! Counts come over the wire. Their sums wrap around: whatever they are, positions are checked against the
 //! outputs' capacity where they are used.
 
-use ferry_layout::{
-    Counter, DispatchArgs, Fault, FaultKind, Rank, Region, Table, Tagged, scale_placement,
-};
+use ferry_layout::{Counter, DispatchArgs, Rank, Region, Table, Tagged, scale_placement};
 
+use crate::dispatch::overflow::{offsets_word, settle};
 use crate::dispatch::shared::SharedGroup;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
@@ -24,7 +23,7 @@ const MOST_EXPERTS: usize = 4;
 pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let (machine, epoch) = (launch.machine, launch.epoch);
     launch.wait_local(Counter::OffsetsReady, Region::Offsets, || {
-        machine.load(Counter::OffsetsReady) >= epoch.0
+        machine.load(Counter::OffsetsReady) >= offsets_word(epoch, false)
     })
 }
 
@@ -77,11 +76,8 @@ pub fn compute_offsets<M: Machine>(
             shared.describe(launch);
         }
     });
-    check_capacity(launch, rows as u64, args.row_capacity)?;
-    if shape.has_tiled_scales() {
-        check_capacity(launch, blocks as u64, args.block_capacity)?;
-    }
-    machine.store(Counter::OffsetsReady, epoch.0);
+    let overflows = settle(launch, args, shared.groups + experts, rows, blocks);
+    machine.store(Counter::OffsetsReady, offsets_word(epoch, overflows));
     Ok(())
 }
 
@@ -293,27 +289,4 @@ fn describe<M: Machine>(
     take(1, starts[2]);
     take(2, starts[3]);
     take(3, end);
-}
-
-/// Aborts if the outputs hold fewer rows (or blocks of them) than `needed`.
-#[inline(always)]
-fn check_capacity<M: Machine>(
-    launch: &Launch<M>,
-    needed: u64,
-    capacity: u64,
-) -> Result<(), Aborted> {
-    if needed <= capacity {
-        return Ok(());
-    }
-    launch.machine.lanes(|lane| {
-        if lane == 0 {
-            let fault = Fault {
-                wanted: capacity,
-                saw: needed,
-                ..launch.fault()
-            };
-            launch.record(FaultKind::OutputTooSmall, fault);
-        }
-    });
-    launch.abort()
 }

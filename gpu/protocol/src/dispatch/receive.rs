@@ -8,8 +8,7 @@
 //! credit in combine, and before a peer writes there again.
 
 use ferry_layout::{
-    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Rank, Region, Shape, Table, Tensor,
-    scale_placement,
+    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Rank, Region, Table, Tensor,
 };
 
 use crate::dispatch::batch::Batch;
@@ -47,7 +46,6 @@ pub fn receive<M: Machine>(
         machine.store(Counter::Extent, extent.word());
     }
     let shape = &common.shape;
-    let needs_offsets = needs_offsets(shape, args, shared.rows, extent.tokens);
     let mut batch = Batch::first(shape, extent, partition);
     while batch.is_some() {
         let present = launch.wait_lanes(
@@ -56,9 +54,6 @@ pub fn receive<M: Machine>(
         )?;
         let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
         let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
-        if needs_offsets && coming != 0 {
-            wait_for_offsets(launch)?;
-        }
         receive_batch(launch, args, batch, parts, coming)?;
         batch = batch.next();
     }
@@ -67,22 +62,6 @@ pub fn receive<M: Machine>(
         scales::clear_unused(launch, args, shared.groups, batch.partition());
     }
     Ok(())
-}
-
-/// Whether the outputs may be too small where there are `shared` rows of the shared expert, and no source
-/// brings more than `tokens`: they are left alone until that is known.
-#[inline(always)]
-pub fn needs_offsets(shape: &Shape, args: &DispatchArgs, shared: u32, tokens: u32) -> bool {
-    let routed = shape.most_rows(tokens);
-    let most_rows = routed + shared as u64;
-    let most_blocks = match shape.has_tiled_scales() {
-        true => {
-            let routed = scale_placement::max_blocks(routed, shape.local_experts());
-            routed + scale_placement::blocks(shared) as u64
-        }
-        false => 0,
-    };
-    most_rows > args.row_capacity || most_blocks > args.block_capacity
 }
 
 /// Waits for the token counts of all sources, and refuses more than planned.
@@ -256,7 +235,7 @@ pub fn refuse_item<M: Machine>(
     item: Item,
     miss: Miss,
 ) -> Result<(), Aborted> {
-    // Missing counts and outputs that are too small are recorded there.
+    // Missing counts are recorded there.
     wait_for_offsets(launch)?;
     let position = match miss {
         Miss::OutOfBounds { position } => position,

@@ -9,6 +9,7 @@ use crate::combine::ending::Ending;
 use crate::combine::received::{read_positions, row_weight, slots_here};
 use crate::combine::reduce::{copy_slots, leave_round};
 use crate::machine::Machine;
+use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::rows::Row;
 use crate::sync::launch::{Aborted, Launch};
 use crate::work::item::Item;
@@ -80,13 +81,17 @@ fn sum_item<M: Machine, E: Epilogue>(
     if shape.mode() == CombineMode::Exact && args.topk_weights == 0 {
         return copy_slots(launch, item, here, row);
     }
-    machine.sum_rows(
-        item.range(shape.combine_row_bytes()),
-        here,
-        |k| (row(k), f32::from_bits(machine.broadcast(weights, k))),
-        Row::Tensor(Tensor::Combined, item.token),
-        ending.of_token(launch, args, item.token),
-    );
+    let range = item.range(shape.combine_row_bytes());
+    let weighted = |k| (row(k), f32::from_bits(machine.broadcast(weights, k)));
+    let to = Row::Tensor(Tensor::Combined, item.token);
+    match ending.only_rounds() {
+        true => machine.sum_rows(range, here, weighted, to, Rounding),
+        false => {
+            let ending = ending.of_token(launch, args, item.token);
+            ending.prefetch(machine, range);
+            machine.sum_rows(range, here, weighted, to, ending);
+        }
+    }
 }
 
 /// The weights of a token, as f32 bits: those of the dispatch, in exact mode of this combine. The last lanes

@@ -10,7 +10,7 @@ use crate::dispatch::numbering::tiles::read_ranks_in_expert;
 use crate::dispatch::numbering::{count_before, read_expert_id, wait_until_numbered};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
 use crate::dispatch::output::write_output;
-use crate::dispatch::receive::{describe_rows, needs_offsets, refuse_item};
+use crate::dispatch::receive::{describe_rows, refuse_item};
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
@@ -92,10 +92,6 @@ fn place_items<M: Machine>(
         parts, numbering, ..
     } = tactics;
     let rows = shared.count() + launch.tokens;
-    // Outputs that may be too small are left alone until that is known.
-    if rows != 0 && needs_offsets(&common.shape, args, shared.rows, launch.tokens) {
-        wait_for_offsets(launch)?;
-    }
     let tasks = rows * parts;
     let mut queue = WorkQueue::new(machine, partition, tasks, Counter::DispatchTickets);
     while let Some(index) = queue.next_item() {

@@ -1,6 +1,8 @@
 //! A warp's tiles, as large as those of a GPU: a vector of 16 bytes for each of 32 lanes, a few times.
 
-use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel, bf16_bits, f32_of_bf16_bits};
+use ferry_layout::{
+    Arguments, ByteOffset, SENTINEL, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+};
 use ferry_protocol::{LANES, Row, Tiles};
 
 use super::Warp;
@@ -38,12 +40,12 @@ impl Tiles for Warp<'_> {
                 (start, self.window_row_bytes())
             }
             Row::Tensor(tensor, index) => {
-                let (first, bytes) = match &*self.args {
-                    Args::Dispatch(args) => (args.tensor(tensor), args.row_bytes(tensor)),
-                    Args::Combine(args) => (args.tensor(tensor), args.row_bytes(tensor)),
-                    Args::Silu(_) => (0, 0),
+                let (first, stride, bytes) = match &*self.args {
+                    Args::Dispatch(args) => place(args, tensor),
+                    Args::Combine(args) => place(args, tensor),
+                    Args::Silu(_) => (0, 0, 0),
                 };
-                let start = first + u64::from(index) * u64::from(bytes);
+                let start = first + u64::from(index) * u64::from(stride);
                 (self.within(first, start), bytes)
             }
         };
@@ -191,4 +193,13 @@ impl Warp<'_> {
         let bytes: Vec<u8> = bytes.take(end.saturating_sub(start) as usize).collect();
         self.store_bytes(row.start + u64::from(start), &bytes, polled);
     }
+}
+
+/// The first row of a tensor, from one row to the next, and the bytes of a row.
+fn place(args: &impl Arguments, tensor: Tensor) -> (u64, u32, u32) {
+    (
+        args.tensor(tensor),
+        args.row_stride(tensor),
+        args.row_bytes(tensor),
+    )
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
 use super::*;
 use crate::own_gpu::Gpu;
-use crate::{Bootstrap, Config, CudaError, Device, DevicePtr};
+use crate::{Bootstrap, CudaError, Device, DevicePtr};
 
 pub const HIDDEN: usize = 8;
 pub const LONG: Duration = Duration::from_secs(20);
@@ -189,7 +189,7 @@ impl Process<'_> {
         self.join_over(bootstrap, self.place(), failure)
     }
 
-    fn join_over(
+    pub fn join_over(
         self,
         bootstrap: Box<dyn Bootstrap>,
         place: Place,

@@ -1,4 +1,5 @@
-//! One of the processes: rounds until one fails, then what a survivor does.
+//! One of the processes: rounds until one fails, then what a survivor does: the steps of
+//! [`Group`](ferry::Group#after-a-rank-was-lost).
 
 use std::io::BufRead;
 use std::net::SocketAddr;

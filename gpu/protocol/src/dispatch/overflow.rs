@@ -1,0 +1,161 @@
+//! More rows than the outputs hold. The rows that have room are written, all others count as not routed here:
+//! their positions are marked for combine, which takes them for zeros. So a rank whose outputs are too small
+//! keeps nobody waiting.
+//!
+//! Rows, and their blocks of tiled scales, are in the order of positions. So the rows that have room are the
+//! first ones, and `row_offsets` that end where they end describe them: no matrix multiplication that goes by
+//! the offsets leaves its tensors.
+
+use ferry_layout::{
+    Counter, DispatchArgs, Epoch, Fault, FaultKind, OVERFLOWED, Region, Table, scale_placement,
+};
+
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::Launch;
+
+/// Of outputs that take `rows` rows and `blocks` blocks of tiled scales of so many `groups`: whether they
+/// hold fewer. Then that is recorded, and the offsets end where the outputs end. One warp, which wrote the
+/// offsets.
+#[inline(always)]
+pub fn settle<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    groups: u32,
+    rows: u32,
+    blocks: u32,
+) -> bool {
+    let is_tiled = launch.common.shape.has_tiled_scales();
+    let lacks_rows = rows as u64 > args.row_capacity;
+    let lacks_blocks = is_tiled && blocks as u64 > args.block_capacity;
+    if !lacks_rows && !lacks_blocks {
+        return false;
+    }
+    launch.record_input(FaultKind::OutputTooSmall, 1, |_| {
+        let (region, wanted, saw) = match lacks_rows {
+            true => (Region::Output, args.row_capacity, rows),
+            false => (Region::ScaleBlocks, args.block_capacity, blocks),
+        };
+        Fault {
+            region,
+            wanted,
+            saw: saw as u64,
+            ..launch.fault()
+        }
+    });
+    let machine = launch.machine;
+    // Each lane reads what others wrote.
+    machine.converge();
+    let mut most = args.row_capacity as u32;
+    if is_tiled {
+        most = most.min(rows_with_blocks(launch, args, groups));
+    }
+    cut_offsets(launch, groups, most);
+    true
+}
+
+/// The rows before the first one whose block of scales the outputs do not hold.
+#[inline(always)]
+fn rows_with_blocks<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, groups: u32) -> u32 {
+    let machine = launch.machine;
+    let (mut first, mut end) = (0, u32::MAX);
+    while first < groups {
+        // The last lanes look at the last group again rather than branch.
+        let ends = machine.lanes(|lane| {
+            let group = (first + lane).min(groups - 1) as u64;
+            let start = machine.read(Table::RowOffsets, group);
+            let rows = machine
+                .read(Table::RowOffsets, group + 1)
+                .wrapping_sub(start);
+            let block =
+                scale_placement::first_block(start, machine.read(Table::ScalesOffsets, group));
+            let left = (args.block_capacity as u32).saturating_sub(block);
+            match scale_placement::blocks(rows) > left {
+                true => start.wrapping_add(left.wrapping_mul(scale_placement::BLOCK_ROWS)),
+                false => u32::MAX,
+            }
+        });
+        let lowest = !machine.max(machine.lanes(|lane| !machine.own(ends, lane)));
+        end = end.min(lowest);
+        first += LANES;
+    }
+    end
+}
+
+/// Has groups end at row `most` that end or begin later.
+#[inline(always)]
+fn cut_offsets<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) {
+    let machine = launch.machine;
+    let is_tiled = launch.common.shape.has_tiled_scales();
+    let blocks = match is_tiled {
+        true => blocks_before(launch, groups, most),
+        false => 0,
+    };
+    // What others read is written.
+    machine.converge();
+    let mut first = 0;
+    while first <= groups {
+        machine.lanes(|lane| {
+            let group = first + lane;
+            if group > groups || machine.read(Table::RowOffsets, group as u64) <= most {
+                return;
+            }
+            if is_tiled && group < groups {
+                let offset = scale_placement::scales_offset(blocks, most);
+                machine.write(Table::ScalesOffsets, group as u64, offset);
+            }
+            machine.write(Table::RowOffsets, group as u64, most);
+        });
+        first += LANES;
+    }
+}
+
+/// The blocks of scales that the rows before `most` take.
+#[inline(always)]
+fn blocks_before<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) -> u32 {
+    let machine = launch.machine;
+    let (mut first, mut blocks) = (0, 0);
+    while first < groups {
+        let ends = machine.lanes(|lane| {
+            let group = (first + lane).min(groups - 1) as u64;
+            let start = machine.read(Table::RowOffsets, group);
+            let end = machine.read(Table::RowOffsets, group + 1).min(most);
+            match start < end {
+                true => {
+                    let offset = machine.read(Table::ScalesOffsets, group);
+                    let block = scale_placement::first_block(start, offset);
+                    block.wrapping_add(scale_placement::blocks(end - start))
+                }
+                false => 0,
+            }
+        });
+        blocks = machine.max(ends).max(blocks);
+        first += LANES;
+    }
+    blocks
+}
+
+/// [`Counter::OffsetsReady`] once a round's offsets stand there.
+#[inline(always)]
+pub const fn offsets_word(epoch: Epoch, overflows: bool) -> u64 {
+    2 * epoch.0 + overflows as u64
+}
+
+/// Whether this round's rows are more than the outputs hold. Waits until that is known; if that takes too
+/// long, no.
+#[inline(always)]
+pub fn overflows<M: Machine>(launch: &Launch<M>) -> bool {
+    let (machine, epoch) = (launch.machine, launch.epoch);
+    while machine.load(Counter::OffsetsReady) < offsets_word(epoch, false) {
+        if machine.timed_out() {
+            break;
+        }
+    }
+    machine.converge();
+    machine.load(Counter::OffsetsReady) == offsets_word(epoch, true)
+}
+
+/// The position of a row that the outputs do not hold, as combine finds it.
+#[inline(always)]
+pub const fn mark(position: u32) -> u32 {
+    position | OVERFLOWED
+}

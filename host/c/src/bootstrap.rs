@@ -1,0 +1,53 @@
+//! How the processes of a group find each other.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::structs::sized;
+
+#[cfg(any(feature = "cuda", test))]
+mod gather;
+#[cfg(feature = "cuda")]
+mod open;
+
+#[cfg(feature = "cuda")]
+pub(crate) use open::open;
+
+/// An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`
+/// bytes, by rank, this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather
+/// and its like fit. Returns 0, or any other number for a failure, which the call of Ferry reports;
+/// the function is not called again then. It returns once all ranks have called it, and bounds its
+/// wait. Ferry calls it from the thread that calls Ferry, one call at a time. It calls nothing of
+/// the group itself and throws nothing.
+pub type ferry_all_gather = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        mine: *const c_void,
+        bytes: usize,
+        all: *mut c_void,
+    ) -> c_int,
+>;
+
+/// How the processes of a group find each other: over TCP, or through an all-gather of yours. Give
+/// one of `address` and `all_gather`. The group uses it until it was closed or dropped, in these
+/// calls: making the group, making and closing communicators, closing the group. No dispatch and no
+/// combine uses it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ferry_bootstrap {
+    /// sizeof(ferry_bootstrap).
+    pub size: usize,
+    /// This process.
+    pub rank: u32,
+    /// Processes of the group.
+    pub ranks: u32,
+    /// "host:port" where rank 0 listens and the others connect, copied. Whoever can connect can
+    /// take part: use it where that is as it should be.
+    pub address: *const c_char,
+    /// Longest wait over TCP, in nanoseconds. 0: 60 seconds.
+    pub timeout_ns: u64,
+    /// Your all-gather.
+    pub all_gather: ferry_all_gather,
+    /// What it is called with. Lives until the group and its communicators were closed or dropped.
+    pub context: *mut c_void,
+}
+sized!(ferry_bootstrap, 48);

@@ -1,0 +1,124 @@
+//! An all-gather of equal lengths, as engines have it, for bytes of any lengths.
+
+use std::ffi::{c_int, c_void};
+
+use ferry::BootstrapError;
+
+/// What [`ferry_all_gather`](super::ferry_all_gather) is, where there is one.
+type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int;
+
+/// The caller's all-gather of equal lengths.
+pub(super) struct Gather {
+    pub(super) all_gather: Function,
+    pub(super) context: *mut c_void,
+    pub(super) ranks: usize,
+}
+
+// SAFETY: the caller's function is called from whatever thread calls Ferry, as its type says.
+unsafe impl Send for Gather {}
+
+impl Gather {
+    /// Every rank's bytes, of any lengths: their lengths go first.
+    pub(super) fn all(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let lengths = self.equal(&(bytes.len() as u64).to_le_bytes())?;
+        let lengths: Vec<usize> = lengths
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&length| u64::from_le_bytes(length) as usize)
+            .collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest > MOST_BYTES {
+            return Err(refused(format!("a rank says that it has {longest} bytes")));
+        }
+        if longest == 0 {
+            return Ok(vec![Vec::new(); self.ranks]);
+        }
+        let mut padded = bytes.to_vec();
+        padded.resize(longest, 0);
+        let all = self.equal(&padded)?;
+        let each = all.chunks_exact(longest).zip(lengths);
+        Ok(each
+            .map(|(bytes, length)| bytes[..length].to_vec())
+            .collect())
+    }
+
+    fn equal(&mut self, bytes: &[u8]) -> Result<Vec<u8>, BootstrapError> {
+        let mut all = vec![0; bytes.len() * self.ranks];
+        // SAFETY: the function is as its type says: it reads so many bytes, and writes as many for each rank.
+        let code = unsafe {
+            (self.all_gather)(
+                self.context,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                all.as_mut_ptr().cast(),
+            )
+        };
+        match code {
+            0 => Ok(all),
+            code => Err(refused(format!("it returned {code}"))),
+        }
+    }
+}
+
+/// Far more than is ever gathered.
+const MOST_BYTES: usize = 1 << 24;
+
+fn refused(reason: String) -> BootstrapError {
+    let call = "the all_gather of the bootstrap";
+    BootstrapError::Other { call, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As if rank 1 of 2 had the bytes of rank 0 and, where there are more than 8, one less of them.
+    unsafe extern "C" fn echo(
+        _: *mut c_void,
+        mine: *const c_void,
+        bytes: usize,
+        all: *mut c_void,
+    ) -> c_int {
+        for rank in 0..2 {
+            // SAFETY: `mine` has so many bytes, and `all` twice as many.
+            unsafe {
+                all.cast::<u8>()
+                    .add(rank * bytes)
+                    .copy_from_nonoverlapping(mine.cast(), bytes);
+            }
+        }
+        0
+    }
+
+    unsafe extern "C" fn fails(
+        _: *mut c_void,
+        _: *const c_void,
+        _: usize,
+        _: *mut c_void,
+    ) -> c_int {
+        7
+    }
+
+    fn gather(all_gather: Function) -> Gather {
+        Gather {
+            all_gather,
+            context: std::ptr::null_mut(),
+            ranks: 2,
+        }
+    }
+
+    #[test]
+    fn an_all_gather_of_equal_lengths_will_do() {
+        for length in [0, 1, 300] {
+            let bytes = vec![3; length];
+            assert_eq!(gather(echo).all(&bytes).unwrap(), [bytes.clone(), bytes]);
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_number() {
+        let error = gather(fails).all(&[1]).unwrap_err().to_string();
+        assert!(error.contains("it returned 7"), "{error}");
+    }
+}

@@ -1,0 +1,237 @@
+//! Communicators: one handle for each rank of this process.
+
+use std::ffi::c_void;
+use std::sync::{RwLock, TryLockError};
+
+use ferry::{CloseError, ExpertParallel, Unfinished};
+
+use crate::device::stream_of;
+use crate::fault::{ferry_fault, report};
+use crate::group::{ferry_group, read_place};
+use crate::handle::{Opaque, get, put, require_place, store, take};
+use crate::plan::ferry_plan;
+use crate::status::ferry_status::{FERRY_BUSY, FERRY_INTERNAL, FERRY_WRONG_ORDER};
+use crate::status::{Failure, ferry_status, guard};
+
+/// One rank's end of a communicator. Calls of a round take it for themselves: while one thread is
+/// in a call, another thread's call returns FERRY_BUSY; ferry_check and ferry_synchronize may be in
+/// it together.
+pub struct ferry_communicator(());
+
+impl Opaque for ferry_communicator {
+    /// None while it is closed, and where a panic cut that short.
+    type Value = RwLock<Option<ExpertParallel>>;
+    const NAME: &'static str = "ferry_communicator";
+    const MAGIC: u64 = u64::from_le_bytes(*b"ferry/co");
+}
+
+/// How far a rank's round is: what comes next.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ferry_round {
+    /// No round is open: ferry_dispatch or ferry_dispatch_async.
+    FERRY_ROUND_IDLE = 0,
+    /// ferry_dispatch_wait.
+    FERRY_ROUND_SENT = 1,
+    /// ferry_combine or ferry_combine_async.
+    FERRY_ROUND_DISPATCHED = 2,
+    /// ferry_combine_wait.
+    FERRY_ROUND_RETURNED = 3,
+}
+
+/// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
+/// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
+/// compare their sizes. Where it fails, all handles are NULL. Collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_communicators_new(
+    group: *const ferry_group,
+    plan: *const ferry_plan,
+    communicators: *mut *mut ferry_communicator,
+    count: usize,
+) -> ferry_status {
+    guard("ferry_communicators_new", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(communicators, "communicators", count)? };
+        // SAFETY: the rule of handles.
+        let group = unsafe { get(group, "group")? };
+        // SAFETY: the rule of handles.
+        let plan = unsafe { get(plan, "plan")? };
+        let local = group.local_ranks().len();
+        if count != local {
+            let rule = format!("this process drives {local} ranks");
+            return Err(Failure::value("count", count, &rule));
+        }
+        for (index, rank) in ExpertParallel::new(group, plan)?.into_iter().enumerate() {
+            // SAFETY: checked above; there are as many as local ranks.
+            unsafe { put(communicators.add(index), RwLock::new(Some(rank))) };
+        }
+        Ok(())
+    })
+}
+
+/// Stores the rank. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_communicator_rank(
+    communicator: *const ferry_communicator,
+    rank: *mut u32,
+) -> ferry_status {
+    guard("ferry_communicator_rank", || {
+        // SAFETY: the rules of handles and pointers.
+        unsafe { look_at(communicator, |own| store(rank, "rank", own.rank().0)) }
+    })
+}
+
+/// Stores what comes next in the rank's round, a ferry_round. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_communicator_round(
+    communicator: *mut ferry_communicator,
+    round: *mut u32,
+) -> ferry_status {
+    guard("ferry_communicator_round", || {
+        // SAFETY: the rule of handles.
+        unsafe {
+            with_rank(communicator, |rank| {
+                let open = match rank.unfinished() {
+                    Unfinished::Nothing => ferry_round::FERRY_ROUND_IDLE,
+                    Unfinished::DispatchWait(_) => ferry_round::FERRY_ROUND_SENT,
+                    Unfinished::Combine(_) => ferry_round::FERRY_ROUND_DISPATCHED,
+                    Unfinished::CombineWait(_) => ferry_round::FERRY_ROUND_RETURNED,
+                };
+                store(round, "round", open as u32)
+            })
+        }
+    })
+}
+
+/// Whether a kernel has reported something so far: FERRY_OK, or FERRY_INPUT_FAULT (told once; go
+/// on), FERRY_FAULT or FERRY_POISONED. The fault is stored in `fault`, whose size is set, or
+/// nothing if that is NULL; after FERRY_OK its kind is FERRY_FAULT_NONE. Reads memory of the host;
+/// kernels that run may report later. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_check(
+    communicator: *const ferry_communicator,
+    fault: *mut ferry_fault,
+) -> ferry_status {
+    guard("ferry_check", || {
+        // SAFETY: the rules of handles and pointers.
+        unsafe { look_at(communicator, |rank| report(fault, || rank.check())) }
+    })
+}
+
+/// Waits for everything enqueued on the stream, and then does as ferry_check. Not collective, but
+/// waits for the peers that kernels wait for, as long as the deadline allows. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_synchronize(
+    communicator: *const ferry_communicator,
+    stream: *mut c_void,
+    fault: *mut ferry_fault,
+) -> ferry_status {
+    guard("ferry_synchronize", || {
+        // SAFETY: the rules of handles, pointers and streams.
+        unsafe {
+            look_at(communicator, |rank| {
+                report(fault, || rank.synchronize(stream_of(stream)))
+            })
+        }
+    })
+}
+
+/// Frees the rank's memory, with the last rank of this process the windows after a barrier with the
+/// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first.
+/// FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then nothing was
+/// done, and `*communicator` stays, as with FERRY_BUSY. After any other failure it is NULL, and
+/// what could not be freed is leaked. Collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_communicator_close(
+    communicator: *mut *mut ferry_communicator,
+) -> ferry_status {
+    guard("ferry_communicator_close", || {
+        let closed = {
+            // SAFETY: the rules of pointers and handles.
+            let handle = unsafe { get(read_place(communicator)?, "*communicator")? };
+            let mut rank = write_lock(handle)?;
+            match rank.take().ok_or_else(closed_already)?.close() {
+                Err(CloseError {
+                    error,
+                    communicator: Some(open),
+                }) => {
+                    *rank = Some(*open);
+                    return Err(error.into());
+                }
+                closed => closed,
+            }
+        };
+        // SAFETY: the rules of pointers and handles.
+        drop(unsafe { take(communicator, "*communicator")? });
+        Ok(closed.map_err(ferry::Error::from)?)
+    })
+}
+
+/// Gives the handle back without freeing device memory and without waiting for anybody, and sets
+/// `*communicator` to NULL: for a process that is about to end. Not collective. Does not
+/// synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_communicator_drop(
+    communicator: *mut *mut ferry_communicator,
+) -> ferry_status {
+    guard("ferry_communicator_drop", || {
+        // SAFETY: the rules of pointers and handles.
+        drop(write_lock(unsafe {
+            get(read_place(communicator)?, "*communicator")?
+        })?);
+        // SAFETY: as above.
+        unsafe { take(communicator, "*communicator") }.map(drop)
+    })
+}
+
+type Rank = <ferry_communicator as Opaque>::Value;
+
+fn write_lock(
+    rank: &Rank,
+) -> Result<std::sync::RwLockWriteGuard<'_, Option<ExpertParallel>>, Failure> {
+    rank.try_write().map_err(|refused| locked(&refused))
+}
+
+fn locked<T>(refused: &TryLockError<T>) -> Failure {
+    match refused {
+        TryLockError::WouldBlock => Failure::new(
+            FERRY_BUSY,
+            "another thread is in a call of this communicator",
+        ),
+        TryLockError::Poisoned(_) => Failure::new(
+            FERRY_INTERNAL,
+            "an earlier call of this communicator met a bug; drop it",
+        ),
+    }
+}
+
+fn closed_already() -> Failure {
+    Failure::new(FERRY_WRONG_ORDER, "the communicator was closed")
+}
+
+/// A call that changes a rank.
+///
+/// # Safety
+/// The rule of handles.
+pub(crate) unsafe fn with_rank(
+    communicator: *mut ferry_communicator,
+    call: impl FnOnce(&mut ExpertParallel) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let rank = unsafe { get(communicator, "communicator")? };
+    call(write_lock(rank)?.as_mut().ok_or_else(closed_already)?)
+}
+
+/// A call that does not.
+///
+/// # Safety
+/// The rule of handles.
+unsafe fn look_at(
+    communicator: *const ferry_communicator,
+    call: impl FnOnce(&ExpertParallel) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let rank = unsafe { get(communicator, "communicator")? };
+    let rank = rank.try_read().map_err(|refused| locked(&refused))?;
+    call(rank.as_ref().ok_or_else(closed_already)?)
+}

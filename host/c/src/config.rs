@@ -1,0 +1,205 @@
+//! What the user decides, in numbers.
+
+use std::time::Duration;
+
+use ferry::{CombineMode, Config, OutputElement, ScaleLayout, TokenFormat};
+
+use crate::status::Failure;
+use crate::structs::{flag, sized};
+use crate::tensor::ferry_type;
+
+/// What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats",
+/// has bytes and errors of each.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ferry_format {
+    /// BF16, no scales.
+    FERRY_FORMAT_BF16 = 0,
+    /// e4m3; an f32 scale for 128 elements, transposed.
+    FERRY_FORMAT_BLOCKWISE_FP8 = 1,
+    /// e4m3; an e8m0 scale for 32 elements.
+    FERRY_FORMAT_MXFP8_TILED = 2,
+    /// The same, scales row by row.
+    FERRY_FORMAT_MXFP8_ROW_MAJOR = 3,
+    /// e2m1; an e8m0 scale for 32 elements.
+    FERRY_FORMAT_MXFP4_TILED = 4,
+    /// The same, scales row by row.
+    FERRY_FORMAT_MXFP4_ROW_MAJOR = 5,
+    /// e2m1; an e4m3 scale for 16 elements, under one input_scale.
+    FERRY_FORMAT_NVFP4_TILED = 6,
+    /// The same, scales row by row.
+    FERRY_FORMAT_NVFP4_ROW_MAJOR = 7,
+    /// e2m1; an e4m3 scale for 16 elements, under a BF16 scale of each row.
+    FERRY_FORMAT_NVFP4_ROW_SCALED_TILED = 8,
+    /// The same, scales row by row.
+    FERRY_FORMAT_NVFP4_ROW_SCALED_ROW_MAJOR = 9,
+}
+
+/// How experts' outputs come back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ferry_combine_mode {
+    /// One row for each token and rank: the experts' rank applies the router's weights and sums.
+    FERRY_COMBINE_REDUCED = 0,
+    /// One row for each token and top-k slot: the token's rank applies weights and sums, or does not sum.
+    FERRY_COMBINE_EXACT = 1,
+}
+
+/// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
+/// debug_checks, max_sms, specialise, options and, without skip_a2a, shared_expert.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ferry_config {
+    /// sizeof(ferry_config).
+    pub size: usize,
+    /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r *
+    /// experts / ranks and up.
+    pub experts: u64,
+    /// Experts that a token names, 1 to 32.
+    pub top_k: u64,
+    /// Elements of a token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
+    pub hidden: u64,
+    /// Most tokens that one rank brings to a dispatch.
+    pub max_tokens_per_rank: u64,
+    /// Ranks of one node; divides the ranks. 0: all ranks are on one node.
+    pub p2p_world_size: u64,
+    /// Longest time that a kernel waits, in nanoseconds. 0: 10 seconds.
+    pub deadline_ns: u64,
+    /// A ferry_format.
+    pub format: u32,
+    /// A ferry_combine_mode.
+    pub combine: u32,
+    /// Most multiprocessors that a kernel takes. 0: all.
+    pub max_sms: u32,
+    /// 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs.
+    pub shared_expert: u32,
+    /// 1: kernels look for experts that a token lists twice.
+    pub debug_checks: u32,
+    /// 1: all ranks bring the same tokens, and nothing travels.
+    pub skip_a2a: u32,
+    /// 1: kernels are compiled for this very shape when the communicator is made.
+    pub specialise: u32,
+    /// 1: kernels with options are loaded, too (epilogues, other output elements, late weights,
+    /// counted tokens).
+    pub options: u32,
+}
+sized!(ferry_config, 88);
+
+impl ferry_config {
+    /// As Rust's callers write it.
+    pub(crate) fn get(&self) -> Result<Config, Failure> {
+        // What does not fit is refused behind this with its range.
+        let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let some = |value: u64| (value != 0).then(|| number(value));
+        let sizes = Config::new(
+            number(self.experts),
+            number(self.top_k),
+            number(self.hidden),
+            number(self.max_tokens_per_rank),
+        );
+        Ok(Config {
+            p2p_world_size: some(self.p2p_world_size),
+            format: format("config->format", self.format)?,
+            combine: combine_mode(self.combine)?,
+            shared_expert: flag("config->shared_expert", self.shared_expert)?,
+            deadline: match self.deadline_ns {
+                0 => sizes.deadline,
+                nanoseconds => Duration::from_nanos(nanoseconds),
+            },
+            debug_checks: flag("config->debug_checks", self.debug_checks)?,
+            max_sms: (self.max_sms != 0).then_some(self.max_sms),
+            skip_a2a: flag("config->skip_a2a", self.skip_a2a)?,
+            specialise: flag("config->specialise", self.specialise)?,
+            options: flag("config->options", self.options)?,
+            ..sizes
+        })
+    }
+}
+
+/// The format with a number: the numbers of `ferry_format` are Ferry's own.
+pub(crate) fn format(name: &str, number: u32) -> Result<TokenFormat, Failure> {
+    let format = TokenFormat::ALL.get(number as usize).copied();
+    format.ok_or_else(|| Failure::value(name, number, "no ferry_format"))
+}
+
+fn combine_mode(number: u32) -> Result<CombineMode, Failure> {
+    const REDUCED: u32 = ferry_combine_mode::FERRY_COMBINE_REDUCED as u32;
+    const EXACT: u32 = ferry_combine_mode::FERRY_COMBINE_EXACT as u32;
+    match number {
+        REDUCED => Ok(CombineMode::Reduced),
+        EXACT => Ok(CombineMode::Exact),
+        other => Err(Failure::value(
+            "config->combine",
+            other,
+            "no ferry_combine_mode",
+        )),
+    }
+}
+
+/// What sums are made of, by the type of the tensor that takes them.
+pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, Failure> {
+    match ferry_type::of(name, element)? {
+        ferry_type::FERRY_BF16 | ferry_type::FERRY_U16 => Ok(OutputElement::Bf16),
+        ferry_type::FERRY_F16 => Ok(OutputElement::F16),
+        ferry_type::FERRY_F32 => Ok(OutputElement::F32),
+        other => {
+            let rule = "sums are FERRY_BF16, FERRY_F16 or FERRY_F32";
+            Err(Failure::value(name, format!("{other:?}"), rule))
+        }
+    }
+}
+
+/// Whether a format's scales go into tiles.
+pub(crate) const fn is_tiled(format: TokenFormat) -> bool {
+    matches!(format.scale_layout(), Some(ScaleLayout::Tiled))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ferry_format::*;
+    use super::*;
+
+    #[test]
+    fn formats_have_ferrys_own_numbers() {
+        let named = [
+            (FERRY_FORMAT_BF16, TokenFormat::Bf16),
+            (FERRY_FORMAT_BLOCKWISE_FP8, TokenFormat::BlockwiseFp8),
+            (
+                FERRY_FORMAT_MXFP8_TILED,
+                TokenFormat::Mxfp8(ScaleLayout::Tiled),
+            ),
+            (
+                FERRY_FORMAT_MXFP8_ROW_MAJOR,
+                TokenFormat::Mxfp8(ScaleLayout::RowMajor),
+            ),
+            (
+                FERRY_FORMAT_MXFP4_TILED,
+                TokenFormat::Mxfp4(ScaleLayout::Tiled),
+            ),
+            (
+                FERRY_FORMAT_MXFP4_ROW_MAJOR,
+                TokenFormat::Mxfp4(ScaleLayout::RowMajor),
+            ),
+            (
+                FERRY_FORMAT_NVFP4_TILED,
+                TokenFormat::Nvfp4(ScaleLayout::Tiled),
+            ),
+            (
+                FERRY_FORMAT_NVFP4_ROW_MAJOR,
+                TokenFormat::Nvfp4(ScaleLayout::RowMajor),
+            ),
+            (
+                FERRY_FORMAT_NVFP4_ROW_SCALED_TILED,
+                TokenFormat::Nvfp4RowScaled(ScaleLayout::Tiled),
+            ),
+            (
+                FERRY_FORMAT_NVFP4_ROW_SCALED_ROW_MAJOR,
+                TokenFormat::Nvfp4RowScaled(ScaleLayout::RowMajor),
+            ),
+        ];
+        for (number, wanted) in named {
+            assert_eq!(format("format", number as u32).unwrap(), wanted);
+        }
+        assert!(format("format", named.len() as u32).is_err());
+    }
+}

@@ -1,0 +1,248 @@
+//! Devices: plain memory and streams, for programs that have no CUDA runtime of their own, and for
+//! the simulator.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use ferry::{Device, DevicePtr, Rank, Stream};
+
+use crate::group::ferry_group;
+use crate::handle::{Opaque, get, put, require, require_place, store, take, values};
+use crate::status::{Failure, ferry_status, guard};
+
+/// The device of a rank of this process. Any thread may use it.
+pub struct ferry_device(());
+
+/// What stands behind a [`ferry_device`].
+pub(crate) struct DeviceOfRank {
+    pub(crate) device: Arc<dyn Device>,
+    /// The same, with what only CUDA has.
+    #[cfg(feature = "cuda")]
+    pub(crate) cuda: Option<Arc<ferry::cuda::CudaDevice>>,
+}
+
+impl Opaque for ferry_device {
+    type Value = DeviceOfRank;
+    const NAME: &'static str = "ferry_device";
+    const MAGIC: u64 = u64::from_le_bytes(*b"ferry/de");
+}
+
+/// Gives the device of a rank that this process drives. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_device(
+    group: *const ferry_group,
+    rank: u32,
+    device: *mut *mut ferry_device,
+) -> ferry_status {
+    guard("ferry_group_device", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(device, "device", 1)? };
+        // SAFETY: the rule of handles.
+        let group = unsafe { get(group, "group")? };
+        let found = DeviceOfRank {
+            device: group.device(Rank(rank))?,
+            #[cfg(feature = "cuda")]
+            cuda: group.cuda(Rank(rank)),
+        };
+        // SAFETY: checked above.
+        unsafe { put(device, found) };
+        Ok(())
+    })
+}
+
+/// Gives the handle back, and sets `*device` to NULL. Memory and streams stay. Not collective. Does
+/// not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_free(device: *mut *mut ferry_device) -> ferry_status {
+    guard("ferry_device_free", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { take(device, "*device") }.map(drop)
+    })
+}
+
+/// Copies the device's name, for people, to `name`, which has room for `room` bytes: as much as
+/// fits, and a zero byte. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_name(
+    device: *const ferry_device,
+    name: *mut c_char,
+    room: usize,
+) -> ferry_status {
+    guard("ferry_device_name", || {
+        // SAFETY: the rule of handles.
+        let text = unsafe { get(device, "device")? }.device.name();
+        require(name, "name")?;
+        let Some(most) = room.checked_sub(1) else {
+            return Err(Failure::value(
+                "room",
+                room,
+                "a text has at least its zero byte",
+            ));
+        };
+        let bytes = text.as_bytes();
+        let copied = bytes.len().min(most);
+        // SAFETY: the rule of pointers: there is room for `room` bytes, more than are copied.
+        unsafe {
+            name.cast::<u8>()
+                .copy_from_nonoverlapping(bytes.as_ptr(), copied);
+            name.add(copied).write(0);
+        }
+        Ok(())
+    })
+}
+
+/// Allocates device memory, not cleared. Not collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_alloc(
+    device: *const ferry_device,
+    bytes: u64,
+    address: *mut u64,
+) -> ferry_status {
+    guard("ferry_device_alloc", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        // Before anything is allocated.
+        // SAFETY: the rule of pointers.
+        unsafe { store(address, "address", 0)? };
+        let at = device.device.alloc(bytes)?;
+        // SAFETY: the rule of pointers.
+        unsafe { store(address, "address", at.address()) }
+    })
+}
+
+/// Frees what ferry_device_alloc of this device gave, and nothing uses any more: no kernel that is
+/// enqueued, no graph that will be launched. NULL is freed. Not collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_release(
+    device: *const ferry_device,
+    address: u64,
+) -> ferry_status {
+    guard("ferry_device_release", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        if address == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller says that `alloc` gave the address, and that nobody uses it.
+        unsafe { device.device.free(DevicePtr::new(address, 0)) }?;
+        Ok(())
+    })
+}
+
+/// Copies `bytes` bytes of the host to device memory. Not collective. Synchronises, but not with
+/// other streams than its own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_upload(
+    device: *const ferry_device,
+    address: u64,
+    from: *const c_void,
+    bytes: usize,
+) -> ferry_status {
+    guard("ferry_device_upload", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        // SAFETY: the rule of pointers.
+        let from = unsafe { values(from.cast::<u8>(), "from", bytes)? };
+        // SAFETY: the rule of memory.
+        let to = unsafe { DevicePtr::new(require_address(address, bytes)?, bytes as u64) };
+        Ok(device.device.upload(to, from)?)
+    })
+}
+
+/// Copies `bytes` bytes of device memory to the host. Not collective. Synchronises, but not with
+/// other streams than its own: call ferry_device_synchronize on theirs first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_download(
+    device: *const ferry_device,
+    to: *mut c_void,
+    address: u64,
+    bytes: usize,
+) -> ferry_status {
+    guard("ferry_device_download", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        if bytes == 0 {
+            return Ok(());
+        }
+        require(to.cast::<u8>(), "to")?;
+        // SAFETY: the rule of pointers: so many bytes may be written; they are made readable first.
+        let to = unsafe {
+            to.cast::<u8>().write_bytes(0, bytes);
+            std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)
+        };
+        // SAFETY: the rule of memory.
+        let from = unsafe { DevicePtr::new(require_address(address, bytes)?, bytes as u64) };
+        Ok(device.device.download(from, to)?)
+    })
+}
+
+/// Sets `bytes` bytes of device memory to `value`, 0 to 255. Not collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_fill(
+    device: *const ferry_device,
+    address: u64,
+    value: u8,
+    bytes: u64,
+) -> ferry_status {
+    guard("ferry_device_fill", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        let count = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: the rule of memory.
+        let at = unsafe { DevicePtr::new(require_address(address, count)?, bytes) };
+        Ok(device.device.fill(at, value, bytes)?)
+    })
+}
+
+/// Creates a stream (a CUstream), which lives for as long as the process. The simulator has one a
+/// rank, NULL. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_stream(
+    device: *const ferry_device,
+    stream: *mut *mut c_void,
+) -> ferry_status {
+    guard("ferry_device_stream", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        // SAFETY: the rule of pointers.
+        unsafe { store(stream, "stream", std::ptr::null_mut())? };
+        let made = device.device.stream()?.handle() as usize;
+        let made = std::ptr::with_exposed_provenance_mut(made);
+        // SAFETY: the rule of pointers.
+        unsafe { store(stream, "stream", made) }
+    })
+}
+
+/// Waits for everything enqueued on a stream. Says nothing of faults: ferry_synchronize does. Not
+/// collective, but waits for the peers that kernels wait for. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_device_synchronize(
+    device: *const ferry_device,
+    stream: *mut c_void,
+) -> ferry_status {
+    guard("ferry_device_synchronize", || {
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        // SAFETY: the rule of streams.
+        Ok(device.device.synchronize(unsafe { stream_of(stream) })?)
+    })
+}
+
+/// A stream as Rust knows it.
+///
+/// # Safety
+/// The rule of streams.
+pub(crate) unsafe fn stream_of(stream: *mut c_void) -> Stream {
+    // SAFETY: the caller's promise.
+    unsafe { Stream::new(stream.expose_provenance() as u64) }
+}
+
+fn require_address(address: u64, bytes: usize) -> Result<u64, Failure> {
+    match (address, bytes) {
+        (0, 1..) => {
+            let rule = format!("{bytes} bytes are to be there");
+            Err(Failure::value("address", 0, &rule))
+        }
+        _ => Ok(address),
+    }
+}

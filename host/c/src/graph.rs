@@ -1,0 +1,135 @@
+//! CUDA graphs.
+
+use std::ffi::{c_int, c_void};
+
+use crate::device::ferry_device;
+use crate::handle::{Opaque, get, require_place, take};
+use crate::status::{Failure, ferry_status, guard};
+
+/// A captured sequence of calls that can be replayed. One thread launches it at a time: another
+/// one's call returns FERRY_BUSY.
+pub struct ferry_graph(());
+
+impl Opaque for ferry_graph {
+    #[cfg(feature = "cuda")]
+    type Value = std::sync::Mutex<ferry::cuda::CudaGraph>;
+    /// There are none.
+    #[cfg(not(feature = "cuda"))]
+    type Value = std::convert::Infallible;
+    const NAME: &'static str = "ferry_graph";
+    const MAGIC: u64 = u64::from_le_bytes(*b"ferry/cg");
+}
+
+/// Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture
+/// up. Throws nothing.
+pub type ferry_graph_work = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
+
+/// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing of it
+/// runs before the first ferry_graph_launch. `stream` is not the default stream. A round that is
+/// captured is collective: every rank replays it as often as the others. Communicators whose calls
+/// it has cannot be closed before it is freed. Needs the feature cuda, and a device of CUDA's. Not
+/// collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_graph_capture(
+    device: *const ferry_device,
+    stream: *mut c_void,
+    work: ferry_graph_work,
+    context: *mut c_void,
+    graph: *mut *mut ferry_graph,
+) -> ferry_status {
+    guard("ferry_graph_capture", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(graph, "graph", 1)? };
+        // SAFETY: the rule of handles.
+        let device = unsafe { get(device, "device")? };
+        let Some(work) = work else {
+            return Err(Failure::new(ferry_status::FERRY_NULL, "work is NULL"));
+        };
+        // SAFETY: `work` is as its type says; the rule of streams; `graph` was checked above.
+        unsafe { capture(device, stream, || work(context), graph) }
+    })
+}
+
+/// Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
+/// another stream. Collective where rounds were captured. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_graph_launch(
+    graph: *mut ferry_graph,
+    stream: *mut c_void,
+) -> ferry_status {
+    guard("ferry_graph_launch", || {
+        // SAFETY: the rules of handles and streams.
+        unsafe { launch(get(graph, "graph")?, stream) }
+    })
+}
+
+/// Frees a graph, and sets `*graph` to NULL; a replay that runs goes on. Not collective. Does not
+/// synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_graph_free(graph: *mut *mut ferry_graph) -> ferry_status {
+    guard("ferry_graph_free", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { take(graph, "*graph") }.map(drop)
+    })
+}
+
+type Device = <ferry_device as Opaque>::Value;
+type Graph = <ferry_graph as Opaque>::Value;
+
+/// # Safety
+/// The rule of streams; `graph` may be written.
+#[cfg(feature = "cuda")]
+unsafe fn capture(
+    device: &Device,
+    stream: *mut c_void,
+    work: impl FnOnce() -> c_int,
+    graph: *mut *mut ferry_graph,
+) -> Result<(), Failure> {
+    let Some(cuda) = &device.cuda else {
+        let rule = "graphs are captured on CUDA devices";
+        return Err(Failure::value("device", device.device.name(), rule));
+    };
+    // SAFETY: the caller's promise.
+    let stream = unsafe { crate::device::stream_of(stream) };
+    let made = cuda.capture(stream, || match work() {
+        0 => Ok(()),
+        code => Err(ferry::Error::Io {
+            doing: "work of a capture".into(),
+            source: std::io::Error::other(format!("it returned {code}")),
+        }),
+    })?;
+    // SAFETY: the caller's promise.
+    unsafe { crate::handle::put(graph, std::sync::Mutex::new(made)) };
+    Ok(())
+}
+
+/// # Safety
+/// None is needed: nothing is read.
+#[cfg(not(feature = "cuda"))]
+unsafe fn capture(
+    _: &Device,
+    _: *mut c_void,
+    _: impl FnOnce() -> c_int,
+    _: *mut *mut ferry_graph,
+) -> Result<(), Failure> {
+    Err(Failure::not_built("cuda"))
+}
+
+/// # Safety
+/// The rule of streams.
+#[cfg(feature = "cuda")]
+unsafe fn launch(graph: &Graph, stream: *mut c_void) -> Result<(), Failure> {
+    let Ok(mut graph) = graph.try_lock() else {
+        let text = "another thread launches this graph";
+        return Err(Failure::new(ferry_status::FERRY_BUSY, text));
+    };
+    // SAFETY: the caller's promise.
+    Ok(graph.launch(unsafe { crate::device::stream_of(stream) })?)
+}
+
+/// # Safety
+/// None is needed: there are no graphs.
+#[cfg(not(feature = "cuda"))]
+unsafe fn launch(graph: &Graph, _: *mut c_void) -> Result<(), Failure> {
+    match *graph {}
+}

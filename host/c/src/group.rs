@@ -1,0 +1,277 @@
+//! Groups.
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use ferry::Group;
+use ferry::simulator::Options;
+
+use crate::bootstrap::ferry_bootstrap;
+#[cfg(feature = "cuda")]
+use crate::bootstrap::open;
+use crate::handle::{Opaque, get, put, require_place, store, take, values};
+use crate::status::{Failure, ferry_status, guard};
+use crate::structs::{read, sized};
+
+/// The ranks that exchange tokens, and how they reach each other. Any thread may use it.
+pub struct ferry_group(());
+
+impl Opaque for ferry_group {
+    type Value = Group;
+    const NAME: &'static str = "ferry_group";
+    const MAGIC: u64 = u64::from_le_bytes(*b"ferry/gr");
+}
+
+/// A simulated group: ranks without GPUs, all in this process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ferry_simulator {
+    /// sizeof(ferry_simulator).
+    pub size: usize,
+    /// Decides every choice of the simulation.
+    pub seed: u64,
+    /// Where some rank launches nothing: how long the others wait for it, in nanoseconds of wall time, before
+    /// their deadline passes. 0: as long as the deadline.
+    pub patience_ns: u64,
+    /// Ranks.
+    pub ranks: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+sized!(ferry_simulator, 32);
+
+/// Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
+/// ferry_synchronize. There in every build. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_simulated(
+    options: *const ferry_simulator,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_simulated", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(group, "group", 1)? };
+        // SAFETY: the rule of pointers.
+        let given = unsafe { read(options, "options")? };
+        let mut options = Options::new(given.ranks, given.seed);
+        if given.patience_ns != 0 {
+            options.patience = Some(Duration::from_nanos(given.patience_ns));
+        }
+        let made = Group::simulated_with(options)?;
+        // SAFETY: checked above.
+        unsafe { put(group, made) };
+        Ok(())
+    })
+}
+
+/// Makes a group of GPUs that this process drives, over peer access: rank r is `devices[r]`, a CUDA
+/// device number. Needs the feature cuda. Not collective. Synchronises the devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_local(
+    devices: *const i32,
+    count: usize,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_local", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(group, "group", 1)? };
+        // SAFETY: the rule of pointers.
+        let devices = unsafe { values(devices, "devices", count)? };
+        let devices: Vec<usize> = devices
+            .iter()
+            .map(|&number| device_number("devices", number))
+            .collect::<Result<_, _>>()?;
+        let made = local(&devices)?;
+        // SAFETY: checked above.
+        unsafe { put(group, made) };
+        Ok(())
+    })
+}
+
+/// Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda,
+/// and nothing but the driver. `device` is a CUDA device number of this process. Every step is
+/// agreed on: a rank that cannot take part has the reason, all others have its number. Collective.
+/// Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_node(
+    bootstrap: *const ferry_bootstrap,
+    device: i32,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_node", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(group, "group", 1)? };
+        let device = device_number("device", device)?;
+        // SAFETY: the rule of pointers.
+        let made = unsafe { node(bootstrap, device)? };
+        // SAFETY: checked above.
+        unsafe { put(group, made) };
+        Ok(())
+    })
+}
+
+/// Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the
+/// feature nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's
+/// usual places. A process is in one such group at a time. Collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_nvshmem(
+    bootstrap: *const ferry_bootstrap,
+    device: i32,
+    library: *const c_char,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_nvshmem", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(group, "group", 1)? };
+        let device = device_number("device", device)?;
+        // SAFETY: the rule of pointers.
+        let made = unsafe { nvshmem(bootstrap, device, library)? };
+        // SAFETY: checked above.
+        unsafe { put(group, made) };
+        Ok(())
+    })
+}
+
+/// Stores the number of ranks of the whole group. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_ranks(
+    group: *const ferry_group,
+    ranks: *mut u32,
+) -> ferry_status {
+    guard("ferry_group_ranks", || {
+        // SAFETY: the rule of handles.
+        let group = unsafe { get(group, "group")? };
+        // SAFETY: the rule of pointers.
+        unsafe { store(ranks, "ranks", group.ranks()) }
+    })
+}
+
+/// Stores the number of ranks that this process drives in `count`, and the ranks, ascending, in
+/// `ranks`, of which there are `room`; NULL to learn the count alone. Fails if there is less room.
+/// Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_local_ranks(
+    group: *const ferry_group,
+    ranks: *mut u32,
+    room: usize,
+    count: *mut usize,
+) -> ferry_status {
+    guard("ferry_group_local_ranks", || {
+        // SAFETY: the rule of handles.
+        let local = unsafe { get(group, "group")? }.local_ranks();
+        // SAFETY: the rule of pointers.
+        unsafe { store(count, "count", local.len())? };
+        if ranks.is_null() {
+            return Ok(());
+        }
+        if room < local.len() {
+            let rule = format!("this process drives {} ranks", local.len());
+            return Err(Failure::value("room", room, &rule));
+        }
+        for (index, rank) in local.into_iter().enumerate() {
+            // SAFETY: the rule of pointers: there is room.
+            unsafe { store(ranks.add(index), "ranks", rank.0)? };
+        }
+        Ok(())
+    })
+}
+
+/// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first;
+/// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. After any other
+/// failure the group was left as far as that was possible, and `*group` is NULL. Collective.
+/// Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_close(group: *mut *mut ferry_group) -> ferry_status {
+    guard("ferry_group_close", || {
+        // SAFETY: the rule of pointers, and of handles.
+        let closed = unsafe { get(read_place(group)?, "*group")? }.close();
+        if let Err(ferry::Error::CommunicatorsOpen { .. }) = closed {
+            return Ok(closed?);
+        }
+        // SAFETY: as above.
+        drop(unsafe { take(group, "*group")? });
+        Ok(closed?)
+    })
+}
+
+/// Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
+/// cannot wait for the others. Communicators stay. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_drop(group: *mut *mut ferry_group) -> ferry_status {
+    guard("ferry_group_drop", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { take(group, "*group") }.map(drop)
+    })
+}
+
+/// What stands at a place.
+///
+/// # Safety
+/// The rule of pointers.
+pub(crate) unsafe fn read_place<T>(place: *mut *mut T) -> Result<*mut T, Failure> {
+    crate::handle::require(place, "the place of the handle")?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { place.read() })
+}
+
+/// A number of a device, which C gives as an int.
+fn device_number(name: &str, number: i32) -> Result<usize, Failure> {
+    usize::try_from(number)
+        .map_err(|_| Failure::value(name, number, "a device's number is not below 0"))
+}
+
+#[cfg(feature = "cuda")]
+fn local(devices: &[usize]) -> Result<Group, Failure> {
+    Ok(Group::local(devices)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn local(_: &[usize]) -> Result<Group, Failure> {
+    Err(Failure::not_built("cuda"))
+}
+
+/// # Safety
+/// As [`open`].
+#[cfg(feature = "cuda")]
+unsafe fn node(bootstrap: *const ferry_bootstrap, device: usize) -> Result<Group, Failure> {
+    // SAFETY: the caller's promise.
+    Ok(Group::node(unsafe { open(bootstrap)? }, device)?)
+}
+
+/// # Safety
+/// None is needed: nothing is read.
+#[cfg(not(feature = "cuda"))]
+unsafe fn node(_: *const ferry_bootstrap, _: usize) -> Result<Group, Failure> {
+    Err(Failure::not_built("cuda"))
+}
+
+/// # Safety
+/// As [`open`], and the rule of pointers for `library`.
+#[cfg(feature = "nvshmem")]
+unsafe fn nvshmem(
+    bootstrap: *const ferry_bootstrap,
+    device: usize,
+    library: *const c_char,
+) -> Result<Group, Failure> {
+    use std::ffi::{CStr, OsStr};
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let library = match library.is_null() {
+        true => None,
+        // SAFETY: the caller's promise.
+        false => Some(unsafe { CStr::from_ptr(library) }),
+    };
+    let library = library.map(|path| OsStr::from_bytes(path.to_bytes()).into());
+    // SAFETY: the caller's promise.
+    let bootstrap = unsafe { open(bootstrap)? };
+    Ok(Group::nvshmem(
+        bootstrap,
+        ferry::NvshmemOptions { device, library },
+    )?)
+}
+
+/// # Safety
+/// None is needed: nothing is read.
+#[cfg(not(feature = "nvshmem"))]
+unsafe fn nvshmem(_: *const ferry_bootstrap, _: usize, _: *const c_char) -> Result<Group, Failure> {
+    Err(Failure::not_built("nvshmem"))
+}

@@ -1,0 +1,280 @@
+//! Plans, and what outputs take.
+
+use ferry::{
+    Capacity, CombineMode, CombineOutput, DataType, DevicePtr, DispatchOutput, Plan, Rank,
+    ScaleTensor, Tensor,
+};
+
+use crate::config::{ferry_config, is_tiled, output_element};
+use crate::group::ferry_group;
+use crate::handle::{Opaque, get, put, require_place, store, take};
+use crate::round::{ferry_combine_output, ferry_dispatch_output};
+use crate::status::{Failure, ferry_status, guard};
+use crate::structs::{flag, read, require_room, sized, write};
+
+/// A configuration that was checked. Any thread may use it.
+pub struct ferry_plan(());
+
+impl Opaque for ferry_plan {
+    type Value = Plan;
+    const NAME: &'static str = "ferry_plan";
+    const MAGIC: u64 = u64::from_le_bytes(*b"ferry/pl");
+}
+
+/// What a plan says of each rank.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ferry_plan_info {
+    /// sizeof(ferry_plan_info).
+    pub size: usize,
+    /// Ranks of the group.
+    pub ranks: u64,
+    /// Experts that live on each rank.
+    pub local_experts: u64,
+    /// Groups of rows that a dispatch gives: a local expert each, and the shared expert before them.
+    pub groups: u64,
+    /// Most rows that a dispatch can give one rank: outputs of so many are never too small.
+    pub max_rows: u64,
+    /// Most blocks of 128 rows of tiled scales.
+    pub max_scale_blocks: u64,
+    /// Bytes of each rank's receive window.
+    pub window_bytes: u64,
+    /// Bytes of each rank's private workspace.
+    pub workspace_bytes: u64,
+}
+sized!(ferry_plan_info, 64);
+
+/// How much the outputs of a dispatch hold. All zeros: what no dispatch exceeds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ferry_capacity {
+    /// sizeof(ferry_capacity).
+    pub size: usize,
+    /// Rows, in blockwise FP8 a multiple of 4. 0: max_rows of the plan.
+    pub rows: u64,
+    /// Blocks of 128 rows of tiled scales. 0: the most that so many rows can take.
+    pub scale_blocks: u64,
+}
+sized!(ferry_capacity, 24);
+
+impl ferry_capacity {
+    /// Of a pointer that may be null.
+    ///
+    /// # Safety
+    /// The rule of pointers.
+    pub(crate) unsafe fn get(at: *const Self, plan: &Plan) -> Result<Capacity, Failure> {
+        if at.is_null() {
+            return Ok(Capacity::max(plan));
+        }
+        // SAFETY: the caller's promise.
+        let given = unsafe { read(at, "capacity")? };
+        let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let mut capacity = match given.rows {
+            0 => Capacity::max(plan),
+            rows => Capacity::of_rows(plan, number(rows)),
+        };
+        if given.scale_blocks != 0 {
+            capacity.scale_blocks = number(given.scale_blocks);
+        }
+        Ok(capacity)
+    }
+}
+
+/// Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
+/// problem. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_plan_new(
+    group: *const ferry_group,
+    config: *const ferry_config,
+    plan: *mut *mut ferry_plan,
+) -> ferry_status {
+    guard("ferry_plan_new", || {
+        // SAFETY: the rule of pointers.
+        unsafe { require_place(plan, "plan", 1)? };
+        // SAFETY: the rule of handles.
+        let group = unsafe { get(group, "group")? };
+        // SAFETY: the rule of pointers.
+        let config = unsafe { read(config, "config")? };
+        let made = Plan::new(group, config.get()?)?;
+        // SAFETY: checked above.
+        unsafe { put(plan, made) };
+        Ok(())
+    })
+}
+
+/// Gives a plan back, and sets `*plan` to NULL. What was made with it stays. Not collective. Does
+/// not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_plan_free(plan: *mut *mut ferry_plan) -> ferry_status {
+    guard("ferry_plan_free", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { take(plan, "*plan") }.map(drop)
+    })
+}
+
+/// Fills `info`, whose size is set. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_plan_query(
+    plan: *const ferry_plan,
+    info: *mut ferry_plan_info,
+) -> ferry_status {
+    guard("ferry_plan_query", || {
+        // SAFETY: the rule of handles.
+        let plan = unsafe { get(plan, "plan")? };
+        let known = ferry_plan_info {
+            size: 0,
+            ranks: plan.ranks().into(),
+            local_experts: plan.local_experts() as u64,
+            groups: plan.groups() as u64,
+            max_rows: plan.max_rows() as u64,
+            max_scale_blocks: plan.max_scale_blocks() as u64,
+            window_bytes: plan.window_bytes(),
+            workspace_bytes: plan.workspace_bytes(),
+        };
+        // SAFETY: the rule of pointers.
+        unsafe { write(info, "info", known) }
+    })
+}
+
+/// Stores which of `tokens` tokens are the shared expert's on `rank`: `count` tokens from `start`
+/// on, the first rows of dispatch's outputs. None without a shared expert. Not collective. Does not
+/// synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_plan_shared_tokens(
+    plan: *const ferry_plan,
+    rank: u32,
+    tokens: u64,
+    start: *mut u64,
+    count: *mut u64,
+) -> ferry_status {
+    guard("ferry_plan_shared_tokens", || {
+        // SAFETY: the rule of handles.
+        let plan = unsafe { get(plan, "plan")? };
+        if rank >= plan.ranks() {
+            let rule = format!("the plan is for {} ranks", plan.ranks());
+            return Err(Failure::value("rank", rank, &rule));
+        }
+        let tokens = require_tokens(plan, tokens)?;
+        let shared = plan.shared_tokens(Rank(rank), tokens);
+        // SAFETY: the rule of pointers.
+        unsafe { store(start, "start", shared.start as u64)? };
+        // SAFETY: the rule of pointers.
+        unsafe { store(count, "count", shared.len() as u64) }
+    })
+}
+
+/// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch
+/// of the plan writes, for outputs of `capacity` (NULL: of max_rows). Addresses are 0: allocate so
+/// many bytes for each tensor whose ndim is not 0 and set them. Not collective. Does not
+/// synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_plan_dispatch_layout(
+    plan: *const ferry_plan,
+    capacity: *const ferry_capacity,
+    output: *mut ferry_dispatch_output,
+) -> ferry_status {
+    guard("ferry_plan_dispatch_layout", || {
+        // SAFETY: the rule of handles.
+        let plan = unsafe { get(plan, "plan")? };
+        // SAFETY: the rule of pointers.
+        unsafe { require_room(output, "output")? };
+        // SAFETY: the rule of pointers.
+        let capacity = unsafe { ferry_capacity::get(capacity, plan)? };
+        // SAFETY: the rule of pointers.
+        unsafe {
+            write(
+                output,
+                "output",
+                ferry_dispatch_output::of(&layout(plan, capacity)?),
+            )
+        }
+    })
+}
+
+/// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine
+/// of `tokens` tokens of the plan writes. `type` is what sums are made of: FERRY_BF16, or with
+/// options FERRY_F16 or FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which
+/// keeps the rows of a token apart, else 0. The address is 0. Not collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_plan_combine_layout(
+    plan: *const ferry_plan,
+    tokens: u64,
+    r#type: u32,
+    apart: u32,
+    output: *mut ferry_combine_output,
+) -> ferry_status {
+    guard("ferry_plan_combine_layout", || {
+        // SAFETY: the rule of handles.
+        let plan = unsafe { get(plan, "plan")? };
+        let tokens = require_tokens(plan, tokens)?;
+        let element = DataType::from(output_element("type", r#type)?);
+        let (at, config) = (DevicePtr::NULL, plan.config());
+        let planned = match flag("apart", apart)? {
+            false => {
+                CombineOutput::Summed(Tensor::contiguous(at, element, [tokens, config.hidden]))
+            }
+            true if config.combine == CombineMode::Exact => {
+                let dims = [tokens, config.top_k, config.hidden];
+                CombineOutput::Apart(Tensor::contiguous(at, DataType::Bf16, dims))
+            }
+            true => return Err(ferry::Error::ApartInReducedMode.into()),
+        };
+        // SAFETY: the rule of pointers.
+        unsafe { write(output, "output", ferry_combine_output::of(&planned)) }
+    })
+}
+
+pub(crate) fn require_tokens(plan: &Plan, tokens: u64) -> Result<usize, Failure> {
+    let most = plan.config().max_tokens_per_rank;
+    match usize::try_from(tokens) {
+        Ok(tokens) if tokens <= most => Ok(tokens),
+        _ => {
+            let rule = format!("the plan's max_tokens_per_rank is {most}");
+            Err(Failure::value("tokens", tokens, &rule))
+        }
+    }
+}
+
+/// What [`DispatchBuffers`](ferry::DispatchBuffers) would allocate.
+fn layout(plan: &Plan, capacity: Capacity) -> Result<DispatchOutput, Failure> {
+    let (format, groups) = (plan.config().format, plan.groups());
+    let (sizes, hidden) = (format.sizes(), plan.config().hidden);
+    let alignment = sizes.row_alignment as usize;
+    if capacity.rows > u32::MAX as usize || capacity.scale_blocks > u32::MAX as usize {
+        return Err(Failure::value(
+            "capacity",
+            capacity.rows.max(capacity.scale_blocks),
+            "so many rows or blocks cannot be",
+        ));
+    }
+    if !capacity.rows.is_multiple_of(alignment) {
+        let rule = format!("it must be a multiple of {alignment} in this format");
+        return Err(Failure::value("capacity->rows", capacity.rows, &rule));
+    }
+    let rows = capacity.rows;
+    let scales_of_row = hidden.checked_div(sizes.group as usize).unwrap_or(0);
+    let scales = match DataType::of_scales(format) {
+        None => None,
+        Some(of) if is_tiled(format) => Some(ScaleTensor::Tiled {
+            scales: planned(of, [capacity.scale_blocks, scales_of_row / 4, 32, 4, 4]),
+            offsets: planned(DataType::U32, [groups]),
+        }),
+        Some(of) if format.scale_layout().is_some() => {
+            Some(ScaleTensor::RowMajor(planned(of, [rows, scales_of_row])))
+        }
+        Some(of) => Some(ScaleTensor::Transposed(planned(of, [scales_of_row, rows]))),
+    };
+    Ok(DispatchOutput {
+        tokens: planned(DataType::of_tokens(format), [rows, hidden]),
+        scales,
+        row_scales: sizes.has_row_scale.then(|| planned(DataType::Bf16, [rows])),
+        row_offsets: planned(DataType::U32, [groups + 1]),
+        expert_ids: planned(DataType::I32, [groups]),
+        src_info: planned(DataType::I32, [rows, 2]),
+    })
+}
+
+/// A tensor that is to be allocated.
+const fn planned<const N: usize>(element: DataType, dims: [usize; N]) -> Tensor<N> {
+    Tensor::contiguous(DevicePtr::NULL, element, dims)
+}

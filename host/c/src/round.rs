@@ -1,0 +1,393 @@
+//! Rounds: what a dispatch and a combine take, and their calls.
+
+use std::ffi::c_void;
+
+use ferry::{
+    CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
+    Plan, ScaleTensor, TokenFormat, Unfinished,
+};
+
+use crate::communicator::{ferry_communicator, with_rank};
+use crate::config::is_tiled;
+use crate::device::stream_of;
+use crate::status::ferry_status::FERRY_WRONG_ORDER;
+use crate::status::{Failure, ferry_status, guard};
+use crate::structs::{read, sized};
+use crate::tensor::{ferry_tensor, shown};
+
+/// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
+/// it may differ from rank to rank and from round to round.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ferry_dispatch_input {
+    /// sizeof(ferry_dispatch_input).
+    pub size: usize,
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned.
+    pub x: ferry_tensor,
+    /// FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
+    /// -1..experts is not routed either, and an input fault.
+    pub topk_ids: ferry_tensor,
+    /// FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
+    pub topk_weights: ferry_tensor,
+    /// FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
+    /// None: 1. The same on every rank.
+    pub input_scale: ferry_tensor,
+    /// FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
+    /// None: all of x. Takes a config with options.
+    pub tokens_on_device: ferry_tensor,
+}
+sized!(ferry_dispatch_input, 528);
+
+/// Where a rank receives the tokens of a dispatch. ferry_plan_dispatch_layout fills shapes, types and bytes;
+/// ferry_dispatch_buffers_output gives one with addresses, too.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ferry_dispatch_output {
+    /// sizeof(ferry_dispatch_output).
+    pub size: usize,
+    /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
+    /// then token. With a shared expert this rank's own tokens stand before them.
+    pub tokens: ferry_tensor,
+    /// The rows' scales: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
+    /// [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where
+    /// row-major; none in BF16.
+    pub scales: ferry_tensor,
+    /// FERRY_U32 [groups], tiled scales only: of each group's first block.
+    pub scale_offsets: ferry_tensor,
+    /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
+    pub row_scales: ferry_tensor,
+    /// FERRY_U32 [groups + 1]: the first row of each group, and the end of the last.
+    pub row_offsets: ferry_tensor,
+    /// FERRY_I32 [groups]: 0, 1, ..
+    pub expert_ids: ferry_tensor,
+    /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there.
+    pub src_info: ferry_tensor,
+}
+sized!(ferry_dispatch_output, 736);
+
+/// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
+/// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ferry_combine_input {
+    /// sizeof(ferry_combine_input).
+    pub size: usize,
+    /// FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
+    /// dispatch's tokens, with the same capacity.
+    pub expert_rows: ferry_tensor,
+    /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
+    /// rows are kept apart.
+    pub topk_weights: ferry_tensor,
+    /// FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
+    pub row_weights: ferry_tensor,
+    /// FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
+    pub row_scales: ferry_tensor,
+    /// FERRY_BF16 [hidden], 16-byte aligned: added to each token.
+    pub bias_0: ferry_tensor,
+    /// The same, added after it.
+    pub bias_1: ferry_tensor,
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
+    pub residual: ferry_tensor,
+}
+sized!(ferry_combine_input, 736);
+
+/// Where a rank receives the result of a combine.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ferry_combine_output {
+    /// sizeof(ferry_combine_output).
+    pub size: usize,
+    /// [tokens, hidden], sums, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or FERRY_BF16
+    /// [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and not
+    /// in the memory of what is read.
+    pub combined: ferry_tensor,
+}
+sized!(ferry_combine_output, 112);
+
+/// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
+/// kernel. Enqueues only; inputs and outputs are in use until the stream has passed the kernel.
+/// Collective (not with skip_a2a). Does not synchronise, allocate or compile, and can be captured
+/// in a graph. Where it fails, nothing was enqueued.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_dispatch(
+    communicator: *mut ferry_communicator,
+    stream: *mut c_void,
+    input: *const ferry_dispatch_input,
+    output: *const ferry_dispatch_output,
+) -> ferry_status {
+    guard("ferry_dispatch", || {
+        // SAFETY: the rules of handles, pointers, memory and streams.
+        unsafe {
+            with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
+                let output = read(output, "output")?.get(rank.plan())?;
+                // What is left of the round is kept by the communicator.
+                let _ = rank.dispatch(stream_of(stream), &input, &output)?;
+                Ok(())
+            })
+        }
+    })
+}
+
+/// The first half of ferry_dispatch: sends. Waits only for ranks that still read the round before.
+/// Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
+/// that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
+/// was enqueued.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_dispatch_async(
+    communicator: *mut ferry_communicator,
+    stream: *mut c_void,
+    input: *const ferry_dispatch_input,
+) -> ferry_status {
+    guard("ferry_dispatch_async", || {
+        // SAFETY: the rules of handles, pointers, memory and streams.
+        unsafe {
+            with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
+                let _ = rank.dispatch_async(stream_of(stream), &input)?;
+                Ok(())
+            })
+        }
+    })
+}
+
+/// The second half: receives the tokens for this rank's experts. Enqueues only; the kernel must
+/// come after that of ferry_dispatch_async. Collective. Does not synchronise. Where it fails,
+/// nothing was enqueued, and it can be called again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_dispatch_wait(
+    communicator: *mut ferry_communicator,
+    stream: *mut c_void,
+    output: *const ferry_dispatch_output,
+) -> ferry_status {
+    guard("ferry_dispatch_wait", || {
+        // SAFETY: the rules of handles, pointers, memory and streams.
+        unsafe {
+            with_rank(communicator, |rank| {
+                let output = read(output, "output")?.get(rank.plan())?;
+                match rank.unfinished() {
+                    Unfinished::DispatchWait(pending) => {
+                        let _ = pending.wait(stream_of(stream), &output)?;
+                        Ok(())
+                    }
+                    other => Err(out_of_order(&other)),
+                }
+            })
+        }
+    })
+}
+
+/// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in
+/// one kernel; ends the round. Enqueues only; inputs and outputs are in use until the stream has
+/// passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate or compile,
+/// and can be captured in a graph. Where it fails, nothing was enqueued, and it can be called
+/// again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_combine(
+    communicator: *mut ferry_communicator,
+    stream: *mut c_void,
+    input: *const ferry_combine_input,
+    output: *const ferry_combine_output,
+) -> ferry_status {
+    guard("ferry_combine", || {
+        // SAFETY: the rules of handles, pointers, memory and streams.
+        unsafe {
+            with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
+                let output = read(output, "output")?.get()?;
+                match rank.unfinished() {
+                    Unfinished::Combine(dispatched) => {
+                        Ok(dispatched.combine(stream_of(stream), &input, &output)?)
+                    }
+                    other => Err(out_of_order(&other)),
+                }
+            })
+        }
+    })
+}
+
+/// The first half of ferry_combine: sends, and waits for no peer. Enqueues only; inputs and outputs
+/// are in use until the stream has passed the kernel of the wait. Not with skip_a2a. Collective.
+/// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_combine_async(
+    communicator: *mut ferry_communicator,
+    stream: *mut c_void,
+    input: *const ferry_combine_input,
+    output: *const ferry_combine_output,
+) -> ferry_status {
+    guard("ferry_combine_async", || {
+        // SAFETY: the rules of handles, pointers, memory and streams.
+        unsafe {
+            with_rank(communicator, |rank| {
+                let input = read(input, "input")?.get()?;
+                let output = read(output, "output")?.get()?;
+                match rank.unfinished() {
+                    Unfinished::Combine(dispatched) => {
+                        let _ = dispatched.combine_async(stream_of(stream), &input, &output)?;
+                        Ok(())
+                    }
+                    other => Err(out_of_order(&other)),
+                }
+            })
+        }
+    })
+}
+
+/// The second half: receives and sums, into the output that was given to ferry_combine_async; ends
+/// the round. Enqueues only; the kernel must come after that of ferry_combine_async. Collective.
+/// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_combine_wait(
+    communicator: *mut ferry_communicator,
+    stream: *mut c_void,
+) -> ferry_status {
+    guard("ferry_combine_wait", || {
+        // SAFETY: the rules of handles and streams.
+        unsafe {
+            with_rank(communicator, |rank| match rank.unfinished() {
+                Unfinished::CombineWait(pending) => Ok(pending.wait(stream_of(stream))?),
+                other => Err(out_of_order(&other)),
+            })
+        }
+    })
+}
+
+/// Of a call that does not come next.
+fn out_of_order(open: &Unfinished<'_>) -> Failure {
+    let next = match open {
+        Unfinished::Nothing => {
+            "no round is open: ferry_dispatch or ferry_dispatch_async comes next"
+        }
+        Unfinished::DispatchWait(_) => "ferry_dispatch_wait comes next",
+        Unfinished::Combine(_) => "ferry_combine or ferry_combine_async comes next",
+        Unfinished::CombineWait(_) => "ferry_combine_wait comes next",
+    };
+    Failure::new(FERRY_WRONG_ORDER, next)
+}
+
+impl ferry_dispatch_input {
+    /// # Safety
+    /// The rule of memory.
+    unsafe fn get(&self) -> Result<DispatchInput, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok(DispatchInput {
+                x: self.x.require("x")?,
+                topk_ids: self.topk_ids.require("topk_ids")?,
+                topk_weights: self.topk_weights.get("topk_weights")?,
+                input_scale: self.input_scale.get("input_scale")?,
+                tokens_on_device: self.tokens_on_device.get("tokens_on_device")?,
+            })
+        }
+    }
+}
+
+impl ferry_dispatch_output {
+    /// # Safety
+    /// The rule of memory.
+    unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok(DispatchOutput {
+                tokens: self.tokens.require("tokens")?,
+                scales: scales(&self.scales, &self.scale_offsets, plan.config().format)?,
+                row_scales: self.row_scales.get("row_scales")?,
+                row_offsets: self.row_offsets.require("row_offsets")?,
+                expert_ids: self.expert_ids.require("expert_ids")?,
+                src_info: self.src_info.require("src_info")?,
+            })
+        }
+    }
+
+    /// Tensors of Rust's.
+    pub(crate) fn of(output: &DispatchOutput) -> Self {
+        let none = ferry_tensor::NONE;
+        let (scales, scale_offsets) = match &output.scales {
+            None => (none, none),
+            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
+                (shown(scales), none)
+            }
+            Some(ScaleTensor::Tiled { scales, offsets }) => (shown(scales), shown(offsets)),
+        };
+        Self {
+            size: 0,
+            tokens: shown(&output.tokens),
+            scales,
+            scale_offsets,
+            row_scales: output.row_scales.as_ref().map_or(none, shown),
+            row_offsets: shown(&output.row_offsets),
+            expert_ids: shown(&output.expert_ids),
+            src_info: shown(&output.src_info),
+        }
+    }
+}
+
+/// Scales as a format has them. Where they do not fit, the library says so.
+///
+/// # Safety
+/// The rule of memory.
+pub(crate) unsafe fn scales(
+    scales: &ferry_tensor,
+    offsets: &ferry_tensor,
+    format: TokenFormat,
+) -> Result<Option<ScaleTensor>, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Ok(match format.scale_layout() {
+            Some(_) if is_tiled(format) && scales.ndim != 0 => Some(ScaleTensor::Tiled {
+                scales: scales.require("scales")?,
+                offsets: offsets.require("scale_offsets")?,
+            }),
+            Some(_) => scales.get("scales")?.map(ScaleTensor::RowMajor),
+            None => scales.get("scales")?.map(ScaleTensor::Transposed),
+        })
+    }
+}
+
+impl ferry_combine_input {
+    /// # Safety
+    /// The rule of memory.
+    unsafe fn get(&self) -> Result<CombineInput, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let steps = CombineSteps {
+                row_scales: self.row_scales.get("row_scales")?,
+                biases: [self.bias_0.get("bias_0")?, self.bias_1.get("bias_1")?],
+                residual: self.residual.get("residual")?,
+            };
+            Ok(CombineInput {
+                expert_rows: self.expert_rows.require("expert_rows")?,
+                topk_weights: self.topk_weights.get("topk_weights")?,
+                row_weights: self.row_weights.get("row_weights")?,
+                epilogue: match steps == CombineSteps::default() {
+                    true => CombineEpilogue::None,
+                    false => CombineEpilogue::Steps(steps),
+                },
+            })
+        }
+    }
+}
+
+impl ferry_combine_output {
+    /// # Safety
+    /// The rule of memory.
+    unsafe fn get(&self) -> Result<CombineOutput, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok(match self.combined.ndim {
+                3 => CombineOutput::Apart(self.combined.require("combined")?),
+                _ => CombineOutput::Summed(self.combined.require("combined")?),
+            })
+        }
+    }
+
+    /// A tensor of Rust's.
+    pub(crate) fn of(output: &CombineOutput) -> Self {
+        let combined = match output {
+            CombineOutput::Summed(tensor) => shown(tensor),
+            CombineOutput::Apart(tensor) => shown(tensor),
+        };
+        Self { size: 0, combined }
+    }
+}

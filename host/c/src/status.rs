@@ -1,0 +1,292 @@
+//! What an entry returns, and the text behind it.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ferry::Error;
+
+/// What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
+/// later versions may add some.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ferry_status {
+    /// Done.
+    FERRY_OK = 0,
+    /// A kernel refused an input, and the round went on. The communicator stays usable: go on with the next
+    /// call of the round, as the other ranks do. The fault says what was refused.
+    FERRY_INPUT_FAULT = 1,
+    /// A kernel gave up. The fault says why. The communicator can only be closed.
+    FERRY_FAULT = 2,
+    /// The communicator gave up earlier and can only be closed. A fault says why, if it was one.
+    FERRY_POISONED = 3,
+    /// A pointer is NULL that may not be.
+    FERRY_NULL = 10,
+    /// A pointer is not of the handle that the call takes.
+    FERRY_BAD_HANDLE = 11,
+    /// The size of a struct is not one that this library knows, or bytes are set that it does not know.
+    FERRY_STRUCT_SIZE = 12,
+    /// An argument or a field has a value that it cannot have, or does not fit to the others.
+    FERRY_INVALID_ARGUMENT = 13,
+    /// A tensor does not fit: its shape, strides, type, address or bytes.
+    FERRY_INVALID_TENSOR = 14,
+    /// The configuration does not work. The text lists every problem.
+    FERRY_INVALID_CONFIG = 15,
+    /// The call does not come next in the round.
+    FERRY_WRONG_ORDER = 16,
+    /// Another thread is in a call of the same communicator or graph.
+    FERRY_BUSY = 17,
+    /// Communicators or graphs are alive that need what was to be closed. Nothing was done.
+    FERRY_IN_USE = 18,
+    /// This library was built without the feature that the call needs.
+    FERRY_NOT_BUILT = 19,
+    /// Processes did not find each other, were set up differently, or another one failed.
+    FERRY_PEER = 30,
+    /// The CUDA driver or NVSHMEM refused, or a device cannot do what is needed.
+    FERRY_DEVICE = 31,
+    /// A library is missing, or the operating system refused.
+    FERRY_SYSTEM = 32,
+    /// An error of another kind.
+    FERRY_OTHER = 33,
+    /// The library has a bug: a panic was caught. Close what you can.
+    FERRY_INTERNAL = 34,
+}
+
+use ferry_status::{
+    FERRY_BAD_HANDLE, FERRY_BUSY, FERRY_DEVICE, FERRY_FAULT, FERRY_IN_USE, FERRY_INPUT_FAULT,
+    FERRY_INTERNAL, FERRY_INVALID_ARGUMENT, FERRY_INVALID_CONFIG, FERRY_INVALID_TENSOR,
+    FERRY_NOT_BUILT, FERRY_NULL, FERRY_OK, FERRY_OTHER, FERRY_PEER, FERRY_POISONED,
+    FERRY_STRUCT_SIZE, FERRY_SYSTEM, FERRY_WRONG_ORDER,
+};
+
+impl ferry_status {
+    /// Every one, with its name in C and what it means.
+    const ALL: [(Self, &CStr); 19] = [
+        (FERRY_OK, c"FERRY_OK: done"),
+        (
+            FERRY_INPUT_FAULT,
+            c"FERRY_INPUT_FAULT: a kernel refused an input; go on",
+        ),
+        (FERRY_FAULT, c"FERRY_FAULT: a kernel gave up"),
+        (
+            FERRY_POISONED,
+            c"FERRY_POISONED: the communicator gave up earlier",
+        ),
+        (FERRY_NULL, c"FERRY_NULL: a pointer is NULL"),
+        (FERRY_BAD_HANDLE, c"FERRY_BAD_HANDLE: not such a handle"),
+        (
+            FERRY_STRUCT_SIZE,
+            c"FERRY_STRUCT_SIZE: a struct of an unknown size",
+        ),
+        (
+            FERRY_INVALID_ARGUMENT,
+            c"FERRY_INVALID_ARGUMENT: a value does not fit",
+        ),
+        (
+            FERRY_INVALID_TENSOR,
+            c"FERRY_INVALID_TENSOR: a tensor does not fit",
+        ),
+        (
+            FERRY_INVALID_CONFIG,
+            c"FERRY_INVALID_CONFIG: the configuration does not work",
+        ),
+        (
+            FERRY_WRONG_ORDER,
+            c"FERRY_WRONG_ORDER: the call does not come next",
+        ),
+        (FERRY_BUSY, c"FERRY_BUSY: another thread is in a call"),
+        (FERRY_IN_USE, c"FERRY_IN_USE: something alive needs it"),
+        (
+            FERRY_NOT_BUILT,
+            c"FERRY_NOT_BUILT: built without the feature",
+        ),
+        (FERRY_PEER, c"FERRY_PEER: another process failed"),
+        (FERRY_DEVICE, c"FERRY_DEVICE: the device refused"),
+        (FERRY_SYSTEM, c"FERRY_SYSTEM: the system refused"),
+        (FERRY_OTHER, c"FERRY_OTHER: another error"),
+        (FERRY_INTERNAL, c"FERRY_INTERNAL: a bug of the library"),
+    ];
+}
+
+/// Why an entry did not do what it was asked for.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: ferry_status,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(status: ferry_status, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { status, text }
+    }
+
+    /// Of an argument or a field that cannot have this value.
+    pub(crate) fn value(name: &str, value: impl ToString, rule: &str) -> Self {
+        let value = value.to_string();
+        Self::new(FERRY_INVALID_ARGUMENT, format!("{name} is {value}: {rule}"))
+    }
+
+    /// Of an entry that needs a feature.
+    #[cfg(not(all(feature = "cuda", feature = "nvshmem")))]
+    pub(crate) fn not_built(feature: &str) -> Self {
+        let text = format!(
+            "this library was built without the feature {feature}; `cargo xtask package-c --features \
+             {feature}` builds one with it"
+        );
+        Self::new(FERRY_NOT_BUILT, text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(status_of(&error), error.to_string())
+    }
+}
+
+/// The kind of an error.
+fn status_of(error: &Error) -> ferry_status {
+    match error {
+        Error::Fault(_) => FERRY_FAULT,
+        Error::Poisoned(_) => FERRY_POISONED,
+        Error::Tensor(_) | Error::TensorsOverlap { .. } | Error::MemoryTooShort { .. } => {
+            FERRY_INVALID_TENSOR
+        }
+        Error::Plan(_) => FERRY_INVALID_CONFIG,
+        Error::DispatchWithoutCombine
+        | Error::DispatchNotWaited
+        | Error::CombineNotWaited
+        | Error::SplitWithoutTravel { .. }
+        | Error::GroupClosed => FERRY_WRONG_ORDER,
+        Error::GraphsAlive { .. } | Error::CommunicatorsOpen { .. } => FERRY_IN_USE,
+        Error::Bootstrap(_)
+        | Error::ShapeMismatch { .. }
+        | Error::Node(_)
+        | Error::PeerFailed { .. }
+        | Error::GpuShared { .. } => FERRY_PEER,
+        Error::Cuda(_)
+        | Error::NoSuchDevice { .. }
+        | Error::NoPeerAccess { .. }
+        | Error::Nvshmem { .. }
+        | Error::NvshmemVersion { .. }
+        | Error::NvshmemRanks { .. }
+        | Error::NvshmemHeap { .. }
+        | Error::PeerNotMapped { .. }
+        | Error::PtxTooNew { .. }
+        | Error::NoKernelFor { .. }
+        | Error::DriverTooOld { .. } => FERRY_DEVICE,
+        Error::LibraryMissing { .. } | Error::Io { .. } => FERRY_SYSTEM,
+        Error::NoRanks
+        | Error::DeviceListedTwice { .. }
+        | Error::NotLocal { .. }
+        | Error::OtherDevice { .. }
+        | Error::PlanForOtherGroup { .. }
+        | Error::PlanSpansNodes { .. }
+        | Error::WrongScales { .. }
+        | Error::WrongRowScales { .. }
+        | Error::UnusedInputScale { .. }
+        | Error::SiluColumns { .. }
+        | Error::SiluLimit { .. }
+        | Error::TooManyScales { .. }
+        | Error::Capacity(_)
+        | Error::TooManyTokens { .. }
+        | Error::WeightsInReducedMode
+        | Error::WrongCombineOutput { .. }
+        | Error::ApartInReducedMode
+        | Error::WithoutOptions
+        | Error::Epilogue(_)
+        | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,
+        _ => FERRY_OTHER,
+    }
+}
+
+thread_local! {
+    /// The text of this thread's last failure.
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps the text for [`ferry_last_error`].
+fn keep(text: String) {
+    let bytes: Vec<u8> = text
+        .into_bytes()
+        .into_iter()
+        .filter(|&byte| byte != 0)
+        .collect();
+    // No byte is zero.
+    let text = CString::new(bytes).unwrap_or_default();
+    // A thread that is ending has no place for it any more.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+}
+
+/// Runs the whole of an entry: the text of what fails is kept, with the entry's name, and a panic is caught.
+pub(crate) fn guard(
+    entry: &'static str,
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> ferry_status {
+    let Failure { status, text } = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => return FERRY_OK,
+        Ok(Err(failure)) => failure,
+        Err(panic) => Failure::new(FERRY_INTERNAL, panic_text(&*panic)),
+    };
+    // Formatting allocates, and nothing else of it can panic.
+    keep(format!("{entry}: {text}"));
+    status
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let message = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a bug of ferry: {}", message.unwrap_or("a panic"))
+}
+
+/// The text of the last call on this thread that did not return FERRY_OK; empty before the first.
+/// It names the call. Valid until the next such call on this thread. Any thread; never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn ferry_last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
+}
+
+/// The name of a ferry_status and what it means, in English. Valid for ever. Any thread; never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn ferry_status_string(status: c_int) -> *const c_char {
+    ferry_status::ALL
+        .iter()
+        .find(|(known, _)| *known as c_int == status)
+        .map_or(c"not a ferry_status", |(_, text)| text)
+        .as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> String {
+        // SAFETY: the text is this thread's, which makes no other call meanwhile.
+        let text = unsafe { CStr::from_ptr(ferry_last_error()) };
+        text.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status_with_its_text() {
+        assert_eq!(guard("ferry_x", || panic!("index {}", 7)), FERRY_INTERNAL);
+        assert_eq!(last(), "ferry_x: a bug of ferry: index 7");
+    }
+
+    #[test]
+    fn a_text_with_a_zero_byte_is_kept() {
+        guard("ferry_x", || Err(Failure::new(FERRY_OTHER, "a\0b")));
+        assert_eq!(last(), "ferry_x: ab");
+    }
+
+    #[test]
+    fn every_status_has_a_text_that_begins_with_its_name() {
+        for (status, text) in ferry_status::ALL {
+            let name = format!("{status:?}: ");
+            assert!(text.to_str().unwrap().starts_with(&name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Structs that callers fill: their size comes first, and fields are only appended.
+//!
+//! A caller was compiled with some version of the header, and runs with another version of the library. A
+//! shorter struct has zeros where its fields end, and zero is each field's default. A longer one is taken if
+//! its bytes behind the known ones are zero; otherwise the caller asks for something that is not there.
+
+use std::mem::MaybeUninit;
+
+use crate::handle::require;
+use crate::status::Failure;
+use crate::status::ferry_status::FERRY_STRUCT_SIZE;
+
+/// No struct will ever be longer: a larger size is a struct that was not initialised.
+const MOST_BYTES: usize = 1 << 16;
+
+/// A struct with its size first.
+///
+/// # Safety
+/// `repr(C)`; the first field is a `usize`; every pattern of bits is a value; no padding.
+pub(crate) unsafe trait Sized0: Copy {
+    /// In C.
+    const NAME: &'static str;
+    /// Bytes in the first version that had it. Never changes.
+    const FIRST_BYTES: usize;
+}
+
+/// Implements [`Sized0`], and checks at compile time that the struct has not become shorter.
+macro_rules! sized {
+    ($name:ident, $first_bytes:literal) => {
+        const _: () = assert!(size_of::<$name>() >= $first_bytes);
+
+        // SAFETY: a repr(C) struct of a size, numbers and pointers, whose fields leave no gaps: the frozen
+        // offsets, which C checks, show all of them.
+        unsafe impl crate::structs::Sized0 for $name {
+            const NAME: &'static str = stringify!($name);
+            const FIRST_BYTES: usize = $first_bytes;
+        }
+    };
+}
+pub(crate) use sized;
+
+/// The size that the caller has set.
+///
+/// # Safety
+/// The rule of pointers: a size stands at `at`.
+unsafe fn given_size<T: Sized0>(at: *const T, name: &str) -> Result<usize, Failure> {
+    require(at, name)?;
+    // SAFETY: the caller's promise; the first field is the size.
+    let size = unsafe { at.cast::<usize>().read() };
+    if (T::FIRST_BYTES..=MOST_BYTES).contains(&size) {
+        return Ok(size);
+    }
+    let text = format!(
+        "{name}->size is {size}, but a {} has at least {} bytes, here {}; begin with its _INIT",
+        T::NAME,
+        T::FIRST_BYTES,
+        size_of::<T>()
+    );
+    Err(Failure::new(FERRY_STRUCT_SIZE, text))
+}
+
+/// A copy of the caller's struct, as this version knows it.
+///
+/// # Safety
+/// The rule of pointers: so many bytes as the size says, initialised.
+pub(crate) unsafe fn read<T: Sized0>(at: *const T, name: &str) -> Result<T, Failure> {
+    // SAFETY: the caller's promise.
+    let size = unsafe { given_size(at, name)? };
+    let known = size.min(size_of::<T>());
+    // SAFETY: the caller's promise.
+    let unknown = unsafe { std::slice::from_raw_parts(at.cast::<u8>().add(known), size - known) };
+    if let Some(index) = unknown.iter().position(|&byte| byte != 0) {
+        let text = format!(
+            "{name}->size is {size}, and byte {} is set, but this library's {} ends at {known}: it was built \
+             from an older version than the program's ferry.h",
+            known + index,
+            T::NAME
+        );
+        return Err(Failure::new(FERRY_STRUCT_SIZE, text));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are at both places, which are apart.
+    unsafe {
+        std::ptr::copy_nonoverlapping(at.cast::<u8>(), value.as_mut_ptr().cast(), known);
+    }
+    // SAFETY: every pattern of bits is a value, by the promise of `Sized0`.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Checks a struct that is to be written.
+///
+/// # Safety
+/// As [`read`].
+pub(crate) unsafe fn require_room<T: Sized0>(at: *mut T, name: &str) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { given_size(at, name) }.map(drop)
+}
+
+/// Writes as much of `value` as the caller's struct has, zeros behind it, and leaves the caller's size.
+///
+/// # Safety
+/// The rule of pointers: so many bytes as the size says may be written.
+pub(crate) unsafe fn write<T: Sized0>(at: *mut T, name: &str, value: T) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let size = unsafe { given_size(at, name)? };
+    let known = size.min(size_of::<T>());
+    // SAFETY: `known` bytes are at both places, which are apart; `size` bytes may be written.
+    unsafe {
+        at.cast::<u8>().add(known).write_bytes(0, size - known);
+        std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), at.cast(), known);
+        at.cast::<usize>().write(size);
+    }
+    Ok(())
+}
+
+/// A field that is a yes or a no.
+pub(crate) fn flag(name: &str, value: u32) -> Result<bool, Failure> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Failure::value(name, other, "it must be 0 or 1")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Known {
+        size: usize,
+        first: u64,
+        appended: u64,
+    }
+    sized!(Known, 16);
+
+    /// Of a later version.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Later {
+        known: Known,
+        more: u64,
+    }
+
+    fn later(more: u64) -> Later {
+        let known = Known {
+            size: size_of::<Later>(),
+            first: 1,
+            appended: 2,
+        };
+        Later { known, more }
+    }
+
+    #[test]
+    fn a_struct_of_an_earlier_version_has_zeros_behind_its_end() {
+        let earlier = [16_usize, 5, 9];
+        // SAFETY: the array has as many bytes as the size says.
+        let read = unsafe { read(earlier.as_ptr().cast::<Known>(), "k") }.unwrap();
+        assert_eq!((read.first, read.appended), (5, 0));
+    }
+
+    #[test]
+    fn a_struct_of_a_later_version_is_taken_while_it_asks_for_nothing_new() {
+        let value = later(0);
+        // SAFETY: `value` has as many bytes as the size says.
+        assert!(unsafe { read((&raw const value).cast::<Known>(), "k") }.is_ok());
+        let value = later(1 << 40);
+        // SAFETY: as above.
+        let refused = unsafe { read((&raw const value).cast::<Known>(), "k") }.unwrap_err();
+        assert_eq!(refused.status, FERRY_STRUCT_SIZE);
+        assert!(refused.text.contains("byte 29 is set"), "{}", refused.text);
+    }
+
+    #[test]
+    fn sizes_that_no_version_has_are_refused() {
+        for size in [0, 8, 15, MOST_BYTES + 1, usize::MAX] {
+            let value = Known {
+                size,
+                first: 1,
+                appended: 2,
+            };
+            // SAFETY: the size is refused, and nothing else is read.
+            let refused = unsafe { read(&value, "k") }.unwrap_err();
+            assert_eq!(refused.status, FERRY_STRUCT_SIZE, "{size}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_keeps_the_callers_size() {
+        let value = Known {
+            size: 0,
+            first: 3,
+            appended: 4,
+        };
+        let mut earlier = [16_usize, 5, 9];
+        // SAFETY: the array has as many bytes as the size says.
+        unsafe { write(earlier.as_mut_ptr().cast::<Known>(), "k", value) }.unwrap();
+        assert_eq!(earlier, [16, 3, 9]);
+        let mut longer = later(7);
+        // SAFETY: `longer` has as many bytes as the size says.
+        unsafe { write((&raw mut longer).cast::<Known>(), "k", value) }.unwrap();
+        assert_eq!(
+            (longer.known.size, longer.known.appended, longer.more),
+            (32, 4, 0)
+        );
+    }
+}

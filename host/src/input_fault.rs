@@ -1,0 +1,31 @@
+//! A fault of the input, which a communicator outlives.
+
+use std::fmt;
+use std::ops::Deref;
+
+use ferry_layout::Fault;
+
+/// A kernel met an input that is at fault, and the round went on all the same. Its
+/// [kind](Fault::kind) says what was done instead, and [`is_input`](ferry_layout::FaultKind::is_input).
+///
+/// It is a value and no error: a rank that skips the rest of its round because of it, with `?` say,
+/// keeps all its peers waiting until the deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an input fault says that a round's results are not those of its whole input"]
+pub struct InputFault(pub Fault);
+
+impl Deref for InputFault {
+    type Target = Fault;
+
+    fn deref(&self) -> &Fault {
+        &self.0
+    }
+}
+
+impl fmt::Display for InputFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for InputFault {}

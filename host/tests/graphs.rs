@@ -1,0 +1,97 @@
+//! Rounds that are captured, where that needs no GPU; and the README's example.
+
+mod noted;
+/// What the README shows.
+#[cfg(feature = "cuda")]
+#[expect(dead_code, reason = "the README has no program around it")]
+#[path = "readme/graphs.rs"]
+mod readme;
+
+use std::sync::Arc;
+
+use ferry::device::FaultPage;
+use ferry::*;
+use noted::*;
+
+const STREAM: Stream = Stream::DEFAULT;
+
+/// Captures what `work` enqueues, as `CudaDevice::capture` does: where `work` fails, nothing is left of it.
+fn capture(
+    notes: &Notes,
+    work: impl FnOnce() -> Result<(), Error>,
+) -> Result<(Held, Vec<String>), Error> {
+    notes.take();
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    let worked = work();
+    let held = notes.graph.lock().unwrap().take();
+    let kernels = notes.take();
+    worked.map(|()| (held.unwrap(), kernels))
+}
+
+#[test]
+fn the_readme_shows_what_is_compiled_here() {
+    let readme = include_str!("../../README.md");
+    let (_, code) = include_str!("readme/graphs.rs").split_once("\n\n").unwrap();
+    let shown = format!("```rust,ignore\n{code}```\n");
+    assert!(readme.contains(&shown), "README.md has not:\n{shown}");
+}
+
+#[test]
+fn a_round_whose_capture_failed_is_ended_in_a_capture_that_is_thrown_away() {
+    let notes = Arc::<Notes>::default();
+    let group = group_of(&notes);
+    let mut rank = join(&group, config());
+    let (input, output) = empty_tensors(&rank);
+    let experts = CombineInput::new(output.tokens);
+    let sums = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    // The experts' kernels fail behind the dispatch.
+    let failed = capture(&notes, || {
+        let _ = rank.dispatch(STREAM, &input, &output)?;
+        Err(Error::GroupClosed)
+    });
+    assert!(matches!(failed, Err(Error::GroupClosed)));
+    let again = capture(&notes, || {
+        rank.dispatch(STREAM, &input, &output).map(|_| ())
+    });
+    assert!(matches!(again, Err(Error::DispatchWithoutCombine)));
+
+    let ended = capture(&notes, || match rank.unfinished() {
+        Unfinished::Combine(dispatched) => dispatched.combine(STREAM, &experts, &sums),
+        other => panic!("{other:?}"),
+    });
+    let (held, kernels) = ended.unwrap();
+    assert_eq!((held.len(), &kernels[..]), (1, &["combine".to_owned()][..]));
+    drop(held);
+    let (held, kernels) = capture(&notes, || round(&mut rank, STREAM)).unwrap();
+    assert_eq!((held.len(), kernels.len()), (1, 2));
+    drop(held);
+    rank.close().unwrap();
+    group.close().unwrap();
+}
+
+#[test]
+fn nothing_of_a_communicator_that_gave_up_is_captured() {
+    let notes = Arc::<Notes>::default();
+    let mut rank = start(&notes, 2, config()).unwrap();
+    *notes.page.lock().unwrap() = FaultPage::of(&timeout(), 1);
+    let mut refused = None;
+    let (held, kernels) = capture(&notes, || {
+        refused = round(&mut rank, STREAM).err();
+        Ok(())
+    })
+    .unwrap();
+    assert!(matches!(refused, Some(Error::Poisoned(fault)) if fault == timeout()));
+    assert_eq!((held.len(), kernels.len()), (0, 0));
+    // No graph holds it.
+    rank.close().unwrap();
+}
+
+#[test]
+fn a_graph_that_others_make_does_not_keep_a_communicator_from_being_closed() {
+    let notes = Arc::<Notes>::default();
+    let mut rank = start(&notes, 2, config()).unwrap();
+    // Their capture has these kernels, and no device knows of it.
+    round(&mut rank, STREAM).unwrap();
+    assert!(notes.graph.lock().unwrap().is_none());
+    rank.close().unwrap();
+}

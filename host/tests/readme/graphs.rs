@@ -1,0 +1,28 @@
+//! What README.md shows of graphs, word for word below this line.
+
+use ferry::cuda::{CudaDevice, CudaGraph};
+use ferry::{
+    CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream,
+};
+
+// On each rank; `device` is what `group.cuda(rank.rank())` gives. Everything outlives the graph.
+fn capture(
+    device: &CudaDevice,
+    stream: Stream,
+    rank: &mut ExpertParallel,
+    input: &DispatchInput,
+    rows: &DispatchOutput,
+    sums: &CombineOutput,
+) -> Result<CudaGraph, Error> {
+    device.capture(stream, || {
+        let dispatched = rank.dispatch(stream, input, rows)?;
+        // ... your experts, on the same stream ...
+        dispatched.combine(stream, &CombineInput::new(rows.tokens), sums)
+    })
+}
+
+// On each rank, as often as on the others. Kernels see what the tensors hold at the time.
+fn replay(graph: &mut CudaGraph, rank: &ExpertParallel, stream: Stream) -> Result<(), Error> {
+    graph.launch(stream)?;
+    rank.synchronize(stream)
+}

@@ -1,0 +1,100 @@
+//! What a process does one of whose ranks was lost, all being its own: the steps of [`Group`], as they are
+//! written there. `node/tests/recovery.rs` takes them in several processes.
+
+use std::time::Duration;
+
+use ferry::*;
+
+const STREAM: Stream = Stream::DEFAULT;
+const HIDDEN: usize = 8;
+
+/// Experts for four ranks and for three.
+fn config() -> Config {
+    Config {
+        deadline: Duration::from_secs(60),
+        ..Config::new(12, 1, HIDDEN, 1)
+    }
+}
+
+/// A rank is missed soon.
+fn group(ranks: u32) -> Group {
+    let options = SimulatorOptions {
+        patience: Some(Duration::from_millis(100)),
+        ..SimulatorOptions::new(ranks, 5)
+    };
+    Group::simulated_with(options).unwrap()
+}
+
+fn begin(group: &Group) -> Vec<ExpertParallel> {
+    let plan = Plan::new(group, config()).unwrap();
+    ExpertParallel::new(group, &plan).unwrap()
+}
+
+/// Each of these ranks sends its token to the next rank's first expert; gives what each has then.
+fn round(ranks: &mut [ExpertParallel]) -> Vec<Result<Vec<u16>, Error>> {
+    let mut sums = Vec::new();
+    for rank in &mut *ranks {
+        let (device, plan) = (rank.device().clone(), *rank.plan());
+        let next = (rank.rank().0 + 1) % plan.ranks() * plan.local_experts() as u32;
+        let x = device
+            .upload_tensor([1, HIDDEN], &token(rank.rank()))
+            .unwrap();
+        let topk_ids = device.upload_tensor([1, 1], &[next as i32]).unwrap();
+        let rows = DispatchBuffers::new(&device, &plan).unwrap();
+        let sum = CombineBuffers::new(&device, &plan).unwrap();
+        let (input, output) = (DispatchInput::new(x, topk_ids), *rows.output());
+        let dispatched = rank.dispatch(STREAM, &input, &output).unwrap();
+        let (experts, sum) = (CombineInput::new(output.tokens), sum.output(1).unwrap());
+        dispatched.combine(STREAM, &experts, &sum).unwrap();
+        sums.push(sum.combined.rows());
+    }
+    let each = ranks.iter().zip(sums);
+    each.map(|(rank, sum)| {
+        rank.synchronize(STREAM)?;
+        rank.device().download_tensor(&sum)
+    })
+    .collect()
+}
+
+fn token(rank: Rank) -> [u16; HIDDEN] {
+    [0x3f80 + 16 * rank.0 as u16; HIDDEN]
+}
+
+/// That a round of all ranks brings every token back.
+fn require_round(ranks: &mut [ExpertParallel]) {
+    let sums = round(ranks);
+    for (rank, sum) in ranks.iter().zip(sums) {
+        assert_eq!(sum.unwrap(), token(rank.rank()));
+    }
+}
+
+#[test]
+fn a_process_recovers_as_the_documentation_of_a_group_says() {
+    let group_of_four = group(4);
+    let mut ranks = begin(&group_of_four);
+    require_round(&mut ranks);
+    // Rank 3 does not call.
+    // 1. Learn of it.
+    for outcome in round(&mut ranks[..3]) {
+        let Err(Error::Fault(fault)) = outcome else {
+            panic!("rank 3 was not missed");
+        };
+        assert_eq!(
+            (fault.kind, fault.culprit),
+            (FaultKind::PeerTimeout, Rank(3))
+        );
+    }
+    // 2. Close the communicators.
+    ExpertParallel::close_all(ranks).unwrap();
+    // 3. to 6., where the lost one is only a thread that did not call: the same group.
+    let mut ranks = begin(&group_of_four);
+    require_round(&mut ranks);
+    ExpertParallel::close_all(ranks).unwrap();
+    // 4. to 6., where it is lost: three are left.
+    let group_of_three = group(3);
+    let mut ranks = begin(&group_of_three);
+    assert_eq!(ranks[0].plan().local_experts(), 4);
+    // 7. Repeat.
+    require_round(&mut ranks);
+    ExpertParallel::close_all(ranks).unwrap();
+}

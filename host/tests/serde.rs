@@ -1,0 +1,48 @@
+//! Configurations in files.
+#![cfg(feature = "serde")]
+
+use std::time::Duration;
+
+use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
+
+#[test]
+fn a_configuration_is_written_in_words_and_read_back() {
+    for format in TokenFormat::ALL {
+        let config = Config {
+            format,
+            combine: CombineMode::Exact,
+            deadline: Duration::from_millis(1500),
+            max_sms: Some(20),
+            ..Config::new(256, 8, 7168, 128)
+        };
+        let text = serde_json::to_string(&config).unwrap();
+        assert!(
+            text.contains(&format!(r#""format":"{format}","combine":"exact""#)),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
+    }
+}
+
+#[test]
+fn what_a_file_does_not_say_is_as_in_new() {
+    let sizes = r#""experts": 256, "top_k": 8, "hidden": 7168, "max_tokens_per_rank": 128"#;
+    let read = |more: &str| serde_json::from_str::<Config>(&format!("{{{sizes}{more}}}"));
+    let new = Config::new(256, 8, 7168, 128);
+    assert_eq!(read("").unwrap(), new);
+    let format = TokenFormat::Nvfp4(ScaleLayout::Tiled);
+    assert_eq!(
+        read(r#", "format": "nvfp4""#).unwrap(),
+        Config { format, ..new }
+    );
+    let unknown = read(r#", "format": "fp7""#).unwrap_err().to_string();
+    assert!(
+        unknown.contains("no such token format") && unknown.contains("nvfp4-row"),
+        "{unknown}"
+    );
+    let misspelt = read(r#", "specialize": true"#).unwrap_err().to_string();
+    assert!(
+        misspelt.contains("specialize") && misspelt.contains("specialise"),
+        "{misspelt}"
+    );
+}

@@ -1,0 +1,339 @@
+// A C program that uses Ferry: rounds whose experts return what they get, compared with what must come of it.
+//
+//   round                                     4 simulated ranks in this process
+//   round --group local --ranks N             N GPUs of this process
+//   round --group node --rank R --ranks N (--tcp HOST:PORT | --dir FOLDER) [--device D]
+//   round --group nvshmem ...                 the same over NVSHMEM
+//
+// One process for each rank, with one GPU each (device R unless --device says another). With --dir the
+// processes exchange bytes through files in FOLDER, as an example of an all-gather of one's own; FOLDER is
+// empty at first.
+#define _POSIX_C_SOURCE 200809L
+#include "support.h"
+
+#include <time.h>
+
+team make_team(ferry_group *group, const ferry_config *config) {
+    team made;
+    uint32_t ranks[MOST_RANKS];
+    ferry_communicator *communicators[MOST_RANKS];
+    memset(&made, 0, sizeof made);
+    made.group = group;
+    OK(ferry_group_ranks(group, &made.ranks));
+    OK(ferry_group_local_ranks(group, ranks, MOST_RANKS, &made.count));
+    OK(ferry_plan_new(group, config, &made.plan));
+    OK(ferry_communicators_new(group, made.plan, communicators, made.count));
+    for (size_t i = 0; i < made.count; i++) {
+        rank_state *rank = &made.local[i];
+        rank->communicator = communicators[i];
+        OK(ferry_communicator_rank(rank->communicator, &rank->rank));
+        HOLDS(rank->rank == ranks[i]);
+        OK(ferry_group_device(group, rank->rank, &rank->device));
+        OK(ferry_device_stream(rank->device, &rank->stream));
+    }
+    return made;
+}
+
+void close_team(team *of) {
+    for (size_t i = 0; i < of->count; i++) {
+        OK(ferry_communicator_close(&of->local[i].communicator));
+        OK(ferry_device_free(&of->local[i].device));
+        HOLDS(of->local[i].communicator == NULL && of->local[i].device == NULL);
+    }
+    OK(ferry_plan_free(&of->plan));
+}
+
+ferry_config small_config(void) {
+    ferry_config config = FERRY_CONFIG_INIT;
+    config.experts = EXPERTS;
+    config.top_k = TOP_K;
+    config.hidden = HIDDEN;
+    config.max_tokens_per_rank = TOKENS;
+    return config;
+}
+
+uint64_t device_memory(const rank_state *rank, const void *from, size_t bytes) {
+    uint64_t address;
+    OK(ferry_device_alloc(rank->device, bytes, &address));
+    if (from != NULL) OK(ferry_device_upload(rank->device, address, from, bytes));
+    return address;
+}
+
+void release_memory(const rank_state *rank, uint64_t *addresses, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        OK(ferry_device_release(rank->device, addresses[i]));
+        addresses[i] = 0;
+    }
+}
+
+// `bad_token` names an expert that does not exist, in slot 0; -1: none does.
+round_input make_input(const rank_state *rank, int bad_token) {
+    uint16_t x[TOKENS][HIDDEN];
+    int32_t ids[TOKENS][TOP_K];
+    float weights[TOKENS][TOP_K];
+    round_input made;
+    ferry_dispatch_input input = FERRY_DISPATCH_INPUT_INIT;
+    for (int token = 0; token < TOKENS; token++) {
+        for (int column = 0; column < HIDDEN; column++)
+            x[token][column] = bf16_of(element_of(rank->rank, token, column));
+        for (int slot = 0; slot < TOP_K; slot++) {
+            ids[token][slot] = expert_of(rank->rank, token, slot);
+            weights[token][slot] = weight_of(slot);
+        }
+        if (token == bad_token) ids[token][0] = 99;
+    }
+    made.memory[0] = device_memory(rank, x, sizeof x);
+    made.memory[1] = device_memory(rank, ids, sizeof ids);
+    made.memory[2] = device_memory(rank, weights, sizeof weights);
+    input.x = ferry_tensor_2d(made.memory[0], FERRY_BF16, TOKENS, HIDDEN);
+    input.topk_ids = ferry_tensor_2d(made.memory[1], FERRY_I32, TOKENS, TOP_K);
+    input.topk_weights = ferry_tensor_2d(made.memory[2], FERRY_F32, TOKENS, TOP_K);
+    made.input = input;
+    return made;
+}
+
+// A round's outputs on a rank: the dispatch's allocated here, from the plan's layout, the combine's by Ferry.
+typedef struct round_output {
+    ferry_dispatch_output rows;
+    uint64_t memory[4];
+    ferry_combine_buffers *buffers;
+    ferry_combine_output sums;
+} round_output;
+
+static round_output make_output(const team *of, const rank_state *rank) {
+    round_output made;
+    ferry_dispatch_output rows = FERRY_DISPATCH_OUTPUT_INIT;
+    ferry_combine_output sums = FERRY_COMBINE_OUTPUT_INIT;
+    OK(ferry_plan_dispatch_layout(of->plan, NULL, &rows));
+    HOLDS(rows.scales.ndim == 0 && rows.row_scales.ndim == 0);
+    made.memory[0] = rows.tokens.address = device_memory(rank, NULL, rows.tokens.bytes);
+    made.memory[1] = rows.row_offsets.address = device_memory(rank, NULL, rows.row_offsets.bytes);
+    made.memory[2] = rows.expert_ids.address = device_memory(rank, NULL, rows.expert_ids.bytes);
+    made.memory[3] = rows.src_info.address = device_memory(rank, NULL, rows.src_info.bytes);
+    made.rows = rows;
+    OK(ferry_combine_buffers_new(rank->device, of->plan, FERRY_BF16, 0, &made.buffers));
+    OK(ferry_combine_buffers_fill(made.buffers, 0xff));
+    OK(ferry_combine_buffers_output(made.buffers, TOKENS, &sums));
+    made.sums = sums;
+    return made;
+}
+
+// The rows that must have come: by expert, then source rank, then token.
+static void compare_rows(const team *of, const rank_state *rank, const round_output *output) {
+    uint32_t per_rank = EXPERTS / of->ranks, offsets[EXPERTS + 1], row = 0;
+    size_t rows = (size_t)output->rows.tokens.dims[0];
+    uint16_t *tokens = (uint16_t *)malloc(rows * HIDDEN * sizeof *tokens);
+    int32_t *sources = (int32_t *)malloc(rows * 2 * sizeof *sources);
+    HOLDS(tokens != NULL && sources != NULL);
+    OK(ferry_device_download(rank->device, offsets, output->memory[1], (per_rank + 1) * sizeof *offsets));
+    OK(ferry_device_download(rank->device, tokens, output->memory[0], rows * HIDDEN * sizeof *tokens));
+    OK(ferry_device_download(rank->device, sources, output->memory[3], rows * 2 * sizeof *sources));
+    for (uint32_t local = 0; local < per_rank; local++) {
+        HOLDS(offsets[local] == row);
+        for (uint32_t source = 0; source < of->ranks; source++)
+            for (int token = 0; token < TOKENS; token++)
+                for (int slot = 0; slot < TOP_K; slot++) {
+                    if (expert_of(source, token, slot) != (int32_t)(rank->rank * per_rank + local)) continue;
+                    HOLDS(sources[2 * row] == token && sources[2 * row + 1] == slot);
+                    for (int column = 0; column < HIDDEN; column++) {
+                        float came = of_bf16(tokens[row * HIDDEN + (uint32_t)column]);
+                        HOLDS(came == element_of(source, token, column));
+                    }
+                    row++;
+                }
+    }
+    HOLDS(offsets[per_rank] == row);
+    free(tokens);
+    free(sources);
+}
+
+// Sums, where experts returned what they got; `bad_token` lost its first expert.
+static void compare_sums(const rank_state *rank, const ferry_tensor *combined, int bad_token) {
+    uint16_t sums[TOKENS][HIDDEN];
+    OK(ferry_device_download(rank->device, sums, combined->address, sizeof sums));
+    for (int token = 0; token < TOKENS; token++) {
+        float weight = weight_of(1) + (token == bad_token ? 0.0f : weight_of(0));
+        for (int column = 0; column < HIDDEN; column++)
+            HOLDS(of_bf16(sums[token][column]) == weight * element_of(rank->rank, token, column));
+    }
+}
+
+// What a rank has for a round.
+typedef struct round_tensors {
+    round_input in;
+    round_output out;
+} round_tensors;
+
+static void combine_rank(const rank_state *rank, const round_tensors *of, int split) {
+    ferry_combine_input experts = FERRY_COMBINE_INPUT_INIT;
+    experts.expert_rows = of->out.rows.tokens;
+    if (split)
+        OK(ferry_combine_async(rank->communicator, rank->stream, &experts, &of->out.sums));
+    else
+        OK(ferry_combine(rank->communicator, rank->stream, &experts, &of->out.sums));
+}
+
+// A round of all ranks, in fused calls or in halves. Rank 0's token `bad_token` names an expert that is not
+// there.
+static void run_round(team *of, int split, int bad_token) {
+    round_tensors tensors[MOST_RANKS];
+    for (size_t i = 0; i < of->count; i++) {
+        const rank_state *rank = &of->local[i];
+        tensors[i].in = make_input(rank, rank->rank == 0 ? bad_token : -1);
+        tensors[i].out = make_output(of, rank);
+        if (split) {
+            uint32_t round;
+            OK(ferry_dispatch_async(rank->communicator, rank->stream, &tensors[i].in.input));
+            OK(ferry_communicator_round(rank->communicator, &round));
+            HOLDS(round == FERRY_ROUND_SENT);
+        } else {
+            OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
+        }
+    }
+    for (size_t i = 0; split && i < of->count; i++)
+        OK(ferry_dispatch_wait(of->local[i].communicator, of->local[i].stream, &tensors[i].out.rows));
+    for (size_t i = 0; i < of->count; i++) combine_rank(&of->local[i], &tensors[i], split);
+    for (size_t i = 0; split && i < of->count; i++)
+        OK(ferry_combine_wait(of->local[i].communicator, of->local[i].stream));
+    for (size_t i = 0; i < of->count; i++) {
+        rank_state *rank = &of->local[i];
+        ferry_fault fault = FERRY_FAULT_INIT;
+        int bad_here = rank->rank == 0 && bad_token >= 0;
+        ferry_status wanted = bad_here ? FERRY_INPUT_FAULT : FERRY_OK;
+        EXPECT(wanted, ferry_synchronize(rank->communicator, rank->stream, &fault));
+        HOLDS(fault.kind == (uint32_t)(bad_here ? FERRY_FAULT_INVALID_EXPERT : FERRY_FAULT_NONE));
+        if (bad_here) HOLDS(fault.rank == 0 && fault.index == (uint64_t)bad_token && fault.saw == 99);
+        OK(ferry_check(rank->communicator, NULL));
+        if (bad_token < 0) compare_rows(of, rank, &tensors[i].out);
+        compare_sums(rank, &tensors[i].out.sums.combined, bad_here ? bad_token : -1);
+        release_memory(rank, tensors[i].in.memory, 3);
+        release_memory(rank, tensors[i].out.memory, 4);
+        OK(ferry_combine_buffers_free(&tensors[i].out.buffers));
+    }
+}
+
+// A rank that does not come: the others fault, and their communicators can be closed. Simulated only.
+static void test_lost_rank(ferry_group *group) {
+    ferry_config config = small_config();
+    ferry_fault fault = FERRY_FAULT_INIT;
+    config.deadline_ns = 20 * 1000 * 1000;
+    team of = make_team(group, &config);
+    rank_state *rank = &of.local[0];
+    round_tensors tensors;
+    tensors.in = make_input(rank, -1);
+    tensors.out = make_output(&of, rank);
+    OK(ferry_dispatch(rank->communicator, rank->stream, &tensors.in.input, &tensors.out.rows));
+    EXPECT(FERRY_FAULT, ferry_synchronize(rank->communicator, rank->stream, &fault));
+    HOLDS(fault.kind == FERRY_FAULT_PEER_TIMEOUT && fault.rank == 0 && fault.culprit != 0);
+    EXPECT(FERRY_POISONED, ferry_check(rank->communicator, &fault));
+    HOLDS(fault.kind == FERRY_FAULT_PEER_TIMEOUT);
+    release_memory(rank, tensors.in.memory, 3);
+    release_memory(rank, tensors.out.memory, 4);
+    OK(ferry_combine_buffers_free(&tensors.out.buffers));
+    close_team(&of);
+}
+
+// An all-gather of one's own: through files.
+typedef struct file_gather {
+    const char *folder;
+    uint32_t rank, ranks;
+    unsigned calls;
+} file_gather;
+
+static int gather_files(void *context, const void *mine, size_t bytes, void *all) {
+    file_gather *of = (file_gather *)context;
+    struct timespec pause = {0, 1000 * 1000};
+    char path[512], ready[528];
+    FILE *file;
+    snprintf(path, sizeof path, "%s/%u-%u", of->folder, of->calls, of->rank);
+    snprintf(ready, sizeof ready, "%s.ready", path);
+    if ((file = fopen(path, "wb")) == NULL) return 1;
+    if (fwrite(mine, 1, bytes, file) != bytes || fclose(file) != 0) return 2;
+    if (rename(path, ready) != 0) return 3;
+    for (uint32_t rank = 0; rank < of->ranks; rank++) {
+        int tries = 60 * 1000;
+        snprintf(ready, sizeof ready, "%s/%u-%u.ready", of->folder, of->calls, rank);
+        while ((file = fopen(ready, "rb")) == NULL && tries-- > 0) nanosleep(&pause, NULL);
+        if (file == NULL) return 4;
+        size_t got = fread((char *)all + rank * bytes, 1, bytes, file);
+        fclose(file);
+        if (got != bytes) return 5;
+    }
+    of->calls++;
+    return 0;
+}
+
+// What the command line says.
+typedef struct options {
+    const char *group, *address;
+    file_gather gather;
+    uint32_t ranks;
+    int device;
+} options;
+
+static options read_options(int count, char **arguments) {
+    options read = {"simulated", NULL, {NULL, 0, 0, 0}, 4, -1};
+    for (int i = 1; i + 1 < count; i += 2) {
+        const char *name = arguments[i], *value = arguments[i + 1];
+        if (strcmp(name, "--group") == 0) read.group = value;
+        else if (strcmp(name, "--tcp") == 0) read.address = value;
+        else if (strcmp(name, "--dir") == 0) read.gather.folder = value;
+        else if (strcmp(name, "--rank") == 0) read.gather.rank = (uint32_t)atoi(value);
+        else if (strcmp(name, "--ranks") == 0) read.ranks = (uint32_t)atoi(value);
+        else if (strcmp(name, "--device") == 0) read.device = atoi(value);
+        else count = 0;
+    }
+    if (count % 2 == 0 || read.ranks < 1 || read.ranks > MOST_RANKS || EXPERTS % read.ranks != 0) {
+        fprintf(stderr, "see the top of round.c for the arguments\n");
+        exit(2);
+    }
+    read.gather.ranks = read.ranks;
+    if (read.device < 0) read.device = (int)read.gather.rank;
+    return read;
+}
+
+static ferry_group *make_group(options *of) {
+    ferry_group *group = NULL;
+    ferry_simulator simulator = FERRY_SIMULATOR_INIT;
+    ferry_bootstrap bootstrap = FERRY_BOOTSTRAP_INIT;
+    int32_t devices[MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    simulator.ranks = of->ranks;
+    simulator.seed = 7;
+    bootstrap.rank = of->gather.rank;
+    bootstrap.ranks = of->ranks;
+    bootstrap.address = of->address;
+    if (of->gather.folder != NULL) {
+        bootstrap.all_gather = gather_files;
+        bootstrap.context = &of->gather;
+    }
+    if (strcmp(of->group, "simulated") == 0) OK(ferry_group_simulated(&simulator, &group));
+    else if (strcmp(of->group, "local") == 0) OK(ferry_group_local(devices, of->ranks, &group));
+    else if (strcmp(of->group, "node") == 0) OK(ferry_group_node(&bootstrap, of->device, &group));
+    else OK(ferry_group_nvshmem(&bootstrap, of->device, NULL, &group));
+    return group;
+}
+
+int main(int count, char **arguments) {
+    options given = read_options(count, arguments);
+    int simulated = strcmp(given.group, "simulated") == 0;
+    ferry_group *group = make_group(&given);
+    ferry_config config = small_config();
+    team of = make_team(group, &config);
+    HOLDS(ferry_version_number() == FERRY_VERSION_NUMBER && strcmp(ferry_version(), FERRY_VERSION) == 0);
+    run_round(&of, 0, -1);
+    run_round(&of, 1, -1);
+    run_round(&of, 0, 2);
+    run_round(&of, 0, -1);
+    close_team(&of);
+    test_bad_input(group, simulated);
+    test_formats(group);
+    test_options(group);
+    test_silu(group);
+    test_graph(group, simulated);
+    if (simulated) test_lost_rank(group);
+    OK(ferry_group_close(&group));
+    HOLDS(group == NULL);
+    printf("rank %u of %u, %s: rounds, faults, options and refusals are as they must be\n", given.gather.rank,
+           given.ranks, given.group);
+    return 0;
+}

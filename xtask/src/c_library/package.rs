@@ -1,0 +1,63 @@
+//! `cargo xtask package-c`: builds the library for C and installs it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use xshell::{Shell, cmd};
+
+use super::header::HEADER;
+use crate::Places;
+
+const PKG_CONFIG: &str = include_str!("ferry.pc");
+
+/// The name that programs look for; host/c/build.rs gives it to the library.
+const SHARED_NAME: &str = "libferry.so.0";
+
+/// How the library is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Profile {
+    Dev,
+    Release,
+}
+
+/// Builds and installs below `prefix`.
+pub(super) fn run(places: &Places, prefix: &Path, features: &str, profile: Profile) -> Result<()> {
+    let shell = Shell::new()?;
+    shell.change_dir(&places.root);
+    let (release, folder) = match profile {
+        Profile::Dev => (None, "debug"),
+        Profile::Release => (Some("--release"), "release"),
+    };
+    cmd!(
+        shell,
+        "cargo build --quiet {release...} --package ferry-c --features {features}"
+    )
+    .quiet()
+    .run()?;
+    let built = places.target_dir.join(folder);
+    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
+    let pkg_config = lib.join("pkgconfig");
+    for folder in [&include, &pkg_config] {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let copy = |from: &Path, to: &Path| {
+        // A program may have the old file mapped.
+        let _ = fs::remove_file(to);
+        fs::copy(from, to)
+            .map(drop)
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+    };
+    copy(&places.root.join(HEADER), &include.join("ferry.h"))?;
+    copy(&built.join("libferry_c.a"), &lib.join("libferry.a"))?;
+    copy(&built.join("libferry_c.so"), &lib.join(SHARED_NAME))?;
+    let link = lib.join("libferry.so");
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(SHARED_NAME, &link)
+        .with_context(|| format!("cannot link {}", link.display()))?;
+    let text = PKG_CONFIG.replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+    fs::write(pkg_config.join("ferry.pc"), text)?;
+    println!("installed ferry for C in {}", prefix.display());
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! `cargo xtask test-c`: C programs against the header, in the simulator.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use xshell::{Shell, cmd};
+
+use super::entries::Entries;
+use super::{header, package};
+use crate::Places;
+
+/// Programs of one rank a process, or all ranks of the simulator.
+const SOURCES: [&str; 4] = ["round.c", "bad_input.c", "formats.c", "options.c"];
+
+const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+/// What a static library of Rust's needs besides, as `rustc --print native-static-libs` says; the compiler
+/// adds libgcc.
+const SYSTEM_LIBRARIES: [&str; 5] = ["-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+
+/// Where things are.
+struct Rig {
+    shell: Shell,
+    sources: PathBuf,
+    /// Where the library was installed.
+    prefix: PathBuf,
+    /// Where programs go.
+    programs: PathBuf,
+}
+
+/// Runs everything.
+pub(super) fn run(places: &Places) -> Result<()> {
+    header::run(&places.root, true)?;
+    let rig = Rig::new(places, "", package::Profile::Dev)?;
+    rig.require_exports(&Entries::read(&places.root.join("host/c/src"))?.names())?;
+    rig.check_frozen_layout()?;
+    rig.compile_readme(&places.root)?;
+    rig.run_shared()?;
+    rig.run_as_cpp()?;
+    rig.run_sanitized()?;
+    println!("C: the header, its layout and 3 programs are as they must be");
+    Ok(())
+}
+
+/// Builds the program with the library in it, to be copied to a machine with GPUs.
+pub(super) fn build(places: &Places, program: &Path, features: &str) -> Result<()> {
+    let rig = Rig::new(places, features, package::Profile::Release)?;
+    let flags = ["-std=c11", "-O2", "-static-libgcc"];
+    let built = rig.compile("round-gpus", "gcc", &flags, &rig.statically()[..])?;
+    fs::copy(&built, program).with_context(|| format!("cannot write {}", program.display()))?;
+    println!("{}", program.display());
+    Ok(())
+}
+
+impl Rig {
+    /// Installs the library below the target folder.
+    fn new(places: &Places, features: &str, profile: package::Profile) -> Result<Self> {
+        let programs = places.target_dir.join("c");
+        let prefix = programs.join(match profile {
+            package::Profile::Dev => "installed",
+            package::Profile::Release => "installed-release",
+        });
+        package::run(places, &prefix, features, profile)?;
+        Ok(Self {
+            shell: Shell::new()?,
+            sources: places.root.join("tests/c"),
+            prefix,
+            programs,
+        })
+    }
+
+    /// That the shared library exports the entries, and nothing else.
+    fn require_exports(&self, entries: &[String]) -> Result<()> {
+        let library = self.prefix.join("lib/libferry.so");
+        let shell = &self.shell;
+        let printed = cmd!(shell, "nm --dynamic --defined-only {library}")
+            .quiet()
+            .read()?;
+        let mut exported: Vec<&str> = printed
+            .lines()
+            .filter_map(|line| line.split_whitespace().last())
+            .collect();
+        exported.sort_unstable();
+        if exported != entries {
+            bail!("libferry.so exports {exported:?}, but the entries are {entries:?}");
+        }
+        Ok(())
+    }
+
+    /// Compiles the assertions of sizes and offsets, in C and in C++.
+    fn check_frozen_layout(&self) -> Result<()> {
+        let Self { shell, sources, .. } = self;
+        let (source, include) = (sources.join("frozen.c"), self.include());
+        let object = self.programs.join("frozen.o");
+        cmd!(
+            shell,
+            "gcc -std=c11 {WARNINGS...} {include} -c {source} -o {object}"
+        )
+        .quiet()
+        .run()
+        .context("the layout of a struct has changed, which breaks programs that are compiled")
+    }
+
+    /// That the README's code compiles.
+    fn compile_readme(&self, root: &Path) -> Result<()> {
+        let text = fs::read_to_string(root.join("README.md")).context("cannot read README.md")?;
+        let code = c_code(&text).context("README.md has no C code")?;
+        let (source, object) = (
+            self.programs.join("readme.c"),
+            self.programs.join("readme.o"),
+        );
+        fs::write(&source, code).context("cannot write the README's code")?;
+        let (shell, include) = (&self.shell, self.include());
+        cmd!(
+            shell,
+            "gcc -std=c11 {WARNINGS...} {include} -c {source} -o {object}"
+        )
+        .quiet()
+        .run()
+        .context("the README's C code does not compile")
+    }
+
+    /// With the shared library, as an installed program finds it.
+    fn run_shared(&self) -> Result<()> {
+        let library = self.prefix.join("lib");
+        let link = [
+            format!("-L{}", library.display()),
+            format!("-Wl,-rpath,{}", library.display()),
+            "-lferry".to_owned(),
+            "-lm".to_owned(),
+        ];
+        self.run(&self.compile("round", "gcc", &["-std=c11"], &link)?)
+    }
+
+    /// The same sources as C++, where there is a compiler, with the static library.
+    fn run_as_cpp(&self) -> Result<()> {
+        let shell = &self.shell;
+        let version = cmd!(shell, "g++ --version").quiet().ignore_stdout();
+        if version.run().is_err() {
+            println!("no g++: the programs were not compiled as C++");
+            return Ok(());
+        }
+        let flags = ["-std=c++17", "-x", "c++"];
+        self.run(&self.compile("round-cpp", "g++", &flags, &self.statically())?)
+    }
+
+    /// Under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer.
+    fn run_sanitized(&self) -> Result<()> {
+        let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+        let flags = [&["-std=c11", "-g"], &sanitizers[..]].concat();
+        self.run(&self.compile("round-sanitized", "gcc", &flags, &self.statically())?)
+    }
+
+    /// Compiles all sources to a program, and gives its path.
+    fn compile(
+        &self,
+        name: &str,
+        compiler: &str,
+        flags: &[&str],
+        libraries: &[String],
+    ) -> Result<PathBuf> {
+        let shell = &self.shell;
+        let (sources, include) = (self.sources(), self.include());
+        let program = self.programs.join(name);
+        let flags = [&WARNINGS[..], flags].concat();
+        let libraries = [&["-x".to_owned(), "none".to_owned()], libraries].concat();
+        cmd!(
+            shell,
+            "{compiler} {flags...} {include} {sources...} {libraries...} -o {program}"
+        )
+        .quiet()
+        .run()
+        .with_context(|| format!("cannot compile {name}"))?;
+        Ok(program)
+    }
+
+    fn run(&self, program: &Path) -> Result<()> {
+        let shell = &self.shell;
+        cmd!(shell, "{program}")
+            .quiet()
+            .env("ASAN_OPTIONS", "detect_leaks=1")
+            .run()
+            .with_context(|| format!("{} failed", program.display()))
+    }
+
+    fn sources(&self) -> Vec<PathBuf> {
+        SOURCES.map(|name| self.sources.join(name)).to_vec()
+    }
+
+    fn include(&self) -> String {
+        format!("-I{}", self.prefix.join("include").display())
+    }
+
+    /// What links the static library.
+    fn statically(&self) -> Vec<String> {
+        let library = self.prefix.join("lib/libferry.a").display().to_string();
+        let system = SYSTEM_LIBRARIES.map(str::to_owned);
+        [&[library], &system[..]].concat()
+    }
+}
+
+/// The first block of C in a text.
+fn c_code(text: &str) -> Option<&str> {
+    let (_, code) = text.split_once("```c\n")?;
+    code.split_once("```").map(|(code, _)| code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_block_of_c_is_found() {
+        let text = "a\n```sh\nls\n```\n```c\nint x;\n```\n";
+        assert_eq!(c_code(text), Some("int x;\n"));
+    }
+}
