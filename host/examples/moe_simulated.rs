@@ -2,7 +2,7 @@
 //! the host, and each layer is compared with a dense reference in f64.
 //!
 //! ```sh
-//! cargo run --release --package ferry --example moe_simulated
+//! cargo run --release --package ferry-ep --example moe_simulated
 //! ```
 //! The functions from [`main`] to [`wait`] are all that a program needs of Ferry. The rest is a model.
 
@@ -100,13 +100,10 @@ fn run(
 /// Waits for what was enqueued on a rank. After a fault of the input (an expert that does not exist) the round
 /// goes on, and so must this rank, or the others wait for it in vain. All other errors end it.
 fn wait(rank: &ExpertParallel) -> Result<(), Error> {
-    match rank.synchronize(Stream::DEFAULT) {
-        Err(fault) if fault.is_input_fault() => {
-            eprintln!("{fault}");
-            Ok(())
-        }
-        other => other,
+    if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
+        eprintln!("{fault}");
     }
+    Ok(())
 }
 
 /// Which experts a rank's tokens go to: `[tokens, TOP_K]`.
@@ -142,9 +139,9 @@ impl Layer {
     /// The experts with the largest logits, weighted by a softmax over these.
     fn route(&self, x: &[bf16]) -> Route {
         let (mut ids, mut weights) = (Vec::new(), Vec::new());
-        for token in x.chunks_exact(HIDDEN) {
+        for token in x.chunks(HIDDEN) {
             let token: Vec<f32> = token.iter().map(|x| x.to_f32()).collect();
-            let logits: Vec<f32> = (self.router.chunks_exact(HIDDEN))
+            let logits: Vec<f32> = (self.router.chunks(HIDDEN))
                 .map(|of_expert| dot(of_expert, &token))
                 .collect();
             let mut order: Vec<usize> = (0..EXPERTS).collect();
@@ -161,11 +158,11 @@ impl Layer {
     /// `down * silu(up * x)`, in f32.
     fn expert(&self, expert: usize, x: &[f32]) -> Vec<bf16> {
         let of_expert = expert * INNER * HIDDEN..(expert + 1) * INNER * HIDDEN;
-        let inner: Vec<f32> = (self.up[of_expert.clone()].chunks_exact(HIDDEN))
+        let inner: Vec<f32> = (self.up[of_expert.clone()].chunks(HIDDEN))
             .map(|row| dot(row, x))
             .map(|value| value / (1.0 + (-value).exp()))
             .collect();
-        (self.down[of_expert].chunks_exact(INNER))
+        (self.down[of_expert].chunks(INNER))
             .map(|row| bf16::from_f32(dot(row, &inner)))
             .collect()
     }
@@ -196,7 +193,7 @@ impl Layer {
 fn compare(layer: &Layer, x: &[bf16], y: &[bf16], route: &Route) {
     assert_eq!(x.len(), y.len());
     let mut worst = 0.0_f64;
-    for (token, x) in x.chunks_exact(HIDDEN).enumerate() {
+    for (token, x) in x.chunks(HIDDEN).enumerate() {
         let ids = &route.ids[token * TOP_K..][..TOP_K];
         let weights = &route.weights[token * TOP_K..][..TOP_K];
         let found = &y[token * HIDDEN..][..HIDDEN];

@@ -43,7 +43,7 @@ fn a_round_whose_capture_failed_is_ended_in_a_capture_that_is_thrown_away() {
     let mut rank = join(&group, config());
     let (input, output) = empty_tensors(&rank);
     let experts = CombineInput::new(output.tokens);
-    let sums = CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8]));
+    let sums = CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     // The experts' kernels fail behind the dispatch.
     let failed = capture(&notes, || {
         let _ = rank.dispatch(STREAM, &input, &output)?;

@@ -88,7 +88,7 @@ impl Round {
             input,
             output,
             experts: CombineInput::new(output.tokens),
-            sums: CombineOutput::apart(Tensor::contiguous(memory(8192), [2, 1, 8])),
+            sums: CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8])),
         }
     }
 
@@ -173,7 +173,7 @@ fn every_call_that_is_refused_gives_the_rank_back_where_it_was() {
 fn tensors_that_do_not_fit_are_refused_with_the_rank() {
     let (notes, rank, tensors) = noted_rank();
     let short = DispatchInput {
-        topk_ids: Tensor::contiguous(memory(4096), [1, 1]),
+        topk_ids: Tensor::contiguous(memory(4096), DataType::I32, [1, 1]),
         ..tensors.input
     };
     let refused = rank
@@ -184,7 +184,7 @@ fn tensors_that_do_not_fit_are_refused_with_the_rank() {
     let dispatched = rank
         .dispatch_owned(STREAM, &tensors.input, &tensors.output)
         .unwrap();
-    let apart = CombineOutput::summed(Tensor::contiguous(memory(8192), [2, 8]));
+    let apart = CombineOutput::Summed(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 8]));
     let refused = dispatched
         .combine(STREAM, &tensors.experts, &apart)
         .unwrap_err();

@@ -46,7 +46,7 @@ fn round(ranks: &mut [ExpertParallel]) -> Vec<Result<Vec<u16>, Error>> {
         let dispatched = rank.dispatch(STREAM, &input, &output).unwrap();
         let (experts, sum) = (CombineInput::new(output.tokens), sum.output(1).unwrap());
         dispatched.combine(STREAM, &experts, &sum).unwrap();
-        sums.push(sum.combined.rows());
+        sums.push(sum.rows());
     }
     let each = ranks.iter().zip(sums);
     each.map(|(rank, sum)| {

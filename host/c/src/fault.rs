@@ -54,6 +54,8 @@ pub enum ferry_region {
     FERRY_REGION_OUTPUT = 8,
     /// The caller's tokens_on_device.
     FERRY_REGION_TOKENS_ON_DEVICE = 9,
+    /// Blocks of 128 rows of your tiled scales.
+    FERRY_REGION_SCALE_BLOCKS = 10,
 }
 
 /// A kernel.
@@ -206,6 +208,7 @@ const fn region(region: Region) -> ferry_region {
         Region::TopkIds => FERRY_REGION_TOPK_IDS,
         Region::Output => FERRY_REGION_OUTPUT,
         Region::TokensOnDevice => FERRY_REGION_TOKENS_ON_DEVICE,
+        Region::ScaleBlocks => FERRY_REGION_SCALE_BLOCKS,
     }
 }
 

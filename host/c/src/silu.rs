@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use ferry::{Activation, FusedSilu, fused_silu};
+use ferry::{Activation, FusedSilu};
 
 use crate::config::format;
 use crate::device::{ferry_device, stream_of};
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn ferry_fused_silu(
         let max_sms = (given.max_sms != 0).then_some(given.max_sms);
         // SAFETY: the rules of memory and streams.
         let (silu, stream) = unsafe { (given.get()?, stream_of(stream)) };
-        Ok(fused_silu(&*device.device, stream, &silu, max_sms)?)
+        Ok(device.device.fused_silu(stream, &silu, max_sms)?)
     })
 }
 
