@@ -343,7 +343,9 @@ fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
     };
     of_rank_0(dispatched.combine_all(&g.streams, &g.rows, &g.combined));
     *notes.refused_launch.lock().unwrap() = None;
-    ranks.iter().for_each(|rank| assert!(rank.check().unwrap().is_none()));
+    ranks
+        .iter()
+        .for_each(|rank| assert!(rank.check().unwrap().is_none()));
     let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
         panic!("no open dispatch")
     };

@@ -427,7 +427,11 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         sentence(rank.dispatch(STREAM, &input, &output))
     };
     let counted = DispatchInput {
-        tokens_on_device: Some(Tensor::contiguous(t.output.row_offsets.at, DataType::U32, [1])),
+        tokens_on_device: Some(Tensor::contiguous(
+            t.output.row_offsets.at,
+            DataType::U32,
+            [1],
+        )),
         ..t.input
     };
     let text = overlap(counted, t.output);
