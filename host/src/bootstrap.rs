@@ -12,9 +12,11 @@ use std::net::SocketAddr;
 /// All ranks make the same calls in the same order. Every wait must end, with an error that names
 /// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
 /// each later call should fail at once, as [`TcpBootstrap`](crate::TcpBootstrap)'s do. A node group
-/// waits for other ranks nowhere else. An NVSHMEM group comes to a barrier here before each call
-/// that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not end (MPI's do not),
-/// making, closing and leaving communicators and groups wait for ever for a rank that was lost.
+/// waits for other ranks nowhere else, but for their part in its own kernels: leaving it and freeing memory
+/// wait for what is at work on this process's device, which ends by its deadline. An NVSHMEM group comes to a
+/// barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not
+/// end (MPI's do not), making, closing and leaving communicators and groups wait for ever for a rank that was
+/// lost.
 ///
 /// # Who calls it
 ///
@@ -23,10 +25,10 @@ use std::net::SocketAddr;
 ///
 /// | call | all-gathers | most bytes of a rank in one |
 /// |---|---|---|
-/// | `Group::node` | 5 | 600 |
+/// | `Group::node` | 7 | 600 |
 /// | `Group::nvshmem` | 3 | 600 |
 /// | [`ExpertParallel::new`](crate::ExpertParallel::new) | 5 | 128 |
-/// | [`close`](crate::ExpertParallel::close) of a communicator | 1, behind a barrier | 128 |
+/// | [`close`](crate::ExpertParallel::close) of a communicator | 2; of an NVSHMEM group 1, behind a barrier | 128 |
 /// | the same, after it gave up | none | |
 /// | [`Group::close`](crate::Group::close) | 1 | 64, and 8 for each communicator not closed |
 ///
@@ -36,7 +38,16 @@ use std::net::SocketAddr;
 /// its boot), or an error instead of an answer. [`rank`](Self::rank) and [`ranks`](Self::ranks) may
 /// be asked in any of these calls. Dispatch and combine, buffers and graphs use no bootstrap, nor
 /// does dropping a communicator or a group.
-pub trait Bootstrap: Send {
+///
+/// # Safety
+/// Ranks write into memory of which a bootstrap told them, and free their own when all have come so far. An
+/// implementation promises that
+/// - [`rank`](Self::rank) and [`ranks`](Self::ranks) always give the same, and each process of the
+///   group has a rank of its own;
+/// - [`all_gather`](Self::all_gather) gives `Ok` only after all ranks have called it as often as this one,
+///   and only with the bytes that each gave to this very call, unchanged and by rank;
+/// - [`barrier`](Self::barrier) gives `Ok` only after all ranks have called it as often as this one.
+pub unsafe trait Bootstrap: Send {
     /// This process's rank.
     fn rank(&self) -> u32;
 

@@ -69,6 +69,8 @@ pub struct Launch {
 /// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
 ///   so does [`kernels_with_options`](Self::kernels_with_options), of those that take options;
+/// - no graph launches what was given to [`launch_held`](Self::launch_held) and has let go of what that
+///   was to hold;
 /// - [`fault_page`](Self::fault_page) gives a page that this device may write.
 pub unsafe trait Device: Send + Sync {
     /// For people: "NVIDIA H200 (cuda:0)".
@@ -115,13 +117,6 @@ pub unsafe trait Device: Send + Sync {
         let _ = stream;
         None
     }
-    /// Keeps `held` for as long as there is the graph that `stream` is being captured to, if it is,
-    /// by a device of this process. Called before each launch of a communicator. Does not
-    /// synchronise.
-    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        let _ = (stream, held);
-        Ok(())
-    }
     /// Enqueues a kernel. Does not synchronise, allocate or compile.
     ///
     /// # Safety
@@ -155,6 +150,22 @@ pub unsafe trait Device: Send + Sync {
         };
         // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
         unsafe { self.launch(&launch) }
+    }
+    /// [`launch`](Self::launch) of a communicator. Where the launch becomes a part of a graph, because
+    /// the stream is captured by a device of this process, the graph keeps `held` for as long as there is
+    /// the graph. Gives whether one may keep it; after an error none does.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn launch_held(
+        &self,
+        launch: &Launch,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<bool, Error> {
+        let _ = held;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(launch) }?;
+        Ok(false)
     }
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;

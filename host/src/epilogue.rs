@@ -47,14 +47,15 @@ pub struct OwnEpilogue {
 }
 
 impl OwnEpilogue {
-    /// Keeps the bytes of `epilogue`, of the type that the device crate's kernels take.
+    /// Keeps the bytes of `epilogue`.
     ///
     /// # Errors
     /// [`Error::Epilogue`] if it is larger than 256 bytes, or needs an alignment above 8.
     ///
     /// # Safety
-    /// Until the stream has passed the kernels of the combines that it is given to, what
-    /// `Epilogue::apply` reads with it is memory that the rank's device may read.
+    /// `E` is the type that the kernels of the group were built with: only its size is compared. What
+    /// `Epilogue::apply` reads with the value is memory that the rank's device may read, until the stream has
+    /// passed the kernels of the combines that the value is given to, and no graph of one is launched any more.
     pub unsafe fn new<E: NoUninit>(epilogue: &E) -> Result<Self, Error> {
         let given = bytemuck::bytes_of(epilogue);
         if given.len() > MAX_EPILOGUE_BYTES || align_of::<E>() > 8 {

@@ -1,6 +1,6 @@
 //! Who takes part.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferry_layout::Rank;
 use ferry_simulator::Options as SimulatorOptions;
@@ -56,6 +56,8 @@ pub struct Group {
     pub(crate) fabric: Arc<dyn Fabric>,
     /// Communicators of this process that are open, or that a graph will launch.
     members: Arc<Mutex<usize>>,
+    /// Held while a communicator is made: its steps are not mixed with those of another one.
+    beginning: Arc<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Group {
@@ -240,6 +242,7 @@ impl Group {
         Ok(Self {
             fabric,
             members: Arc::default(),
+            beginning: Arc::default(),
         })
     }
 
@@ -315,6 +318,11 @@ impl Group {
     /// the number of ranks.
     pub fn reaches_other_nodes(&self) -> bool {
         self.fabric.reaches_other_nodes()
+    }
+
+    /// Waits until no other thread of this process makes a communicator of the group.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        (self.beginning.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a communicator in.

@@ -161,19 +161,29 @@ pub(crate) fn agree<T>(
         match message.strip_prefix(&well[..]) {
             Some(rest) => attached.push(rest.to_vec()),
             None if message == [0] => return Err(Error::PeerFailed { rank, step }),
-            // Ranks that do not make the same calls would wait for each other in different ones.
-            None => {
-                return Err(Error::Bootstrap(BootstrapError::Other {
-                    call: "Bootstrap::all_gather",
-                    reason: format!(
-                        "rank {} is not at the same step as this one ({step}); do all make the same calls?",
-                        rank.0
-                    ),
-                }));
-            }
+            None => return Err(elsewhere(rank, step, &message)),
         }
     }
     Ok((value, attached))
+}
+
+/// The error of a rank whose message is not one of `step`: ranks that do not make the same calls would wait
+/// for each other in different ones.
+fn elsewhere(rank: Rank, step: &'static str, message: &[u8]) -> Error {
+    let name = message.strip_prefix(&[WELL]).unwrap_or_default();
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    let is_text = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
+    let theirs = match !name.is_empty() && name.iter().all(is_text) {
+        true => format!(" ({})", String::from_utf8_lossy(name)),
+        false => String::new(),
+    };
+    Error::Bootstrap(BootstrapError::Other {
+        call: "Bootstrap::all_gather",
+        reason: format!(
+            "rank {} is at another step{theirs} than this one ({step}); do all make the same calls?",
+            rank.0
+        ),
+    })
 }
 
 /// Every rank's `value`, by rank. Collective.
@@ -222,7 +232,8 @@ mod tests {
         instead: Option<Vec<u8>>,
     }
 
-    impl Bootstrap for Others {
+    // SAFETY: no memory is shared by what it gathers.
+    unsafe impl Bootstrap for Others {
         fn rank(&self) -> u32 {
             0
         }

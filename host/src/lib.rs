@@ -81,6 +81,8 @@ mod arguments;
 mod bootstrap;
 mod buffers;
 mod capacity;
+#[cfg(any(feature = "cuda", test))]
+mod captures;
 mod config;
 mod copies;
 #[cfg(feature = "cuda")]

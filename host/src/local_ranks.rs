@@ -18,8 +18,11 @@ use crate::{
 /// [`ExpertParallel::new`], which is ascending. It makes all checks of all ranks first. Where a check fails,
 /// nothing is launched on any rank (`LocalRanksError::Count`, `LocalRanksError::Refused`). Then it
 /// enqueues the kernels, one rank after another, from the calling thread; no launch waits for a kernel.
-/// Where a launch fails, every rank of the call is poisoned (`LocalRanksError::NotLaunched`), and the
-/// kernels that were launched before it end by their deadline.
+/// Where the first launch fails, nothing was enqueued, and the round stays as it was
+/// (`LocalRanksError::Refused`). Where a later one fails, every rank of the call is poisoned
+/// (`LocalRanksError::NotLaunched`), and the kernels that were launched before it end by their deadline.
+///
+/// A call takes no device memory; on the host it allocates lists with an entry for each rank.
 ///
 /// So a process can give all ranks of a round away or none, and no rank waits for one that was refused. What
 /// each rank does is what the calls of [`ExpertParallel`] do, also those for single ranks, which stay:
@@ -405,10 +408,7 @@ fn call_all<'a, L: Local, Next, T>(
         })
     };
     let calls = (ranks.into_iter().enumerate().map(prepare)).collect::<Result<Vec<_>, _>>()?;
-    Prepared::launch_all(calls, then).map_err(|(rank, error)| {
-        let source = Box::new(error);
-        LocalRanksError::NotLaunched { rank, source }.into()
-    })
+    Ok(Prepared::launch_all(calls, then)?)
 }
 
 /// What is left to do of each rank, which is the same for all.

@@ -169,13 +169,18 @@ impl Windows {
         if holders.dropped || (holders.gave_up && !self.are_all_here()) {
             tracing::warn!(
                 windows = self.at.len(),
-                "the windows of a communicator are leaked: a rank was dropped without close, or \
-                 gave up while other processes may still be waiting"
+                "the windows of a communicator are not freed: a rank was dropped without close, or gave \
+                 up while other processes may still be waiting; Group::close of a node group frees \
+                 them, in other groups they are leaked"
             );
             return Ok(());
         }
         self.fabric.barrier().inspect_err(|error| {
-            tracing::warn!(%error, windows = self.at.len(), "the windows of a communicator are leaked");
+            tracing::warn!(
+                %error, windows = self.at.len(),
+                "the windows of a communicator are not freed; Group::close of a node group frees them, in \
+                 other groups they are leaked"
+            );
         })?;
         // SAFETY: the fabric gave them, and all ranks have left them in order.
         unsafe { self.fabric.free_windows(&self.at) }

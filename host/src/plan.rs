@@ -71,7 +71,8 @@ impl Plan {
         check_routing(&mut problems, ranks, &config);
         // Those whose tokens a rank may receive.
         let sources = if config.skip_a2a { 1 } else { ranks };
-        check_sizes(&mut problems, sources, &config);
+        let local_experts = config.experts.checked_div(ranks as usize).unwrap_or(0);
+        check_sizes(&mut problems, sources, local_experts, &config);
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
@@ -163,9 +164,13 @@ impl Plan {
 
     /// The tokens, of `tokens`, whose rows are the [shared expert](Config::shared_expert)'s on `rank`: all of
     /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have; none
-    /// without a shared expert. They are the first rows of dispatch's outputs, in order.
+    /// without a shared expert, and none for a rank that the group has not. They are the first rows of
+    /// dispatch's outputs, in order.
     pub const fn shared_tokens(&self, rank: Rank, tokens: usize) -> std::ops::Range<usize> {
         let index = if self.config.skip_a2a { rank.0 } else { 0 };
+        if index > 0 && index >= self.ranks {
+            return tokens..tokens;
+        }
         let shared = SharedTokens::of(tokens as u32, self.shared_of(), index);
         shared.start as usize..(shared.start + shared.count) as usize
     }
@@ -269,7 +274,7 @@ fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
     );
 }
 
-fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
+fn check_sizes(problems: &mut Problems, ranks: u32, local_experts: usize, config: &Config) {
     let Config {
         experts,
         top_k,
@@ -310,10 +315,7 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
     );
     let rows =
         u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
-    let (all, of) = match config.shared_expert {
-        true => (rows + max_tokens_per_rank as u128, " + max_tokens_per_rank"),
-        false => (rows, ""),
-    };
+    let (all, of) = most_rows(rows, local_experts, config);
     problems.require(
         all <= MAX_ROWS,
         "max_tokens_per_rank",
@@ -333,6 +335,23 @@ fn check_sizes(problems: &mut Problems, ranks: u32, config: &Config) {
              apart where there are {experts} experts"
         ),
     );
+}
+
+/// Most rows of a dispatch's outputs where `routed` rows may arrive, and what is added to them.
+fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
+    let alignment = u128::from(config.format.sizes().row_alignment);
+    let padding = local_experts as u128 * (alignment - 1);
+    let routed = (routed + padding).next_multiple_of(alignment);
+    let tokens = config.max_tokens_per_rank as u128;
+    match (config.shared_expert, alignment) {
+        (false, 1) => (routed, ""),
+        (false, _) => (routed, ", with padding,"),
+        (true, 1) => (routed + tokens, " + max_tokens_per_rank"),
+        (true, _) => (
+            routed + tokens.next_multiple_of(alignment),
+            " + max_tokens_per_rank, with padding,",
+        ),
+    }
 }
 
 fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, config: &Config) {

@@ -341,3 +341,42 @@ fn the_readme_says_how_large_outputs_must_be() {
         assert!(readme.contains(&row), "README.md lacks {row}");
     }
 }
+
+#[test]
+fn a_rank_that_the_group_has_not_has_no_shared_tokens() {
+    let config = Config {
+        skip_a2a: true,
+        shared_expert: true,
+        ..GOOD
+    };
+    let plan = Plan::check(4, false, config).unwrap();
+    let shared = |rank, tokens| plan.shared_tokens(Rank(rank), tokens);
+    assert_eq!([0, 3].map(|rank| shared(rank, 10)), [0..3, 8..10]);
+    assert_eq!([4, u32::MAX].map(|rank| shared(rank, 10)), [10..10, 10..10]);
+}
+
+#[test]
+fn rows_that_pad_experts_are_counted() {
+    let most = MAX_ROWS as usize;
+    let exact = Config {
+        top_k: 1,
+        experts: 1,
+        max_tokens_per_rank: most,
+        ..GOOD
+    };
+    assert_eq!(problems(1, exact), []);
+    let padded = Config {
+        format: TokenFormat::BlockwiseFp8,
+        ..exact
+    };
+    assert_eq!(
+        problems(1, padded),
+        [("max_tokens_per_rank", most.to_string())]
+    );
+    let shared = Config {
+        shared_expert: true,
+        max_tokens_per_rank: most / 2 - 1,
+        ..padded
+    };
+    assert_eq!(problems(1, shared).len(), 1);
+}

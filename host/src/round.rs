@@ -20,7 +20,7 @@ impl ExpertParallel {
     ///
     /// # Errors
     /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`];
-    /// [`Error::WithoutOptions`];
+    /// [`Error::TensorsOverlap`]; [`Error::WithoutOptions`];
     /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
     /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
     /// the launch reports. Nothing is enqueued then.
@@ -84,6 +84,7 @@ impl ExpertParallel {
             false => (Kernel::Dispatch, args),
         };
         let args = output.add_to(args, &self.plan)?;
+        output.require_apart(input)?;
         let received = Received::of(&input.sent(), output);
         self.prepare(stream, kernel, Args::Dispatch(args), received)
     }

@@ -60,6 +60,18 @@ fn steps_of_an_epilogue_are_checked_by_name() {
     });
     assert_eq!(text, "tensor row_scales: wanted shape [1], given [2]");
     let text = refused(with, |input, _, at| {
+        let row_scales = Some(Tensor::contiguous(at, DataType::F32, [usize::MAX]));
+        input.epilogue = CombineEpilogue::Steps(CombineSteps {
+            row_scales,
+            ..CombineSteps::default()
+        });
+    });
+    let wanted = format!(
+        "tensor row_scales: wanted shape [1], given [{}]",
+        usize::MAX
+    );
+    assert_eq!(text, wanted);
+    let text = refused(with, |input, _, at| {
         let biases = [
             None,
             Some(Tensor::contiguous(at.plus(8), DataType::Bf16, [8])),

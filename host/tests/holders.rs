@@ -76,16 +76,18 @@ fn a_green_context_that_is_too_small_is_refused() {
     for stream in [roomy, Stream::DEFAULT, roomy, Stream::DEFAULT] {
         round(&mut rank, stream).unwrap();
     }
-    // Once a stream, however often it is launched into.
-    assert_eq!(*notes.asked.lock().unwrap(), [roomy, Stream::DEFAULT]);
     notes.take();
     let refused = round(&mut rank, tight).unwrap_err();
     let wanted = "max_sms is 5, but the stream belongs to a green context with 4 multiprocessors";
     assert!(refused.to_string().starts_with(wanted), "{refused}");
     assert_eq!(notes.take(), [""; 0]);
-    // Its handle is another stream's now.
-    notes.green.lock().unwrap().clear();
+    // A handle is another stream's once its own was destroyed.
+    *notes.green.lock().unwrap() = vec![(roomy, 4)];
     round(&mut rank, tight).unwrap();
+    notes.take();
+    let refused = round(&mut rank, roomy).unwrap_err();
+    assert!(refused.to_string().starts_with(wanted), "{refused}");
+    assert_eq!(notes.take(), [""; 0]);
     rank.close().unwrap();
 
     *notes.green.lock().unwrap() = vec![(roomy, 131)];

@@ -111,7 +111,7 @@ fn a_round_does_nothing_but_launch() {
     let Args::Dispatch(DispatchWith { args, .. }) = launches[3].args else {
         panic!("not a dispatch")
     };
-    assert_eq!((args.output_tokens, args.common.tokens), (4096, 2));
+    assert_eq!((args.output_tokens, args.common.tokens), (16384, 2));
     let Args::Combine(CombineWith { args, .. }) = launches[5].args else {
         panic!("not a combine")
     };

@@ -239,6 +239,19 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
 }
 
 #[test]
+fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    let mut inputs = g.inputs;
+    inputs[1].x.dims[0] = 5;
+    of_rank_1(ranks.dispatch_all(&g.streams, &inputs, &g.outputs));
+    assert_eq!(notes.graph.lock().unwrap().as_ref().map(Vec::len), Some(0));
+    close(ranks);
+}
+
+#[test]
 fn a_rank_that_gave_up_keeps_all_from_being_launched() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
@@ -259,7 +272,8 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
 
 #[test]
 fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
-    for (failing, kept) in [(0, 0), (1, 1)] {
+    {
+        let (failing, kept) = (1, 1);
         let notes = all_local();
         let mut ranks = noted_pair(&notes);
         let g = given(&ranks);
@@ -294,6 +308,51 @@ fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
         assert!(launched(&notes).is_empty());
         close(ranks);
     }
+}
+
+#[test]
+fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let of_rank_0 = |refused: Result<(), Error>| {
+        let Err(Error::LocalRanks(LocalRanksError::Refused { rank, source })) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(rank, Rank(0));
+        assert!(matches!(*source, Error::GroupClosed), "{source}");
+        assert!(launched(&notes).is_empty());
+    };
+    *notes.refused_launch.lock().unwrap() = Some(0);
+    of_rank_0(
+        ranks
+            .dispatch_all(&g.streams, &g.inputs, &g.outputs)
+            .map(drop),
+    );
+    *notes.refused_launch.lock().unwrap() = None;
+    drop(
+        ranks
+            .dispatch_all(&g.streams, &g.inputs, &g.outputs)
+            .unwrap(),
+    );
+    assert_eq!(launched(&notes).len(), 2);
+
+    *notes.refused_launch.lock().unwrap() = Some(0);
+    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
+        panic!("no open dispatch")
+    };
+    of_rank_0(dispatched.combine_all(&g.streams, &g.rows, &g.combined));
+    *notes.refused_launch.lock().unwrap() = None;
+    ranks
+        .iter()
+        .for_each(|rank| assert!(rank.check().unwrap().is_none()));
+    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
+        panic!("no open dispatch")
+    };
+    dispatched
+        .combine_all(&g.streams, &g.rows, &g.combined)
+        .unwrap();
+    close(ranks);
 }
 
 #[test]

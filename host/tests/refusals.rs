@@ -416,3 +416,49 @@ fn transposed_scales_stand_where_bulk_copies_can_read_them() {
     }
     rank.close().unwrap();
 }
+
+#[test]
+fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
+    let (mut rank, t) = alone(Config {
+        options: true,
+        ..config()
+    });
+    let mut overlap = |input: DispatchInput, output: DispatchOutput| {
+        sentence(rank.dispatch(STREAM, &input, &output))
+    };
+    let counted = DispatchInput {
+        tokens_on_device: Some(Tensor::contiguous(
+            t.output.row_offsets.at,
+            DataType::U32,
+            [1],
+        )),
+        ..t.input
+    };
+    let text = overlap(counted, t.output);
+    assert!(
+        text.starts_with("tensor row_offsets overlaps tensor tokens_on_device"),
+        "{text}"
+    );
+    let ids = DispatchOutput {
+        expert_ids: Tensor::contiguous(t.input.topk_ids.at, DataType::I32, [2]),
+        ..t.output
+    };
+    let text = overlap(t.input, ids);
+    assert!(
+        text.starts_with("tensor expert_ids overlaps tensor topk_ids"),
+        "{text}"
+    );
+    let x = DispatchInput {
+        x: Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]),
+        ..t.input
+    };
+    let text = overlap(x, t.output);
+    assert!(
+        text.starts_with("tensor tokens overlaps tensor x"),
+        "{text}"
+    );
+    // What was sent is read no more.
+    let sent = rank.dispatch_async(STREAM, &x).unwrap();
+    drop(sent.wait(STREAM, &t.output).unwrap());
+    rank.close().unwrap();
+}

@@ -197,7 +197,9 @@ impl Shared {
 }
 
 #[cfg(feature = "cuda")]
-impl Bootstrap for Shared {
+// SAFETY: all is the inner bootstrap's. This program makes its own calls of it on every rank, in the same
+// order.
+unsafe impl Bootstrap for Shared {
     fn rank(&self) -> u32 {
         self.inner().rank()
     }

@@ -43,7 +43,6 @@ impl CombineInput {
             weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
         }
         let combined = self.combined(output, plan, tokens)?;
-        self.require_apart(&Extent::of(&output.rows()))?;
         let args = CombineArgs {
             common: Common {
                 tokens: tokens as u32,
@@ -55,15 +54,14 @@ impl CombineInput {
             // Positions below this index the staging too, which has no more rows than can come.
             row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
         };
-        self.with_options(args, output, plan, received, taken)
+        let with = self.with_options(args, output, plan, received, taken)?;
+        self.require_apart(&Extent::of(&output.rows()))?;
+        Ok(with)
     }
 
-    /// Checks that no tensor is read from where the result is written: rows are still read while sums are
-    /// written.
+    /// Checks that no tensor, each of which was found to fit, is read from where the result is written: rows
+    /// are still read while sums are written.
     fn require_apart(&self, combined: &Extent) -> Result<(), Error> {
-        fn extent<const N: usize>(tensor: Option<&Tensor<N>>) -> Option<Extent> {
-            tensor.map(Extent::of)
-        }
         let steps = match &self.epilogue {
             CombineEpilogue::Steps(steps) => Some(steps),
             _ => None,
@@ -179,10 +177,15 @@ impl CombineInput {
     }
 }
 
+/// What `tensor` takes, if there is one.
+pub(super) fn extent<const N: usize>(tensor: Option<&Tensor<N>>) -> Option<Extent> {
+    tensor.map(Extent::of)
+}
+
 /// Bytes that a tensor takes.
-struct Extent {
-    address: u64,
-    bytes: u64,
+pub(super) struct Extent {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
 }
 
 impl Extent {
@@ -194,7 +197,7 @@ impl Extent {
     }
 
     /// Whether the two have a byte in common.
-    const fn overlaps(&self, other: &Self) -> bool {
+    pub(super) const fn overlaps(&self, other: &Self) -> bool {
         // Distances, as ends could wrap.
         self.bytes > 0
             && other.bytes > 0

@@ -22,7 +22,8 @@ use crate::{Bootstrap, BootstrapError};
 ///
 /// # fn main() -> Result<(), ferry::BootstrapError> {
 /// // A group of one has nobody to ask.
-/// let mut bootstrap = FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()]))?;
+/// // SAFETY: the only rank's bytes are all there is to gather.
+/// let mut bootstrap = unsafe { FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()])) }?;
 /// assert_eq!(bootstrap.all_gather(&[7])?, [[7]]);
 /// # Ok(())
 /// # }
@@ -40,7 +41,12 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     ///
     /// # Errors
     /// [`BootstrapError::NotAmong`].
-    pub fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
+    ///
+    /// # Safety
+    /// `rank` is that of no other process of the group, and `all_gather` is what [`Bootstrap`] wants: it gives
+    /// `Ok` only after all ranks have called theirs as often, and only with the bytes that each
+    /// gave to this very call, unchanged and by rank.
+    pub unsafe fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
         if rank >= ranks {
             return Err(BootstrapError::NotAmong { rank, ranks });
         }
@@ -65,7 +71,11 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     }
 }
 
-impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> Bootstrap for FnBootstrap<F> {
+// SAFETY: neither number changes, and the rest is the promise of whoever called `new`.
+unsafe impl<F> Bootstrap for FnBootstrap<F>
+where
+    F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send,
+{
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -74,7 +84,8 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> Bootstrap f
         self.ranks
     }
 
-    /// As the function does; after an error it is not called any more, and each call fails at once.
+    /// As the function does; after an error or a panic of it, it is not called any more, and each call fails at
+    /// once.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         match &self.failed {
             Some((Some(rank), reason)) => {
@@ -87,12 +98,14 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> Bootstrap f
             }
             None => {}
         }
-        self.call(bytes).inspect_err(|error| {
-            self.failed = Some((
-                error.lost_rank(),
-                format!("an earlier call failed: {error}"),
-            ));
-        })
+        // Stays where the function does not return.
+        self.failed = Some((None, "the function panicked in an earlier call".into()));
+        let gathered = self.call(bytes);
+        self.failed = gathered.as_ref().err().map(|error| {
+            let reason = format!("an earlier call failed: {error}");
+            (error.lost_rank(), reason)
+        });
+        gathered
     }
 }
 
@@ -110,6 +123,15 @@ impl<F> fmt::Debug for FnBootstrap<F> {
 mod tests {
     use super::*;
 
+    /// Over a function that nobody relies on.
+    fn over<F>(rank: u32, all_gather: F) -> Result<FnBootstrap<F>, BootstrapError>
+    where
+        F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send,
+    {
+        // SAFETY: no memory is shared by what it gathers.
+        unsafe { FnBootstrap::new(rank, 2, all_gather) }
+    }
+
     fn other(reason: &str) -> BootstrapError {
         BootstrapError::Other {
             call: "gather",
@@ -119,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_rank_outside_the_group_is_refused() {
-        let outside = FnBootstrap::new(2, 2, |_| Ok(Vec::new()));
+        let outside = over(2, |_| Ok(Vec::new()));
         assert!(matches!(
             outside,
             Err(BootstrapError::NotAmong { rank: 2, ranks: 2 })
@@ -128,13 +150,12 @@ mod tests {
 
     #[test]
     fn an_all_gather_that_gives_too_few_or_other_bytes_is_refused() {
-        let mut few = FnBootstrap::new(0, 2, |bytes| Ok(vec![bytes.to_vec()])).unwrap();
+        let mut few = over(0, |bytes| Ok(vec![bytes.to_vec()])).unwrap();
         assert!(matches!(
             few.all_gather(&[1]),
             Err(BootstrapError::Gathered { given: 1, ranks: 2 })
         ));
-        let mut swapped =
-            FnBootstrap::new(1, 2, |bytes| Ok(vec![bytes.to_vec(), vec![9]])).unwrap();
+        let mut swapped = over(1, |bytes| Ok(vec![bytes.to_vec(), vec![9]])).unwrap();
         assert!(matches!(
             swapped.all_gather(&[1]),
             Err(BootstrapError::OtherPlace { rank: 1 })
@@ -144,7 +165,7 @@ mod tests {
     #[test]
     fn after_an_error_the_function_is_not_called_any_more() {
         let mut calls = 0;
-        let mut bootstrap = FnBootstrap::new(0, 2, |_| {
+        let mut bootstrap = over(0, |_| {
             calls += 1;
             Err(match calls {
                 1 => BootstrapError::Lost {
@@ -164,11 +185,28 @@ mod tests {
 
     #[test]
     fn an_error_that_names_nobody_stays() {
-        let mut bootstrap = FnBootstrap::new(0, 2, |_| Err(other("no network"))).unwrap();
+        let mut bootstrap = over(0, |_| Err(other("no network"))).unwrap();
         for _ in 0..2 {
             let error = bootstrap.barrier().unwrap_err();
             assert_eq!(error.lost_rank(), None);
             assert!(error.to_string().contains("no network"), "{error}");
+        }
+    }
+
+    #[test]
+    fn after_a_panic_the_function_is_not_called_any_more() {
+        let mut calls = 0;
+        let mut bootstrap = over(0, |_| {
+            calls += 1;
+            assert!(calls == 1, "called again");
+            panic!("no network")
+        })
+        .unwrap();
+        let call = std::panic::AssertUnwindSafe(|| bootstrap.barrier());
+        assert!(std::panic::catch_unwind(call).is_err());
+        for _ in 0..2 {
+            let text = bootstrap.barrier().unwrap_err().to_string();
+            assert!(text.contains("panicked"), "{text}");
         }
     }
 }

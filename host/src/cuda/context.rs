@@ -134,6 +134,16 @@ impl PrimaryContext {
         Ok(uuid)
     }
 
+    /// Whether the device is a part of a GPU (MIG): only parts have an identifier beside the GPU's.
+    pub(super) fn is_part(&self) -> Result<bool, Error> {
+        let mut whole = [0; 16];
+        // SAFETY: `whole` is a live array of `CUuuid`'s size, and the device exists.
+        check("cuDeviceGetUuid", unsafe {
+            sys::cuDeviceGetUuid(&mut whole, self.device)
+        })?;
+        Ok(whole != self.uuid()?)
+    }
+
     /// Whether this device can address the memory of `peer`.
     pub(super) fn can_access(&self, peer: &Self) -> Result<bool, Error> {
         let mut can = 0;
@@ -171,7 +181,9 @@ pub(super) fn current() -> Result<CUcontext, Error> {
     Ok(context)
 }
 
-/// Puts the thread's context back when dropped. Stays on its thread.
+/// Puts the thread's context back when dropped. Stays on its thread. The guards of a thread are dropped in
+/// the reverse of the order in which they were made, as local variables are: each takes the topmost context
+/// away, so that in another order one of another device is current meanwhile.
 #[must_use]
 pub struct Current {
     pushed: bool,

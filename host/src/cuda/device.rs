@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ferry_layout::{Kernel, Shape};
 
-use super::captures::CAPTURES;
 use super::context::{Current, PrimaryContext};
 use super::core::{Core, OwnedStream, raw};
 use super::error::{check, check_about, error};
+use super::graph::{CAPTURES, capture_number};
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
@@ -243,17 +243,13 @@ unsafe impl Device for CudaDevice {
     }
 
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
+        // Asked before each launch: so not of what cannot be in one. The default stream is the primary context's.
+        if stream == Stream::DEFAULT || !self.core.green.exist() {
+            return None;
+        }
         let _current = self.enter().ok()?;
         let multiprocessors = self.core.green.multiprocessors(raw(stream))?;
         (multiprocessors < self.core.multiprocessors).then_some(multiprocessors)
-    }
-
-    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        if CAPTURES.are_none() {
-            return Ok(());
-        }
-        let _current = self.enter()?;
-        CAPTURES.hold(raw(stream), held)
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
@@ -288,6 +284,20 @@ unsafe impl Device for CudaDevice {
         check_about("cuLaunchKernelEx", code, || {
             format!("{} on {}", launch.kernel.name(), self.core.name)
         })
+    }
+
+    unsafe fn launch_held(
+        &self,
+        launch: &Launch,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<bool, Error> {
+        let mark = CAPTURES.mark();
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(launch) }?;
+        Ok(CAPTURES.hold(mark, held, || {
+            let _current = self.enter()?;
+            capture_number(raw(launch.stream))
+        }))
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

@@ -31,7 +31,7 @@ pub(super) fn error(call: &'static str, code: Code, detail: String) -> Error {
         return stub_found();
     }
     if let (sys::NOT_LOADED, Some(why)) = (code, sys::why_not_loaded()) {
-        return why.clone().into();
+        return why.into();
     }
     let name = name(code);
     Error::Cuda(CudaError {

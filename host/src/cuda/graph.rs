@@ -3,12 +3,17 @@
 use std::ptr;
 use std::sync::Arc;
 
-use super::captures::{CAPTURES, Held, capture_id};
 use super::core::{Core, raw};
 use super::device::CudaDevice;
 use super::error::check;
 use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
+use crate::captures::{Captures, HeldList};
 use crate::{Error, Stream};
+
+/// The captures of this process. Not of a device: the driver numbers captures throughout the
+/// process, and the stream of one may be launched into by way of another [`CudaDevice`] of the same
+/// GPU.
+pub(super) static CAPTURES: Captures = Captures::new();
 
 /// A captured sequence of launches that can be replayed. Its kernels see what their tensors
 /// hold at the time of the replay.
@@ -16,7 +21,7 @@ pub struct CudaGraph {
     core: Arc<Core>,
     executable: CUgraphExec,
     /// The communicators whose calls it has: they are not closed before.
-    _held: Vec<Held>,
+    _held: Arc<HeldList>,
 }
 
 // SAFETY: a driver's handle may be used from any thread.
@@ -52,60 +57,74 @@ impl Drop for CudaGraph {
 /// A capture in progress. Dropped, it is ended and what it has is thrown away.
 struct Capture {
     stream: CUstream,
-    /// The driver's number.
-    id: u64,
+    /// What its graph holds.
+    held: Arc<HeldList>,
 }
 
 impl Capture {
     /// Starts it. The stream's context is current and stays so.
     fn begin(stream: CUstream) -> Result<Self, Error> {
-        // Other threads go on as usual: only what this one does is captured or forbidden.
+        let held = CAPTURES.begin();
+        // Other threads are not forbidden anything; what they launch into the stream is captured.
         // SAFETY: the stream lives ([`Stream::new`]); one that cannot be captured is an error.
-        check("cuStreamBeginCapture", unsafe {
-            sys::cuStreamBeginCapture_v2(stream, sys::CAPTURE_THREAD_LOCAL)
-        })?;
-        CAPTURES.one_more();
-        let mut capture = Self {
-            stream,
-            id: u64::MAX,
-        };
-        capture.id = capture_id(stream)?.unwrap_or(u64::MAX);
-        CAPTURES.begin(capture.id);
+        let code = unsafe { sys::cuStreamBeginCapture_v2(stream, sys::CAPTURE_THREAD_LOCAL) };
+        if let Err(error) = check("cuStreamBeginCapture", code) {
+            CAPTURES.end(&held);
+            return Err(error);
+        }
+        let capture = Self { stream, held };
+        if let Some(number) = capture_number(stream)? {
+            CAPTURES.begun(&capture.held, number);
+        }
         Ok(capture)
     }
 
     /// Ends it: the graph, and what it holds.
-    fn end(self) -> Result<(Template, Vec<Held>), Error> {
-        let mut graph = ptr::null_mut();
-        // SAFETY: this thread began the capture; `graph` is a live pointer to write to.
-        let code = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
-        let template = Template(graph);
-        let held = self.forget();
+    fn end(self) -> Result<(Template, Arc<HeldList>), Error> {
+        let held = self.held.clone();
+        let (template, code) = std::mem::ManuallyDrop::new(self).leave();
         check("cuStreamEndCapture", code)?;
         Ok((template, held))
     }
 
-    /// After the driver has ended it.
-    fn forget(self) -> Vec<Held> {
-        let capture = std::mem::ManuallyDrop::new(self);
-        capture.leave()
-    }
-
-    fn leave(&self) -> Vec<Held> {
-        let held = CAPTURES.end(self.id);
-        CAPTURES.one_less();
-        held
+    /// To be called once. A capture that went wrong gives an error, and is over, too.
+    fn leave(&self) -> (Template, sys::Code) {
+        let mut graph = ptr::null_mut();
+        CAPTURES.ending(&self.held);
+        // SAFETY: this thread began the capture; `graph` is a live pointer to write to.
+        let code = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
+        CAPTURES.end(&self.held);
+        (Template(graph), code)
     }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        let mut graph = ptr::null_mut();
-        // SAFETY: as in `end`. A capture that went wrong gives an error, and is over, too.
-        let _ = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
-        drop(Template(graph));
         drop(self.leave());
     }
+}
+
+/// The driver's number of the capture that `stream` is in, if it is. The context is current.
+pub(super) fn capture_number(stream: CUstream) -> Result<Option<u64>, Error> {
+    if stream.addr() <= sys::STREAM_LEGACY {
+        // The default stream cannot be captured, and must not be asked while others are.
+        return Ok(None);
+    }
+    let (mut status, mut number) = (0, 0);
+    // SAFETY: the stream lives ([`Stream::new`]); both numbers are live, and the driver takes null
+    // for what is not wanted.
+    let code = unsafe {
+        sys::cuStreamGetCaptureInfo_v2(
+            stream,
+            &mut status,
+            &mut number,
+            ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    };
+    check("cuStreamGetCaptureInfo", code)?;
+    Ok((status == sys::CAPTURE_ACTIVE).then_some(number))
 }
 
 /// A captured graph that cannot be launched yet.

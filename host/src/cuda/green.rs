@@ -27,6 +27,11 @@ impl GreenContexts {
         Self { functions }
     }
 
+    /// Whether the driver has any.
+    pub(super) const fn exist(&self) -> bool {
+        self.functions.is_some()
+    }
+
     /// Multiprocessors of the green context that `stream` belongs to, if it does and can be asked.
     /// Neither enqueues nor looks at what was enqueued, so that it may be called while the stream
     /// is captured. A context is current.

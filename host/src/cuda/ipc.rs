@@ -8,13 +8,14 @@ use ferry_layout::Rank;
 use super::error::{check, check_about};
 use super::sys::{self, CUdevice, IpcMemHandle};
 use super::{CudaDevice, device_count};
-use crate::node::exchange::Share;
+use crate::node::exchange::{Extent, Share, require_whole};
 use crate::node::introduction::Place;
 use crate::own_gpu::Gpu;
 use crate::{CudaError, Device, DevicePtr, Error, Kernels, NodeError};
 
 /// Windows are of a multiple of so many bytes: of smaller ones, the driver puts several into one
-/// piece of memory, and a handle gives access to the whole piece.
+/// piece of memory, and a handle gives access to the whole piece. That a window is one is seen when it
+/// is shared.
 const PIECE_BYTES: u64 = 2 << 20;
 
 /// This process's GPU.
@@ -43,7 +44,12 @@ impl Share for Ipc {
     }
 
     fn place(&self) -> Result<Place, Error> {
-        Ok(Place::here(self.device.uuid()?))
+        let place = Place::here(self.device.uuid()?);
+        if self.device.context().is_part()? {
+            let device = place.gpu.name();
+            return Err(Error::Node(NodeError::PartOfGpu { device }));
+        }
+        Ok(place)
     }
 
     /// Of a GPU that this process does not see, only mapping its memory tells.
@@ -81,6 +87,8 @@ impl Share for Ipc {
 
     fn export(&self, rank: Rank, window: DevicePtr) -> Result<Vec<u8>, Error> {
         let _current = self.device.enter()?;
+        let (at, bytes) = (window.address(), window.bytes());
+        require_whole(rank, rank, Extent { at, bytes }, allocation(at)?)?;
         let mut handle = IpcMemHandle([0; 64]);
         // SAFETY: `handle` is a live value of the driver's type; the driver refuses an address that
         // it has not allocated.
@@ -112,8 +120,14 @@ impl Share for Ipc {
         let not_mapped = |source| NodeError::NotMapped { rank, peer, source };
         check_about("cuIpcOpenMemHandle", code, about)
             .map_err(|error| refused(error, not_mapped))?;
-        // SAFETY: the driver mapped the peer's window here, which has so many bytes, as the caller
-        // says. It stays until `unmap`: the context is never released.
+        let window = Extent { at, bytes };
+        let whole = allocation(at).and_then(|found| require_whole(rank, peer, window, found));
+        let bytes = whole.inspect_err(|_| {
+            // SAFETY: it was mapped a moment ago, and nobody knows it. The first error says more.
+            let _ = unsafe { sys::cuIpcCloseMemHandle(at) };
+        })?;
+        // SAFETY: the driver mapped so many bytes here, by its own account. They stay until `unmap`:
+        // the context is never released.
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
@@ -128,6 +142,17 @@ impl Share for Ipc {
     fn drain(&self) -> Result<(), Error> {
         self.device.synchronize_all()
     }
+}
+
+/// The allocation that `at` is in. The context is current.
+fn allocation(at: u64) -> Result<Extent, Error> {
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: both numbers are live; the driver refuses an address that it has not given.
+    check("cuMemGetAddressRange", unsafe {
+        sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, at)
+    })?;
+    let bytes = bytes as u64;
+    Ok(Extent { at: base, bytes })
 }
 
 /// The driver's refusal, as `of` says what it means.

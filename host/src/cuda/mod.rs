@@ -18,7 +18,6 @@
 //! # }
 //! ```
 
-mod captures;
 mod context;
 mod core;
 mod device;

@@ -127,6 +127,8 @@ pub(super) struct LaunchConfig {
     pub(super) attribute_count: c_uint,
 }
 
+/// `CU_STREAM_LEGACY`: a handle of the default stream; null is another.
+pub(super) const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
@@ -224,6 +226,7 @@ driver_functions! {
     pub(super) fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Code;
     pub(super) fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> Code;
+    pub(super) fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
 
@@ -271,6 +274,11 @@ driver_functions! {
     ) -> Code;
     pub(super) fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> Code;
     pub(super) fn cuMemFree_v2(at: CUdeviceptr) -> Code;
+    pub(super) fn cuMemGetAddressRange_v2(
+        base: *mut CUdeviceptr,
+        bytes: *mut usize,
+        at: CUdeviceptr,
+    ) -> Code;
     pub(super) fn cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code;
     pub(super) fn cuMemHostGetDevicePointer_v2(
         device: *mut CUdeviceptr,
@@ -344,15 +352,31 @@ pub(super) struct IpcMemHandle(pub(super) [u8; 64]);
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: opening a handle also gives access to the memory's device.
 pub(super) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
-/// The driver, loaded by the first call.
-fn driver() -> &'static Result<Functions, NotLoaded> {
-    static DRIVER: OnceLock<Result<Functions, NotLoaded>> = OnceLock::new();
-    DRIVER.get_or_init(|| Functions::of(&Library::load(NAME)?))
+/// The driver, loaded by the first call that finds one.
+#[inline]
+fn driver() -> Result<&'static Functions, NotLoaded> {
+    static DRIVER: OnceLock<Functions> = OnceLock::new();
+    kept(&DRIVER, || Functions::of(&Library::load(NAME)?))
+}
+
+/// What was loaded, or is now. A failure is not kept: what was missing may have come since.
+#[inline]
+fn kept<T>(
+    once: &OnceLock<T>,
+    load: impl FnOnce() -> Result<T, NotLoaded>,
+) -> Result<&T, NotLoaded> {
+    match once.get() {
+        Some(loaded) => Ok(loaded),
+        None => Ok(once.get_or_init({
+            let loaded = load()?;
+            || loaded
+        })),
+    }
 }
 
 /// Why there is no driver to call, if there is none.
-pub(super) fn why_not_loaded() -> Option<&'static NotLoaded> {
-    driver().as_ref().err()
+pub(super) fn why_not_loaded() -> Option<NotLoaded> {
+    driver().err()
 }
 
 #[cfg(all(test, feature = "cust"))]

@@ -71,6 +71,43 @@ fn a_library_that_is_no_driver_is_refused() {
     );
 }
 
+#[test]
+fn a_driver_that_is_missing_is_looked_for_again() {
+    let once = OnceLock::new();
+    let missing = || NotLoaded::Library {
+        name: NAME.into(),
+        reason: "not there".into(),
+    };
+    assert!(kept(&once, || Err::<i32, _>(missing())).is_err());
+    assert!(matches!(kept(&once, || Ok(1)), Ok(1)));
+    assert!(matches!(kept(&once, || Err(missing())), Ok(1)));
+}
+
+/// `cuda.h` of CUDA 13.0, for which no bindings are at hand.
+#[test]
+fn what_a_launch_is_given_lies_as_the_header_has_it() {
+    use std::mem::offset_of;
+
+    let config = [
+        offset_of!(LaunchConfig, grid),
+        offset_of!(LaunchConfig, block),
+        offset_of!(LaunchConfig, shared_bytes),
+        offset_of!(LaunchConfig, stream),
+        offset_of!(LaunchConfig, attributes),
+        offset_of!(LaunchConfig, attribute_count),
+        size_of::<LaunchConfig>(),
+    ];
+    assert_eq!(config, [0, 12, 24, 32, 40, 48, 56]);
+    let attribute = [
+        offset_of!(LaunchAttribute, id),
+        offset_of!(LaunchAttribute, value),
+        size_of::<LaunchAttribute>(),
+    ];
+    assert_eq!(attribute, [0, 8, 72]);
+    assert_eq!(PROGRAMMATIC_STREAM_SERIALIZATION, 6);
+    assert_eq!(size_of::<IpcMemHandle>(), 64);
+}
+
 /// Numbers of the header.
 #[cfg(feature = "cust")]
 #[test]
@@ -136,6 +173,33 @@ fn numbers_are_those_of_the_bindings() {
             CU_MEMHOSTALLOC_DEVICEMAP as i32,
         ),
     ];
+    let codes = [
+        (SUCCESS, CUresult::CUDA_SUCCESS),
+        (INVALID_VALUE, CUresult::CUDA_ERROR_INVALID_VALUE),
+        (STUB_LIBRARY, CUresult::CUDA_ERROR_STUB_LIBRARY),
+        (NO_DEVICE, CUresult::CUDA_ERROR_NO_DEVICE),
+        (INVALID_PTX, CUresult::CUDA_ERROR_INVALID_PTX),
+        (
+            UNSUPPORTED_PTX_VERSION,
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        ),
+        (
+            LAUNCH_OUT_OF_RESOURCES,
+            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+        ),
+        (
+            PEER_ACCESS_ALREADY_ENABLED,
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+        ),
+    ];
+    for (ours, theirs) in codes {
+        assert_eq!(ours, theirs as u32);
+    }
+    assert_eq!(EVENT_DEFAULT, CUevent_flags_enum::CU_EVENT_DEFAULT as u32);
+    assert_eq!(
+        IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
+        CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32
+    );
     for (index, (ours, theirs)) in numbers.into_iter().enumerate() {
         assert_eq!(ours, theirs, "number {index}");
     }

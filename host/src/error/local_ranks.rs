@@ -19,10 +19,10 @@ pub enum LocalRanksError<E> {
         /// The ranks of the call.
         local: Vec<u32>,
     },
-    /// A check of a rank failed. Nothing was launched, on any rank.
+    /// A check of a rank failed, or the first launch. Nothing was launched, on any rank.
     #[error("rank {}: {source}; nothing was launched on any rank", rank.0)]
     Refused {
-        /// The first rank whose check failed.
+        /// The first rank whose check failed, or whose launch was the first.
         rank: Rank,
         /// What was found.
         source: Box<E>,

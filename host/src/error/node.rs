@@ -40,6 +40,43 @@ pub enum NodeError {
         /// Those of the second one's.
         second_node: String,
     },
+    /// Ranks of one process.
+    #[error(
+        "ranks {} and {} are in one process ({process}), which cannot map its own memory once more; \
+         Group::local has several ranks in one process",
+        first.0, second.0
+    )]
+    SameProcess {
+        /// The first rank.
+        first: Rank,
+        /// The next one.
+        second: Rank,
+        /// The process's number.
+        process: u32,
+    },
+    /// Ranks in containers that do not share a namespace.
+    #[error(
+        "ranks {} and {} are in different {kind} namespaces, and CUDA IPC needs one IPC namespace and one \
+         PID namespace for all; give containers --ipc=host and --pid=host",
+        first.0, second.0
+    )]
+    OtherNamespace {
+        /// The first rank.
+        first: Rank,
+        /// The next one.
+        second: Rank,
+        /// "IPC" or "PID".
+        kind: &'static str,
+    },
+    /// A part of a GPU.
+    #[error(
+        "{device} is a part of a GPU (MIG), whose memory other processes cannot map; a node group needs whole \
+         GPUs"
+    )]
+    PartOfGpu {
+        /// The part, as the driver's tools name it.
+        device: String,
+    },
     /// Two ranks whose GPUs cannot write each other's memory.
     #[error(
         "the GPU of rank {} ({device}) cannot access the memory of that of rank {} ({peer_device}); a \
@@ -68,6 +105,53 @@ pub enum NodeError {
         rank: Rank,
         /// What the driver said.
         source: CudaError,
+    },
+    /// A window that is not an allocation of its own, or is shorter than its rank said: its handle would give
+    /// other memory.
+    #[error(
+        "rank {} finds the window of rank {}, {wanted} bytes at {at:#x}, in an allocation of {bytes} bytes at \
+         {base:#x}; a window is an allocation of its own",
+        rank.0, owner.0
+    )]
+    NotWhole {
+        /// This rank.
+        rank: Rank,
+        /// Whose window it is.
+        owner: Rank,
+        /// Where this rank has the window.
+        at: u64,
+        /// Bytes that it must have.
+        wanted: u64,
+        /// Where the allocation begins.
+        base: u64,
+        /// Bytes of the allocation.
+        bytes: u64,
+    },
+    /// Ranks that make different communicators at one time, each of which takes part in the other's.
+    #[error(
+        "ranks 0 and {} share windows of different communicators: number {} of {} bytes, and number {} of {} \
+         bytes; make communicators in the same order in all processes",
+        second.0, numbers[0], bytes[0], numbers[1], bytes[1]
+    )]
+    OtherWindow {
+        /// The first rank whose window is not the one of rank 0.
+        second: Rank,
+        /// Which of the group's windows they are, on rank 0 and on that rank.
+        numbers: [u64; 2],
+        /// Their bytes.
+        bytes: [u64; 2],
+    },
+    /// A mapped window that is not the memory that its rank calls its own.
+    #[error(
+        "what rank {} mapped as the window of rank {} is other memory: it has not the number that rank {} \
+         wrote",
+        rank.0, peer.0, peer.0
+    )]
+    OtherMemory {
+        /// This rank.
+        rank: Rank,
+        /// Whose window it should be.
+        peer: Rank,
     },
     /// A window of another rank that cannot be mapped.
     #[error(

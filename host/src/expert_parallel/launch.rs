@@ -1,12 +1,10 @@
 //! How a kernel of a communicator is launched: first every check, then the launch.
 
-use std::sync::Arc;
-
-use ferry_layout::{Kernel, Rank};
+use ferry_layout::Kernel;
 
 use super::{ExpertParallel, Poison};
 use crate::device::{Args, Launch};
-use crate::{Error, Stream};
+use crate::{Error, LocalRanksError, Stream};
 
 /// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it
 /// was.
@@ -21,43 +19,53 @@ pub(crate) struct Prepared<'a, Next> {
 impl<'a, Next> Prepared<'a, Next> {
     /// Enqueues the kernel; `then` opens what comes after it.
     pub(crate) fn launch<T>(
-        self,
+        mut self,
         then: impl FnOnce(&'a mut ExpertParallel, Next) -> T,
     ) -> Result<T, Error> {
         self.enqueue()?;
         Ok(then(self.rank, self.next))
     }
 
-    /// Enqueues the kernels of one call of several ranks, one after another. Where one cannot be enqueued,
-    /// all ranks are poisoned, and the error comes with the rank.
+    /// Enqueues the kernels of one call of several ranks, one after another. Where the first cannot be
+    /// enqueued, none is, and all ranks stay as they are; where a later one cannot, all are poisoned.
     pub(crate) fn launch_all<T>(
-        calls: Vec<Self>,
+        mut calls: Vec<Self>,
         mut then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
-    ) -> Result<Vec<T>, (Rank, Error)> {
-        for call in &calls {
-            if let Err(error) = call.enqueue() {
-                let rank = call.rank.rank();
-                for call in &calls {
-                    call.rank.poison(Poison::Launch(rank));
-                }
-                return Err((rank, error));
+    ) -> Result<Vec<T>, LocalRanksError> {
+        for (at, call) in calls.iter_mut().enumerate() {
+            let Err(error) = call.enqueue() else { continue };
+            let (rank, source) = (call.rank.rank(), Box::new(error));
+            if at == 0 {
+                return Err(LocalRanksError::Refused { rank, source });
             }
+            for call in &calls {
+                call.rank.poison(Poison::Launch(rank));
+            }
+            return Err(LocalRanksError::NotLaunched { rank, source });
         }
         let each = calls.into_iter();
         Ok(each.map(|call| then(call.rank, call.next)).collect())
     }
 
-    fn enqueue(&self) -> Result<(), Error> {
+    fn enqueue(&mut self) -> Result<(), Error> {
+        self.rank.streams.enter(self.launch.stream);
         // SAFETY: the tensors were found to have memory for every element when `args` was made of
         // them; what else it names is this communicator's, allocated in the plan's sizes and kept
         // until it is closed, and the kernels are what its device gave.
-        unsafe { self.rank.device().launch(&self.launch) }
+        let is_held = unsafe {
+            let device = self.rank.device();
+            device.launch_held(&self.launch, &self.rank.member)
+        }?;
+        if is_held {
+            self.rank.streams.capture();
+        }
+        Ok(())
     }
 }
 
 impl ExpertParallel {
     /// Makes all checks of a launch: that the communicator has not given up, that the kernels are loaded,
-    /// that there is room for them. Has a graph in the making hold what they need.
+    /// that there is room for them.
     pub(crate) fn prepare<Next>(
         &mut self,
         stream: Stream,
@@ -84,10 +92,6 @@ impl ExpertParallel {
             stream,
         };
         self.require_room(stream)?;
-        self.device().hold(stream, &self.member)?;
-        if Arc::strong_count(&self.member) > 1 {
-            self.streams.capture();
-        }
         Ok(Prepared {
             rank: self,
             launch,
@@ -95,23 +99,18 @@ impl ExpertParallel {
         })
     }
 
-    /// Whether `stream` has as many multiprocessors as a launch takes. A stream is asked once.
-    fn require_room(&mut self, stream: Stream) -> Result<(), Error> {
-        let device = self.memory.device();
-        let at = (self.streams).find(stream, || device.stream_multiprocessors(stream));
+    /// Whether `stream` has as many multiprocessors as a launch takes. Asked each time: a handle is another
+    /// stream's once its own was destroyed.
+    fn require_room(&self, stream: Stream) -> Result<(), Error> {
         let max_sms = self.plan.config().max_sms;
-        match self.streams.multiprocessors(at) {
+        match self.device().stream_multiprocessors(stream) {
             Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
-                self.streams.forget(at);
                 Err(Error::GreenContext {
                     max_sms,
                     multiprocessors,
                 })
             }
-            _ => {
-                self.streams.enter(at);
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 }

@@ -15,6 +15,9 @@ impl ExpertParallel {
     /// configurations. One value for each rank of this process, ascending. Collective.
     /// Synchronises.
     ///
+    /// Threads that make communicators of one group take turns. Which comes first must be the same in all
+    /// processes.
+    ///
     /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one;
     /// what they had allocated is freed, but for windows that only all ranks can free: those are
     /// leaked, with a warning. In an NVSHMEM group a rank that is lost while the windows are
@@ -42,6 +45,7 @@ impl ExpertParallel {
         let ranks = fabric.local_ranks();
         // Before anything is allocated, so that the group is not closed meanwhile.
         let members: Vec<Member> = ranks.iter().map(|_| group.enter()).collect();
+        let _turn = group.turn();
         compare_shapes(&**fabric, plan)?;
         let memory: Result<Vec<_>, Error> = ranks
             .iter()

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Stream;
 
-/// Most streams that a communicator remembers; with more, it asks again.
+/// Most streams that a communicator remembers.
 const MAX: usize = 16;
 /// The driver's number for the default stream of whichever thread asks.
 const DEFAULT_OF_A_THREAD: u64 = 2;
@@ -21,8 +21,6 @@ pub(crate) struct Streams {
 
 struct Known {
     stream: Stream,
-    /// How many it has, if fewer than the device.
-    multiprocessors: Option<u32>,
     /// Since it was last waited for, something may have been launched.
     is_busy: AtomicBool,
 }
@@ -34,14 +32,12 @@ impl Known {
 }
 
 impl Streams {
-    /// Where `stream` stands. `multiprocessors` is asked once a stream.
-    pub(crate) fn find(
-        &mut self,
-        stream: Stream,
-        multiprocessors: impl FnOnce() -> Option<u32>,
-    ) -> usize {
-        if let Some(at) = self.known.iter().position(|known| known.stream == stream) {
-            return at;
+    /// Something is about to be launched into `stream`.
+    pub(crate) fn enter(&mut self, stream: Stream) {
+        let mut known = self.known.iter_mut();
+        if let Some(known) = known.find(|known| known.stream == stream) {
+            *known.is_busy.get_mut() = true;
+            return;
         }
         if self.known.len() == MAX {
             self.has_forgotten |= self.known.iter_mut().any(Known::is_busy);
@@ -49,25 +45,8 @@ impl Streams {
         }
         self.known.push(Known {
             stream,
-            multiprocessors: multiprocessors(),
-            is_busy: AtomicBool::new(false),
+            is_busy: AtomicBool::new(true),
         });
-        self.known.len() - 1
-    }
-
-    /// Multiprocessors of the stream that stands there, if fewer than the device's.
-    pub(crate) fn multiprocessors(&self, at: usize) -> Option<u32> {
-        self.known[at].multiprocessors
-    }
-
-    /// Another stream may have this one's handle by now: the next call asks again.
-    pub(crate) fn forget(&mut self, at: usize) {
-        self.has_forgotten |= self.known.swap_remove(at).is_busy();
-    }
-
-    /// Something is about to be launched there.
-    pub(crate) fn enter(&mut self, at: usize) {
-        *self.known[at].is_busy.get_mut() = true;
     }
 
     /// A graph holds the communicator.
@@ -103,8 +82,7 @@ mod tests {
 
     /// A launch into the stream with this handle.
     fn launch(streams: &mut Streams, handle: u64) {
-        let at = streams.find(stream(handle), || None);
-        streams.enter(at);
+        streams.enter(stream(handle));
     }
 
     #[test]
@@ -124,13 +102,6 @@ mod tests {
 
     #[test]
     fn a_launch_that_is_forgotten_is_never_done() {
-        let mut streams = Streams::default();
-        launch(&mut streams, 8);
-        let at = streams.find(stream(8), || panic!("it is known"));
-        streams.forget(at);
-        streams.pass(stream(8));
-        assert!(!streams.are_done());
-
         let mut streams = Streams::default();
         for handle in 8..8 + MAX as u64 + 1 {
             launch(&mut streams, handle);

@@ -7,7 +7,7 @@ use ferry_layout::Rank;
 use super::introduction::Place;
 use crate::job::{agree, wrong_length};
 use crate::own_gpu::Gpu;
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, NodeError};
 
 /// Steps of ranks, each of which all come out of well, or all have an error.
 const SHARING: &str = "sharing windows";
@@ -41,11 +41,11 @@ pub(crate) trait Share: Send {
     /// A window of `rank`, this one, as bytes for other processes.
     fn export(&self, rank: Rank, window: DevicePtr) -> Result<Vec<u8>, Error>;
 
-    /// Maps the window of `peer` for `rank`, this one.
+    /// Maps the window of `peer`, of at least `bytes` bytes, for `rank`, this one.
     ///
     /// # Safety
-    /// [`export`](Self::export) of that rank gave `handle` for a window of `bytes` bytes, and the
-    /// rank keeps it until this one has unmapped it.
+    /// [`export`](Self::export) of that rank gave `handle`, and the rank keeps the window until this one has
+    /// unmapped it.
     unsafe fn map(
         &self,
         rank: Rank,
@@ -62,6 +62,50 @@ pub(crate) trait Share: Send {
 
     /// Waits until nothing that was enqueued on the device is at work.
     fn drain(&self) -> Result<(), Error>;
+}
+
+/// A window that is asked for: the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// How many were asked for before, and this one.
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Asked {
+    const BYTES: usize = 16;
+
+    /// What a rank tells of its window: which it is, how long, and its handle.
+    fn message(self, handle: &[u8]) -> Vec<u8> {
+        let numbers = [self.number.to_le_bytes(), self.bytes.to_le_bytes()];
+        [&numbers.concat()[..], handle].concat()
+    }
+
+    /// What [`message`](Self::message) was made of, if it is one.
+    fn split_from(message: &[u8]) -> Option<(Self, &[u8])> {
+        let (&number, rest) = message.split_first_chunk()?;
+        let (&bytes, handle) = rest.split_first_chunk()?;
+        let [number, bytes] = [number, bytes].map(u64::from_le_bytes);
+        Some((Self { number, bytes }, handle))
+    }
+
+    /// The handles that all ranks told, if they are of one communicator's windows. All ranks find the same.
+    fn handles(told: &[Vec<u8>]) -> Result<Vec<&[u8]>, Error> {
+        let mut first = None;
+        let each = told.iter().enumerate().map(|(rank, message)| {
+            let wrong = || wrong_length(rank, message.len(), Self::BYTES);
+            let (asked, handle) = Self::split_from(message).ok_or_else(wrong)?;
+            match *first.get_or_insert(asked) {
+                first if first != asked => Err(Error::Node(NodeError::OtherWindow {
+                    second: Rank(rank as u32),
+                    numbers: [first.number, asked.number],
+                    bytes: [first.bytes, asked.bytes],
+                })),
+                _ => Ok(handle),
+            }
+        });
+        each.collect()
+    }
 }
 
 /// A window of this rank, and those of the other ranks beside it.
@@ -90,20 +134,26 @@ impl Shared {
 pub(crate) fn exchange<S: Share>(
     bootstrap: &mut dyn Bootstrap,
     share: &S,
-    number: u64,
+    asked: Asked,
     own: Result<DevicePtr, Error>,
 ) -> Result<Shared, Error> {
     let rank = Rank(bootstrap.rank());
     let allocated = own.as_ref().ok().copied();
     let exported = own.and_then(|own| Ok((own, share.export(rank, own)?)));
     let is_told = exported.is_ok();
-    let message = |(own, handle): &(DevicePtr, Vec<u8>)| {
-        let bytes = own.bytes().to_le_bytes();
-        [&bytes[..], handle].concat()
-    };
-    let agreed = agree(bootstrap, SHARING, exported, message).inspect_err(|error| {
-        // Where a rank failed, all know of it, and none maps anything.
-        if is_told && !matches!(error, Error::PeerFailed { .. }) {
+    let message = |(_, handle): &(DevicePtr, Vec<u8>)| asked.message(handle);
+    let agreed = agree(bootstrap, SHARING, exported, message);
+    let agreed = agreed.and_then(|((own, _), told)| {
+        Asked::handles(&told)?;
+        Ok((own, told))
+    });
+    let agreed = agreed.inspect_err(|error| {
+        // Where a rank failed, or shares another window, all know of it, and none maps anything.
+        let is_known = matches!(
+            error,
+            Error::PeerFailed { .. } | Error::Node(NodeError::OtherWindow { .. })
+        );
+        if is_told && !is_known {
             warn_of_leak(allocated.as_slice(), error);
             return;
         }
@@ -112,10 +162,11 @@ pub(crate) fn exchange<S: Share>(
             tracing::warn!(%error, "cannot free a window");
         }
     });
-    let ((own, _), handles) = agreed?;
-    let mapped = map_all(share, rank, &handles);
+    let (own, told) = agreed?;
+    let mapped =
+        Asked::handles(&told).and_then(|handles| map_all(share, rank, asked.bytes, &handles));
     let shared = Shared {
-        number,
+        number: asked.number,
         own,
         // Where mapping failed, nothing stays mapped.
         mapped: mapped.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
@@ -166,26 +217,22 @@ pub(crate) unsafe fn release<S: Share>(
     unsafe { free_all(share, &own) }
 }
 
-/// Maps the windows of all other ranks, or none.
+/// Maps the windows of all other ranks, of at least `bytes` bytes each, or none.
 fn map_all<S: Share>(
     share: &S,
     rank: Rank,
-    handles: &[Vec<u8>],
+    bytes: u64,
+    handles: &[&[u8]],
 ) -> Result<Vec<(Rank, DevicePtr)>, Error> {
     let mut mapped = Vec::new();
-    for (peer, message) in (0..)
+    for (peer, handle) in (0..)
         .map(Rank)
         .zip(handles)
         .filter(|&(peer, _)| peer != rank)
     {
-        let handle = message.split_first_chunk();
-        let wrong = || wrong_length(peer.0 as usize, message.len(), size_of::<u64>());
-        let window = handle.ok_or_else(wrong).and_then(|(&bytes, handle)| {
-            // SAFETY: that rank exported a window of so many bytes. It frees the window only after all ranks
-            // have told that they unmapped it.
-            unsafe { share.map(rank, peer, handle, u64::from_le_bytes(bytes)) }
-        });
-        match window {
+        // SAFETY: the handle is what that rank exported, by the promise of the bootstrap. It frees the
+        // window only after all ranks have told that they unmapped it.
+        match unsafe { share.map(rank, peer, handle, bytes) } {
             Ok(window) => mapped.push((peer, window)),
             Err(error) => {
                 // SAFETY: they were mapped a moment ago, and nobody knows them.
@@ -197,6 +244,34 @@ fn map_all<S: Share>(
         }
     }
     Ok(mapped)
+}
+
+/// Bytes of the window of `owner` at `at`, of which `wanted` are needed, where `rank` finds an allocation of
+/// `bytes` bytes from `base` on. A window is an allocation of its own: a handle gives the whole of one.
+pub(crate) fn require_whole(
+    rank: Rank,
+    owner: Rank,
+    window: Extent,
+    found: Extent,
+) -> Result<u64, Error> {
+    if found.at == window.at && found.bytes >= window.bytes {
+        return Ok(found.bytes);
+    }
+    Err(Error::Node(NodeError::NotWhole {
+        rank,
+        owner,
+        at: window.at,
+        wanted: window.bytes,
+        base: found.at,
+        bytes: found.bytes,
+    }))
+}
+
+/// Bytes from an address on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Unmaps all; the first error is returned.

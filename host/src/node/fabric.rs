@@ -1,13 +1,20 @@
 //! A rank's membership of a node group.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferry_layout::{Rank, Shape};
 
-use super::exchange::{Share, Shared, exchange, release};
+use super::exchange::{Asked, Share, Shared, exchange, release};
 use super::introduction::{Introduction, require_group};
 use crate::job::{agree, gather_numbers, wrong_length};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, leak};
+use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, NodeError, leak};
+
+/// Steps of the trial that all ranks come out of well, or all have an error.
+const WRITING: &str = "writing into a shared window";
+const READING: &str = "reading the windows of the other ranks";
+/// The step before a communicator's windows are given back.
+const CLOSING: &str = "closing a communicator";
 
 /// One rank of this process, and the windows of all others mapped here.
 ///
@@ -35,16 +42,58 @@ struct Member<S> {
 }
 
 impl<S: Share> Member<S> {
-    fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
-        if !self.is_open {
-            return Err(Error::GroupClosed);
+    /// The way to the other ranks, who do not come any more once the group was left.
+    fn bootstrap(&mut self) -> Result<&mut dyn Bootstrap, Error> {
+        match self.is_open {
+            true => Ok(&mut *self.bootstrap),
+            false => Err(Error::GroupClosed),
         }
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
+        self.bootstrap()?;
         self.count += 1;
         let own = self.share.alloc(bytes);
-        let shared = exchange(&mut *self.bootstrap, &self.share, self.count, own)?;
+        let asked = Asked {
+            number: self.count,
+            bytes,
+        };
+        let shared = exchange(&mut *self.bootstrap, &self.share, asked, own)?;
         let own = shared.own;
         self.windows.push(shared);
         Ok(own)
+    }
+
+    /// Shares a small window, to see that this works: each rank writes a number into its own, tells it, and
+    /// looks for those of the other ranks where it has mapped theirs. Collective.
+    fn try_windows(&mut self, rank: Rank) -> Result<(), Error> {
+        let own = self.alloc(size_of::<u64>() as u64)?;
+        let tried = self.compare_numbers(rank, own);
+        // SAFETY: no kernel was launched.
+        let freed = unsafe { self.free(&[own]) };
+        tried.and(freed)
+    }
+
+    fn compare_numbers(&mut self, rank: Rank, own: DevicePtr) -> Result<(), Error> {
+        let device = self.share.device();
+        // A random one: hashers begin with such.
+        let number = RandomState::new().build_hasher().finish().to_le_bytes();
+        let written = device.upload(own, &number);
+        let tell = |(): &()| number.to_vec();
+        let (_, numbers) = agree(&mut *self.bootstrap, WRITING, written, tell)?;
+        let shared = self.windows.iter().find(|shared| shared.own == own);
+        let shared = shared.ok_or(Error::GroupClosed)?;
+        let mut peers = (0..).map(Rank).zip(&numbers);
+        let read = peers.try_for_each(|(peer, number)| {
+            let mut found = [0; size_of::<u64>()];
+            device.download(shared.of(peer), &mut found)?;
+            match &found[..] == number {
+                true => Ok(()),
+                false => Err(Error::Node(NodeError::OtherMemory { rank, peer })),
+            }
+        });
+        agree(&mut *self.bootstrap, READING, read, |()| Vec::new())?;
+        Ok(())
     }
 
     /// Gives back those of `windows` that are here. Collective.
@@ -52,9 +101,7 @@ impl<S: Share> Member<S> {
     /// # Safety
     /// No kernel of any rank uses them any more.
     unsafe fn free(&mut self, windows: &[DevicePtr]) -> Result<(), Error> {
-        if !self.is_open {
-            return Err(Error::GroupClosed);
-        }
+        self.bootstrap()?;
         let all = std::mem::take(&mut self.windows);
         let (freed, kept) = all
             .into_iter()
@@ -110,7 +157,7 @@ impl<S: Share> NodeFabric<S> {
         let ((share, _), said) = agree(&mut *bootstrap, step, opened, said)?;
         let all = said.iter().enumerate().map(|(rank, bytes)| {
             Introduction::from_bytes(bytes)
-                .ok_or_else(|| wrong_length(rank, bytes.len(), size_of::<[u8; 25]>()))
+                .ok_or_else(|| wrong_length(rank, bytes.len(), Introduction::LEAST_BYTES))
         });
         let all: Vec<_> = all.collect::<Result<_, _>>()?;
         require_group(&all, ranks)?;
@@ -130,9 +177,7 @@ impl<S: Share> NodeFabric<S> {
             count: 0,
             windows: Vec::new(),
         };
-        let tried = member.alloc(1)?;
-        // SAFETY: no kernel was launched.
-        unsafe { member.free(&[tried]) }?;
+        member.try_windows(Rank(rank))?;
         Ok(Self {
             rank: Rank(rank),
             ranks,
@@ -188,11 +233,14 @@ unsafe impl<S: Share> Fabric for NodeFabric<S> {
     }
 
     fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
-        gather_numbers(&mut *self.lock().bootstrap, value)
+        gather_numbers(self.lock().bootstrap()?, value)
     }
 
+    /// Tells its name: a rank that gave up closes the whole group instead, and hears that this one does not.
     fn barrier(&self) -> Result<(), Error> {
-        Ok(self.lock().bootstrap.barrier()?)
+        let mut member = self.lock();
+        agree(member.bootstrap()?, CLOSING, Ok(()), |()| Vec::new())?;
+        Ok(())
     }
 
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {

@@ -11,11 +11,63 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 /// Longest name that is told.
 const HOST_BYTES: usize = 255;
 
-/// A GPU, and the machine that it is in, with its name.
+/// A process, as the others on its machine can tell it from theirs. Each number is 0 where it is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) id: u32,
+    pub(crate) pid_namespace: u64,
+    pub(crate) ipc_namespace: u64,
+}
+
+impl Process {
+    const BYTES: usize = 20;
+
+    #[cfg(feature = "cuda")]
+    fn here() -> Self {
+        use std::os::unix::fs::MetadataExt;
+
+        let number = |at| std::fs::metadata(at).map_or(0, |found| found.ino());
+        Self {
+            id: std::process::id(),
+            pid_namespace: number("/proc/self/ns/pid"),
+            ipc_namespace: number("/proc/self/ns/ipc"),
+        }
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        let namespaces = [self.pid_namespace, self.ipc_namespace].map(u64::to_le_bytes);
+        [&self.id.to_le_bytes()[..], &namespaces.concat()].concat()
+    }
+
+    fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (&id, bytes) = bytes.split_first_chunk()?;
+        let (&pid, bytes) = bytes.split_first_chunk()?;
+        let (&ipc, bytes) = bytes.split_first_chunk()?;
+        let process = Self {
+            id: u32::from_le_bytes(id),
+            pid_namespace: u64::from_le_bytes(pid),
+            ipc_namespace: u64::from_le_bytes(ipc),
+        };
+        Some((process, bytes))
+    }
+
+    /// The kind of a namespace that both know and do not share.
+    fn parted_by(self, other: Self) -> Option<&'static str> {
+        let differ = |ours, theirs| ours != 0 && theirs != 0 && ours != theirs;
+        match self {
+            _ if differ(self.ipc_namespace, other.ipc_namespace) => Some("IPC"),
+            _ if differ(self.pid_namespace, other.pid_namespace) => Some("PID"),
+            _ => None,
+        }
+    }
+}
+
+/// A GPU, the machine that it is in, with its name, and the process that drives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) gpu: Gpu,
     pub(crate) host: String,
+    pub(crate) process: Process,
 }
 
 impl Place {
@@ -27,6 +79,7 @@ impl Place {
         Self {
             gpu: Gpu::here(uuid),
             host,
+            process: Process::here(),
         }
     }
 
@@ -51,24 +104,29 @@ pub(crate) struct Introduction {
 }
 
 impl Introduction {
-    /// The rank, the ranks, the GPU, the machine's name.
+    /// Without any names.
+    pub(crate) const LEAST_BYTES: usize = 8 + Process::BYTES + 17;
+
+    /// The rank, the ranks, the process, the GPU, the machine's name.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let host = self.place.host.as_bytes();
         let host = &host[..host.len().min(HOST_BYTES)];
         let numbers = [self.rank.to_le_bytes(), self.ranks.to_le_bytes()].concat();
-        [&numbers[..], &self.place.gpu.to_bytes(), host].concat()
+        let process = self.place.process.to_bytes();
+        [&numbers[..], &process, &self.place.gpu.to_bytes(), host].concat()
     }
 
     /// What [`to_bytes`](Self::to_bytes) gave.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (&rank, bytes) = bytes.split_first_chunk()?;
         let (&ranks, bytes) = bytes.split_first_chunk()?;
+        let (process, bytes) = Process::split_from(bytes)?;
         let (gpu, host) = Gpu::split_from(bytes)?;
         let host = String::from_utf8_lossy(host).into_owned();
         Some(Self {
             rank: u32::from_le_bytes(rank),
             ranks: u32::from_le_bytes(ranks),
-            place: Place { gpu, host },
+            place: Place { gpu, host, process },
         })
     }
 }
@@ -98,8 +156,36 @@ pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<(), Error
             second_node: second.place.node(),
         }));
     }
+    require_processes(all)?;
     let gpus: Vec<Gpu> = all.iter().map(|said| said.place.gpu.clone()).collect();
     require_own(&gpus)
+}
+
+/// Refuses ranks whose windows CUDA IPC does not map: of one process, or in containers that share too little.
+fn require_processes(all: &[Introduction]) -> Result<(), Error> {
+    for (at, said) in all.iter().enumerate() {
+        let process = said.place.process;
+        for before in &all[..at] {
+            let (first, second) = (Rank(before.rank), Rank(said.rank));
+            let other = before.place.process;
+            if let Some(kind) = other.parted_by(process) {
+                return Err(Error::Node(NodeError::OtherNamespace {
+                    first,
+                    second,
+                    kind,
+                }));
+            }
+            if process.id != 0 && process == other {
+                let process = process.id;
+                return Err(Error::Node(NodeError::SameProcess {
+                    first,
+                    second,
+                    process,
+                }));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -115,8 +201,43 @@ mod tests {
         Introduction {
             rank,
             ranks: 2,
-            place: Place { gpu, host },
+            place: Place {
+                gpu,
+                host,
+                process: Process {
+                    id: 40 + rank,
+                    pid_namespace: 8,
+                    ipc_namespace: 9,
+                },
+            },
         }
+    }
+
+    #[test]
+    fn ranks_of_one_process_and_of_other_namespaces_are_named() {
+        let both = |change: fn(&mut Process)| {
+            let mut all = [introduction(0, "a", "x"), introduction(1, "a", "x")];
+            change(&mut all[1].place.process);
+            require_group(&all, 2).map_err(|error| error.to_string())
+        };
+        assert_eq!(both(|_| ()), Ok(()));
+        let refused = both(|process| process.id = 40).unwrap_err();
+        assert!(
+            refused.starts_with("ranks 0 and 1 are in one process (40)"),
+            "{refused}"
+        );
+        let refused = both(|process| process.pid_namespace = 7).unwrap_err();
+        assert!(
+            refused.starts_with("ranks 0 and 1 are in different PID namespaces"),
+            "{refused}"
+        );
+        let refused = both(|process| process.ipc_namespace = 7).unwrap_err();
+        assert!(
+            refused.starts_with("ranks 0 and 1 are in different IPC namespaces"),
+            "{refused}"
+        );
+        // What is not known keeps nobody out.
+        assert_eq!(both(|process| *process = Process::default()), Ok(()));
     }
 
     #[test]
@@ -125,7 +246,9 @@ mod tests {
             let said = introduction(1, boot, host);
             assert_eq!(Introduction::from_bytes(&said.to_bytes()), Some(said));
         }
-        assert_eq!(Introduction::from_bytes(&[0; 24]), None);
+        let least = introduction(0, "", "").to_bytes().len();
+        assert_eq!(least, Introduction::LEAST_BYTES);
+        assert_eq!(Introduction::from_bytes(&vec![0; least - 1]), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fake::*;
 use ferry_layout::Rank;
 
-use super::exchange::Share;
+use super::exchange::{Extent, Share, require_whole};
 use super::fabric::NodeFabric;
 use super::introduction::Place;
 use crate::{
@@ -96,6 +96,7 @@ fn a_rank_that_fails_while_the_group_forms_is_named_to_all_and_nothing_is_kept()
         (Step::Alloc, "sharing windows"),
         (Step::Export, "sharing windows"),
         (Step::Map, "mapping the windows of the other ranks"),
+        (Step::Confuse, "reading the windows of the other ranks"),
     ];
     for (step, name) in steps {
         let node = Node::new(3);
@@ -149,6 +150,21 @@ fn windows_that_a_rank_cannot_unmap_are_leaked_on_all() {
     assert!(closed.iter().all(|(_, group)| group.is_ok()));
     let ledger = node.ledger();
     assert_eq!((ledger.windows.len(), ledger.maps.len()), (2, 1));
+}
+
+#[test]
+fn a_window_that_is_not_an_allocation_of_its_own_is_refused() {
+    let (rank, owner, window) = (Rank(0), Rank(1), Extent { at: 512, bytes: 64 });
+    let found = |at, bytes| require_whole(rank, owner, window, Extent { at, bytes });
+    assert!(matches!(found(512, 64), Ok(64)) && matches!(found(512, 90), Ok(90)));
+    for (at, bytes) in [(0, 4096), (512, 63)] {
+        let text = found(at, bytes).unwrap_err().to_string();
+        let wanted = format!("64 bytes at 0x200, in an allocation of {bytes} bytes at {at:#x}");
+        assert!(
+            text.starts_with("rank 0 finds the window of rank 1, ") && text.contains(&wanted),
+            "{text}"
+        );
+    }
 }
 
 #[test]
@@ -209,7 +225,8 @@ fn processes_that_count_their_ranks_differently_are_refused_on_all() {
         let mut inner = process.bootstrap();
         let counts = 2 + process.rank;
         let gather = move |bytes: &[u8]| crate::Bootstrap::all_gather(&mut inner, bytes);
-        let bootstrap = FnBootstrap::new(process.rank, counts, gather)?;
+        // SAFETY: the wrong number of ranks is refused before anything is shared.
+        let bootstrap = unsafe { FnBootstrap::new(process.rank, counts, gather) }?;
         process
             .join_with(Box::new(bootstrap), Failure::none())
             .map(drop)
@@ -253,6 +270,82 @@ fn a_rank_that_does_not_come_ends_every_step_at_the_deadline_and_windows_are_kep
     // Rank 1 may have mapped it, for all that rank 0 knows.
     let ledger = node.ledger();
     assert_eq!((ledger.windows.len(), ledger.maps.len()), (1, 0));
+}
+
+#[test]
+fn ranks_at_different_steps_of_closing_all_say_so() {
+    let node = Node::new(2);
+    let closed = node.each(|process| {
+        let group = process.join(Failure::none())?;
+        Ok(match process.rank {
+            0 => group.fabric.barrier(),
+            _ => group.close(),
+        })
+    });
+    let closed: Vec<_> = closed.into_iter().map(Result::unwrap).collect();
+    for (outcome, (rank, step)) in closed.into_iter().zip([
+        (1, "unmapping the windows of the other ranks"),
+        (0, "closing a communicator"),
+    ]) {
+        let text = outcome.unwrap_err().to_string();
+        let wanted = format!("rank {rank} is at another step ({step})");
+        assert!(text.contains(&wanted), "{text}");
+    }
+}
+
+#[test]
+fn a_group_that_was_left_asks_nobody() {
+    let node = Node::with_timeout(2, SHORT);
+    let asked = node.each(|process| {
+        let group = process.join(Failure::none())?;
+        group.close()?;
+        let asked = (process.rank == 0).then(|| {
+            let gathered = group.fabric.all_gather(1).map(drop);
+            [gathered, group.fabric.barrier(), begin(&group).map(drop)]
+        });
+        process.wait_for_the_others();
+        Ok(asked)
+    });
+    let asked = asked.into_iter().next().unwrap().unwrap();
+    for outcome in asked.into_iter().flatten() {
+        assert!(matches!(outcome, Err(Error::GroupClosed)), "{outcome:?}");
+    }
+}
+
+#[test]
+fn windows_of_different_communicators_are_not_shared() {
+    let node = Node::new(2);
+    let shared = node.each(|process| {
+        let group = process.join(Failure::none())?;
+        let window = group.fabric.alloc_windows(64 << process.rank);
+        group.close()?;
+        Ok(window)
+    });
+    for shared in shared.into_iter().map(Result::unwrap) {
+        let text = shared.unwrap_err().to_string();
+        assert!(text.contains("different communicators"), "{text}");
+    }
+    assert!(node.ledger().is_clean(), "{:?}", node.ledger());
+}
+
+#[test]
+fn threads_that_begin_communicators_at_once_do_not_mix_their_steps() {
+    for _ in 0..4 {
+        let node = Node::new(2);
+        let begun = node.each(|process| {
+            let group = process.join(Failure::none())?;
+            thread::scope(|scope| {
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| begin(&group))).collect();
+                let each = threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap().map(drop));
+                each.collect::<Result<(), Error>>()
+            })?;
+            group.close()
+        });
+        begun.into_iter().for_each(|outcome| outcome.unwrap());
+        assert!(node.ledger().is_clean(), "{:?}", node.ledger());
+    }
 }
 
 #[test]

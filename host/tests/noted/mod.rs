@@ -104,13 +104,6 @@ unsafe impl Device for NotedDevice {
         let found = green.iter().find(|(of, _)| *of == stream);
         found.map(|&(_, multiprocessors)| multiprocessors)
     }
-    fn hold(&self, _stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        match &mut *self.0.graph.lock().unwrap() {
-            Some(graph) if graph.is_empty() => graph.push(held.clone()),
-            _ => {}
-        }
-        Ok(())
-    }
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let mut refused = self.0.refused_launch.lock().unwrap();
         if *refused == Some(0) {
@@ -120,6 +113,20 @@ unsafe impl Device for NotedDevice {
         self.0.note(launch.kernel.name());
         self.0.launches.lock().unwrap().push(launch.clone());
         Ok(())
+    }
+    unsafe fn launch_held(
+        &self,
+        launch: &Launch,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<bool, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(launch) }?;
+        let mut graph = self.0.graph.lock().unwrap();
+        match &mut *graph {
+            Some(graph) if graph.is_empty() => graph.push(held.clone()),
+            _ => {}
+        }
+        Ok(graph.is_some())
     }
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
         Ok(Box::new(NotedPage(self.0.clone())))
@@ -229,7 +236,7 @@ pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertPar
 }
 
 pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
-    let at = memory(4096);
+    let (at, out) = (memory(4096), memory(16384));
     let local = rank.plan().local_experts();
     let input = DispatchInput::new(
         Tensor::contiguous(at, DataType::Bf16, [2, 8]),
@@ -237,11 +244,11 @@ pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
     );
     let output = DispatchOutput {
         row_scales: None,
-        tokens: Tensor::contiguous(at, DataType::Bf16, [6, 8]),
+        tokens: Tensor::contiguous(out, DataType::Bf16, [6, 8]),
         scales: None,
-        row_offsets: Tensor::contiguous(at, DataType::U32, [local + 1]),
-        expert_ids: Tensor::contiguous(at, DataType::I32, [local]),
-        src_info: Tensor::contiguous(at, DataType::I32, [6, 2]),
+        row_offsets: Tensor::contiguous(out, DataType::U32, [local + 1]),
+        expert_ids: Tensor::contiguous(out, DataType::I32, [local]),
+        src_info: Tensor::contiguous(out, DataType::I32, [6, 2]),
     };
     (input, output)
 }

@@ -243,13 +243,18 @@ unsafe impl Device for GuardedDevice {
         self.inner.stream_multiprocessors(stream)
     }
 
-    fn hold(&self, stream: Stream, held: &Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        self.inner.hold(stream, held)
-    }
-
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.launch(launch) }
+    }
+
+    unsafe fn launch_held(
+        &self,
+        launch: &Launch,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) -> Result<bool, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.launch_held(launch, held) }
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

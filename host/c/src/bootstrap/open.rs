@@ -48,7 +48,9 @@ pub(crate) unsafe fn open(given: *const ferry_bootstrap) -> Result<Box<dyn Boots
                 ranks: ranks as usize,
             };
             let of_bytes = move |bytes: &[u8]| gather.all(bytes);
-            let function = FnBootstrap::new(rank, ranks, of_bytes);
+            // SAFETY: the caller's promise: the rank is this process's own, and the function gathers what all
+            // ranks gave to the same call.
+            let function = unsafe { FnBootstrap::new(rank, ranks, of_bytes) };
             Ok(Box::new(function.map_err(Error::from)?))
         }
         (both_missing, _) => {

@@ -25,7 +25,8 @@ impl Calls {
             noted.lock().unwrap().push(call);
             inner.all_gather(bytes)
         };
-        Box::new(FnBootstrap::new(process.rank, RANKS, gather).unwrap())
+        // SAFETY: the rank and what is gathered are those of the bootstrap within.
+        Box::new(unsafe { FnBootstrap::new(process.rank, RANKS, gather) }.unwrap())
     }
 
     /// Those since it was last asked: as many as `wanted`, from this thread, none longer than `most`; gives
@@ -54,7 +55,7 @@ fn a_node_group_calls_its_bootstrap_as_its_documentation_says() {
         let mut place = process.place();
         (place.host, place.gpu.machine) = ("h".repeat(NAME_BYTES), "m".repeat(NAME_BYTES));
         let group = process.join_over(calls.over(process), place, Failure::none())?;
-        assert_eq!(calls.take(5, 600), 0);
+        assert_eq!(calls.take(7, 600), 0);
         let (mut rank, other) = (begin(&group)?, begin(&group)?);
         assert_eq!(calls.take(10, 128 - MORE_HANDLE_BYTES), 0);
         round(&mut rank)?;
@@ -63,7 +64,7 @@ fn a_node_group_calls_its_bootstrap_as_its_documentation_says() {
         thread::scope(|scope| {
             let close = || {
                 rank.close()?;
-                assert_eq!(calls.take(2, 128), 1);
+                assert_eq!(calls.take(2, 128), 0);
                 Ok(())
             };
             scope.spawn(close).join().unwrap()
@@ -87,7 +88,7 @@ fn closing_a_communicator_that_gave_up_calls_no_bootstrap() {
         let calls = Calls::default();
         let group = process.join_with(calls.over(process), Failure::none())?;
         let mut rank = begin_with(&group, recovery::config())?;
-        calls.take(10, 600);
+        calls.take(12, 600);
         // Nobody else comes to this one.
         if process.rank == 0 {
             assert!(matches!(round(&mut rank), Err(Error::Fault(_))));

@@ -29,6 +29,8 @@ pub enum Step {
     Alloc,
     Export,
     Map,
+    /// Maps, and other memory.
+    Confuse,
     Unmap,
 }
 
@@ -41,6 +43,7 @@ impl Step {
             Self::Alloc => "cuMemAlloc",
             Self::Export => "cannot share its window",
             Self::Map => "cannot map the window of rank",
+            Self::Confuse => "rank 1 mapped as the window of rank 2 is other memory",
             Self::Unmap => "cuIpcCloseMemHandle",
         }
     }
@@ -152,8 +155,12 @@ impl Process<'_> {
             uuid: [self.rank as u8; 16],
             machine: "boot 1".into(),
         };
+        let process = super::super::introduction::Process {
+            id: 1 + self.rank,
+            ..Default::default()
+        };
         let host = "host".into();
-        Place { gpu, host }
+        Place { gpu, host, process }
     }
 
     pub fn bootstrap(self) -> TcpBootstrap {
@@ -307,8 +314,13 @@ impl Share for Fake {
         handle: &[u8],
         bytes: u64,
     ) -> Result<DevicePtr, Error> {
-        let at = u64::from_le_bytes(handle.try_into().unwrap());
+        let mut at = u64::from_le_bytes(handle.try_into().unwrap());
         let mut ledger = self.ledger();
+        if self.fails(Step::Confuse) && peer == Rank(2) {
+            let is_other =
+                |&&window: &&u64| window != at && !ledger.maps.contains(&(rank.0, window));
+            at = *ledger.windows.iter().find(is_other).unwrap();
+        }
         assert!(
             ledger.windows.contains(&at),
             "{at:#x} is mapped, and not there"
