@@ -1,5 +1,5 @@
-//! Three layers of a mixture of experts on four simulated ranks: tokens travel in blockwise FP8, experts work on
-//! the host, and each layer is compared with a dense reference in f64.
+//! Three layers of a mixture of experts on four simulated ranks: tokens travel in blockwise FP8, experts
+//! work on the host, and each layer is compared with a dense reference in f64.
 //!
 //! ```sh
 //! cargo run --release --package ferry-ep --example moe_simulated
@@ -31,6 +31,7 @@ struct RankState {
     sums: CombineBuffers,
 }
 
+/// Makes the ranks, runs the layers and closes all again.
 pub fn main() -> Result<(), Error> {
     let group = Group::simulated(RANKS as u32, 7)?;
     let config = Config {
@@ -97,8 +98,8 @@ fn run(
     Ok(())
 }
 
-/// Waits for what was enqueued on a rank. After a fault of the input (an expert that does not exist) the round
-/// goes on, and so must this rank, or the others wait for it in vain. All other errors end it.
+/// Waits for what was enqueued on a rank. After a fault of the input (an expert that does not exist) the
+/// round goes on, and so must this rank, or the others wait for it in vain. All other errors end it.
 fn wait(rank: &ExpertParallel) -> Result<(), Error> {
     if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
         eprintln!("{fault}");

@@ -21,8 +21,8 @@ pub struct DispatchInput {
     /// [shared expert](crate::Config::shared_expert) the wait reads it once more, and the `input_scale`.
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
-    /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the token
-    /// twice, and both rows count; [`debug_checks`](crate::Config::debug_checks) report it.
+    /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the
+    /// token twice, and both rows count; [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
     /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
     /// are 1.
@@ -95,8 +95,8 @@ pub struct CombineInput {
 /// not in the memory of `expert_rows`, as rows are still read while sums are written.
 /// [`CombineBuffers`](crate::CombineBuffers) allocates it.
 ///
-/// With [`skip_a2a`](crate::Config::skip_a2a) the result is what this rank's experts add, and zeros where they
-/// add nothing: the sum over the ranks is the result.
+/// With [`skip_a2a`](crate::Config::skip_a2a) the result is what this rank's experts add, and zeros where
+/// they add nothing: the sum over the ranks is the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineOutput {
     /// `[tokens, hidden]`: the weighted sum of a token's rows. In reduced mode always; in exact

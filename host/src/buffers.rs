@@ -5,7 +5,6 @@ use std::sync::Arc;
 use ferry_layout::{CombineMode, OutputElement};
 
 use crate::allocations::Allocations;
-use crate::copies::Inputs;
 use crate::{
     Capacity, CombineOutput, DataType, Device, DevicePtr, DispatchOutput, Error, Plan, Tensor,
 };
@@ -54,6 +53,33 @@ pub struct DispatchBuffers {
     pub(crate) plan: Plan,
     /// Of [`upload`](Self::upload).
     pub(crate) inputs: Option<Inputs>,
+}
+
+/// Memory for what a rank brings to a dispatch.
+pub(crate) struct Inputs {
+    pub(crate) memory: Allocations,
+    pub(crate) x: DevicePtr,
+    pub(crate) topk_ids: DevicePtr,
+    pub(crate) topk_weights: DevicePtr,
+}
+
+impl Inputs {
+    pub(crate) fn alloc(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        let config = plan.config();
+        let tokens = config.max_tokens_per_rank as u64;
+        let ids = 4 * tokens * config.top_k as u64;
+        let (at, memory) = Allocations::with(device, |memory| {
+            let x = memory.alloc(2 * tokens * config.hidden as u64)?;
+            Ok([x, memory.alloc(ids)?, memory.alloc(ids)?])
+        })?;
+        let [x, topk_ids, topk_weights] = at;
+        Ok(Self {
+            memory,
+            x,
+            topk_ids,
+            topk_weights,
+        })
+    }
 }
 
 impl DispatchBuffers {
@@ -239,7 +265,8 @@ impl CombineBuffers {
         })
     }
 
-    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the device's own.
+    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the
+    /// device's own.
     ///
     /// # Errors
     /// What the device reports.

@@ -4,19 +4,12 @@
 use half::bf16;
 
 use crate::allocations::Allocations;
+use crate::buffers::Inputs;
 use crate::tensor::Element;
 use crate::{
     CombineBuffers, CombineInput, DataType, Device, DevicePtr, DispatchBuffers, DispatchInput,
-    DispatchOutput, Error, Plan, ScaleTensor, Tensor, TensorElement, TensorError,
+    DispatchOutput, Error, ScaleTensor, Tensor, TensorElement, TensorError,
 };
-
-/// Memory for what a rank brings to a dispatch.
-pub(crate) struct Inputs {
-    pub(crate) memory: Allocations,
-    x: DevicePtr,
-    topk_ids: DevicePtr,
-    topk_weights: DevicePtr,
-}
 
 /// What a dispatch left in a rank's outputs, on the host: of each tensor as much as has rows.
 /// [`decode_rows`](crate::decode_rows) makes numbers of it.
@@ -148,25 +141,6 @@ impl DispatchBuffers {
     /// What the device reports.
     pub fn download(&self) -> Result<ReceivedRows, Error> {
         self.output().download(&**self.memory.device())
-    }
-}
-
-impl Inputs {
-    fn alloc(device: &std::sync::Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
-        let config = plan.config();
-        let tokens = config.max_tokens_per_rank as u64;
-        let ids = 4 * tokens * config.top_k as u64;
-        let (at, memory) = Allocations::with(device, |memory| {
-            let x = memory.alloc(2 * tokens * config.hidden as u64)?;
-            Ok([x, memory.alloc(ids)?, memory.alloc(ids)?])
-        })?;
-        let [x, topk_ids, topk_weights] = at;
-        Ok(Self {
-            memory,
-            x,
-            topk_ids,
-            topk_weights,
-        })
     }
 }
 

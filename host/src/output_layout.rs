@@ -168,8 +168,8 @@ impl DispatchOutput {
     /// [`output_layout`](Plan::output_layout). Not collective; does not synchronise.
     ///
     /// # Errors
-    /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] where an address is missing, one
-    /// too many, not aligned, or of fewer bytes than the tensor has.
+    /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] where an address is missing,
+    /// one too many, not aligned, or of fewer bytes than the tensor has.
     pub fn from_addresses(
         plan: &Plan,
         capacity: Capacity,

@@ -3,17 +3,19 @@
 
 use bytemuck::Zeroable;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Shape, SiluArgs, TokenFormat};
+use ferry_layout::{Kernel, Shape, SiluArgs, TokenFormat};
 
 use crate::arguments::address_or_none;
+use crate::device::{Args, Launch};
 use crate::tensor::Element;
-use crate::{DataType, Error, ScaleTensor, Tensor};
+use crate::{DataType, Device, Error, LoadedKernels, ScaleTensor, Stream, Tensor};
 
 /// Columns that a lane works on at a time.
 const LANE_COLUMNS: usize = 16;
 
-/// What a fused SiLU ([`Device::fused_silu`](crate::Device::fused_silu)) reads and writes. Rows are those of a dispatch: `row_offsets` is read on the
-/// device, and rows from its last entry on, and those beyond `capacity`, are not touched.
+/// What a fused SiLU ([`fused_silu`](trait.Device.html#method.fused_silu)) reads and writes. Rows are those
+/// of a dispatch: `row_offsets` is read on the device, and rows from its last entry on, and those beyond
+/// `capacity`, are not touched.
 ///
 /// | the reference's kernel | here |
 /// |---|---|
@@ -44,9 +46,37 @@ pub struct FusedSilu {
     pub scales: Option<ScaleTensor>,
 }
 
+impl dyn Device + '_ {
+    /// Enqueues a fused SiLU on `stream`: a kernel that waits for nobody and needs no round. Not collective;
+    /// does not synchronise or allocate, and can be captured in a graph. `max_sms` bounds the
+    /// multiprocessors that it occupies.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::WrongScales`], [`Error::TooManyScales`], [`Error::UnusedInputScale`],
+    /// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; what the
+    /// launch reports.
+    pub fn fused_silu(
+        &self,
+        stream: Stream,
+        silu: &FusedSilu,
+        max_sms: Option<u32>,
+    ) -> Result<(), Error> {
+        let launch = Launch {
+            kernel: Kernel::FusedSilu,
+            kernels: LoadedKernels::GENERAL,
+            args: Args::Silu(silu.args()?),
+            shmem: false,
+            max_sms,
+            stream,
+        };
+        // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
+        unsafe { self.launch(&launch) }
+    }
+}
+
 impl FusedSilu {
     /// The kernel's arguments.
-    pub(crate) fn args(&self) -> Result<SiluArgs, Error> {
+    fn args(&self) -> Result<SiluArgs, Error> {
         let [capacity, columns] = self.output.dims;
         let experts = self.row_offsets.dims[0].saturating_sub(1);
         let multiple = (self.format.sizes().elements_of_word() as usize).max(LANE_COLUMNS);

@@ -98,9 +98,9 @@ fn both_assignments_of_a_duplicate_are_routed() {
             .unwrap();
         outputs.push(output);
     }
-    ranks
-        .iter()
-        .for_each(|rank| assert_eq!(rank.synchronize(STREAM).unwrap(), None));
+    for rank in &ranks {
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    }
     let offsets = tensors[0].output.row_offsets;
     let offsets: Vec<u32> = ranks[0].device().download_tensor(&offsets).unwrap();
     // Expert 0: twice rank 1's token. Expert 1: two of rank 0's.

@@ -188,10 +188,8 @@ fn rows_of_x_may_have_a_stride() {
         let (mut ranks, mut tensors) = two_ranks(5, config);
         for (t, rank) in tensors.iter_mut().zip(&ranks) {
             let packed = download(rank, t.input.x.at, t.input.x.dims[0] * HIDDEN * 2);
-            let (rows, _) = packed.as_chunks::<{ HIDDEN * 2 }>();
-            let spread =
-                |row: &[u8; HIDDEN * 2]| [[0xff; HIDDEN * 2], *row, [0xff; HIDDEN * 2]].concat();
-            let wide: Vec<u8> = rows.iter().flat_map(spread).collect();
+            let spread = |row: &[u8]| [&[0xff; HIDDEN * 2][..], row, &[0xff; HIDDEN * 2]].concat();
+            let wide: Vec<u8> = packed.chunks(HIDDEN * 2).flat_map(spread).collect();
             // From the first row's elements to those of the last.
             let at = upload(rank, &wide).plus(2 * HIDDEN as u64);
             let view = Tensor::contiguous(at, DataType::Bf16, t.input.x.dims);

@@ -105,7 +105,7 @@ fn run(format: TokenFormat) {
     }
     for (dispatched, (rows, _)) in rounds.iter().zip(&buffers) {
         let rank = dispatched.expert_parallel();
-        rank.synchronize(Stream::DEFAULT).unwrap();
+        assert_eq!(rank.synchronize(Stream::DEFAULT).unwrap(), None);
         let received = rows.download().unwrap();
         let values = decode_rows(&plan, &received, scale).unwrap();
         for group in 0..plan.groups() {

@@ -15,8 +15,8 @@ pub enum FaultKind {
     LocalTimeout,
     /// A token names an expert that does not exist; the assignment was not routed.
     InvalidExpert,
-    /// A token names an expert twice (found only with `debug_checks`). Both assignments are routed: the expert
-    /// gets the token twice, and both rows count in the sum.
+    /// A token names an expert twice (found only with `debug_checks`). Both assignments are routed: the
+    /// expert gets the token twice, and both rows count in the sum.
     DuplicateExpert,
     /// The number of tokens on the device is above the rows of `x`; so many were taken.
     TooManyOnDevice,
@@ -126,11 +126,11 @@ pub struct Fault {
     ///
     /// | kind | `peer` |
     /// |---|---|
-    /// | [`PeerTimeout`](FaultKind::PeerTimeout) | the rank that was waited for |
-    /// | [`RowOutOfBounds`](FaultKind::RowOutOfBounds) | the rank whose row it is |
-    /// | [`TooManyTokens`](FaultKind::TooManyTokens) | the rank that claims them |
-    /// | [`InvalidExpert`](FaultKind::InvalidExpert), [`DuplicateExpert`](FaultKind::DuplicateExpert) | no rank: the top-k slot of token `index` |
-    /// | [`LocalTimeout`](FaultKind::LocalTimeout), [`TooManyOnDevice`](FaultKind::TooManyOnDevice), [`OutputTooSmall`](FaultKind::OutputTooSmall) | this rank: no other one is involved |
+    /// | `PeerTimeout` | the rank that was waited for |
+    /// | `RowOutOfBounds` | the rank whose row it is |
+    /// | `TooManyTokens` | the rank that claims them |
+    /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k slot of token `index` |
+    /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall` | this rank: no other one is involved |
     pub peer: Rank,
     /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this

@@ -156,6 +156,7 @@ fn time(rig: &Rig, kind: Kind, layout: Layout) -> Result<f64> {
             scales: layout.scale_tensor(scales, blocks, EXPERTS),
         };
         jobs.push(move |_stage: usize, _iteration: u32| {
+            let device: &dyn Device = &**device;
             Ok(device.fused_silu(gpu.stream, &silu, None)?)
         });
     }
