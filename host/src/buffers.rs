@@ -5,7 +5,6 @@ use std::sync::Arc;
 use ferry_layout::{CombineMode, OutputElement};
 
 use crate::allocations::Allocations;
-use crate::copies::Inputs;
 use crate::{
     Capacity, CombineOutput, DataType, Device, DevicePtr, DispatchOutput, Error, Plan, Tensor,
 };

@@ -7,7 +7,7 @@ pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, Silu
 use ferry_layout::{Kernel, Shape};
 
 pub use crate::handles::{DevicePtr, Stream};
-use crate::{DataType, Error, FusedSilu, LoadedKernels, Tensor, TensorElement, TensorError};
+use crate::{DataType, Error, LoadedKernels, Tensor, TensorElement, TensorError};
 
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -126,31 +126,6 @@ pub unsafe trait Device: Send + Sync {
     /// in them, or the general ones; where [`Args::has_options`], what
     /// [`kernels_with_options`](Self::kernels_with_options) gave.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
-    /// Enqueues a fused SiLU on `stream`: a kernel that waits for nobody and needs no round. Not collective;
-    /// does not synchronise or allocate, and can be captured in a graph. `max_sms` bounds the
-    /// multiprocessors that it occupies.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`], [`Error::WrongScales`], [`Error::TooManyScales`], [`Error::UnusedInputScale`],
-    /// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; what the
-    /// launch reports.
-    fn fused_silu(
-        &self,
-        stream: Stream,
-        silu: &FusedSilu,
-        max_sms: Option<u32>,
-    ) -> Result<(), Error> {
-        let launch = Launch {
-            kernel: Kernel::FusedSilu,
-            kernels: LoadedKernels::GENERAL,
-            args: Args::Silu(silu.args()?),
-            shmem: false,
-            max_sms,
-            stream,
-        };
-        // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
-        unsafe { self.launch(&launch) }
-    }
     /// [`launch`](Self::launch) of a communicator. Where the launch becomes a part of a graph, because
     /// the stream is captured by a device of this process, the graph keeps `held` for as long as there is
     /// the graph. Gives whether one may keep it; after an error none does.

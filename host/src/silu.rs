@@ -3,11 +3,12 @@
 
 use bytemuck::Zeroable;
 use ferry_layout::silu::Activation;
-use ferry_layout::{Shape, SiluArgs, TokenFormat};
+use ferry_layout::{Kernel, Shape, SiluArgs, TokenFormat};
 
 use crate::arguments::address_or_none;
+use crate::device::{Args, Launch};
 use crate::tensor::Element;
-use crate::{DataType, Error, ScaleTensor, Tensor};
+use crate::{DataType, Device, Error, LoadedKernels, ScaleTensor, Stream, Tensor};
 
 /// Columns that a lane works on at a time.
 const LANE_COLUMNS: usize = 16;
@@ -75,7 +76,7 @@ impl dyn Device + '_ {
 
 impl FusedSilu {
     /// The kernel's arguments.
-    pub(crate) fn args(&self) -> Result<SiluArgs, Error> {
+    fn args(&self) -> Result<SiluArgs, Error> {
         let [capacity, columns] = self.output.dims;
         let experts = self.row_offsets.dims[0].saturating_sub(1);
         let multiple = (self.format.sizes().elements_of_word() as usize).max(LANE_COLUMNS);
