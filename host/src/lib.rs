@@ -70,6 +70,10 @@
 //! takes a toolchain of its own and NVSHMEM's device code; the host library is loaded at run time.
 //!
 //! `cust`: `cuda`, and streams and memory of the crate `cust`, which links the driver.
+//!
+//! `cudarc`: `cuda`, and streams and memory of the crate `cudarc`, which loads the driver at run time.
+//!
+//! `candle`: `cudarc`, and functions over tensors of the crate `candle-core`, whose build needs `nvcc`.
 
 /// The code of the README compiles.
 #[cfg(doctest)]
@@ -80,6 +84,8 @@ mod allocations;
 mod arguments;
 mod bootstrap;
 mod buffers;
+#[cfg(feature = "candle")]
+pub mod candle;
 mod capacity;
 #[cfg(any(feature = "cuda", test))]
 mod captures;
@@ -87,6 +93,8 @@ mod config;
 mod copies;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod data_type;

@@ -32,7 +32,7 @@ pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     shell.change_dir(&places.root);
     shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
     println!("building ferry-tests for GPUs");
-    let package = ["--package", "ferry-tests", "--features", "cust,mpi"];
+    let package = ["--package", "ferry-tests", "--features", "cudarc,cust,mpi"];
     cmd!(shell, "cargo build --quiet --release {package...}")
         .quiet()
         .run()?;

@@ -12,6 +12,7 @@ mod bench;
 mod bindgen;
 mod build_ptx;
 mod c_library;
+mod check_candle;
 mod compare_ptx;
 mod cuda_stub;
 mod demo;
@@ -104,6 +105,8 @@ enum Task {
     },
     #[command(flatten)]
     C(c_library::Task),
+    /// Run clippy with the feature `candle`, with an nvcc that writes empty files
+    CheckCandle,
     /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` where there is no CUDA
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
@@ -174,6 +177,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Bench { arguments, .. } => bench::run(places, &arguments)?,
         Task::Soak { arguments } => soak::run(places, &arguments)?,
         Task::C(task) => c_library::run(places, &task)?,
+        Task::CheckCandle => check_candle::run(places)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
         }

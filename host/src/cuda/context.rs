@@ -155,10 +155,13 @@ impl PrimaryContext {
     }
 }
 
-/// The number of a context's device. The context lives.
-#[cfg(feature = "cust")]
-pub(super) fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
-    // SAFETY: the context lives: it is current on this thread, or a live stream's.
+/// The number of a context's device.
+///
+/// # Safety
+/// The context lives.
+#[cfg(any(feature = "cust", feature = "cudarc"))]
+pub(super) unsafe fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
+    // SAFETY: that the context lives is the caller's promise.
     check("cuCtxPushCurrent", unsafe {
         sys::cuCtxPushCurrent_v2(context)
     })?;

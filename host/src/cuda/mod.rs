@@ -22,13 +22,15 @@ mod context;
 mod core;
 mod device;
 mod error;
+#[cfg(feature = "cust")]
+mod foreign;
 mod graph;
 mod green;
 mod ipc;
 mod library;
 mod local;
 mod module;
-#[cfg(feature = "cust")]
+#[cfg(any(feature = "cust", feature = "cudarc"))]
 mod owner;
 mod page;
 mod sys;

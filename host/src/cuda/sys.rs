@@ -232,7 +232,7 @@ driver_functions! {
 
     pub(super) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Code;
     pub(super) fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;
-    #[cfg(feature = "cust")]
+    #[cfg(any(feature = "cust", feature = "cudarc"))]
     pub(super) fn cuCtxGetDevice(device: *mut CUdevice) -> Code;
     pub(super) fn cuCtxPushCurrent_v2(context: CUcontext) -> Code;
     pub(super) fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code;

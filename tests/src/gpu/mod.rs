@@ -5,6 +5,8 @@ mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
 mod counted;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 #[cfg(feature = "cust")]
 mod cust;
 mod damaged;
@@ -158,6 +160,8 @@ pub fn run(args: &GpuArgs) -> Result<()> {
     damaged::run(&mut suite)?;
     #[cfg(feature = "cuda")]
     held::run(&mut suite)?;
+    #[cfg(feature = "cudarc")]
+    cudarc::run(&mut suite)?;
     #[cfg(feature = "cust")]
     cust::run(&mut suite)?;
     #[cfg(feature = "cuda")]

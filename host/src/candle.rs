@@ -1,0 +1,340 @@
+//! Tensors of the crate `candle-core`.
+//!
+//! Functions over tensors, as a custom operation of candle has one output and a dispatch several. They enqueue on
+//! the stream of the tensors' candle device, where candle enqueues what reads their outputs. So nothing
+//! waits, and kernels of candle and Ferry alternate in order.
+//!
+//! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use candle_core::{Device, Tensor};
+//! use ferry::candle::{self, Rows, Tokens};
+//! use ferry::*;
+//!
+//! # fn experts(rows: &Tensor, ends: &Tensor) -> candle_core::Result<Tensor> { rows.clone().broadcast_add(ends) }
+//! # let (x, topk_ids, topk_weights) = (|| -> (Tensor, Tensor, Tensor) { unimplemented!() })();
+//! let group = Group::local(&[0])?;
+//! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
+//! let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
+//! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");
+//! let gpu = Device::new_cuda(device.ordinal())?;
+//!
+//! let rows = Rows::new(&plan, plan.max_rows(), &gpu)?;
+//! let tokens = Tokens { x: &x, topk_ids: &topk_ids, topk_weights: Some(&topk_weights) };
+//! // SAFETY: no graph is captured, and the group is open until the tensors' stream was synchronised.
+//! let sums = unsafe {
+//!     let dispatched = candle::dispatch(&mut rank, &device, &tokens, &rows)?;
+//!     let outputs = experts(&rows.tokens, &rows.row_offsets)?;
+//!     candle::combine(dispatched, &device, &outputs, x.dim(0)?)?
+//! };
+//! # let _ = sums;
+//! # Ok(())
+//! # }
+//! ```
+
+use ::candle_core::cuda_backend::CudaStorageSlice;
+use ::candle_core::{
+    DType, Device as CandleDevice, Layout, Result, Storage, StorageRef, Tensor as Candle, bail,
+};
+use ::cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+
+use crate::cuda::CudaDevice;
+use crate::cudarc::Lease;
+use crate::{
+    CombineInput, CombineOutput, DataType, DevicePtr, DispatchInput, DispatchOutput, Dispatched,
+    ExpertParallel, Plan, ScaleLayout, ScaleTensor, Tensor, TokenFormat,
+};
+
+/// What a rank brings to a dispatch: [`DispatchInput`]'s tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// BF16 `[tokens, hidden]`.
+    pub x: &'a Candle,
+    /// I32 or U32 `[tokens, top_k]`. In U32, `u32::MAX` is "not routed".
+    pub topk_ids: &'a Candle,
+    /// F32 `[tokens, top_k]`. `None`: all are 1.
+    pub topk_weights: Option<&'a Candle>,
+}
+
+/// Where a rank receives tokens: [`DispatchOutput`]'s tensors. Made once, each dispatch writes them anew; clones
+/// of candle's tensors are the same memory.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// `[capacity, hidden]` in BF16; in other formats U8 `[capacity, bytes of a row]`: the codes, in 4-bit
+    /// formats two a byte.
+    pub tokens: Candle,
+    /// As [`ScaleTensor`] has them: F32 `[hidden / 128, capacity]` in blockwise FP8, U8 `[capacity, hidden / group]`
+    /// in formats with row-major scales. `None` in BF16.
+    pub scales: Option<Candle>,
+    /// U32 `[groups + 1]`: the first row of each group, and the end of the last.
+    pub row_offsets: Candle,
+    /// I32 `[groups]`.
+    pub expert_ids: Candle,
+    /// I32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there.
+    pub src_info: Candle,
+}
+
+impl Rows {
+    /// Allocates outputs of `capacity` rows on a CUDA device, zeroed, so that padding rows are numbers.
+    /// [`Plan::max_rows`] always suffice. Not collective. Does not synchronise.
+    ///
+    /// # Errors
+    /// A message for tiled scales and for NVFP4 with a scale a row, which these functions do not take; what
+    /// candle reports.
+    pub fn new(plan: &Plan, capacity: usize, device: &CandleDevice) -> Result<Self> {
+        let (format, hidden) = (plan.config().format, plan.config().hidden);
+        let sizes = format.sizes();
+        let zeros = |dims: &[usize], dtype| Candle::zeros(dims, dtype, device);
+        let scales = match (format, format.scale_layout()) {
+            (TokenFormat::Bf16, _) => None,
+            (_, None) => Some(zeros(&[hidden / 128, capacity], DType::F32)?),
+            (_, Some(ScaleLayout::RowMajor)) if !sizes.has_row_scale => Some(zeros(
+                &[capacity, hidden / sizes.group as usize],
+                DType::U8,
+            )?),
+            (format, _) => bail!("candle: {format:?}: its scales need tensors of Ferry's own"),
+        };
+        let tokens = match format {
+            TokenFormat::Bf16 => zeros(&[capacity, hidden], DType::BF16)?,
+            _ => zeros(
+                &[capacity, hidden * sizes.element_bits as usize / 8],
+                DType::U8,
+            )?,
+        };
+        Ok(Self {
+            tokens,
+            scales,
+            row_offsets: zeros(&[plan.groups() + 1], DType::U32)?,
+            expert_ids: zeros(&[plan.groups()], DType::I32)?,
+            src_info: zeros(&[capacity, 2], DType::I32)?,
+        })
+    }
+}
+
+/// Enqueues a dispatch on the stream of `tokens.x`'s device: [`ExpertParallel::dispatch`]. `device` is the
+/// rank's. Collective. Does not synchronise.
+///
+/// # Safety
+/// No other stream uses the tensors until that stream was synchronised. A graph that is captured meanwhile
+/// is not launched after one of them was dropped, nor after the communicator or its group was closed.
+///
+/// # Errors
+/// Ferry's [`Error`](crate::Error), wrapped ([`Error::OtherDevice`](crate::Error::OtherDevice) for tensors
+/// of another GPU), and a message for a tensor of another type, with gaps, or not on a GPU. Then nothing was
+/// enqueued.
+pub unsafe fn dispatch<'r>(
+    rank: &'r mut ExpertParallel,
+    device: &CudaDevice,
+    tokens: &Tokens<'_>,
+    rows: &Rows,
+) -> Result<Dispatched<'r>> {
+    let plan = *rank.plan();
+    let (format, hidden, groups) = (plan.config().format, plan.config().hidden, plan.groups());
+    let codes: &[DType] = match format {
+        TokenFormat::Bf16 => &[DType::BF16],
+        _ => &[DType::U8],
+    };
+    let held = [
+        Held::of("x", tokens.x, &[DType::BF16]),
+        Held::of("topk_ids", tokens.topk_ids, &[DType::I32, DType::U32]),
+        Held::of("tokens", &rows.tokens, codes),
+        Held::of("row_offsets", &rows.row_offsets, &[DType::U32]),
+        Held::of("expert_ids", &rows.expert_ids, &[DType::I32]),
+        Held::of("src_info", &rows.src_info, &[DType::I32]),
+    ];
+    let weights = tokens
+        .topk_weights
+        .map(|weights| Held::of("topk_weights", weights, &[DType::F32]));
+    let scales = rows.scales.as_ref();
+    let scales = scales.map(|scales| Held::of("scales", scales, &[DType::F32, DType::U8]));
+    let views = held.iter().chain(&weights).chain(&scales).map(Held::view);
+    let views = views.collect::<Result<Vec<_>>>()?;
+    let stream = tokens.x.device().as_cuda_device()?.cuda_stream();
+    // SAFETY: the tensors' memory is used by this function's call alone, on the stream of their device,
+    // which also frees it; the rest is the caller's promise.
+    let mut lease = unsafe { Lease::new(device, &stream) }.map_err(wrap)?;
+    let mut at = Vec::new();
+    for view in &views {
+        at.push(lease.read_bytes(view).map_err(wrap)?);
+    }
+    let capacity = held[2].dims::<2>()?[0];
+    let scales_at = at.last().copied().filter(|_| scales.is_some());
+    let output = DispatchOutput {
+        tokens: Tensor::contiguous(at[2], DataType::of_tokens(format), [capacity, hidden]),
+        scales: scales_at.map(|at| scale_tensor(format, at, hidden, capacity)),
+        row_scales: None,
+        row_offsets: Tensor::contiguous(at[3], DataType::U32, [groups + 1]),
+        expert_ids: Tensor::contiguous(at[4], DataType::I32, [groups]),
+        src_info: Tensor::contiguous(at[5], DataType::I32, [capacity, 2]),
+    };
+    let mut input = DispatchInput::new(held[0].tensor(at[0])?, held[1].tensor(at[1])?);
+    if let Some(weights) = &weights {
+        input.topk_weights = Some(weights.tensor(at[6])?);
+    }
+    let stream = lease.stream();
+    rank.dispatch(stream, &input, &output).map_err(wrap)
+}
+
+fn scale_tensor(format: TokenFormat, at: DevicePtr, hidden: usize, capacity: usize) -> ScaleTensor {
+    let groups = hidden / format.sizes().group as usize;
+    match format.scale_layout() {
+        None => ScaleTensor::Transposed(Tensor::contiguous(at, DataType::F32, [groups, capacity])),
+        // Tiled ones are no `Rows`: they are refused as what they are not.
+        Some(_) => ScaleTensor::RowMajor(Tensor::contiguous(at, DataType::U8, [capacity, groups])),
+    }
+}
+
+/// Enqueues a combine that sums, as the reduced mode does: BF16 `[tokens, hidden]`, allocated here. Collective.
+/// Does not synchronise.
+///
+/// # Safety
+/// As [`dispatch`].
+///
+/// # Errors
+/// As [`dispatch`].
+pub unsafe fn combine(
+    dispatched: Dispatched<'_>,
+    device: &CudaDevice,
+    expert_rows: &Candle,
+    tokens: usize,
+) -> Result<Candle> {
+    let hidden = dispatched.expert_parallel().plan().config().hidden;
+    // SAFETY: combine writes every row.
+    let combined = unsafe { Candle::empty((tokens, hidden), DType::BF16, expert_rows.device()) }?;
+    // SAFETY: the caller's promise; nobody has the new tensor yet.
+    unsafe { combine_into(dispatched, device, expert_rows, None, &combined) }?;
+    Ok(combined)
+}
+
+/// Enqueues a combine into `combined`, BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` to keep rows
+/// apart in exact mode. `expert_rows` are BF16 `[capacity, hidden]`; `topk_weights`, F32 `[tokens, top_k]`, are
+/// for the exact mode. Collective. Does not synchronise.
+///
+/// # Safety
+/// As [`dispatch`].
+///
+/// # Errors
+/// As [`dispatch`].
+pub unsafe fn combine_into(
+    dispatched: Dispatched<'_>,
+    device: &CudaDevice,
+    expert_rows: &Candle,
+    topk_weights: Option<&Candle>,
+    combined: &Candle,
+) -> Result<()> {
+    let held = [
+        Held::of("expert_rows", expert_rows, &[DType::BF16]),
+        Held::of("combined", combined, &[DType::BF16]),
+    ];
+    let weights = topk_weights.map(|weights| Held::of("topk_weights", weights, &[DType::F32]));
+    let views = held
+        .iter()
+        .chain(&weights)
+        .map(Held::view)
+        .collect::<Result<Vec<_>>>()?;
+    let stream = expert_rows.device().as_cuda_device()?.cuda_stream();
+    // SAFETY: as in `dispatch`.
+    let mut lease = unsafe { Lease::new(device, &stream) }.map_err(wrap)?;
+    let mut at = Vec::new();
+    for view in &views {
+        at.push(lease.read_bytes(view).map_err(wrap)?);
+    }
+    let mut input = CombineInput::new(held[0].tensor(at[0])?);
+    if let Some(weights) = &weights {
+        input.topk_weights = Some(weights.tensor(at[2])?);
+    }
+    let output = match combined.rank() {
+        3 => CombineOutput::Apart(held[1].tensor(at[1])?),
+        _ => CombineOutput::Summed(held[1].tensor(at[1])?),
+    };
+    let stream = lease.stream();
+    dispatched.combine(stream, &input, &output).map_err(wrap)?;
+    Ok(())
+}
+
+fn wrap(error: crate::Error) -> ::candle_core::Error {
+    ::candle_core::Error::wrap(error)
+}
+
+/// A tensor of candle's whose memory stays where it is meanwhile.
+struct Held<'t> {
+    name: &'static str,
+    dtypes: &'static [DType],
+    storage: StorageRef<'t>,
+    layout: &'t Layout,
+}
+
+impl<'t> Held<'t> {
+    fn of(name: &'static str, tensor: &'t Candle, dtypes: &'static [DType]) -> Self {
+        let (storage, layout) = tensor.storage_and_layout();
+        Self {
+            name,
+            dtypes,
+            storage,
+            layout,
+        }
+    }
+
+    /// Its memory, whatever it is made of.
+    fn view(&self) -> Result<CudaView<'_, u8>> {
+        let Self { name, dtypes, .. } = self;
+        let Storage::Cuda(cuda) = &*self.storage else {
+            bail!(
+                "tensor {name}: wanted CUDA memory, given {:?}",
+                self.storage.device()
+            );
+        };
+        let Some((start, end)) = self.layout.contiguous_offsets() else {
+            bail!(
+                "tensor {name}: wanted no gaps, given strides {:?}",
+                self.layout.stride()
+            );
+        };
+        let dtype = self.storage.dtype();
+        let view = match &cuda.slice {
+            _ if !dtypes.contains(&dtype) => None,
+            CudaStorageSlice::BF16(slice) => bytes(slice, start, end),
+            CudaStorageSlice::F32(slice) => bytes(slice, start, end),
+            CudaStorageSlice::I32(slice) => bytes(slice, start, end),
+            CudaStorageSlice::U32(slice) => bytes(slice, start, end),
+            CudaStorageSlice::U8(slice) => bytes(slice, start, end),
+            _ => None,
+        };
+        match view {
+            Some(view) => Ok(view),
+            None => bail!("tensor {name}: wanted {dtypes:?}, given {dtype:?}"),
+        }
+    }
+
+    /// The same elements at `at`.
+    fn tensor<const N: usize>(&self, at: DevicePtr) -> Result<Tensor<N>> {
+        let data_type = match self.storage.dtype() {
+            DType::BF16 => DataType::Bf16,
+            DType::F32 => DataType::F32,
+            DType::I32 => DataType::I32,
+            DType::U32 => DataType::U32,
+            _ => DataType::U8,
+        };
+        Ok(Tensor::contiguous(at, data_type, self.dims()?))
+    }
+
+    fn dims<const N: usize>(&self) -> Result<[usize; N]> {
+        let (name, dims) = (self.name, self.layout.dims());
+        match dims.try_into() {
+            Ok(dims) => Ok(dims),
+            Err(_) => bail!("tensor {name}: wanted {N} dimensions, given shape {dims:?}"),
+        }
+    }
+}
+
+/// Elements `start` to `end` as bytes.
+fn bytes<T: DeviceRepr>(
+    slice: &CudaSlice<T>,
+    start: usize,
+    end: usize,
+) -> Option<CudaView<'_, u8>> {
+    let view = slice.try_slice(start..end)?;
+    // SAFETY: any memory is bytes; there are as many as the elements have.
+    unsafe { view.transmute((end - start) * size_of::<T>()) }
+}
