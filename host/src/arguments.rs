@@ -46,8 +46,8 @@ pub struct DispatchInput {
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
 /// multiple of 4; [`Plan::max_rows`] always suffice. Of more rows than that the first ones are written, and
 /// the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind).
-/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it. In one call with the inputs, none of it is
-/// in their memory.
+/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it. In one call with the inputs,
+/// none of it is in their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low

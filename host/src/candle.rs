@@ -1,8 +1,8 @@
 //! Tensors of the crate `candle-core`.
 //!
-//! Functions over tensors, as a custom operation of candle has one output and a dispatch several. They enqueue on
-//! the stream of the tensors' candle device, where candle enqueues what reads their outputs. So nothing
-//! waits, and kernels of candle and Ferry alternate in order.
+//! Functions over tensors, as a custom operation of candle has one output and a dispatch several.
+//! They enqueue on the stream of the tensors' candle device, where candle enqueues what reads their
+//! outputs. So nothing waits, and kernels of candle and Ferry alternate in order.
 //!
 //! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
 //!
@@ -12,8 +12,10 @@
 //! use ferry::candle::{self, Rows, Tokens};
 //! use ferry::*;
 //!
-//! # fn experts(rows: &Tensor, ends: &Tensor) -> candle_core::Result<Tensor> { rows.clone().broadcast_add(ends) }
-//! # let (x, topk_ids, topk_weights) = (|| -> (Tensor, Tensor, Tensor) { unimplemented!() })();
+//! # fn experts(rows: &Tensor, ends: &Tensor) -> candle_core::Result<Tensor> {
+//! #     rows.broadcast_add(ends)
+//! # }
+//! # let [x, topk_ids, topk_weights]: [Tensor; 3] = std::process::exit(0);
 //! let group = Group::local(&[0])?;
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
 //! let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
@@ -57,15 +59,15 @@ pub struct Tokens<'a> {
     pub topk_weights: Option<&'a Candle>,
 }
 
-/// Where a rank receives tokens: [`DispatchOutput`]'s tensors. Made once, each dispatch writes them anew; clones
-/// of candle's tensors are the same memory.
+/// Where a rank receives tokens: [`DispatchOutput`]'s tensors. Made once, each dispatch writes them
+/// anew; clones of candle's tensors are the same memory.
 #[derive(Clone, Debug)]
 pub struct Rows {
     /// `[capacity, hidden]` in BF16; in other formats U8 `[capacity, bytes of a row]`: the codes, in 4-bit
     /// formats two a byte.
     pub tokens: Candle,
-    /// As [`ScaleTensor`] has them: F32 `[hidden / 128, capacity]` in blockwise FP8, U8 `[capacity, hidden / group]`
-    /// in formats with row-major scales. `None` in BF16.
+    /// As [`ScaleTensor`] has them: F32 `[hidden / 128, capacity]` in blockwise FP8, U8 `[capacity,
+    /// hidden / group]` in formats with row-major scales. `None` in BF16.
     pub scales: Option<Candle>,
     /// U32 `[groups + 1]`: the first row of each group, and the end of the last.
     pub row_offsets: Candle,
@@ -185,8 +187,8 @@ fn scale_tensor(format: TokenFormat, at: DevicePtr, hidden: usize, capacity: usi
     }
 }
 
-/// Enqueues a combine that sums, as the reduced mode does: BF16 `[tokens, hidden]`, allocated here. Collective.
-/// Does not synchronise.
+/// Enqueues a combine that sums, as the reduced mode does: BF16 `[tokens, hidden]`, allocated here.
+/// Collective. Does not synchronise.
 ///
 /// # Safety
 /// As [`dispatch`].
@@ -208,8 +210,8 @@ pub unsafe fn combine(
 }
 
 /// Enqueues a combine into `combined`, BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` to keep rows
-/// apart in exact mode. `expert_rows` are BF16 `[capacity, hidden]`; `topk_weights`, F32 `[tokens, top_k]`, are
-/// for the exact mode. Collective. Does not synchronise.
+/// apart in exact mode. `expert_rows` are BF16 `[capacity, hidden]`; `topk_weights`, F32 `[tokens,
+/// top_k]`, are for the exact mode. Collective. Does not synchronise.
 ///
 /// # Safety
 /// As [`dispatch`].

@@ -17,7 +17,8 @@
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
 //! let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
 //! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");
-//! let (rows, sums) = (DispatchBuffers::new(rank.device(), &plan)?, CombineBuffers::new(rank.device(), &plan)?);
+//! let rows = DispatchBuffers::new(rank.device(), &plan)?;
+//! let sums = CombineBuffers::new(rank.device(), &plan)?;
 //!
 //! let stream = CudaContext::new(device.ordinal())?.new_stream()?;
 //! let x = stream.clone_htod(&vec![bf16::ONE; 4 * 7168])?;
@@ -70,8 +71,8 @@ fn require(device: &CudaDevice, what: &'static str, context: &CudaContext) -> Re
 
 /// Memory of `cudarc` for calls on one of its streams, until it is dropped.
 ///
-/// The slices stay borrowed, and the guards stay, while it lives. Keep one for the calls of a round, or one for
-/// each call.
+/// The slices stay borrowed, and the guards stay, while it lives. Keep one for the calls of a
+/// round, or one for each call.
 #[must_use]
 pub struct Lease<'a> {
     device: &'a CudaDevice,

@@ -55,7 +55,8 @@ impl OwnEpilogue {
     /// # Safety
     /// `E` is the type that the kernels of the group were built with: only its size is compared. What
     /// `Epilogue::apply` reads with the value is memory that the rank's device may read, until the stream has
-    /// passed the kernels of the combines that the value is given to, and no graph of one is launched any more.
+    /// passed the kernels of the combines that the value is given to, and no graph of one is
+    /// launched any more.
     pub unsafe fn new<E: NoUninit>(epilogue: &E) -> Result<Self, Error> {
         let given = bytemuck::bytes_of(epilogue);
         if given.len() > MAX_EPILOGUE_BYTES || align_of::<E>() > 8 {

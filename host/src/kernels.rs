@@ -68,6 +68,7 @@ pub enum KernelsError {
         found: Vec<u64>,
     },
     /// Kernels that reach ranks of other nodes are needed.
+    #[cfg(feature = "nvshmem")]
     #[error("the PTX for {target} was built without NVSHMEM, which Group::nvshmem needs")]
     WithoutNvshmem {
         /// What the PTX is for.

@@ -1,7 +1,8 @@
 //! `cargo xtask check-candle`: clippy with the feature `candle` where there is no CUDA.
 //!
-//! candle's build script compiles many kernels with the `nvcc` that the variable `NVCC` names, after it asked for
-//! its version. The one here writes empty files, so that Rust code is checked and nothing can be run.
+//! candle's build script compiles many kernels with the `nvcc` that the variable `NVCC` names,
+//! after it asked for its version. The one here writes empty files, so that Rust code is checked
+//! and nothing can be run.
 
 use std::env;
 use std::fs;

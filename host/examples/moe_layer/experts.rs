@@ -86,7 +86,8 @@ impl Experts {
     /// Enqueues the product with gates and ups: BF16 `[capacity, 2 * intermediate]` at `out`.
     ///
     /// # Safety
-    /// `rows` are of the format and the hidden size; with `out`, of the stream's device, unused by other streams.
+    /// `rows` are of the format and the hidden size; with `out`, of the stream's device, unused by
+    /// other streams.
     pub unsafe fn gate_up(&mut self, rows: &Rows<'_>, out: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.multiply(0, rows, out) }

@@ -1,7 +1,8 @@
 //! The experts' matrix multiplications: cuBLAS in BF16, cuBLASLt in FP8.
 //!
-//! Both want the number of each expert's rows on the host. Matrices are row-major here and column-major in cuBLAS,
-//! which so computes the transposed product: `out[rows, n]ᵀ = weights[n, k] · rows[rows, k]ᵀ`.
+//! Both want the number of each expert's rows on the host. Matrices are row-major here and
+//! column-major in cuBLAS, which so computes the transposed product: `out[rows, n]ᵀ = weights[n, k]
+//! · rows[rows, k]ᵀ`.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};

@@ -4,9 +4,9 @@
 //! cargo run --release -p ferry-ep --example moe_layer --features cudarc -- --help
 //! ```
 //!
-//! The shape is DeepSeek-V3's unless flags say otherwise, the weights are random, and some tokens' results are
-//! compared with f64. Each stage is timed with events, beside the same layer with NCCL's all-gather and
-//! reduce-scatter in the place of dispatch and combine.
+//! The shape is DeepSeek-V3's unless flags say otherwise, the weights are random, and some tokens'
+//! results are compared with f64. Each stage is timed with events, beside the same layer with
+//! NCCL's all-gather and reduce-scatter in the place of dispatch and combine.
 
 mod clock;
 mod experts;

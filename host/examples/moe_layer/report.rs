@@ -96,7 +96,8 @@ impl Record {
             .map(|(name, us)| json!({ "stage": name, "us": us }))
             .collect();
         json!({
-            "carried_by": self.way.name(), "format": self.format.name(), "experts_multiply": self.format.gemm(),
+            "carried_by": self.way.name(), "format": self.format.name(),
+            "experts_multiply": self.format.gemm(),
             "ranks": shape.ranks, "tokens": shape.tokens, "hidden": shape.hidden,
             "intermediate": shape.intermediate, "experts": shape.experts, "top_k": shape.top_k,
             "iterations": self.iterations, "stages": stages, "layer_us": self.total,

@@ -1,7 +1,8 @@
 //! The router's choice.
 
-/// The `top_k` experts of each token with the largest sigmoid of their logits, which, divided by their sum, are the
-/// weights. As in DeepSeek-V3, without its groups of experts and without its bias.
+/// The `top_k` experts of each token with the largest sigmoid of their logits, which, divided by
+/// their sum, are the weights. As in DeepSeek-V3, without its groups of experts and without its
+/// bias.
 pub fn choose(logits: &[f32], experts: usize, top_k: usize) -> (Vec<i32>, Vec<f32>) {
     let (mut ids, mut weights) = (Vec::new(), Vec::new());
     let mut best: Vec<(f32, usize)> = Vec::with_capacity(top_k + 1);

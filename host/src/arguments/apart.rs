@@ -5,8 +5,8 @@ use super::{DispatchInput, DispatchOutput};
 use crate::{Error, ScaleTensor, Tensor};
 
 impl DispatchOutput {
-    /// Checks that no output, each of which was found to fit, is in the memory of an input: kernels still read
-    /// these while they write.
+    /// Checks that no output, each of which was found to fit, is in the memory of an input: kernels
+    /// still read these while they write.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
         let read = [
             ("topk_ids", extent(Some(&input.topk_ids))),

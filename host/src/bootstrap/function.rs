@@ -43,9 +43,9 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     /// [`BootstrapError::NotAmong`].
     ///
     /// # Safety
-    /// `rank` is that of no other process of the group, and `all_gather` is what [`Bootstrap`] wants: it gives
-    /// `Ok` only after all ranks have called theirs as often, and only with the bytes that each
-    /// gave to this very call, unchanged and by rank.
+    /// `rank` is that of no other process of the group, and `all_gather` is what [`Bootstrap`]
+    /// wants: it gives `Ok` only after all ranks have called theirs as often, and only with the
+    /// bytes that each gave to this very call, unchanged and by rank.
     pub unsafe fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
         if rank >= ranks {
             return Err(BootstrapError::NotAmong { rank, ranks });
@@ -84,8 +84,8 @@ where
         self.ranks
     }
 
-    /// As the function does; after an error or a panic of it, it is not called any more, and each call fails at
-    /// once.
+    /// As the function does; after an error or a panic of it, it is not called any more, and each
+    /// call fails at once.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         match &self.failed {
             Some((Some(rank), reason)) => {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ferry_layout::{Kernel, Shape};
 
+use super::captures::{CAPTURES, capture_number};
 use super::context::{Current, PrimaryContext};
 use super::core::{Core, OwnedStream, raw};
 use super::error::{check, check_about, error};
-use super::graph::{CAPTURES, capture_number};
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
@@ -243,7 +243,8 @@ unsafe impl Device for CudaDevice {
     }
 
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
-        // Asked before each launch: so not of what cannot be in one. The default stream is the primary context's.
+        // Asked before each launch: so not of what cannot be in one. The default stream is the
+        // primary context's.
         if stream == Stream::DEFAULT || !self.core.green.exist() {
             return None;
         }

@@ -3,17 +3,13 @@
 use std::ptr;
 use std::sync::Arc;
 
+use super::captures::{CAPTURES, capture_number};
 use super::core::{Core, raw};
 use super::device::CudaDevice;
 use super::error::check;
 use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
-use crate::captures::{Captures, HeldList};
+use crate::captures::HeldList;
 use crate::{Error, Stream};
-
-/// The captures of this process. Not of a device: the driver numbers captures throughout the
-/// process, and the stream of one may be launched into by way of another [`CudaDevice`] of the same
-/// GPU.
-pub(super) static CAPTURES: Captures = Captures::new();
 
 /// A captured sequence of launches that can be replayed. Its kernels see what their tensors
 /// hold at the time of the replay.
@@ -102,29 +98,6 @@ impl Drop for Capture {
     fn drop(&mut self) {
         drop(self.leave());
     }
-}
-
-/// The driver's number of the capture that `stream` is in, if it is. The context is current.
-pub(super) fn capture_number(stream: CUstream) -> Result<Option<u64>, Error> {
-    if stream.addr() <= sys::STREAM_LEGACY {
-        // The default stream cannot be captured, and must not be asked while others are.
-        return Ok(None);
-    }
-    let (mut status, mut number) = (0, 0);
-    // SAFETY: the stream lives ([`Stream::new`]); both numbers are live, and the driver takes null
-    // for what is not wanted.
-    let code = unsafe {
-        sys::cuStreamGetCaptureInfo_v2(
-            stream,
-            &mut status,
-            &mut number,
-            ptr::null_mut(),
-            ptr::null_mut(),
-            ptr::null_mut(),
-        )
-    };
-    check("cuStreamGetCaptureInfo", code)?;
-    Ok((status == sys::CAPTURE_ACTIVE).then_some(number))
 }
 
 /// A captured graph that cannot be launched yet.

@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+mod captures;
 mod context;
 mod core;
 mod device;

@@ -70,8 +70,8 @@ pub enum NodeError {
     },
     /// A part of a GPU.
     #[error(
-        "{device} is a part of a GPU (MIG), whose memory other processes cannot map; a node group needs whole \
-         GPUs"
+        "{device} is a part of a GPU (MIG), whose memory other processes cannot map; a node group \
+         needs whole GPUs"
     )]
     PartOfGpu {
         /// The part, as the driver's tools name it.
@@ -109,8 +109,8 @@ pub enum NodeError {
     /// A window that is not an allocation of its own, or is shorter than its rank said: its handle would give
     /// other memory.
     #[error(
-        "rank {} finds the window of rank {}, {wanted} bytes at {at:#x}, in an allocation of {bytes} bytes at \
-         {base:#x}; a window is an allocation of its own",
+        "rank {} finds the window of rank {}, {wanted} bytes at {at:#x}, in an allocation of \
+         {bytes} bytes at {base:#x}; a window is an allocation of its own",
         rank.0, owner.0
     )]
     NotWhole {
