@@ -8,8 +8,8 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr as _};
 use ferry::cuda::CudaDevice;
 use ferry::cudarc::Lease;
 use ferry::{
-    Activation, CombineInput, CombineOutput, DataType, DispatchBuffers, DispatchInput,
-    ExpertParallel, FusedSilu, ScaleTensor, Stream, Tensor, TokenFormat, fused_silu,
+    Activation, CombineInput, CombineOutput, DataType, Device, DispatchBuffers, DispatchInput,
+    ExpertParallel, FusedSilu, ScaleTensor, Stream, Tensor, TokenFormat,
 };
 use half::bf16;
 
@@ -288,7 +288,8 @@ impl<'a> Layer<'a> {
         let activated = Tensor::contiguous(at, DataType::of_tokens(format), columns);
         let scales = activated_scales(&mut lease, &mut memory.activated_scales, &activated)?;
         let silu = activation(gate_up, output.row_offsets, format, activated, scales);
-        fused_silu(&*self.device, stream, &silu, None)?;
+        let device: &dyn Device = &*self.device;
+        device.fused_silu(stream, &silu, None)?;
         clock.mark(stream)?;
 
         (rows.at, rows.scales) = (activated.at.address(), scales_at(scales));

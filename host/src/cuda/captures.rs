@@ -7,9 +7,8 @@ use super::sys::{self, CUstream};
 use crate::Error;
 use crate::captures::Captures;
 
-/// The captures of this process. Not of a device: the driver numbers captures throughout the
-/// process, and the stream of one may be launched into by way of another [`CudaDevice`](super::CudaDevice) of the same
-/// GPU.
+/// The captures of this process. Not of a device: the driver numbers captures throughout the process, and
+/// the stream of one may be launched into by way of another device of the same GPU.
 pub(super) static CAPTURES: Captures = Captures::new();
 
 /// The driver's number of the capture that `stream` is in, if it is. The context is current.
