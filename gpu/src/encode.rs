@@ -4,7 +4,7 @@
 use ferry_layout::fp8::{self, Divisor};
 use ferry_layout::{avoid_sentinel, mxfp4, mxfp8, nvfp4};
 
-use ferry_protocol::{ByteRange, LANES};
+use ferry_protocol::{Bits, ByteRange, LANES};
 
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
@@ -305,9 +305,8 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
     #[inline(always)]
     fn each_target(&self, each: impl Fn(T)) {
         let mut left = self.targets;
-        while left != 0 {
-            each((self.to)(left.trailing_zeros()));
-            left &= left - 1;
+        while let Some(target) = left.take_lowest() {
+            each((self.to)(target));
         }
     }
 

@@ -69,27 +69,29 @@ macro_rules! shmem_kernels_with_options {
 #[macro_export]
 macro_rules! kernel_with_options {
     ($name:ident, $shmem:literal, $run:ident) => {
-        /// See the protocol's function of the same name.
-        ///
-        /// # Safety
-        /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(with: $crate::layout::DispatchWith) {
-            // SAFETY: the host built `with` for this rank.
-            let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-            let _ = $crate::protocol::$run(&machine, &with.args, &with.options);
+        $crate::kernel! {
+            /// See the protocol's function of the same name.
+            ///
+            /// # Safety
+            /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            $name(with: $crate::layout::DispatchWith) {
+                // SAFETY: the host built `with` for this rank.
+                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
+                let _ = $crate::protocol::$run(&machine, &with.args, &with.options);
+            }
         }
     };
     ($name:ident, $shmem:literal, $run:ident, $epilogue:ty) => {
-        /// See the protocol's function of the same name.
-        ///
-        /// # Safety
-        /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(with: $crate::layout::CombineWith<$epilogue>) {
-            // SAFETY: the host built `with` for this rank.
-            let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-            let _ = $crate::protocol::$run(&machine, &with.args, &with.options, &with.epilogue);
+        $crate::kernel! {
+            /// See the protocol's function of the same name.
+            ///
+            /// # Safety
+            /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            $name(with: $crate::layout::CombineWith<$epilogue>) {
+                // SAFETY: the host built `with` for this rank.
+                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
+                let _ = $crate::protocol::$run(&machine, &with.args, &with.options, &with.epilogue);
+            }
         }
     };
 }

@@ -17,6 +17,8 @@ pub mod encode;
 #[cfg(target_arch = "nvptx64")]
 mod entries;
 #[cfg(target_arch = "nvptx64")]
+mod kernel;
+#[cfg(target_arch = "nvptx64")]
 pub mod machine;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
@@ -37,7 +39,11 @@ pub use ferry_layout::{Epilogue, Load};
 #[cfg(target_arch = "nvptx64")]
 pub use ferry_protocol as protocol;
 
-#[cfg(target_arch = "nvptx64")]
+/// The standard library of the second code generator, which has a panic handler of its own.
+#[cfg(ferry_nvvm)]
+pub use cuda_std;
+
+#[cfg(all(target_arch = "nvptx64", not(ferry_nvvm)))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
     ptx::thread::trap()

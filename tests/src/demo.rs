@@ -57,6 +57,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         seed: args.seed,
         rendezvous: None,
         rank: None,
+        kernels: None,
     };
     let group = open(&options)?.group;
     introduce(&group, kind)?;

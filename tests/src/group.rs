@@ -1,6 +1,7 @@
 //! Opens a group from the command line: GPUs of this process, a process a GPU, or the simulator.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -52,6 +53,8 @@ pub struct GroupOptions {
     pub rendezvous: Option<SocketAddr>,
     /// This process's rank, with `rendezvous`.
     pub rank: Option<u32>,
+    /// PTX of kernels in place of the embedded ones.
+    pub kernels: Option<PathBuf>,
 }
 
 impl GroupOptions {
@@ -108,29 +111,48 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
     let ranks = options.ranks()?;
     let alone: Gather = Box::new(|bytes| Ok(vec![bytes.to_vec()]));
     Ok(match options.kind {
+        GroupKind::Simulated if options.kernels.is_some() => {
+            bail!("--kernels: the simulator has none; give --group local, node or nvshmem")
+        }
         GroupKind::Simulated => OpenGroup {
             group: Group::simulated(ranks, options.seed)?,
             gather: alone,
         },
         GroupKind::Local => OpenGroup {
-            group: local(options.ranks)?,
+            group: local(options)?,
             gather: alone,
         },
         GroupKind::Node | GroupKind::Nvshmem => {
             let bootstrap = bootstrap(options)?;
             let device = device_of(bootstrap.rank());
-            over(options.kind, bootstrap, device)?
+            over(options.kind, options.kernels.as_deref(), bootstrap, device)?
         }
     })
 }
 
+/// The kernels that a group loads.
 #[cfg(feature = "cuda")]
-fn local(ranks: usize) -> Result<Group> {
-    Ok(Group::local(&(0..ranks).collect::<Vec<_>>())?)
+fn kernels_of(path: Option<&Path>) -> Result<ferry::Kernels> {
+    let Some(path) = path else {
+        return Ok(ferry::Kernels::default());
+    };
+    let of_file = || format!("--kernels {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(of_file)?;
+    // SAFETY: whoever gives --kernels names PTX of Ferry's own kernels, which another compiler made.
+    unsafe { ferry::Kernels::from_ptx(text) }.with_context(of_file)
+}
+
+#[cfg(feature = "cuda")]
+fn local(options: &GroupOptions) -> Result<Group> {
+    let devices: Vec<_> = (0..options.ranks).collect();
+    Ok(Group::local_with(
+        &devices,
+        &kernels_of(options.kernels.as_deref())?,
+    )?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn local(_ranks: usize) -> Result<Group> {
+fn local(_options: &GroupOptions) -> Result<Group> {
     bail!(
         "this program was built without the feature `cuda`, so it has no GPUs; use --group simulated"
     )
@@ -147,6 +169,7 @@ pub(crate) fn device_of(rank: u32) -> usize {
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn over(
     kind: GroupKind,
+    _kernels: Option<&Path>,
     _bootstrap: Box<dyn Bootstrap>,
     _device: usize,
 ) -> Result<OpenGroup> {
@@ -160,19 +183,21 @@ pub(crate) fn over(
 #[cfg(feature = "cuda")]
 pub(crate) fn over(
     kind: GroupKind,
+    kernels: Option<&Path>,
     bootstrap: Box<dyn Bootstrap>,
     device: usize,
 ) -> Result<OpenGroup> {
     use std::sync::{Arc, Mutex};
 
     let rank = bootstrap.rank();
+    let kernels = kernels_of(kernels)?;
     let bootstrap = Arc::new(Mutex::new(bootstrap));
     let shared = Box::new(Shared(bootstrap.clone()));
     let group = match kind {
-        GroupKind::Node => Group::node(shared, device)?,
+        GroupKind::Node => Group::node_with(shared, device, &kernels)?,
         _ => {
             let library = None;
-            Group::nvshmem(shared, ferry::NvshmemOptions { device, library })?
+            Group::nvshmem_with(shared, ferry::NvshmemOptions { device, library }, &kernels)?
         }
     };
     debug_assert_eq!(group.local_ranks()[0].0, rank);

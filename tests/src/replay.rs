@@ -111,6 +111,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
+        kernels: None,
     })?;
     replay(open, args, given)
 }

@@ -1,14 +1,25 @@
 //! `cargo xtask build-ptx`.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ferry_ptx_builder::{
-    Digest, Package, Resources, Variant, assemble_file, build, build_all, build_own,
+    CodeGenerator, Digest, NvvmBuild, Package, Resources, TESTED_COMMIT, Variant, assemble_file,
+    build, build_all, build_own,
 };
 
 use crate::Places;
+
+/// What compiles the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Backend {
+    /// The stock compiler
+    Stock,
+    /// rustc_codegen_nvvm of a checkout of rust-cuda
+    Nvvm,
+}
 
 /// What to do with the digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +51,101 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
             Some(variant) => vec![build(root, target_dir, package, variant)?],
             None => build_all(root, target_dir, package)?,
         };
-        digests.push((package, Digest::of(package, &artifacts, target_dir)?));
+        digests.push((
+            package,
+            Digest::of(package, CodeGenerator::Stock, &artifacts, target_dir)?,
+        ));
     }
+    judge_all(places, CodeGenerator::Stock, &digests, mode)
+}
+
+/// As [`run`], with `rustc_codegen_nvvm` of a checkout of rust-cuda. Digests are of one commit of it: with
+/// another, nothing is compared or written.
+pub(crate) fn run_nvvm(
+    places: &Places,
+    checkout: &Path,
+    arch: Option<Variant>,
+    mode: Mode,
+) -> Result<()> {
+    let Places { root, target_dir } = places;
+    let build = NvvmBuild::prepare(root, target_dir, checkout)?;
+    if !build.is_tested() {
+        eprintln!(
+            "warning: {} is at {}, perhaps with changes; tested is {TESTED_COMMIT}",
+            checkout.display(),
+            build.commit()
+        );
+    }
+    let variants = arch.map_or(NvvmBuild::VARIANTS.to_vec(), |variant| vec![variant]);
+    let mut digests = Vec::new();
+    for package in Package::ALL {
+        let artifacts: Result<Vec<_>, _> = {
+            let variants = variants.iter();
+            variants
+                .map(|&variant| build.build(package, variant))
+                .collect()
+        };
+        let artifacts = artifacts?;
+        for artifact in &artifacts {
+            println!("{}", artifact.ptx_path.display());
+        }
+        digests.push((
+            package,
+            Digest::of(package, CodeGenerator::Nvvm, &artifacts, target_dir)?,
+        ));
+    }
+    if arch.is_none() {
+        complete(places, &build)?;
+    }
+    let mode = match mode {
+        Mode::Bless if !build.is_tested() => {
+            bail!(
+                "--bless: digests are of {TESTED_COMMIT}, not of {}",
+                build.commit()
+            )
+        }
+        Mode::Check if !build.is_tested() => {
+            println!(
+                "not comparable: digests are of {TESTED_COMMIT}, not of {}",
+                build.commit()
+            );
+            Mode::Build
+        }
+        mode => mode,
+    };
+    judge_all(places, CodeGenerator::Nvvm, &digests, mode)
+}
+
+/// Puts the stock compiler's kernels for sm_80 beside the others: a folder for FERRY_PTX_DIR has all.
+fn complete(places: &Places, build: &NvvmBuild) -> Result<()> {
+    let Places { root, target_dir } = places;
+    for package in [Package::Kernels, Package::Options] {
+        let stock = ferry_ptx_builder::build(root, target_dir, package, Variant::Sm80)?;
+        let to = build.ptx_folder(package).join("sm_80.ptx");
+        fs::copy(&stock.ptx_path, &to).with_context(|| format!("cannot write {}", to.display()))?;
+    }
+    let folder = build.ptx_folder(Package::Kernels);
+    println!(
+        "FERRY_PTX_DIR={} (sm_80 is the stock compiler's)",
+        folder.display()
+    );
+    Ok(())
+}
+
+/// Prints the table, then judges every digest.
+fn judge_all(
+    places: &Places,
+    generator: CodeGenerator,
+    digests: &[(Package, Digest)],
+    mode: Mode,
+) -> Result<()> {
     let kernels: Vec<_> = digests
         .iter()
         .flat_map(|(_, digest)| digest.kernels())
         .collect();
     print!("{}", table(&kernels));
-    for (package, digest) in &digests {
-        judge(places, *package, digest, mode)?;
+    for (package, digest) in digests {
+        judge(places, *package, generator, digest, mode)?;
     }
     Ok(())
 }
@@ -83,8 +180,18 @@ pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -
 }
 
 /// Checks or renews the digest of a package, which must break no rule.
-fn judge(places: &Places, package: Package, digest: &Digest, mode: Mode) -> Result<()> {
-    let (root, file) = (&places.root, package.digest_file());
+fn judge(
+    places: &Places,
+    package: Package,
+    generator: CodeGenerator,
+    digest: &Digest,
+    mode: Mode,
+) -> Result<()> {
+    let (root, file) = (&places.root, package.digest_file(generator));
+    let bless = match generator {
+        CodeGenerator::Stock => "cargo xtask build-ptx --bless",
+        CodeGenerator::Nvvm => "cargo xtask build-ptx --backend nvvm --rust-cuda PATH --bless",
+    };
     for violation in &digest.violations {
         eprintln!("{violation}");
     }
@@ -101,7 +208,7 @@ fn judge(places: &Places, package: Package, digest: &Digest, mode: Mode) -> Resu
     }
     if mode == Mode::Check {
         if !root.join(file).is_file() {
-            bail!("there is no {file}; write it with `cargo xtask build-ptx --bless`");
+            bail!("there is no {file}; write it with `{bless}`");
         }
         let difference = digest
             .compare_with_committed(root)
@@ -109,7 +216,7 @@ fn judge(places: &Places, package: Package, digest: &Digest, mode: Mode) -> Resu
         if !difference.is_empty() {
             bail!(
                 "the kernels of {} differ from {file} (- committed, + built):\n{difference}\
-                 If this is what you want: `cargo xtask build-ptx --bless`",
+                 If this is what you want: `{bless}`",
                 package.name()
             );
         }

@@ -39,6 +39,17 @@ enum Task {
         /// Only this architecture: sm_80, sm_90a or sm_100a (default: all)
         #[arg(long)]
         arch: Option<Variant>,
+        /// What compiles: the stock compiler, or rustc_codegen_nvvm for sm_90a and sm_100a
+        #[arg(
+            long,
+            value_enum,
+            default_value = "stock",
+            conflicts_with = "manifest_path"
+        )]
+        backend: build_ptx::Backend,
+        /// A checkout of rust-cuda, whose rustc_codegen_nvvm compiles
+        #[arg(long, value_name = "PATH", required_if_eq("backend", "nvvm"))]
+        rust_cuda: Option<PathBuf>,
         /// Fail if the code differs from the committed digest
         #[arg(long, conflicts_with = "bless")]
         check: bool,
@@ -52,7 +63,7 @@ enum Task {
         ///
         /// Mangled names, numbers of labels, comments, line tables and the order of functions do not count.
         #[arg(long, num_args = 2, value_names = ["A", "B"])]
-        #[arg(conflicts_with_all = ["arch", "check", "bless", "manifest_path"])]
+        #[arg(conflicts_with_all = ["arch", "backend", "rust_cuda", "check", "bless", "manifest_path"])]
         compare: Option<Vec<PathBuf>>,
     },
     /// Generate nvshmem-sys/src/generated from NVSHMEM's headers
@@ -163,6 +174,14 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             manifest_path: Some(manifest),
             ..
         } => build_ptx::run_own(places, &manifest, arch)?,
+        Task::BuildPtx {
+            arch,
+            check,
+            bless,
+            backend: build_ptx::Backend::Nvvm,
+            rust_cuda: Some(checkout),
+            ..
+        } => build_ptx::run_nvvm(places, &checkout, arch, build_ptx::Mode::of(check, bless))?,
         Task::BuildPtx {
             arch, check, bless, ..
         } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry_ptx_builder::{
-    Comparison, Digest, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Verdict,
-    build_all, place,
+    CodeGenerator, Comparison, Digest, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package,
+    Verdict, build_all, place,
 };
 use xshell::{Shell, cmd};
 
@@ -216,7 +216,12 @@ fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
         let of_all = build_all(root, target_dir, of_all)?;
         let of_node = build_all(root, target_dir, of_node)?;
         if full {
-            let digest = Digest::of(of_node[0].package, &of_node, target_dir)?;
+            let digest = Digest::of(
+                of_node[0].package,
+                CodeGenerator::Stock,
+                &of_node,
+                target_dir,
+            )?;
             let violations = digest.violations.iter().map(ToString::to_string);
             let violations = violations.collect::<Vec<_>>().join("\n");
             ensure!(violations.is_empty(), "{violations}");

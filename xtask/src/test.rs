@@ -3,12 +3,16 @@
 use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use crate::build_ptx::{self, Mode};
 use crate::{Places, cuda_stub};
+
+/// The variable that names a checkout of rust-cuda, whose kernels are built and compared, too.
+const RUST_CUDA: &str = "RUST_CUDA";
 
 /// Where the loader of programs looks first.
 const LOADER_PATH: &str = "LD_LIBRARY_PATH";
@@ -64,7 +68,10 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     let with_driver = run_driver_tests(places, &mut tally);
     let kernels = build_ptx::run(places, None, Mode::Check);
     tally.add_outcome(&kernels);
-    for error in [&tests, &with_driver, &kernels]
+    let nvvm = check_nvvm(env::var_os(RUST_CUDA), &mut tally, |checkout| {
+        build_ptx::run_nvvm(places, checkout, None, Mode::Check)
+    });
+    for error in [&tests, &with_driver, &kernels, &nvvm]
         .into_iter()
         .filter_map(|outcome| outcome.as_ref().err())
     {
@@ -72,12 +79,30 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     }
     println!("tests on GPUs were not run: `cargo xtask test --gpus N` runs them");
     println!("{}", tally.summary());
-    let all_passed = tests.is_ok() && with_driver.is_ok() && kernels.is_ok();
+    let all_passed = [tests, with_driver, kernels, nvvm]
+        .iter()
+        .all(Result::is_ok);
     Ok(if all_passed {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Checks the kernels of the second code generator, if there is a checkout.
+fn check_nvvm(
+    checkout: Option<OsString>,
+    tally: &mut Tally,
+    check: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let Some(checkout) = checkout.filter(|path| !path.is_empty()) else {
+        println!("skipped: {RUST_CUDA} names no rust-cuda checkout");
+        tally.skipped += 1;
+        return Ok(());
+    };
+    let outcome = check(Path::new(&checkout));
+    tally.add_outcome(&outcome);
+    outcome
 }
 
 /// Runs the tests of what is compiled for GPUs only: as this machine is, and those of the host library again
@@ -165,6 +190,19 @@ mod tests {
             }
         );
         assert_eq!(tally.summary(), "ferry: 8 passed, 1 failed, 2 skipped");
+    }
+
+    #[test]
+    fn without_a_checkout_of_rust_cuda_a_test_counts_as_skipped() {
+        for (checkout, wanted) in [(None, [0, 1]), (Some(""), [0, 1]), (Some("there"), [1, 0])] {
+            let mut tally = Tally::default();
+            let outcome = check_nvvm(checkout.map(OsString::from), &mut tally, |path| {
+                assert_eq!(path, Path::new("there"));
+                Ok(())
+            });
+            assert!(outcome.is_ok());
+            assert_eq!([tally.passed, tally.skipped], wanted);
+        }
     }
 
     #[test]

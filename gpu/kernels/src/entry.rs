@@ -14,15 +14,16 @@ use ferry_protocol as protocol;
 /// other nodes are among the peers.
 macro_rules! kernel {
     ($name:ident, $args:ident, $none:expr, $run:path, $shmem:literal $(, $epilogue:expr)?) => {
-        /// See the protocol's function of the same name.
-        ///
-        /// # Safety
-        /// The host built `args` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(args: $args) {
-            // SAFETY: the host built `args` for this rank.
-            let machine = unsafe { Gpu::<_, $shmem>::new(&args) };
-            let _ = $run(&machine, &args, &$none $(, &$epilogue)?);
+        ferry_gpu::kernel! {
+            /// See the protocol's function of the same name.
+            ///
+            /// # Safety
+            /// The host built `args` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            $name(args: $args) {
+                // SAFETY: the host built `args` for this rank.
+                let machine = unsafe { Gpu::<_, $shmem>::new(&args) };
+                let _ = $run(&machine, &args, &$none $(, &$epilogue)?);
+            }
         }
     };
 }
@@ -107,12 +108,13 @@ kernel!(
     NoEpilogue
 );
 
-/// Reads gate and up, writes the activation in the token format. Waits for nothing.
-///
-/// # Safety
-/// The host built `args`: its addresses are live allocations of the sizes that they say.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_fused_silu(args: SiluArgs) {
-    // SAFETY: the host's promise.
-    unsafe { silu::fused_silu(&args) }
+ferry_gpu::kernel! {
+    /// Reads gate and up, writes the activation in the token format. Waits for nothing.
+    ///
+    /// # Safety
+    /// The host built `args`: its addresses are live allocations of the sizes that they say.
+    ferry_fused_silu(args: SiluArgs) {
+        // SAFETY: the host's promise.
+        unsafe { silu::fused_silu(&args) }
+    }
 }

@@ -98,6 +98,10 @@ pub enum Conversion {
     /// The places of the clamped activation's sigmoids:
     /// [`GateRange::offsets`](ferry_layout::sigmoids::GateRange::offsets) of the BF16s in the halves of `a`.
     Sigmoids,
+    /// How many bits of a 64-bit word are set, with `a` as its low half.
+    CountedBits,
+    /// The number of its lowest set bit, 64 if there is none.
+    LowestBit,
 }
 
 impl Conversion {
@@ -120,7 +124,9 @@ impl Conversion {
             7 => Self::Multiplier,
             8 => Self::Silu,
             9 => Self::ClampedSilu,
-            _ => Self::Sigmoids,
+            10 => Self::Sigmoids,
+            11 => Self::CountedBits,
+            _ => Self::LowestBit,
         }
     }
 }
@@ -187,7 +193,7 @@ pub struct ClearArgs {
 /// Host and device mean the same by a number.
 const _: () = {
     let mut number = 0;
-    while number <= Conversion::Sigmoids.number() {
+    while number <= Conversion::LowestBit.number() {
         assert!(Conversion::of_number(number).number() == number);
         number += 1;
     }

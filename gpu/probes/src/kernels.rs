@@ -7,15 +7,16 @@
 //! by number, so that it can be compared with the portable one, [`ferry_probe_write`] writes
 //! tensors that a round in the same stream reads, and [`ferry_probe_clear`] empties the cache of all else.
 
-use ferry_gpu::encode;
+use ferry_gpu::protocol::Bits;
 use ferry_gpu::ptx::memory::{self, Vector};
 use ferry_gpu::ptx::number::Instructions;
 use ferry_gpu::ptx::{number, thread};
+use ferry_gpu::{encode, kernel};
 use ferry_layout::fp8::Divisor;
 use ferry_layout::sigmoids::GateRange;
 use ferry_layout::silu::Activation;
 
-use crate::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, WriteArgs};
+use crate::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, TensorCopy, WriteArgs};
 
 /// Lanes of a warp.
 const LANES: u32 = 32;
@@ -110,21 +111,35 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// Does nothing: what a launch costs.
-///
-/// # Safety
-/// None is needed.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_empty(_args: ProbeArgs) {}
+/// Declares a kernel that does what a function does.
+macro_rules! probe {
+    ($name:ident, $args:ident, $run:ident) => {
+        kernel! {
+            #[doc = concat!("See the function `", stringify!($run), "`.\n\n# Safety\nAs there.")]
+            $name(args: $args) {
+                // SAFETY: the caller's promise, in the function's words.
+                unsafe { $run(&args) }
+            }
+        }
+    };
+}
+
+kernel! {
+    /// Does nothing: what a launch costs.
+    ///
+    /// # Safety
+    /// None is needed.
+    ferry_probe_empty(_args: ProbeArgs) {}
+}
 
 /// Waits for the start flag, then for all ranks, so that what follows in every rank's stream starts at
 /// the same time. One warp.
 ///
 /// # Safety
 /// The host built `args` for this rank, and launches it on every rank.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_barrier(args: ProbeArgs) {
-    let probe = Probe::start(&args);
+#[inline(always)]
+unsafe fn barrier(args: &ProbeArgs) {
+    let probe = Probe::start(args);
     let (lane, own) = (thread::lane(), probe.own());
     if args.start_flag != 0 {
         probe.wait_for(args.start_flag, args.start_value);
@@ -150,13 +165,15 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_barrier(args: ProbeArgs) {
     }
 }
 
+probe!(ferry_probe_barrier, ProbeArgs, barrier);
+
 /// Copies every row to every peer with stores. Any number of warps.
 ///
 /// # Safety
 /// The host built `args` for this rank; source and targets hold the rows.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_copy(args: ProbeArgs) {
-    let probe = Probe::start(&args);
+#[inline(always)]
+unsafe fn copy(args: &ProbeArgs) {
+    let probe = Probe::start(args);
     let warps = thread::threads() / LANES * thread::blocks();
     let mut index = thread::thread() / LANES * thread::blocks() + thread::block();
     while index < probe.part_count() {
@@ -178,19 +195,21 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_copy(args: ProbeArgs) {
     }
 }
 
+probe!(ferry_probe_copy, ProbeArgs, copy);
+
 /// Copies every row to every peer with bulk copies. Any number of blocks; one thread works.
 ///
 /// # Safety
-/// As [`ferry_probe_copy`]; a part has at most [`ProbeArgs::BULK_BYTES`].
-#[cfg(target_feature = "sm_90")]
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_bulk_copy(args: ProbeArgs) {
+/// As [`copy`]; a part has at most [`ProbeArgs::BULK_BYTES`].
+#[cfg(ferry_sm = "90")]
+#[inline(always)]
+unsafe fn bulk_copy(args: &ProbeArgs) {
     use ferry_gpu::ptx::bulk::{STAGES, Stages, wait_all_but_last_read, wait_all_stored};
     const _: () = assert!(ferry_gpu::ptx::bulk::STAGE_BYTES == ProbeArgs::BULK_BYTES);
     if thread::thread() != 0 {
         return;
     }
-    let probe = Probe::start(&args);
+    let probe = Probe::start(args);
     let (parts, step) = (probe.part_count(), thread::blocks());
     let stages = Stages::set_up();
     let load = |turn: u32| {
@@ -219,16 +238,19 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_bulk_copy(args: ProbeArgs) {
     wait_all_stored();
 }
 
+#[cfg(ferry_sm = "90")]
+probe!(ferry_probe_bulk_copy, ProbeArgs, bulk_copy);
+
 /// Ranks 0 and 1 send a word back and forth, `repeats` times: release, then acquire. One warp.
 ///
 /// # Safety
 /// The host built `args` for this rank, and launches it on ranks 0 and 1.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_ping(args: ProbeArgs) {
+#[inline(always)]
+unsafe fn ping(args: &ProbeArgs) {
     if thread::thread() != 0 {
         return;
     }
-    let probe = Probe::start(&args);
+    let probe = Probe::start(args);
     let (own, peer) = (probe.own(), probe.memory(1 - args.rank));
     // SAFETY: the word lies in the own probe memory.
     let before = unsafe { memory::load_relaxed_sys(own + ProbeArgs::PINGS) };
@@ -252,14 +274,16 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_ping(args: ProbeArgs) {
     unsafe { memory::store_relaxed_sys(own + ProbeArgs::PINGS, before + args.repeats as u64) };
 }
 
+probe!(ferry_probe_ping, ProbeArgs, ping);
+
 /// Converts pairs of numbers with the functions that the other kernels use. Any number of blocks
 /// of any number of threads.
 ///
 /// # Safety
 /// The host built `args`: its tensors are live allocations of `count` pairs and words, and nobody
 /// writes the input.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_convert(args: ConvertArgs) {
+#[inline(always)]
+unsafe fn convert(args: &ConvertArgs) {
     let step = thread::threads() * thread::blocks();
     let mut index = thread::block() * thread::threads() + thread::thread();
     while index < args.count {
@@ -268,15 +292,23 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_convert(args: ConvertArgs) {
         unsafe {
             let a = f32::from_bits(memory::load_constant_u32(from));
             let b = f32::from_bits(memory::load_constant_u32(from + 4));
-            memory::store_u32(args.output + 4 * index as u64, convert(&args, a, b));
+            memory::store_u32(args.output + 4 * index as u64, converted(args, a, b));
         }
         index += step;
     }
 }
 
+probe!(ferry_probe_convert, ConvertArgs, convert);
+
+/// The 64-bit word of a pair.
+#[inline(always)]
+fn word_of(low: f32, high: f32) -> u64 {
+    u64::from(high.to_bits()) << u32::BITS | u64::from(low.to_bits())
+}
+
 /// See [`Conversion`].
 #[inline(always)]
-fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
+fn converted(args: &ConvertArgs, a: f32, b: f32) -> u32 {
     let activate = |activation: Activation| activation.apply(a, b, Instructions).to_bits();
     match Conversion::of_number(args.conversion) {
         Conversion::Bf16 => number::bf16_pair(a, b),
@@ -292,6 +324,8 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
         Conversion::Sigmoids => {
             GateRange::of(args.clamped()).offsets(a.to_bits(), number::distances)
         }
+        Conversion::CountedBits => word_of(a, b).count(),
+        Conversion::LowestBit => word_of(a, b).lowest(),
     }
 }
 
@@ -302,12 +336,12 @@ fn convert(args: &ConvertArgs, a: f32, b: f32) -> u32 {
 /// # Safety
 /// The host built `args`: source and target of each copy are live allocations of its words, and
 /// nobody else writes them.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_write(args: WriteArgs) {
+#[inline(always)]
+unsafe fn write(args: &WriteArgs) {
     thread::allow_later_kernels();
     let step = u64::from(thread::threads() * thread::blocks());
     let first = u64::from(thread::block() * thread::threads() + thread::thread());
-    for copy in args.copies {
+    let write = |copy: TensorCopy| {
         let mut index = first;
         while index < copy.words {
             // SAFETY: the word lies in both tensors: the host's promise.
@@ -316,16 +350,24 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_write(args: WriteArgs) {
             };
             index += step;
         }
-    }
+    };
+    // Each by its name: an array that is gone through in a loop may end in local memory.
+    let [a, b, c, d] = args.copies;
+    write(a);
+    write(b);
+    write(c);
+    write(d);
 }
+
+probe!(ferry_probe_write, WriteArgs, write);
 
 /// Writes zeros: enough of them push everything else out of the cache. Any number of blocks of any number of
 /// threads.
 ///
 /// # Safety
 /// The host built `args`: its tensor is a live allocation that nobody else uses.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn ferry_probe_clear(args: ClearArgs) {
+#[inline(always)]
+unsafe fn clear(args: &ClearArgs) {
     let step = u64::from(thread::threads() * thread::blocks());
     let mut index = u64::from(thread::block() * thread::threads() + thread::thread());
     while index < args.vectors {
@@ -335,3 +377,5 @@ pub unsafe extern "ptx-kernel" fn ferry_probe_clear(args: ClearArgs) {
         index += step;
     }
 }
+
+probe!(ferry_probe_clear, ClearArgs, clear);

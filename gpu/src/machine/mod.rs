@@ -31,7 +31,7 @@ use crate::shmem;
 use self::fault::Seen;
 
 /// Whether the target is sm_90 or later. Before that the assembler finds fewer registers.
-const IS_SM_90: bool = cfg!(target_feature = "sm_90");
+const IS_SM_90: bool = cfg!(ferry_sm = "90");
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 /// measured: T-003, H200
 const COPY_DEPTH: usize = if IS_SM_90 { 7 } else { 5 };
@@ -384,7 +384,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         to: Row,
         finish: impl Finish<Self>,
     ) {
-        #[cfg(target_feature = "sm_90")]
+        #[cfg(ferry_sm = "90")]
         if !SHMEM {
             return self.sum_through_pipeline(range, sources, from, to, finish);
         }

@@ -1,21 +1,21 @@
 //! Rows on their way through a warp's registers.
 
 use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel};
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 use ferry_protocol::Rounding;
 use ferry_protocol::{ByteRange, Finish, Row, Tiles};
 
 use super::Gpu;
 use super::tile;
 use crate::ptx::memory::{self, Vector};
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
 
 /// Vectors of a lane that are few enough to be handled apart: of those that there are not, nothing is done.
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 const SHORT: usize = 2;
 
 impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
@@ -157,7 +157,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     ) {
         // The next row is on its way while this one is added, which takes registers: for sm_80 the
         // assembler finds too few.
-        let loads_ahead = !matches!(to, Row::Tensor(..)) && cfg!(target_feature = "sm_90");
+        let loads_ahead = !matches!(to, Row::Tensor(..)) && cfg!(ferry_sm = "90");
         let target = self.row(to);
         let lane_start = self.lane_start();
         let mut tile_start = range.start;
@@ -195,7 +195,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     }
 }
 
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
     /// [`Machine::sum_rows`](ferry_protocol::Machine::sum_rows) of rows that go through the pipeline.
     #[inline(always)]

@@ -112,11 +112,13 @@ impl Block {
         // Nothing before this depends on what the stream did before.
         thread::wait_for_earlier_kernels();
         // One load for all of them: of several that may not take place, each would wait for the one before.
-        let mut counter_at = set_up.counters[0];
-        for (index, &other) in set_up.counters.iter().enumerate().skip(1) {
-            if thread == index as u32 {
-                counter_at = other;
-            }
+        // Each by its name: an array that is indexed in a loop may end in local memory.
+        let [mut counter_at, second, third] = set_up.counters;
+        if thread == 1 {
+            counter_at = second;
+        }
+        if thread == 2 {
+            counter_at = third;
         }
         if thread < COUNTERS as u32 {
             // SAFETY: the caller's promise.

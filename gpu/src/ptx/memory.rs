@@ -444,10 +444,10 @@ pub fn fence_acq_rel_sys() {
 /// See the module. Address and bytes are multiples of 16, and all of the bytes lie in one allocation.
 #[inline(always)]
 pub unsafe fn prefetch(address: u64, bytes: u32) {
-    #[cfg(not(target_feature = "sm_90"))]
+    #[cfg(not(ferry_sm = "90"))]
     let _ = (address, bytes);
     // SAFETY: the caller's promise. Nothing is changed but what the cache holds.
-    #[cfg(target_feature = "sm_90")]
+    #[cfg(ferry_sm = "90")]
     unsafe {
         asm!("cp.async.bulk.prefetch.L2.global [{}], {};", in(reg64) address, in(reg32) bytes,
             options(nostack, preserves_flags));

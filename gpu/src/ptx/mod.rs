@@ -7,12 +7,12 @@
 //! assembly.
 
 pub mod block;
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 pub mod bulk;
 pub mod lookup;
 pub mod memory;
 pub mod number;
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 pub mod pipeline;
 pub mod shared;
 pub mod thread;

@@ -168,7 +168,7 @@ impl Arithmetic for Instructions {
 /// As [`sigmoids::distances`](ferry_layout::sigmoids::distances): `add.s16x2` and `min.s16x2.relu`, which
 /// are one instruction of the machine (PTX ISA, "add", "min"; sm_90 and later). Magnitudes and `first`
 /// are not negative, so that no difference overflows.
-#[cfg(target_feature = "sm_90")]
+#[cfg(ferry_sm = "90")]
 #[inline(always)]
 pub fn distances(magnitudes: u32, first: u32) -> u32 {
     const BOTH: u32 = 0x1_0001;
@@ -185,7 +185,7 @@ pub fn distances(magnitudes: u32, first: u32) -> u32 {
 }
 
 /// As [`sigmoids::distances`](ferry_layout::sigmoids::distances).
-#[cfg(not(target_feature = "sm_90"))]
+#[cfg(not(ferry_sm = "90"))]
 #[inline(always)]
 pub fn distances(magnitudes: u32, first: u32) -> u32 {
     ferry_layout::sigmoids::distances(magnitudes, first)
@@ -233,7 +233,7 @@ pub fn larger(amax: f32, value: f32) -> f32 {
 
 /// Four f32 as e4m3, `a` in the lowest byte: rounded to nearest even, saturating at ±448, NaN
 /// `0x7f`. The instruction is `cvt.rn.satfinite.e4m3x2.f32` (PTX ISA, "cvt"; sm_89 and later).
-#[cfg(target_feature = "sm_89")]
+#[cfg(ferry_sm = "89")]
 #[inline(always)]
 pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
     let quad;
@@ -248,7 +248,7 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
 }
 
 /// An f32 as e4m3, as in [`e4m3_quad`].
-#[cfg(target_feature = "sm_89")]
+#[cfg(ferry_sm = "89")]
 #[inline(always)]
 pub fn e4m3(value: f32) -> u8 {
     let pair: u16;
@@ -261,7 +261,7 @@ pub fn e4m3(value: f32) -> u8 {
 }
 
 /// An f32 as e4m3, where there is no instruction for it.
-#[cfg(not(target_feature = "sm_89"))]
+#[cfg(not(ferry_sm = "89"))]
 #[inline(always)]
 pub fn e4m3(value: f32) -> u8 {
     ferry_layout::fp8::e4m3_bits(value)
@@ -269,7 +269,7 @@ pub fn e4m3(value: f32) -> u8 {
 
 /// The value of an e4m3, exact: `cvt.rn.f16x2.e4m3x2`, since f16 has all of them, then `cvt.f32.f16`
 /// (PTX ISA, "cvt"; sm_89 and later).
-#[cfg(target_feature = "sm_89")]
+#[cfg(ferry_sm = "89")]
 #[inline(always)]
 pub fn f32_of_e4m3(code: u8) -> f32 {
     let value;
@@ -283,14 +283,14 @@ pub fn f32_of_e4m3(code: u8) -> f32 {
 }
 
 /// The value of an e4m3, where there is no instruction for it.
-#[cfg(not(target_feature = "sm_89"))]
+#[cfg(not(ferry_sm = "89"))]
 #[inline(always)]
 pub fn f32_of_e4m3(code: u8) -> f32 {
     ferry_layout::fp8::f32_of_e4m3_bits(code)
 }
 
 /// Four f32 as e4m3, `a` in the lowest byte, where there is no instruction for it.
-#[cfg(not(target_feature = "sm_89"))]
+#[cfg(not(ferry_sm = "89"))]
 #[inline(always)]
 pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
     use ferry_layout::fp8::e4m3_bits;
@@ -300,7 +300,7 @@ pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
 /// Eight f32 times `multiplier` as e2m1, the first in the lowest four bits: rounded to nearest
 /// even, saturating at ±6, NaN 6. The instruction is `cvt.rn.satfinite.e2m1x2.f32` (PTX ISA,
 /// "cvt"; sm_100a).
-#[cfg(target_feature = "sm_100a")]
+#[cfg(ferry_sm = "100a")]
 #[inline(always)]
 pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
     let [a, b, c, d, e, f, g, h] = values.map(|value| value * multiplier);
@@ -319,7 +319,7 @@ pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
 
 /// Eight f32 times `multiplier` as e2m1, where there is no instruction for it. Arithmetic has one NaN
 /// here, a positive one (PTX ISA, "Floating point").
-#[cfg(not(target_feature = "sm_100a"))]
+#[cfg(not(ferry_sm = "100a"))]
 #[inline(always)]
 pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
     ferry_layout::e2m1::e2m1x8_of_products(values, multiplier)
@@ -328,8 +328,8 @@ pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
 /// As [`e2m1_eight`], where `multiplier` is a power of two, 2^-126 at least.
 #[inline(always)]
 pub fn e2m1_eight_scaled(values: [f32; 8], multiplier: f32) -> u32 {
-    #[cfg(target_feature = "sm_100a")]
+    #[cfg(ferry_sm = "100a")]
     return e2m1_eight(values, multiplier);
-    #[cfg(not(target_feature = "sm_100a"))]
+    #[cfg(not(ferry_sm = "100a"))]
     ferry_layout::e2m1::e2m1x8_of_scaled(values, multiplier, Instructions)
 }

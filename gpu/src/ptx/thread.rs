@@ -21,6 +21,7 @@ unsafe extern "C" {
     fn llvm_reduce_or(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn llvm_warp_barrier(mask: u32);
+    #[cfg(not(ferry_nvvm))]
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
     fn llvm_block_barrier(barrier: u32);
 }
@@ -32,7 +33,7 @@ const ALL: u32 = u32::MAX;
 /// read: a launch may begin before. Nothing where launches do not, before sm_90.
 #[inline(always)]
 pub fn wait_for_earlier_kernels() {
-    #[cfg(target_feature = "sm_90")]
+    #[cfg(ferry_sm = "90")]
     // SAFETY: waits.
     unsafe {
         asm!("griddepcontrol.wait;", options(nostack, preserves_flags));
@@ -43,7 +44,7 @@ pub fn wait_for_earlier_kernels() {
 /// said so. Nothing before sm_90.
 #[inline(always)]
 pub fn allow_later_kernels() {
-    #[cfg(target_feature = "sm_90")]
+    #[cfg(ferry_sm = "90")]
     // SAFETY: touches no memory.
     unsafe {
         asm!(
@@ -53,10 +54,19 @@ pub fn allow_later_kernels() {
     }
 }
 
-/// Declares a function that reads a 32-bit special register that stays the same for a thread.
+/// Declares a function that reads a 32-bit special register that stays the same for a thread; with the
+/// function of `cuda_std` that does.
 macro_rules! register {
-    ($(#[$doc:meta])* $name:ident, $register:literal) => {
+    ($(#[$doc:meta])* $name:ident, $register:literal, $std:ident :: $of_std:ident) => {
         $(#[$doc])*
+        #[cfg(ferry_nvvm)]
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            cuda_std::$std::$of_std()
+        }
+
+        $(#[$doc])*
+        #[cfg(not(ferry_nvvm))]
         #[inline(always)]
         pub fn $name() -> u32 {
             let value;
@@ -73,27 +83,32 @@ macro_rules! register {
 register!(
     /// `%tid.x`: the thread's number in its block.
     thread,
-    "tid.x"
+    "tid.x",
+    thread::thread_idx_x
 );
 register!(
     /// `%ntid.x`: threads of a block.
     threads,
-    "ntid.x"
+    "ntid.x",
+    thread::block_dim_x
 );
 register!(
     /// `%ctaid.x`: the block's number.
     block,
-    "ctaid.x"
+    "ctaid.x",
+    thread::block_idx_x
 );
 register!(
     /// `%nctaid.x`: blocks of the launch.
     blocks,
-    "nctaid.x"
+    "nctaid.x",
+    thread::grid_dim_x
 );
 register!(
     /// `%laneid`: the thread's number in its warp.
     lane,
-    "laneid"
+    "laneid",
+    warp::lane_id
 );
 
 /// `%globaltimer`: nanoseconds, the same clock on all multiprocessors of a GPU.
@@ -164,8 +179,14 @@ pub fn converge() {
 /// `barrier.sync 0`: waits for all threads of the block that have not ended. All threads.
 #[inline(always)]
 pub fn block_barrier() {
+    // libNVVM's LLVM is older than the intrinsic.
+    #[cfg(ferry_nvvm)]
+    cuda_std::thread::sync_threads();
+    #[cfg(not(ferry_nvvm))]
     // SAFETY: all threads of the block execute it together.
-    unsafe { llvm_block_barrier(0) }
+    unsafe {
+        llvm_block_barrier(0)
+    }
 }
 
 /// `mov`: copies a register, here and not earlier.

@@ -129,6 +129,9 @@ pub struct BenchArgs {
     /// This process's rank, with --rendezvous
     #[arg(long)]
     pub rank: Option<u32>,
+    /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
+    #[arg(long, value_name = "FILE")]
+    pub kernels: Option<PathBuf>,
     /// Tokens a rank
     #[arg(
         long,

@@ -65,6 +65,7 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
+        kernels: args.kernels.clone(),
     })
 }
 

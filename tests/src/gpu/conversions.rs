@@ -24,7 +24,7 @@ type Pair = [u32; 2];
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     type Test = fn(&Converter) -> Result<()>;
-    let tests: [(&str, Test); 11] = [
+    let tests: [(&str, Test); 13] = [
         ("BF16", |on| every_pair(on, Conversion::Bf16)),
         ("e4m3", |on| every_pair(on, Conversion::E4m3)),
         ("e2m1", |on| products(on, Conversion::E2m1)),
@@ -40,6 +40,12 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
                 .try_for_each(|clamp| activations(on, Conversion::ClampedSilu, clamp))
         }),
         ("places of sigmoids", places),
+        ("bits of 64 that are set", |on| {
+            every_bit(on, Conversion::CountedBits)
+        }),
+        ("lowest of 64 bits", |on| {
+            every_bit(on, Conversion::LowestBit)
+        }),
     ];
     for (name, test) in tests {
         suite.check(&format!("conversion: {name}"), |suite| {
@@ -94,6 +100,16 @@ fn mantissas() -> BTreeSet<u32> {
 
 fn every_pair(on: &Converter, conversion: Conversion) -> Result<()> {
     on.compare(conversion, &pairs()).map(drop)
+}
+
+/// Words with one bit and none, with all above it and all below it, and many others.
+fn every_bit(on: &Converter, conversion: Conversion) -> Result<()> {
+    let one = (0..u64::BITS).map(|bit| 1_u64 << bit);
+    let words = one.flat_map(|bit| [bit, bit.wrapping_neg(), bit - 1, bit | 1 << 63, bit | 1]);
+    let words = words.chain([u64::MAX]);
+    let halves = words.map(|word| [word as u32, (word >> u32::BITS) as u32]);
+    let pairs: Vec<Pair> = halves.chain(pairs()).collect();
+    on.compare(conversion, &pairs).map(drop)
 }
 
 /// What is made e2m1 are results of arithmetic, among which a GPU has one NaN, a positive one.
@@ -216,6 +232,8 @@ fn portable(conversion: Conversion, pair: Pair, clamp: Clamp) -> u32 {
         Conversion::Silu => activate(Activation::Silu),
         Conversion::ClampedSilu => activate(clamped),
         Conversion::Sigmoids => GateRange::of(clamped).offsets(a.to_bits(), sigmoids::distances),
+        Conversion::CountedBits => pair[0].count_ones() + pair[1].count_ones(),
+        Conversion::LowestBit => (u64::from(pair[1]) << 32 | u64::from(pair[0])).trailing_zeros(),
     }
 }
 
@@ -227,7 +245,9 @@ fn same(conversion: Conversion, wanted: u32, given: u32) -> bool {
         | Conversion::E4m3
         | Conversion::E2m1
         | Conversion::ScaledE2m1
-        | Conversion::Sigmoids => wanted == given,
+        | Conversion::Sigmoids
+        | Conversion::CountedBits
+        | Conversion::LowestBit => wanted == given,
         Conversion::Larger
         | Conversion::Quotient
         | Conversion::Reciprocal

@@ -83,6 +83,9 @@ pub struct GpuArgs {
     /// This process's rank, with --rendezvous
     #[arg(long)]
     rank: Option<u32>,
+    /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
+    #[arg(long, value_name = "FILE")]
+    kernels: Option<PathBuf>,
 }
 
 /// How a test came out where it did not fail.
@@ -131,6 +134,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
+        kernels: args.kernels.clone(),
     })?;
     let json = args.json.as_ref().filter(|_| open.is_first());
     let create =

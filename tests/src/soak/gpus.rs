@@ -28,6 +28,7 @@ pub fn run(course: &Course, args: &SoakArgs, ranks: usize) -> Result<String> {
         seed: 0,
         rendezvous: None,
         rank: None,
+        kernels: None,
     })?
     .group;
     let name = group.device(group.local_ranks()[0])?.name();

@@ -207,7 +207,7 @@ impl fmt::Display for PartComparison {
                 if self.counts.is_empty() {
                     writeln!(
                         f,
-                        "    memory, shuffles, votes, barriers, calls: as many of each"
+                        "    memory, shuffles, votes, barriers, calls, bits, conversions: as many of each"
                     )?;
                 }
             }

@@ -47,7 +47,7 @@ impl Variant {
     /// Each is at most 9.0, which drivers of CUDA 13.0 accept, and the lowest that has the
     /// instructions in use: 8.0 the cache hints, 8.3 what NVSHMEM's own code is built for,
     /// 8.6 is the first that knows sm_100a.
-    const fn ptx_feature(self) -> &'static str {
+    pub(crate) const fn ptx_feature(self) -> &'static str {
         match self {
             Variant::Sm80 => "+ptx80",
             Variant::Sm90a => "+ptx83",
@@ -113,17 +113,28 @@ impl Package {
     }
 
     /// Where its digest is committed, below the workspace root. Kernels for one node have that of all.
-    pub const fn digest_file(self) -> &'static str {
-        match self {
-            Package::Kernels | Package::NodeKernels => "gpu/ptx-digest.txt",
-            Package::Options | Package::NodeOptions => "gpu/options/ptx-digest.txt",
-            Package::Probes => "gpu/probes/ptx-digest.txt",
-            Package::OwnEpilogue => "tests/epilogue/ptx-digest.txt",
+    pub const fn digest_file(self, generator: CodeGenerator) -> &'static str {
+        let [stock, nvvm] = match self {
+            Package::Kernels | Package::NodeKernels => {
+                ["gpu/ptx-digest.txt", "gpu/nvvm-digest.txt"]
+            }
+            Package::Options | Package::NodeOptions => {
+                ["gpu/options/ptx-digest.txt", "gpu/options/nvvm-digest.txt"]
+            }
+            Package::Probes => ["gpu/probes/ptx-digest.txt", "gpu/probes/nvvm-digest.txt"],
+            Package::OwnEpilogue => [
+                "tests/epilogue/ptx-digest.txt",
+                "tests/epilogue/nvvm-digest.txt",
+            ],
+        };
+        match generator {
+            CodeGenerator::Stock => stock,
+            CodeGenerator::Nvvm => nvvm,
         }
     }
 
     /// Where its PTX files lie.
-    fn folder(self, target_dir: &Path) -> PathBuf {
+    pub(crate) fn folder(self, target_dir: &Path) -> PathBuf {
         match self {
             Package::Kernels => target_dir.join("ptx"),
             Package::Options => target_dir.join("ptx/options"),
@@ -150,6 +161,15 @@ impl Package {
             Package::Kernels | Package::Options | Package::OwnEpilogue
         )
     }
+}
+
+/// What makes PTX of the crates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodeGenerator {
+    /// The stock compiler: LLVM.
+    Stock,
+    /// `rustc_codegen_nvvm`: libNVVM.
+    Nvvm,
 }
 
 /// One built PTX file.
@@ -367,7 +387,7 @@ pub(crate) fn missing_cargo() -> Error {
 
 /// The PTX with the number of registers of every kernel that may use fewer than the others: the
 /// compiler has no attribute for it.
-fn with_limits(ptx: &str) -> Result<String> {
+pub(crate) fn with_limits(ptx: &str) -> Result<String> {
     let error = |detail| Error::Parse {
         what: "the PTX",
         detail,

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::assemble::{Resources, assemble};
-use crate::compile::{Artifact, Package, Variant};
+use crate::compile::{Artifact, CodeGenerator, Package, Variant};
 use crate::error::{FileContext, Result};
 use crate::ptx::{PtxFunction, PtxModule};
 use crate::violation::{Violation, violations};
@@ -21,7 +21,8 @@ const HEADER: &str = "\
 /// The digest of some variants of a package, and the rules they break.
 #[derive(Clone, Debug)]
 pub struct Digest {
-    package: Package,
+    /// Where it is committed, below the workspace root.
+    committed: &'static str,
     sections: Vec<Section>,
     /// The rules that the PTX breaks.
     pub violations: Vec<Violation>,
@@ -41,9 +42,14 @@ impl Digest {
     /// # Errors
     ///
     /// `ptxas` is missing or refuses the PTX, or a file cannot be read.
-    pub fn of(package: Package, artifacts: &[Artifact], target_dir: &Path) -> Result<Digest> {
+    pub fn of(
+        package: Package,
+        generator: CodeGenerator,
+        artifacts: &[Artifact],
+        target_dir: &Path,
+    ) -> Result<Digest> {
         let mut digest = Digest {
-            package,
+            committed: package.digest_file(generator),
             sections: Vec::new(),
             violations: Vec::new(),
         };
@@ -104,7 +110,7 @@ impl Digest {
 
     /// Where it is committed.
     fn file(&self, workspace_root: &Path) -> PathBuf {
-        workspace_root.join(self.package.digest_file())
+        workspace_root.join(self.committed)
     }
 
     /// Compares with the committed file below `workspace_root`.
@@ -265,7 +271,7 @@ mod tests {
         let violations = violations(variant, &module, &kernels);
         let text = section(variant, &module, &kernels);
         Digest {
-            package: Package::Kernels,
+            committed: "digest.txt",
             sections: vec![Section {
                 variant,
                 text,

@@ -112,6 +112,16 @@ pub enum Error {
         /// What cargo sets for build scripts.
         variable: &'static str,
     },
+    /// A folder that was named as a checkout of rust-cuda lacks something.
+    #[error("{path} {problem}; get a checkout that works with `{get}`", path = path.display())]
+    RustCuda {
+        /// The folder.
+        path: PathBuf,
+        /// What it lacks.
+        problem: String,
+        /// The command that makes one.
+        get: String,
+    },
     /// The compiler finished without the file that it should have written.
     #[error("no {what} in {path} after the build", path = path.display())]
     MissingOutput {

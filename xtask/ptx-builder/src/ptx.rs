@@ -27,7 +27,8 @@ const MEMORY_OPCODES: [&str; 15] = [
     "discard",
 ];
 
-/// Kinds of instructions that threads share something with, counted where two builds differ.
+/// Kinds of instructions that are counted where two builds differ: those by which threads share something,
+/// and those that a compiler drops or doubles if it mistakes a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstructionKind {
     /// Loads, stores, atomics, copies, prefetches.
@@ -40,6 +41,10 @@ pub enum InstructionKind {
     Barrier,
     /// Calls of functions that were not inlined.
     Call,
+    /// Bits that are counted, found, reversed or moved within a word.
+    Bit,
+    /// Conversions between types.
+    Conversion,
 }
 
 impl InstructionKind {
@@ -51,6 +56,8 @@ impl InstructionKind {
             "vote" | "match" | "redux" | "activemask" => Some(Self::Vote),
             "bar" | "barrier" | "mbarrier" | "fence" | "membar" => Some(Self::Barrier),
             "call" => Some(Self::Call),
+            "popc" | "clz" | "bfind" | "fns" | "brev" | "bfe" | "bfi" | "bmsk" => Some(Self::Bit),
+            "cvt" => Some(Self::Conversion),
             _ if opcode.contains(".param") => None,
             _ => MEMORY_OPCODES.contains(&base).then_some(Self::Memory),
         }
@@ -65,6 +72,8 @@ impl fmt::Display for InstructionKind {
             Self::Vote => "vote",
             Self::Barrier => "barrier",
             Self::Call => "call",
+            Self::Bit => "bits",
+            Self::Conversion => "conversion",
         })
     }
 }

@@ -65,6 +65,16 @@ impl Wheel {
         ],
     };
 
+    /// libNVVM, its header and libdevice.
+    pub const NVVM: Wheel = Wheel {
+        name: "nvidia-nvvm",
+        version: "13.0.88",
+        sha256: [
+            "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
+            "c4376a291d72d22a315d9d2f69bdae8f8cd83a627f75bad395cee49a0fe65dc1",
+        ],
+    };
+
     /// The command that gets this wheel.
     pub fn get_command(&self) -> String {
         format!("python3 -m pip install {}=={}", self.name, self.version)
@@ -181,6 +191,7 @@ mod tests {
             Wheel::RUNTIME,
             Wheel::CRT,
             Wheel::CCCL,
+            Wheel::NVVM,
         ] {
             let requirement = wheel.requirement();
             assert!(requirement.starts_with(&format!("{}=={} ", wheel.name, wheel.version)));

@@ -11,7 +11,7 @@ use crate::machine::counters::BlockCounter;
 use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
-use crate::machine::rows::{ByteRange, Row};
+use crate::machine::rows::{Bits, ByteRange, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::tactics::Wire;
@@ -109,7 +109,7 @@ fn reduce_item<M: Machine>(
     match shape.mode() {
         CombineMode::Reduced => {
             let ranks = ranks_of(machine, shape, experts);
-            let slots = low_bits(ranks.count_ones());
+            let slots = low_bits(ranks.count());
             if tactics.wire == Wire::Inline {
                 let row = |slot| window.inline_combine_row(token, slot);
                 let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to, finish);
@@ -210,9 +210,9 @@ fn low_bits(count: u32) -> u32 {
 /// The rank of the `slot`-th set bit.
 #[inline(always)]
 fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
-    debug_assert!(slot < ranks.count_ones(), "slot {slot} of ranks {ranks:#b}");
+    debug_assert!(slot < ranks.count(), "slot {slot} of ranks {ranks:#b}");
     for _ in 0..slot {
         ranks &= ranks - 1;
     }
-    Rank(ranks.trailing_zeros())
+    Rank(ranks.lowest())
 }

@@ -9,7 +9,7 @@ use crate::dispatch::header::{count_assignments, read_assignments, write_header}
 use crate::dispatch::numbering::wait_until_numbered;
 use crate::dispatch::route::{Route, read_route};
 use crate::machine::Machine;
-use crate::machine::rows::{Put, Row};
+use crate::machine::rows::{Bits, Put, Row};
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::{Numbering, Wire};
@@ -82,7 +82,7 @@ fn write_payload<M: Machine>(
     let p2p = p2p_ranks(machine, common, ranks);
     let is_remote = p2p != ranks;
     let staging = match is_remote {
-        true => (node_of(shape, me).trailing_zeros() + shape.p2p_world_size) % u64::BITS,
+        true => (node_of(shape, me).lowest() + shape.p2p_world_size) % u64::BITS,
         false => 0,
     };
     let targets = p2p | (is_remote as u64) << staging;

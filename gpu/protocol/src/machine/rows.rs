@@ -49,15 +49,35 @@ impl ByteRange {
 }
 
 /// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
+///
+/// The one place that counts bits of 64-bit words, and half by half: `rustc_codegen_nvvm` gives what LLVM's
+/// `llvm.cttz.i64`, `llvm.ctlz.i64` and `llvm.ctpop.i64` return, 64 bits, where Rust's intrinsics return a
+/// `u32`, and the result is undefined. A GPU counts them half by half anyway.
 pub trait Bits: Copy {
+    /// The lowest number of a set that is not empty.
+    fn lowest(self) -> u32;
+
+    /// How many there are.
+    fn count(self) -> u32;
+
     /// Takes the lowest number out of the set, if there is any.
     fn take_lowest(&mut self) -> Option<u32>;
 }
 
 impl Bits for u32 {
     #[inline(always)]
+    fn lowest(self) -> u32 {
+        self.trailing_zeros()
+    }
+
+    #[inline(always)]
+    fn count(self) -> u32 {
+        self.count_ones()
+    }
+
+    #[inline(always)]
     fn take_lowest(&mut self) -> Option<u32> {
-        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        let lowest = (*self != 0).then(|| self.lowest());
         *self &= self.wrapping_sub(1);
         lowest
     }
@@ -65,8 +85,19 @@ impl Bits for u32 {
 
 impl Bits for u64 {
     #[inline(always)]
+    fn lowest(self) -> u32 {
+        // As many as there are zeros below it.
+        (!self & self.wrapping_sub(1)).count()
+    }
+
+    #[inline(always)]
+    fn count(self) -> u32 {
+        (self as u32).count() + ((self >> u32::BITS) as u32).count()
+    }
+
+    #[inline(always)]
     fn take_lowest(&mut self) -> Option<u32> {
-        let lowest = (*self != 0).then(|| self.trailing_zeros());
+        let lowest = (*self != 0).then(|| self.lowest());
         *self &= self.wrapping_sub(1);
         lowest
     }

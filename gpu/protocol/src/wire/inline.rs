@@ -126,7 +126,9 @@ fn pass<T: Tiles + Deadline, const DEPTH: usize>(
     }
     let is_input = matches!(from, Row::Tensor(Tensor::Input, _));
     if is_input {
-        tile = tile.map(|vector| machine.avoid_sentinel(vector));
+        for vector in &mut tile {
+            *vector = machine.avoid_sentinel(*vector);
+        }
     }
     while let Some(target) = targets.take_lowest() {
         let target = machine.row(to(target));

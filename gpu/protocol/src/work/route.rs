@@ -54,7 +54,7 @@ pub fn node_of(shape: &Shape, rank: Rank) -> u64 {
 /// over the wire: if they do not name `rank`, the slot is one of the token's all the same.
 #[inline(always)]
 pub fn reduced_slot(window: &Window, ranks: u64, rank: Rank) -> u32 {
-    let before = (ranks & ((1 << rank.0) - 1)).count_ones();
+    let before = (ranks & ((1 << rank.0) - 1)).count();
     before.min(window.last_combine_slot())
 }
 
@@ -108,12 +108,9 @@ mod tests {
                         "{named} of {ranks} ranks named, not {me}"
                     );
                     let named_too = lowest | 1 << me;
-                    if named_too.count_ones() <= top_k {
+                    if named_too.count() <= top_k {
                         let before = lowest & ((1 << me) - 1);
-                        assert_eq!(
-                            reduced_slot(&window, named_too, Rank(me)),
-                            before.count_ones()
-                        );
+                        assert_eq!(reduced_slot(&window, named_too, Rank(me)), before.count());
                     }
                 }
             }

@@ -76,6 +76,7 @@ fn join(args: &KilledArgs, address: SocketAddr, rank: u32, ranks: usize) -> Resu
         seed: args.seed,
         rendezvous: Some(address),
         rank: Some(rank),
+        kernels: None,
     };
     if args.group != GroupKind::Simulated {
         return open(&options);
@@ -97,7 +98,7 @@ fn again(args: &KilledArgs, others: TcpBootstrap, device: usize) -> Result<()> {
     let others = Box::new(others);
     let mut open = match args.group {
         GroupKind::Simulated => alone(args.seed, others)?,
-        kind => over(kind, others, device)?,
+        kind => over(kind, None, others, device)?,
     };
     let group = open.group.clone();
     let problem = problem(&group, &settings(args, &group).config, args.seed);

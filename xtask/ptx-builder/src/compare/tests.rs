@@ -124,6 +124,26 @@ fn shuffles_votes_and_barriers_are_counted() {
 }
 
 #[test]
+fn bits_that_are_not_counted_any_more_and_conversions_show() {
+    let counting = "	popc.b64 	%r1, %rd2;\n	clz.b32 	%r2, %r1;\n	mov.b32 	%r1, 7";
+    let before = BEFORE.replace("	mov.b32 	%r1, 7", counting);
+    let after = before
+        .replace("	popc.b64 	%r1, %rd2;\n", "")
+        .replace("clz.b32", "cvt.u32.u64");
+    let comparison = Comparison::of(&before, &after).unwrap();
+    assert_eq!(
+        verdict(&comparison, "send").counts[..],
+        [
+            (InstructionKind::Bit, "clz.b32".into(), 1, 0),
+            (InstructionKind::Bit, "popc.b64".into(), 1, 0),
+            (InstructionKind::Conversion, "cvt.u32.u64".into(), 0, 1),
+        ]
+    );
+    let text = comparison.to_string();
+    assert!(text.contains("bits: popc.b64 1 -> 0"), "{text}");
+}
+
+#[test]
 fn calls_of_other_functions_are_no_other_names() {
     let swapped = BEFORE
         .replace("call.uni _RNvCs7Yi_3gpu5write", "call.uni X")
@@ -144,7 +164,7 @@ fn another_body_of_a_function_is_not_laid_to_its_caller() {
     let after = moved().replace("st.global.u32 	[%rd1], 1", "st.global.u32 	[%rd1], 2");
     let comparison = compared(&after);
     assert_eq!(verdict(&comparison, "send").verdict, Verdict::Same);
-    let equal = "barriers, calls: as many of each";
+    let equal = "calls, bits, conversions: as many of each";
     assert!(comparison.to_string().contains(equal), "{comparison}");
     assert!(matches!(
         verdict(&comparison, "write").verdict,
