@@ -128,10 +128,13 @@ impl CombineOutput {
 }
 
 impl CombineOutput {
-    /// What the result is made of. Rows that are kept apart are BF16.
+    /// What the result is made of. Rows that are kept apart are BF16, and so are 16 bits without a name.
     pub(crate) fn element(&self) -> Result<OutputElement, TensorError> {
         let given = match self {
             Self::Apart(_) => return Ok(OutputElement::Bf16),
+            Self::Summed(combined) if combined.data_type == DataType::U16 => {
+                return Ok(OutputElement::Bf16);
+            }
             Self::Summed(combined) => combined.data_type,
         };
         let mut all = OutputElement::ALL.into_iter();

@@ -9,7 +9,7 @@ use ferry_layout::{OutputElement, TokenFormat};
 /// `x` and `topk_ids` cannot be swapped.
 ///
 /// Unsigned integers also stand for bits as they are, where an engine has no better name for them: `U8` is
-/// taken for `E4m3` and `E8m0`, `U16` for `Bf16` and `F16`, `U32` for `I32`. Nothing else stands for `F32`.
+/// taken for `E4m3` and `E8m0`, `U16` for `Bf16`, `U32` for `I32`. Nothing else stands for `F32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DataType {

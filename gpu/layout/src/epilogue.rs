@@ -15,9 +15,6 @@ pub trait Load {
     fn f32x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS];
     /// Element `index` of an f32 tensor.
     fn f32(&self, tensor: u64, index: u64, otherwise: f32) -> f32;
-    /// Says that elements `index..index + elements` of a BF16 tensor will be read soon, which begin at a
-    /// multiple of 16 bytes and are a multiple of 8. No tensor, that is address 0, is left alone.
-    fn prefetch_bf16(&self, tensor: u64, index: u64, elements: u32);
 }
 
 /// Changes the sums of a combine before they are stored: plain data, which travels with a launch's arguments.
@@ -33,11 +30,6 @@ pub trait Epilogue: Copy {
     fn is_none(&self) -> bool {
         Self::IS_NONE
     }
-
-    /// Says what [`apply`](Self::apply) will read for elements `column..column + elements` of a token, before
-    /// they are summed. It need not say anything: that only costs time.
-    #[inline(always)]
-    fn prefetch(&self, _memory: &impl Load, _token: u32, _column: u32, _elements: u32) {}
 
     /// The values of elements `column..column + 8` of a token, of which `values` are the sums: in f32, in
     /// reduced mode after the shared expert's row, if there is one, was added; in exact mode with a shared
@@ -97,13 +89,6 @@ impl Epilogue for Steps {
             ..
         } = *self;
         row_scales | first | second | residual == 0
-    }
-
-    /// The residual. What all tokens share is near after the first.
-    #[inline(always)]
-    fn prefetch(&self, memory: &impl Load, token: u32, column: u32, elements: u32) {
-        let index = token as u64 * self.hidden + column as u64;
-        memory.prefetch_bf16(self.residual, index, elements);
     }
 
     #[inline(always)]

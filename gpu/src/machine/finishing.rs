@@ -1,7 +1,7 @@
 //! Sums on their way to what is stored, in a lane's registers.
 
 use ferry_layout::{Arguments, EPILOGUE_ELEMENTS, Epilogue, Load, OutputElement};
-use ferry_protocol::{ByteRange, Finishing};
+use ferry_protocol::Finishing;
 
 use super::Gpu;
 use super::tile;
@@ -58,30 +58,9 @@ impl<A: Arguments, const SHMEM: bool> Load for Gpu<'_, A, SHMEM> {
         let bits = unsafe { memory::load_u32_if(tensor + 4 * index, tensor != 0) };
         or_otherwise(tensor, f32::from_bits(bits), otherwise)
     }
-
-    #[inline(always)]
-    fn prefetch_bf16(&self, tensor: u64, index: u64, elements: u32) {
-        if tensor != 0 && self.lane == 0 {
-            // SAFETY: as above.
-            unsafe { memory::prefetch(tensor + 2 * index, 2 * elements) };
-        }
-    }
 }
 
 impl<A: Arguments, const SHMEM: bool> Finishing for Gpu<'_, A, SHMEM> {
-    #[inline(always)]
-    fn prefetch_row(&self, row: u64, range: ByteRange) {
-        if self.lane == 0 {
-            // SAFETY: the protocol names ranges of rows that it reads later.
-            unsafe { memory::prefetch(row + range.start as u64, range.end - range.start) };
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch_for(&self, epilogue: &impl Epilogue, token: u32, range: ByteRange) {
-        epilogue.prefetch(self, token, range.start / 2, (range.end - range.start) / 2);
-    }
-
     #[inline(always)]
     fn widen_bf16(&self, vector: Vector) -> [f32; 8] {
         widen(vector)

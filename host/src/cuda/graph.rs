@@ -55,6 +55,7 @@ struct Capture {
     stream: CUstream,
     /// What its graph holds.
     held: Arc<HeldList>,
+    is_over: bool,
 }
 
 impl Capture {
@@ -68,7 +69,11 @@ impl Capture {
             CAPTURES.end(&held);
             return Err(error);
         }
-        let capture = Self { stream, held };
+        let capture = Self {
+            stream,
+            held,
+            is_over: false,
+        };
         if let Some(number) = capture_number(stream)? {
             CAPTURES.begun(&capture.held, number);
         }
@@ -76,15 +81,15 @@ impl Capture {
     }
 
     /// Ends it: the graph, and what it holds.
-    fn end(self) -> Result<(Template, Arc<HeldList>), Error> {
-        let held = self.held.clone();
-        let (template, code) = std::mem::ManuallyDrop::new(self).leave();
+    fn end(mut self) -> Result<(Template, Arc<HeldList>), Error> {
+        let (template, code) = self.leave();
         check("cuStreamEndCapture", code)?;
-        Ok((template, held))
+        Ok((template, self.held.clone()))
     }
 
     /// To be called once. A capture that went wrong gives an error, and is over, too.
-    fn leave(&self) -> (Template, sys::Code) {
+    fn leave(&mut self) -> (Template, sys::Code) {
+        self.is_over = true;
         let mut graph = ptr::null_mut();
         CAPTURES.ending(&self.held);
         // SAFETY: this thread began the capture; `graph` is a live pointer to write to.
@@ -96,7 +101,9 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        drop(self.leave());
+        if !self.is_over {
+            drop(self.leave());
+        }
     }
 }
 

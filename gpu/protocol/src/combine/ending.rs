@@ -6,7 +6,7 @@ use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Epilogue, OutputEle
 
 use crate::machine::Machine;
 use crate::machine::finishing::Finish;
-use crate::machine::rows::{ByteRange, Row};
+use crate::machine::rows::Row;
 use crate::sync::launch::Launch;
 
 /// What a launch does with the sums of its tokens.
@@ -69,14 +69,6 @@ impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
     #[inline(always)]
     fn is_rounding(&self) -> bool {
         false
-    }
-
-    #[inline(always)]
-    fn prefetch(&self, machine: &M, range: ByteRange) {
-        if let Some(row) = self.shared_row(machine) {
-            machine.prefetch_row(machine.row(Row::Tensor(Tensor::Expert, row)), range);
-        }
-        machine.prefetch_for(self.ending.epilogue, self.token, range);
     }
 
     #[inline(always)]

@@ -105,7 +105,6 @@ fn reduce_item<M: Machine>(
     let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
     let at = |slot| Row::Window(me, window.combine_row(token, slot));
     let to = Row::Tensor(Tensor::Combined, token);
-    finish.prefetch(machine, range);
     match shape.mode() {
         CombineMode::Reduced => {
             let ranks = ranks_of(machine, shape, experts);

@@ -9,7 +9,7 @@ use crate::combine::ending::Ending;
 use crate::combine::received::{read_positions, row_weight, slots_here};
 use crate::combine::reduce::{copy_slots, leave_round};
 use crate::machine::Machine;
-use crate::machine::finishing::{Finish, Rounding};
+use crate::machine::finishing::Rounding;
 use crate::machine::rows::Row;
 use crate::sync::launch::{Aborted, Launch};
 use crate::work::item::Item;
@@ -88,7 +88,6 @@ fn sum_item<M: Machine, E: Epilogue>(
         true => machine.sum_rows(range, here, weighted, to, Rounding),
         false => {
             let ending = ending.of_token(launch, args, item.token);
-            ending.prefetch(machine, range);
             machine.sum_rows(range, here, weighted, to, ending);
         }
     }

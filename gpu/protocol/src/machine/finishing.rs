@@ -2,7 +2,7 @@
 
 use ferry_layout::{Epilogue, OutputElement};
 
-use crate::machine::rows::{ByteRange, Row};
+use crate::machine::rows::Row;
 use crate::machine::tile::Tiles;
 
 /// What a warp does with the sums of a token. All lanes take part in each operation, with the same arguments.
@@ -11,10 +11,6 @@ use crate::machine::tile::Tiles;
 pub trait Finishing: Tiles + Sized {
     /// BF16 elements in f32: exact.
     fn widen_bf16(&self, vector: Self::Vector) -> Self::Sums;
-    /// Says that a byte range of a row will be read soon. Both ends are multiples of 16.
-    fn prefetch_row(&self, row: Self::Address, range: ByteRange);
-    /// Says that `epilogue` will be [applied](Self::apply) to a byte range of a token.
-    fn prefetch_for(&self, epilogue: &impl Epilogue, token: u32, range: ByteRange);
     /// Adds sums. Each one is rounded to f32.
     fn add_sums(&self, sums: Self::Sums, others: Self::Sums) -> Self::Sums;
     /// What `epilogue` makes of a token's sums in the vectors from byte `start` on. Of those from
@@ -43,8 +39,6 @@ pub trait Finishing: Tiles + Sized {
 pub trait Finish<T: Tiles> {
     /// Whether they are rounded to BF16, and that is all. Constant for each type.
     fn is_rounding(&self) -> bool;
-    /// Says what will be read for a byte range of the token: sums end sooner if that is near by then.
-    fn prefetch(&self, machine: &T, range: ByteRange);
     /// Stores the sums of a tile that begins at byte `start` of a row in BF16 to the row `to`, and
     /// nothing from byte `end` on. Not called where it [`is_rounding`](Self::is_rounding).
     fn store<const DEPTH: usize>(
@@ -66,9 +60,6 @@ impl<T: Tiles> Finish<T> for Rounding {
     fn is_rounding(&self) -> bool {
         true
     }
-
-    #[inline(always)]
-    fn prefetch(&self, _machine: &T, _range: ByteRange) {}
 
     #[inline(always)]
     fn store<const DEPTH: usize>(

@@ -83,27 +83,9 @@ impl Load for Warp<'_> {
         let bytes = self.elements::<1>(tensor, index, 4);
         f32::from_le_bytes(bytes.as_chunks().0[0])
     }
-
-    fn prefetch_bf16(&self, tensor: u64, index: u64, elements: u32) {
-        if tensor != 0 {
-            assert!(
-                (tensor + 2 * index).is_multiple_of(16) && elements.is_multiple_of(8),
-                "a prefetch of {elements} elements from element {index} of {tensor:#x} is not aligned"
-            );
-        }
-    }
 }
 
 impl Finishing for Warp<'_> {
-    fn prefetch_row(&self, _row: Address, range: ByteRange) {
-        let is_aligned = range.start.is_multiple_of(16) && range.end.is_multiple_of(16);
-        assert!(is_aligned, "a prefetch of {range:?} is not aligned");
-    }
-
-    fn prefetch_for(&self, epilogue: &impl Epilogue, token: u32, range: ByteRange) {
-        epilogue.prefetch(self, token, range.start / 2, (range.end - range.start) / 2);
-    }
-
     fn widen_bf16(&self, vector: Vector) -> Sums {
         vector.map(|words| {
             array::from_fn(|index| f32_of_bf16_bits((words[index / 2] >> (index % 2 * 16)) as u16))
