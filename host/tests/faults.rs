@@ -95,6 +95,37 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
 
 /// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind
 /// the one that it has.
+/// An engine may know that ids are no good, and not care: rows that are lost are told all the same.
+#[test]
+fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
+    for seed in 0..20 {
+        let (mut ranks, mut tensors) = two_ranks(seed, config());
+        let ids = ranks[1].device().upload_tensor([1, TOP_K], &[3_i32, 9]);
+        tensors[1].input.topk_ids = ids.unwrap();
+        tensors[1].output.tokens.dims[0] = 1;
+        tensors[1].output.src_info.dims[0] = 1;
+        for (rank, t) in ranks.iter_mut().zip(&tensors) {
+            drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+        }
+        assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
+        let told = ranks[1].synchronize(STREAM).unwrap();
+        let kind = told.map(|fault| fault.kind);
+        assert_eq!(kind, Some(FaultKind::OutputTooSmall), "seed {seed}");
+        assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
+        for (rank, t) in ranks.iter_mut().zip(&tensors) {
+            let Unfinished::Combine(dispatched) = rank.unfinished() else {
+                panic!("the round stands open");
+            };
+            let (input, output) = (t.combine_input(None), t.combine_output(false));
+            dispatched.combine(STREAM, &input, &output).unwrap();
+        }
+        for rank in &ranks {
+            assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        }
+        close(ranks);
+    }
+}
+
 #[test]
 fn tiled_scales_that_are_too_small_take_the_first_blocks() {
     let hidden = 128;

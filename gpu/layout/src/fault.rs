@@ -348,11 +348,14 @@ impl LastRecord {
     #[inline(always)]
     pub fn next(self, new: u64, acknowledged: impl FnOnce() -> u64) -> Option<u64> {
         const LOCAL: u64 = FaultKind::LocalTimeout as u64;
+        const TOO_SMALL: u64 = FaultKind::OutputTooSmall as u64;
         let gives_way = if self.number() == 0 {
             true
         } else if is_input(self.kind()) {
-            // What stops the group matters more, and the host acknowledges nothing else.
-            !is_input(new) || acknowledged() == self.number()
+            // What stops the group matters more, and the host acknowledges nothing else. Results that lack
+            // rows matter more than an input that is no good.
+            let lacks_rows = new == TOO_SMALL && self.kind() != TOO_SMALL;
+            !is_input(new) || lacks_rows || acknowledged() == self.number()
         } else {
             self.kind() == LOCAL && new != LOCAL && !is_input(new)
         };

@@ -61,14 +61,15 @@ proptest! {
     }
 }
 
-/// Which record stays when two come: the cause, then what only waited for it, then bad input,
-/// unless the host has read that.
+/// Which record stays when two come: the cause, then what only waited for it, then rows that are lost, then
+/// bad input, unless the host has read that.
 #[test]
 fn a_record_gives_way_to_what_says_more() {
     let weight = |kind: FaultKind| match kind {
-        FaultKind::LocalTimeout => 1,
+        FaultKind::LocalTimeout => 2,
+        FaultKind::OutputTooSmall => 1,
         kind if kind.is_input() => 0,
-        _ => 2,
+        _ => 3,
     };
     for held in KINDS {
         for new in KINDS {

@@ -30,19 +30,23 @@ pub fn settle<M: Machine>(
     if !lacks_rows && !lacks_blocks {
         return false;
     }
-    launch.record_input(FaultKind::OutputTooSmall, 1, |_| {
-        let (region, wanted, saw) = match lacks_rows {
-            true => (Region::Output, args.row_capacity, rows),
-            false => (Region::ScaleBlocks, args.block_capacity, blocks),
-        };
-        Fault {
-            region,
-            wanted,
-            saw: saw as u64,
-            ..launch.fault()
+    let machine = launch.machine;
+    let (region, wanted, saw) = match lacks_rows {
+        true => (Region::Output, args.row_capacity, rows),
+        false => (Region::ScaleBlocks, args.block_capacity, blocks),
+    };
+    // Beside the one input fault a round that is recorded otherwise: results lack rows, which must be told.
+    machine.lanes(|lane| {
+        if lane == 0 {
+            let fault = Fault {
+                region,
+                wanted,
+                saw: saw as u64,
+                ..launch.fault()
+            };
+            launch.record(FaultKind::OutputTooSmall, fault);
         }
     });
-    let machine = launch.machine;
     // Each lane reads what others wrote.
     machine.converge();
     let mut most = args.row_capacity as u32;

@@ -170,7 +170,8 @@ impl<'a, M: Machine> Launch<'a, M> {
                     peer: self.common.rank(),
                     region,
                     index: 0,
-                    saw: machine.load(counter),
+                    // Beside the epoch, this one says whether rows were too many.
+                    saw: machine.load(counter) >> matches!(counter, Counter::OffsetsReady) as u32,
                 };
                 return self.time_out(FaultKind::LocalTimeout, 0, awaited);
             }
