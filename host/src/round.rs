@@ -165,12 +165,12 @@ impl<'a> DispatchPending<'a> {
     }
 
     /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
-    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. The inputs of that
-    /// are not used; with a [shared expert](crate::Config::shared_expert), `x` and `input_scale`
-    /// are. Collective.
+    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. Of the inputs of that
+    /// only `tokens_on_device` is used; with a [shared expert](crate::Config::shared_expert), `x` and
+    /// `input_scale` are, too. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`],
+    /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`],
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
     /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
@@ -185,6 +185,7 @@ impl<'a> DispatchPending<'a> {
     ) -> Result<Prepared<'a, Received>, Error> {
         let Self { rank, sent } = self;
         let args = output.add_to(sent.args(&rank.common, &rank.plan), &rank.plan)?;
+        output.require_apart_from_sent(&sent, &rank.plan)?;
         let received = Received::of(&sent, output);
         rank.prepare(stream, Kernel::DispatchWait, Args::Dispatch(args), received)
     }
