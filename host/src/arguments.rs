@@ -224,7 +224,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// The kernels' arguments without outputs. Without a shared expert, nothing of the tokens is read.
+    /// The kernels' arguments without outputs. Without a shared expert, nothing of the inputs is read.
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
         let input = &self.input;
         let mut args = args_of(common, self.tokens());

@@ -231,7 +231,7 @@ fn values_go_to_a_tensor_and_come_back() {
     let other = device.download_tensor::<f32, 2>(&tensor);
     assert_eq!(
         other.unwrap_err().to_string(),
-        "tensor tensor: wanted elements of i32, given a download as f32"
+        "tensor tensor: wanted a download as i32 or u32, given one as f32"
     );
     let bytes = device.download_tensor::<u8, 2>(&tensor).unwrap();
     assert_eq!((bytes.len(), bytes[4]), (24, 2));

@@ -46,7 +46,8 @@ impl DispatchOutput {
     /// other streams than the device's own.
     ///
     /// # Errors
-    /// What the device reports.
+    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch writes, as before the first one; what the
+    /// device reports.
     pub fn download(&self, device: &dyn Device) -> Result<ReceivedRows, Error> {
         fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
             let mut dims = tensor.dims;
@@ -54,6 +55,7 @@ impl DispatchOutput {
             Tensor { dims, ..tensor }
         }
         let row_offsets: Vec<u32> = device.download_tensor(&self.row_offsets)?;
+        require_offsets(&row_offsets)?;
         let rows = row_offsets.last().map_or(0, |&end| end as usize);
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
@@ -138,7 +140,7 @@ impl DispatchBuffers {
     /// Copies what a dispatch wrote: [`DispatchOutput::download`] of these outputs.
     ///
     /// # Errors
-    /// What the device reports.
+    /// As [`DispatchOutput::download`].
     pub fn download(&self) -> Result<ReceivedRows, Error> {
         self.output().download(&**self.memory.device())
     }
@@ -188,8 +190,20 @@ impl CombineBuffers {
     /// reports.
     pub fn download<T: TensorElement>(&self, tokens: usize) -> Result<Vec<T>, Error> {
         let rows = self.output(tokens)?.rows();
-        self.memory.device().download_tensor(&rows)
+        self.memory.device().download_named("combined", &rows)
     }
+}
+
+/// Checks that the offsets begin with 0 and never decrease.
+pub(crate) fn require_offsets(row_offsets: &[u32]) -> Result<(), Error> {
+    if row_offsets.first().is_none_or(|&first| first == 0) && row_offsets.is_sorted() {
+        return Ok(());
+    }
+    Err(Error::Tensor(TensorError {
+        tensor: "row_offsets",
+        wanted: "what a dispatch writes: 0, and numbers that never decrease".to_owned(),
+        given: format!("{row_offsets:?}"),
+    }))
 }
 
 pub(crate) fn require_length(

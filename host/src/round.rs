@@ -165,9 +165,9 @@ impl<'a> DispatchPending<'a> {
     }
 
     /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
-    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. Of the inputs of that
-    /// only `tokens_on_device` is used; with a [shared expert](crate::Config::shared_expert), `x` and
-    /// `input_scale` are, too. Collective.
+    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. The inputs of that
+    /// are not used; with a [shared expert](crate::Config::shared_expert), `x` and `input_scale`
+    /// are. Collective.
     ///
     /// # Errors
     /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`],

@@ -90,26 +90,6 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
 }
 
 #[test]
-fn a_wait_refuses_outputs_in_its_number_of_tokens() {
-    let config = Config {
-        options: true,
-        ..config()
-    };
-    let (mut rank, t) = alone(config, &[TOKEN]);
-    let count = Tensor::contiguous(t.output.row_offsets.at.plus(4), DataType::U32, [1]);
-    let input = DispatchInput {
-        tokens_on_device: Some(count),
-        ..t.input
-    };
-    let sent = rank.dispatch_async(STREAM, &input).unwrap();
-    assert_overlap(
-        sent.wait(STREAM, &t.output),
-        ["row_offsets", "tokens_on_device"],
-    );
-    rank.close().unwrap();
-}
-
-#[test]
 fn outputs_that_overlap_each_other_are_refused() {
     let (mut rank, t) = alone(config(), &[TOKEN]);
     let at = t.output.src_info.at.plus(8);

@@ -14,23 +14,23 @@ impl DispatchOutput {
         let ids = ("topk_ids", extent(Some(&input.topk_ids)));
         let weights = ("topk_weights", extent(input.topk_weights.as_ref()));
         let scale = ("input_scale", extent(input.input_scale.as_ref()));
-        self.require_outside(Some(&input.x), &[ids, weights, scale, input.count()])
+        let count = ("tokens_on_device", extent(input.tokens_on_device.as_ref()));
+        self.require_outside(&input.x, &[ids, weights, scale, count])
     }
 
-    /// The same for the wait of a split dispatch, which reads tokens only for a shared expert.
+    /// The same for the wait of a split dispatch, which reads inputs only for a shared expert.
     pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
-        let input = &sent.input;
         if !plan.config().shared_expert {
-            return self.require_outside(None, &[input.count()]);
+            return Ok(());
         }
-        let scale = ("input_scale", extent(input.input_scale.as_ref()));
-        self.require_outside(Some(&input.x), &[scale, input.count()])
+        let scale = ("input_scale", extent(sent.input.input_scale.as_ref()));
+        self.require_outside(&sent.input.x, &[scale])
     }
 
-    fn require_outside(&self, x: Option<&Tensor<2>>, read: &[Named]) -> Result<(), Error> {
+    fn require_outside(&self, x: &Tensor<2>, read: &[Named]) -> Result<(), Error> {
         for (first, written) in self.written() {
             let Some(written) = written else { continue };
-            if x.is_some_and(|x| rows_overlap(x, &written)) {
+            if rows_overlap(x, &written) {
                 return Err(Error::TensorsOverlap { first, second: "x" });
             }
             written.require_outside(first, read)?;
@@ -66,12 +66,6 @@ impl DispatchOutput {
             ("expert_ids", extent(Some(&self.expert_ids))),
             ("src_info", extent(Some(&self.src_info))),
         ]
-    }
-}
-
-impl DispatchInput {
-    fn count(&self) -> Named {
-        ("tokens_on_device", extent(self.tokens_on_device.as_ref()))
     }
 }
 
