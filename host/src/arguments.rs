@@ -71,7 +71,8 @@ pub struct DispatchOutput {
     /// it.
     pub expert_ids: Tensor<1>,
     /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Those of
-    /// the shared expert's rows are left as they are.
+    /// the shared expert's rows and of rows that pad a group are left as they are. Neither the source rank
+    /// nor a group's number of rows without padding is given.
     pub src_info: Tensor<2>,
 }
 

@@ -26,12 +26,14 @@ pub struct ReceivedRows {
     pub row_scales: Vec<bf16>,
     /// `[groups + 1]`: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
-    /// `[rows]`: token and top-k slot on the source rank.
+    /// `[rows]`: token and top-k slot on the source rank, which is not given. Rows that pad a group have
+    /// whatever stood there.
     pub src_info: Vec<[i32; 2]>,
 }
 
 impl ReceivedRows {
-    /// The rows of a group: `0..plan.groups()`. Those that pad it are the last ones.
+    /// The rows of a group: `0..plan.groups()`. Those that pad it are the last ones; how
+    /// many these are is not given.
     ///
     /// # Panics
     /// If there is no such group.
@@ -46,7 +48,8 @@ impl DispatchOutput {
     /// other streams than the device's own.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch writes, as before the first one; what the
+    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch writes, as before the first one; what
+    /// the
     /// device reports.
     pub fn download(&self, device: &dyn Device) -> Result<ReceivedRows, Error> {
         fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
@@ -148,8 +151,9 @@ impl DispatchBuffers {
 
 impl CombineBuffers {
     /// Copies what the experts return to the device, into memory that the first call allocates: BF16 rows (as
-    /// `bf16` or `u16`) in the order of `output`'s, of which there may be fewer than its capacity. No kernel
-    /// may still read what an earlier call copied. Not collective; synchronises.
+    /// `bf16` or `u16`) in the order of `output`'s, of which there may be fewer than its capacity. Combine
+    /// reads no row that pads a group: anything may stand there. No kernel may still read what
+    /// an earlier call copied. Not collective; synchronises.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; what the device reports.

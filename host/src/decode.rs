@@ -8,7 +8,7 @@ use crate::{Error, Plan, ReceivedRows};
 
 /// The numbers that rows stand for, `[rows, hidden]`: each code times its scales, in f32, rounded once. In
 /// `Nvfp4` divided by `input_scale`, which is what the dispatches were given; `None` is 1. Rows that pad an
-/// expert become whatever stood there.
+/// expert become whatever stood there; combine does not read theirs.
 ///
 /// ```
 /// # fn main() -> Result<(), ferry::Error> {
