@@ -46,8 +46,8 @@ pub struct DispatchInput {
 /// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
 /// multiple of 4; [`Plan::max_rows`] always suffice. Of more rows than that the first ones are written, and
 /// the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind).
-/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it. In one call with the inputs,
-/// none of it is in their memory.
+/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it. Each tensor has memory of its own: none
+/// of it is another output's, or that of an input which the same call reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
@@ -71,7 +71,8 @@ pub struct DispatchOutput {
     /// it.
     pub expert_ids: Tensor<1>,
     /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Those of
-    /// the shared expert's rows are left as they are.
+    /// the shared expert's rows and of rows that pad a group are left as they are. Neither the source rank
+    /// nor a group's number of rows without padding is given.
     pub src_info: Tensor<2>,
 }
 
@@ -161,13 +162,7 @@ impl DispatchInput {
 
     /// What the wait of a split dispatch takes of the inputs.
     pub(crate) fn sent(&self) -> Sent {
-        Sent {
-            tokens: self.x.dims[0],
-            x: self.x.at.address(),
-            x_stride: self.x_stride(),
-            input_scale: address_or_none(self.input_scale),
-            tokens_on_device: address_or_none(self.tokens_on_device),
-        }
+        Sent { input: *self }
     }
 
     /// Bytes from one row of `x` to the next.
@@ -225,35 +220,36 @@ impl DispatchInput {
 /// What the second half of a dispatch must know of the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// Rows of `x`.
-    pub(crate) tokens: usize,
-    /// Of the inputs that a shared expert's rows are made of, and of the number of tokens.
-    x: u64,
-    x_stride: u64,
-    input_scale: u64,
-    tokens_on_device: u64,
+    /// A shared expert's rows are made of its `x` and `input_scale`.
+    input: DispatchInput,
 }
 
 impl Sent {
     /// The kernels' arguments without outputs. Without a shared expert, nothing of the inputs is read.
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
-        let mut args = args_of(common, self.tokens);
+        let input = &self.input;
+        let mut args = args_of(common, self.tokens());
         if plan.config().shared_expert {
-            (args.x, args.x_stride) = (self.x, self.x_stride);
-            args.input_scale = self.input_scale;
+            (args.x, args.x_stride) = (input.x.at.address(), input.x_stride());
+            args.input_scale = address_or_none(input.input_scale);
         }
         DispatchWith {
             args,
             options: DispatchOptions {
-                tokens_on_device: self.tokens_on_device,
+                tokens_on_device: address_or_none(input.tokens_on_device),
                 ..DispatchOptions::NONE
             },
         }
     }
 
+    /// Rows of `x`.
+    pub(crate) const fn tokens(&self) -> usize {
+        self.input.x.dims[0]
+    }
+
     /// Whether the device says how many tokens there are.
     pub(crate) const fn is_counted(&self) -> bool {
-        self.tokens_on_device != 0
+        self.input.tokens_on_device.is_some()
     }
 }
 
@@ -301,6 +297,7 @@ impl DispatchOutput {
             .require("expert_ids", [plan.groups()], Element::I32)?;
         self.src_info
             .require("src_info", [capacity, 2], Element::I32)?;
+        self.require_disjoint()?;
         Ok(scales)
     }
 
@@ -347,7 +344,7 @@ pub(crate) struct Received {
 impl Received {
     pub(crate) const fn of(sent: &Sent, output: &DispatchOutput) -> Self {
         Self {
-            tokens: sent.tokens,
+            tokens: sent.tokens(),
             capacity: output.capacity(),
             is_counted: sent.is_counted(),
         }

@@ -97,12 +97,18 @@ fn a_capacity_that_cannot_be_is_refused_by_name() {
             "scale_blocks is 1099511627776, but it must be at most",
         ),
         (
+            refused(tiled, 1, 0),
+            "scale_blocks is 0, but 1 rows take at least 1 block of scales",
+        ),
+        (
             refused(tiled, 1, 1 << 25),
             "scales has 33554432 blocks, and at most 16777216",
         ),
     ] {
         assert!(text.contains(part), "{text}");
     }
+    let (device, plan) = plan(tiled, CombineMode::Reduced);
+    assert!(DispatchBuffers::with_capacity(&device, &plan, Capacity::default()).is_ok());
 }
 
 #[test]
@@ -231,7 +237,7 @@ fn values_go_to_a_tensor_and_come_back() {
     let other = device.download_tensor::<f32, 2>(&tensor);
     assert_eq!(
         other.unwrap_err().to_string(),
-        "tensor tensor: wanted elements of i32, given a download as f32"
+        "tensor tensor: wanted a download as i32 or u32, given one as f32"
     );
     let bytes = device.download_tensor::<u8, 2>(&tensor).unwrap();
     assert_eq!((bytes.len(), bytes[4]), (24, 2));

@@ -60,6 +60,11 @@ impl Capacity {
             );
             return refused("rows", self.rows, rule);
         }
+        let is_tiled = shape.format().scale_layout() == Some(ScaleLayout::Tiled);
+        if is_tiled && self.scale_blocks == 0 && self.rows > 0 {
+            let rule = format!("{} rows take at least 1 block of scales", self.rows);
+            return refused("scale_blocks", 0, rule);
+        }
         countable(shape, self.rows, self.scale_blocks)
     }
 }

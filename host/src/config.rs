@@ -23,8 +23,28 @@ use ferry_layout::{CombineMode, TokenFormat};
 /// `specialise`, `options` and, without `skip_a2a`, `shared_expert`;
 /// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
 ///
-/// With the feature `serde` it can be read from a file, formats and modes as words (`"nvfp4:tiled"`,
-/// `"exact"`): what is not there is as in [`Config::new`], and what there is no field for is refused.
+/// # In files
+///
+/// With the feature `serde` it can be read from a file, and written. The four sizes, which [`Config::new`]
+/// takes, must be there; what else is not there is as in [`Config::new`], and what there is no field for is
+/// refused. In JSON:
+///
+/// ```json
+/// {
+///     "experts": 256,
+///     "top_k": 8,
+///     "hidden": 7168,
+///     "max_tokens_per_rank": 128,
+///     "format": "nvfp4:tiled",
+///     "combine": "exact",
+///     "deadline": { "secs": 2, "nanos": 0 },
+///     "max_sms": 20
+/// }
+/// ```
+///
+/// A `format` is one of the words `bf16`, `fp8` (blockwise), `mxfp8:tiled`, `mxfp8:row-major`, `mxfp4:tiled`,
+/// `mxfp4:row-major`, `nvfp4:tiled`, `nvfp4:row-major`, `nvfp4-row:tiled` and `nvfp4-row:row-major`; without
+/// a layout, scales are tiled. `combine` is `reduced` or `exact`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]

@@ -26,12 +26,14 @@ pub struct ReceivedRows {
     pub row_scales: Vec<bf16>,
     /// `[groups + 1]`: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
-    /// `[rows]`: token and top-k slot on the source rank.
+    /// `[rows]`: token and top-k slot on the source rank, which is not given. Rows that pad a group have
+    /// whatever stood there.
     pub src_info: Vec<[i32; 2]>,
 }
 
 impl ReceivedRows {
-    /// The rows of a group: `0..plan.groups()`. Those that pad it are the last ones.
+    /// The rows of a group: `0..plan.groups()`. Those that pad it are the last ones; how
+    /// many these are is not given.
     ///
     /// # Panics
     /// If there is no such group.
@@ -46,7 +48,9 @@ impl DispatchOutput {
     /// other streams than the device's own.
     ///
     /// # Errors
-    /// What the device reports.
+    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch writes, as before the first one; what
+    /// the
+    /// device reports.
     pub fn download(&self, device: &dyn Device) -> Result<ReceivedRows, Error> {
         fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
             let mut dims = tensor.dims;
@@ -54,6 +58,7 @@ impl DispatchOutput {
             Tensor { dims, ..tensor }
         }
         let row_offsets: Vec<u32> = device.download_tensor(&self.row_offsets)?;
+        require_offsets(&row_offsets)?;
         let rows = row_offsets.last().map_or(0, |&end| end as usize);
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
@@ -138,7 +143,7 @@ impl DispatchBuffers {
     /// Copies what a dispatch wrote: [`DispatchOutput::download`] of these outputs.
     ///
     /// # Errors
-    /// What the device reports.
+    /// As [`DispatchOutput::download`].
     pub fn download(&self) -> Result<ReceivedRows, Error> {
         self.output().download(&**self.memory.device())
     }
@@ -146,8 +151,9 @@ impl DispatchBuffers {
 
 impl CombineBuffers {
     /// Copies what the experts return to the device, into memory that the first call allocates: BF16 rows (as
-    /// `bf16` or `u16`) in the order of `output`'s, of which there may be fewer than its capacity. No kernel
-    /// may still read what an earlier call copied. Not collective; synchronises.
+    /// `bf16` or `u16`) in the order of `output`'s, of which there may be fewer than its capacity. Combine
+    /// reads no row that pads a group: anything may stand there. No kernel may still read what
+    /// an earlier call copied. Not collective; synchronises.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; what the device reports.
@@ -188,8 +194,20 @@ impl CombineBuffers {
     /// reports.
     pub fn download<T: TensorElement>(&self, tokens: usize) -> Result<Vec<T>, Error> {
         let rows = self.output(tokens)?.rows();
-        self.memory.device().download_tensor(&rows)
+        self.memory.device().download_named("combined", &rows)
     }
+}
+
+/// Checks that the offsets begin with 0 and never decrease.
+pub(crate) fn require_offsets(row_offsets: &[u32]) -> Result<(), Error> {
+    if row_offsets.first().is_none_or(|&first| first == 0) && row_offsets.is_sorted() {
+        return Ok(());
+    }
+    Err(Error::Tensor(TensorError {
+        tensor: "row_offsets",
+        wanted: "what a dispatch writes: 0, and numbers that never decrease".to_owned(),
+        given: format!("{row_offsets:?}"),
+    }))
 }
 
 pub(crate) fn require_length(

@@ -112,7 +112,26 @@ impl fmt::Display for DataType {
 
 /// A type of the host's that stands for one of the [`DataType`]s: what
 /// [`upload_tensor`](trait.Device.html#method.upload_tensor) and `download_tensor` copy. Implement it for
-/// types of yours that have the same bits.
+/// types of yours that have the same bits. A copy of another size is not compiled:
+///
+/// ```compile_fail
+/// use ferry::{DataType, Device, Error, Tensor, TensorElement};
+///
+/// #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(transparent)]
+/// struct Wide(u64);
+///
+/// impl TensorElement for Wide {
+///     const DATA_TYPE: DataType = DataType::F32;
+/// }
+///
+/// fn upload(device: &dyn Device) -> Result<Tensor<1>, Error> {
+///     device.upload_tensor([1], &[Wide(1)])
+/// }
+/// # fn main() {
+/// #     std::hint::black_box(upload as fn(&dyn Device) -> Result<Tensor<1>, Error>);
+/// # }
+/// ```
 pub trait TensorElement: Pod {
     /// What it stands for.
     const DATA_TYPE: DataType;

@@ -3,12 +3,12 @@
 use ferry_layout::{ScaleLayout, Sizes, TokenFormat, e2m1, e8m0, fp8, scale_placement};
 use half::bf16;
 
-use crate::copies::require_length;
+use crate::copies::{require_length, require_offsets};
 use crate::{Error, Plan, ReceivedRows};
 
 /// The numbers that rows stand for, `[rows, hidden]`: each code times its scales, in f32, rounded once. In
 /// `Nvfp4` divided by `input_scale`, which is what the dispatches were given; `None` is 1. Rows that pad an
-/// expert become whatever stood there.
+/// expert become whatever stood there; combine does not read theirs.
 ///
 /// ```
 /// # fn main() -> Result<(), ferry::Error> {
@@ -27,7 +27,8 @@ use crate::{Error, Plan, ReceivedRows};
 /// ```
 ///
 /// # Errors
-/// [`Error::UnusedInputScale`]; [`Error::Tensor`] where `rows` are not as long as the plan's format says.
+/// [`Error::UnusedInputScale`]; [`Error::Tensor`] where `rows` are not as long as the plan's format says, or
+/// `row_offsets` do not begin with 0 or decrease.
 pub fn decode_rows(
     plan: &Plan,
     rows: &ReceivedRows,
@@ -41,6 +42,7 @@ pub fn decode_rows(
     let count = rows.row_offsets.last().map_or(0, |&end| end as usize);
     let bytes = hidden / 8 * sizes.element_bits as usize;
     require_length("row_offsets", rows.row_offsets.len(), plan.groups() + 1)?;
+    require_offsets(&rows.row_offsets)?;
     require_length("tokens", rows.tokens.len(), count * bytes)?;
     let own_scales = if sizes.has_row_scale { count } else { 0 };
     require_length("row_scales", rows.row_scales.len(), own_scales)?;

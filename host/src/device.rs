@@ -158,6 +158,7 @@ impl dyn Device + '_ {
         dims: [usize; N],
         values: &[T],
     ) -> Result<Tensor<N>, Error> {
+        const { has_its_bits::<T>() };
         let tensor = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
         if tensor.elements() != values.len() {
             return Err(Error::Tensor(TensorError {
@@ -190,9 +191,19 @@ impl dyn Device + '_ {
         &self,
         tensor: &Tensor<N>,
     ) -> Result<Vec<T>, Error> {
+        self.download_named("tensor", tensor)
+    }
+
+    /// The same, of a tensor of this name.
+    pub(crate) fn download_named<T: TensorElement, const N: usize>(
+        &self,
+        name: &'static str,
+        tensor: &Tensor<N>,
+    ) -> Result<Vec<T>, Error> {
+        const { has_its_bits::<T>() };
         let refused = |wanted: &str, given: String| {
             Err(Error::Tensor(TensorError {
-                tensor: "tensor",
+                tensor: name,
                 wanted: wanted.to_owned(),
                 given,
             }))
@@ -203,14 +214,27 @@ impl dyn Device + '_ {
             return refused("no gaps", given);
         }
         if T::DATA_TYPE != DataType::U8 && !wanted.takes(T::DATA_TYPE) {
-            let given = format!("a download as {}", T::DATA_TYPE);
-            return refused(&format!("elements of {wanted}"), given);
+            let bits = match wanted {
+                DataType::Bf16 | DataType::F16 => " or u16",
+                DataType::I32 => " or u32",
+                _ => "",
+            };
+            let given = format!("one as {}", T::DATA_TYPE);
+            return refused(&format!("a download as {wanted}{bits}"), given);
         }
         tensor.at.require("download", tensor.bytes())?;
         let mut values = vec![T::zeroed(); tensor.bytes() as usize / size_of::<T>()];
         self.download(tensor.at, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
+}
+
+/// Refuses, when it is compiled, a type of another size than that of what it stands for.
+const fn has_its_bits<T: TensorElement>() {
+    assert!(
+        8 * size_of::<T>() == T::DATA_TYPE.bits() as usize,
+        "a TensorElement has as many bits as its DATA_TYPE"
+    );
 }
 
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.

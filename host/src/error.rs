@@ -257,7 +257,7 @@ pub enum Error {
     TensorsOverlap {
         /// The one that is written.
         first: &'static str,
-        /// The one that is read.
+        /// The one that is read, or written as well.
         second: &'static str,
     },
     /// More tokens than the plan allows.

@@ -58,7 +58,9 @@ mod streams;
 /// are in this process and on one node, and nothing that was launched of this one can be at work:
 /// each stream that it was launched into was given to [`synchronize`](Self::synchronize) since,
 /// whatever that found, and no `CudaDevice::capture` has had its calls. The windows are freed with
-/// the last rank. Else this rank's memory and all windows are leaked, with a warning: an event of
+/// the last rank, whose drop so synchronises with each device of the process that had one: do not drop it
+/// between launches of another communicator that this thread drives, as these wait for each other. Else this
+/// rank's memory and all windows are leaked, with a warning: an event of
 /// `tracing`, and for a program without a subscriber a line on stderr, once a process. A wait of
 /// another kind (of another library, of the device's own) is not seen here, nor is one for the
 /// default stream that each thread has of its own.
@@ -181,7 +183,8 @@ impl ExpertParallel {
 
     /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s, and after an
     /// input fault also finds a communicator that gave up later. Not collective,
-    /// but waits for the peers that the kernels wait for, as long as the deadline allows.
+    /// but waits for the peers that the kernels wait for, as long as the deadline allows: a thread that
+    /// drives several ranks enqueues on all of them first, and then waits for each.
     ///
     /// ```
     /// # use ferry::*;

@@ -82,6 +82,9 @@ impl Drop for Member {
 impl Group {
     /// `ranks` simulated ranks in this process. `seed` decides every choice of the simulation.
     ///
+    /// Where one thread drives several ranks, enqueue on all of them first, then wait for each: a wait before
+    /// that is for peers that launch nothing, and ends at the deadline.
+    ///
     /// The simulation runs while some thread waits in
     /// [`ExpertParallel::synchronize`](crate::ExpertParallel::synchronize), in a time of its own,
     /// of which a step takes 100 ns. A deadline passes when so much of that time has passed, or

@@ -74,6 +74,8 @@
 //! `cudarc`: `cuda`, and streams and memory of the crate `cudarc`, which loads the driver at run time.
 //!
 //! `candle`: `cudarc`, and functions over tensors of the crate `candle-core`, whose build needs `nvcc`.
+//!
+//! `serde`: a [`Config`] is read from files and written to them, [formats as words](Config#in-files).
 
 /// The code of the README compiles.
 #[cfg(doctest)]

@@ -169,7 +169,7 @@ impl DispatchOutput {
     ///
     /// # Errors
     /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] where an address is missing,
-    /// one too many, not aligned, or of fewer bytes than the tensor has.
+    /// one too many, not aligned, or of fewer bytes than the tensor has; [`Error::TensorsOverlap`].
     pub fn from_addresses(
         plan: &Plan,
         capacity: Capacity,

@@ -170,7 +170,7 @@ impl<'a> DispatchPending<'a> {
     /// are. Collective.
     ///
     /// # Errors
-    /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`],
+    /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`],
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
     /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
@@ -185,6 +185,7 @@ impl<'a> DispatchPending<'a> {
     ) -> Result<Prepared<'a, Received>, Error> {
         let Self { rank, sent } = self;
         let args = output.add_to(sent.args(&rank.common, &rank.plan), &rank.plan)?;
+        output.require_apart_from_sent(&sent, &rank.plan)?;
         let received = Received::of(&sent, output);
         rank.prepare(stream, Kernel::DispatchWait, Args::Dispatch(args), received)
     }

@@ -28,6 +28,7 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
         (fault.kind, fault.rank, fault.index),
         (FaultKind::InvalidExpert, Rank(1), 0)
     );
+    assert_eq!(fault.slot(), Some(1));
     assert_eq!((fault.wanted, fault.saw as i32), (4, 4));
     assert_eq!(ranks[1].check().unwrap(), None);
 

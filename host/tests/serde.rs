@@ -30,6 +30,11 @@ fn what_a_file_does_not_say_is_as_in_new() {
     let read = |more: &str| serde_json::from_str::<Config>(&format!("{{{sizes}{more}}}"));
     let new = Config::new(256, 8, 7168, 128);
     assert_eq!(read("").unwrap(), new);
+    let deadline = Duration::from_secs(2);
+    assert_eq!(
+        read(r#", "deadline": { "secs": 2, "nanos": 0 }"#).unwrap(),
+        Config { deadline, ..new }
+    );
     let format = TokenFormat::Nvfp4(ScaleLayout::Tiled);
     assert_eq!(
         read(r#", "format": "nvfp4""#).unwrap(),
@@ -37,7 +42,8 @@ fn what_a_file_does_not_say_is_as_in_new() {
     );
     let unknown = read(r#", "format": "fp7""#).unwrap_err().to_string();
     assert!(
-        unknown.contains("no such token format") && unknown.contains("nvfp4-row"),
+        unknown.contains("\"fp7\" is not one: no such token format")
+            && unknown.contains("nvfp4-row"),
         "{unknown}"
     );
     let misspelt = read(r#", "specialize": true"#).unwrap_err().to_string();

@@ -181,7 +181,7 @@ fn copies_that_do_not_fit_are_named() {
     );
     assert_eq!(
         text(sums.download::<f32>(1).map(drop)),
-        "tensor tensor: wanted elements of bf16, given a download as f32"
+        "tensor combined: wanted a download as bf16 or u16, given one as f32"
     );
     let mut received = rows.download().unwrap_or_default();
     received.row_offsets = vec![0, 1, 1, 1, 1];

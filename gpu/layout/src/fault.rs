@@ -21,7 +21,10 @@ pub enum FaultKind {
     /// The number of tokens on the device is above the rows of `x`; so many were taken.
     TooManyOnDevice,
     /// More rows arrive than the outputs hold. The first ones were written, and `row_offsets` end there; the
-    /// others count as not routed here, so that combine adds nothing for them.
+    /// others count as not routed here, so that combine adds nothing for them: sums of tokens of any rank may
+    /// lack terms, and in exact mode a lost row counts as zeros, times its weight. Only the rank whose
+    /// outputs are too small is told. `wanted` is what they hold, and `saw` would have sufficed: rows, those
+    /// that pad experts included, or blocks of tiled scales.
     OutputTooSmall,
     /// A row position that came over the wire lies outside the outputs; nothing was written.
     RowOutOfBounds,
@@ -129,7 +132,7 @@ pub struct Fault {
     /// | `PeerTimeout` | the rank that was waited for |
     /// | `RowOutOfBounds` | the rank whose row it is |
     /// | `TooManyTokens` | the rank that claims them |
-    /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k slot of token `index` |
+    /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k [`slot`](Self::slot) of token `index` |
     /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall` | this rank: no other one is involved |
     pub peer: Rank,
     /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
@@ -149,6 +152,16 @@ pub struct Fault {
     /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at
     /// most, its patience or the deadline, in milliseconds.
     pub patience_ms: Option<u32>,
+}
+
+impl Fault {
+    /// The top-k slot of token `index` that is at fault, of the kinds whose [`peer`](Self::peer) is a slot.
+    pub const fn slot(&self) -> Option<u32> {
+        match self.kind {
+            FaultKind::InvalidExpert | FaultKind::DuplicateExpert => Some(self.peer.0),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Fault {

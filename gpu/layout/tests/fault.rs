@@ -107,3 +107,24 @@ fn a_timeout_names_the_rank_that_its_peer_gave_up_on() {
         .to_string();
     assert!(text.ends_with("saw 0"), "{text}");
 }
+
+#[test]
+fn the_peer_is_a_slot_where_a_token_is_at_fault() {
+    let fault = |kind| Fault {
+        kind,
+        kernel: Kernel::Dispatch,
+        rank: Rank(1),
+        peer: Rank(7),
+        culprit: Rank(1),
+        region: Region::TopkIds,
+        index: 0,
+        wanted: 4,
+        saw: 4,
+        epoch: 1,
+        patience_ms: None,
+    };
+    for kind in KINDS {
+        let names_slot = fault(kind).to_string().contains("slot 7");
+        assert_eq!(fault(kind).slot(), names_slot.then_some(7), "{kind:?}");
+    }
+}

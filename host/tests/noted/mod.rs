@@ -246,9 +246,9 @@ pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
         row_scales: None,
         tokens: Tensor::contiguous(out, DataType::Bf16, [6, 8]),
         scales: None,
-        row_offsets: Tensor::contiguous(out, DataType::U32, [local + 1]),
-        expert_ids: Tensor::contiguous(out, DataType::I32, [local]),
-        src_info: Tensor::contiguous(out, DataType::I32, [6, 2]),
+        row_offsets: Tensor::contiguous(out.plus(128), DataType::U32, [local + 1]),
+        expert_ids: Tensor::contiguous(out.plus(256), DataType::I32, [local]),
+        src_info: Tensor::contiguous(out.plus(384), DataType::I32, [6, 2]),
     };
     (input, output)
 }

@@ -156,6 +156,7 @@ impl<T: FromStr<Err = UnknownName>> serde::de::Visitor<'_> for Word<T> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
-        text.parse().map_err(E::custom)
+        text.parse()
+            .map_err(|unknown| E::custom(format_args!("{text:?} is not one: {unknown}")))
     }
 }

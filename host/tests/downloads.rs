@@ -1,0 +1,61 @@
+//! Downloads of what no dispatch wrote.
+
+use ferry::*;
+
+const FORMAT: TokenFormat = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+
+/// A rank of its own with 2 experts.
+fn alone() -> (ExpertParallel, Plan) {
+    let group = Group::simulated(1, 1).unwrap();
+    let config = Config {
+        format: FORMAT,
+        ..Config::new(2, 1, 128, 4)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    (ExpertParallel::new(&group, &plan).unwrap().remove(0), plan)
+}
+
+#[test]
+fn offsets_that_no_dispatch_wrote_are_refused() {
+    let (rank, plan) = alone();
+    let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
+    let at = rows.output().row_offsets.at;
+    for offsets in [[0, 3, 2], [7, 7, 7], [u32::MAX, 0, 4]] {
+        rank.device()
+            .upload(at, bytemuck::cast_slice(&offsets))
+            .unwrap();
+        let wanted = format!(
+            "tensor row_offsets: wanted what a dispatch writes: 0, and numbers that never decrease, given \
+             {offsets:?}"
+        );
+        assert_eq!(rows.download().unwrap_err().to_string(), wanted);
+        let received = ReceivedRows {
+            tokens: vec![0; 128 * offsets[2] as usize],
+            scales: vec![0; 512],
+            scale_offsets: vec![0; 2],
+            row_offsets: offsets.to_vec(),
+            ..ReceivedRows::default()
+        };
+        let decoded = decode_rows(&plan, &received, None);
+        assert_eq!(decoded.unwrap_err().to_string(), wanted);
+    }
+    rank.close().unwrap();
+}
+
+#[test]
+fn a_download_before_the_first_dispatch_is_refused() {
+    let (rank, plan) = alone();
+    let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
+    let refused = rows.download().unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            Error::Tensor(TensorError {
+                tensor: "row_offsets",
+                ..
+            })
+        ),
+        "{refused}"
+    );
+    rank.close().unwrap();
+}

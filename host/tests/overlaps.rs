@@ -1,0 +1,120 @@
+//! Outputs of a dispatch that are in memory which something else takes.
+
+mod support;
+
+use ferry::*;
+use support::*;
+
+const TOKEN: Token = (1.0, [0, 1], [1.0, 1.0]);
+
+/// One rank, whose rounds nobody has to take part in.
+fn alone(config: Config, tokens: &[Token]) -> (ExpertParallel, Tensors) {
+    let group = Group::simulated(1, 1).unwrap();
+    let plan = Plan::new(
+        &group,
+        Config {
+            experts: 2,
+            ..config
+        },
+    )
+    .unwrap();
+    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let tensors = Tensors::new(&rank, tokens);
+    (rank, tensors)
+}
+
+#[track_caller]
+fn assert_overlap<T>(result: Result<T, Error>, wanted: [&str; 2]) {
+    match result {
+        Err(Error::TensorsOverlap { first, second }) => assert_eq!([first, second], wanted),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("{wanted:?} may overlap"),
+    }
+}
+
+/// Of 3 rows that are `stride` elements apart, in memory that outputs lie in from byte `at` on.
+#[test]
+fn outputs_within_rows_that_overlap_each_other_are_refused() {
+    let (mut rank, t) = alone(config(), &[TOKEN; 3]);
+    let memory = rank.device().alloc(1 << 10).unwrap();
+    let row_bytes = 2 * HIDDEN as u64;
+    for (stride, end) in [(0, row_bytes), (HIDDEN, 3 * row_bytes)] {
+        let x = Tensor::contiguous(memory, DataType::Bf16, [3, HIDDEN]).with_row_stride(stride);
+        let input = DispatchInput { x, ..t.input };
+        let mut dispatch = |at| {
+            let expert_ids = Tensor::contiguous(memory.plus(at), DataType::I32, [2]);
+            let output = DispatchOutput {
+                expert_ids,
+                ..t.output
+            };
+            rank.dispatch(STREAM, &input, &output).map(drop)
+        };
+        for at in (0..end).step_by(4) {
+            assert_overlap(dispatch(at), ["expert_ids", "x"]);
+        }
+        dispatch(end).unwrap();
+        let Unfinished::Combine(dispatched) = rank.unfinished() else {
+            panic!("no open dispatch")
+        };
+        let (rows, sums) = (t.combine_input(None), t.combine_output(false));
+        dispatched.combine(STREAM, &rows, &sums).unwrap();
+    }
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    rank.close().unwrap();
+}
+
+#[test]
+fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
+    let config = Config {
+        shared_expert: true,
+        ..config()
+    };
+    let (mut rank, t) = alone(config, &[TOKEN]);
+    let x = Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]);
+    let sent = rank
+        .dispatch_async(STREAM, &DispatchInput { x, ..t.input })
+        .unwrap();
+    assert_overlap(sent.wait(STREAM, &t.output), ["tokens", "x"]);
+    let Unfinished::DispatchWait(sent) = rank.unfinished() else {
+        panic!("no open dispatch")
+    };
+    let apart = *DispatchBuffers::new(
+        sent.expert_parallel().device(),
+        sent.expert_parallel().plan(),
+    )
+    .unwrap()
+    .output();
+    drop(sent.wait(STREAM, &apart).unwrap());
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    rank.close().unwrap();
+}
+
+#[test]
+fn outputs_that_overlap_each_other_are_refused() {
+    let (mut rank, t) = alone(config(), &[TOKEN]);
+    let at = t.output.src_info.at.plus(8);
+    let output = DispatchOutput {
+        expert_ids: Tensor {
+            at,
+            ..t.output.expert_ids
+        },
+        ..t.output
+    };
+    let wanted = ["expert_ids", "src_info"];
+    assert_overlap(rank.dispatch(STREAM, &t.input, &output), wanted);
+    let sent = rank.dispatch_async(STREAM, &t.input).unwrap();
+    assert_overlap(sent.wait(STREAM, &output), wanted);
+    let addresses = OutputTensors {
+        tokens: t.output.tokens.at,
+        row_offsets: t.output.row_offsets.at,
+        expert_ids: at,
+        src_info: t.output.src_info.at,
+        scales: None,
+        scale_offsets: None,
+        row_scales: None,
+    };
+    let capacity = Capacity::max(rank.plan());
+    let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);
+    assert_overlap(made, wanted);
+    rank.close().unwrap();
+}
