@@ -4,6 +4,9 @@
 //! They enqueue on the stream of the tensors' candle device, where candle enqueues what reads their
 //! outputs. So nothing waits, and kernels of candle and Ferry alternate in order.
 //!
+//! Make that device with `Device::new_cuda_with_stream`. The device of `Device::new_cuda` has another default
+//! stream on each thread, where the order is lost once tensors move between threads: it is refused.
+//!
 //! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
 //!
 //! ```no_run
@@ -20,7 +23,7 @@
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
 //! let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
 //! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");
-//! let gpu = Device::new_cuda(device.ordinal())?;
+//! let gpu = Device::new_cuda_with_stream(device.ordinal())?;
 //!
 //! let rows = Rows::new(&plan, plan.max_rows(), &gpu)?;
 //! let tokens = Tokens { x: &x, topk_ids: &topk_ids, topk_weights: Some(&topk_weights) };
@@ -35,18 +38,23 @@
 //! # }
 //! ```
 
+use std::sync::Arc;
+
 use ::candle_core::cuda_backend::CudaStorageSlice;
 use ::candle_core::{
     DType, Device as CandleDevice, Layout, Result, Storage, StorageRef, Tensor as Candle, bail,
 };
-use ::cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr};
 
 use crate::cuda::CudaDevice;
 use crate::cudarc::Lease;
 use crate::{
     CombineInput, CombineOutput, DataType, DevicePtr, DispatchInput, DispatchOutput, Dispatched,
-    ExpertParallel, Plan, ScaleLayout, ScaleTensor, Tensor, TokenFormat,
+    ExpertParallel, Plan, ScaleLayout, ScaleTensor, Tensor, TensorError, TokenFormat,
 };
+
+/// `CU_STREAM_PER_THREAD`: the handle of another stream on each thread.
+const STREAM_PER_THREAD: usize = 2;
 
 /// What a rank brings to a dispatch: [`DispatchInput`]'s tensors.
 #[derive(Clone, Copy, Debug)]
@@ -85,33 +93,118 @@ impl Rows {
     /// A message for tiled scales and for NVFP4 with a scale a row, which these functions do not take; what
     /// candle reports.
     pub fn new(plan: &Plan, capacity: usize, device: &CandleDevice) -> Result<Self> {
+        let kinds = Kinds::new(plan, capacity)?;
+        let zeros = |kind: Kind| Candle::zeros(kind.dims, kind.dtype, device);
+        Ok(Self {
+            tokens: zeros(kinds.tokens)?,
+            scales: kinds.scales.map(zeros).transpose()?,
+            row_offsets: zeros(kinds.row_offsets)?,
+            expert_ids: zeros(kinds.expert_ids)?,
+            src_info: zeros(kinds.src_info)?,
+        })
+    }
+
+    /// That they are what [`new`](Self::new) makes for the plan, of any capacity.
+    fn require(&self, plan: &Plan) -> Result<()> {
+        let capacity = self.tokens.dims().first().copied().unwrap_or(0);
+        let kinds = Kinds::new(plan, capacity)?;
+        require("tokens", Some(kinds.tokens), Some(&self.tokens))?;
+        require("scales", kinds.scales, self.scales.as_ref())?;
+        require(
+            "row_offsets",
+            Some(kinds.row_offsets),
+            Some(&self.row_offsets),
+        )?;
+        require("expert_ids", Some(kinds.expert_ids), Some(&self.expert_ids))?;
+        require("src_info", Some(kinds.src_info), Some(&self.src_info))
+    }
+}
+
+/// A tensor's shape and elements.
+#[derive(PartialEq)]
+struct Kind {
+    dims: Vec<usize>,
+    dtype: DType,
+}
+
+impl Kind {
+    fn new(dims: &[usize], dtype: DType) -> Self {
+        let dims = dims.to_vec();
+        Self { dims, dtype }
+    }
+
+    fn text(kind: Option<Self>) -> String {
+        match kind {
+            Some(Self { dims, dtype }) => format!("{dtype:?} of shape {dims:?}"),
+            None => "none".into(),
+        }
+    }
+}
+
+/// What the tensors of [`Rows`] are.
+struct Kinds {
+    tokens: Kind,
+    scales: Option<Kind>,
+    row_offsets: Kind,
+    expert_ids: Kind,
+    src_info: Kind,
+}
+
+impl Kinds {
+    fn new(plan: &Plan, capacity: usize) -> Result<Self> {
         let (format, hidden) = (plan.config().format, plan.config().hidden);
         let sizes = format.sizes();
-        let zeros = |dims: &[usize], dtype| Candle::zeros(dims, dtype, device);
         let scales = match (format, format.scale_layout()) {
             (TokenFormat::Bf16, _) => None,
-            (_, None) => Some(zeros(&[hidden / 128, capacity], DType::F32)?),
-            (_, Some(ScaleLayout::RowMajor)) if !sizes.has_row_scale => Some(zeros(
+            (_, None) => Some(Kind::new(&[hidden / 128, capacity], DType::F32)),
+            (_, Some(ScaleLayout::RowMajor)) if !sizes.has_row_scale => Some(Kind::new(
                 &[capacity, hidden / sizes.group as usize],
                 DType::U8,
-            )?),
+            )),
             (format, _) => bail!("candle: {format:?}: its scales need tensors of Ferry's own"),
         };
         let tokens = match format {
-            TokenFormat::Bf16 => zeros(&[capacity, hidden], DType::BF16)?,
-            _ => zeros(
+            TokenFormat::Bf16 => Kind::new(&[capacity, hidden], DType::BF16),
+            _ => Kind::new(
                 &[capacity, hidden * sizes.element_bits as usize / 8],
                 DType::U8,
-            )?,
+            ),
         };
         Ok(Self {
             tokens,
             scales,
-            row_offsets: zeros(&[plan.groups() + 1], DType::U32)?,
-            expert_ids: zeros(&[plan.groups()], DType::I32)?,
-            src_info: zeros(&[capacity, 2], DType::I32)?,
+            row_offsets: Kind::new(&[plan.groups() + 1], DType::U32),
+            expert_ids: Kind::new(&[plan.groups()], DType::I32),
+            src_info: Kind::new(&[capacity, 2], DType::I32),
         })
     }
+}
+
+fn require(name: &'static str, wanted: Option<Kind>, given: Option<&Candle>) -> Result<()> {
+    let given = given.map(|tensor| Kind::new(tensor.dims(), tensor.dtype()));
+    match wanted == given {
+        true => Ok(()),
+        false => Err(refused(name, Kind::text(wanted), Kind::text(given))),
+    }
+}
+
+fn refused(tensor: &'static str, wanted: String, given: String) -> ::candle_core::Error {
+    wrap(crate::Error::from(TensorError {
+        tensor,
+        wanted,
+        given,
+    }))
+}
+
+/// The stream of a tensor's device, which is the same one on every thread.
+fn stream_of(name: &'static str, tensor: &Candle) -> Result<Arc<CudaStream>> {
+    let stream = tensor.device().as_cuda_device()?.cuda_stream();
+    if stream.cu_stream().addr() != STREAM_PER_THREAD {
+        return Ok(stream);
+    }
+    let wanted = "a device of `Device::new_cuda_with_stream`";
+    let given = "one with another stream on each thread";
+    Err(refused(name, wanted.into(), given.into()))
 }
 
 /// Enqueues a dispatch on the stream of `tokens.x`'s device: [`ExpertParallel::dispatch`]. `device` is the
@@ -123,8 +216,9 @@ impl Rows {
 ///
 /// # Errors
 /// Ferry's [`Error`](crate::Error), wrapped ([`Error::OtherDevice`](crate::Error::OtherDevice) for tensors
-/// of another GPU), and a message for a tensor of another type, with gaps, or not on a GPU. Then nothing was
-/// enqueued.
+/// of another GPU, [`Error::Tensor`](crate::Error::Tensor) for rows that are not what [`Rows::new`] makes and
+/// for a candle device with another stream on each thread), and a message for a tensor of another type, with
+/// gaps, or not on a GPU. Then nothing was enqueued.
 pub unsafe fn dispatch<'r>(
     rank: &'r mut ExpertParallel,
     device: &CudaDevice,
@@ -132,6 +226,7 @@ pub unsafe fn dispatch<'r>(
     rows: &Rows,
 ) -> Result<Dispatched<'r>> {
     let plan = *rank.plan();
+    rows.require(&plan)?;
     let (format, hidden, groups) = (plan.config().format, plan.config().hidden, plan.groups());
     let codes: &[DType] = match format {
         TokenFormat::Bf16 => &[DType::BF16],
@@ -152,7 +247,7 @@ pub unsafe fn dispatch<'r>(
     let scales = scales.map(|scales| Held::of("scales", scales, &[DType::F32, DType::U8]));
     let views = held.iter().chain(&weights).chain(&scales).map(Held::view);
     let views = views.collect::<Result<Vec<_>>>()?;
-    let stream = tokens.x.device().as_cuda_device()?.cuda_stream();
+    let stream = stream_of("x", tokens.x)?;
     // SAFETY: the tensors' memory is used by this function's call alone, on the stream of their device,
     // which also frees it; the rest is the caller's promise.
     let mut lease = unsafe { Lease::new(device, &stream) }.map_err(wrap)?;
@@ -235,7 +330,7 @@ pub unsafe fn combine_into(
         .chain(&weights)
         .map(Held::view)
         .collect::<Result<Vec<_>>>()?;
-    let stream = expert_rows.device().as_cuda_device()?.cuda_stream();
+    let stream = stream_of("expert_rows", expert_rows)?;
     // SAFETY: as in `dispatch`.
     let mut lease = unsafe { Lease::new(device, &stream) }.map_err(wrap)?;
     let mut at = Vec::new();

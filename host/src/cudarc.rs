@@ -86,6 +86,9 @@ impl<'a> Lease<'a> {
     /// # Safety
     /// Until the last copy of what [`stream`](Self::stream), [`read`](Self::read), [`write`](Self::write) and
     /// the methods beside them gave was passed to a call, the lease lives. A split call's wait is one, too.
+    /// What `read` and `read_bytes` gave is no output of a call. The lease is dropped, not forgotten. Where
+    /// the stream is that of `CudaContext::per_thread_stream`, the lease, its calls and whatever else uses
+    /// the slices stay on one thread.
     /// Where event tracking is disabled, the caller orders streams and frees no slice before the kernels
     /// have ended. A graph that is captured meanwhile is not launched after a slice was dropped, nor
     /// after the communicator whose calls it has, or its group, was closed, nor after their devices

@@ -127,6 +127,11 @@ static void test_groups(void) {
     ferry_bootstrap bootstrap = FERRY_BOOTSTRAP_INIT;
     int32_t device = -1;
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_simulated(&nobody, &group));
+    nobody.ranks = UINT32_MAX;
+    EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_simulated(&nobody, &group));
+    nobody.ranks = 2;
+    nobody.reserved = 7;
+    EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_simulated(&nobody, &group));
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_local(&device, 1, &group));
     bootstrap.ranks = 1;
     if (strstr(ferry_features(), "cuda") == NULL) {

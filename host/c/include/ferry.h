@@ -378,7 +378,7 @@ typedef struct {
 } ferry_fault;
 
 // Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture
-// up. Throws nothing.
+// up. Gives no handle back, and throws nothing.
 typedef int (*ferry_graph_work)(void *context);
 
 // A simulated group: ranks without GPUs, all in this process.
@@ -401,7 +401,7 @@ typedef struct {
 // and its like fit. Returns 0, or any other number for a failure, which the call of Ferry reports;
 // the function is not called again then. It returns once all ranks have called it, and bounds its
 // wait. Ferry calls it from the thread that calls Ferry, one call at a time. It calls nothing of
-// the group itself and throws nothing.
+// the group itself, gives no handle back, and throws nothing.
 typedef int (*ferry_all_gather)(void *context, const void *mine, size_t bytes, void *all);
 
 // How the processes of a group find each other: over TCP, or through an all-gather of yours. Give
@@ -415,8 +415,9 @@ typedef struct {
     uint32_t rank;
     // Processes of the group.
     uint32_t ranks;
-    // "host:port" where rank 0 listens and the others connect, copied. Whoever can connect can
-    // take part: use it where that is as it should be.
+    // "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
+    // or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can
+    // connect can take part: use it where that is as it should be.
     const char *address;
     // Longest wait over TCP, in nanoseconds. 0: 60 seconds.
     uint64_t timeout_ns;

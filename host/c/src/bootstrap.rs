@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use crate::status::Failure;
 use crate::structs::sized;
 
 #[cfg(any(feature = "cuda", test))]
@@ -12,12 +13,24 @@ mod open;
 #[cfg(feature = "cuda")]
 pub(crate) use open::open;
 
+/// More than any plan takes: what is gathered from so many fits in memory.
+const MOST_RANKS: u32 = 1 << 16;
+
+/// That a group may have so many ranks, which `name` says.
+pub(crate) fn require_ranks(name: &str, ranks: u32) -> Result<(), Failure> {
+    if ranks <= MOST_RANKS {
+        return Ok(());
+    }
+    let rule = format!("no group has more than {MOST_RANKS} ranks");
+    Err(Failure::value(name, ranks, &rule))
+}
+
 /// An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`
 /// bytes, by rank, this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather
 /// and its like fit. Returns 0, or any other number for a failure, which the call of Ferry reports;
 /// the function is not called again then. It returns once all ranks have called it, and bounds its
 /// wait. Ferry calls it from the thread that calls Ferry, one call at a time. It calls nothing of
-/// the group itself and throws nothing.
+/// the group itself, gives no handle back, and throws nothing.
 pub type ferry_all_gather = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -40,8 +53,9 @@ pub struct ferry_bootstrap {
     pub rank: u32,
     /// Processes of the group.
     pub ranks: u32,
-    /// "host:port" where rank 0 listens and the others connect, copied. Whoever can connect can
-    /// take part: use it where that is as it should be.
+    /// "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
+    /// or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can
+    /// connect can take part: use it where that is as it should be.
     pub address: *const c_char,
     /// Longest wait over TCP, in nanoseconds. 0: 60 seconds.
     pub timeout_ns: u64,

@@ -21,7 +21,7 @@ impl Opaque for ferry_graph {
 }
 
 /// Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture
-/// up. Throws nothing.
+/// up. Gives no handle back, and throws nothing.
 pub type ferry_graph_work = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
 /// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing of it

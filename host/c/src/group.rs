@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use ferry::{Group, SimulatorOptions};
 
-use crate::bootstrap::ferry_bootstrap;
 #[cfg(feature = "cuda")]
 use crate::bootstrap::open;
+use crate::bootstrap::{ferry_bootstrap, require_ranks};
 use crate::handle::{Opaque, get, put, require_place, store, take, values};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
@@ -51,6 +51,11 @@ pub unsafe extern "C" fn ferry_group_simulated(
         unsafe { require_place(group, "group", 1)? };
         // SAFETY: the rule of pointers.
         let given = unsafe { read(options, "options")? };
+        require_ranks("options->ranks", given.ranks)?;
+        if given.reserved != 0 {
+            let rule = "it must be 0";
+            return Err(Failure::value("options->reserved", given.reserved, rule));
+        }
         let mut options = SimulatorOptions::new(given.ranks, given.seed);
         if given.patience_ns != 0 {
             options.patience = Some(Duration::from_nanos(given.patience_ns));
@@ -273,4 +278,37 @@ unsafe fn nvshmem(
 #[cfg(not(feature = "nvshmem"))]
 unsafe fn nvshmem(_: *const ferry_bootstrap, _: usize, _: *const c_char) -> Result<Group, Failure> {
     Err(Failure::not_built("nvshmem"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::status::{ferry_last_error, ferry_status::FERRY_INVALID_ARGUMENT};
+
+    #[test]
+    fn a_simulator_with_too_many_ranks_or_a_reserved_field_is_refused() {
+        let said = |ranks, reserved| {
+            let options = ferry_simulator {
+                size: size_of::<ferry_simulator>(),
+                seed: 1,
+                patience_ns: 0,
+                ranks,
+                reserved,
+            };
+            let mut group = ptr::null_mut();
+            // SAFETY: both live.
+            let status = unsafe { ferry_group_simulated(&options, &mut group) };
+            assert_eq!(status, FERRY_INVALID_ARGUMENT);
+            assert!(group.is_null());
+            // SAFETY: the text lives until this thread's next call.
+            let text = unsafe { std::ffi::CStr::from_ptr(ferry_last_error()) };
+            text.to_string_lossy().into_owned()
+        };
+        let text = said(u32::MAX, 0);
+        assert!(text.contains("options->ranks is 4294967295"), "{text}");
+        let text = said(2, 7);
+        assert!(text.contains("options->reserved is 7"), "{text}");
+    }
 }

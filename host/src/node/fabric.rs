@@ -76,8 +76,10 @@ impl<S: Share> Member<S> {
 
     fn compare_numbers(&mut self, rank: Rank, own: DevicePtr) -> Result<(), Error> {
         let device = self.share.device();
-        // A random one: hashers begin with such.
-        let number = RandomState::new().build_hasher().finish().to_le_bytes();
+        // A random one: hashers begin with such. A process and its fork may draw the same: ranks differ.
+        let random = RandomState::new().build_hasher().finish();
+        let number = random ^ (u64::from(rank.0) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let number = number.to_le_bytes();
         let written = device.upload(own, &number);
         let tell = |(): &()| number.to_vec();
         let (_, numbers) = agree(&mut *self.bootstrap, WRITING, written, tell)?;

@@ -10,7 +10,7 @@ use std::thread;
 use ferry_layout::{Kernel, MAX_REGISTERS};
 use ferry_ptx::Module;
 
-use crate::command::{llvm_tools, output_of, toolchain_command};
+use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
 use crate::stamp::Stamp;
@@ -318,12 +318,16 @@ impl<'a> Build<'a> {
         if let Some(bitcode) = &self.bitcode {
             stamp.file(bitcode)?;
         }
+        // What is done with the PTX besides, and by which compiler.
+        stamp.text(include_str!("compile.rs"));
+        let mut rustc = toolchain_command("rustc", self.workspace_root);
+        stamp.text(&stdout_of(rustc.arg("-vV"), missing_cargo)?);
         stamp.text(&rustflags(variant));
         stamp.text(&self.arguments().join(" "));
         Ok(stamp.finish())
     }
 
-    /// The arguments of cargo. Debug information is off: it would name this machine's folders.
+    /// The arguments of cargo.
     fn arguments(&self) -> Vec<String> {
         let mut arguments: Vec<String> = [
             "rustc",
@@ -337,13 +341,10 @@ impl<'a> Build<'a> {
             "--target",
             TARGET,
             "-Zbuild-std=core",
-            "--config",
-            "profile.release.debug=false",
-            "--config",
-            "profile.release.codegen-units=1",
         ]
         .map(String::from)
         .into();
+        arguments.extend(profile().map(String::from));
         if let Some(bitcode) = &self.bitcode {
             let linked = format!("link-arg={}", bitcode.display());
             arguments.extend(["--features", "nvshmem", "--", "-C", &linked].map(String::from));
@@ -361,6 +362,7 @@ impl<'a> Build<'a> {
         cargo
             .args(self.arguments())
             .env("RUSTFLAGS", rustflags(variant))
+            .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_TARGET_DIR", &cargo_dir);
         output_of(&mut cargo, missing_cargo)?;
         let file = format!("{}.ptx", name.replace('-', "_"));
@@ -374,6 +376,21 @@ impl<'a> Build<'a> {
             })
         }
     }
+}
+
+/// Arguments of cargo for all that kernels depend on in a profile: on the command line, as the user's
+/// configuration of cargo goes before the manifest. Debug information would name this machine's folders.
+pub(crate) fn profile() -> impl Iterator<Item = &'static str> {
+    let keys = [
+        "profile.release.debug=false",
+        "profile.release.codegen-units=1",
+        "profile.release.opt-level=3",
+        "profile.release.lto=false",
+        "profile.release.overflow-checks=false",
+        "profile.release.debug-assertions=false",
+        "profile.release.panic=\"unwind\"",
+    ];
+    keys.into_iter().flat_map(|key| ["--config", key])
 }
 
 /// Why nothing can be compiled.

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 
 use crate::compile::{Artifact, Package, Variant, build_all};
 use crate::error::{Error, FileContext, Result};
-use crate::prebuilt::{FOLDER_VARIABLE, prebuilt};
+use crate::prebuilt::{FOLDER_VARIABLE, prebuilt, require};
+use crate::stamp::Stamp;
 
 /// What the builder looks at, below the workspace root, to tell whether its last result still holds.
 const WATCHED: [&str; 6] = [
@@ -18,6 +19,9 @@ const WATCHED: [&str; 6] = [
     "Cargo.lock",
     "rust-toolchain.toml",
 ];
+
+/// Below `OUT_DIR`: the PTX that is embedded.
+const EMBEDDED: &str = "embedded";
 
 /// In a package that publishes: PTX for one node, and the kernels' sources, as they lie in the workspace.
 pub const PACKAGED_PTX: &str = "prebuilt";
@@ -33,7 +37,10 @@ pub const PACKAGED_MANIFEST: &str = "Cargo.toml.packaged";
 /// Ferry's kernels are, in this order: those of the folder [`FOLDER_VARIABLE`]; for one node, those that are
 /// packaged with the build script's crate; else they are built from the sources beside that crate or packaged
 /// with it. What is built lies in `OUT_DIR`; only where that is in the `target` folder of this workspace,
-/// what `cargo xtask build-ptx` builds there is shared.
+/// what `cargo xtask build-ptx` builds there is shared. All PTX of Ferry's kernels is checked as that of the
+/// folder is.
+///
+/// Cargo looks at the dates of the folder and its files: after older files took their places, `touch` it.
 ///
 /// Call it in a build script.
 ///
@@ -51,16 +58,47 @@ pub fn embed(packages: &[Package]) -> Result<()> {
         }
         None => built(&here, packages)?,
     };
+    let folder = folder_of("OUT_DIR")?.join(EMBEDDED);
+    if folder.is_dir() {
+        fs::remove_dir_all(&folder).file("remove", &folder)?;
+    }
+    fs::create_dir_all(&folder).file("create", &folder)?;
     for artifact in artifacts {
         let name = artifact.variant.target_cpu().to_uppercase();
         let path = artifact.ptx_path.display();
         println!("cargo::rerun-if-changed={path}");
+        let path = embedded(&artifact, &folder)?;
         println!(
-            "cargo::rustc-env=FERRY_{}_{name}={path}",
-            artifact.package.variable()
+            "cargo::rustc-env=FERRY_{}_{name}={}",
+            artifact.package.variable(),
+            path.display()
         );
     }
     Ok(())
+}
+
+/// Checks PTX of Ferry's kernels, and copies what was checked to `folder`, under a name with its hash:
+/// another text is another path, whatever its date.
+fn embedded(artifact: &Artifact, folder: &Path) -> Result<PathBuf> {
+    let &Artifact {
+        package, variant, ..
+    } = artifact;
+    let from = &artifact.ptx_path;
+    let text = fs::read_to_string(from).file("read", from)?;
+    if is_product(&package) {
+        require(from, &text, package, variant)?;
+    }
+    let mut stamp = Stamp::new();
+    stamp.text(&text);
+    let name = format!("{}-{variant}-{}.ptx", package.variable(), stamp.finish());
+    let to = folder.join(name);
+    fs::write(&to, text).file("write", &to)?;
+    Ok(to)
+}
+
+/// Whether the host library embeds a package.
+fn is_product(package: &Package) -> bool {
+    !matches!(package, Package::Probes | Package::OwnEpilogue)
 }
 
 /// A folder that cargo names to build scripts.
@@ -71,7 +109,6 @@ fn folder_of(variable: &'static str) -> Result<PathBuf> {
 
 /// The folder whose PTX is used as it is, if there is one.
 fn prebuilt_folder(here: &Path, packages: &[Package]) -> Option<PathBuf> {
-    let is_product = |package: &Package| !matches!(package, Package::Probes | Package::OwnEpilogue);
     if !packages.iter().all(is_product) {
         return None;
     }
@@ -175,4 +212,42 @@ fn predate(path: &Path) -> Result<()> {
 fn modified(path: &Path) -> Result<SystemTime> {
     let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
     modified.file("read the date of", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prebuilt::PrebuiltProblem;
+
+    #[test]
+    fn what_is_embedded_was_checked_and_its_name_follows_its_text() {
+        let folder = env::temp_dir().join(format!("ferry-embed-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let ptx_path = folder.join("given.ptx");
+        let mut artifact = Artifact {
+            package: Package::Probes,
+            variant: Variant::Sm80,
+            ptx_path: ptx_path.clone(),
+        };
+        let header = ".version 8.0\n.target sm_80\n.address_size 64\n";
+        let mut paths = Vec::new();
+        for text in [header, &format!("{header}// other\n")] {
+            fs::write(&ptx_path, text).unwrap();
+            let path = embedded(&artifact, &folder).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+            paths.push(path);
+        }
+        assert_ne!(paths[0], paths[1]);
+        artifact.package = Package::NodeKernels;
+        let refused = embedded(&artifact, &folder).unwrap_err();
+        assert!(
+            matches!(
+                &refused,
+                Error::Prebuilt { path, problem: PrebuiltProblem::Layout { found: None, .. } }
+                    if *path == ptx_path
+            ),
+            "{refused}"
+        );
+        fs::remove_dir_all(folder).unwrap();
+    }
 }

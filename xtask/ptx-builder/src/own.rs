@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf, absolute};
 
 use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
-use crate::compile::{TARGET, Variant, missing_cargo, rustflags};
+use crate::compile::{TARGET, Variant, missing_cargo, profile, rustflags};
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
 
@@ -43,13 +43,13 @@ pub fn build_own(
     cargo
         .args(["build", "--quiet", "--release", "--lib", "--target", TARGET])
         .args(["-Zbuild-std=core", "-Zunstable-options"])
-        .args(["--config", "profile.release.debug=false"])
-        .args(["--config", "profile.release.codegen-units=1"])
+        .args(profile())
         .arg("--artifact-dir")
         .arg(&built)
         .arg("--manifest-path")
         .arg(&manifest)
         .env("RUSTFLAGS", flags)
+        .env("CARGO_INCREMENTAL", "0")
         .env(
             "CARGO_TARGET_DIR",
             target_dir.join("ptx").join(variant.target_cpu()),

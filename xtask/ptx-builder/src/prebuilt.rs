@@ -94,9 +94,7 @@ pub fn prebuilt(folder: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
                 return refused(&ptx_path, PrebuiltProblem::NoFile);
             }
             let text = fs::read_to_string(&ptx_path).file("read", &ptx_path)?;
-            if let Err(problem) = check(&text, package, variant) {
-                return refused(&ptx_path, problem);
-            }
+            require(&ptx_path, &text, package, variant)?;
             artifacts.push(Artifact {
                 package,
                 variant,
@@ -113,6 +111,14 @@ pub fn place(package: Package, variant: Variant) -> String {
         Package::Options | Package::NodeOptions => format!("options/{variant}.ptx"),
         _ => format!("{variant}.ptx"),
     }
+}
+
+/// That a file's text is a package's PTX, of this version's memory layout.
+pub(crate) fn require(path: &Path, text: &str, package: Package, variant: Variant) -> Result<()> {
+    check(text, package, variant).map_err(|problem| Error::Prebuilt {
+        path: path.into(),
+        problem,
+    })
 }
 
 /// Whether a text is a package's PTX, of this version's memory layout.

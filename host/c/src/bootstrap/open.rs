@@ -1,20 +1,18 @@
 //! Meets the other processes.
 
 use std::ffi::{CStr, c_char};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use ferry::{Bootstrap, Error, FnBootstrap, TcpBootstrap};
 
-use super::ferry_bootstrap;
 use super::gather::Gather;
+use super::{ferry_bootstrap, require_ranks};
 use crate::handle::require;
 use crate::status::Failure;
 use crate::status::ferry_status::{FERRY_INVALID_ARGUMENT, FERRY_PEER};
 use crate::structs::read;
-
-/// More than any plan takes: what is gathered from so many fits in memory.
-const MOST_RANKS: u32 = 1 << 16;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -26,10 +24,7 @@ pub(crate) unsafe fn open(given: *const ferry_bootstrap) -> Result<Box<dyn Boots
     // SAFETY: the caller's promise.
     let given = unsafe { read(given, "bootstrap")? };
     let ferry_bootstrap { rank, ranks, .. } = given;
-    if ranks > MOST_RANKS {
-        let rule = format!("no group has more than {MOST_RANKS} ranks");
-        return Err(Failure::value("bootstrap->ranks", ranks, &rule));
-    }
+    require_ranks("bootstrap->ranks", ranks)?;
     match (given.address.is_null(), given.all_gather) {
         (false, None) => {
             // SAFETY: the caller's promise.
@@ -74,10 +69,14 @@ unsafe fn address(text: *const c_char) -> Result<SocketAddr, Failure> {
             FERRY_PEER,
             format!("bootstrap->address {text:?} has no address"),
         )),
-        Err(error) => Err(Failure::value(
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Err(Failure::value(
             "bootstrap->address",
             format!("{text:?}"),
             &format!("wanted \"host:port\" ({error})"),
+        )),
+        Err(error) => Err(Failure::new(
+            FERRY_PEER,
+            format!("bootstrap->address {text:?} was not resolved: {error}"),
         )),
     }
 }

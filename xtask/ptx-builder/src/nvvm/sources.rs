@@ -70,10 +70,19 @@ pub(super) fn copy(workspace_root: &Path, to: &Path, checkout: &Checkout) -> Res
     let with_std = fs::read_to_string(&gpu).file("read", &gpu)? + CUDA_STD;
     write(&to.join("gpu/Cargo.toml"), with_std.as_bytes())?;
     write(&to.join("Cargo.toml"), with_members(&manifest)?.as_bytes())?;
-    match to.join("Cargo.lock").is_file() {
-        true => Ok(()),
-        false => checkout.copy_lock(to),
+    renew_lock(to, checkout.commit(), || checkout.copy_lock(to))
+}
+
+/// Copies the checkout's lock file, unless the one that is there is of the same commit. Cargo adds the device
+/// crates to it.
+fn renew_lock(to: &Path, commit: &str, copy: impl FnOnce() -> Result<()>) -> Result<()> {
+    let taken_of = to.join("Cargo.lock.commit");
+    let is_kept = fs::read_to_string(&taken_of).is_ok_and(|kept| kept == commit);
+    if is_kept && to.join("Cargo.lock").is_file() {
+        return Ok(());
     }
+    copy()?;
+    write(&taken_of, commit.as_bytes())
 }
 
 /// The workspace's manifest, with the copied crates alone as members.
@@ -157,5 +166,21 @@ mod tests {
         assert_eq!(written(&to.join("src/one.rs")), first);
         assert!(!to.join("gone").exists() && !to.join("two.rs").exists());
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn another_commit_brings_its_lock_file() {
+        let to = std::env::temp_dir().join(format!("ferry-lock-{}", std::process::id()));
+        fs::create_dir_all(&to).unwrap();
+        let mut copies = Vec::new();
+        for commit in ["one", "one", "two"] {
+            renew_lock(&to, commit, || {
+                copies.push(commit);
+                write(&to.join("Cargo.lock"), commit.as_bytes())
+            })
+            .unwrap();
+        }
+        assert_eq!(copies, ["one", "two"]);
+        fs::remove_dir_all(to).unwrap();
     }
 }
