@@ -216,7 +216,7 @@ pub fn short_of(
         shared + dice.below(needed.rows.saturating_sub(shared) + 1) / alignment * alignment,
         blocks + dice.below(needed.scale_blocks.saturating_sub(blocks) + 1),
     );
-    match dice.below(4) {
+    let drawn = match dice.below(4) {
         0 => needed,
         1 => Capacity { rows, ..needed },
         2 => Capacity {
@@ -224,6 +224,12 @@ pub fn short_of(
             ..needed
         },
         _ => Capacity { rows, scale_blocks },
+    };
+    // Rows without a block of scales are refused.
+    let least = usize::from(drawn.rows > 0);
+    Capacity {
+        scale_blocks: drawn.scale_blocks.max(least),
+        ..drawn
     }
 }
 
