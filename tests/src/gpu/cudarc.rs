@@ -13,7 +13,8 @@ use ferry::{
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{CombineMode, Dispatched, Problem, RankInput, bf16, combine, dispatch};
 
-use super::{Outcome, Suite};
+use super::Suite;
+use super::on_devices::{self, Case, Devices};
 
 const HIDDEN: usize = 256;
 const TOKENS: usize = 24;
@@ -21,29 +22,13 @@ const TOP_K: usize = 3;
 const REPLAYS: usize = 3;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
-    type Test = fn(&Suite<'_>, &Devices) -> Result<()>;
-    let tests: [(&str, Test); 4] = [
+    let cases: [(&str, Case); 4] = [
         ("a round in its memory, on its streams", round),
         ("a round that its stream captured, three times", captured),
         ("a slice that is too short", short_slice),
         ("what is of another device or context", others),
     ];
-    for (name, test) in tests {
-        suite.check(&format!("cudarc: {name}"), |suite| match devices(suite) {
-            Some(devices) => test(suite, &devices).map(|()| Outcome::Passed),
-            None => Ok(Outcome::Skipped("not on GPUs".into())),
-        })?;
-    }
-    Ok(())
-}
-
-/// The devices of this process's ranks.
-type Devices = Vec<Arc<CudaDevice>>;
-
-/// `None` where they are not CUDA's.
-fn devices(suite: &Suite<'_>) -> Option<Devices> {
-    let ranks = suite.group().local_ranks().into_iter();
-    ranks.map(|rank| suite.group().cuda(rank)).collect()
+    on_devices::check(suite, "cudarc", &cases)
 }
 
 /// A rank, and what its rounds use.

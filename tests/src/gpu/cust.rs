@@ -1,7 +1,5 @@
 //! Streams, buffers and contexts of the crate `cust`: a round in its memory, and what is refused.
 
-use std::sync::Arc;
-
 use anyhow::{Result, bail, ensure};
 use cust::context::CurrentContext;
 use cust::context::legacy::{Context, ContextFlags};
@@ -12,7 +10,8 @@ use ferry::{
     CombineInput, CombineOutput, Config, DispatchInput, DispatchOutput, Error, ExpertParallel, Plan,
 };
 
-use super::{Outcome, Suite};
+use super::Suite;
+use super::on_devices::{self, Case, Devices};
 use crate::session::strict;
 
 const HIDDEN: usize = 8;
@@ -23,28 +22,12 @@ const ONE: u16 = 0x3f80;
 const TWO: u16 = 0x4000;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
-    type Test = fn(&Suite<'_>, &Devices) -> Result<()>;
-    let tests: [(&str, Test); 3] = [
+    let cases: [(&str, Case); 3] = [
         ("a round in its memory, on its streams", round),
         ("a buffer that is too short", short_buffer),
         ("what is of another context or device", others),
     ];
-    for (name, test) in tests {
-        suite.check(&format!("cust: {name}"), |suite| match devices(suite) {
-            Some(devices) => test(suite, &devices).map(|()| Outcome::Passed),
-            None => Ok(Outcome::Skipped("not on GPUs".into())),
-        })?;
-    }
-    Ok(())
-}
-
-/// The devices of this process's ranks.
-type Devices = Vec<Arc<CudaDevice>>;
-
-/// `None` where they are not CUDA's.
-fn devices(suite: &Suite<'_>) -> Option<Devices> {
-    let ranks = suite.group().local_ranks().into_iter();
-    ranks.map(|rank| suite.group().cuda(rank)).collect()
+    on_devices::check(suite, "cust", &cases)
 }
 
 /// What a rank's round uses.

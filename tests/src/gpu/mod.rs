@@ -18,6 +18,8 @@ mod held;
 mod invalid;
 pub mod killed;
 mod local;
+#[cfg(any(feature = "cudarc", feature = "cust"))]
+mod on_devices;
 mod rounds;
 pub mod sanitize;
 mod silu;
