@@ -1,5 +1,5 @@
-//! What Ferry asks of the fabric between devices. Four implementations: the local, the node and the
-//! NVSHMEM one (feature `cuda`), and the simulator.
+//! What Ferry asks of the fabric between devices. Four implementations: the local and the node
+//! one (feature `cuda`), the NVSHMEM one (feature `nvshmem`), and the simulator.
 
 use std::sync::Arc;
 

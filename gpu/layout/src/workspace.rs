@@ -122,8 +122,8 @@ impl Workspace {
         let assignments = shape.max_tokens_per_rank as u64 * shape.top_k as u64;
         let ranks_in_expert = Counter::COUNT * Counter::STRIDE_BYTES;
         let tile_counts = next(ranks_in_expert, assignments);
-        let chunks = assignments.div_ceil(TILE_ASSIGNMENTS as u64);
-        let routes = next(tile_counts, chunks * shape.experts as u64);
+        let tiles = assignments.div_ceil(TILE_ASSIGNMENTS as u64);
+        let routes = next(tile_counts, tiles * shape.experts as u64);
         let row_map = next(routes, assignments);
         let bytes = next(row_map, shape.ranks as u64 * assignments);
         Self {

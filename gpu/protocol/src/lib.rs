@@ -38,3 +38,4 @@ pub use machine::tile::Tiles;
 pub use machine::{LANES, Machine};
 pub use sync::arrivals;
 pub use sync::launch::Aborted;
+pub use work::extent::Extent;

@@ -2,8 +2,9 @@
 
 use ferry::{Kernel, Plan};
 use ferry_layout::Common;
+use ferry_protocol::Extent;
 use ferry_protocol::tactics::Phase;
-use ferry_protocol::tactics::combine::{CombineTactics, Extent};
+use ferry_protocol::tactics::combine::CombineTactics;
 use ferry_protocol::tactics::dispatch::DispatchTactics;
 use ferry_protocol::{Grid, LANES};
 

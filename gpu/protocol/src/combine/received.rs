@@ -6,7 +6,7 @@ use crate::machine::Machine;
 use crate::sync::launch::Launch;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::route::lane_or_none;
+use crate::work::ranks::lane_or_none;
 
 /// The output rows of an item's token, one a top-k slot: as [`Table::RowMap`] has them.
 #[inline(always)]
@@ -55,7 +55,7 @@ pub fn row_weight<M: Machine>(
 #[inline(always)]
 pub fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
     let (machine, common) = (launch.machine, launch.common);
-    // The dispatch has seen these words arrive, and they stay until this rank says consumed.
+    // The dispatch has seen these words arrive, and they stay until this rank returns its credit.
     let parts = machine.lanes(|_| extent.parts_here(launch, index).unwrap_or(0));
     let parts = machine.broadcast(parts, 0);
     (parts != 0).then(|| extent.item(&common.shape, common.rank(), index, parts))

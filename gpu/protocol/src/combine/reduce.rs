@@ -19,7 +19,7 @@ use crate::tactics::combine::CombineTactics;
 use crate::wire::{credit, flagged, inline};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
-use crate::work::route::{lane_or_none, ranks_of};
+use crate::work::ranks::{lane_or_none, ranks_of};
 
 /// Sums what comes back for every token of this rank, and ends the round.
 #[inline(always)]

@@ -10,7 +10,7 @@ use crate::sync::launch::Launch;
 use crate::wire::flagged;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::route::{ranks_of, reduced_slot};
+use crate::work::ranks::{ranks_of, reduced_slot};
 use crate::work::sub_warps::SubWarps;
 
 /// Sends a batch of items back, from item `first` on: those that have come here. Their rows are whole, and

@@ -9,7 +9,7 @@ use crate::machine::rows::{ByteRange, Put, Row};
 use crate::sync::launch::Launch;
 use crate::wire::flagged;
 use crate::work::item::Item;
-use crate::work::route::{for_each_bit, is_p2p};
+use crate::work::ranks::{for_each_bit, is_p2p};
 
 /// Sends an item back, if it came. `written` is called once its rows, if any, are written.
 #[inline(always)]

@@ -11,7 +11,7 @@ use crate::sync::launch::Launch;
 use crate::tactics::Wire;
 use crate::wire::flagged;
 use crate::work::item::Item;
-use crate::work::route::{is_p2p, lane_or_none, ranks_of, reduced_slot};
+use crate::work::ranks::{is_p2p, lane_or_none, ranks_of, reduced_slot};
 
 /// Sends the sum of an item back. `read` is called once all of the item is read that dispatch has brought,
 /// `written` once the row, if there is one, is written.

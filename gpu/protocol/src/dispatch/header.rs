@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::sync::launch::Launch;
 use crate::tactics::Numbering;
 use crate::work::item::RowLocation;
-use crate::work::route::{for_each_bit, p2p_ranks};
+use crate::work::ranks::{for_each_bit, p2p_ranks};
 
 /// The words of a token's assignments, of a small batch; else its experts.
 #[inline(always)]

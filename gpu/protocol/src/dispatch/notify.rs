@@ -11,7 +11,7 @@ use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Numbering;
 use crate::work::partition::Partition;
-use crate::work::route::{on_each_rank, rank_bit};
+use crate::work::ranks::{on_each_rank, rank_bit};
 use crate::work::tasks::{expert_groups, tiles};
 
 /// Words that a lane has in flight.
@@ -139,7 +139,7 @@ fn notify_experts<M: Machine>(launch: &Launch<M>, task: u32, totals: M::Lanes<u3
     });
     let scans = expert_groups(shape.experts);
     if arrivals::part_done(machine, Counter::ScansDone, epoch, scans) {
-        // Everybody has seen all tile_count done: ready for the next round.
+        // Whoever waits for the tiles has seen all of them done: ready for the next round.
         machine.store(Counter::TilesDone, 0);
     }
 }

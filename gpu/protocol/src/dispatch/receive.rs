@@ -204,7 +204,7 @@ pub fn describe_rows<M: Machine>(
     });
 }
 
-/// Puts payload and scales of a unit into their places.
+/// Puts payload and scales of an item into their places.
 #[inline(always)]
 fn place_item<M: Machine>(
     launch: &Launch<M>,
@@ -227,7 +227,7 @@ fn place_item<M: Machine>(
     Ok(destinations)
 }
 
-/// Records why a unit was not put into its places.
+/// Records why an item was not put into its places.
 #[inline(always)]
 pub fn refuse_item<M: Machine>(
     launch: &Launch<M>,

@@ -8,7 +8,7 @@ use crate::dispatch::numbering::read_expert_id;
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
 use crate::tactics::Numbering;
-use crate::work::route::{lane_or_none, ranks_of};
+use crate::work::ranks::{lane_or_none, ranks_of};
 
 /// Where a token goes. `L`: one value a lane.
 #[derive(Clone, Copy)]

@@ -14,7 +14,7 @@ use crate::sync::launch::Launch;
 use crate::sync::wait::wait_for;
 use crate::work::item::RowLocation;
 use crate::work::partition::Partition;
-use crate::work::route::for_each_bit;
+use crate::work::ranks::for_each_bit;
 
 /// Words of a tile: one a row.
 const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;

@@ -17,7 +17,7 @@ use crate::wire::flagged;
 use crate::work::item::{Item, RowLocation};
 use crate::work::partition::Partition;
 use crate::work::queue::WorkQueue;
-use crate::work::route::{for_each_bit, node_of, on_each_rank, p2p_ranks};
+use crate::work::ranks::{for_each_bit, node_of, on_each_rank, p2p_ranks};
 
 /// Sends this warp's items.
 #[inline(always)]

@@ -23,7 +23,7 @@ use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::queue::WorkQueue;
-use crate::work::route::lane_or_none;
+use crate::work::ranks::lane_or_none;
 
 /// Puts this rank's tokens, which are all ranks', in the order of this rank's experts, with offsets and
 /// sources. Waits for no other rank.

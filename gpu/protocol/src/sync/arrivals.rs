@@ -1,7 +1,7 @@
 //! Work that many warps of one GPU share and others wait for.
 //!
-//! The counter only grows: after round `n`, `n` times the parts of a round are done. So it
-//! needs no reset between rounds.
+//! A counter of parts only grows: after round `n`, `n` times the parts of a round are done. So it needs no
+//! reset between rounds. One that parties [`pass`] is set back by the last of them.
 
 use ferry_layout::{Counter, Epoch};
 

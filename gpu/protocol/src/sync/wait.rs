@@ -1,4 +1,7 @@
 //! Waits for words that a lane reads again until they are there.
+//!
+//! Unlike those of `launch`, they record no fault: the caller does, which knows the row. What a record names
+//! would occupy registers here.
 
 use crate::machine::Machine;
 use crate::machine::miss::TimedOut;

@@ -4,9 +4,8 @@ use ferry_layout::{CombineMode, Common};
 
 use crate::machine::position::Grid;
 use crate::tactics::{Phase, Split, Wire, tuning};
+use crate::work::extent::Extent;
 use crate::work::sub_warps::SubWarps;
-
-pub use crate::work::extent::Extent;
 
 /// What a launch of combine does. The wire is the same on all ranks: what dispatch learnt of all sources
 /// decides it.

@@ -5,6 +5,6 @@ pub mod extent;
 pub mod item;
 pub mod partition;
 pub mod queue;
-pub mod route;
+pub mod ranks;
 pub mod sub_warps;
 pub mod tasks;

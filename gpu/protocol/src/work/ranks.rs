@@ -1,4 +1,4 @@
-//! Routing arithmetic that sender, receiver and combine share.
+//! The ranks of a token's experts, as sender, receiver and combine work them out.
 
 use ferry_layout::{Common, NOT_ROUTED, Rank, Shape, Window};
 
