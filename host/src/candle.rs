@@ -5,7 +5,8 @@
 //! outputs. So nothing waits, and kernels of candle and Ferry alternate in order.
 //!
 //! Make that device with `Device::new_cuda_with_stream`. The device of `Device::new_cuda` has another default
-//! stream on each thread, where the order is lost once tensors move between threads: it is refused.
+//! stream on each thread, where the order is lost once tensors move between threads: it is refused, as are
+//! tensors of devices with different streams in one call.
 //!
 //! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
 //!
@@ -44,7 +45,7 @@ use ::candle_core::cuda_backend::CudaStorageSlice;
 use ::candle_core::{
     DType, Device as CandleDevice, Layout, Result, Storage, StorageRef, Tensor as Candle, bail,
 };
-use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr};
+use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, DeviceSlice as _};
 
 use crate::cuda::CudaDevice;
 use crate::cudarc::Lease;
@@ -207,6 +208,26 @@ fn stream_of(name: &'static str, tensor: &Candle) -> Result<Arc<CudaStream>> {
     Err(refused(name, wanted.into(), given.into()))
 }
 
+/// Where the tensors lie, all of them of the device whose stream is `stream`.
+fn addresses<'v>(
+    lease: &mut Lease<'v>,
+    stream: &CudaStream,
+    views: &'v [(&'static str, CudaView<'_, u8>)],
+) -> Result<Vec<DevicePtr>> {
+    let each = views.iter().map(|(name, view)| {
+        let at = lease.read_bytes(view).map_err(wrap)?;
+        match view.stream().cu_stream() == stream.cu_stream() {
+            true => Ok(at),
+            false => Err(refused(
+                name,
+                "a tensor of the same candle device as the others".into(),
+                "one of a device with another stream".into(),
+            )),
+        }
+    });
+    each.collect()
+}
+
 /// Enqueues a dispatch on the stream of `tokens.x`'s device: [`ExpertParallel::dispatch`]. `device` is the
 /// rank's. Collective. Does not synchronise.
 ///
@@ -249,12 +270,10 @@ pub unsafe fn dispatch<'r>(
     let views = views.collect::<Result<Vec<_>>>()?;
     let stream = stream_of("x", tokens.x)?;
     // SAFETY: the tensors' memory is used by this function's call alone, on the stream of their device,
-    // which also frees it; the rest is the caller's promise.
+    // which also frees it. Outputs are leased as what is read, too: events of other streams are not missed,
+    // as all tensors are of this one stream. The rest is the caller's promise.
     let mut lease = unsafe { Lease::new(device, &stream) }.map_err(wrap)?;
-    let mut at = Vec::new();
-    for view in &views {
-        at.push(lease.read_bytes(view).map_err(wrap)?);
-    }
+    let at = addresses(&mut lease, &stream, &views)?;
     let capacity = held[2].dims::<2>()?[0];
     let scales_at = at.last().copied().filter(|_| scales.is_some());
     let output = DispatchOutput {
@@ -333,10 +352,7 @@ pub unsafe fn combine_into(
     let stream = stream_of("expert_rows", expert_rows)?;
     // SAFETY: as in `dispatch`.
     let mut lease = unsafe { Lease::new(device, &stream) }.map_err(wrap)?;
-    let mut at = Vec::new();
-    for view in &views {
-        at.push(lease.read_bytes(view).map_err(wrap)?);
-    }
+    let at = addresses(&mut lease, &stream, &views)?;
     let mut input = CombineInput::new(held[0].tensor(at[0])?);
     if let Some(weights) = &weights {
         input.topk_weights = Some(weights.tensor(at[2])?);
@@ -373,8 +389,8 @@ impl<'t> Held<'t> {
         }
     }
 
-    /// Its memory, whatever it is made of.
-    fn view(&self) -> Result<CudaView<'_, u8>> {
+    /// Its name, and its memory, whatever it is made of.
+    fn view(&self) -> Result<(&'static str, CudaView<'_, u8>)> {
         let Self { name, dtypes, .. } = self;
         let Storage::Cuda(cuda) = &*self.storage else {
             bail!(
@@ -399,7 +415,7 @@ impl<'t> Held<'t> {
             _ => None,
         };
         match view {
-            Some(view) => Ok(view),
+            Some(view) => Ok((name, view)),
             None => bail!("tensor {name}: wanted {dtypes:?}, given {dtype:?}"),
         }
     }

@@ -10,8 +10,8 @@ use crate::{Error, Plan, Problem};
 pub struct Capacity {
     /// Rows, those that pad experts included. In blockwise FP8 a multiple of 4.
     pub rows: usize,
-    /// Blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled). Without effect where scales are not
-    /// tiled.
+    /// Blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled): at least 1 where there are rows.
+    /// Without effect where scales are not tiled.
     pub scale_blocks: usize,
 }
 

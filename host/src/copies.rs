@@ -5,6 +5,7 @@ use half::bf16;
 
 use crate::allocations::Allocations;
 use crate::buffers::Inputs;
+use crate::device::has_its_bits;
 use crate::tensor::Element;
 use crate::{
     CombineBuffers, CombineInput, DataType, Device, DevicePtr, DispatchBuffers, DispatchInput,
@@ -48,9 +49,8 @@ impl DispatchOutput {
     /// other streams than the device's own.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch writes, as before the first one; what
-    /// the
-    /// device reports.
+    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch into so many rows writes, as they may be
+    /// before the first one; what the device reports.
     pub fn download(&self, device: &dyn Device) -> Result<ReceivedRows, Error> {
         fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
             let mut dims = tensor.dims;
@@ -59,7 +59,14 @@ impl DispatchOutput {
         }
         let row_offsets: Vec<u32> = device.download_tensor(&self.row_offsets)?;
         require_offsets(&row_offsets)?;
-        let rows = row_offsets.last().map_or(0, |&end| end as usize);
+        let (rows, capacity) = (
+            row_offsets.last().map_or(0, |&end| end as usize),
+            self.capacity(),
+        );
+        if rows > capacity {
+            let wanted = format!("at most {capacity}, the rows that there are");
+            return Err(no_offsets(&row_offsets, wanted));
+        }
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
             Some(ScaleTensor::Transposed(scales)) => (device.download_tensor(&scales)?, Vec::new()),
@@ -105,6 +112,7 @@ impl DispatchBuffers {
         topk_ids: &[i32],
         topk_weights: Option<&[f32]>,
     ) -> Result<DispatchInput, Error> {
+        const { has_its_bits::<T>() };
         let config = self.plan.config();
         let (hidden, top_k, max) = (config.hidden, config.top_k, config.max_tokens_per_rank);
         let tokens = x.len() / hidden;
@@ -162,6 +170,7 @@ impl CombineBuffers {
         output: &DispatchOutput,
         rows: &[T],
     ) -> Result<CombineInput, Error> {
+        const { has_its_bits::<T>() };
         let dims = [output.capacity(), self.hidden];
         let wanted = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
         let given = rows.len() / self.hidden;
@@ -203,11 +212,18 @@ pub(crate) fn require_offsets(row_offsets: &[u32]) -> Result<(), Error> {
     if row_offsets.first().is_none_or(|&first| first == 0) && row_offsets.is_sorted() {
         return Ok(());
     }
-    Err(Error::Tensor(TensorError {
+    Err(no_offsets(
+        row_offsets,
+        "what a dispatch writes: 0, and numbers that never decrease".to_owned(),
+    ))
+}
+
+fn no_offsets(row_offsets: &[u32], wanted: String) -> Error {
+    Error::Tensor(TensorError {
         tensor: "row_offsets",
-        wanted: "what a dispatch writes: 0, and numbers that never decrease".to_owned(),
+        wanted,
         given: format!("{row_offsets:?}"),
-    }))
+    })
 }
 
 pub(crate) fn require_length(

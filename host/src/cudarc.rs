@@ -53,6 +53,7 @@ use ::cudarc::driver::{CudaContext, CudaStream, DevicePtr as Readable, DevicePtr
 use ::cudarc::driver::{DeviceRepr, SyncOnDrop};
 
 use crate::cuda::CudaDevice;
+use crate::device::has_its_bits;
 use crate::{DataType, DevicePtr, Error, Stream, Tensor, TensorElement, TensorError};
 
 /// Checks that a context is the primary one of `device`, as those of `CudaContext::new` are. Not collective.
@@ -122,6 +123,7 @@ impl<'a> Lease<'a> {
         memory: &'a impl Readable<T>,
         dims: [usize; N],
     ) -> Result<Tensor<N>, Error> {
+        const { has_its_bits::<T>() };
         require_elements(memory.len(), dims)?;
         Ok(Tensor::contiguous(
             self.read_bytes(memory)?,
@@ -140,6 +142,7 @@ impl<'a> Lease<'a> {
         memory: &'a mut impl Writable<T>,
         dims: [usize; N],
     ) -> Result<Tensor<N>, Error> {
+        const { has_its_bits::<T>() };
         require_elements(memory.len(), dims)?;
         Ok(Tensor::contiguous(
             self.write_bytes(memory)?,

@@ -230,7 +230,7 @@ impl dyn Device + '_ {
 }
 
 /// Refuses, when it is compiled, a type of another size than that of what it stands for.
-const fn has_its_bits<T: TensorElement>() {
+pub(crate) const fn has_its_bits<T: TensorElement>() {
     assert!(
         8 * size_of::<T>() == T::DATA_TYPE.bits() as usize,
         "a TensorElement has as many bits as its DATA_TYPE"

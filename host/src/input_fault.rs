@@ -10,8 +10,7 @@ use ferry_layout::Fault;
 ///
 /// Only the rank that met the fault is told. The results of other ranks can lack something all the same:
 /// after [`OutputTooSmall`](ferry_layout::FaultKind::OutputTooSmall), terms of the sums of any rank's
-/// tokens. An
-/// engine whose ranks must all know shares the fault between them.
+/// tokens. An engine whose ranks must all know shares the fault between them.
 ///
 /// It is a value and no error: a rank that skips the rest of its round because of it, with `?` say,
 /// keeps all its peers waiting until the deadline.

@@ -79,7 +79,7 @@ impl ScaleTensor {
                 let blocks = scales.dims[0];
                 countable(shape, 0, blocks)?;
                 scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(byte))?;
-                offsets.require("offsets", [experts], Element::U32)?;
+                offsets.require("scale_offsets", [experts], Element::U32)?;
                 Ok(ScaleAddresses {
                     scales: scales.at.address(),
                     offsets: offsets.at.address(),

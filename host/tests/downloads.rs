@@ -43,6 +43,28 @@ fn offsets_that_no_dispatch_wrote_are_refused() {
 }
 
 #[test]
+fn offsets_beyond_the_capacity_are_refused() {
+    let (rank, plan) = alone();
+    let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
+    let (at, capacity) = (rows.output().row_offsets.at, plan.max_rows() as u32);
+    let upload = |offsets: [u32; 3]| {
+        let bytes = bytemuck::cast_slice(&offsets);
+        rank.device().upload(at, bytes).unwrap();
+    };
+    upload([0, 1, capacity]);
+    assert_eq!(rows.download().unwrap().row_offsets, [0, 1, capacity]);
+    upload([0, 1, capacity + 1]);
+    assert_eq!(
+        rows.download().unwrap_err().to_string(),
+        format!(
+            "tensor row_offsets: wanted at most {capacity}, the rows that there are, given [0, 1, {}]",
+            capacity + 1
+        )
+    );
+    rank.close().unwrap();
+}
+
+#[test]
 fn a_download_before_the_first_dispatch_is_refused() {
     let (rank, plan) = alone();
     let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();

@@ -94,8 +94,6 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
     close(ranks);
 }
 
-/// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind
-/// the one that it has.
 /// An engine may know that ids are no good, and not care: rows that are lost are told all the same.
 #[test]
 fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
@@ -127,6 +125,8 @@ fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
     }
 }
 
+/// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind
+/// the one that it has.
 #[test]
 fn tiled_scales_that_are_too_small_take_the_first_blocks() {
     let hidden = 128;

@@ -60,7 +60,7 @@ impl DispatchOutput {
         [
             ("tokens", extent(Some(&self.tokens))),
             ("scales", scales),
-            ("offsets", offsets),
+            ("scale_offsets", offsets),
             ("row_scales", extent(self.row_scales.as_ref())),
             ("row_offsets", extent(Some(&self.row_offsets))),
             ("expert_ids", extent(Some(&self.expert_ids))),
