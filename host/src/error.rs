@@ -8,21 +8,21 @@ use self::text::{in_its_place, paths};
 use crate::BootstrapError;
 
 mod cuda;
+mod driver;
 mod epilogue;
-mod local_ranks;
 mod node;
+mod nvshmem;
 mod plan;
 mod tensor;
 mod text;
 
 pub use cuda::CudaError;
+pub use driver::DriverError;
 pub use epilogue::EpilogueError;
 pub use node::NodeError;
+pub use nvshmem::NvshmemError;
 pub use plan::{PlanError, Problem};
 pub use tensor::TensorError;
-
-/// A call of [`LocalRanks`](crate::LocalRanks) that failed.
-pub type LocalRanksError = local_ranks::LocalRanksError<Error>;
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
 /// where [`Fault`](Self::Fault) says what a kernel launched earlier met, and of
@@ -320,6 +320,21 @@ pub enum Error {
     /// input fault, it came before the reason and took its place.
     #[error("the communicator gave up and must be built anew{}: {}", in_its_place(.0), .0)]
     Poisoned(Fault),
+    /// A peer has given up, perhaps on this rank, which came late: the communicator is poisoned, and this is
+    /// what every later call gives. What this rank has received so far may be whole.
+    #[error(
+        "rank {} gave up earlier, because rank {} did not come in time; rank {}'s communicator must be built \
+         anew",
+        peer.0, culprit.0, rank.0
+    )]
+    PeerGaveUp {
+        /// This rank.
+        rank: Rank,
+        /// The first rank that gave up.
+        peer: Rank,
+        /// The rank that `peer` names: where the chain of waiting ranks begins.
+        culprit: Rank,
+    },
     /// A call for all ranks of the process failed, on one of them or for all.
     #[error(transparent)]
     LocalRanks(#[from] LocalRanksError),
@@ -337,14 +352,9 @@ pub enum Error {
     /// The CUDA driver refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// An NVSHMEM call failed.
-    #[error("{call} failed with status {status}")]
-    Nvshmem {
-        /// The function.
-        call: &'static str,
-        /// What it returned.
-        status: i64,
-    },
+    /// The CUDA driver, or the device, does not fit the kernels.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// A shared library that is not there.
     #[error("{library} could not be loaded ({reason}); looked for {}", paths(.tried))]
     LibraryMissing {
@@ -354,14 +364,6 @@ pub enum Error {
         tried: Vec<PathBuf>,
         /// What the loader said.
         reason: String,
-    },
-    /// A CUDA driver without a function that is needed.
-    #[error("the CUDA driver (CUDA {driver}) has no {function}; install a newer driver")]
-    DriverTooOld {
-        /// The function: "cuLaunchKernelEx".
-        function: &'static str,
-        /// The driver's CUDA version.
-        driver: String,
     },
     /// A stream, memory or a context that belongs elsewhere than to the device it is for.
     #[error("{what} belongs to {owner}, and is used for {device}")]
@@ -373,77 +375,9 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The embedded PTX is newer than the driver.
-    #[error(
-        "the kernels' PTX ({ptx}) is too new for the driver, which supports CUDA {driver}; \
-         install a newer driver"
-    )]
-    PtxTooNew {
-        /// The PTX version and target.
-        ptx: String,
-        /// The driver's CUDA version.
-        driver: String,
-    },
-    /// No embedded PTX that the device can run.
-    #[error(
-        "no embedded kernels run on {device} (compute capability {capability}); there are {available}"
-    )]
-    NoKernelFor {
-        /// The device's name.
-        device: String,
-        /// "8.0".
-        capability: String,
-        /// "sm_80, sm_90a".
-        available: String,
-    },
-    /// An NVSHMEM host library that does not fit the device code linked into the kernels.
-    #[error(
-        "the NVSHMEM host library is version {found}, but the kernels were linked with {linked}; \
-         install {linked}"
-    )]
-    NvshmemVersion {
-        /// Of the device code in the PTX.
-        linked: String,
-        /// Of the host library.
-        found: String,
-    },
-    /// NVSHMEM numbers the ranks in another way than the bootstrap.
-    #[error(
-        "NVSHMEM calls rank {} of {ranks} its PE {pe} of {pes}; a process can be in one job only",
-        rank.0
-    )]
-    NvshmemRanks {
-        /// This rank, by the bootstrap.
-        rank: Rank,
-        /// Ranks, by the bootstrap.
-        ranks: u32,
-        /// This rank, by NVSHMEM.
-        pe: i64,
-        /// Ranks, by NVSHMEM.
-        pes: i64,
-    },
-    /// NVSHMEM's symmetric heap is exhausted.
-    #[error(
-        "NVSHMEM has no {bytes} bytes left for a window; lower max_tokens_per_rank, or raise \
-         NVSHMEM_SYMMETRIC_SIZE (used with NVSHMEM_DISABLE_CUDA_VMM=1) or \
-         NVSHMEM_MAX_MEMORY_PER_GPU (used without)"
-    )]
-    NvshmemHeap {
-        /// What a window takes.
-        bytes: u64,
-    },
-    /// A rank of the same node whose memory cannot be addressed directly.
-    #[error(
-        "rank {} cannot address the window of rank {}, which p2p_world_size puts on its node; \
-         lower p2p_world_size, or start neighbouring ranks on one node with peer access",
-        rank.0, peer.0
-    )]
-    PeerNotMapped {
-        /// This rank.
-        rank: Rank,
-        /// The other one.
-        peer: Rank,
-    },
+    /// NVSHMEM refused, or does not fit.
+    #[error(transparent)]
+    Nvshmem(#[from] NvshmemError),
     /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is
     /// closed: drop the graphs, then close what [`CloseError`](crate::CloseError) gave back.
     #[error(
@@ -496,5 +430,67 @@ pub enum Error {
         doing: String,
         /// What it said.
         source: std::io::Error,
+    },
+}
+
+/// A call of [`LocalRanks`](crate::LocalRanks) that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalRanksError {
+    /// Not one value for each rank. Nothing was launched.
+    #[error(
+        "{given} {argument} were given, but the call is for {} ranks, {local:?}, and takes one for each",
+        local.len()
+    )]
+    Count {
+        /// Of what: "streams", "inputs", "outputs".
+        argument: &'static str,
+        /// How many there are.
+        given: usize,
+        /// The ranks of the call.
+        local: Vec<u32>,
+    },
+    /// A check of a rank failed, or the first launch. Nothing was launched, on any rank.
+    #[error("rank {}: {source}; nothing was launched on any rank", rank.0)]
+    Refused {
+        /// The first rank whose check failed, or whose launch was the first.
+        rank: Rank,
+        /// What was found.
+        source: Box<Error>,
+    },
+    /// The kernel of a rank could not be launched, and those of ranks before it were. All ranks of the call
+    /// give [`Poisoned`](Self::Poisoned) from now on; the kernels that were launched end by their deadline.
+    #[error(
+        "the launch on rank {} failed, and all ranks of the call must be built anew: {source}",
+        rank.0
+    )]
+    NotLaunched {
+        /// The rank.
+        rank: Rank,
+        /// What the launch reported.
+        source: Box<Error>,
+    },
+    /// An earlier call was [not launched](Self::NotLaunched) on one of its ranks, and this communicator is of
+    /// no use any more.
+    #[error(
+        "the communicator must be built anew: a call for all ranks of this process could not be launched on \
+         rank {}",
+        rank.0
+    )]
+    Poisoned {
+        /// Where it could not be launched.
+        rank: Rank,
+    },
+    /// The ranks have come to different points of a round, by calls of single ranks. Finish each of them by
+    /// [`ExpertParallel::unfinished`](crate::ExpertParallel::unfinished).
+    #[error(
+        "ranks {} and {} have come to different points of a round; finish each by itself",
+        first.0, second.0
+    )]
+    Apart {
+        /// The first rank.
+        first: Rank,
+        /// The first one that is elsewhere.
+        second: Rank,
     },
 }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, Fault, FaultKind, Rank};
+use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank, Window};
 
 use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
@@ -109,6 +109,12 @@ enum Poison {
     Fault(Fault),
     /// A call of all ranks of the process could not be launched on this one.
     Launch(Rank),
+    /// A peer gave up, because of the culprit.
+    PeerGaveUp {
+        rank: Rank,
+        peer: Rank,
+        culprit: Rank,
+    },
 }
 
 impl Poison {
@@ -117,6 +123,15 @@ impl Poison {
         match self {
             Self::Fault(fault) => Error::Poisoned(fault),
             Self::Launch(rank) => LocalRanksError::Poisoned { rank }.into(),
+            Self::PeerGaveUp {
+                rank,
+                peer,
+                culprit,
+            } => Error::PeerGaveUp {
+                rank,
+                peer,
+                culprit,
+            },
         }
     }
 }
@@ -151,7 +166,8 @@ impl ExpertParallel {
     /// synchronise, so kernels still running may report later. Not collective.
     ///
     /// A fault of the input comes once, as a value: the round goes on, and so must this rank, because its
-    /// peers wait for the rest of its round. It is the first one since the last that was told.
+    /// peers wait for the rest of its round. Of several since the last that was told it is the first, but
+    /// one of [`OutputTooSmall`](FaultKind::OutputTooSmall) goes before the others: those are not told.
     ///
     /// ```
     /// # fn all(rank: &ferry::ExpertParallel) -> Result<(), ferry::Error> {
@@ -182,7 +198,8 @@ impl ExpertParallel {
     }
 
     /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s, and after an
-    /// input fault also finds a communicator that gave up later. Not collective,
+    /// input fault also finds a communicator that gave up later. Then it looks whether a peer has given up: a
+    /// rank that came late may have received all that it waited for. Not collective,
     /// but waits for the peers that the kernels wait for, as long as the deadline allows: a thread that
     /// drives several ranks enqueues on all of them first, and then waits for each.
     ///
@@ -201,7 +218,7 @@ impl ExpertParallel {
     /// ```
     ///
     /// # Errors
-    /// As [`check`](Self::check), and what the device reports.
+    /// As [`check`](Self::check), [`Error::PeerGaveUp`], and what the device reports.
     pub fn synchronize(&self, stream: Stream) -> Result<Option<InputFault>, Error> {
         self.device().synchronize(stream)?;
         self.streams.pass(stream);
@@ -217,8 +234,32 @@ impl ExpertParallel {
                 self.check()?;
                 Err(self.poison(Poison::Fault(fault)))
             }
-            _ => Ok(found),
+            _ => self.require_peers().map(|()| found),
         }
+    }
+
+    /// That no peer has told this rank that it gave up. Synchronises.
+    fn require_peers(&self) -> Result<(), Error> {
+        let shape = self.plan.shape();
+        if self.plan.config().skip_a2a || shape.ranks == 1 {
+            return Ok(());
+        }
+        let first = Window::of(shape).culprit(Rank(0)).bytes();
+        let mut words = vec![[0; 8]; shape.ranks as usize];
+        let at = self.memory.window.plus(first);
+        self.device().download(at, words.as_flattened_mut())?;
+        for (peer, &word) in (0..).map(Rank).zip(&words) {
+            let culprit = CulpritWord(u64::from_le_bytes(word)).rank(shape.ranks);
+            if let (Some(culprit), true) = (culprit, peer != self.rank) {
+                let rank = self.rank;
+                return Err(self.poison(Poison::PeerGaveUp {
+                    rank,
+                    peer,
+                    culprit,
+                }));
+            }
+        }
+        Ok(())
     }
 
     /// That no round is open.

@@ -133,7 +133,7 @@ impl Group {
     /// # Errors
     /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
     /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
-    /// [`Error::DriverTooOld`], [`Error::Cuda`].
+    /// [`Error::Driver`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn local(devices: &[usize]) -> Result<Self, Error> {
         Self::local_with(devices, &crate::Kernels::default())
@@ -143,7 +143,7 @@ impl Group {
     /// devices.
     ///
     /// # Errors
-    /// As [`local`](Self::local); [`Error::NoKernelFor`] where the kernels are for other devices.
+    /// As [`local`](Self::local); [`Error::Driver`] where the kernels are for other devices.
     #[cfg(feature = "cuda")]
     pub fn local_with(devices: &[usize], kernels: &crate::Kernels) -> Result<Self, Error> {
         if devices.is_empty() {
@@ -187,7 +187,7 @@ impl Group {
     /// Collective. Synchronises.
     ///
     /// # Errors
-    /// As [`node`](Self::node); [`Error::NoKernelFor`] where the kernels are for other devices.
+    /// As [`node`](Self::node); [`Error::Driver`] where the kernels are for other devices.
     #[cfg(feature = "cuda")]
     pub fn node_with(
         bootstrap: Box<dyn crate::Bootstrap>,
@@ -204,8 +204,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`] without a CUDA driver or
-    /// NVSHMEM's library, [`Error::DriverTooOld`], [`Error::NvshmemVersion`],
-    /// [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
+    /// NVSHMEM's library, [`Error::Driver`], [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
     #[cfg(feature = "nvshmem")]
     pub fn nvshmem(
         bootstrap: Box<dyn crate::Bootstrap>,
@@ -218,7 +217,7 @@ impl Group {
     /// NVSHMEM's device code, as Ferry's are. All processes give the same. Collective.
     ///
     /// # Errors
-    /// As [`nvshmem`](Self::nvshmem); [`Error::NoKernelFor`] where the kernels are for other devices,
+    /// As [`nvshmem`](Self::nvshmem); [`Error::Driver`] where the kernels are for other devices,
     /// [`Error::Kernels`] where they were built without NVSHMEM.
     #[cfg(feature = "nvshmem")]
     pub fn nvshmem_with(

@@ -71,7 +71,8 @@ impl<C: Calls> Job<C> {
     pub(crate) fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
         let _entered = self.all_at("about to allocate windows")?;
         // SAFETY: the job is open, `&mut self` is the only way to it, and the device is entered.
-        let window = unsafe { self.calls.malloc(bytes) }.ok_or(Error::NvshmemHeap { bytes });
+        let window =
+            unsafe { self.calls.malloc(bytes) }.ok_or(crate::NvshmemError::Heap { bytes }.into());
         // The heap is symmetric: it is exhausted on all ranks or on none. Should they disagree
         // all the same, the memory is leaked, because giving it back waits for every rank.
         let is_there = window.is_ok();

@@ -150,7 +150,8 @@ pub use device::Device;
 pub use device_pointers::DevicePointers;
 pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
 pub use error::{
-    CudaError, EpilogueError, Error, LocalRanksError, NodeError, PlanError, Problem, TensorError,
+    CudaError, DriverError, EpilogueError, Error, LocalRanksError, NodeError, NvshmemError,
+    PlanError, Problem, TensorError,
 };
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::{CloseAllError, CloseError};

@@ -12,7 +12,8 @@ use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::own_gpu::{Gpu, require_own};
 use crate::{
-    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels, leak,
+    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels,
+    NvshmemError, leak,
 };
 
 /// How a rank of an NVSHMEM group finds its GPU and its library.
@@ -107,9 +108,8 @@ impl NvshmemFabric {
     ///
     /// # Errors
     /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],
-    /// [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::NvshmemVersion`], [`Error::Nvshmem`],
-    /// [`Error::NvshmemRanks`], [`Error::Kernels`] for kernels that were built without NVSHMEM, and those
-    /// of [`CudaDevice::open`].
+    /// [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::Nvshmem`],
+    /// [`Error::Kernels`] for kernels that were built without NVSHMEM, and those of [`CudaDevice::open`].
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
         options: NvshmemOptions,
@@ -196,10 +196,11 @@ impl NvshmemFabric {
         // SAFETY: the job is open, and NVSHMEM gives null for an address that is not symmetric.
         let at = unsafe { functions.nvshmem_ptr(own, pe_number(peer.0)?) };
         if at.is_null() {
-            return Err(Error::PeerNotMapped {
+            return Err(NvshmemError::NotMapped {
                 rank: self.rank,
                 peer,
-            });
+            }
+            .into());
         }
         // SAFETY: NVSHMEM maps the peer's window here, which is as long as the own one.
         Ok(unsafe { DevicePtr::new(at.addr() as u64, window.bytes()) })
@@ -394,12 +395,13 @@ fn get_ready(
     // SAFETY: NVSHMEM is initialised.
     let (pe, pes) = unsafe { (functions.nvshmem_my_pe(), functions.nvshmem_n_pes()) };
     if (pe, pes) != (pe_number(rank)?, pe_number(ranks)?) {
-        return Err(Error::NvshmemRanks {
+        return Err(NvshmemError::Ranks {
             rank: Rank(rank),
             ranks,
             pe: i64::from(pe),
             pes: i64::from(pes),
-        });
+        }
+        .into());
     }
     // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
     unsafe { library.register_module(device.module().raw().cast()) }.map_err(refused)
@@ -416,19 +418,18 @@ fn pe_number(rank: u32) -> Result<i32, Error> {
 }
 
 fn refused(error: CallError) -> Error {
-    Error::Nvshmem {
-        call: error.function,
-        status: i64::from(error.status),
-    }
+    let (call, status) = (error.function, i64::from(error.status));
+    NvshmemError::Call { call, status }.into()
 }
 
 fn not_loaded(path: Option<&std::path::Path>, error: &LoadError) -> Error {
     let dotted = |(major, minor, patch): (u32, u32, u32)| format!("{major}.{minor}.{patch}");
     match error {
-        LoadError::Version { found, linked, .. } => Error::NvshmemVersion {
+        LoadError::Version { found, linked, .. } => NvshmemError::Version {
             linked: dotted(*linked),
             found: dotted(*found),
-        },
+        }
+        .into(),
         _ => Error::LibraryMissing {
             library: "the NVSHMEM host library",
             tried: vec![path.map_or_else(|| PathBuf::from(SONAME), PathBuf::from)],

@@ -3,13 +3,13 @@
 
 use std::env;
 
-use ferry::{Error, Group};
+use ferry::{DriverError, Error, Group};
 
 /// The error of a call that needs a driver, unless this machine has one.
 fn error_of<T>(result: Result<T, Error>) -> Option<Error> {
     match result {
         Err(error @ Error::LibraryMissing { .. }) => Some(error),
-        Err(error @ Error::DriverTooOld { .. }) => panic!("{error}"),
+        Err(error @ Error::Driver(DriverError::TooOld { .. })) => panic!("{error}"),
         _ => {
             println!("skip: this machine has a CUDA driver");
             None

@@ -98,3 +98,43 @@ fn a_process_recovers_as_the_documentation_of_a_group_says() {
     require_round(&mut ranks);
     ExpertParallel::close_all(ranks).unwrap();
 }
+
+/// Rank 3 comes when the others have given up on it. Their rows are there, so its dispatch lacks nothing.
+#[test]
+fn a_rank_that_comes_late_learns_that_its_peers_gave_up() {
+    let group = group(4);
+    let mut ranks = begin(&group);
+    require_round(&mut ranks);
+    for outcome in round(&mut ranks[..3]) {
+        assert!(matches!(outcome, Err(Error::Fault(_))), "{outcome:?}");
+    }
+    let late = &mut ranks[3];
+    // Reads what kernels of this rank reported: none ran.
+    assert!(late.check().unwrap().is_none());
+    let (device, plan) = (late.device().clone(), *late.plan());
+    let x = device.upload_tensor([1, HIDDEN], &token(Rank(3))).unwrap();
+    let topk_ids = device.upload_tensor([1, 1], &[0]).unwrap();
+    let rows = DispatchBuffers::new(&device, &plan).unwrap();
+    let input = DispatchInput::new(x, topk_ids);
+    drop(late.dispatch(STREAM, &input, rows.output()).unwrap());
+    for _ in 0..2 {
+        let Err(error) = late.synchronize(STREAM) else {
+            panic!("rank 3 was not told");
+        };
+        let Error::PeerGaveUp {
+            rank,
+            peer,
+            culprit,
+        } = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((rank, peer, culprit), (Rank(3), Rank(0), Rank(3)));
+    }
+    let refused = late.dispatch(STREAM, &input, rows.output()).err();
+    assert!(
+        matches!(refused, Some(Error::PeerGaveUp { .. })),
+        "{refused:?}"
+    );
+    ExpertParallel::close_all(ranks).unwrap();
+}

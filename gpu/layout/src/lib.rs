@@ -7,6 +7,7 @@
 
 mod args;
 mod block_histogram;
+mod culprit;
 mod dispatch_row;
 mod epilogue;
 mod epoch;
@@ -30,6 +31,7 @@ pub use args::{
 pub use block_histogram::{
     BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS, dot_bytes,
 };
+pub use culprit::CulpritWord;
 pub use dispatch_row::DispatchRow;
 pub use epilogue::{EPILOGUE_ELEMENTS, Epilogue, Load, NoEpilogue, OutputElement, Steps};
 pub use epoch::{Epoch, Tagged};

@@ -149,7 +149,7 @@ impl From<Error> for Failure {
 fn status_of(error: &Error) -> ferry_status {
     match error {
         Error::Fault(_) => FERRY_FAULT,
-        Error::Poisoned(_) => FERRY_POISONED,
+        Error::Poisoned(_) | Error::PeerGaveUp { .. } => FERRY_POISONED,
         Error::Tensor(_) | Error::TensorsOverlap { .. } | Error::MemoryTooShort { .. } => {
             FERRY_INVALID_TENSOR
         }
@@ -168,14 +168,8 @@ fn status_of(error: &Error) -> ferry_status {
         Error::Cuda(_)
         | Error::NoSuchDevice { .. }
         | Error::NoPeerAccess { .. }
-        | Error::Nvshmem { .. }
-        | Error::NvshmemVersion { .. }
-        | Error::NvshmemRanks { .. }
-        | Error::NvshmemHeap { .. }
-        | Error::PeerNotMapped { .. }
-        | Error::PtxTooNew { .. }
-        | Error::NoKernelFor { .. }
-        | Error::DriverTooOld { .. } => FERRY_DEVICE,
+        | Error::Nvshmem(_)
+        | Error::Driver(_) => FERRY_DEVICE,
         Error::LibraryMissing { .. } | Error::Io { .. } => FERRY_SYSTEM,
         Error::NoRanks
         | Error::DeviceListedTwice { .. }

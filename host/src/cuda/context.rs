@@ -12,7 +12,7 @@ use crate::Error;
 /// Initialises the driver and counts its devices.
 ///
 /// # Errors
-/// [`Error::LibraryMissing`] without a CUDA driver, [`Error::DriverTooOld`], [`Error::Cuda`].
+/// [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], [`Error::Cuda`].
 pub fn device_count() -> Result<usize, Error> {
     // SAFETY: takes no pointer; may be called any number of times, from any thread.
     match unsafe { sys::cuInit(0) } {

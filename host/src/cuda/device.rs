@@ -34,8 +34,8 @@ impl CudaDevice {
     /// it, unless the driver has kept an earlier result. Synchronises.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`], [`Error::NoKernelFor`], [`Error::PtxTooNew`],
-    /// [`Error::LibraryMissing`] where there is no driver, [`Error::DriverTooOld`], [`Error::Cuda`].
+    /// [`Error::NoSuchDevice`], [`Error::Driver`], [`Error::LibraryMissing`] where there is no driver,
+    /// [`Error::Cuda`].
     pub fn open(ordinal: usize) -> Result<Self, Error> {
         Self::open_with(ordinal, &Kernels::default())
     }
@@ -43,7 +43,7 @@ impl CudaDevice {
     /// As [`open`](Self::open), with other kernels. Synchronises.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`Error::NoKernelFor`] where the kernels are for other devices.
+    /// As [`open`](Self::open); [`Error::Driver`] where the kernels are for other devices.
     pub fn open_with(ordinal: usize, kernels: &Kernels) -> Result<Self, Error> {
         let core = Arc::new(Core::open(ordinal, kernels)?);
         tracing::debug!(device = core.name, sms = core.multiprocessors, "opened");

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-use crate::Error;
+use crate::{DriverError, Error};
 
 /// What the loader is asked for. The driver brings the file; the one without a number is for linking.
 pub(super) const NAME: &str = "libcuda.so.1";
@@ -41,7 +41,9 @@ impl From<NotLoaded> for Error {
                 tried: vec![PathBuf::from(name)],
                 reason: format!("{reason}; {ADVICE}"),
             },
-            NotLoaded::Function { function, driver } => Self::DriverTooOld { function, driver },
+            NotLoaded::Function { function, driver } => {
+                DriverError::TooOld { function, driver }.into()
+            }
         }
     }
 }

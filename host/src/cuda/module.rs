@@ -9,11 +9,11 @@ use ferry_ptx::Module as Text;
 use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUmodule};
-use crate::Error;
 #[cfg(feature = "nvshmem")]
 use crate::KernelsError;
 use crate::kernels::{self, KernelSet, Kernels, Ptx, Target};
 use crate::specialise::{KERNELS, specialised};
+use crate::{DriverError, Error};
 
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;
@@ -107,7 +107,7 @@ impl Module {
     /// current. Compiles only if the driver has not kept an earlier result; synchronises.
     ///
     /// # Errors
-    /// [`Error::NoKernelFor`], [`Error::PtxTooNew`], [`Error::Cuda`] with the compiler's log.
+    /// [`Error::Driver`], [`Error::Cuda`] with the compiler's log.
     pub(super) fn load(
         context: &PrimaryContext,
         kernels: &Kernels,
@@ -242,11 +242,12 @@ pub(super) fn best(context: &PrimaryContext, targets: &[Target]) -> Result<usize
         return Ok(found);
     }
     let available = targets.iter().rev().map(Target::to_string);
-    Err(Error::NoKernelFor {
+    Err(DriverError::NoKernelFor {
         device: context.device_name()?,
         capability: format!("{major}.{minor}"),
         available: available.collect::<Vec<_>>().join(", "),
-    })
+    }
+    .into())
 }
 
 /// A buffer that the driver's compiler writes text into.
@@ -306,10 +307,11 @@ pub(super) fn compile(title: &str, text: &str) -> Result<CUmodule, Error> {
 /// Why the driver did not take PTX. The outer error is that of asking for its version.
 fn refused(title: &str, code: sys::Code, log: &str) -> Result<Error, Error> {
     if is_too_new(code, log) {
-        return Ok(Error::PtxTooNew {
+        return Ok(DriverError::PtxTooNew {
             ptx: title.to_owned(),
             driver: driver_version()?,
-        });
+        }
+        .into());
     }
     let detail = format!("{title}; the driver's compiler says: {log}");
     Ok(error("cuModuleLoadDataEx", code, detail))

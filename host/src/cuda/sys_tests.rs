@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
-use crate::Error;
+use crate::{DriverError, Error};
 
 #[test]
 fn a_library_that_is_missing_is_named_with_what_helps() {
@@ -48,7 +48,7 @@ fn a_function_that_a_driver_lacks_is_named_with_the_drivers_version() {
     let code = "int cuInit(unsigned f) { return 0; }
                 int cuDriverGetVersion(int *version) { *version = 11020; return 0; }";
     let error = error_of("old", code);
-    let Error::DriverTooOld { function, driver } = &error else {
+    let Error::Driver(DriverError::TooOld { function, driver }) = &error else {
         panic!("{error}");
     };
     assert_eq!((*function, driver.as_str()), ("cuGetProcAddress", "11.2"));
@@ -62,7 +62,7 @@ fn a_function_that_a_driver_lacks_is_named_with_the_drivers_version() {
 #[test]
 fn a_library_that_is_no_driver_is_refused() {
     let error = error_of("other", "int other(void) { return 0; }");
-    let Error::DriverTooOld { function, driver } = &error else {
+    let Error::Driver(DriverError::TooOld { function, driver }) = &error else {
         panic!("{error}");
     };
     assert_eq!(

@@ -78,7 +78,7 @@ impl CudaDevice {
     /// result: kernels of yours, to launch beside Ferry's. Not collective. Synchronises.
     ///
     /// # Errors
-    /// [`Error::Kernels`] where a text is not PTX, [`Error::NoKernelFor`], [`Error::PtxTooNew`], and
+    /// [`Error::Kernels`] where a text is not PTX, [`Error::Driver`], and
     /// [`Error::Cuda`] with the compiler's log.
     pub fn load_ptx(&self, texts: &[&str]) -> Result<CudaModule, Error> {
         let core = self.core().clone();

@@ -1,5 +1,6 @@
 //! Bad input and lost peers.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
@@ -149,7 +150,7 @@ fn told_of_the_size(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// The last rank does not launch: all others name it, within their deadline.
+/// The last rank does not launch: all others name it, within their deadline, and it learns that they did.
 fn lost_peer(suite: &mut Suite<'_>) -> Result<Outcome> {
     let lost = suite.ranks() - 1;
     if lost == 0 {
@@ -177,6 +178,7 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
     for (rank, outcome) in session.outcomes() {
         match outcome {
             Ok(None) if rank == lost => {}
+            Err(Error::PeerGaveUp { culprit, .. }) if rank == lost => told_of(lost, culprit)?,
             Err(Error::Fault(fault)) if rank != lost => {
                 ensure!(fault.kind == FaultKind::PeerTimeout, "rank {rank}: {fault}");
                 ensure!(fault.culprit == Rank(lost as u32), "rank {rank}: {fault}");
@@ -188,6 +190,28 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
     ensure!(
         waited < 4 * SHORT_DEADLINE,
         "the faults came after {waited:?}"
+    );
+    if locals.contains(&lost) {
+        // Of ranks in other processes nothing else says that they have given up.
+        thread::sleep(2 * SHORT_DEADLINE);
+        match session
+            .outcomes()
+            .into_iter()
+            .find(|(rank, _)| *rank == lost)
+        {
+            Some((_, Err(Error::PeerGaveUp { culprit, .. }))) => told_of(lost, culprit)?,
+            other => bail!("rank {lost} came late: {other:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// A rank that was missed is told that it is the one.
+fn told_of(lost: usize, culprit: Rank) -> Result<()> {
+    ensure!(
+        culprit == Rank(lost as u32),
+        "rank {lost} is told that rank {} was missed",
+        culprit.0
     );
     Ok(())
 }
