@@ -39,6 +39,30 @@ pub enum ferry_round {
     FERRY_ROUND_RETURNED = 3,
 }
 
+impl ferry_round {
+    pub(crate) const fn of(open: &Unfinished<'_>) -> Self {
+        match open {
+            Unfinished::Nothing => Self::FERRY_ROUND_IDLE,
+            Unfinished::DispatchWait(_) => Self::FERRY_ROUND_SENT,
+            Unfinished::Combine(_) => Self::FERRY_ROUND_DISPATCHED,
+            Unfinished::CombineWait(_) => Self::FERRY_ROUND_RETURNED,
+        }
+    }
+
+    /// Of a call that does not come next.
+    pub(crate) fn out_of_order(self) -> Failure {
+        let next = match self {
+            Self::FERRY_ROUND_IDLE => {
+                "no round is open: ferry_dispatch or ferry_dispatch_async comes next"
+            }
+            Self::FERRY_ROUND_SENT => "ferry_dispatch_wait comes next",
+            Self::FERRY_ROUND_DISPATCHED => "ferry_combine or ferry_combine_async comes next",
+            Self::FERRY_ROUND_RETURNED => "ferry_combine_wait comes next",
+        };
+        Failure::new(FERRY_WRONG_ORDER, next)
+    }
+}
+
 /// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
 /// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
 /// compare their sizes. Where it fails, all handles are NULL. Collective. Synchronises.
@@ -91,12 +115,7 @@ pub unsafe extern "C" fn ferry_communicator_round(
         // SAFETY: the rule of handles.
         unsafe {
             with_rank(communicator, |rank| {
-                let open = match rank.unfinished() {
-                    Unfinished::Nothing => ferry_round::FERRY_ROUND_IDLE,
-                    Unfinished::DispatchWait(_) => ferry_round::FERRY_ROUND_SENT,
-                    Unfinished::Combine(_) => ferry_round::FERRY_ROUND_DISPATCHED,
-                    Unfinished::CombineWait(_) => ferry_round::FERRY_ROUND_RETURNED,
-                };
+                let open = ferry_round::of(&rank.unfinished());
                 store(round, "round", open as u32)
             })
         }
