@@ -60,7 +60,7 @@
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
     { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
@@ -482,6 +482,12 @@ typedef struct {
     uint64_t window_bytes;
     // Bytes of each rank's private workspace.
     uint64_t workspace_bytes;
+    // As max_rows, where the experts of each token differ, as those of a top-k do: never above it, and half
+    // of it for top-8 of 256 experts on 64 ranks. Where a token names an expert twice more can come; what
+    // the outputs do not hold is then left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
+    uint64_t max_rows_distinct;
+    // As max_scale_blocks, where the experts of each token differ.
+    uint64_t max_scale_blocks_distinct;
 } ferry_plan_info;
 
 // What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
