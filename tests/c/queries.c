@@ -1,4 +1,4 @@
-// What plans say of themselves.
+// What plans and communicators say of themselves.
 #include "support.h"
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -43,5 +43,55 @@ void test_plan(ferry_group *group) {
         OK(ferry_plan_query(plan, &earlier));
         HOLDS(earlier.max_rows == info.max_rows && earlier.max_rows_distinct == 7);
         OK(ferry_plan_free(&plan));
+    }
+}
+
+// Addresses of what is there, with room for it. modes.c reads from them.
+static void compare_pointers(const team *of, const rank_state *rank, int spans_nodes) {
+    ferry_device_pointers at = FERRY_DEVICE_POINTERS_INIT;
+    ferry_plan_info info = FERRY_PLAN_INFO_INIT;
+    OK(ferry_plan_query(of->plan, &info));
+    OK(ferry_communicator_device_pointers(rank->communicator, &at));
+    HOLDS((at.dispatch_send != 0) == spans_nodes && (at.combine_send != 0) == spans_nodes);
+    HOLDS(at.dispatch_receive % 128 == 0 && at.combine_receive % 128 == 0);
+    HOLDS(at.dispatch_row_bytes > 2 * HIDDEN && at.combine_row_bytes == 2 * HIDDEN);
+    HOLDS(at.dispatch_row_stride >= at.dispatch_row_bytes && at.dispatch_row_stride % 128 == 0);
+    HOLDS(at.combine_row_stride >= at.combine_row_bytes && at.combine_row_stride % 128 == 0);
+    HOLDS(at.combine_slots == least(of->ranks, TOP_K) && at.combine_items >= TOKENS);
+    HOLDS(at.counter_count > 0 && at.counter_stride % 8 == 0);
+    HOLDS(at.counter_count * at.counter_stride <= info.workspace_bytes);
+    uint64_t parts[5] = {
+        at.dispatch_receive, at.dispatch_counts, at.combine_receive, at.combine_flags, at.counters,
+    };
+    uint64_t bytes[5] = {
+        of->ranks * TOKENS * at.dispatch_row_stride,
+        of->ranks * (info.local_experts + 1) * 8,
+        TOKENS * at.combine_slots * at.combine_row_stride,
+        at.combine_items * at.combine_slots * 8,
+        at.counter_count * at.counter_stride,
+    };
+    for (int one = 0; one < 5; one++) {
+        char *copy = (char *)malloc(bytes[one]);
+        HOLDS(parts[one] != 0 && copy != NULL);
+        OK(ferry_device_download(rank->device, copy, parts[one], bytes[one]));
+        free(copy);
+        for (int other = 0; other < 5; other++)
+            HOLDS(one == other || parts[one] + bytes[one] <= parts[other] || parts[other] < parts[one]);
+    }
+}
+
+void test_pointers_of_device(ferry_group *group, int simulated) {
+    // All ranks on one node; in the simulator also each on its own.
+    for (int spans_nodes = 0; spans_nodes <= simulated; spans_nodes++) {
+        ferry_config config = small_config();
+        ferry_device_pointers at = FERRY_DEVICE_POINTERS_INIT;
+        config.p2p_world_size = (uint64_t)spans_nodes;
+        team of = make_team(group, &config);
+        for (size_t i = 0; i < of.count; i++)
+            compare_pointers(&of, &of.local[i], spans_nodes && of.ranks > 1);
+        EXPECT(FERRY_NULL, ferry_communicator_device_pointers(of.local[0].communicator, NULL));
+        at.size = 8;
+        EXPECT(FERRY_STRUCT_SIZE, ferry_communicator_device_pointers(of.local[0].communicator, &at));
+        close_team(&of);
     }
 }

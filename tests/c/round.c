@@ -336,6 +336,7 @@ int main(int count, char **arguments) {
     test_silu(group);
     test_graph(group, simulated);
     test_plan(group);
+    test_pointers_of_device(group, simulated);
     if (simulated && given.ranks > 1) test_lost_rank(group);
     OK(ferry_group_close(&group));
     HOLDS(group == NULL);

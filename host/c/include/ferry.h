@@ -51,6 +51,8 @@
     { sizeof(ferry_combine_output), FERRY_TENSOR_INIT }
 #define FERRY_CONFIG_INIT \
     { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_DEVICE_POINTERS_INIT \
+    { sizeof(ferry_device_pointers), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DISPATCH_INPUT_INIT \
     { sizeof(ferry_dispatch_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
@@ -490,6 +492,51 @@ typedef struct {
     uint64_t max_scale_blocks_distinct;
 } ferry_plan_info;
 
+// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that
+// copies device memory. Nothing of it may be written. What stands there changes while kernels of
+// this rank or of a peer run. The addresses are good until the communicator is closed or dropped.
+// `ranks` and `local_experts` are those of the plan; with skip_a2a `ranks` is 1 here.
+typedef struct {
+    // sizeof(ferry_device_pointers).
+    size_t size;
+    // [max_tokens_per_rank] rows that are sent to other nodes; 0 where all ranks are on one node,
+    // as rows go straight into the peers' windows then.
+    uint64_t dispatch_send;
+    // [ranks, max_tokens_per_rank] rows that came, by source. Rows of small batches come in other
+    // places.
+    uint64_t dispatch_receive;
+    // [ranks, local_experts + 1] words of 8 bytes, by source: how many assignments it sends to
+    // each local expert, and last how many tokens it has. The low half of a word is the number,
+    // the high half that of the round, the first one 1.
+    uint64_t dispatch_counts;
+    // Rows that are sent to other nodes: in reduced mode [ranks, max_tokens_per_rank], by target,
+    // in exact mode [max_rows] without the shared expert's. 0 where all ranks are on one node.
+    uint64_t combine_send;
+    // [max_tokens_per_rank, combine_slots] rows that came. Rows of small batches come in other
+    // places.
+    uint64_t combine_receive;
+    // [combine_items, combine_slots] words of 8 bytes: the round in which a part of a row came.
+    uint64_t combine_flags;
+    // What the kernels of this rank count for each other: [counter_count] words of 8 bytes.
+    uint64_t counters;
+    // Counters.
+    uint64_t counter_count;
+    // Bytes from one counter to the next.
+    uint64_t counter_stride;
+    // Bytes of a row of a dispatch.
+    uint64_t dispatch_row_bytes;
+    // Bytes from one to the next.
+    uint64_t dispatch_row_stride;
+    // Bytes of a row of a combine.
+    uint64_t combine_row_bytes;
+    // Bytes from one to the next.
+    uint64_t combine_row_stride;
+    // Rows of a combine that one token can get.
+    uint64_t combine_slots;
+    // Parts of rows of a combine that a rank can get in one slot.
+    uint64_t combine_items;
+} ferry_device_pointers;
+
 // What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
 // it may differ from rank to rank and from round to round.
 typedef struct {
@@ -785,6 +832,11 @@ ferry_status ferry_plan_combine_layout(const ferry_plan *plan,
                                        uint32_t type,
                                        uint32_t apart,
                                        ferry_combine_output *output);
+
+// Fills `pointers`, whose size is set. Reads no device memory. Not collective. Does not
+// synchronise.
+ferry_status ferry_communicator_device_pointers(const ferry_communicator *communicator,
+                                                ferry_device_pointers *pointers);
 
 // Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
 // kernel. Enqueues only; inputs and outputs are in use until the stream has passed the kernel.

@@ -247,7 +247,7 @@ pub(crate) unsafe fn with_rank(
 ///
 /// # Safety
 /// The rule of handles.
-unsafe fn look_at(
+pub(crate) unsafe fn look_at(
     communicator: *const ferry_communicator,
     call: impl FnOnce(&ExpertParallel) -> Result<(), Failure>,
 ) -> Result<(), Failure> {

@@ -38,6 +38,7 @@ pub mod graph;
 pub mod group;
 mod handle;
 pub mod plan;
+pub mod pointers;
 pub mod round;
 pub mod silu;
 pub mod status;
