@@ -141,3 +141,7 @@ FIELD(ferry_device_pointers, combine_row_bytes, 96);
 FIELD(ferry_device_pointers, combine_row_stride, 104);
 FIELD(ferry_device_pointers, combine_slots, 112);
 FIELD(ferry_device_pointers, combine_items, 120);
+
+SIZE(ferry_group_options, 16);
+FIELD(ferry_group_options, size, 0);
+FIELD(ferry_group_options, kernels, 8);

@@ -1,4 +1,4 @@
-// What plans and communicators say of themselves.
+// What plans and communicators say of themselves, and kernels of one's own.
 #include "support.h"
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -94,4 +94,34 @@ void test_pointers_of_device(ferry_group *group, int simulated) {
         EXPECT(FERRY_STRUCT_SIZE, ferry_communicator_device_pointers(of.local[0].communicator, &at));
         close_team(&of);
     }
+}
+
+// Kernels that are none, and options that do not fit. round.c takes kernels that are some.
+void test_kernels(void) {
+    static const char program[] = "int main() {}", latin[] = "// caf\xe9";
+    int built = strstr(ferry_features(), "cuda") != NULL;
+    ferry_kernels *kernels = NULL;
+    ferry_group *group = NULL;
+    ferry_group_options options = FERRY_GROUP_OPTIONS_INIT;
+    ferry_bootstrap bootstrap = FERRY_BOOTSTRAP_INIT;
+    ferry_plan *no_kernels = NULL;
+    int32_t device = 0, none = -1;
+    ferry_status refused = built ? FERRY_INVALID_ARGUMENT : FERRY_NOT_BUILT;
+    EXPECT(FERRY_NULL, ferry_kernels_from_ptx(program, sizeof program - 1, NULL));
+    EXPECT(refused, ferry_kernels_from_ptx(program, sizeof program - 1, &kernels));
+    if (built) HOLDS(strstr(ferry_last_error(), ".version") != NULL);
+    EXPECT(refused, ferry_kernels_from_ptx(latin, sizeof latin - 1, &kernels));
+    EXPECT(refused, ferry_kernels_from_ptx(NULL, 0, &kernels));
+    if (built) EXPECT(FERRY_NULL, ferry_kernels_from_ptx(NULL, 7, &kernels));
+    EXPECT(FERRY_NULL, ferry_kernels_free(&kernels));
+    HOLDS(kernels == NULL);
+    EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_local_with(&none, 1, &options, &group));
+    options.size = 8;
+    EXPECT(FERRY_STRUCT_SIZE, ferry_group_local_with(&device, 1, &options, &group));
+    EXPECT(FERRY_STRUCT_SIZE, ferry_group_node_with(&bootstrap, 0, &options, &group));
+    EXPECT(FERRY_STRUCT_SIZE, ferry_group_nvshmem_with(&bootstrap, 0, NULL, &options, &group));
+    options.size = sizeof options;
+    options.kernels = (const ferry_kernels *)(const void *)&no_kernels;
+    EXPECT(FERRY_BAD_HANDLE, ferry_group_local_with(&device, 1, &options, &group));
+    HOLDS(strstr(ferry_last_error(), "options->kernels") != NULL && group == NULL);
 }

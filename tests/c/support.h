@@ -98,5 +98,6 @@ void test_silu(ferry_group *group);
 void test_graph(ferry_group *group, int simulated);
 void test_plan(ferry_group *group);
 void test_pointers_of_device(ferry_group *group, int simulated);
+void test_kernels(void);
 
 #endif

@@ -20,6 +20,7 @@
 // - A stream is NULL (the default stream), or a live CUstream (cudaStream_t) of the device's primary context.
 // - Device memory that a tensor names is that of the device that the call is for, until what was enqueued
 //   with it has ended and no graph of it is launched any more.
+// - Kernels of yours touch no other memory than Ferry's of the same names would, and end as those do.
 //
 // Structs that you fill have their size first: begin with the macro FERRY_.._INIT. Later versions append
 // fields, whose zero is the default: a program that was compiled with an older header still works. Fields
@@ -61,6 +62,8 @@
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_GROUP_OPTIONS_INIT \
+    { sizeof(ferry_group_options), NULL }
 #define FERRY_PLAN_INFO_INIT \
     { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
@@ -287,6 +290,9 @@ typedef struct ferry_graph ferry_graph;
 // The ranks that exchange tokens, and how they reach each other. Any thread may use it.
 typedef struct ferry_group ferry_group;
 
+// Kernels that groups load in the place of the library's. Any thread may use it.
+typedef struct ferry_kernels ferry_kernels;
+
 // A configuration that was checked. Any thread may use it.
 typedef struct ferry_plan ferry_plan;
 
@@ -397,6 +403,15 @@ typedef struct {
     // Must be 0.
     uint32_t reserved;
 } ferry_simulator;
+
+// What a group of GPUs is made with besides its ranks. All zeros: the default.
+typedef struct {
+    // sizeof(ferry_group_options).
+    size_t size;
+    // The kernels of this process's devices, not needed any more once the group is made. All
+    // processes give the same. NULL: those that the library was built with.
+    const ferry_kernels *kernels;
+} ferry_group_options;
 
 // An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`
 // bytes, by rank, this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather
@@ -763,11 +778,24 @@ ferry_status ferry_group_simulated(const ferry_simulator *options, ferry_group *
 // device number. Needs the feature cuda. Not collective. Synchronises the devices.
 ferry_status ferry_group_local(const int32_t *devices, size_t count, ferry_group **group);
 
+// As ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the
+// devices.
+ferry_status ferry_group_local_with(const int32_t *devices,
+                                    size_t count,
+                                    const ferry_group_options *options,
+                                    ferry_group **group);
+
 // Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda,
 // and nothing but the driver. `device` is a CUDA device number of this process. Every step is
 // agreed on: a rank that cannot take part has the reason, all others have its number. Collective.
 // Synchronises.
 ferry_status ferry_group_node(const ferry_bootstrap *bootstrap, int32_t device, ferry_group **group);
+
+// As ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
+ferry_status ferry_group_node_with(const ferry_bootstrap *bootstrap,
+                                   int32_t device,
+                                   const ferry_group_options *options,
+                                   ferry_group **group);
 
 // Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the
 // feature nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's
@@ -776,6 +804,14 @@ ferry_status ferry_group_nvshmem(const ferry_bootstrap *bootstrap,
                                  int32_t device,
                                  const char *library,
                                  ferry_group **group);
+
+// As ferry_group_nvshmem, with `options` (NULL: the default), whose kernels were linked with
+// NVSHMEM's device code as Ferry's are. Collective. Synchronises.
+ferry_status ferry_group_nvshmem_with(const ferry_bootstrap *bootstrap,
+                                      int32_t device,
+                                      const char *library,
+                                      const ferry_group_options *options,
+                                      ferry_group **group);
 
 // Stores the number of ranks of the whole group. Not collective. Does not synchronise.
 ferry_status ferry_group_ranks(const ferry_group *group, uint32_t *ranks);
@@ -794,6 +830,21 @@ ferry_status ferry_group_close(ferry_group **group);
 // Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
 // cannot wait for the others. Communicators stay. Not collective. Does not synchronise.
 ferry_status ferry_group_drop(ferry_group **group);
+
+// Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no zero byte at its
+// end: that of a crate which has entries of the same names as Ferry's, of the same arguments, and
+// was linked with the ferry-gpu of this version. More entries are allowed. Names, sizes of
+// arguments and the layout of memory are compared; FERRY_INVALID_ARGUMENT names the first that
+// does not fit. The text is for one architecture, which each device compares with its own when a
+// group is made (FERRY_DEVICE); there the driver compiles it. ferry_group_nvshmem_with also needs
+// the entries that reach ranks of other nodes. You promise that the kernels touch no other memory
+// than Ferry's of the same names would, and end as those do. Needs the feature cuda, and no
+// device. Not collective. Does not synchronise.
+ferry_status ferry_kernels_from_ptx(const char *text, size_t bytes, ferry_kernels **kernels);
+
+// Gives the handle back, and sets `*kernels` to NULL. Groups that were made with it stay. Not
+// collective. Does not synchronise.
+ferry_status ferry_kernels_free(ferry_kernels **kernels);
 
 // Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
 // problem. Not collective. Does not synchronise.

@@ -197,6 +197,8 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::WithoutOptions
         | Error::Epilogue(_)
         | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,
+        #[cfg(feature = "cuda")]
+        Error::Kernels(_) => FERRY_INVALID_ARGUMENT,
         _ => FERRY_OTHER,
     }
 }
