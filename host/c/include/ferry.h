@@ -444,6 +444,50 @@ typedef struct {
     void *context;
 } ferry_bootstrap;
 
+// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
+// it may differ from rank to rank and from round to round.
+typedef struct {
+    // sizeof(ferry_dispatch_input).
+    size_t size;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
+    // strides[0] is a multiple of 8.
+    ferry_tensor x;
+    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
+    // -1..experts is not routed either, and an input fault.
+    ferry_tensor topk_ids;
+    // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
+    ferry_tensor topk_weights;
+    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
+    // None: 1. The same on every rank.
+    ferry_tensor input_scale;
+    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
+    // None: all of x. Takes a config with options.
+    ferry_tensor tokens_on_device;
+} ferry_dispatch_input;
+
+// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
+// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
+typedef struct {
+    // sizeof(ferry_combine_input).
+    size_t size;
+    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
+    // dispatch's tokens, with the same capacity.
+    ferry_tensor expert_rows;
+    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
+    // rows are kept apart.
+    ferry_tensor topk_weights;
+    // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
+    ferry_tensor row_weights;
+    // FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
+    ferry_tensor row_scales;
+    // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
+    ferry_tensor bias_0;
+    // The same, added after it.
+    ferry_tensor bias_1;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
+    ferry_tensor residual;
+} ferry_combine_input;
+
 // Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
 // debug_checks, max_sms, specialise, options and, without skip_a2a, shared_expert.
 typedef struct {
@@ -551,50 +595,6 @@ typedef struct {
     // Parts of rows of a combine that a rank can get in one slot.
     uint64_t combine_items;
 } ferry_device_pointers;
-
-// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
-// it may differ from rank to rank and from round to round.
-typedef struct {
-    // sizeof(ferry_dispatch_input).
-    size_t size;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
-    // strides[0] is a multiple of 8.
-    ferry_tensor x;
-    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
-    // -1..experts is not routed either, and an input fault.
-    ferry_tensor topk_ids;
-    // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
-    ferry_tensor topk_weights;
-    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
-    // None: 1. The same on every rank.
-    ferry_tensor input_scale;
-    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
-    // None: all of x. Takes a config with options.
-    ferry_tensor tokens_on_device;
-} ferry_dispatch_input;
-
-// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
-// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
-typedef struct {
-    // sizeof(ferry_combine_input).
-    size_t size;
-    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    // dispatch's tokens, with the same capacity.
-    ferry_tensor expert_rows;
-    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
-    // rows are kept apart.
-    ferry_tensor topk_weights;
-    // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
-    ferry_tensor row_weights;
-    // FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
-    ferry_tensor row_scales;
-    // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
-    ferry_tensor bias_0;
-    // The same, added after it.
-    ferry_tensor bias_1;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
-    ferry_tensor residual;
-} ferry_combine_input;
 
 // What a fused SiLU reads and writes. Rows are those of a dispatch: row_offsets is read on the
 // device, and rows from its last entry on are not touched.
@@ -845,6 +845,55 @@ ferry_status ferry_kernels_from_ptx(const char *text, size_t bytes, ferry_kernel
 // Gives the handle back, and sets `*kernels` to NULL. Groups that were made with it stay. Not
 // collective. Does not synchronise.
 ferry_status ferry_kernels_free(ferry_kernels **kernels);
+
+// ferry_dispatch of several ranks of this process, in one call: of all that it drives, or of some.
+// Each array has `count` values, one for each of `communicators`, in their order. First all checks
+// of all ranks are made, then the kernels are enqueued, one rank after another; no launch waits
+// for a kernel. Where a check or the first launch fails, nothing was enqueued on any rank, and
+// their rounds stay as they were. Where a later launch fails, FERRY_POISONED: all communicators of
+// the call can only be closed. Calls for all and for single ranks may be mixed in a round.
+// Collective with the other processes (not with skip_a2a). Does not synchronise.
+ferry_status ferry_dispatch_all(ferry_communicator *const *communicators,
+                                void *const *streams,
+                                const ferry_dispatch_input *const *inputs,
+                                const ferry_dispatch_output *const *outputs,
+                                size_t count);
+
+// ferry_dispatch_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+// Collective with the other processes. Does not synchronise.
+ferry_status ferry_dispatch_all_async(ferry_communicator *const *communicators,
+                                      void *const *streams,
+                                      const ferry_dispatch_input *const *inputs,
+                                      size_t count);
+
+// ferry_dispatch_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+// other processes. Does not synchronise.
+ferry_status ferry_dispatch_all_wait(ferry_communicator *const *communicators,
+                                     void *const *streams,
+                                     const ferry_dispatch_output *const *outputs,
+                                     size_t count);
+
+// ferry_combine of several ranks of this process, as ferry_dispatch_all. Collective with the other
+// processes (not with skip_a2a). Does not synchronise.
+ferry_status ferry_combine_all(ferry_communicator *const *communicators,
+                               void *const *streams,
+                               const ferry_combine_input *const *inputs,
+                               const ferry_combine_output *const *outputs,
+                               size_t count);
+
+// ferry_combine_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+// Collective with the other processes. Does not synchronise.
+ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
+                                     void *const *streams,
+                                     const ferry_combine_input *const *inputs,
+                                     const ferry_combine_output *const *outputs,
+                                     size_t count);
+
+// ferry_combine_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+// other processes. Does not synchronise.
+ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
+                                    void *const *streams,
+                                    size_t count);
 
 // Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
 // problem. Not collective. Does not synchronise.

@@ -207,7 +207,7 @@ pub unsafe extern "C" fn ferry_communicator_drop(
 
 type Rank = <ferry_communicator as Opaque>::Value;
 
-fn write_lock(
+pub(crate) fn write_lock(
     rank: &Rank,
 ) -> Result<std::sync::RwLockWriteGuard<'_, Option<ExpertParallel>>, Failure> {
     rank.try_write().map_err(|refused| locked(&refused))
@@ -226,7 +226,7 @@ fn locked<T>(refused: &TryLockError<T>) -> Failure {
     }
 }
 
-fn closed_already() -> Failure {
+pub(crate) fn closed_already() -> Failure {
     Failure::new(FERRY_WRONG_ORDER, "the communicator was closed")
 }
 
@@ -258,7 +258,7 @@ pub(crate) unsafe fn look_at(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::ptr;
 
     use ferry::{Config, Group, Plan};
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     /// The ranks of a group of two, as handles.
-    fn communicators() -> Vec<*mut ferry_communicator> {
+    pub(crate) fn communicators() -> Vec<*mut ferry_communicator> {
         let group = Group::simulated(2, 7).unwrap();
         let plan = Plan::new(&group, Config::new(4, 2, 8, 3)).unwrap();
         let ranks = ExpertParallel::new(&group, &plan).unwrap();

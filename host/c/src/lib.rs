@@ -40,6 +40,7 @@ pub mod graph;
 pub mod group;
 mod handle;
 pub mod kernels;
+pub mod local_ranks;
 pub mod plan;
 pub mod pointers;
 pub mod round;

@@ -266,7 +266,7 @@ unsafe fn combine_next(
 impl ferry_dispatch_input {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self) -> Result<DispatchInput, Failure> {
+    pub(crate) unsafe fn get(&self) -> Result<DispatchInput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(DispatchInput {
@@ -283,7 +283,7 @@ impl ferry_dispatch_input {
 impl ferry_dispatch_output {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
+    pub(crate) unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(DispatchOutput {
@@ -364,7 +364,7 @@ pub(crate) unsafe fn scales(
 impl ferry_combine_input {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self) -> Result<CombineInput, Failure> {
+    pub(crate) unsafe fn get(&self) -> Result<CombineInput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             let steps = CombineSteps {
@@ -388,7 +388,7 @@ impl ferry_combine_input {
 impl ferry_combine_output {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self) -> Result<CombineOutput, Failure> {
+    pub(crate) unsafe fn get(&self) -> Result<CombineOutput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(match self.combined.ndim {
