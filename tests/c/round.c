@@ -363,6 +363,8 @@ int main(int count, char **arguments) {
     test_options(group);
     test_silu(group);
     test_graph(group, simulated);
+    test_modes(group);
+    test_together(group);
     test_plan(group);
     test_pointers_of_device(group, simulated);
     if (simulated) test_kernels();

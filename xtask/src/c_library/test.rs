@@ -11,10 +11,11 @@ use super::{header, package};
 use crate::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "round.c",
     "bad_input.c",
     "formats.c",
+    "modes.c",
     "options.c",
     "queries.c",
 ];
