@@ -79,7 +79,7 @@ FIELD(ferry_config, skip_a2a, 76);
 FIELD(ferry_config, specialise, 80);
 FIELD(ferry_config, options, 84);
 
-SIZE(ferry_plan_info, 64);
+SIZE(ferry_plan_info, 80);
 FIELD(ferry_plan_info, size, 0);
 FIELD(ferry_plan_info, ranks, 8);
 FIELD(ferry_plan_info, local_experts, 16);
@@ -88,6 +88,8 @@ FIELD(ferry_plan_info, max_rows, 32);
 FIELD(ferry_plan_info, max_scale_blocks, 40);
 FIELD(ferry_plan_info, window_bytes, 48);
 FIELD(ferry_plan_info, workspace_bytes, 56);
+FIELD(ferry_plan_info, max_rows_distinct, 64);
+FIELD(ferry_plan_info, max_scale_blocks_distinct, 72);
 
 SIZE(ferry_dispatch_input, 528);
 FIELD(ferry_dispatch_input, size, 0);
@@ -121,3 +123,25 @@ FIELD(ferry_silu, alpha, 640);
 FIELD(ferry_silu, limit, 644);
 FIELD(ferry_silu, interleaved, 648);
 FIELD(ferry_silu, max_sms, 652);
+
+SIZE(ferry_device_pointers, 128);
+FIELD(ferry_device_pointers, size, 0);
+FIELD(ferry_device_pointers, dispatch_send, 8);
+FIELD(ferry_device_pointers, dispatch_receive, 16);
+FIELD(ferry_device_pointers, dispatch_counts, 24);
+FIELD(ferry_device_pointers, combine_send, 32);
+FIELD(ferry_device_pointers, combine_receive, 40);
+FIELD(ferry_device_pointers, combine_flags, 48);
+FIELD(ferry_device_pointers, counters, 56);
+FIELD(ferry_device_pointers, counter_count, 64);
+FIELD(ferry_device_pointers, counter_stride, 72);
+FIELD(ferry_device_pointers, dispatch_row_bytes, 80);
+FIELD(ferry_device_pointers, dispatch_row_stride, 88);
+FIELD(ferry_device_pointers, combine_row_bytes, 96);
+FIELD(ferry_device_pointers, combine_row_stride, 104);
+FIELD(ferry_device_pointers, combine_slots, 112);
+FIELD(ferry_device_pointers, combine_items, 120);
+
+SIZE(ferry_group_options, 16);
+FIELD(ferry_group_options, size, 0);
+FIELD(ferry_group_options, kernels, 8);

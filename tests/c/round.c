@@ -5,6 +5,7 @@
 //   round --group node --rank R --ranks N (--tcp HOST:PORT | --dir FOLDER) [--device D]
 //   round --group nvshmem ...                 the same over NVSHMEM
 //
+// With --ptx FILE the groups of GPUs load the kernels in FILE.
 // One process for each rank, with one GPU each (device R unless --device says another). With --dir the
 // processes exchange bytes through files in FOLDER, as an example of an all-gather of one's own; FOLDER is
 // empty at first.
@@ -270,19 +271,20 @@ static int gather_files(void *context, const void *mine, size_t bytes, void *all
 
 // What the command line says.
 typedef struct options {
-    const char *group, *address;
+    const char *group, *address, *ptx;
     file_gather gather;
     uint32_t ranks;
     int device;
 } options;
 
 static options read_options(int count, char **arguments) {
-    options read = {"simulated", NULL, {NULL, 0, 0, 0}, 4, -1};
+    options read = {"simulated", NULL, NULL, {NULL, 0, 0, 0}, 4, -1};
     for (int i = 1; i + 1 < count; i += 2) {
         const char *name = arguments[i], *value = arguments[i + 1];
         if (strcmp(name, "--group") == 0) read.group = value;
         else if (strcmp(name, "--tcp") == 0) read.address = value;
         else if (strcmp(name, "--dir") == 0) read.gather.folder = value;
+        else if (strcmp(name, "--ptx") == 0) read.ptx = value;
         else if (strcmp(name, "--rank") == 0) read.gather.rank = (uint32_t)atoi(value);
         else if (strcmp(name, "--ranks") == 0) read.ranks = (uint32_t)atoi(value);
         else if (strcmp(name, "--device") == 0) read.device = atoi(value);
@@ -297,11 +299,30 @@ static options read_options(int count, char **arguments) {
     return read;
 }
 
+// The kernels in a file.
+static ferry_kernels *read_kernels(const char *path) {
+    ferry_kernels *kernels = NULL;
+    FILE *file = fopen(path, "rb");
+    long bytes;
+    char *text;
+    HOLDS(file != NULL && fseek(file, 0, SEEK_END) == 0 && (bytes = ftell(file)) > 0);
+    rewind(file);
+    text = (char *)malloc((size_t)bytes);
+    HOLDS(text != NULL && fread(text, 1, (size_t)bytes, file) == (size_t)bytes);
+    fclose(file);
+    OK(ferry_kernels_from_ptx(text, (size_t)bytes, &kernels));
+    free(text);
+    return kernels;
+}
+
 static ferry_group *make_group(options *of) {
     ferry_group *group = NULL;
+    ferry_group_options with = FERRY_GROUP_OPTIONS_INIT;
+    ferry_kernels *kernels = of->ptx == NULL ? NULL : read_kernels(of->ptx);
     ferry_simulator simulator = FERRY_SIMULATOR_INIT;
     ferry_bootstrap bootstrap = FERRY_BOOTSTRAP_INIT;
     int32_t devices[MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    with.kernels = kernels;
     simulator.ranks = of->ranks;
     simulator.seed = 7;
     bootstrap.rank = of->gather.rank;
@@ -312,9 +333,16 @@ static ferry_group *make_group(options *of) {
         bootstrap.context = &of->gather;
     }
     if (strcmp(of->group, "simulated") == 0) OK(ferry_group_simulated(&simulator, &group));
-    else if (strcmp(of->group, "local") == 0) OK(ferry_group_local(devices, of->ranks, &group));
-    else if (strcmp(of->group, "node") == 0) OK(ferry_group_node(&bootstrap, of->device, &group));
-    else OK(ferry_group_nvshmem(&bootstrap, of->device, NULL, &group));
+    else if (strcmp(of->group, "local") == 0)
+        OK(kernels != NULL ? ferry_group_local_with(devices, of->ranks, &with, &group)
+                           : ferry_group_local(devices, of->ranks, &group));
+    else if (strcmp(of->group, "node") == 0)
+        OK(kernels != NULL ? ferry_group_node_with(&bootstrap, of->device, &with, &group)
+                           : ferry_group_node(&bootstrap, of->device, &group));
+    else
+        OK(kernels != NULL ? ferry_group_nvshmem_with(&bootstrap, of->device, NULL, &with, &group)
+                           : ferry_group_nvshmem(&bootstrap, of->device, NULL, &group));
+    if (kernels != NULL) OK(ferry_kernels_free(&kernels));
     return group;
 }
 
@@ -335,7 +363,12 @@ int main(int count, char **arguments) {
     test_options(group);
     test_silu(group);
     test_graph(group, simulated);
-    if (simulated) test_lost_rank(group);
+    test_modes(group);
+    test_together(group);
+    test_plan(group);
+    test_pointers_of_device(group, simulated);
+    if (simulated) test_kernels();
+    if (simulated && given.ranks > 1) test_lost_rank(group);
     OK(ferry_group_close(&group));
     HOLDS(group == NULL);
     printf("rank %u of %u, %s: rounds, faults, options and refusals are as they must be\n", given.gather.rank,

@@ -90,11 +90,16 @@ typedef struct round_input {
 } round_input;
 round_input make_input(const rank_state *rank, int bad_token);
 
-// The parts. bad_input.c, formats.c, options.c
+// The parts. bad_input.c, formats.c, modes.c, options.c, queries.c
 void test_bad_input(ferry_group *group, int simulated);
 void test_options(ferry_group *group);
 void test_formats(ferry_group *group);
 void test_silu(ferry_group *group);
 void test_graph(ferry_group *group, int simulated);
+void test_modes(ferry_group *group);
+void test_together(ferry_group *group);
+void test_plan(ferry_group *group);
+void test_pointers_of_device(ferry_group *group, int simulated);
+void test_kernels(void);
 
 #endif

@@ -20,6 +20,7 @@
 // - A stream is NULL (the default stream), or a live CUstream (cudaStream_t) of the device's primary context.
 // - Device memory that a tensor names is that of the device that the call is for, until what was enqueued
 //   with it has ended and no graph of it is launched any more.
+// - Kernels of yours touch no other memory than Ferry's of the same names would, and end as those do.
 //
 // Structs that you fill have their size first: begin with the macro FERRY_.._INIT. Later versions append
 // fields, whose zero is the default: a program that was compiled with an older header still works. Fields
@@ -51,6 +52,8 @@
     { sizeof(ferry_combine_output), FERRY_TENSOR_INIT }
 #define FERRY_CONFIG_INIT \
     { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_DEVICE_POINTERS_INIT \
+    { sizeof(ferry_device_pointers), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DISPATCH_INPUT_INIT \
     { sizeof(ferry_dispatch_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
@@ -59,8 +62,10 @@
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_GROUP_OPTIONS_INIT \
+    { sizeof(ferry_group_options), NULL }
 #define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
     { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
@@ -285,6 +290,9 @@ typedef struct ferry_graph ferry_graph;
 // The ranks that exchange tokens, and how they reach each other. Any thread may use it.
 typedef struct ferry_group ferry_group;
 
+// Kernels that groups load in the place of the library's. Any thread may use it.
+typedef struct ferry_kernels ferry_kernels;
+
 // A configuration that was checked. Any thread may use it.
 typedef struct ferry_plan ferry_plan;
 
@@ -396,6 +404,15 @@ typedef struct {
     uint32_t reserved;
 } ferry_simulator;
 
+// What a group of GPUs is made with besides its ranks. All zeros: the default.
+typedef struct {
+    // sizeof(ferry_group_options).
+    size_t size;
+    // The kernels of this process's devices, not needed any more once the group is made. All
+    // processes give the same. NULL: those that the library was built with.
+    const ferry_kernels *kernels;
+} ferry_group_options;
+
 // An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`
 // bytes, by rank, this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather
 // and its like fit. Returns 0, or any other number for a failure, which the call of Ferry reports;
@@ -426,6 +443,50 @@ typedef struct {
     // What it is called with. Lives until the group and its communicators were closed or dropped.
     void *context;
 } ferry_bootstrap;
+
+// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
+// it may differ from rank to rank and from round to round.
+typedef struct {
+    // sizeof(ferry_dispatch_input).
+    size_t size;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
+    // strides[0] is a multiple of 8.
+    ferry_tensor x;
+    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
+    // -1..experts is not routed either, and an input fault.
+    ferry_tensor topk_ids;
+    // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
+    ferry_tensor topk_weights;
+    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
+    // None: 1. The same on every rank.
+    ferry_tensor input_scale;
+    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
+    // None: all of x. Takes a config with options.
+    ferry_tensor tokens_on_device;
+} ferry_dispatch_input;
+
+// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
+// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
+typedef struct {
+    // sizeof(ferry_combine_input).
+    size_t size;
+    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
+    // dispatch's tokens, with the same capacity.
+    ferry_tensor expert_rows;
+    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
+    // rows are kept apart.
+    ferry_tensor topk_weights;
+    // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
+    ferry_tensor row_weights;
+    // FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
+    ferry_tensor row_scales;
+    // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
+    ferry_tensor bias_0;
+    // The same, added after it.
+    ferry_tensor bias_1;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
+    ferry_tensor residual;
+} ferry_combine_input;
 
 // Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
 // debug_checks, max_sms, specialise, options and, without skip_a2a, shared_expert.
@@ -482,51 +543,58 @@ typedef struct {
     uint64_t window_bytes;
     // Bytes of each rank's private workspace.
     uint64_t workspace_bytes;
+    // As max_rows, where the experts of each token differ, as those of a top-k do: never above it, and half
+    // of it for top-8 of 256 experts on 64 ranks. Where a token names an expert twice more can come; what
+    // the outputs do not hold is then left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
+    uint64_t max_rows_distinct;
+    // As max_scale_blocks, where the experts of each token differ.
+    uint64_t max_scale_blocks_distinct;
 } ferry_plan_info;
 
-// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
-// it may differ from rank to rank and from round to round.
+// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that
+// copies device memory. Nothing of it may be written. What stands there changes while kernels of
+// this rank or of a peer run. The addresses are good until the communicator is closed or dropped.
+// `ranks` and `local_experts` are those of the plan; with skip_a2a `ranks` is 1 here.
 typedef struct {
-    // sizeof(ferry_dispatch_input).
+    // sizeof(ferry_device_pointers).
     size_t size;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
-    // strides[0] is a multiple of 8.
-    ferry_tensor x;
-    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
-    // -1..experts is not routed either, and an input fault.
-    ferry_tensor topk_ids;
-    // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
-    ferry_tensor topk_weights;
-    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
-    // None: 1. The same on every rank.
-    ferry_tensor input_scale;
-    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
-    // None: all of x. Takes a config with options.
-    ferry_tensor tokens_on_device;
-} ferry_dispatch_input;
-
-// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
-// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
-typedef struct {
-    // sizeof(ferry_combine_input).
-    size_t size;
-    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    // dispatch's tokens, with the same capacity.
-    ferry_tensor expert_rows;
-    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
-    // rows are kept apart.
-    ferry_tensor topk_weights;
-    // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
-    ferry_tensor row_weights;
-    // FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
-    ferry_tensor row_scales;
-    // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
-    ferry_tensor bias_0;
-    // The same, added after it.
-    ferry_tensor bias_1;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
-    ferry_tensor residual;
-} ferry_combine_input;
+    // [max_tokens_per_rank] rows that are sent to other nodes; 0 where all ranks are on one node,
+    // as rows go straight into the peers' windows then.
+    uint64_t dispatch_send;
+    // [ranks, max_tokens_per_rank] rows that came, by source. Rows of small batches come in other
+    // places.
+    uint64_t dispatch_receive;
+    // [ranks, local_experts + 1] words of 8 bytes, by source: how many assignments it sends to
+    // each local expert, and last how many tokens it has. The low half of a word is the number,
+    // the high half that of the round, the first one 1.
+    uint64_t dispatch_counts;
+    // Rows that are sent to other nodes: in reduced mode [ranks, max_tokens_per_rank], by target,
+    // in exact mode [max_rows] without the shared expert's. 0 where all ranks are on one node.
+    uint64_t combine_send;
+    // [max_tokens_per_rank, combine_slots] rows that came. Rows of small batches come in other
+    // places.
+    uint64_t combine_receive;
+    // [combine_items, combine_slots] words of 8 bytes: the round in which a part of a row came.
+    uint64_t combine_flags;
+    // What the kernels of this rank count for each other: [counter_count] words of 8 bytes.
+    uint64_t counters;
+    // Counters.
+    uint64_t counter_count;
+    // Bytes from one counter to the next.
+    uint64_t counter_stride;
+    // Bytes of a row of a dispatch.
+    uint64_t dispatch_row_bytes;
+    // Bytes from one to the next.
+    uint64_t dispatch_row_stride;
+    // Bytes of a row of a combine.
+    uint64_t combine_row_bytes;
+    // Bytes from one to the next.
+    uint64_t combine_row_stride;
+    // Rows of a combine that one token can get.
+    uint64_t combine_slots;
+    // Parts of rows of a combine that a rank can get in one slot.
+    uint64_t combine_items;
+} ferry_device_pointers;
 
 // What a fused SiLU reads and writes. Rows are those of a dispatch: row_offsets is read on the
 // device, and rows from its last entry on are not touched.
@@ -710,11 +778,24 @@ ferry_status ferry_group_simulated(const ferry_simulator *options, ferry_group *
 // device number. Needs the feature cuda. Not collective. Synchronises the devices.
 ferry_status ferry_group_local(const int32_t *devices, size_t count, ferry_group **group);
 
+// As ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the
+// devices.
+ferry_status ferry_group_local_with(const int32_t *devices,
+                                    size_t count,
+                                    const ferry_group_options *options,
+                                    ferry_group **group);
+
 // Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda,
 // and nothing but the driver. `device` is a CUDA device number of this process. Every step is
 // agreed on: a rank that cannot take part has the reason, all others have its number. Collective.
 // Synchronises.
 ferry_status ferry_group_node(const ferry_bootstrap *bootstrap, int32_t device, ferry_group **group);
+
+// As ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
+ferry_status ferry_group_node_with(const ferry_bootstrap *bootstrap,
+                                   int32_t device,
+                                   const ferry_group_options *options,
+                                   ferry_group **group);
 
 // Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the
 // feature nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's
@@ -723,6 +804,14 @@ ferry_status ferry_group_nvshmem(const ferry_bootstrap *bootstrap,
                                  int32_t device,
                                  const char *library,
                                  ferry_group **group);
+
+// As ferry_group_nvshmem, with `options` (NULL: the default), whose kernels were linked with
+// NVSHMEM's device code as Ferry's are. Collective. Synchronises.
+ferry_status ferry_group_nvshmem_with(const ferry_bootstrap *bootstrap,
+                                      int32_t device,
+                                      const char *library,
+                                      const ferry_group_options *options,
+                                      ferry_group **group);
 
 // Stores the number of ranks of the whole group. Not collective. Does not synchronise.
 ferry_status ferry_group_ranks(const ferry_group *group, uint32_t *ranks);
@@ -741,6 +830,70 @@ ferry_status ferry_group_close(ferry_group **group);
 // Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
 // cannot wait for the others. Communicators stay. Not collective. Does not synchronise.
 ferry_status ferry_group_drop(ferry_group **group);
+
+// Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no zero byte at its
+// end: that of a crate which has entries of the same names as Ferry's, of the same arguments, and
+// was linked with the ferry-gpu of this version. More entries are allowed. Names, sizes of
+// arguments and the layout of memory are compared; FERRY_INVALID_ARGUMENT names the first that
+// does not fit. The text is for one architecture, which each device compares with its own when a
+// group is made (FERRY_DEVICE); there the driver compiles it. ferry_group_nvshmem_with also needs
+// the entries that reach ranks of other nodes. You promise that the kernels touch no other memory
+// than Ferry's of the same names would, and end as those do. Needs the feature cuda, and no
+// device. Not collective. Does not synchronise.
+ferry_status ferry_kernels_from_ptx(const char *text, size_t bytes, ferry_kernels **kernels);
+
+// Gives the handle back, and sets `*kernels` to NULL. Groups that were made with it stay. Not
+// collective. Does not synchronise.
+ferry_status ferry_kernels_free(ferry_kernels **kernels);
+
+// ferry_dispatch of several ranks of this process, in one call: of all that it drives, or of some.
+// Each array has `count` values, one for each of `communicators`, in their order. First all checks
+// of all ranks are made, then the kernels are enqueued, one rank after another; no launch waits
+// for a kernel. Where a check or the first launch fails, nothing was enqueued on any rank, and
+// their rounds stay as they were. Where a later launch fails, FERRY_POISONED: all communicators of
+// the call can only be closed. Calls for all and for single ranks may be mixed in a round.
+// Collective with the other processes (not with skip_a2a). Does not synchronise.
+ferry_status ferry_dispatch_all(ferry_communicator *const *communicators,
+                                void *const *streams,
+                                const ferry_dispatch_input *const *inputs,
+                                const ferry_dispatch_output *const *outputs,
+                                size_t count);
+
+// ferry_dispatch_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+// Collective with the other processes. Does not synchronise.
+ferry_status ferry_dispatch_all_async(ferry_communicator *const *communicators,
+                                      void *const *streams,
+                                      const ferry_dispatch_input *const *inputs,
+                                      size_t count);
+
+// ferry_dispatch_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+// other processes. Does not synchronise.
+ferry_status ferry_dispatch_all_wait(ferry_communicator *const *communicators,
+                                     void *const *streams,
+                                     const ferry_dispatch_output *const *outputs,
+                                     size_t count);
+
+// ferry_combine of several ranks of this process, as ferry_dispatch_all. Collective with the other
+// processes (not with skip_a2a). Does not synchronise.
+ferry_status ferry_combine_all(ferry_communicator *const *communicators,
+                               void *const *streams,
+                               const ferry_combine_input *const *inputs,
+                               const ferry_combine_output *const *outputs,
+                               size_t count);
+
+// ferry_combine_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+// Collective with the other processes. Does not synchronise.
+ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
+                                     void *const *streams,
+                                     const ferry_combine_input *const *inputs,
+                                     const ferry_combine_output *const *outputs,
+                                     size_t count);
+
+// ferry_combine_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+// other processes. Does not synchronise.
+ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
+                                    void *const *streams,
+                                    size_t count);
 
 // Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
 // problem. Not collective. Does not synchronise.
@@ -779,6 +932,11 @@ ferry_status ferry_plan_combine_layout(const ferry_plan *plan,
                                        uint32_t type,
                                        uint32_t apart,
                                        ferry_combine_output *output);
+
+// Fills `pointers`, whose size is set. Reads no device memory. Not collective. Does not
+// synchronise.
+ferry_status ferry_communicator_device_pointers(const ferry_communicator *communicator,
+                                                ferry_device_pointers *pointers);
 
 // Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
 // kernel. Enqueues only; inputs and outputs are in use until the stream has passed the kernel.

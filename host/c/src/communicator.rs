@@ -39,6 +39,30 @@ pub enum ferry_round {
     FERRY_ROUND_RETURNED = 3,
 }
 
+impl ferry_round {
+    pub(crate) const fn of(open: &Unfinished<'_>) -> Self {
+        match open {
+            Unfinished::Nothing => Self::FERRY_ROUND_IDLE,
+            Unfinished::DispatchWait(_) => Self::FERRY_ROUND_SENT,
+            Unfinished::Combine(_) => Self::FERRY_ROUND_DISPATCHED,
+            Unfinished::CombineWait(_) => Self::FERRY_ROUND_RETURNED,
+        }
+    }
+
+    /// Of a call that does not come next.
+    pub(crate) fn out_of_order(self) -> Failure {
+        let next = match self {
+            Self::FERRY_ROUND_IDLE => {
+                "no round is open: ferry_dispatch or ferry_dispatch_async comes next"
+            }
+            Self::FERRY_ROUND_SENT => "ferry_dispatch_wait comes next",
+            Self::FERRY_ROUND_DISPATCHED => "ferry_combine or ferry_combine_async comes next",
+            Self::FERRY_ROUND_RETURNED => "ferry_combine_wait comes next",
+        };
+        Failure::new(FERRY_WRONG_ORDER, next)
+    }
+}
+
 /// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
 /// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
 /// compare their sizes. Where it fails, all handles are NULL. Collective. Synchronises.
@@ -91,12 +115,7 @@ pub unsafe extern "C" fn ferry_communicator_round(
         // SAFETY: the rule of handles.
         unsafe {
             with_rank(communicator, |rank| {
-                let open = match rank.unfinished() {
-                    Unfinished::Nothing => ferry_round::FERRY_ROUND_IDLE,
-                    Unfinished::DispatchWait(_) => ferry_round::FERRY_ROUND_SENT,
-                    Unfinished::Combine(_) => ferry_round::FERRY_ROUND_DISPATCHED,
-                    Unfinished::CombineWait(_) => ferry_round::FERRY_ROUND_RETURNED,
-                };
+                let open = ferry_round::of(&rank.unfinished());
                 store(round, "round", open as u32)
             })
         }
@@ -188,7 +207,7 @@ pub unsafe extern "C" fn ferry_communicator_drop(
 
 type Rank = <ferry_communicator as Opaque>::Value;
 
-fn write_lock(
+pub(crate) fn write_lock(
     rank: &Rank,
 ) -> Result<std::sync::RwLockWriteGuard<'_, Option<ExpertParallel>>, Failure> {
     rank.try_write().map_err(|refused| locked(&refused))
@@ -207,7 +226,7 @@ fn locked<T>(refused: &TryLockError<T>) -> Failure {
     }
 }
 
-fn closed_already() -> Failure {
+pub(crate) fn closed_already() -> Failure {
     Failure::new(FERRY_WRONG_ORDER, "the communicator was closed")
 }
 
@@ -228,7 +247,7 @@ pub(crate) unsafe fn with_rank(
 ///
 /// # Safety
 /// The rule of handles.
-unsafe fn look_at(
+pub(crate) unsafe fn look_at(
     communicator: *const ferry_communicator,
     call: impl FnOnce(&ExpertParallel) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
@@ -239,7 +258,7 @@ unsafe fn look_at(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::ptr;
 
     use ferry::{Config, Group, Plan};
@@ -247,7 +266,7 @@ mod tests {
     use super::*;
 
     /// The ranks of a group of two, as handles.
-    fn communicators() -> Vec<*mut ferry_communicator> {
+    pub(crate) fn communicators() -> Vec<*mut ferry_communicator> {
         let group = Group::simulated(2, 7).unwrap();
         let plan = Plan::new(&group, Config::new(4, 2, 8, 3)).unwrap();
         let ranks = ExpertParallel::new(&group, &plan).unwrap();

@@ -1,6 +1,7 @@
 //! Groups.
 
 use std::ffi::c_char;
+use std::ptr;
 use std::time::Duration;
 
 use ferry::{Group, SimulatorOptions};
@@ -9,6 +10,7 @@ use ferry::{Group, SimulatorOptions};
 use crate::bootstrap::open;
 use crate::bootstrap::{ferry_bootstrap, require_ranks};
 use crate::handle::{Opaque, get, put, require_place, store, take, values};
+use crate::kernels::{ferry_group_options, ferry_kernels};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
 
@@ -77,17 +79,22 @@ pub unsafe extern "C" fn ferry_group_local(
 ) -> ferry_status {
     guard("ferry_group_local", || {
         // SAFETY: the rule of pointers.
-        unsafe { require_place(group, "group", 1)? };
-        // SAFETY: the rule of pointers.
-        let devices = unsafe { values(devices, "devices", count)? };
-        let devices: Vec<usize> = devices
-            .iter()
-            .map(|&number| device_number("devices", number))
-            .collect::<Result<_, _>>()?;
-        let made = local(&devices)?;
-        // SAFETY: checked above.
-        unsafe { put(group, made) };
-        Ok(())
+        unsafe { make_local(devices, count, ptr::null(), group) }
+    })
+}
+
+/// As ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the
+/// devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_local_with(
+    devices: *const i32,
+    count: usize,
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_local_with", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { make_local(devices, count, options, group) }
     })
 }
 
@@ -103,13 +110,21 @@ pub unsafe extern "C" fn ferry_group_node(
 ) -> ferry_status {
     guard("ferry_group_node", || {
         // SAFETY: the rule of pointers.
-        unsafe { require_place(group, "group", 1)? };
-        let device = device_number("device", device)?;
-        // SAFETY: the rule of pointers.
-        let made = unsafe { node(bootstrap, device)? };
-        // SAFETY: checked above.
-        unsafe { put(group, made) };
-        Ok(())
+        unsafe { make_node(bootstrap, device, ptr::null(), group) }
+    })
+}
+
+/// As ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_node_with(
+    bootstrap: *const ferry_bootstrap,
+    device: i32,
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_node_with", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { make_node(bootstrap, device, options, group) }
     })
 }
 
@@ -125,13 +140,23 @@ pub unsafe extern "C" fn ferry_group_nvshmem(
 ) -> ferry_status {
     guard("ferry_group_nvshmem", || {
         // SAFETY: the rule of pointers.
-        unsafe { require_place(group, "group", 1)? };
-        let device = device_number("device", device)?;
-        // SAFETY: the rule of pointers.
-        let made = unsafe { nvshmem(bootstrap, device, library)? };
-        // SAFETY: checked above.
-        unsafe { put(group, made) };
-        Ok(())
+        unsafe { make_nvshmem(bootstrap, device, library, ptr::null(), group) }
+    })
+}
+
+/// As ferry_group_nvshmem, with `options` (NULL: the default), whose kernels were linked with
+/// NVSHMEM's device code as Ferry's are. Collective. Synchronises.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_group_nvshmem_with(
+    bootstrap: *const ferry_bootstrap,
+    device: i32,
+    library: *const c_char,
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+) -> ferry_status {
+    guard("ferry_group_nvshmem_with", || {
+        // SAFETY: the rules of pointers and handles.
+        unsafe { make_nvshmem(bootstrap, device, library, options, group) }
     })
 }
 
@@ -223,28 +248,109 @@ fn device_number(name: &str, number: i32) -> Result<usize, Failure> {
         .map_err(|_| Failure::value(name, number, "a device's number is not below 0"))
 }
 
+/// # Safety
+/// The rules of pointers and handles.
+unsafe fn make_local(
+    devices: *const i32,
+    count: usize,
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        make(options, group, |kernels| {
+            let devices = values(devices, "devices", count)?
+                .iter()
+                .map(|&number| device_number("devices", number))
+                .collect::<Result<Vec<_>, _>>()?;
+            local(&devices, kernels)
+        })
+    }
+}
+
+/// # Safety
+/// The rules of pointers and handles, and what a bootstrap's function promises.
+unsafe fn make_node(
+    bootstrap: *const ferry_bootstrap,
+    device: i32,
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        make(options, group, |kernels| {
+            node(bootstrap, device_number("device", device)?, kernels)
+        })
+    }
+}
+
+/// # Safety
+/// As [`make_node`].
+unsafe fn make_nvshmem(
+    bootstrap: *const ferry_bootstrap,
+    device: i32,
+    library: *const c_char,
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        make(options, group, |kernels| {
+            let device = device_number("device", device)?;
+            nvshmem(bootstrap, device, library, kernels)
+        })
+    }
+}
+
+type Kernels = <ferry_kernels as Opaque>::Value;
+
+/// Makes a group with the kernels that options name, and stores it.
+///
+/// # Safety
+/// The rules of pointers and handles.
+unsafe fn make(
+    options: *const ferry_group_options,
+    group: *mut *mut ferry_group,
+    with: impl FnOnce(Option<&Kernels>) -> Result<Group, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        require_place(group, "group", 1)?;
+        let made = with(ferry_group_options::kernels(options)?)?;
+        put(group, made);
+    }
+    Ok(())
+}
+
 #[cfg(feature = "cuda")]
-fn local(devices: &[usize]) -> Result<Group, Failure> {
-    Ok(Group::local(devices)?)
+fn local(devices: &[usize], kernels: Option<&Kernels>) -> Result<Group, Failure> {
+    let kernels = kernels.cloned().unwrap_or_default();
+    Ok(Group::local_with(devices, &kernels)?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn local(_: &[usize]) -> Result<Group, Failure> {
+fn local(_: &[usize], _: Option<&Kernels>) -> Result<Group, Failure> {
     Err(Failure::not_built("cuda"))
 }
 
 /// # Safety
 /// As [`open`].
 #[cfg(feature = "cuda")]
-unsafe fn node(bootstrap: *const ferry_bootstrap, device: usize) -> Result<Group, Failure> {
+unsafe fn node(
+    bootstrap: *const ferry_bootstrap,
+    device: usize,
+    kernels: Option<&Kernels>,
+) -> Result<Group, Failure> {
+    let kernels = kernels.cloned().unwrap_or_default();
     // SAFETY: the caller's promise.
-    Ok(Group::node(unsafe { open(bootstrap)? }, device)?)
+    let bootstrap = unsafe { open(bootstrap)? };
+    Ok(Group::node_with(bootstrap, device, &kernels)?)
 }
 
 /// # Safety
 /// None is needed: nothing is read.
 #[cfg(not(feature = "cuda"))]
-unsafe fn node(_: *const ferry_bootstrap, _: usize) -> Result<Group, Failure> {
+unsafe fn node(_: *const ferry_bootstrap, _: usize, _: Option<&Kernels>) -> Result<Group, Failure> {
     Err(Failure::not_built("cuda"))
 }
 
@@ -255,6 +361,7 @@ unsafe fn nvshmem(
     bootstrap: *const ferry_bootstrap,
     device: usize,
     library: *const c_char,
+    kernels: Option<&Kernels>,
 ) -> Result<Group, Failure> {
     use std::ffi::{CStr, OsStr};
     use std::os::unix::ffi::OsStrExt as _;
@@ -265,25 +372,27 @@ unsafe fn nvshmem(
         false => Some(unsafe { CStr::from_ptr(library) }),
     };
     let library = library.map(|path| OsStr::from_bytes(path.to_bytes()).into());
+    let kernels = kernels.cloned().unwrap_or_default();
     // SAFETY: the caller's promise.
     let bootstrap = unsafe { open(bootstrap)? };
-    Ok(Group::nvshmem(
-        bootstrap,
-        ferry::NvshmemOptions { device, library },
-    )?)
+    let options = ferry::NvshmemOptions { device, library };
+    Ok(Group::nvshmem_with(bootstrap, options, &kernels)?)
 }
 
 /// # Safety
 /// None is needed: nothing is read.
 #[cfg(not(feature = "nvshmem"))]
-unsafe fn nvshmem(_: *const ferry_bootstrap, _: usize, _: *const c_char) -> Result<Group, Failure> {
+unsafe fn nvshmem(
+    _: *const ferry_bootstrap,
+    _: usize,
+    _: *const c_char,
+    _: Option<&Kernels>,
+) -> Result<Group, Failure> {
     Err(Failure::not_built("nvshmem"))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ptr;
-
     use super::*;
     use crate::status::{ferry_last_error, ferry_status::FERRY_INVALID_ARGUMENT};
 

@@ -19,6 +19,8 @@
 //!   any more.
 //! - **streams**: a stream is null (the default stream), or a live `CUstream` of the device's
 //!   primary context.
+//! - **kernels**: kernels in a PTX text touch no other memory than Ferry's of the same names would,
+//!   and end as those do.
 #![allow(
     non_camel_case_types,
     reason = "types have the names that C knows them by"
@@ -37,7 +39,10 @@ pub mod fault;
 pub mod graph;
 pub mod group;
 mod handle;
+pub mod kernels;
+pub mod local_ranks;
 pub mod plan;
+pub mod pointers;
 pub mod round;
 pub mod silu;
 pub mod status;

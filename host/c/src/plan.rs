@@ -38,6 +38,12 @@ pub struct ferry_plan_info {
     pub window_bytes: u64,
     /// Bytes of each rank's private workspace.
     pub workspace_bytes: u64,
+    /// As max_rows, where the experts of each token differ, as those of a top-k do: never above it, and half
+    /// of it for top-8 of 256 experts on 64 ranks. Where a token names an expert twice more can come; what
+    /// the outputs do not hold is then left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
+    pub max_rows_distinct: u64,
+    /// As max_scale_blocks, where the experts of each token differ.
+    pub max_scale_blocks_distinct: u64,
 }
 sized!(ferry_plan_info, 64);
 
@@ -127,6 +133,8 @@ pub unsafe extern "C" fn ferry_plan_query(
             max_scale_blocks: plan.max_scale_blocks() as u64,
             window_bytes: plan.window_bytes(),
             workspace_bytes: plan.workspace_bytes(),
+            max_rows_distinct: plan.max_rows_distinct() as u64,
+            max_scale_blocks_distinct: plan.max_scale_blocks_distinct() as u64,
         };
         // SAFETY: the rule of pointers.
         unsafe { write(info, "info", known) }

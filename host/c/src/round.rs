@@ -4,13 +4,12 @@ use std::ffi::c_void;
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    OutputTensors, Plan, ScaleTensor, TensorLayout, TokenFormat, Unfinished,
+    Dispatched, OutputTensors, Plan, ScaleTensor, TensorLayout, TokenFormat, Unfinished,
 };
 
-use crate::communicator::{ferry_communicator, with_rank};
+use crate::communicator::{ferry_communicator, ferry_round, with_rank};
 use crate::config::is_tiled;
 use crate::device::stream_of;
-use crate::status::ferry_status::FERRY_WRONG_ORDER;
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
 use crate::tensor::{ferry_tensor, shown};
@@ -171,7 +170,7 @@ pub unsafe extern "C" fn ferry_dispatch_wait(
                         let _ = pending.wait(stream_of(stream), &output)?;
                         Ok(())
                     }
-                    other => Err(out_of_order(&other)),
+                    other => Err(ferry_round::of(&other).out_of_order()),
                 }
             })
         }
@@ -193,15 +192,8 @@ pub unsafe extern "C" fn ferry_combine(
     guard("ferry_combine", || {
         // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
-            with_rank(communicator, |rank| {
-                let input = read(input, "input")?.get()?;
-                let output = read(output, "output")?.get()?;
-                match rank.unfinished() {
-                    Unfinished::Combine(dispatched) => {
-                        Ok(dispatched.combine(stream_of(stream), &input, &output)?)
-                    }
-                    other => Err(out_of_order(&other)),
-                }
+            combine_next(communicator, input, output, |dispatched, input, output| {
+                dispatched.combine(stream_of(stream), input, output)
             })
         }
     })
@@ -220,16 +212,10 @@ pub unsafe extern "C" fn ferry_combine_async(
     guard("ferry_combine_async", || {
         // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
-            with_rank(communicator, |rank| {
-                let input = read(input, "input")?.get()?;
-                let output = read(output, "output")?.get()?;
-                match rank.unfinished() {
-                    Unfinished::Combine(dispatched) => {
-                        let _ = dispatched.combine_async(stream_of(stream), &input, &output)?;
-                        Ok(())
-                    }
-                    other => Err(out_of_order(&other)),
-                }
+            combine_next(communicator, input, output, |dispatched, input, output| {
+                // What is left of the round is kept by the communicator.
+                let pending = dispatched.combine_async(stream_of(stream), input, output);
+                pending.map(drop)
             })
         }
     })
@@ -248,29 +234,39 @@ pub unsafe extern "C" fn ferry_combine_wait(
         unsafe {
             with_rank(communicator, |rank| match rank.unfinished() {
                 Unfinished::CombineWait(pending) => Ok(pending.wait(stream_of(stream))?),
-                other => Err(out_of_order(&other)),
+                other => Err(ferry_round::of(&other).out_of_order()),
             })
         }
     })
 }
 
-/// Of a call that does not come next.
-fn out_of_order(open: &Unfinished<'_>) -> Failure {
-    let next = match open {
-        Unfinished::Nothing => {
-            "no round is open: ferry_dispatch or ferry_dispatch_async comes next"
-        }
-        Unfinished::DispatchWait(_) => "ferry_dispatch_wait comes next",
-        Unfinished::Combine(_) => "ferry_combine or ferry_combine_async comes next",
-        Unfinished::CombineWait(_) => "ferry_combine_wait comes next",
-    };
-    Failure::new(FERRY_WRONG_ORDER, next)
+/// A call that ends or returns what a dispatch brought.
+///
+/// # Safety
+/// The rules of handles, pointers and memory.
+unsafe fn combine_next(
+    communicator: *mut ferry_communicator,
+    input: *const ferry_combine_input,
+    output: *const ferry_combine_output,
+    call: impl FnOnce(Dispatched<'_>, &CombineInput, &CombineOutput) -> Result<(), ferry::Error>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_rank(communicator, |rank| {
+            let input = read(input, "input")?.get()?;
+            let output = read(output, "output")?.get()?;
+            match rank.unfinished() {
+                Unfinished::Combine(dispatched) => Ok(call(dispatched, &input, &output)?),
+                other => Err(ferry_round::of(&other).out_of_order()),
+            }
+        })
+    }
 }
 
 impl ferry_dispatch_input {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self) -> Result<DispatchInput, Failure> {
+    pub(crate) unsafe fn get(&self) -> Result<DispatchInput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(DispatchInput {
@@ -287,7 +283,7 @@ impl ferry_dispatch_input {
 impl ferry_dispatch_output {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
+    pub(crate) unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(DispatchOutput {
@@ -368,7 +364,7 @@ pub(crate) unsafe fn scales(
 impl ferry_combine_input {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self) -> Result<CombineInput, Failure> {
+    pub(crate) unsafe fn get(&self) -> Result<CombineInput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             let steps = CombineSteps {
@@ -392,7 +388,7 @@ impl ferry_combine_input {
 impl ferry_combine_output {
     /// # Safety
     /// The rule of memory.
-    unsafe fn get(&self) -> Result<CombineOutput, Failure> {
+    pub(crate) unsafe fn get(&self) -> Result<CombineOutput, Failure> {
         // SAFETY: the caller's promise.
         unsafe {
             Ok(match self.combined.ndim {

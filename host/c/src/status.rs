@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferry::Error;
+use ferry::{Error, LocalRanksError};
 
 /// What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
 /// later versions may add some.
@@ -191,6 +191,17 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::WithoutOptions
         | Error::Epilogue(_)
         | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,
+        #[cfg(feature = "cuda")]
+        Error::Kernels(_) => FERRY_INVALID_ARGUMENT,
+        Error::LocalRanks(error) => match error {
+            LocalRanksError::Refused { source, .. } => status_of(source),
+            LocalRanksError::Count { .. } => FERRY_INVALID_ARGUMENT,
+            LocalRanksError::Apart { .. } => FERRY_WRONG_ORDER,
+            LocalRanksError::NotLaunched { .. } | LocalRanksError::Poisoned { .. } => {
+                FERRY_POISONED
+            }
+            _ => FERRY_OTHER,
+        },
         _ => FERRY_OTHER,
     }
 }

@@ -20,6 +20,7 @@
 // - A stream is NULL (the default stream), or a live CUstream (cudaStream_t) of the device's primary context.
 // - Device memory that a tensor names is that of the device that the call is for, until what was enqueued
 //   with it has ended and no graph of it is launched any more.
+// - Kernels of yours touch no other memory than Ferry's of the same names would, and end as those do.
 //
 // Structs that you fill have their size first: begin with the macro FERRY_.._INIT. Later versions append
 // fields, whose zero is the default: a program that was compiled with an older header still works. Fields

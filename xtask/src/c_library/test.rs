@@ -11,7 +11,14 @@ use super::{header, package};
 use crate::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
-const SOURCES: [&str; 4] = ["round.c", "bad_input.c", "formats.c", "options.c"];
+const SOURCES: [&str; 6] = [
+    "round.c",
+    "bad_input.c",
+    "formats.c",
+    "modes.c",
+    "options.c",
+    "queries.c",
+];
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
