@@ -6,17 +6,7 @@
 //! groups before.
 
 use crate::Shape;
-
-/// Most assignments of a source in a small batch.
-/// measured: T-022, H200
-pub const SMALL_BATCH_ASSIGNMENTS: u32 = 2048;
-/// Most bytes of [`BlockHistogram`].
-/// measured: T-006, H200
-pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
-
-/// Most tokens of a rank for which blocks of half the size are enough.
-/// measured: T-086, H200
-pub const SMALL_BLOCK_TOKENS: u32 = 16;
+use crate::limits::{HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS};
 
 /// Assignments of a group: one for each lane of a warp.
 const GROUP: u32 = 32;

@@ -1,6 +1,6 @@
 //! The kernels by name.
 
-use crate::block_histogram::SMALL_BLOCK_TOKENS;
+use crate::limits::{BLOCK_THREADS, PIPELINE_BYTES, SILU_BLOCK_THREADS, SMALL_BLOCK_TOKENS};
 
 /// A kernel entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,21 +101,15 @@ impl Kernel {
     }
 }
 
-/// Stages of a warp's `cp.async` pipeline in shared memory, through which the warp loads what it sums.
-/// measured: T-073, H200
-pub const PIPELINE_STAGES: u32 = 4;
-/// Bytes of a warp's pipeline: 4 vectors of 16 bytes a lane in each stage.
-pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;
-
 /// Registers of a multiprocessor, on every architecture from sm_80 on (CUDA C++ Programming Guide,
 /// "Technical Specifications per Compute Capability").
 const REGISTERS: u32 = 65_536;
 
 impl Kernel {
     /// Threads of a block, of which the host launches one for each multiprocessor, where there may be
-    /// `most_tokens` a rank. The kernels take any multiple of 32 from `2 * MAX_RANKS` on. With
-    /// up to 16 tokens most warps have nothing to do, but all of them take part in setting up their block.
-    /// measured: T-086, H200
+    /// `most_tokens` a rank. The kernels take any multiple of 32 from `2 * MAX_RANKS` on. With up to
+    /// [`SMALL_BLOCK_TOKENS`] tokens most warps have nothing to do, but all of them take part in setting up
+    /// their block.
     pub const fn threads(self, most_tokens: u32) -> u32 {
         match self {
             Self::FusedSilu => self.threads_per_block(),
@@ -137,10 +131,8 @@ impl Kernel {
     /// Most threads of a block.
     pub const fn threads_per_block(self) -> u32 {
         match self {
-            // Many warps wait for loads better than a small number with many registers each. They are of one
-            // block, since each block makes a table. measured: T-053, H200
-            Self::FusedSilu => 640,
-            _ => 512,
+            Self::FusedSilu => SILU_BLOCK_THREADS,
+            _ => BLOCK_THREADS,
         }
     }
 

@@ -16,6 +16,7 @@ mod fingerprint;
 pub mod formats;
 mod header;
 mod kernel;
+mod limits;
 mod options;
 mod row_groups;
 pub mod scale_placement;
@@ -28,9 +29,7 @@ mod workspace;
 pub use args::{
     Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
 };
-pub use block_histogram::{
-    BlockHistogram, HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS, dot_bytes,
-};
+pub use block_histogram::{BlockHistogram, dot_bytes};
 pub use culprit::CulpritWord;
 pub use dispatch_row::DispatchRow;
 pub use epilogue::{EPILOGUE_ELEMENTS, Epilogue, Load, NoEpilogue, OutputElement, Steps};
@@ -43,19 +42,18 @@ pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::names::UnknownName;
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
-pub use kernel::{Kernel, MAX_REGISTERS, PIPELINE_BYTES, PIPELINE_STAGES};
+pub use kernel::{Kernel, MAX_REGISTERS};
+pub use limits::{
+    HISTOGRAM_BYTES, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K, PART_ITEMS, PIPELINE_BYTES,
+    PIPELINE_STAGES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS, TILE_ASSIGNMENTS,
+};
 pub use options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,
     SharedTokens,
 };
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
-pub use shape::{
-    CombineMode, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K, PART_ITEMS, ROW_SCALE_BYTES, Rank,
-    Shape,
-};
+pub use shape::{CombineMode, ROW_SCALE_BYTES, Rank, Shape};
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};
-pub use workspace::{
-    Counter, TILE_ASSIGNMENTS, Table, Workspace, assignment_index, tile_counts_index,
-};
+pub use workspace::{Counter, Table, Workspace, assignment_index, tile_counts_index};

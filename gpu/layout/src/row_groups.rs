@@ -1,5 +1,7 @@
 //! Which rows a warp sums at a time: a fixed number, so that their loads are in flight at the same time.
 
+use crate::limits::SUMMED_ROWS;
+
 /// Some of the rows that a warp sums: rows `0..rows`, [`SIZE`](Self::SIZE) at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowGroup {
@@ -9,8 +11,7 @@ pub struct RowGroup {
 
 impl RowGroup {
     /// Rows of a group.
-    /// measured: T-008, H200
-    pub const SIZE: u32 = 4;
+    pub const SIZE: u32 = SUMMED_ROWS;
 
     /// The first group of the rows whose bits are set in `rows`. These are the lowest bits: all 32 may be
     /// set.

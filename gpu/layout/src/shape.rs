@@ -2,25 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::limits::{MAX_PARTS, PART_ITEMS};
 use crate::{AssignmentWords, Header, ScaleLayout, Sizes, TokenFormat, scale_placement};
-
-/// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
-pub const MAX_RANKS: u32 = 64;
-/// Most experts a token can name: one lane of a warp each.
-pub const MAX_TOP_K: u32 = 32;
-/// Most experts in a group.
-pub const MAX_EXPERTS: u32 = 65_535;
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
 const WARP_VECTOR_BYTES: u32 = 512;
 /// Bytes that a row's own scale takes, so that the header behind it is aligned.
 pub const ROW_SCALE_BYTES: u32 = 16;
-/// Most parts of a row.
-/// measured: T-030, H200
-pub const MAX_PARTS: u32 = 16;
-/// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
-/// measured: T-010, H200
-pub const PART_ITEMS: u32 = 2048;
 
 /// Most parts that a row of `bytes` is cut into.
 const fn max_parts(bytes: u32) -> u32 {
@@ -65,13 +53,13 @@ pub enum CombineMode {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Shape {
-    /// Ranks in the group, 1 to [`MAX_RANKS`].
+    /// Ranks in the group, 1 to [`MAX_RANKS`](crate::MAX_RANKS).
     pub ranks: u32,
     /// Ranks of one node: they write each other's windows directly. Divides `ranks`.
     pub p2p_world_size: u32,
     /// Experts of the whole group, divisible by `ranks`.
     pub experts: u32,
-    /// Experts a token names, 1 to [`MAX_TOP_K`].
+    /// Experts a token names, 1 to [`MAX_TOP_K`](crate::MAX_TOP_K).
     pub top_k: u32,
     /// Elements of a token, a multiple of 8 and of the format's `elements_of_word`.
     pub hidden: u32,

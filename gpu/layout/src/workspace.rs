@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::limits::TILE_ASSIGNMENTS;
 use crate::{Rank, Shape};
 
 /// A 64-bit word shared by the warps of one GPU: device scope, no rank. Zero at init.
@@ -95,10 +96,6 @@ pub enum Table {
     /// it, or `NOT_ROUTED`.
     RowMap,
 }
-
-/// Assignments of a tile: what a warp numbers at a time.
-/// measured: T-015, H200
-pub const TILE_ASSIGNMENTS: u32 = 256;
 
 /// Where everything is in a workspace, in bytes.
 #[repr(C)]

@@ -1,0 +1,49 @@
+//! The numbers that fix bytes, or a launch, and that host and GPU read alike. Numbers that only the protocol
+//! decides by stand in its `tactics/tuning.rs`.
+//!
+//! What says "measured" was chosen on that GPU, and names the entry of `gpu/protocol/TUNING.md` that has the
+//! times. A change of any of them but threads and pipelines changes what words mean:
+//! [`LAYOUT_FINGERPRINT`](crate::LAYOUT_FINGERPRINT) tells builds that differ in it apart.
+
+/// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
+pub const MAX_RANKS: u32 = 64;
+/// Most experts a token can name: one lane of a warp each.
+pub const MAX_TOP_K: u32 = 32;
+/// Most experts in a group.
+pub const MAX_EXPERTS: u32 = 65_535;
+
+/// Most parts of a row.
+/// measured: T-030, H200
+pub const MAX_PARTS: u32 = 16;
+/// Parts of all rows of all sources together, where rows are cut: about the warps of a GPU.
+/// measured: T-010, H200
+pub const PART_ITEMS: u32 = 2048;
+
+/// Assignments of a tile: what a warp numbers at a time.
+/// measured: T-015, H200
+pub const TILE_ASSIGNMENTS: u32 = 256;
+/// Most assignments of a source in a small batch, which every block numbers by itself.
+/// measured: T-022, H200
+pub const SMALL_BATCH_ASSIGNMENTS: u32 = 2048;
+/// Most bytes of [`BlockHistogram`](crate::BlockHistogram).
+/// measured: T-006, H200
+pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
+
+/// Threads of a block of dispatch and combine.
+pub(crate) const BLOCK_THREADS: u32 = 512;
+/// Most tokens of a rank for which blocks of half the size are enough.
+/// measured: T-086, H200
+pub const SMALL_BLOCK_TOKENS: u32 = 16;
+/// Threads of a block of fused SiLU. Many warps wait for loads better than a small number with many registers
+/// each. They are of one block, since each block makes a table.
+/// measured: T-053, H200
+pub(crate) const SILU_BLOCK_THREADS: u32 = 640;
+
+/// Stages of a warp's `cp.async` pipeline in shared memory, through which the warp loads what it sums.
+/// measured: T-073, H200
+pub const PIPELINE_STAGES: u32 = 4;
+/// Bytes of a warp's pipeline: 4 vectors of 16 bytes a lane in each stage.
+pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;
+/// Rows that a warp sums at a time, so that their loads are in flight together.
+/// measured: T-008, H200
+pub(crate) const SUMMED_ROWS: u32 = 4;
