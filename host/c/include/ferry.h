@@ -154,7 +154,8 @@ typedef enum {
     FERRY_FAULT_TOO_MANY_ON_DEVICE = 5,
     // A position that came over the wire lies outside the outputs; nothing was written.
     FERRY_FAULT_ROW_OUT_OF_BOUNDS = 6,
-    // More rows arrive than the outputs hold: the first ones were written, the others count as not routed.
+    // More rows arrive than the outputs hold, saw instead of wanted: the first ones were written, the others
+    // count as not routed. Only this rank is told, and sums of any rank's tokens may lack terms.
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     // A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
@@ -263,7 +264,7 @@ typedef enum {
     FERRY_I32 = 7,
     // Unsigned, 32 bits.
     FERRY_U32 = 8,
-    // 16 bits as they are: stands for FERRY_BF16 and FERRY_F16, too.
+    // 16 bits as they are: stands for FERRY_BF16, too. A combine into it gives BF16.
     FERRY_U16 = 9,
     // 8 bits as they are: stands for FERRY_E4M3 and FERRY_E8M0, too.
     FERRY_U8 = 10,
@@ -325,7 +326,8 @@ typedef struct {
 } ferry_tensor;
 
 // Where a rank receives the tokens of a dispatch. ferry_plan_dispatch_layout fills shapes, types and bytes;
-// ferry_dispatch_buffers_output gives one with addresses, too.
+// ferry_dispatch_buffers_output gives one with addresses, too. Each tensor has memory of its own: none
+// overlaps another one of the call.
 typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;

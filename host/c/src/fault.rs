@@ -24,7 +24,8 @@ pub enum ferry_fault_kind {
     FERRY_FAULT_TOO_MANY_ON_DEVICE = 5,
     /// A position that came over the wire lies outside the outputs; nothing was written.
     FERRY_FAULT_ROW_OUT_OF_BOUNDS = 6,
-    /// More rows arrive than the outputs hold: the first ones were written, the others count as not routed.
+    /// More rows arrive than the outputs hold, saw instead of wanted: the first ones were written, the others
+    /// count as not routed. Only this rank is told, and sums of any rank's tokens may lack terms.
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     /// A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,

@@ -39,7 +39,8 @@ pub struct ferry_dispatch_input {
 sized!(ferry_dispatch_input, 528);
 
 /// Where a rank receives the tokens of a dispatch. ferry_plan_dispatch_layout fills shapes, types and bytes;
-/// ferry_dispatch_buffers_output gives one with addresses, too.
+/// ferry_dispatch_buffers_output gives one with addresses, too. Each tensor has memory of its own: none
+/// overlaps another one of the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_dispatch_output {

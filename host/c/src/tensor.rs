@@ -28,7 +28,7 @@ pub enum ferry_type {
     FERRY_I32 = 7,
     /// Unsigned, 32 bits.
     FERRY_U32 = 8,
-    /// 16 bits as they are: stands for FERRY_BF16 and FERRY_F16, too.
+    /// 16 bits as they are: stands for FERRY_BF16, too. A combine into it gives BF16.
     FERRY_U16 = 9,
     /// 8 bits as they are: stands for FERRY_E4M3 and FERRY_E8M0, too.
     FERRY_U8 = 10,
