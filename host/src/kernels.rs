@@ -126,6 +126,21 @@ impl Kernels {
         Ok(self)
     }
 
+    /// Checks PTX with other kernels, which the tests load beside these: each is there and takes one
+    /// parameter of so many bytes, and all were built from this library's memory layout.
+    ///
+    /// # Errors
+    /// As [`from_ptx`](Self::from_ptx).
+    #[doc(hidden)]
+    pub fn check_others(text: &str, wanted: &[(&str, usize)]) -> Result<(), KernelsError> {
+        let module = read(text)?;
+        target_of(&module)?;
+        for &(kernel, bytes) in wanted {
+            require(&module, kernel, &[bytes as u64])?;
+        }
+        require_layout(&module)
+    }
+
     /// The kernels with options that were given.
     #[cfg(feature = "cuda")]
     pub(crate) fn given_with_options(&self) -> Option<&Ptx> {

@@ -9,6 +9,7 @@ use ferry_reference::text::{self, TextSpec};
 use ferry_reference::{Problem, bf16};
 
 use crate::group::{GroupKind, GroupOptions, gpus, open};
+use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings};
 use crate::verify::{Mismatch, Oracle, RankOutputs, capacity_for};
 
@@ -57,7 +58,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         seed: args.seed,
         rendezvous: None,
         rank: None,
-        kernels: None,
+        files: KernelFiles::default(),
     };
     let group = open(&options)?.group;
     introduce(&group, kind)?;

@@ -1,11 +1,12 @@
 //! Opens a group from the command line: GPUs of this process, a process a GPU, or the simulator.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ferry::{Bootstrap, Group};
+
+use crate::kernel_files::KernelFiles;
 
 /// Longest wait for the other processes.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,8 +54,9 @@ pub struct GroupOptions {
     pub rendezvous: Option<SocketAddr>,
     /// This process's rank, with `rendezvous`.
     pub rank: Option<u32>,
-    /// PTX of kernels in place of the embedded ones.
-    pub kernels: Option<PathBuf>,
+    /// PTX in place of the embedded one. Of it, a group loads the kernels; the probes are loaded by whoever
+    /// launches them.
+    pub files: KernelFiles,
 }
 
 impl GroupOptions {
@@ -109,11 +111,12 @@ pub fn gpus() -> usize {
 /// Opens a group. Collective.
 pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
     let ranks = options.ranks()?;
+    let flag = options.files.given().next();
+    if let (GroupKind::Simulated, Some((flag, _))) = (options.kind, flag) {
+        bail!("{flag}: the simulator has none; give --group local, node or nvshmem");
+    }
     let alone: Gather = Box::new(|bytes| Ok(vec![bytes.to_vec()]));
     Ok(match options.kind {
-        GroupKind::Simulated if options.kernels.is_some() => {
-            bail!("--kernels: the simulator has none; give --group local, node or nvshmem")
-        }
         GroupKind::Simulated => OpenGroup {
             group: Group::simulated(ranks, options.seed)?,
             gather: alone,
@@ -125,30 +128,15 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
         GroupKind::Node | GroupKind::Nvshmem => {
             let bootstrap = bootstrap(options)?;
             let device = device_of(bootstrap.rank());
-            over(options.kind, options.kernels.as_deref(), bootstrap, device)?
+            over(options.kind, &options.files, bootstrap, device)?
         }
     })
-}
-
-/// The kernels that a group loads.
-#[cfg(feature = "cuda")]
-fn kernels_of(path: Option<&Path>) -> Result<ferry::Kernels> {
-    let Some(path) = path else {
-        return Ok(ferry::Kernels::default());
-    };
-    let of_file = || format!("--kernels {}", path.display());
-    let text = std::fs::read_to_string(path).with_context(of_file)?;
-    // SAFETY: whoever gives --kernels names PTX of Ferry's own kernels, which another compiler made.
-    unsafe { ferry::Kernels::from_ptx(text) }.with_context(of_file)
 }
 
 #[cfg(feature = "cuda")]
 fn local(options: &GroupOptions) -> Result<Group> {
     let devices: Vec<_> = (0..options.ranks).collect();
-    Ok(Group::local_with(
-        &devices,
-        &kernels_of(options.kernels.as_deref())?,
-    )?)
+    Ok(Group::local_with(&devices, &options.files.kernels()?)?)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -169,7 +157,7 @@ pub(crate) fn device_of(rank: u32) -> usize {
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn over(
     kind: GroupKind,
-    _kernels: Option<&Path>,
+    _files: &KernelFiles,
     _bootstrap: Box<dyn Bootstrap>,
     _device: usize,
 ) -> Result<OpenGroup> {
@@ -183,14 +171,14 @@ pub(crate) fn over(
 #[cfg(feature = "cuda")]
 pub(crate) fn over(
     kind: GroupKind,
-    kernels: Option<&Path>,
+    files: &KernelFiles,
     bootstrap: Box<dyn Bootstrap>,
     device: usize,
 ) -> Result<OpenGroup> {
     use std::sync::{Arc, Mutex};
 
     let rank = bootstrap.rank();
-    let kernels = kernels_of(kernels)?;
+    let kernels = files.kernels()?;
     let bootstrap = Arc::new(Mutex::new(bootstrap));
     let shared = Box::new(Shared(bootstrap.clone()));
     let group = match kind {

@@ -2,11 +2,12 @@
 //! and write tensors, for the tests. Their PTX is the tests' own.
 
 use std::mem::offset_of;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use ferry::cuda::{CudaDevice, CudaKernel, Grid};
 use ferry::device::{FaultPage, SharedPage};
-use ferry::{Device, DevicePtr, Error, Stream};
+use ferry::{Device, DevicePtr, Error, Kernels, KernelsError, Stream};
 use ferry_probes::{ClearArgs, ConvertArgs, ProbeArgs, WriteArgs};
 
 mod memory;
@@ -14,7 +15,7 @@ mod memory;
 pub use memory::ProbeMemory;
 
 /// What `build.rs` made of the probes, the most special first.
-const PTX: [&str; 3] = [
+const EMBEDDED: [&str; 3] = [
     include_str!(env!("FERRY_PTX_SM_100A")),
     include_str!(env!("FERRY_PTX_SM_90A")),
     include_str!(env!("FERRY_PTX_SM_80")),
@@ -64,6 +65,44 @@ const WRITE: (&str, Grid) = ("ferry_probe_write", Grid::new(16, 256));
 /// The kernel that writes zeros.
 const CLEAR: (&str, Grid) = ("ferry_probe_clear", Grid::new(1024, 256));
 
+/// PTX of the probes: the embedded one, or another. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct ProbePtx(Option<Arc<str>>);
+
+impl ProbePtx {
+    /// The probes in a text for one architecture, which devices compare with their own. Only the bulk copy
+    /// may be missing.
+    ///
+    /// # Errors
+    /// All of [`KernelsError`].
+    ///
+    /// # Safety
+    /// The kernels touch no other memory than the probes of the same names and arguments would, and end as
+    /// those do.
+    pub unsafe fn from_ptx(text: String) -> Result<Self, KernelsError> {
+        let measuring = Probe::ALL
+            .into_iter()
+            .filter(|&probe| probe != Probe::BulkCopy)
+            .map(|probe| (probe.entry(), size_of::<ProbeArgs>()));
+        let others = [
+            (CONVERT.0, size_of::<ConvertArgs>()),
+            (WRITE.0, size_of::<WriteArgs>()),
+            (CLEAR.0, size_of::<ClearArgs>()),
+        ];
+        let wanted: Vec<_> = measuring.chain(others).collect();
+        Kernels::check_others(&text, &wanted)?;
+        Ok(Self(Some(text.into())))
+    }
+
+    /// The most special first.
+    fn texts(&self) -> Vec<&str> {
+        match &self.0 {
+            Some(text) => vec![text],
+            None => EMBEDDED.to_vec(),
+        }
+    }
+}
+
 /// The probes of a device.
 pub struct Probes {
     probes: [Option<CudaKernel>; Probe::ALL.len()],
@@ -74,8 +113,8 @@ pub struct Probes {
 
 impl Probes {
     /// Loads the probes. Synchronises.
-    pub fn new(device: &CudaDevice) -> Result<Self, Error> {
-        let module = device.load_ptx(&PTX)?;
+    pub fn new(device: &CudaDevice, ptx: &ProbePtx) -> Result<Self, Error> {
+        let module = device.load_ptx(&ptx.texts())?;
         let mut probes = [const { None }; Probe::ALL.len()];
         for probe in Probe::ALL {
             if probe != Probe::BulkCopy || module.has(probe.entry()) {

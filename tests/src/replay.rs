@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
+use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings};
 use crate::verify::{Placement, largest};
 use file::{Given, Tensors, read, require_same, serialize, tensors, write};
@@ -111,7 +112,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
-        kernels: None,
+        files: KernelFiles::default(),
     })?;
     replay(open, args, given)
 }

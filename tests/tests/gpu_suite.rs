@@ -60,6 +60,18 @@ fn tests_are_listed_without_being_run() {
 }
 
 #[test]
+fn the_simulator_refuses_kernels_of_files_by_their_flag() {
+    for flag in ["--kernels", "--probe-kernels"] {
+        let mut suite = program("gpu --group simulated --ranks 2 --list");
+        let output = suite.args([flag, "a.ptx"]).output().unwrap();
+        let wanted =
+            format!("error: {flag}: the simulator has none; give --group local, node or nvshmem\n");
+        assert_eq!(printed(&output), wanted);
+        assert!(!output.status.success());
+    }
+}
+
+#[test]
 fn when_the_time_is_over_no_test_begins() {
     let output = program("gpu --group simulated --ranks 2 --quick --seconds 0")
         .output()

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ferry_ptx_builder::{
-    CodeGenerator, Digest, NvvmBuild, Package, Resources, TESTED_COMMIT, Variant, assemble_file,
-    build, build_all, build_own,
+    Artifact, CodeGenerator, Digest, NvvmBuild, Package, Resources, TESTED_COMMIT, Variant,
+    assemble_file, build, build_all, build_own,
 };
 
 use crate::Places;
@@ -87,7 +87,7 @@ pub(crate) fn run_nvvm(
         };
         let artifacts = artifacts?;
         for artifact in &artifacts {
-            println!("{}", artifact.ptx_path.display());
+            println!("{}", title(artifact));
         }
         digests.push((
             package,
@@ -114,6 +114,16 @@ pub(crate) fn run_nvvm(
         mode => mode,
     };
     judge_all(places, CodeGenerator::Nvvm, &digests, mode)
+}
+
+/// Where an artifact's PTX lies, and the flag of `ferry-tests gpu` and `ferry-tests bench` that takes it.
+fn title(artifact: &Artifact) -> String {
+    let file = artifact.ptx_path.display();
+    match artifact.package {
+        Package::Kernels => format!("--kernels {file}"),
+        Package::Probes => format!("--probe-kernels {file}"),
+        _ => file.to_string(),
+    }
 }
 
 /// Puts the stock compiler's kernels for sm_80 beside the others: a folder for FERRY_PTX_DIR has all.
@@ -253,6 +263,20 @@ fn table(kernels: &[(Variant, &str, Resources)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_test_program_takes_is_shown_with_its_flag() {
+        let of = |package| {
+            title(&Artifact {
+                package,
+                variant: Variant::Sm90a,
+                ptx_path: "x/sm_90a.ptx".into(),
+            })
+        };
+        assert_eq!(of(Package::Kernels), "--kernels x/sm_90a.ptx");
+        assert_eq!(of(Package::Probes), "--probe-kernels x/sm_90a.ptx");
+        assert_eq!(of(Package::Options), "x/sm_90a.ptx");
+    }
 
     #[test]
     fn the_table_has_a_line_for_each_kernel() {

@@ -224,3 +224,24 @@ fn devices_run_what_was_compiled_for_them() {
         assert_eq!(Target::parse(&target.to_string()), Some(target));
     }
 }
+
+#[test]
+fn other_kernels_are_checked_by_name_parameter_and_layout() {
+    let other =
+        ".visible .entry other(\n\t.param .align 8 .b8 other_param_0[24]\n)\n{\n\tret;\n}\n";
+    let text = ptx() + other;
+    let check = |text: &str, bytes| Kernels::check_others(text, &[("other", bytes)]);
+    assert_eq!(check(&text, 24), Ok(()));
+    let missing = check(&ptx(), 24).unwrap_err().to_string();
+    assert_eq!(missing, "the PTX for sm_90a has no kernel other");
+    let parameters = check(&text, 32).unwrap_err().to_string();
+    assert!(parameters.ends_with("of [32] bytes, but takes [24]"));
+    let layout = check(&text.replace(FINGERPRINT_VARIABLE, "another"), 24);
+    assert!(matches!(
+        layout,
+        Err(KernelsError::Layout { found: None, .. })
+    ));
+    assert!(matches!(check("", 24), Err(KernelsError::NotPtx { .. })));
+    let target = check(&text.replace("sm_90a", "sm_75"), 24);
+    assert!(matches!(target, Err(KernelsError::Target { .. })));
+}

@@ -7,6 +7,8 @@ use clap::{Args, ValueEnum};
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
+use crate::kernel_files::KernelFiles;
+
 /// Zipf's exponent: about that of language.
 const ZIPF_EXPONENT: f64 = 1.0;
 
@@ -129,9 +131,9 @@ pub struct BenchArgs {
     /// This process's rank, with --rendezvous
     #[arg(long)]
     pub rank: Option<u32>,
-    /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
-    #[arg(long, value_name = "FILE")]
-    pub kernels: Option<PathBuf>,
+    /// PTX in place of the embedded one.
+    #[command(flatten)]
+    pub files: KernelFiles,
     /// Tokens a rank
     #[arg(
         long,

@@ -12,7 +12,7 @@ use ferry_probes::ProbeArgs;
 use super::meeting::Meeting;
 use super::processes::Processes;
 use super::samples::{Counts, Samples, from_bytes, summary, to_bytes};
-use crate::probes::{Gate, Probe, ProbeMemory, Probes};
+use crate::probes::{Gate, Probe, ProbeMemory, ProbePtx, Probes};
 
 pub use super::samples::Timed;
 
@@ -80,12 +80,19 @@ pub enum Stage {
 
 impl<'a> Rig<'a> {
     /// Prepares the group's GPUs, with room for copies of `copy_bytes` on each. Collective.
-    pub fn new(group: &Group, processes: &'a Processes, copy_bytes: u64) -> Result<Self> {
+    pub fn new(
+        group: &Group,
+        processes: &'a Processes,
+        probes: &ProbePtx,
+        copy_bytes: u64,
+    ) -> Result<Self> {
         let memory = ProbeMemory::alloc(group, ProbeArgs::WORDS_BYTES + copy_bytes)?;
         let mut gpus = Vec::new();
         for (rank, (at, peers)) in group.local_ranks().into_iter().zip(memory.local()) {
             let device = group.cuda(rank).context("not a CUDA device")?;
-            gpus.push(Gpu::new(rank.0 as usize, device, at, peers, copy_bytes)?);
+            let probes = Probes::new(&device, probes)?;
+            let rank = rank.0 as usize;
+            gpus.push(Gpu::new(rank, device, probes, at, peers, copy_bytes)?);
         }
         let gate = Gate::new(&gpus.first().context("no rank in this process")?.device)?;
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.device.name()).collect();
@@ -257,13 +264,14 @@ impl Gpu {
     fn new(
         rank: usize,
         device: Arc<CudaDevice>,
+        probes: Probes,
         memory: DevicePtr,
         peers: &[DevicePtr],
         copy_bytes: u64,
     ) -> Result<Self> {
         let gpu = Self {
             rank,
-            probes: Probes::new(&device)?,
+            probes,
             stream: device.stream()?,
             memory,
             peers: device.alloc(8 * peers.len() as u64)?,

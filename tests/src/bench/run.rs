@@ -18,6 +18,7 @@ use super::statistics::Summary;
 use super::verify::Answers;
 use super::{plot, predict, with_options};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
+use crate::probes::ProbePtx;
 
 /// What the rounds are set beside.
 #[derive(Default)]
@@ -31,11 +32,12 @@ struct Yardsticks {
 pub fn run(args: &BenchArgs) -> Result<()> {
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
-    let opened = open(&group_options(args)?)?;
+    let mut opened = open(&group_options(args)?)?;
+    let probes = opened.agree(args.files.probes())?;
     let is_first = opened.is_first();
     let OpenGroup { group, gather } = opened;
     let processes = Processes::new(gather, is_first);
-    match processes.agree(measure_all(&group, &processes, args)) {
+    match processes.agree(measure_all(&group, &processes, &probes, args)) {
         Ok(()) => Ok(group.close()?),
         Err(error) => {
             // Leaving MPI would wait for the processes that have not heard of it and wait
@@ -65,11 +67,16 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
-        kernels: args.kernels.clone(),
+        files: args.files.clone(),
     })
 }
 
-fn measure_all(group: &Group, processes: &Processes, args: &BenchArgs) -> Result<()> {
+fn measure_all(
+    group: &Group,
+    processes: &Processes,
+    probes: &ProbePtx,
+    args: &BenchArgs,
+) -> Result<()> {
     let ranks = group.ranks() as usize;
     ensure!(
         args.ranks.is_none_or(|wanted| wanted == ranks),
@@ -89,8 +96,11 @@ fn measure_all(group: &Group, processes: &Processes, args: &BenchArgs) -> Result
         true => sizes.memory(ranks),
         false => 0,
     };
-    let rig = Rig::new(group, processes, copy_bytes)?;
+    let rig = Rig::new(group, processes, probes, copy_bytes)?;
     sink.say(rig.title());
+    for (flag, file) in args.files.given() {
+        sink.say(format_args!("  {flag} {}", file.display()));
+    }
     let yardsticks = measure_yardsticks(&rig, args, &sizes, &mut sink)?;
     let records = if args.wants_rounds() {
         rounds(&rig, args, &yardsticks, &mut sink)?

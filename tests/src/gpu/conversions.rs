@@ -271,7 +271,7 @@ impl Converter {
             return Ok(None);
         };
         Ok(Some(Self {
-            probes: Probes::new(&device)?,
+            probes: Probes::new(&device, &suite.probes)?,
             stream: device.stream()?,
             device,
         }))

@@ -38,6 +38,9 @@ use anyhow::{Context, Result, bail};
 use ferry::Group;
 
 use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
+use crate::kernel_files::KernelFiles;
+#[cfg(feature = "cuda")]
+use crate::probes::ProbePtx;
 use crate::session::{Session, Settings};
 
 /// Options of `ferry-tests gpu`.
@@ -85,9 +88,9 @@ pub struct GpuArgs {
     /// This process's rank, with --rendezvous
     #[arg(long)]
     rank: Option<u32>,
-    /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
-    #[arg(long, value_name = "FILE")]
-    kernels: Option<PathBuf>,
+    /// PTX in place of the embedded one.
+    #[command(flatten)]
+    pub(crate) files: KernelFiles,
 }
 
 /// How a test came out where it did not fail.
@@ -103,6 +106,9 @@ enum Outcome {
 struct Suite<'a> {
     args: &'a GpuArgs,
     open: OpenGroup,
+    /// Of the kernels that convert and write.
+    #[cfg(feature = "cuda")]
+    probes: ProbePtx,
     passed: usize,
     failed: usize,
     skipped: usize,
@@ -136,8 +142,10 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         seed: args.seed,
         rendezvous: args.rendezvous,
         rank: args.rank,
-        kernels: args.kernels.clone(),
+        files: args.files.clone(),
     })?;
+    #[cfg(feature = "cuda")]
+    let probes = open.agree(args.files.probes())?;
     let json = args.json.as_ref().filter(|_| open.is_first());
     let create =
         |path: &PathBuf| File::create(path).with_context(|| format!("--json {}", path.display()));
@@ -146,6 +154,8 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         args,
         json: open.agree(json)?,
         open,
+        #[cfg(feature = "cuda")]
+        probes,
         passed: 0,
         failed: 0,
         skipped: 0,
@@ -190,6 +200,9 @@ impl Suite<'_> {
         println!("{} group of {} ranks", group.name(), group.ranks());
         for rank in group.local_ranks() {
             println!("  rank {}: {}", rank.0, group.device(rank)?.name());
+        }
+        for (flag, file) in self.args.files.given() {
+            println!("  {flag} {}", file.display());
         }
         Ok(())
     }

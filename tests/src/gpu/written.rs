@@ -129,6 +129,8 @@ fn run_case(suite: &mut Suite<'_>, case: Case) -> Result<Outcome> {
         problems: &problems,
         scale: &scale,
         logs: case.together,
+        #[cfg(feature = "cuda")]
+        probes: &suite.probes,
     };
     let rigs = Rig::set_up(suite.group(), &mut session, &sources);
     let rigs = suite.open.agree(rigs)?;

@@ -9,6 +9,7 @@ use super::tally::Tally;
 use super::{Course, SoakArgs};
 use crate::formats;
 use crate::group::{GroupKind, GroupOptions, gpus, open};
+use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings};
 use crate::simulated::{Case, Dice, Return, gpu_case};
 use crate::verify::{Compared, Oracle, capacity_with};
@@ -28,7 +29,7 @@ pub fn run(course: &Course, args: &SoakArgs, ranks: usize) -> Result<String> {
         seed: 0,
         rendezvous: None,
         rank: None,
-        kernels: None,
+        files: KernelFiles::default(),
     })?
     .group;
     let name = group.device(group.local_ranks()[0])?.name();

@@ -16,6 +16,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use super::report::{Call, Report};
 use super::{KilledArgs, READY, REPORT, now_ns};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, bootstrap, device_of, open, over};
+use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for};
 
@@ -76,7 +77,7 @@ fn join(args: &KilledArgs, address: SocketAddr, rank: u32, ranks: usize) -> Resu
         seed: args.seed,
         rendezvous: Some(address),
         rank: Some(rank),
-        kernels: None,
+        files: KernelFiles::default(),
     };
     if args.group != GroupKind::Simulated {
         return open(&options);
@@ -98,7 +99,7 @@ fn again(args: &KilledArgs, others: TcpBootstrap, device: usize) -> Result<()> {
     let others = Box::new(others);
     let mut open = match args.group {
         GroupKind::Simulated => alone(args.seed, others)?,
-        kind => over(kind, None, others, device)?,
+        kind => over(kind, &KernelFiles::default(), others, device)?,
     };
     let group = open.group.clone();
     let problem = problem(&group, &settings(args, &group).config, args.seed);

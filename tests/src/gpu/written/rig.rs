@@ -12,7 +12,7 @@ use ferry_reference::{Problem, apply_expert_scale, dispatch};
 
 use crate::formats::INPUT_SCALE;
 #[cfg(feature = "cuda")]
-use crate::probes::Probes;
+use crate::probes::{ProbePtx, Probes};
 use crate::session::Session;
 use crate::verify::POISON;
 
@@ -24,6 +24,9 @@ pub(super) struct Sources<'a> {
     pub(super) scale: &'a [f32],
     /// Rounds whose outputs can be saved.
     pub(super) logs: usize,
+    /// What the kernel that copies is of.
+    #[cfg(feature = "cuda")]
+    pub(super) probes: &'a ProbePtx,
 }
 
 /// Something that is enqueued on a rank's stream.
@@ -176,7 +179,7 @@ impl Rig {
         Ok(Self {
             #[cfg(feature = "cuda")]
             gpu: (group.cuda(number))
-                .map(|gpu| Probes::new(&gpu).map(|probes| (gpu, probes)))
+                .map(|gpu| Probes::new(&gpu, sources.probes).map(|probes| (gpu, probes)))
                 .transpose()?,
             #[cfg(feature = "cuda")]
             graph: None,

@@ -1,0 +1,115 @@
+//! Kernels that another compiler made, in files that the command line names.
+
+use std::path::{Path, PathBuf};
+
+#[cfg(feature = "cuda")]
+use anyhow::{Context, Result};
+#[cfg(feature = "cuda")]
+use ferry::{Kernels, KernelsError};
+
+#[cfg(feature = "cuda")]
+use crate::probes::ProbePtx;
+
+const KERNELS: &str = "--kernels";
+const PROBE_KERNELS: &str = "--probe-kernels";
+
+/// PTX to load in place of the embedded one, for one architecture each.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct KernelFiles {
+    /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
+    #[arg(long, value_name = "FILE")]
+    pub kernels: Option<PathBuf>,
+    /// PTX of the probes, which measure the machine and check its arithmetic, likewise
+    #[arg(long, value_name = "FILE")]
+    pub probe_kernels: Option<PathBuf>,
+}
+
+impl KernelFiles {
+    /// The flags that were given, each with its file.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let kernels = self.kernels.as_deref().map(|file| (KERNELS, file));
+        let probes = self.probe_kernels.as_deref();
+        let probes = probes.map(|file| (PROBE_KERNELS, file));
+        kernels.into_iter().chain(probes)
+    }
+
+    /// The kernels that a group loads.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and all of [`KernelsError`]: with the flag and the file.
+    #[cfg(feature = "cuda")]
+    pub fn kernels(&self) -> Result<Kernels> {
+        read(KERNELS, self.kernels.as_deref(), |text| {
+            // SAFETY: whoever gives --kernels names PTX of Ferry's own kernels, which another compiler made.
+            unsafe { Kernels::from_ptx(text) }
+        })
+    }
+
+    /// The probes that devices load.
+    ///
+    /// # Errors
+    /// As [`kernels`](Self::kernels).
+    #[cfg(feature = "cuda")]
+    pub fn probes(&self) -> Result<ProbePtx> {
+        read(PROBE_KERNELS, self.probe_kernels.as_deref(), |text| {
+            // SAFETY: whoever gives --probe-kernels names PTX of the probes, which another compiler made.
+            unsafe { ProbePtx::from_ptx(text) }
+        })
+    }
+}
+
+/// What a flag's file has; without a file, what is embedded.
+#[cfg(feature = "cuda")]
+fn read<T: Default>(
+    flag: &str,
+    file: Option<&Path>,
+    take: impl FnOnce(String) -> Result<T, KernelsError>,
+) -> Result<T> {
+    let Some(file) = file else {
+        return Ok(T::default());
+    };
+    let of_file = || format!("{flag} {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(of_file)?;
+    take(text).with_context(of_file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    use crate::bench::BenchArgs;
+    use crate::gpu::GpuArgs;
+
+    #[derive(clap::Parser)]
+    enum Program {
+        Gpu(GpuArgs),
+        Bench(BenchArgs),
+    }
+
+    #[test]
+    fn both_programs_take_both_files() {
+        for program in ["gpu", "bench"] {
+            let line = [
+                "ferry-tests",
+                program,
+                "--kernels",
+                "a.ptx",
+                "--probe-kernels",
+                "b.ptx",
+            ];
+            let files = match Program::try_parse_from(line).unwrap() {
+                Program::Gpu(args) => args.files,
+                Program::Bench(args) => args.files,
+            };
+            let given: Vec<_> = files.given().collect();
+            let wanted = [("--kernels", "a.ptx"), ("--probe-kernels", "b.ptx")];
+            assert_eq!(given, wanted.map(|(flag, file)| (flag, Path::new(file))));
+        }
+        assert_eq!(KernelFiles::default().given().count(), 0);
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+#[path = "kernel_files_tests.rs"]
+mod tests_of_ptx;

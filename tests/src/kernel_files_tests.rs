@@ -1,0 +1,100 @@
+//! Which PTX each flag takes and refuses.
+
+use std::env::temp_dir;
+use std::fs;
+
+use super::*;
+
+const PROBES: &str = include_str!(env!("FERRY_PTX_SM_90A"));
+/// Of kernels that carry tokens: those with options have the names of those without.
+const OTHERS: &str = include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"));
+
+/// What `load` makes of a file with a text: the file's name, and the error without what it was.
+fn given<T>(
+    name: &str,
+    text: &str,
+    load: impl FnOnce(PathBuf) -> Result<T>,
+) -> (String, Option<String>) {
+    let file = temp_dir().join(format!("ferry-{name}-{}.ptx", std::process::id()));
+    fs::write(&file, text).unwrap();
+    let error = load(file.clone()).err().map(|error| format!("{error:#}"));
+    fs::remove_file(&file).unwrap();
+    (file.display().to_string(), error)
+}
+
+fn probes(file: PathBuf) -> Result<ProbePtx> {
+    let probe_kernels = Some(file);
+    KernelFiles {
+        probe_kernels,
+        ..KernelFiles::default()
+    }
+    .probes()
+}
+
+/// That a file with a text is refused as the probes', with the flag, the file and the reason.
+fn refused(name: &str, text: &str, reason: &str) {
+    let (file, error) = given(name, text, probes);
+    let wanted = format!("--probe-kernels {file}: {reason}");
+    assert!(
+        error.as_ref().is_some_and(|error| error.contains(&wanted)),
+        "{error:?}, not {wanted}"
+    );
+}
+
+#[test]
+fn the_probes_are_taken_for_every_architecture() {
+    let all = [
+        PROBES,
+        include_str!(env!("FERRY_PTX_SM_80")),
+        include_str!(env!("FERRY_PTX_SM_100A")),
+    ];
+    for text in all {
+        assert_eq!(given("probes", text, probes).1, None);
+    }
+}
+
+#[test]
+fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
+    let reason = "the PTX for sm_90a has no kernel ferry_probe_empty";
+    refused("no-probes", OTHERS, reason);
+    let kernels = |file| {
+        let kernels = Some(file);
+        KernelFiles {
+            kernels,
+            ..KernelFiles::default()
+        }
+        .kernels()
+    };
+    let (file, error) = given("no-kernels", PROBES, kernels);
+    let wanted = format!("--kernels {file}: the PTX for sm_90a has no kernel ferry_");
+    assert!(error.is_some_and(|error| error.starts_with(&wanted)));
+}
+
+#[test]
+fn a_probe_that_is_missing_is_named() {
+    let kernels = [
+        "empty", "barrier", "copy", "ping", "convert", "write", "clear",
+    ];
+    for kernel in kernels.map(|name| format!("ferry_probe_{name}")) {
+        let text = PROBES.replace(&format!(" {kernel}("), " other(");
+        let reason = format!("the PTX for sm_90a has no kernel {kernel}");
+        refused(&kernel, &text, &reason);
+    }
+}
+
+#[test]
+fn probes_of_another_version_or_no_text_are_refused() {
+    let text = PROBES.replace(
+        "ferry_probe_convert_param_0[32]",
+        "ferry_probe_convert_param_0[24]",
+    );
+    let reason = "the kernel ferry_probe_convert is given parameters of [32] bytes, but takes [24]";
+    refused("parameters", &text, reason);
+    let text = PROBES.replace("ferry_layout_fingerprint", "other");
+    let reason = "the kernels' ferry_layout_fingerprint is missing";
+    refused("layout", &text, reason);
+    refused("no-ptx", "int main() {}", "the kernels' text is not PTX");
+    let missing = temp_dir().join("ferry-no-such.ptx");
+    let wanted = format!("--probe-kernels {}: ", missing.display());
+    assert!(format!("{:#}", probes(missing).unwrap_err()).starts_with(&wanted));
+}
