@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use ::candle_core::cuda_backend::CudaStorageSlice;
 use ::candle_core::{
-    DType, Device as CandleDevice, Layout, Result, Storage, StorageRef, Tensor as Candle, bail,
+    DType, Device as CandleDevice, Layout, Result, Storage, StorageRef, Tensor as Candle,
 };
 use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, DeviceSlice as _};
 
@@ -91,8 +91,8 @@ impl Rows {
     /// [`Plan::max_rows`] always suffice. Not collective. Does not synchronise.
     ///
     /// # Errors
-    /// A message for tiled scales and for NVFP4 with a scale a row, which these functions do not take; what
-    /// candle reports.
+    /// As [`dispatch`], for tiled scales and for NVFP4 with a scale a row, which these functions do not
+    /// take; what candle reports.
     pub fn new(plan: &Plan, capacity: usize, device: &CandleDevice) -> Result<Self> {
         let kinds = Kinds::new(plan, capacity)?;
         let zeros = |kind: Kind| Candle::zeros(kind.dims, kind.dtype, device);
@@ -162,7 +162,10 @@ impl Kinds {
                 &[capacity, hidden / sizes.group as usize],
                 DType::U8,
             )),
-            (format, _) => bail!("candle: {format:?}: its scales need tensors of Ferry's own"),
+            (format, _) => {
+                let wanted = "a format without tiled scales and scales of rows";
+                return Err(refused("scales", wanted.into(), format!("{format:?}")));
+            }
         };
         let tokens = match format {
             TokenFormat::Bf16 => Kind::new(&[capacity, hidden], DType::BF16),
@@ -236,10 +239,11 @@ fn addresses<'v>(
 /// is not launched after one of them was dropped, nor after the communicator or its group was closed.
 ///
 /// # Errors
-/// Ferry's [`Error`](crate::Error), wrapped ([`Error::OtherDevice`](crate::Error::OtherDevice) for tensors
-/// of another GPU, [`Error::Tensor`](crate::Error::Tensor) for rows that are not what [`Rows::new`] makes and
-/// for a candle device with another stream on each thread), and a message for a tensor of another type, with
-/// gaps, or not on a GPU. Then nothing was enqueued.
+/// Ferry's [`Error`](crate::Error) in candle's `Error::Cuda`, whose `downcast_ref` gives it:
+/// [`Error::OtherDevice`](crate::Error::OtherDevice) for tensors of another GPU;
+/// [`Error::Tensor`](crate::Error::Tensor) for a tensor of another type or shape, with gaps, or not on a
+/// GPU, for rows that are not what [`Rows::new`] makes, and for a candle device with another stream on
+/// each thread. Then nothing was enqueued.
 pub unsafe fn dispatch<'r>(
     rank: &'r mut ExpertParallel,
     device: &CudaDevice,
@@ -367,7 +371,7 @@ pub unsafe fn combine_into(
 }
 
 fn wrap(error: crate::Error) -> ::candle_core::Error {
-    ::candle_core::Error::wrap(error)
+    ::candle_core::Error::Cuda(Box::new(error))
 }
 
 /// A tensor of candle's whose memory stays where it is meanwhile.
@@ -393,16 +397,12 @@ impl<'t> Held<'t> {
     fn view(&self) -> Result<(&'static str, CudaView<'_, u8>)> {
         let Self { name, dtypes, .. } = self;
         let Storage::Cuda(cuda) = &*self.storage else {
-            bail!(
-                "tensor {name}: wanted CUDA memory, given {:?}",
-                self.storage.device()
-            );
+            let given = format!("{:?}", self.storage.device());
+            return Err(refused(name, "memory of a GPU".into(), given));
         };
         let Some((start, end)) = self.layout.contiguous_offsets() else {
-            bail!(
-                "tensor {name}: wanted no gaps, given strides {:?}",
-                self.layout.stride()
-            );
+            let given = format!("strides {:?}", self.layout.stride());
+            return Err(refused(name, "no gaps".into(), given));
         };
         let dtype = self.storage.dtype();
         let view = match &cuda.slice {
@@ -414,10 +414,9 @@ impl<'t> Held<'t> {
             CudaStorageSlice::U8(slice) => bytes(slice, start, end),
             _ => None,
         };
-        match view {
-            Some(view) => Ok((name, view)),
-            None => bail!("tensor {name}: wanted {dtypes:?}, given {dtype:?}"),
-        }
+        let view =
+            view.ok_or_else(|| refused(name, format!("{dtypes:?}"), format!("{dtype:?}")))?;
+        Ok((name, view))
     }
 
     /// The same elements at `at`.
@@ -434,10 +433,8 @@ impl<'t> Held<'t> {
 
     fn dims<const N: usize>(&self) -> Result<[usize; N]> {
         let (name, dims) = (self.name, self.layout.dims());
-        match dims.try_into() {
-            Ok(dims) => Ok(dims),
-            Err(_) => bail!("tensor {name}: wanted {N} dimensions, given shape {dims:?}"),
-        }
+        let given = |_| refused(name, format!("{N} dimensions"), format!("shape {dims:?}"));
+        dims.try_into().map_err(given)
     }
 }
 
