@@ -163,32 +163,36 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         start: Instant::now(),
     };
     suite.introduce()?;
-    cases::run(&mut suite)?;
-    rounds::run(&mut suite)?;
-    counted::run(&mut suite)?;
-    exact::run(&mut suite)?;
-    epilogue::run(&mut suite)?;
-    two::run(&mut suite)?;
-    at_once::run(&mut suite)?;
-    written::run(&mut suite)?;
-    invalid::run(&mut suite)?;
-    local::run(&mut suite)?;
-    damaged::run(&mut suite)?;
-    #[cfg(feature = "cuda")]
-    held::run(&mut suite)?;
-    #[cfg(feature = "cudarc")]
-    cudarc::run(&mut suite)?;
-    #[cfg(feature = "cust")]
-    cust::run(&mut suite)?;
-    #[cfg(feature = "cuda")]
-    conversions::run(&mut suite)?;
-    #[cfg(feature = "cuda")]
-    timing::run(&mut suite)?;
-    // Last: they leave communicators behind that gave up.
-    silu::run(&mut suite)?;
-    at_once::run_failing(&mut suite)?;
-    faults::run(&mut suite)?;
+    run_all(&mut suite)?;
     suite.finish()
+}
+
+fn run_all(suite: &mut Suite<'_>) -> Result<()> {
+    cases::run(suite)?;
+    rounds::run(suite)?;
+    counted::run(suite)?;
+    exact::run(suite)?;
+    epilogue::run(suite)?;
+    two::run(suite)?;
+    at_once::run(suite)?;
+    written::run(suite)?;
+    invalid::run(suite)?;
+    local::run(suite)?;
+    damaged::run(suite)?;
+    #[cfg(feature = "cuda")]
+    held::run(suite)?;
+    #[cfg(feature = "cudarc")]
+    cudarc::run(suite)?;
+    #[cfg(feature = "cust")]
+    cust::run(suite)?;
+    #[cfg(feature = "cuda")]
+    conversions::run(suite)?;
+    #[cfg(feature = "cuda")]
+    timing::run(suite)?;
+    // Last: they leave communicators behind that gave up.
+    silu::run(suite)?;
+    at_once::run_failing(suite)?;
+    faults::run(suite)
 }
 
 impl Suite<'_> {
