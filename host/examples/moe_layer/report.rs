@@ -8,9 +8,8 @@ use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 use serde_json::json;
 
-use crate::layer::Outcome;
-use crate::reference::{self, Sample};
-use crate::{Format, Job, Shape, Way};
+use crate::layer::reference::{self, Sample};
+use crate::layer::{Format, Job, Outcome, Shape, Way};
 
 /// A layer's figures.
 pub struct Record {
@@ -32,7 +31,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 impl Record {
     /// Medians over the steps, of the slowest rank in each; and the comparison.
-    pub fn new(job: &Job, outcomes: &[Outcome]) -> Self {
+    pub fn new(job: &Job<'_>, outcomes: &[Outcome]) -> Self {
         let slowest = |of: &dyn Fn(&[f32]) -> f32| {
             let of_step = |step: usize| {
                 let ranks = outcomes.iter().map(|rank| of(&rank.times[step]));

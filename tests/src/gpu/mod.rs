@@ -18,6 +18,8 @@ mod held;
 mod invalid;
 pub mod killed;
 mod local;
+#[cfg(feature = "cudarc")]
+mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]
 mod on_devices;
 mod rounds;
@@ -183,6 +185,8 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     held::run(suite)?;
     #[cfg(feature = "cudarc")]
     cudarc::run(suite)?;
+    #[cfg(feature = "cudarc")]
+    moe_layer::run(suite)?;
     #[cfg(feature = "cust")]
     cust::run(suite)?;
     #[cfg(feature = "cuda")]

@@ -6,9 +6,9 @@ use anyhow::Result;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 use half::bf16;
 
-use crate::gemm::{Bf16Gemm, Fp8Gemm, Product, Rows};
-use crate::weights::{Kind, Matrices};
-use crate::{Format, Job, Shape};
+use super::gemm::{Bf16Gemm, Fp8Gemm, Product, Rows};
+use super::weights::{Kind, Matrices};
+use super::{Format, Job, Shape};
 
 pub struct Experts {
     gemm: Gemm,
@@ -29,7 +29,12 @@ enum Weights {
 }
 
 impl Experts {
-    pub fn new(stream: &Arc<CudaStream>, job: &Job, rank: usize, capacity: usize) -> Result<Self> {
+    pub fn new(
+        stream: &Arc<CudaStream>,
+        job: &Job<'_>,
+        rank: usize,
+        capacity: usize,
+    ) -> Result<Self> {
         let Shape {
             hidden,
             intermediate,

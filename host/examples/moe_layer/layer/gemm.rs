@@ -15,7 +15,7 @@ use cudarc::cublaslt::{result as lt, sys as lt_sys};
 use cudarc::driver::sys::{self as cuda, CUDA_MEMCPY2D_st, CUmemorytype};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _};
 
-use crate::weights::{BLOCK, scale_columns, spread};
+use super::weights::{BLOCK, scale_columns, spread};
 
 /// Bytes that cuBLASLt may work with.
 const WORKSPACE: usize = 32 << 20;

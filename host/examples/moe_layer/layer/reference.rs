@@ -2,8 +2,8 @@
 
 use std::thread;
 
-use crate::weights::{Kind, Tiles, spread};
-use crate::{Format, Shape};
+use super::weights::{Kind, Tiles, spread};
+use super::{Format, Shape};
 
 /// A token whose result is compared.
 #[derive(Clone)]

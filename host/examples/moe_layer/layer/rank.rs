@@ -13,14 +13,14 @@ use ferry::{
 };
 use half::bf16;
 
-use crate::clock::Clock;
-use crate::experts::Experts;
-use crate::gemm::{Bf16Gemm, Product, Rows};
-use crate::nccl::Nccl;
-use crate::reference::Sample;
-use crate::router::choose;
-use crate::weights::{BLOCK, Kind, Matrices};
-use crate::{Job, Shape};
+use super::clock::Clock;
+use super::experts::Experts;
+use super::gemm::{Bf16Gemm, Product, Rows};
+use super::nccl::Nccl;
+use super::reference::Sample;
+use super::router::choose;
+use super::weights::{BLOCK, Kind, Matrices};
+use super::{Job, Shape};
 
 /// What a rank found.
 pub struct Outcome {
@@ -31,7 +31,7 @@ pub struct Outcome {
 
 /// A rank.
 pub struct Layer<'a> {
-    job: &'a Job,
+    job: &'a Job<'a>,
     rank: usize,
     device: Arc<CudaDevice>,
     ferry: ExpertParallel,
@@ -75,7 +75,7 @@ struct AllTokens {
 }
 
 impl Memory {
-    fn new(stream: &Arc<CudaStream>, job: &Job, rank: usize, capacity: usize) -> Result<Self> {
+    fn new(stream: &Arc<CudaStream>, job: &Job<'_>, rank: usize, capacity: usize) -> Result<Self> {
         let Shape {
             tokens,
             hidden,
@@ -123,7 +123,7 @@ impl Memory {
 
 impl<'a> Layer<'a> {
     pub fn new(
-        job: &'a Job,
+        job: &'a Job<'a>,
         device: Arc<CudaDevice>,
         ferry: ExpertParallel,
         nccl: Option<&'a mut Nccl>,
@@ -159,7 +159,7 @@ impl<'a> Layer<'a> {
         let mut times = Vec::new();
         let mut clock = Clock::new(&self.device, self.job.stages().len())?;
         for step in 0..self.job.warm_up + self.job.iterations {
-            self.job.barrier.wait();
+            self.job.meeting.wait()?;
             self.step(&mut clock)?;
             self.stream.synchronize()?;
             if step >= self.job.warm_up {
@@ -170,6 +170,8 @@ impl<'a> Layer<'a> {
             bail!("{fault}");
         }
         let samples = self.samples()?;
+        // Closing waits for all.
+        self.job.meeting.wait()?;
         self.ferry.close()?;
         Ok(Outcome { times, samples })
     }
@@ -222,7 +224,7 @@ impl<'a> Layer<'a> {
             .memcpy_htod(&self.chosen.1, &mut memory.topk_weights)?;
         // So that no rank's dispatch waits for another one's choice.
         self.stream.synchronize()?;
-        self.job.barrier.wait();
+        self.job.meeting.wait()?;
         clock.mark(stream)
     }
 
