@@ -1,6 +1,8 @@
 //! The acceptance tests: many shapes and ways on a real group, bit for bit against the oracle.
 
 mod at_once;
+#[cfg(feature = "candle")]
+mod candle;
 mod cases;
 #[cfg(feature = "cuda")]
 mod conversions;
@@ -187,6 +189,8 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     cudarc::run(suite)?;
     #[cfg(feature = "cudarc")]
     moe_layer::run(suite)?;
+    #[cfg(feature = "candle")]
+    candle::run(suite)?;
     #[cfg(feature = "cust")]
     cust::run(suite)?;
     #[cfg(feature = "cuda")]

@@ -1,0 +1,234 @@
+//! Tensors that Ferry refuses. Nothing was enqueued then: each case ends with a round.
+
+use anyhow::{Result, bail, ensure};
+use candle_core::{DType, Device as Gpu, Tensor};
+use ferry::candle::{self, Rows, Tokens};
+use ferry::{Dispatched, Error, ExpertParallel, TokenFormat, Unfinished};
+use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
+
+use super::{HIDDEN, Memory, Rank, TOP_K, close, prepare, problem, run_round};
+use crate::gpu::Suite;
+use crate::gpu::on_devices::Devices;
+use crate::verify::compare_rows;
+
+/// What Ferry says in an error of candle's, which must be of tensors or of devices.
+fn refusal<T>(wanted: &str, result: candle_core::Result<T>) -> Result<String> {
+    let Err(error) = result else {
+        bail!("{wanted}: nothing was refused");
+    };
+    let candle_core::Error::Cuda(inner) = &error else {
+        bail!("{wanted}: {error}");
+    };
+    match inner.downcast_ref() {
+        Some(error @ (Error::Tensor(_) | Error::OtherDevice { .. })) => Ok(error.to_string()),
+        _ => bail!("{wanted}: {error}"),
+    }
+}
+
+/// Checks that `rank` refuses a dispatch of these tensors with a text that begins so.
+fn require_refused(rank: &mut Rank, tokens: &Tokens<'_>, rows: &Rows, wanted: &str) -> Result<()> {
+    let Rank {
+        communicator,
+        memory,
+    } = rank;
+    // SAFETY: nothing is enqueued.
+    let result = unsafe { candle::dispatch(communicator, &memory.device, tokens, rows) };
+    let said = refusal(wanted, result.map(drop))?;
+    ensure!(said.starts_with(wanted), "wanted {wanted}, given {said}");
+    Ok(())
+}
+
+/// The device of `Device::new_cuda` has another default stream on each thread.
+pub(super) fn stream_on_each_thread(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
+    let format = TokenFormat::Bf16;
+    let problem = problem(suite.ranks());
+    let mut ranks = prepare(suite, devices, &problem, format)?;
+    for rank in &mut ranks {
+        let (number, plan) = (rank.memory.number, *rank.communicator.plan());
+        let (device, gpu) = (
+            rank.memory.device.clone(),
+            Gpu::new_cuda(rank.memory.device.ordinal())?,
+        );
+        let other = Memory::new(&device, gpu, &plan, number, &problem.inputs[number])?;
+        let text = "tensor x: wanted a device of `Device::new_cuda_with_stream`";
+        require_refused(rank, &other.tokens(), &other.rows, text)?;
+    }
+    run_round(&mut ranks, &problem, format)?;
+    close(ranks)
+}
+
+/// The communicator serves a round after all of these.
+pub(super) fn wrong_tensors(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
+    let format = TokenFormat::Bf16;
+    let problem = problem(suite.ranks());
+    let mut ranks = prepare(suite, devices, &problem, format)?;
+    for rank in &mut ranks {
+        wrong_inputs(rank)?;
+        wrong_rows(rank)?;
+    }
+    run_round(&mut ranks, &problem, format)?;
+    wrong_expert_rows(&mut ranks, &problem)?;
+    run_round(&mut ranks, &problem, format)?;
+    close(ranks)
+}
+
+fn wrong_inputs(rank: &mut Rank) -> Result<()> {
+    let memory = &rank.memory;
+    let (rows, gpu, count) = (memory.rows.clone(), &memory.gpu, memory.x.dim(0)?);
+    let [x, topk_ids, weights] =
+        [&memory.x, &memory.topk_ids, &memory.topk_weights].map(Tensor::clone);
+    let good = Tokens {
+        x: &x,
+        topk_ids: &topk_ids,
+        topk_weights: Some(&weights),
+    };
+    let wrong_x = [
+        (
+            Tensor::zeros((count, HIDDEN), DType::F32, gpu)?,
+            "tensor x: wanted [BF16]",
+        ),
+        (
+            Tensor::zeros((HIDDEN, count), DType::BF16, gpu)?.t()?,
+            "tensor x: wanted no gaps",
+        ),
+        (
+            Tensor::zeros((count, HIDDEN, 1), DType::BF16, gpu)?,
+            "tensor x: wanted 2 dimensions",
+        ),
+        (
+            Tensor::zeros((count, HIDDEN / 2), DType::BF16, gpu)?,
+            "tensor x: wanted",
+        ),
+        (
+            Tensor::zeros((count, HIDDEN), DType::BF16, &Gpu::Cpu)?,
+            "tensor x: wanted memory of a GPU",
+        ),
+    ];
+    for (x, text) in &wrong_x {
+        require_refused(rank, &Tokens { x, ..good }, &rows, text)?;
+    }
+    let gpu = &rank.memory.gpu.clone();
+    let wrong_ids = Tensor::zeros((count, TOP_K), DType::I64, gpu)?;
+    let tokens = Tokens {
+        topk_ids: &wrong_ids,
+        ..good
+    };
+    require_refused(rank, &tokens, &rows, "tensor topk_ids: wanted [I32, U32]")?;
+    let wrong_weights = Tensor::zeros((count, TOP_K), DType::BF16, gpu)?;
+    let tokens = Tokens {
+        topk_weights: Some(&wrong_weights),
+        ..good
+    };
+    require_refused(rank, &tokens, &rows, "tensor topk_weights: wanted [F32]")
+}
+
+fn wrong_rows(rank: &mut Rank) -> Result<()> {
+    let (good, gpu) = (rank.memory.rows.clone(), rank.memory.gpu.clone());
+    let (capacity, groups) = (good.tokens.dim(0)?, good.expert_ids.dim(0)?);
+    let codes = Tensor::zeros((capacity, HIDDEN), DType::U8, &gpu)?;
+    let scales = Tensor::zeros((HIDDEN / 128, capacity), DType::F32, &gpu)?;
+    let offsets = Tensor::zeros(groups, DType::U32, &gpu)?;
+    let wrong = [
+        (
+            Rows {
+                tokens: codes,
+                ..good.clone()
+            },
+            "tensor tokens: wanted BF16",
+        ),
+        (
+            Rows {
+                scales: Some(scales),
+                ..good.clone()
+            },
+            "tensor scales: wanted none",
+        ),
+        (
+            Rows {
+                row_offsets: offsets,
+                ..good
+            },
+            "tensor row_offsets: wanted U32",
+        ),
+    ];
+    let [x, topk_ids] = [&rank.memory.x, &rank.memory.topk_ids].map(Tensor::clone);
+    let tokens = Tokens {
+        x: &x,
+        topk_ids: &topk_ids,
+        topk_weights: None,
+    };
+    for (rows, text) in &wrong {
+        require_refused(rank, &tokens, rows, text)?;
+    }
+    Ok(())
+}
+
+/// A combine that was refused is done again.
+fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
+    for rank in &mut *ranks {
+        // As if its result was lost: the round stays open.
+        drop(rank.dispatch()?);
+    }
+    let mut results = Vec::new();
+    for Rank {
+        communicator,
+        memory,
+    } in &mut *ranks
+    {
+        let (rows, tokens) = (&memory.rows.tokens, problem.inputs[memory.number].tokens);
+        let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
+        // SAFETY: nothing is enqueued.
+        let result =
+            unsafe { candle::combine(open(communicator)?, &memory.device, &wrong, tokens) };
+        let said = refusal("expert rows", result)?;
+        ensure!(
+            said.starts_with("tensor expert_rows: wanted [BF16]"),
+            "{said}"
+        );
+        // SAFETY: as in `Rank::dispatch`.
+        results
+            .push(unsafe { candle::combine(open(communicator)?, &memory.device, rows, tokens) }?);
+    }
+    let rows = dispatch(problem).into_iter().map(|rank| rank.tokens);
+    let sums = combine(problem, &rows.collect::<Vec<_>>(), CombineMode::Reduced);
+    for (Rank { memory, .. }, result) in ranks.iter().zip(results) {
+        let result: Vec<bf16> = result.flatten_all()?.to_vec1()?;
+        compare_rows(memory.number, "sums", &sums[memory.number], &result, HIDDEN)?;
+    }
+    Ok(())
+}
+
+/// The round whose dispatch was enqueued.
+fn open(communicator: &mut ExpertParallel) -> Result<Dispatched<'_>> {
+    match communicator.unfinished() {
+        Unfinished::Combine(dispatched) => Ok(dispatched),
+        _ => bail!("no round is open"),
+    }
+}
+
+/// Where this process has several.
+pub(super) fn other_gpus(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
+    let format = TokenFormat::Bf16;
+    let problem = problem(suite.ranks());
+    let mut ranks = prepare(suite, devices, &problem, format)?;
+    for other in 1..ranks.len() {
+        let [rank, other] = ranks.get_disjoint_mut([other - 1, other])?;
+        let (own, rows) = (rank.memory.topk_ids.clone(), rank.memory.rows.clone());
+        let all = other.memory.tokens();
+        require_refused(rank, &all, &other.memory.rows, "the stream")?;
+        let x = rank.memory.x.clone();
+        let weights = Tokens {
+            x: &x,
+            topk_ids: &own,
+            ..all
+        };
+        require_refused(rank, &weights, &rows, "the memory")?;
+        let own = Tokens {
+            topk_weights: None,
+            ..weights
+        };
+        require_refused(rank, &own, &other.memory.rows, "the memory")?;
+    }
+    run_round(&mut ranks, &problem, format)?;
+    close(ranks)
+}
