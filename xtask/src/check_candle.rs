@@ -4,14 +4,14 @@
 //! after it asked for its version. The one here writes empty files, so that Rust code is checked
 //! and nothing can be run.
 
-use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use xshell::{Shell, cmd};
 
-use crate::Places;
+use crate::{Places, cuda_folder};
 
 /// Answers as nvcc does, and writes what it is asked for without a content.
 const NVCC: &str = r#"#!/bin/sh
@@ -38,42 +38,26 @@ case $output in
 esac
 "#;
 
-/// Checks the host library with the feature.
+/// Checks the host library and the tests with the feature.
 pub(crate) fn run(places: &Places) -> Result<()> {
-    let nvcc = write_nvcc(places)?;
-    let folder = nvcc.parent().context("nvcc lies in a folder")?.to_owned();
-    // cudarc's build script takes the nvcc of PATH.
-    let path = env::var_os("PATH").unwrap_or_default();
-    let path = env::join_paths([folder].into_iter().chain(env::split_paths(&path)))?;
-    let status = std::process::Command::new("cargo")
-        .args([
-            "clippy",
-            "--package",
-            "ferry-ep",
-            "--lib",
-            "--features",
-            "candle",
-        ])
-        .args(["--", "-D", "warnings"])
-        .current_dir(&places.root)
-        .env("NVCC", &nvcc)
-        .env("CUDA_COMPUTE_CAP", "90")
-        .env("PATH", path)
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(
-        status.success(),
-        "cargo clippy with the feature candle failed"
+    let folder = places.target_dir.join("nvcc-stub");
+    write_nvcc(&folder)?;
+    let shell = Shell::new()?;
+    shell.change_dir(&places.root);
+    let packages = ["--package", "ferry-ep", "--package", "ferry-tests"];
+    let features = ["--features", "ferry-ep/candle,ferry-tests/candle"];
+    let clippy = cmd!(
+        shell,
+        "cargo clippy --lib {packages...} {features...} -- -D warnings"
     );
-    Ok(())
+    Ok(cuda_folder::with_installation(clippy, &folder)?.run()?)
 }
 
-fn write_nvcc(places: &Places) -> Result<PathBuf> {
-    // As in a CUDA installation: the headers' folder is looked for beside it.
-    let folder = places.target_dir.join("nvcc-stub").join("bin");
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let nvcc = folder.join("nvcc");
-    fs::write(&nvcc, NVCC).with_context(|| nvcc.display().to_string())?;
-    fs::set_permissions(&nvcc, fs::Permissions::from_mode(0o755))?;
-    Ok(nvcc)
+/// As in a CUDA installation: the headers' folder is looked for beside `bin`.
+fn write_nvcc(folder: &Path) -> Result<()> {
+    let nvcc = folder.join("bin/nvcc");
+    let shell = Shell::new()?;
+    shell.write_file(&nvcc, NVCC)?;
+    fs::set_permissions(&nvcc, fs::Permissions::from_mode(0o755))
+        .with_context(|| nvcc.display().to_string())
 }

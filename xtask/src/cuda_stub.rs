@@ -28,27 +28,31 @@ const NEWER: [&str; 1] = ["cuLaunchKernelEx"];
 /// The folder to name in [`VARIABLE`]; its `lib64/libcuda.so` is made unless it is there.
 pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     let folder = places.target_dir.join("cuda-stub");
-    let library = folder.join("lib64/libcuda.so");
     let names = driver_names(&places.root)?;
-    let shell = Shell::new()?;
-    let (source, text) = (folder.join("stub.c"), c_source(&names));
-    if library.is_file()
-        && shell
-            .read_file(&source)
-            .is_ok_and(|made_of| made_of == text)
-    {
-        return Ok(folder);
-    }
-    shell.write_file(&source, text)?;
-    shell.create_dir(folder.join("lib64"))?;
-    cmd!(
-        shell,
-        "cc -shared -fPIC -w -Wl,-soname,libcuda.so.1 -o {library} {source}"
-    )
-    .quiet()
-    .run()
-    .context("cannot compile the link stub; get a C compiler with `apt-get install gcc`")?;
+    let (source, library) = (folder.join("stub.c"), folder.join("lib64/libcuda.so"));
+    compile(&names, "libcuda.so.1", &source, &library)?;
     Ok(folder)
+}
+
+/// Makes a library of functions that fail, unless it is there. What is linked with it loads `loaded` in its
+/// place.
+pub(crate) fn compile(
+    names: &BTreeSet<String>,
+    loaded: &str,
+    source: &Path,
+    library: &Path,
+) -> Result<()> {
+    let (shell, text) = (Shell::new()?, c_source(names));
+    if library.is_file() && shell.read_file(source).is_ok_and(|made_of| made_of == text) {
+        return Ok(());
+    }
+    shell.write_file(source, text)?;
+    shell.create_dir(library.parent().context("a library lies in a folder")?)?;
+    let name = format!("-Wl,-soname,{loaded}");
+    cmd!(shell, "cc -shared -fPIC -w {name} -o {library} {source}")
+        .quiet()
+        .run()
+        .context("cannot compile the link stub; get a C compiler with `apt-get install gcc`")
 }
 
 /// A folder for the loader's path in which the stub is the driver: each of its functions fails.
@@ -63,17 +67,23 @@ pub(crate) fn loaded_from(places: &Places) -> Result<PathBuf> {
 
 /// The functions that a driver has.
 fn driver_names(root: &Path) -> Result<BTreeSet<String>> {
-    let mut names = NEWER.map(String::from).into();
-    let bindings = bindings_folder(root)?;
-    collect_names(&bindings, &mut names)?;
-    if names.len() == NEWER.len() {
-        bail!("{} declares no driver function", bindings.display());
+    let mut names = names_in(root, BINDINGS, "cu")?;
+    names.extend(NEWER.map(String::from));
+    Ok(names)
+}
+
+/// The functions whose names begin with `prefix` and a capital letter that a crate declares.
+pub(crate) fn names_in(root: &Path, package: &str, prefix: &str) -> Result<BTreeSet<String>> {
+    let (folder, mut names) = (source_folder(root, package)?, BTreeSet::new());
+    collect_names(&folder, prefix, &mut names)?;
+    if names.is_empty() {
+        bail!("{} declares no function {prefix}", folder.display());
     }
     Ok(names)
 }
 
-/// Where cargo keeps the source of [`BINDINGS`].
-fn bindings_folder(root: &Path) -> Result<PathBuf> {
+/// Where cargo keeps the source of a crate.
+fn source_folder(root: &Path, name: &str) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(root);
     let metadata = cmd!(shell, "cargo metadata --format-version 1 --all-features")
@@ -85,35 +95,35 @@ fn bindings_folder(root: &Path) -> Result<PathBuf> {
         .context("cargo metadata lists no packages")?;
     packages
         .iter()
-        .find(|package| package["name"] == BINDINGS)
+        .find(|package| package["name"] == name)
         .and_then(|package| Path::new(package["manifest_path"].as_str()?).parent())
         .map(Path::to_owned)
-        .with_context(|| format!("the workspace does not depend on {BINDINGS}"))
+        .with_context(|| format!("the workspace does not depend on {name}"))
 }
 
-fn collect_names(folder: &Path, names: &mut BTreeSet<String>) -> Result<()> {
+fn collect_names(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Result<()> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     for entry in entries {
         let path = entry?.path();
         if path.is_dir() {
-            collect_names(&path, names)?;
+            collect_names(&path, prefix, names)?;
         } else if path.extension().is_some_and(|end| end == "rs") {
-            names.extend(declared_names(&fs::read_to_string(&path)?));
+            names.extend(declared_names(&fs::read_to_string(&path)?, prefix));
         }
     }
     Ok(())
 }
 
-/// The names after `fn ` that are the driver's: `cu` and a capital letter.
-fn declared_names(source: &str) -> impl Iterator<Item = String> + '_ {
-    source.split("fn ").skip(1).filter_map(|rest| {
+/// The names after `fn ` that begin with `prefix` and a capital letter.
+fn declared_names(source: &str, prefix: &str) -> impl Iterator<Item = String> {
+    source.split("fn ").skip(1).filter_map(move |rest| {
         let end = rest.find(|character: char| !character.is_alphanumeric() && character != '_')?;
         let name = &rest[..end];
-        let is_driver = name
-            .strip_prefix("cu")?
+        let is_wanted = name
+            .strip_prefix(prefix)?
             .starts_with(|first: char| first.is_uppercase());
-        is_driver.then(|| name.to_owned())
+        is_wanted.then(|| name.to_owned())
     })
 }
 
@@ -132,7 +142,7 @@ mod tests {
     fn driver_functions_are_found_and_others_are_not() {
         let source =
             "pub fn cuInit(Flags: u32); fn custom(); pub fn cuMemcpy_v2(\n fn cudaMalloc()";
-        let names: Vec<_> = declared_names(source).collect();
+        let names: Vec<_> = declared_names(source, "cu").collect();
         assert_eq!(names, ["cuInit", "cuMemcpy_v2"]);
     }
 
@@ -140,7 +150,7 @@ mod tests {
     fn every_function_that_the_host_asks_for_is_the_drivers() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let asked_for = fs::read_to_string(root.join("host/src/cuda/sys.rs")).unwrap();
-        let asked_for: BTreeSet<_> = declared_names(&asked_for).collect();
+        let asked_for: BTreeSet<_> = declared_names(&asked_for, "cu").collect();
         assert!(
             asked_for.contains("cuInit") && asked_for.len() > 40,
             "{asked_for:?}"

@@ -14,6 +14,7 @@ mod build_ptx;
 mod c_library;
 mod check_candle;
 mod compare_ptx;
+mod cuda_folder;
 mod cuda_stub;
 mod demo;
 mod dist;
@@ -125,7 +126,13 @@ enum Task {
     /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` where there is no CUDA
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
-    Dist,
+    Dist {
+        /// With the features `candle` and `cudarc` alone: nvcc compiles candle's kernels, which takes many
+        /// minutes, and the program links CUDA's libraries. `CUDA_HOME` names a CUDA installation, and
+        /// `CUDA_COMPUTE_CAP` the compute capability; without them, wheels are fetched, and it is 90
+        #[arg(long)]
+        candle: bool,
+    },
     /// Make the crates that publish, with PTX, in target/crates; build a project that depends on them
     Package {
         /// Also assemble the PTX, and build with the feature `nvshmem`, which compiles kernels: takes minutes
@@ -204,7 +211,8 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
         }
-        Task::Dist => dist::run(places)?,
+        Task::Dist { candle: false } => dist::run(places)?,
+        Task::Dist { candle: true } => dist::run_candle(places)?,
         Task::Package { full } => package::run(places, full)?,
     }
     Ok(ExitCode::SUCCESS)

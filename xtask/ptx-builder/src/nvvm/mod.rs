@@ -5,7 +5,6 @@
 //! crates, whose manifest names the checkout's `cuda_std`. Everything lies below `<target_dir>/nvvm`.
 
 mod checkout;
-mod cuda_folder;
 mod finish;
 mod sources;
 mod tools;
@@ -16,6 +15,7 @@ use std::process::Command;
 
 use crate::command::{llvm_tools, output_of, toolchain_command};
 use crate::compile::{Artifact, Package, Variant, missing_cargo};
+use crate::cuda_folder;
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
 

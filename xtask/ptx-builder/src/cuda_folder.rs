@@ -1,4 +1,4 @@
-//! A folder that looks like a CUDA installation, of wheels: what rust-cuda's build scripts look for.
+//! A folder that looks like a CUDA installation, of wheels: what build scripts look for.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,8 +10,27 @@ use crate::wheel::Wheel;
 /// Where a wheel of CUDA 13 has its files.
 const INSIDE: &str = "nvidia/cu13";
 
-/// Makes the folder, unless it is there, and gives it back.
-pub(super) fn make(target_dir: &Path, folder: &Path) -> Result<PathBuf> {
+/// Makes a folder with nvcc, CUDA's headers and its runtime, unless it is there.
+///
+/// # Errors
+///
+/// As [`Wheel::fetch`]; a folder that cannot be written.
+pub fn with_compiler(target_dir: &Path, folder: &Path) -> Result<()> {
+    make(target_dir, folder)?;
+    let of = |wheel: Wheel| Ok(wheel.fetch(target_dir)?.join(INSIDE));
+    let (nvcc, nvvm, runtime) = (of(Wheel::NVCC)?, of(Wheel::NVVM)?, of(Wheel::RUNTIME)?);
+    for inside in ["bin", "include"] {
+        link_tree(&nvcc.join(inside), &folder.join(inside))?;
+    }
+    link(&nvvm.join("nvvm/bin/cicc"), &folder.join("nvvm/bin/cicc"))?;
+    link(
+        &runtime.join("lib/libcudart.so.13"),
+        &folder.join("lib64/libcudart.so"),
+    )
+}
+
+/// Makes a folder with libNVVM and CUDA's headers, unless it is there, and gives it back.
+pub(crate) fn make(target_dir: &Path, folder: &Path) -> Result<PathBuf> {
     let nvvm = Wheel::NVVM.fetch(target_dir)?.join(INSIDE);
     for wheel in [Wheel::RUNTIME, Wheel::CRT, Wheel::CCCL] {
         let include = wheel.fetch(target_dir)?.join(INSIDE).join("include");
