@@ -241,9 +241,9 @@ fn addresses<'v>(
 /// # Errors
 /// Ferry's [`Error`](crate::Error) in candle's `Error::Cuda`, whose `downcast_ref` gives it:
 /// [`Error::OtherDevice`](crate::Error::OtherDevice) for tensors of another GPU;
-/// [`Error::Tensor`](crate::Error::Tensor) for a tensor of another type or shape, with gaps, or not on a
-/// GPU, for rows that are not what [`Rows::new`] makes, and for a candle device with another stream on
-/// each thread. Then nothing was enqueued.
+/// [`Error::Tensor`](crate::Error::Tensor) for a tensor of another type or shape, with gaps, not on a GPU, or
+/// of another candle device than the others, for rows that are not what [`Rows::new`] makes, and for a
+/// candle device with another stream on each thread. Then nothing was enqueued.
 pub unsafe fn dispatch<'r>(
     rank: &'r mut ExpertParallel,
     device: &CudaDevice,

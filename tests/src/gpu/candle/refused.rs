@@ -114,6 +114,14 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
         ..good
     };
     require_refused(rank, &tokens, &rows, "tensor topk_ids: wanted [I32, U32]")?;
+    let elsewhere = Gpu::new_cuda_with_stream(rank.memory.device.ordinal())?;
+    let other_stream = Tensor::zeros((count, TOP_K), DType::I32, &elsewhere)?;
+    let tokens = Tokens {
+        topk_ids: &other_stream,
+        ..good
+    };
+    let text = "tensor topk_ids: wanted a tensor of the same candle device";
+    require_refused(rank, &tokens, &rows, text)?;
     let wrong_weights = Tensor::zeros((count, TOP_K), DType::BF16, gpu)?;
     let tokens = Tokens {
         topk_weights: Some(&wrong_weights),
