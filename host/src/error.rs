@@ -320,20 +320,17 @@ pub enum Error {
     /// input fault, it came before the reason and took its place.
     #[error("the communicator gave up and must be built anew{}: {}", in_its_place(.0), .0)]
     Poisoned(Fault),
-    /// A peer has given up, perhaps on this rank, which came late: the communicator is poisoned, and this is
+    /// A peer has given up on this rank, which came late: the communicator is poisoned, and this is
     /// what every later call gives. What this rank has received so far may be whole.
     #[error(
-        "rank {} gave up earlier, because rank {} did not come in time; rank {}'s communicator must be built \
-         anew",
-        peer.0, culprit.0, rank.0
+        "rank {} came late, and rank {} had given up on it; the communicator must be built anew",
+        rank.0, peer.0
     )]
     PeerGaveUp {
         /// This rank.
         rank: Rank,
-        /// The first rank that gave up.
+        /// The lowest rank that has told this one.
         peer: Rank,
-        /// The rank that `peer` names: where the chain of waiting ranks begins.
-        culprit: Rank,
     },
     /// A call for all ranks of the process failed, on one of them or for all.
     #[error(transparent)]

@@ -109,12 +109,8 @@ enum Poison {
     Fault(Fault),
     /// A call of all ranks of the process could not be launched on this one.
     Launch(Rank),
-    /// A peer gave up, because of the culprit.
-    PeerGaveUp {
-        rank: Rank,
-        peer: Rank,
-        culprit: Rank,
-    },
+    /// A peer gave up on this rank.
+    PeerGaveUp { rank: Rank, peer: Rank },
 }
 
 impl Poison {
@@ -123,15 +119,7 @@ impl Poison {
         match self {
             Self::Fault(fault) => Error::Poisoned(fault),
             Self::Launch(rank) => LocalRanksError::Poisoned { rank }.into(),
-            Self::PeerGaveUp {
-                rank,
-                peer,
-                culprit,
-            } => Error::PeerGaveUp {
-                rank,
-                peer,
-                culprit,
-            },
+            Self::PeerGaveUp { rank, peer } => Error::PeerGaveUp { rank, peer },
         }
     }
 }
@@ -198,10 +186,11 @@ impl ExpertParallel {
     }
 
     /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s, and after an
-    /// input fault also finds a communicator that gave up later. Then it looks whether a peer has given up: a
-    /// rank that came late may have received all that it waited for. Not collective,
-    /// but waits for the peers that the kernels wait for, as long as the deadline allows: a thread that
-    /// drives several ranks enqueues on all of them first, and then waits for each.
+    /// input fault also finds a communicator that gave up later. Then it looks whether a peer has
+    /// told this rank that it gave up on it: a rank that came late may have received all that it
+    /// waited for. That reads 8 bytes for each rank from the device. Not collective, but waits for
+    /// the peers that the kernels wait for, as long as the deadline allows: a thread that drives
+    /// several ranks enqueues on all of them first, and then waits for each.
     ///
     /// ```
     /// # use ferry::*;
@@ -234,11 +223,15 @@ impl ExpertParallel {
                 self.check()?;
                 Err(self.poison(Poison::Fault(fault)))
             }
-            _ => self.require_peers().map(|()| found),
+            _ if found.is_none() => self.require_peers().map(|()| None),
+            // Told once, so now; the next call finds what the peers did.
+            _ => Ok(found),
         }
     }
 
-    /// That no peer has told this rank that it gave up. Synchronises.
+    /// That no peer has told this rank that it gave up on it. Whoever gave up on another rank is no
+    /// news here: this rank's kernels find that by themselves, and tell it to those who wait for
+    /// this rank. Synchronises.
     fn require_peers(&self) -> Result<(), Error> {
         let shape = self.plan.shape();
         if self.plan.config().skip_a2a || shape.ranks == 1 {
@@ -248,18 +241,14 @@ impl ExpertParallel {
         let mut words = vec![[0; 8]; shape.ranks as usize];
         let at = self.memory.window.plus(first);
         self.device().download(at, words.as_flattened_mut())?;
-        for (peer, &word) in (0..).map(Rank).zip(&words) {
-            let culprit = CulpritWord(u64::from_le_bytes(word)).rank(shape.ranks);
-            if let (Some(culprit), true) = (culprit, peer != self.rank) {
-                let rank = self.rank;
-                return Err(self.poison(Poison::PeerGaveUp {
-                    rank,
-                    peer,
-                    culprit,
-                }));
-            }
+        let own = CulpritWord::of(self.rank).0.to_le_bytes();
+        match (0..).zip(&words).find(|&(_, &word)| word == own) {
+            Some((peer, _)) => Err(self.poison(Poison::PeerGaveUp {
+                rank: self.rank,
+                peer: Rank(peer),
+            })),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// That no round is open.

@@ -30,8 +30,9 @@ use crate::{Device, Error, Fabric};
 ///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
 ///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
 ///    [`lost_rank`](crate::BootstrapError::lost_rank) it is where that is known. A rank whose own
-///    round ended well learns it in the next one, as the others do not come. Nobody has to tell
-///    anybody.
+///    round ended well learns it in the next one, as the others do not come. A rank that came late itself
+///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
+///    deadline has passed by then. Nobody has to tell anybody.
 /// 2. **Close the communicators.** Drop their graphs, then
 ///    [`close_all`](crate::ExpertParallel::close_all). A communicator that gave up waits for nobody. One that
 ///    did not waits for the bootstrap, and has its error. Either way the rank's own memory is free; note the

@@ -145,7 +145,9 @@ impl DamagedCase {
         for (rank, outcome) in session.outcomes() {
             match outcome {
                 Ok(_) => {}
-                Err(Error::Fault(_) | Error::Poisoned(_)) => goes_on = false,
+                Err(Error::Fault(_) | Error::Poisoned(_) | Error::PeerGaveUp { .. }) => {
+                    goes_on = false;
+                }
                 Err(error) => {
                     return Err(error).with_context(|| format!("rank {rank}, half {half}"));
                 }

@@ -177,6 +177,13 @@ pub enum Outcome {
     Fault(Fault),
     /// It was lost.
     Lost,
+    /// It came late, and a peer had given up on it. All that it had enqueued has ended well.
+    Late {
+        /// Rounds that it has dispatched.
+        dispatched: usize,
+        /// Rounds that it has combined.
+        combined: usize,
+    },
 }
 
 /// A run that is over; its outputs are still on the devices.
@@ -254,11 +261,13 @@ impl Run {
             for phase in 0..PHASES {
                 run.enqueue(round, phase);
                 if case.synchronize {
-                    run.synchronize();
+                    let (waits, ends) = (phase >= 1, phase >= 3);
+                    run.synchronize(round + usize::from(waits), round + usize::from(ends));
                 }
             }
         }
-        run.synchronize();
+        let rounds = run.tensors.len();
+        run.synchronize(rounds, rounds);
         run
     }
 
@@ -275,7 +284,8 @@ impl Run {
         }
     }
 
-    fn synchronize(&mut self) {
+    /// Waits for each rank, which has enqueued so many dispatches and combines.
+    fn synchronize(&mut self, dispatched: usize, combined: usize) {
         for (r, rank) in self.ranks.iter().enumerate() {
             if self.outcomes[r] != Outcome::Finished {
                 continue;
@@ -290,6 +300,12 @@ impl Run {
                 Err(Error::Simulator(SimulatorError::RankLost { .. })) => {
                     self.outcomes[r] = Outcome::Lost;
                 }
+                Err(Error::PeerGaveUp { .. }) => {
+                    self.outcomes[r] = Outcome::Late {
+                        dispatched,
+                        combined,
+                    };
+                }
                 Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
             }
         }
@@ -298,7 +314,11 @@ impl Run {
     /// Rounds that a rank has dispatched, and rounds that it has combined, for certain.
     fn progress(&self, rank: usize) -> (usize, usize) {
         match &self.outcomes[rank] {
-            Outcome::Finished if self.case.absent == Some(rank) => (0, 0),
+            Outcome::Finished | Outcome::Late { .. } if self.case.absent == Some(rank) => (0, 0),
+            &Outcome::Late {
+                dispatched,
+                combined,
+            } => (dispatched, combined),
             Outcome::Finished => (self.tensors.len(), self.tensors.len()),
             Outcome::Lost => (0, 0),
             Outcome::Fault(fault) => {

@@ -176,6 +176,7 @@ fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
 
 #[test]
 fn a_rank_that_never_launches_is_named_by_all() {
+    let mut is_told = 0;
     for seed in 11_000..11_100 {
         let case = any_case(seed);
         let absent = Dice::new(!seed).below(case.ranks);
@@ -187,6 +188,7 @@ fn a_rank_that_never_launches_is_named_by_all() {
         for (r, outcome) in run.outcomes.iter().enumerate() {
             let Outcome::Fault(fault) = outcome else {
                 assert_eq!(r, absent, "{case:?}");
+                is_told += u32::from(matches!(outcome, Outcome::Late { .. }));
                 continue;
             };
             let wanted = (FaultKind::PeerTimeout, Rank(absent as u32), 1);
@@ -195,6 +197,8 @@ fn a_rank_that_never_launches_is_named_by_all() {
         run.compare();
         run.close();
     }
+    // By those whose turn came before the absent one's.
+    assert!(is_told > 20, "{is_told}");
 }
 
 /// Every word of every output, also of those that gave up.

@@ -2,8 +2,8 @@
 //! decides by stand in its `tactics/tuning.rs`.
 //!
 //! What says "measured" was chosen on that GPU, and names the entry of `gpu/protocol/TUNING.md` that has the
-//! times. A change of any of them but threads and pipelines changes what words mean:
-//! [`LAYOUT_FINGERPRINT`](crate::LAYOUT_FINGERPRINT) tells builds that differ in it apart.
+//! times. Those that change where a row or a word stands, or how rows are cut, change the
+//! [`LAYOUT_FINGERPRINT`](crate::LAYOUT_FINGERPRINT), too.
 
 /// Most ranks that a window is laid out for: one bit each in a 64-bit rank mask.
 pub const MAX_RANKS: u32 = 64;

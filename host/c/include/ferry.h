@@ -291,7 +291,8 @@ typedef struct ferry_graph ferry_graph;
 // The ranks that exchange tokens, and how they reach each other. Any thread may use it.
 typedef struct ferry_group ferry_group;
 
-// Kernels that groups load in the place of the library's. Any thread may use it.
+// Kernels that groups load in the place of the library's. Plans with options, a shared expert or
+// skip_a2a have others beside them: those stay the library's. Any thread may use it.
 typedef struct ferry_kernels ferry_kernels;
 
 // A configuration that was checked. Any thread may use it.
@@ -697,8 +698,11 @@ ferry_status ferry_communicator_round(ferry_communicator *communicator, uint32_t
 // kernels that run may report later. Not collective. Does not synchronise.
 ferry_status ferry_check(const ferry_communicator *communicator, ferry_fault *fault);
 
-// Waits for everything enqueued on the stream, and then does as ferry_check. Not collective, but
-// waits for the peers that kernels wait for, as long as the deadline allows. Synchronises.
+// Waits for everything enqueued on the stream, and then does as ferry_check. It also finds that a
+// peer has given up on this rank, which came late: FERRY_POISONED, with a fault of kind
+// FERRY_FAULT_PEER_TIMEOUT whose culprit is this rank and whose peer is the one that gave up. Not
+// collective, but waits for the peers that kernels wait for, as long as the deadline allows.
+// Synchronises.
 ferry_status ferry_synchronize(const ferry_communicator *communicator, void *stream, ferry_fault *fault);
 
 // Frees the rank's memory, with the last rank of this process the windows after a barrier with the
@@ -708,9 +712,10 @@ ferry_status ferry_synchronize(const ferry_communicator *communicator, void *str
 // what could not be freed is leaked. Collective. Synchronises.
 ferry_status ferry_communicator_close(ferry_communicator **communicator);
 
-// Gives the handle back without freeing device memory and without waiting for anybody, and sets
-// `*communicator` to NULL: for a process that is about to end. Not collective. Does not
-// synchronise.
+// Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
+// process that is about to end. Where all ranks of the group are in this process, and each stream
+// of this one's calls was given to ferry_synchronize since, its memory is freed, which
+// synchronises. Else it is leaked. Not collective.
 ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 
 // Gives the device of a rank that this process drives. Not collective. Does not synchronise.

@@ -137,8 +137,11 @@ pub unsafe extern "C" fn ferry_check(
     })
 }
 
-/// Waits for everything enqueued on the stream, and then does as ferry_check. Not collective, but
-/// waits for the peers that kernels wait for, as long as the deadline allows. Synchronises.
+/// Waits for everything enqueued on the stream, and then does as ferry_check. It also finds that a
+/// peer has given up on this rank, which came late: FERRY_POISONED, with a fault of kind
+/// FERRY_FAULT_PEER_TIMEOUT whose culprit is this rank and whose peer is the one that gave up. Not
+/// collective, but waits for the peers that kernels wait for, as long as the deadline allows.
+/// Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_synchronize(
     communicator: *const ferry_communicator,
@@ -186,9 +189,10 @@ pub unsafe extern "C" fn ferry_communicator_close(
     })
 }
 
-/// Gives the handle back without freeing device memory and without waiting for anybody, and sets
-/// `*communicator` to NULL: for a process that is about to end. Not collective. Does not
-/// synchronise.
+/// Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
+/// process that is about to end. Where all ranks of the group are in this process, and each stream
+/// of this one's calls was given to ferry_synchronize since, its memory is freed, which
+/// synchronises. Else it is leaked. Not collective.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_drop(
     communicator: *mut *mut ferry_communicator,

@@ -128,6 +128,17 @@ impl ferry_fault {
         region: 0,
     };
 
+    /// Of a rank that came late.
+    fn of_late(rank: u32, peer: u32) -> Self {
+        Self {
+            kind: ferry_fault_kind::FERRY_FAULT_PEER_TIMEOUT as u32,
+            rank,
+            peer,
+            culprit: rank,
+            ..Self::NONE
+        }
+    }
+
     fn of(fault: &Fault) -> Self {
         Self {
             size: 0,
@@ -162,6 +173,11 @@ pub(crate) unsafe fn report(
         Err(error) => match &error {
             Error::Fault(fault) => (FERRY_FAULT, *fault, error.to_string()),
             Error::Poisoned(fault) => (FERRY_POISONED, *fault, error.to_string()),
+            &Error::PeerGaveUp { rank, peer } => {
+                // SAFETY: the caller's promise.
+                unsafe { tell(place, ferry_fault::of_late(rank.0, peer.0))? };
+                return Err(error.into());
+            }
             _ => return Err(error.into()),
         },
     };

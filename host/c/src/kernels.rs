@@ -6,7 +6,8 @@ use crate::handle::{Opaque, get, require_place, take};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
 
-/// Kernels that groups load in the place of the library's. Any thread may use it.
+/// Kernels that groups load in the place of the library's. Plans with options, a shared expert or
+/// skip_a2a have others beside them: those stay the library's. Any thread may use it.
 pub struct ferry_kernels(());
 
 impl Opaque for ferry_kernels {

@@ -128,7 +128,8 @@ impl ExpertParallel {
             || self
                 .fault()
                 .is_ok_and(|fault| fault.is_some_and(|(fault, _)| !fault.kind.is_input()))
-            || self.has_stopped().unwrap_or(true);
+            || self.has_stopped().unwrap_or(true)
+            || self.require_peers().is_err();
         self.closed = true;
         let freed = self.memory.free();
         let left = self.windows.leave(if gave_up {
