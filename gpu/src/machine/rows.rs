@@ -27,15 +27,6 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
     const SENTINELS: Vector = [SENTINEL; 4];
 
     #[inline(always)]
-    fn prefetch(&self, row: u64, range: ByteRange) {
-        // The last parts of a short row are empty.
-        if self.lane == 0 && range.start < range.end {
-            // SAFETY: the protocol names ranges of rows that it reads later.
-            unsafe { memory::prefetch(row + range.start as u64, range.end - range.start) };
-        }
-    }
-
-    #[inline(always)]
     fn row(&self, row: Row) -> u64 {
         match row {
             // Not from shared memory, whose reads would queue behind the rows' stores: the table is in

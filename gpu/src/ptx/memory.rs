@@ -436,20 +436,3 @@ pub fn fence_acq_rel_sys() {
     // SAFETY: a fence touches no memory of its own.
     unsafe { asm!("fence.acq_rel.sys;", options(nostack, preserves_flags)) }
 }
-
-/// Asks for memory to be brought into the L2 cache (PTX ISA, "cp.async.bulk.prefetch.L2", from sm_90 on;
-/// before, nothing). One lane asks for all of it.
-///
-/// # Safety
-/// See the module. Address and bytes are multiples of 16, the bytes not 0, and all lie in one allocation.
-#[inline(always)]
-pub unsafe fn prefetch(address: u64, bytes: u32) {
-    #[cfg(not(ferry_sm = "90"))]
-    let _ = (address, bytes);
-    // SAFETY: the caller's promise. Nothing is changed but what the cache holds.
-    #[cfg(ferry_sm = "90")]
-    unsafe {
-        asm!("cp.async.bulk.prefetch.L2.global [{}], {};", in(reg64) address, in(reg32) bytes,
-            options(nostack, preserves_flags));
-    }
-}

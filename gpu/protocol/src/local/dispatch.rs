@@ -1,7 +1,7 @@
 //! Every token that names an expert of this rank, from the input straight into the outputs.
 
 use ferry_layout::{
-    Counter, DispatchArgs, DispatchOptions, Header, Kernel, NOT_ROUTED, Tensor, assignment_index,
+    Counter, DispatchArgs, DispatchOptions, Header, Kernel, NOT_ROUTED, assignment_index,
 };
 
 use crate::dispatch::destination::{Destinations, locate};
@@ -16,7 +16,7 @@ use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
 use crate::dispatch::{begin, keep_tokens};
 use crate::machine::Machine;
-use crate::machine::rows::{OutputRow, Row};
+use crate::machine::rows::OutputRow;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Numbering;
 use crate::tactics::local::LocalTactics;
@@ -186,9 +186,6 @@ fn find<M: Machine>(
         }
         return Ok(None);
     }
-    // While the assignments are numbered, and while the row's places are looked up.
-    let input = machine.row(Row::Tensor(Tensor::Input, item.token));
-    machine.prefetch(input, item.range(2 * shape.hidden));
     if item.part == 0 {
         keep_weights(launch, args, item.token);
     }

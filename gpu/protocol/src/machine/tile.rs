@@ -2,7 +2,7 @@
 
 use ferry_layout::ByteOffset;
 
-use crate::machine::rows::{ByteRange, Row};
+use crate::machine::rows::Row;
 
 /// What a warp does with tiles. All lanes take part in each operation, with the same arguments.
 ///
@@ -26,8 +26,6 @@ pub trait Tiles {
     fn row(&self, row: Row) -> Self::Address;
     /// The address of a row in the own window.
     fn own_row(&self, at: ByteOffset) -> Self::Address;
-    /// Says that a byte range of a row, both ends multiples of 16, will be read soon: a hint.
-    fn prefetch(&self, _row: Self::Address, _range: ByteRange) {}
     /// Whether a row has `end` bytes, as far as the machine knows. For debug assertions.
     fn has_bytes(&self, _row: Self::Address, _end: u32) -> bool {
         true

@@ -3,7 +3,7 @@
 use ferry_layout::{
     Arguments, ByteOffset, SENTINEL, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
-use ferry_protocol::{ByteRange, LANES, Row, Tiles};
+use ferry_protocol::{LANES, Row, Tiles};
 
 use super::Warp;
 use crate::Args;
@@ -31,14 +31,6 @@ impl Tiles for Warp<'_> {
     const VECTOR_BYTES: u32 = 4 * WORDS as u32;
     const WARP_BYTES: u32 = LANES * Self::VECTOR_BYTES;
     const SENTINELS: Vector = [[SENTINEL; WORDS]; LANES as usize];
-
-    fn prefetch(&self, row: Address, range: ByteRange) {
-        debug_assert!(
-            range.start <= range.end && self.has_bytes(row, range.end),
-            "{range:?} of a row from {:#x} on",
-            row.start
-        );
-    }
 
     fn row(&self, row: Row) -> Address {
         let (start, bytes) = match row {
