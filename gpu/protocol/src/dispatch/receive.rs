@@ -214,7 +214,9 @@ fn place_item<M: Machine>(
     let (machine, common) = (launch.machine, launch.common);
     let from = item.location(common);
     let row = from.of(common.rank());
-    // All that there is to read is on its way before one thing is waited for.
+    // All that there is to read is on its way before one thing is waited for. Of a row with inline
+    // flags, each is then awaited and re-armed in turn: the header, which says where the row goes
+    // and is kept for combine, the payload, the scales. Of other rows all is there.
     let scales = scales::read_ahead(launch, from);
     let ahead = machine.read_ahead(from.range, row);
     let destinations = find_destinations(launch, args, item, from)?;

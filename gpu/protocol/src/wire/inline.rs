@@ -6,6 +6,8 @@
 //! receiver:  load until no word is the sentinel ; re-arm: store the sentinel      (copy, sum)
 //! ```
 //!
+//! [`copy`] also copies rows without inline flags: nothing of them is awaited.
+//!
 //! One warp alone takes a word. It re-arms words only when it holds all of them, and before the
 //! [`credit`](crate::wire::credit) lets their sender write them again.
 
