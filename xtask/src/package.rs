@@ -4,6 +4,7 @@
 //! has PTX for one node and the kernels' sources with it; `build/package` has the `.crate` files that cargo
 //! made and verified; `unpacked` is what a registry would give; `outside` depends on that.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -50,6 +51,33 @@ impl Published {
     }
 }
 
+/// Removes what earlier runs made cargo unpack: cargo keeps crates that it took from a folder by
+/// name and version, and would check the packages with those of another state of this version.
+fn forget_unpacked(published: &[Published]) -> Result<()> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let Some(home) = home.or_else(|| Some(env::home_dir()?.join(".cargo"))) else {
+        return Ok(());
+    };
+    let shell = Shell::new()?;
+    for kept in ["src", "cache"] {
+        let Ok(registries) = shell.read_dir(home.join("registry").join(kept)) else {
+            continue;
+        };
+        // A registry that is a folder has no host, and so a name that begins with this.
+        let of_folders = registries.iter().filter(|registry| {
+            let name = registry.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with('-'))
+        });
+        for registry in of_folders {
+            for package in published {
+                shell.remove_path(registry.join(package.full_name()))?;
+                shell.remove_path(registry.join(format!("{}.crate", package.full_name())))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Packs all, and builds and runs the project outside. `full`: the packaged kernels are assembled, and the
 /// project is built with the feature `nvshmem`, too, whose kernels are compiled there, with NVSHMEM's
 /// device code and the toolchain that the packages name.
@@ -60,6 +88,7 @@ pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
     let build = crates.join("build");
     let shell = Shell::new()?;
     shell.change_dir(crates.join("source"));
+    forget_unpacked(&published)?;
     let newest = published.iter().map(|package| &package.toolchain).max();
     let toolchain = newest.context("no package publishes")?;
     let install = format!("`rustup toolchain install {toolchain} --profile minimal`");
