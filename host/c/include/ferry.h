@@ -8,8 +8,10 @@
 // experts' outputs back and sums them.
 //
 // Calls return a ferry_status. Where it is not FERRY_OK, ferry_last_error has a text, and nothing was
-// launched, unless the status is a fault: what a kernel met that was launched earlier. ferry_check and
-// ferry_synchronize report faults. No panic crosses a call.
+// launched, unless the status is a fault: what a kernel met that was launched earlier. Only ferry_check and
+// ferry_synchronize report faults (FERRY_INPUT_FAULT, FERRY_FAULT); after a fault that ended the communicator,
+// calls of a round return FERRY_POISONED. A call that makes a handle and fails stores NULL. No panic crosses
+// a call.
 //
 // What every caller promises, and no call can check:
 //
@@ -154,8 +156,9 @@ typedef enum {
     FERRY_FAULT_TOO_MANY_ON_DEVICE = 5,
     // A position that came over the wire lies outside the outputs; nothing was written.
     FERRY_FAULT_ROW_OUT_OF_BOUNDS = 6,
-    // More rows arrive than the outputs hold, saw instead of wanted: the first ones were written, the others
-    // count as not routed. Only this rank is told, and sums of any rank's tokens may lack terms.
+    // More rows arrive than the outputs hold, saw instead of wanted, padding and a shared expert's
+    // included: the first ones were written, the others count as not routed. Only this rank is
+    // told, and sums of any rank's tokens may lack terms.
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     // A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
@@ -302,7 +305,8 @@ typedef struct ferry_plan ferry_plan;
 typedef struct {
     // sizeof(ferry_capacity).
     size_t size;
-    // Rows, in blockwise FP8 a multiple of 4. 0: max_rows of the plan.
+    // Rows, those of a shared expert and those that pad groups included; in blockwise FP8 a multiple of 4.
+    // Too few for the shared expert's alone are refused (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
     uint64_t rows;
     // Blocks of 128 rows of tiled scales. 0: the most that so many rows can take.
     uint64_t scale_blocks;
@@ -343,11 +347,16 @@ typedef struct {
     ferry_tensor scale_offsets;
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
     ferry_tensor row_scales;
-    // FERRY_U32 [groups + 1]: the first row of each group, and the end of the last.
+    // FERRY_U32 [groups + 1]: the first row of each group, and the end of the last. A group is an expert of
+    // this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4 rows,
+    // which count here; combine reads no row that pads a group. Never above the capacity.
     ferry_tensor row_offsets;
-    // FERRY_I32 [groups]: 0, 1, ..
+    // FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g,
+    // with a shared expert g - 1; rank r has the experts from r * local_experts on.
     ferry_tensor expert_ids;
-    // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there.
+    // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not
+    // written for rows of the shared expert, of which row i is this rank's token i, nor for rows
+    // that pad a group: fill with -1 before each dispatch to tell these apart.
     ferry_tensor src_info;
 } ferry_dispatch_output;
 
@@ -369,13 +378,13 @@ typedef struct {
     uint64_t index;
     // What was wanted: an epoch, or the first value that is out of range.
     uint64_t wanted;
-    // What was there instead.
+    // What was there instead; of ids of experts as a number without a sign.
     uint64_t saw;
     // The round.
     uint64_t epoch;
     // A ferry_fault_kind.
     uint32_t kind;
-    // In which kernel: a ferry_kernel.
+    // In which kernel: a ferry_kernel. Of a rank that came late only kind, rank, peer and culprit are set.
     uint32_t kernel;
     // On which rank.
     uint32_t rank;
@@ -524,7 +533,7 @@ typedef struct {
     // 1: kernels are compiled for this very shape when the communicator is made.
     uint32_t specialise;
     // 1: kernels with options are loaded, too (epilogues, other output elements, late weights,
-    // counted tokens).
+    // counted tokens). shared_expert and skip_a2a imply it.
     uint32_t options;
 } ferry_config;
 
@@ -689,7 +698,8 @@ ferry_status ferry_communicators_new(const ferry_group *group,
 // Stores the rank. Not collective. Does not synchronise.
 ferry_status ferry_communicator_rank(const ferry_communicator *communicator, uint32_t *rank);
 
-// Stores what comes next in the rank's round, a ferry_round. Not collective. Does not synchronise.
+// Stores what comes next in the rank's round, a ferry_round, whatever faults there were. Not
+// collective. Does not synchronise.
 ferry_status ferry_communicator_round(ferry_communicator *communicator, uint32_t *round);
 
 // Whether a kernel has reported something so far: FERRY_OK, or FERRY_INPUT_FAULT (told once; go
@@ -729,7 +739,7 @@ ferry_status ferry_device_free(ferry_device **device);
 // fits, and a zero byte. Not collective. Does not synchronise.
 ferry_status ferry_device_name(const ferry_device *device, char *name, size_t room);
 
-// Allocates device memory, not cleared. Not collective. Synchronises.
+// Allocates device memory, not cleared, aligned for every tensor. Not collective. Synchronises.
 ferry_status ferry_device_alloc(const ferry_device *device, uint64_t bytes, uint64_t *address);
 
 // Frees what ferry_device_alloc of this device gave, and nothing uses any more: no kernel that is
@@ -778,7 +788,9 @@ ferry_status ferry_graph_launch(ferry_graph *graph, void *stream);
 ferry_status ferry_graph_free(ferry_graph **graph);
 
 // Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
-// ferry_synchronize. There in every build. Not collective. Does not synchronise.
+// ferry_synchronize or ferry_device_synchronize, and only until that rank is done: wait for each rank. One
+// thread may drive all: enqueue on all of them, then wait for each. There in every build. Not
+// collective. Does not synchronise.
 ferry_status ferry_group_simulated(const ferry_simulator *options, ferry_group **group);
 
 // Makes a group of GPUs that this process drives, over peer access: rank r is `devices[r]`, a CUDA

@@ -105,7 +105,8 @@ pub unsafe extern "C" fn ferry_communicator_rank(
     })
 }
 
-/// Stores what comes next in the rank's round, a ferry_round. Not collective. Does not synchronise.
+/// Stores what comes next in the rank's round, a ferry_round, whatever faults there were. Not
+/// collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_round(
     communicator: *mut ferry_communicator,

@@ -80,7 +80,7 @@ pub struct ferry_config {
     /// 1: kernels are compiled for this very shape when the communicator is made.
     pub specialise: u32,
     /// 1: kernels with options are loaded, too (epilogues, other output elements, late weights,
-    /// counted tokens).
+    /// counted tokens). shared_expert and skip_a2a imply it.
     pub options: u32,
 }
 sized!(ferry_config, 88);

@@ -91,7 +91,7 @@ pub unsafe extern "C" fn ferry_device_name(
     })
 }
 
-/// Allocates device memory, not cleared. Not collective. Synchronises.
+/// Allocates device memory, not cleared, aligned for every tensor. Not collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_alloc(
     device: *const ferry_device,

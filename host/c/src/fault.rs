@@ -24,8 +24,9 @@ pub enum ferry_fault_kind {
     FERRY_FAULT_TOO_MANY_ON_DEVICE = 5,
     /// A position that came over the wire lies outside the outputs; nothing was written.
     FERRY_FAULT_ROW_OUT_OF_BOUNDS = 6,
-    /// More rows arrive than the outputs hold, saw instead of wanted: the first ones were written, the others
-    /// count as not routed. Only this rank is told, and sums of any rank's tokens may lack terms.
+    /// More rows arrive than the outputs hold, saw instead of wanted, padding and a shared expert's
+    /// included: the first ones were written, the others count as not routed. Only this rank is
+    /// told, and sums of any rank's tokens may lack terms.
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     /// A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
@@ -93,13 +94,13 @@ pub struct ferry_fault {
     pub index: u64,
     /// What was wanted: an epoch, or the first value that is out of range.
     pub wanted: u64,
-    /// What was there instead.
+    /// What was there instead; of ids of experts as a number without a sign.
     pub saw: u64,
     /// The round.
     pub epoch: u64,
     /// A ferry_fault_kind.
     pub kind: u32,
-    /// In which kernel: a ferry_kernel.
+    /// In which kernel: a ferry_kernel. Of a rank that came late only kind, rank, peer and culprit are set.
     pub kernel: u32,
     /// On which rank.
     pub rank: u32,

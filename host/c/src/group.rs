@@ -42,7 +42,9 @@ pub struct ferry_simulator {
 sized!(ferry_simulator, 32);
 
 /// Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
-/// ferry_synchronize. There in every build. Not collective. Does not synchronise.
+/// ferry_synchronize or ferry_device_synchronize, and only until that rank is done: wait for each rank. One
+/// thread may drive all: enqueue on all of them, then wait for each. There in every build. Not
+/// collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_simulated(
     options: *const ferry_simulator,

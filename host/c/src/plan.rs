@@ -53,7 +53,8 @@ sized!(ferry_plan_info, 64);
 pub struct ferry_capacity {
     /// sizeof(ferry_capacity).
     pub size: usize,
-    /// Rows, in blockwise FP8 a multiple of 4. 0: max_rows of the plan.
+    /// Rows, those of a shared expert and those that pad groups included; in blockwise FP8 a multiple of 4.
+    /// Too few for the shared expert's alone are refused (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
     pub rows: u64,
     /// Blocks of 128 rows of tiled scales. 0: the most that so many rows can take.
     pub scale_blocks: u64,

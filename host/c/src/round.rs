@@ -57,11 +57,16 @@ pub struct ferry_dispatch_output {
     pub scale_offsets: ferry_tensor,
     /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
     pub row_scales: ferry_tensor,
-    /// FERRY_U32 [groups + 1]: the first row of each group, and the end of the last.
+    /// FERRY_U32 [groups + 1]: the first row of each group, and the end of the last. A group is an expert of
+    /// this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4 rows,
+    /// which count here; combine reads no row that pads a group. Never above the capacity.
     pub row_offsets: ferry_tensor,
-    /// FERRY_I32 [groups]: 0, 1, ..
+    /// FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g,
+    /// with a shared expert g - 1; rank r has the experts from r * local_experts on.
     pub expert_ids: ferry_tensor,
-    /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there.
+    /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not
+    /// written for rows of the shared expert, of which row i is this rank's token i, nor for rows
+    /// that pad a group: fill with -1 before each dispatch to tell these apart.
     pub src_info: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);

@@ -141,7 +141,15 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::new(status_of(&error), error.to_string())
+        let text = match error {
+            Error::DispatchWithoutCombine => {
+                "a combine comes next: the dispatch before has none yet".into()
+            }
+            Error::DispatchNotWaited => "ferry_dispatch_wait comes next".into(),
+            Error::CombineNotWaited => "ferry_combine_wait comes next".into(),
+            _ => error.to_string(),
+        };
+        Self::new(status_of(&error), text)
     }
 }
 
