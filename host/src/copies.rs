@@ -116,10 +116,16 @@ impl DispatchBuffers {
         let config = self.plan.config();
         let (hidden, top_k, max) = (config.hidden, config.top_k, config.max_tokens_per_rank);
         let tokens = x.len() / hidden;
+        if !x.len().is_multiple_of(hidden) {
+            return Err(Error::Tensor(TensorError {
+                tensor: "x",
+                wanted: format!("[tokens, {hidden}], a multiple of {hidden} elements"),
+                given: x.len().to_string(),
+            }));
+        }
         if tokens > max {
             return Err(Error::TooManyTokens { given: tokens, max });
         }
-        require_length("x", x.len(), tokens * hidden)?;
         require_length("topk_ids", topk_ids.len(), tokens * top_k)?;
         if let Some(weights) = topk_weights {
             require_length("topk_weights", weights.len(), tokens * top_k)?;
@@ -159,7 +165,8 @@ impl DispatchBuffers {
 
 impl CombineBuffers {
     /// Copies what the experts return to the device, into memory that the first call allocates: BF16 rows (as
-    /// `bf16` or `u16`) in the order of `output`'s, of which there may be fewer than its capacity. Combine
+    /// `bf16` or `u16`) in the order of `output`'s: as many as `row_offsets` end with, or more up to the
+    /// capacity. Fewer are not noticed, and combine sums what stands behind them. It
     /// reads no row that pads a group: anything may stand there. No kernel may still read what
     /// an earlier call copied. Not collective; synchronises.
     ///

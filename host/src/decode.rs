@@ -20,7 +20,9 @@ use crate::{Error, Plan, ReceivedRows};
 /// let mut rows = DispatchBuffers::new(rank.device(), &plan)?;
 /// let input = rows.upload(&[0x4000_u16; 8], &[1], None)?; // 2.0
 /// let dispatched = rank.dispatch(Stream::DEFAULT, &input, rows.output())?;
-/// dispatched.expert_parallel().synchronize(Stream::DEFAULT)?;
+/// if let Some(fault) = dispatched.expert_parallel().synchronize(Stream::DEFAULT)? {
+///     eprintln!("{fault}");
+/// }
 /// assert_eq!(decode_rows(&plan, &rows.download()?, None)?, [2.0; 8]);
 /// # Ok(())
 /// # }

@@ -321,7 +321,8 @@ pub enum Error {
     #[error("the communicator gave up and must be built anew{}: {}", in_its_place(.0), .0)]
     Poisoned(Fault),
     /// A peer has given up on this rank, which came late: the communicator is poisoned, and this is
-    /// what every later call gives. What this rank has received so far may be whole.
+    /// what every later call gives. Of several late ranks only those are told that a peer named as
+    /// [`Fault::culprit`]. What this rank has received so far may be whole.
     #[error(
         "rank {} came late, and rank {} had given up on it; the communicator must be built anew",
         rank.0, peer.0

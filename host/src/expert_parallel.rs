@@ -206,6 +206,9 @@ impl ExpertParallel {
     /// # }
     /// ```
     ///
+    /// With `?` alone an input fault is dropped, and it comes only once: also where a program waits between
+    /// dispatch and combine.
+    ///
     /// # Errors
     /// As [`check`](Self::check), [`Error::PeerGaveUp`], and what the device reports.
     pub fn synchronize(&self, stream: Stream) -> Result<Option<InputFault>, Error> {

@@ -42,14 +42,14 @@ use crate::{Device, Error, Fabric};
 ///    leaked, as the lost one may have them mapped; all else is given back. A process that was in
 ///    an NVSHMEM group stays in NVSHMEM's job: it ends here, and a new one takes the next steps. A
 ///    group whose ranks are all in this process stays as it is, and step 6 may use it again with
-///    all ranks, if the lost one is only a thread that did not call.
+///    all ranks, if the lost one is only a thread that did not call: then plan and buffers serve again, too.
 /// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
 ///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
 ///    All are told the same.
 /// 5. **Meet again**: a new [`Bootstrap`](crate::Bootstrap), and of it a new group, in the same processes.
 /// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds experts
 ///    `r * experts / ranks` and up, so load those of the lost rank, and have the router name them. Make
-///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the ranks.
+///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the number of ranks.
 /// 7. **Repeat.** What the last round left in its outputs counts on no rank: some have their sums, others a
 ///    part of them. Agree on a step of your model that all have finished, and go on behind it.
 #[derive(Clone)]

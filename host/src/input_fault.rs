@@ -12,8 +12,9 @@ use ferry_layout::Fault;
 /// after [`OutputTooSmall`](ferry_layout::FaultKind::OutputTooSmall), terms of the sums of any rank's
 /// tokens. An engine whose ranks must all know shares the fault between them.
 ///
-/// It is a value and no error: a rank that skips the rest of its round because of it, with `?` say,
-/// keeps all its peers waiting until the deadline.
+/// One stands for any number of its kind in the same round. It is a value and no error: a rank that
+/// skips the rest of its round because of it, with `?` say, keeps all its peers waiting until the
+/// deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an input fault says that a round's results are not those of its whole input"]
 pub struct InputFault(pub Fault);

@@ -55,7 +55,35 @@ impl ExpertParallel {
     /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
     /// because its next call was refused. Not collective.
     ///
-    /// What a call gives borrows the rank. A struct that keeps both takes the owned forms:
+    /// What a call gives borrows the rank. A struct may keep the rank alone: it drops what a call
+    /// gives, and takes it back here.
+    ///
+    /// ```
+    /// # use ferry::*;
+    /// struct Layer {
+    ///     rank: ExpertParallel,
+    ///     rows: DispatchBuffers,
+    ///     sums: CombineBuffers,
+    ///     tokens: usize,
+    /// }
+    ///
+    /// impl Layer {
+    ///     fn dispatch(&mut self, stream: Stream, input: &DispatchInput) -> Result<(), Error> {
+    ///         let _ = self.rank.dispatch(stream, input, self.rows.output())?;
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn combine(&mut self, stream: Stream, experts: &CombineInput) -> Result<(), Error> {
+    ///         let Unfinished::Combine(dispatched) = self.rank.unfinished() else {
+    ///             panic!("combine comes after dispatch");
+    ///         };
+    ///         dispatched.combine(stream, experts, &self.sums.output(self.tokens)?)?;
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// The owned forms have the rank within them, so that the type says how far a round is:
     /// [`dispatch_owned`](Self::dispatch_owned), [`dispatch_async_owned`](Self::dispatch_async_owned) and
     /// [`unfinished_owned`](Self::unfinished_owned); [`UnfinishedOwned`](crate::UnfinishedOwned) has an
     /// example.
@@ -145,7 +173,7 @@ pub enum Unfinished<'a> {
 
 /// A dispatch that was sent and not received; [`wait`](Self::wait) receives it. Until the round
 /// has ended, its [`ExpertParallel`] cannot be used for another.
-#[must_use = "a dispatch that is not waited for blocks its communicator"]
+#[must_use = "a dispatch that is neither waited for nor taken back (`unfinished`) blocks its communicator"]
 #[derive(Debug)]
 pub struct DispatchPending<'a> {
     rank: &'a mut ExpertParallel,
@@ -193,7 +221,7 @@ impl<'a> DispatchPending<'a> {
 
 /// A dispatch whose tokens are (or, in stream order, will be) in its outputs, and whose combine
 /// is due. Until the round has ended, its [`ExpertParallel`] cannot be used for another.
-#[must_use = "a dispatch that is not combined blocks its communicator"]
+#[must_use = "a dispatch that is neither combined nor taken back (`unfinished`) blocks its communicator"]
 #[derive(Debug)]
 pub struct Dispatched<'a> {
     rank: &'a mut ExpertParallel,
@@ -302,7 +330,7 @@ impl<'a> Dispatched<'a> {
 }
 
 /// A combine that was sent and not received; [`wait`](Self::wait) receives it.
-#[must_use = "a combine that is not waited for blocks its communicator"]
+#[must_use = "a combine that is neither waited for nor taken back (`unfinished`) blocks its communicator"]
 #[derive(Debug)]
 pub struct CombinePending<'a> {
     rank: &'a mut ExpertParallel,

@@ -30,6 +30,8 @@ fn a_communicator_begins_and_ends_in_order() {
     assert_eq!(
         notes.take(),
         [
+            // Whether a kernel gave up, and whether a peer gave up on this rank.
+            "download",
             "download",
             "free",
             "free",

@@ -147,7 +147,7 @@ pub struct Fault {
     pub wanted: u64,
     /// What was there instead.
     pub saw: u64,
-    /// The round.
+    /// The round, from 1 on for each communicator.
     pub epoch: u64,
     /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at
     /// most, its patience or the deadline, in milliseconds.
@@ -228,8 +228,8 @@ impl fmt::Display for Fault {
         match self.patience_ms {
             Some(patience_ms) => write!(
                 f,
-                " (simulated: the deadline passed while launches were waited for, for the patience of \
-                 {patience_ms} ms)"
+                " (simulated: no launch came for {patience_ms} ms of wall time, the deadline or the \
+                 simulation's patience)"
             ),
             None => Ok(()),
         }

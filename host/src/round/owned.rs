@@ -148,11 +148,7 @@ impl ExpertParallel {
 ///                 let called = dispatched.combine(self.stream, &experts, &sums);
 ///                 self.keep(called.map(UnfinishedOwned::Nothing))
 ///             }
-///             // Nothing to combine.
-///             other => {
-///                 self.round = other;
-///                 Ok(())
-///             }
+///             _ => panic!("combine comes after dispatch"),
 ///         }
 ///     }
 ///
