@@ -158,7 +158,7 @@ fn copies_that_do_not_fit_are_named() {
     );
     assert_eq!(
         text(rows.upload(&token[1..], &[], None).map(drop)),
-        "tensor x: wanted 0 elements, given 255"
+        "tensor x: wanted [tokens, 256], a multiple of 256 elements, given 255"
     );
     assert_eq!(
         text(rows.upload(&[1.0_f32; HIDDEN], &[1, 2], None).map(drop)),
