@@ -5,22 +5,6 @@ mod support;
 use ferry::*;
 use support::*;
 
-/// One rank, whose rounds nobody has to take part in.
-fn alone(config: Config) -> (ExpertParallel, Tensors) {
-    let group = Group::simulated(1, 1).unwrap();
-    let plan = Plan::new(
-        &group,
-        Config {
-            experts: 2,
-            ..config
-        },
-    )
-    .unwrap();
-    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
-    let tensors = Tensors::new(&rank, &[(1.0, [0, 1], [1.0, 1.0])]);
-    (rank, tensors)
-}
-
 fn sentence<T>(result: Result<T, Error>) -> String {
     result.err().expect("was not refused").to_string()
 }

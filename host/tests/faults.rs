@@ -69,16 +69,7 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
             tensors[0].answer(&ranks[0]);
         }
         tensors[1].answer(&ranks[1]);
-        for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            let Unfinished::Combine(dispatched) = rank.unfinished() else {
-                panic!("the round stands open");
-            };
-            let (input, output) = (t.combine_input(None), t.combine_output(false));
-            dispatched.combine(STREAM, &input, &output).unwrap();
-        }
-        for rank in &ranks {
-            assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-        }
+        combine_all(&mut ranks, &tensors);
         match is_short {
             // 1 * 16, and nothing of rank 0.
             true => assert_eq!(
@@ -111,16 +102,7 @@ fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
         let kind = told.map(|fault| fault.kind);
         assert_eq!(kind, Some(FaultKind::OutputTooSmall), "seed {seed}");
         assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
-        for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            let Unfinished::Combine(dispatched) = rank.unfinished() else {
-                panic!("the round stands open");
-            };
-            let (input, output) = (t.combine_input(None), t.combine_output(false));
-            dispatched.combine(STREAM, &input, &output).unwrap();
-        }
-        for rank in &ranks {
-            assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-        }
+        combine_all(&mut ranks, &tensors);
         close(ranks);
     }
 }

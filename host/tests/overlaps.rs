@@ -7,22 +7,6 @@ use support::*;
 
 const TOKEN: Token = (1.0, [0, 1], [1.0, 1.0]);
 
-/// One rank, whose rounds nobody has to take part in.
-fn alone(config: Config, tokens: &[Token]) -> (ExpertParallel, Tensors) {
-    let group = Group::simulated(1, 1).unwrap();
-    let plan = Plan::new(
-        &group,
-        Config {
-            experts: 2,
-            ..config
-        },
-    )
-    .unwrap();
-    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
-    let tensors = Tensors::new(&rank, tokens);
-    (rank, tensors)
-}
-
 #[track_caller]
 fn assert_overlap<T>(result: Result<T, Error>, wanted: [&str; 2]) {
     match result {
@@ -35,7 +19,7 @@ fn assert_overlap<T>(result: Result<T, Error>, wanted: [&str; 2]) {
 /// Of 3 rows that are `stride` elements apart, in memory that outputs lie in from byte `at` on.
 #[test]
 fn outputs_within_rows_that_overlap_each_other_are_refused() {
-    let (mut rank, t) = alone(config(), &[TOKEN; 3]);
+    let (mut rank, t) = alone_with(config(), &[TOKEN; 3]);
     let memory = rank.device().alloc(1 << 10).unwrap();
     let row_bytes = 2 * HIDDEN as u64;
     for (stride, end) in [(0, row_bytes), (HIDDEN, 3 * row_bytes)] {
@@ -69,7 +53,7 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
         shared_expert: true,
         ..config()
     };
-    let (mut rank, t) = alone(config, &[TOKEN]);
+    let (mut rank, t) = alone_with(config, &[TOKEN]);
     let x = Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]);
     let sent = rank
         .dispatch_async(STREAM, &DispatchInput { x, ..t.input })
@@ -91,7 +75,7 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
 
 #[test]
 fn outputs_that_overlap_each_other_are_refused() {
-    let (mut rank, t) = alone(config(), &[TOKEN]);
+    let (mut rank, t) = alone_with(config(), &[TOKEN]);
     let at = t.output.src_info.at.plus(8);
     let output = DispatchOutput {
         expert_ids: Tensor {

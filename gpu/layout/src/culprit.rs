@@ -1,6 +1,6 @@
 //! The word by which a rank that has aborted names the rank at fault.
 
-use crate::Rank;
+use crate::shape::Rank;
 
 /// The upper half of a word that names a rank. As an epoch it is that of no round, and neither is the 0 of a
 /// word that nobody has written.

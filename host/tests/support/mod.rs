@@ -195,6 +195,35 @@ pub fn two_ranks(seed: u64, config: Config) -> (Vec<ExpertParallel>, Vec<Tensors
     (ranks, tensors)
 }
 
+/// One rank with a token for each of its two experts, whose rounds nobody has to take part in.
+pub fn alone(config: Config) -> (ExpertParallel, Tensors) {
+    alone_with(config, &[(1.0, [0, 1], [1.0, 1.0])])
+}
+
+/// The same, with these tokens.
+pub fn alone_with(config: Config, tokens: &[Token]) -> (ExpertParallel, Tensors) {
+    let group = Group::simulated(1, 1).unwrap();
+    let experts = 2;
+    let plan = Plan::new(&group, Config { experts, ..config }).unwrap();
+    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let tensors = Tensors::new(&rank, tokens);
+    (rank, tensors)
+}
+
+/// Ends the round that stands open on all ranks, and finds no fault in it.
+pub fn combine_all(ranks: &mut [ExpertParallel], tensors: &[Tensors]) {
+    for (rank, t) in ranks.iter_mut().zip(tensors) {
+        let Unfinished::Combine(dispatched) = rank.unfinished() else {
+            panic!("the round stands open");
+        };
+        let (input, output) = (t.combine_input(None), t.combine_output(false));
+        dispatched.combine(STREAM, &input, &output).unwrap();
+    }
+    for rank in ranks {
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    }
+}
+
 pub fn close(ranks: Vec<ExpertParallel>) {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
