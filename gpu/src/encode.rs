@@ -274,7 +274,7 @@ impl Target for OutputTarget {
     #[inline(always)]
     unsafe fn store_scales(self, index: u32, word: u32) {
         // SAFETY: the caller's promise.
-        unsafe { memory::store_u32(self.scales + 4 * (index as u64 * self.stride), word) };
+        unsafe { memory::store_u32_kept(self.scales + 4 * (index as u64 * self.stride), word) };
     }
 
     #[inline(always)]
@@ -284,14 +284,76 @@ impl Target for OutputTarget {
     }
 }
 
-/// A token on its way from the input into rows.
+/// A token's elements, tile by tile.
+pub trait Elements {
+    /// Before the first tile, which begins at element `tile`. All lanes.
+    ///
+    /// # Safety
+    /// The token has `end` elements.
+    unsafe fn begin(&mut self, tile: u32, end: u32);
+    /// This lane's elements of the tile that begins at element `tile`, the next one; anything from element `end` on,
+    /// where no group has elements before it. All lanes.
+    ///
+    /// # Safety
+    /// The token has `end` elements.
+    unsafe fn take(&mut self, tile: u32, end: u32) -> [Vector; 2];
+}
+
+/// Elements as they stand in the input.
+pub struct Input {
+    /// The token: BF16.
+    pub source: u64,
+    /// Whether the next elements are loaded while these are encoded, which takes registers.
+    pub loads_ahead: bool,
+    /// This lane.
+    pub lane: u32,
+    /// Those that are on their way.
+    pub ahead: [Vector; 2],
+}
+
+impl Elements for Input {
+    #[inline(always)]
+    unsafe fn begin(&mut self, tile: u32, end: u32) {
+        if self.loads_ahead {
+            // SAFETY: the caller's promise.
+            self.ahead = unsafe { load_elements(self.source, self.lane, tile, end) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn take(&mut self, tile: u32, end: u32) -> [Vector; 2] {
+        // SAFETY: the caller's promise.
+        let load = |tile| unsafe { load_elements(self.source, self.lane, tile, end) };
+        if !self.loads_ahead {
+            return load(tile);
+        }
+        core::mem::replace(&mut self.ahead, load(tile + TILE_ELEMENTS))
+    }
+}
+
+/// A lane's elements of the tile that begins at `tile` of the token at `source`, zeros from element `end` on.
+///
+/// # Safety
+/// The token has `end` elements.
+#[inline(always)]
+unsafe fn load_elements(source: u64, lane: u32, tile: u32, end: u32) -> [Vector; 2] {
+    let start = tile + lane * LANE_ELEMENTS;
+    let from = source + 2 * start as u64;
+    // SAFETY: active only inside the token.
+    unsafe {
+        [
+            memory::load_or_zeros(from, start < end),
+            memory::load_or_zeros(from + size_of::<Vector>() as u64, start < end),
+        ]
+    }
+}
+
+/// A token on its way into rows.
 pub struct EncodedRow<To> {
     /// The token: BF16.
     pub source: u64,
     /// Its elements.
     pub elements: u32,
-    /// Whether the next elements are loaded while these are encoded, which takes registers.
-    pub loads_ahead: bool,
     /// This lane.
     pub lane: u32,
     /// The rows that it goes to, as bits.
@@ -304,7 +366,20 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
     /// Calls `each` for every row.
     #[inline(always)]
     fn each_target(&self, each: impl Fn(T)) {
+        if T::ASKS_LANES {
+            return self.each_slot(each);
+        }
         let mut left = self.targets;
+        while let Some(target) = left.take_lowest() {
+            each((self.to)(target));
+        }
+    }
+
+    /// As [`each_target`](Self::each_target), of top-k slots, of which there are at most 32: a word of 32 bits takes
+    /// half the instructions of one of 64.
+    #[inline(always)]
+    fn each_slot(&self, each: impl Fn(T)) {
+        let mut left = self.targets as u32;
         while let Some(target) = left.take_lowest() {
             each((self.to)(target));
         }
@@ -324,46 +399,25 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         }
     }
 
-    /// This lane's elements of the tile that begins at `tile`, zeros from element `end` on.
-    ///
-    /// # Safety
-    /// The token has `end` elements.
-    #[inline(always)]
-    unsafe fn load(&self, tile: u32, end: u32) -> [Vector; 2] {
-        let start = tile + self.lane * LANE_ELEMENTS;
-        let from = self.source + 2 * start as u64;
-        // SAFETY: active only inside the token.
-        unsafe {
-            [
-                memory::load_or_zeros(from, start < end),
-                memory::load_or_zeros(from + size_of::<Vector>() as u64, start < end),
-            ]
-        }
-    }
-
     /// Encodes what makes a span of the payload, and the scales of its groups. All lanes.
     ///
     /// # Safety
     /// The token has its elements, and each row payload and scales for them.
     #[inline(always)]
-    pub unsafe fn encode<E: Encoder>(&self, encoder: &E, range: ByteRange) {
+    pub unsafe fn encode<E: Encoder>(
+        &self,
+        encoder: &E,
+        range: ByteRange,
+        mut elements: impl Elements,
+    ) {
         let element = |byte: u32| byte / E::PAYLOAD_BYTES * LANE_ELEMENTS;
         let (mut tile, end) = (element(range.start), element(range.end));
         let mut scales = Scales::<E>::new(tile, end);
         // SAFETY: the caller's promise, here and below.
-        let load = |tile| unsafe { self.load(tile, end) };
-        let mut loaded = [[0; 4]; 2];
-        if self.loads_ahead {
-            loaded = load(tile);
-        }
+        unsafe { elements.begin(tile, end) };
         while tile < end {
-            if !self.loads_ahead {
-                loaded = load(tile);
-            }
-            let mut next = loaded;
-            if self.loads_ahead {
-                next = load(tile + TILE_ELEMENTS);
-            }
+            // SAFETY: as above.
+            let loaded = unsafe { elements.take(tile, end) };
             let encoded = encoder.encode(&values(loaded));
             let start = tile + self.lane * LANE_ELEMENTS;
             self.each_target(|row| {
@@ -385,7 +439,6 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
                 });
                 scales.begin_next();
             }
-            loaded = next;
         }
     }
 
@@ -399,10 +452,8 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         while tile < self.elements {
             // SAFETY: the caller's promise.
             let (this, next) = unsafe {
-                (
-                    self.load(tile, self.elements),
-                    self.load(tile + TILE_ELEMENTS, self.elements),
-                )
+                let load = |tile| load_elements(self.source, self.lane, tile, self.elements);
+                (load(tile), load(tile + TILE_ELEMENTS))
             };
             amax = number::larger(amax, largest(&values(this)));
             amax = number::larger(amax, largest(&values(next)));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ferry_layout::{
-    AssignmentWords, CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank, Shape, SharedTokens,
-    Window, Workspace, scale_placement,
+    AssignmentWords, CombineMode, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank,
+    Shape, SharedTokens, Window, Workspace, scale_placement,
 };
 
 use crate::{Config, Error, Group, PlanError, Problem};
@@ -73,6 +73,15 @@ impl Plan {
         let sources = if config.skip_a2a { 1 } else { ranks };
         let local_experts = config.experts.checked_div(ranks as usize).unwrap_or(0);
         check_sizes(&mut problems, sources, local_experts, &config);
+        problems.require(
+            !config.skip_a2a || local_experts <= MAX_COUNTED_EXPERTS as usize,
+            "experts",
+            config.experts,
+            format_args!(
+                "with skip_a2a a rank has at most {MAX_COUNTED_EXPERTS} experts, and with {ranks} ranks it \
+                 has {local_experts}"
+            ),
+        );
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {

@@ -140,9 +140,11 @@ impl Kernel {
     /// without peers on other nodes. The host gives it at launch.
     pub const fn pipeline_bytes(self) -> u32 {
         match self {
-            Self::Combine | Self::CombineAsync | Self::CombineWait | Self::LocalCombine => {
-                self.threads_per_block() / 32 * PIPELINE_BYTES
-            }
+            Self::Combine
+            | Self::CombineAsync
+            | Self::CombineWait
+            | Self::LocalDispatch
+            | Self::LocalCombine => self.threads_per_block() / 32 * PIPELINE_BYTES,
             _ => 0,
         }
     }

@@ -28,6 +28,9 @@ pub const SMALL_BATCH_ASSIGNMENTS: u32 = 2048;
 /// Most bytes of [`BlockHistogram`](crate::BlockHistogram).
 /// measured: T-006, H200
 pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
+/// Most experts of a rank where nothing travels: every block counts the assignments of each in its shared
+/// memory, in as many bytes as the numbering of a small batch takes.
+pub const MAX_COUNTED_EXPERTS: u32 = 2680;
 
 /// Threads of a block of dispatch and combine.
 pub(crate) const BLOCK_THREADS: u32 = 512;

@@ -32,7 +32,7 @@ pub use machine::deadline::Deadline;
 pub use machine::finishing::{Finish, Finishing, Rounding};
 pub use machine::miss::TimedOut;
 pub use machine::position::{Grid, WarpPosition};
-pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
+pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
 pub use machine::signals::Signals;
 pub use machine::tile::Tiles;
 pub use machine::{LANES, Machine};

@@ -37,6 +37,18 @@ impl<A: Arguments, const SHMEM: bool> BlockMemory for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn count_in_block(&self, at: u32) {
+        // SAFETY: the protocol stays inside the block's memory, and counts in words that it has stored.
+        unsafe { shared::count(self.block.get().protocols(at)) };
+    }
+
+    #[inline(always)]
+    fn add_in_block(&self, at: u32, value: u32) -> u32 {
+        // SAFETY: the protocol stays inside the block's memory, and adds to words that it has stored.
+        unsafe { shared::add(self.block.get().protocols(at), value) }
+    }
+
+    #[inline(always)]
     fn load_block(&self, at: u32) -> u32 {
         // SAFETY: the protocol stays inside the block's memory, and stores no word that it has loaded.
         unsafe { shared::load_u32(self.block.get().protocols(at)) }

@@ -1,10 +1,10 @@
 //! Tokens that are encoded on their way into rows, in the format of the launch.
 
 use ferry_layout::{Arguments, Table, Tensor, TokenFormat, nvfp4};
-use ferry_protocol::{ByteRange, Row, Tiles};
+use ferry_protocol::{Bits, ByteRange, Row, Tiles};
 
 use super::Gpu;
-use crate::encode::{self, EncodedRow, Target};
+use crate::encode::{self, Elements, EncodedRow, Input, Target};
 use crate::ptx::memory;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
@@ -19,12 +19,30 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         targets: u64,
         to: impl Fn(u32) -> T,
     ) {
+        let elements = Input {
+            source: self.row(Row::Tensor(Tensor::Input, token)),
+            // With ranks of other nodes registers are scarce, and the network is slower.
+            loads_ahead: !SHMEM,
+            lane: self.lane,
+            ahead: [[0; 4]; 2],
+        };
+        self.encode_elements(range, token, elements, targets, to);
+    }
+
+    /// As [`encode_token`](Self::encode_token), of what `elements` gives.
+    #[inline(always)]
+    pub fn encode_elements<T: Target>(
+        &self,
+        range: ByteRange,
+        token: u32,
+        elements: impl Elements,
+        targets: u64,
+        to: impl Fn(u32) -> T,
+    ) {
         let shape = &self.common().shape;
         let row = EncodedRow {
             source: self.row(Row::Tensor(Tensor::Input, token)),
             elements: shape.hidden,
-            // With ranks of other nodes registers are scarce, and the network is slower.
-            loads_ahead: !SHMEM,
             lane: self.lane,
             targets,
             to,
@@ -33,15 +51,15 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         unsafe {
             match shape.format() {
                 TokenFormat::Bf16 => {}
-                TokenFormat::BlockwiseFp8 => row.encode(&encode::BlockwiseFp8, range),
-                TokenFormat::Mxfp8(_) => row.encode(&encode::Mxfp8, range),
-                TokenFormat::Mxfp4(_) => row.encode(&encode::Mxfp4, range),
+                TokenFormat::BlockwiseFp8 => row.encode(&encode::BlockwiseFp8, range, elements),
+                TokenFormat::Mxfp8(_) => row.encode(&encode::Mxfp8, range, elements),
+                TokenFormat::Mxfp4(_) => row.encode(&encode::Mxfp4, range, elements),
                 TokenFormat::Nvfp4(_) => {
                     let global = match self.args.table(Table::InputScale) {
                         0 => 1.0,
                         at => f32::from_bits(memory::load_u32(at)),
                     };
-                    row.encode(&encode::Nvfp4::new(global), range);
+                    row.encode(&encode::Nvfp4::new(global), range, elements);
                 }
                 TokenFormat::Nvfp4RowScaled(_) => {
                     let inverse = nvfp4::inverse_global_bits(row.largest());
@@ -49,7 +67,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                         row.store_row_scale(inverse);
                     }
                     let global = nvfp4::global_of_inverse(inverse);
-                    row.encode(&encode::Nvfp4::new(global), range);
+                    row.encode(&encode::Nvfp4::new(global), range, elements);
                 }
             }
         }

@@ -6,6 +6,8 @@ mod deadline;
 mod encode;
 mod fault;
 mod finishing;
+#[cfg(ferry_sm = "90")]
+mod loaded;
 mod rows;
 mod signals;
 pub(crate) mod tile;
@@ -15,11 +17,12 @@ use core::cell::Cell;
 use bytemuck::cast;
 use ferry_layout::{
     Arguments, ByteOffset, Common, Counter, Fault, ROW_SCALE_BYTES, Rank, Signal, Table, Tensor,
+    TokenFormat,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
     Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Put, Rounding, Row, Tiles,
-    TimedOut, WarpPosition,
+    TimedOut, TokenPart, WarpPosition,
 };
 
 use crate::encode::{OutputTarget, WindowTarget};
@@ -57,6 +60,9 @@ pub struct Gpu<'a, A, const SHMEM: bool> {
     /// This lane.
     pub lane: u32,
     polls: Cell<u32>,
+    /// The slot of the pipeline that holds the next tile of what was loaded.
+    #[cfg(ferry_sm = "90")]
+    slot: Cell<u32>,
     /// As it is behind the last barrier.
     pub block: Cell<Block>,
 }
@@ -77,6 +83,8 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
             args,
             lane: thread::lane(),
             polls: Cell::new(0),
+            #[cfg(ferry_sm = "90")]
+            slot: Cell::new(0),
             block: Cell::new(block),
         }
     }
@@ -91,6 +99,18 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     #[inline(always)]
     pub fn window(&self, rank: Rank) -> u64 {
         self.block.get().window(rank.0)
+    }
+
+    /// Where a row of the outputs is, and its scales, which are `stride` words apart.
+    #[inline(always)]
+    fn output_target(&self, to: OutputRow, stride: u64) -> OutputTarget {
+        let table = |table| self.args.table(table);
+        OutputTarget {
+            payload: self.row(Row::Tensor(Tensor::Output, to.row)),
+            scales: table(Table::Scales) + 4 * to.scales as u64,
+            stride,
+            row_scale: table(Table::RowScales) + 2 * to.row as u64,
+        }
     }
 
     #[inline(always)]
@@ -218,6 +238,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn gather(&self, values: u32, lanes: u32) -> u32 {
+        thread::broadcast(values, lanes)
+    }
+
+    #[inline(always)]
     fn take_ticket(&self, counter: Counter) -> u32 {
         match self.lane {
             // SAFETY: counters lie inside the workspace.
@@ -334,16 +359,40 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         targets: u32,
         to: impl Fn(u32) -> OutputRow,
     ) {
-        let table = |table| self.args.table(table);
         self.encode_token(range, token, targets as u64, |index| {
-            let OutputRow { row, scales } = to(index);
-            OutputTarget {
-                payload: self.row(Row::Tensor(Tensor::Output, row)),
-                scales: table(Table::Scales) + 4 * scales as u64,
-                stride,
-                row_scale: table(Table::RowScales) + 2 * row as u64,
-            }
+            self.output_target(to(index), stride)
         });
+    }
+
+    #[inline(always)]
+    fn load_token(&self, part: TokenPart) {
+        #[cfg(ferry_sm = "90")]
+        {
+            let format = self.common().shape.format();
+            if !SHMEM && Self::streams(format) {
+                self.begin_stream(format, part);
+            }
+        }
+        #[cfg(not(ferry_sm = "90"))]
+        let _ = part;
+    }
+
+    #[inline(always)]
+    fn write_loaded(
+        &self,
+        format: TokenFormat,
+        part: TokenPart,
+        next: Option<TokenPart>,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        #[cfg(ferry_sm = "90")]
+        if !SHMEM && Self::streams(format) {
+            return self.write_stream(format, part, next, stride, targets, to);
+        }
+        let _ = next;
+        self.write_token(format, part, stride, targets, to);
     }
 
     #[inline(always)]

@@ -228,7 +228,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         finish: &impl Finish<Self>,
     ) {
         let tile_bytes = DEPTH as u32 * tile::WARP_BYTES;
-        let (pipeline, target) = (Pipeline::of_lane(), self.row(to));
+        let (pipeline, target) = (Pipeline::<PIPELINE_STAGES>::of_lane(), self.row(to));
         let lane_start = self.lane_start();
         let next = |slot: u32| (slot + 1) % PIPELINE_STAGES;
         let (mut ahead_start, mut ahead, mut ahead_slot) = (range.start, sources, 0);

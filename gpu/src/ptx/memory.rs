@@ -256,6 +256,26 @@ pub unsafe fn store_pair(address: u64, value: Vector, active: bool) {
     }
 }
 
+/// As [`store_u32`], of a word whose neighbours in memory are written soon by others: its line stays in the L2 cache
+/// until they are, rather than those of other stores, so that it is written to memory once, and whole.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn store_u32_kept(address: u64, value: u32) {
+    let policy: u64;
+    // SAFETY: touches no memory.
+    unsafe {
+        asm!("createpolicy.fractional.L2::evict_last.b64 {}, 1.0;", out(reg64) policy,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("st.global.L2::cache_hint.u32 [{}], {}, {};", in(reg64) address, in(reg32) value,
+            in(reg64) policy, options(nostack, preserves_flags));
+    }
+}
+
 /// `st.global`, a half word, weak: ordered by a release after it.
 ///
 /// # Safety

@@ -4,7 +4,7 @@
 
 use core::arch::{asm, global_asm};
 
-use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
+use ferry_layout::PIPELINE_BYTES;
 
 use crate::machine::tile::WARP_BYTES;
 use crate::ptx::memory::Vector;
@@ -12,14 +12,14 @@ use crate::ptx::thread;
 
 global_asm!(".extern .shared .align 128 .b8 ferry_ring[];");
 
-/// A lane's part of its warp's pipeline: slots of a few vectors each.
+/// A lane's part of its warp's pipeline, cut into `SLOTS` slots.
 #[derive(Clone, Copy)]
-pub struct Pipeline {
+pub struct Pipeline<const SLOTS: u32> {
     base: u32,
 }
 
-impl Pipeline {
-    /// That of this lane. The host launches kernels that sum with [`PIPELINE_BYTES`] of shared
+impl<const SLOTS: u32> Pipeline<SLOTS> {
+    /// That of this lane. The host launches kernels that have one with [`PIPELINE_BYTES`] of shared
     /// memory for each warp.
     #[inline(always)]
     pub fn of_lane() -> Self {
@@ -37,7 +37,7 @@ impl Pipeline {
 
     #[inline(always)]
     fn at(self, slot: u32, vector: u32) -> u32 {
-        self.base + slot * (PIPELINE_BYTES / PIPELINE_STAGES) + vector * WARP_BYTES
+        self.base + slot * (PIPELINE_BYTES / SLOTS) + vector * WARP_BYTES
     }
 
     /// Begins to load this lane's vectors from byte `start` of a row into a slot, those before byte `end`.
@@ -61,19 +61,52 @@ impl Pipeline {
         });
     }
 
+    /// Begins to load the vectors of lane `lane` of the bytes from `start` on into a slot, those before `end`.
+    ///
+    /// # Safety
+    /// The bytes can be read, and what the slot held was read.
+    #[inline(always)]
+    pub unsafe fn load_span<const DEPTH: usize>(self, slot: u32, start: u64, end: u64, lane: u32) {
+        let first = start + lane as u64 * size_of::<Vector>() as u64;
+        core::array::from_fn::<(), DEPTH, _>(|index| {
+            let from = first + (index as u32 * WARP_BYTES) as u64;
+            // SAFETY: active only inside the bytes.
+            unsafe {
+                asm!("{{ .reg .pred p; setp.lt.u64 p, {}, {};",
+                    "@p cp.async.cg.shared.global [{}], [{}], 16; }}",
+                    in(reg64) from, in(reg64) end, in(reg32) self.at(slot, index as u32), in(reg64) from,
+                    options(nostack, preserves_flags));
+            }
+        });
+    }
+
     /// What was loaded into a slot, and has landed; anything from the row's end on.
     #[inline(always)]
     pub fn read<const DEPTH: usize>(self, slot: u32) -> [Vector; DEPTH] {
-        core::array::from_fn(|index| {
-            let (a, b, c, d);
-            // SAFETY: the slot lies in the pipeline.
-            unsafe {
-                asm!("ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c,
-                    out(reg32) d, in(reg32) self.at(slot, index as u32), options(nostack, preserves_flags));
-            }
-            [a, b, c, d]
-        })
+        core::array::from_fn(|index| read(self.at(slot, index as u32)))
     }
+
+    /// Two vectors that follow each other, the lane's `lane`-th pair, of what all lanes loaded into a slot: it has
+    /// landed on all of them, and they have [converged](thread::converge) since.
+    #[inline(always)]
+    pub fn read_pair(self, slot: u32, lane: u32) -> [Vector; 2] {
+        let bytes = size_of::<Vector>() as u32;
+        // From the lane's own vector on.
+        let first = self.at(slot, 0) + lane * bytes;
+        [read(first), read(first + bytes)]
+    }
+}
+
+/// The vector at a shared address of a pipeline.
+#[inline(always)]
+fn read(at: u32) -> Vector {
+    let (a, b, c, d);
+    // SAFETY: the callers stay in the pipeline.
+    unsafe {
+        asm!("ld.shared.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b, out(reg32) c,
+            out(reg32) d, in(reg32) at, options(nostack, preserves_flags));
+    }
+    [a, b, c, d]
 }
 
 /// Ends a group of loads, which may be empty.

@@ -5,7 +5,7 @@
 //! Every function takes a shared address, aligned to the access, inside a declared variable. What a load
 //! reads was stored before a barrier of the block, and the address comes from behind that barrier; nobody
 //! stores there afterwards. So loads are `pure` and `nomem`: the compiler may move them, but to no place
-//! before the barrier.
+//! before the barrier. Words that are added to were stored before a barrier, too.
 
 use core::arch::asm;
 
@@ -49,6 +49,34 @@ pub unsafe fn store_vector(address: u32, words: Vector) {
         asm!("st.shared.v4.u32 [{}], {{{}, {}, {}, {}}};", in(reg32) address, in(reg32) a,
             in(reg32) b, in(reg32) c, in(reg32) d, options(nostack, preserves_flags));
     }
+}
+
+/// `red.shared.add`: adds one to a word.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn count(address: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("red.relaxed.cta.shared.add.u32 [{}], 1;", in(reg32) address,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// `atom.shared.add`: adds to a word, and gives what it was before.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn add(address: u32, value: u32) -> u32 {
+    let before;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("atom.relaxed.cta.shared.add.u32 {}, [{}], {};", out(reg32) before, in(reg32) address,
+            in(reg32) value, options(nostack, preserves_flags));
+    }
+    before
 }
 
 /// `ld.shared`, one word.

@@ -462,6 +462,7 @@ impl World {
                     blocks,
                     block,
                     deadline,
+                    loading: Cell::new(None),
                     times_out_at: waits_until,
                     aborted_at,
                 };

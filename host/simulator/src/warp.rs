@@ -15,12 +15,12 @@ use std::rc::Rc;
 use corosensei::Yielder;
 use ferry_layout::{
     ByteOffset, Common, Counter, DispatchWith, Fault, FaultKind, FaultPage, Kernel, LastRecord,
-    Rank, Signal, Table, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    Rank, Signal, Table, Tensor, TokenFormat, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
     Bits, BlockCounter, ByteRange, Counters, Deadline, Finish, LANES, Machine, OutputRow, Put, Row,
-    Signals, Tiles, TimedOut, WarpPosition,
+    Signals, Tiles, TimedOut, TokenPart, WarpPosition,
 };
 use tiles::Vector;
 
@@ -66,6 +66,8 @@ pub struct Warp<'y> {
     /// What it shares with the other warps of its block.
     pub block: Rc<Block>,
     pub deadline: u64,
+    /// The part of a token that it is loading.
+    pub loading: Cell<Option<TokenPart>>,
     /// When what it waits for times out.
     pub times_out_at: Rc<Cell<u64>>,
     /// The address of the word that says whether the launch has aborted.
@@ -88,6 +90,7 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
             Ok(())
         }
     };
+    assert_eq!(warp.loading.take(), None, "what was loaded is written");
     warp.leave_block();
 }
 
@@ -272,6 +275,10 @@ impl Machine for Warp<'_> {
         values[lane as usize]
     }
 
+    fn gather(&self, values: Self::Lanes<u32>, lanes: Self::Lanes<u32>) -> Self::Lanes<u32> {
+        lanes.map(|lane| values[lane as usize])
+    }
+
     fn take_ticket(&self, counter: Counter) -> [u32; LANES as usize] {
         self.pause();
         let before = self.load(counter);
@@ -403,6 +410,25 @@ impl Machine for Warp<'_> {
             }
             self.pause();
         }
+    }
+
+    fn load_token(&self, part: TokenPart) {
+        let before = self.loading.replace(Some(part));
+        assert_eq!(before, None, "what was loaded is written");
+    }
+
+    fn write_loaded(
+        &self,
+        format: TokenFormat,
+        part: TokenPart,
+        next: Option<TokenPart>,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        let loaded = self.loading.replace(next);
+        assert_eq!(loaded, Some(part), "what was loaded is written");
+        self.write_token(format, part, stride, targets, to);
     }
 
     fn read_ahead(&self, range: ByteRange, from: Row) -> Self::Ahead {

@@ -1,7 +1,7 @@
 //! Dispatch and combine where every rank has all tokens, beside reading and writing the same bytes at the
 //! device memory's rate.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ferry::{
     Capacity, CombineBuffers, CombineInput, Config, DataType, DevicePtr, DispatchBuffers,
     DispatchInput, ExpertParallel, Plan, Stream, Tensor, TokenFormat, Unfinished,
@@ -45,9 +45,16 @@ struct RankBench {
 
 /// Times every format and every number of tokens.
 pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<LocalTime>> {
+    let share_of_ranks = args.share_of as usize;
+    ensure!(
+        args.experts.is_multiple_of(share_of_ranks * rig.ranks()),
+        "--share-of {share_of_ranks}: {} experts cannot be divided among so many, and {} GPUs each",
+        args.experts,
+        rig.ranks()
+    );
     let mut times = Vec::new();
     for &tokens in &args.tokens {
-        let problem = generate(WorkloadSpec {
+        let all = generate(WorkloadSpec {
             ranks: 1,
             experts: args.experts,
             top_k: args.top_k,
@@ -56,6 +63,7 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Local
             routing: Routing::Uniform,
             seed: args.seed,
         });
+        let problem = share_of(&all, share_of_ranks, 0);
         let mut formats: Vec<_> = args.kinds().into_iter().map(|(format, _)| format).collect();
         formats.dedup();
         for format in formats {
@@ -95,7 +103,7 @@ fn time(
         max_sms: args.max_sms,
         specialise: !args.general,
         ..Config::new(
-            args.experts,
+            problem.experts,
             args.top_k,
             args.hidden,
             problem.inputs[0].tokens,

@@ -4,7 +4,7 @@ use anyhow::Result;
 use ferry::{Config, TokenFormat};
 
 use super::inputs::Inputs;
-use super::options::BenchArgs;
+use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
 use super::round::Bench;
@@ -48,7 +48,8 @@ pub struct OptionsTime {
     pub tokens: usize,
     /// What the round is given.
     pub options: Options,
-    /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed.
+    /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed, unless that was not asked
+    /// for.
     pub us: [f64; 2],
     /// How long the device memory needs for what a shared expert's rows add to dispatch: x is read once more,
     /// a row is written.
@@ -142,7 +143,7 @@ fn time(
     let repeats = Repeats {
         warmup: args.warmup,
         iterations: args.iterations,
-        flush: true,
+        flush: args.flush_l2 != FlushChoice::No,
     };
     let timed = bench.fused(repeats)?.map(|timed| timed.gpu_us.median);
     bench.close()?;

@@ -129,7 +129,7 @@ pub fn find_destinations<M: Machine>(
 /// until the experts' bases are known. A place outside the outputs is marked where more rows come than these
 /// hold, else it is a miss.
 #[inline(always)]
-pub fn locate<M: Machine>(
+fn locate<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     source: Rank,

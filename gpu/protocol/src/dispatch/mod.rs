@@ -6,7 +6,6 @@ mod header;
 pub mod notify;
 pub mod numbering;
 pub mod offsets;
-pub mod output;
 pub mod overflow;
 pub mod receive;
 pub mod route;
@@ -91,21 +90,19 @@ pub fn dispatch<M: Machine>(
 /// together with the machine's own loads, before one of them is waited for, and one barrier ends both the
 /// numbering and the machine's first steps.
 #[inline(always)]
-pub fn begin<'a, M: Machine>(
+fn begin<'a, M: Machine>(
     machine: &'a M,
     args: &'a DispatchArgs,
     options: &DispatchOptions,
     kernel: Kernel,
 ) -> Launch<'a, M> {
-    let is_local = kernel == Kernel::LocalDispatch;
-    let first_expert = if is_local { options.first_expert } else { 0 };
     let mut tokens = args.common.tokens;
     // Before the machine waits for earlier kernels, as the arguments are there already.
-    let mut batch = SmallBatch::to_number(args, tokens, first_expert);
+    let mut batch = SmallBatch::to_number(args, tokens);
     let mut loading = machine.begin();
     if options.tokens_on_device != 0 {
         tokens = tokens.min(read_tokens(machine));
-        batch = SmallBatch::to_number(args, tokens, first_expert);
+        batch = SmallBatch::to_number(args, tokens);
     }
     let ids = batch.load_ids(machine);
     machine.clear_block();
@@ -115,19 +112,14 @@ pub fn begin<'a, M: Machine>(
         machine.block_barrier();
     }
     // Behind that barrier, as the warp that asks waits for an answer.
-    if !is_local {
-        machine.ask_credits(&mut loading);
-    }
+    machine.ask_credits(&mut loading);
     batch.number(machine, ids);
-    Launch {
-        first_expert,
-        ..Launch::begun(machine, &args.common, kernel, tokens, loading)
-    }
+    Launch::begun(machine, &args.common, kernel, tokens, loading)
 }
 
 /// How many tokens there are, as the device says.
 #[inline(always)]
-fn read_tokens<M: Machine>(machine: &M) -> u32 {
+pub fn read_tokens<M: Machine>(machine: &M) -> u32 {
     let tokens = machine.lanes(|_| machine.read(Table::TokensOnDevice, 0));
     machine.broadcast(tokens, 0)
 }

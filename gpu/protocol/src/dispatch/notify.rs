@@ -37,7 +37,7 @@ pub fn notify<M: Machine>(
 /// Numbers this rank's assignments, and notifies of how many there are for each expert; meanwhile does
 /// `others` more tasks. This warp's partition of it.
 #[inline(always)]
-pub fn number<M: Machine>(
+fn number<M: Machine>(
     launch: &Launch<M>,
     numbering: Numbering,
     partition: Partition,

@@ -176,7 +176,7 @@ fn receive_item<M: Machine>(
 
 /// Writes where the rows of an item's token came from, for the user, and where they stand, for combine.
 #[inline(always)]
-pub fn describe_rows<M: Machine>(
+fn describe_rows<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     item: Item,
@@ -231,7 +231,7 @@ fn place_item<M: Machine>(
 
 /// Records why an item was not put into its places.
 #[inline(always)]
-pub fn refuse_item<M: Machine>(
+fn refuse_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     item: Item,

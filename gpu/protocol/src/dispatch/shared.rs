@@ -2,9 +2,9 @@
 
 use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens, Table};
 
-use crate::dispatch::output::write_output;
+use crate::dispatch::scales;
 use crate::machine::Machine;
-use crate::machine::rows::{ByteRange, OutputRow};
+use crate::machine::rows::{ByteRange, OutputRow, TokenPart};
 use crate::sync::launch::Launch;
 use crate::work::partition::Partition;
 
@@ -52,18 +52,6 @@ impl SharedGroup {
         }
     }
 
-    /// How many tokens it has.
-    #[inline(always)]
-    pub fn count(self) -> u32 {
-        self.tokens.count
-    }
-
-    /// The token of its row `row`.
-    #[inline(always)]
-    pub fn token(self, row: u32) -> u32 {
-        self.tokens.start + row
-    }
-
     /// Writes this warp's partition of the rows, which the outputs hold.
     #[inline(always)]
     pub fn write<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
@@ -78,7 +66,16 @@ impl SharedGroup {
             let range = ByteRange::part(common.row.payload_bytes, part, parts);
             let scales = common.row.first_scale_word(common.shape.format(), row, row);
             let to = OutputRow { row, scales };
-            write_output(launch, args, range, start + row, 1, |_| to);
+            launch.machine.write_token(
+                common.shape.format(),
+                TokenPart {
+                    token: start + row,
+                    range,
+                },
+                scales::stride(&common.shape, args),
+                1,
+                |_| to,
+            );
         }
     }
 }

@@ -42,9 +42,6 @@ pub fn combine_local<M: Machine, E: Epilogue>(
 fn sum_items<M: Machine, E: Epilogue>(launch: &Launch<M>, args: &CombineArgs, ending: Ending<E>) {
     let (machine, common) = (launch.machine, launch.common);
     let position = machine.warp_position();
-    if position.warp() == 0 {
-        machine.leave(Counter::DispatchTickets, 0);
-    }
     let partition = Partition {
         index: position.warp(),
         of: position.warps(),

@@ -1,28 +1,21 @@
 //! Every token that names an expert of this rank, from the input straight into the outputs.
 
 use ferry_layout::{
-    Counter, DispatchArgs, DispatchOptions, Header, Kernel, NOT_ROUTED, assignment_index,
+    Counter, DispatchArgs, DispatchOptions, Header, Kernel, OVERFLOWED, Table, assignment_index,
 };
 
-use crate::dispatch::destination::{Destinations, locate};
-use crate::dispatch::notify::number;
-use crate::dispatch::numbering::tiles::read_ranks_in_expert;
-use crate::dispatch::numbering::{count_before, read_expert_id, wait_until_numbered};
-use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
-use crate::dispatch::output::write_output;
-use crate::dispatch::receive::{describe_rows, refuse_item};
+use crate::dispatch::offsets::wait_for_offsets;
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
-use crate::dispatch::{begin, keep_tokens};
+use crate::dispatch::{keep_tokens, read_tokens};
+use crate::local::numbering::{BlockNumbering, Ids};
 use crate::machine::Machine;
-use crate::machine::rows::OutputRow;
+use crate::machine::rows::{OutputRow, TokenPart};
 use crate::sync::launch::{Aborted, Launch};
-use crate::tactics::Numbering;
 use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
-use crate::work::queue::WorkQueue;
 use crate::work::ranks::lane_or_none;
 
 /// Puts this rank's tokens, which are all ranks', in the order of this rank's experts, with offsets and
@@ -33,19 +26,36 @@ pub fn dispatch_local<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, options, Kernel::LocalDispatch);
+    let common = &args.common;
+    let loading = machine.begin();
+    let mut tokens = common.tokens;
+    if options.tokens_on_device != 0 {
+        tokens = tokens.min(read_tokens(machine));
+    }
+    let tactics = LocalTactics::decide(common, tokens, machine.warp_position());
+    let numbering = BlockNumbering::of(common, options, tokens, tactics);
+    // On their way while the block is set up.
+    let ids = numbering.load_first_ids(machine);
+    machine.clear_block();
+    numbering.clear(machine);
+    let launch = Launch::begun(machine, common, Kernel::LocalDispatch, tokens, loading);
     launch.check()?;
-    launch.end(number_and_place(&launch, args, options))
+    launch.end(number_and_place(
+        &launch, args, options, tactics, numbering, ids,
+    ))
 }
 
-/// Numbers the assignments, this warp's partition of them, and puts tokens into their places.
+/// Numbers the assignments of this block's tokens, and puts these into their places, this warp's items.
 #[inline(always)]
 fn number_and_place<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     options: &DispatchOptions,
+    tactics: LocalTactics,
+    numbering: BlockNumbering,
+    ids: Ids<M>,
 ) -> Result<(), Aborted> {
-    let machine = launch.machine;
+    let (machine, common) = (launch.machine, launch.common);
     let position = machine.warp_position();
     if position.warp() == 0 {
         machine.leave(Counter::CombineTickets, 0);
@@ -53,173 +63,201 @@ fn number_and_place<M: Machine>(
             keep_tokens(launch);
         }
     }
-    let shared = SharedGroup::of(launch.common, options, launch.tokens);
-    let tactics = LocalTactics::decide(launch.common, launch.tokens, position.grid());
-    if let Some(partition) = tactics.numberer(position) {
-        number(launch, tactics.numbering, partition, 0, |_| {})?;
+    let mut items = tactics.items(common.rank());
+    let mut next = || items.next().map(|item| read_item(launch, args, item));
+    let mut current = next().map(|read| route(launch, args, options, numbering, read));
+    let mut following = next();
+    // The first item's payload comes while the assignments are numbered.
+    if let Some(part) = current.and_then(|item| item.part(launch)) {
+        machine.load_token(part);
     }
-    let partition = tactics.placer(position);
-    if partition.index == 0 {
-        compute_offsets(launch, args, shared)?;
+    let shared = SharedGroup::of(common, options, launch.tokens);
+    let everywhere = Partition {
+        index: position.warp(),
+        of: position.warps(),
+    };
+    shared.write(launch, args, everywhere);
+    let own_ids = numbering.load_own_ids(machine);
+    numbering.count(machine, ids);
+    machine.block_barrier();
+    if position.index == 0 {
+        numbering.find_rows(launch, args, shared);
     }
-    place_items(launch, args, options, tactics, shared, partition)?;
-    if launch.common.shape.has_tiled_scales() {
+    machine.block_barrier();
+    if position.index == 0 {
+        numbering.number(launch, args, own_ids);
+    }
+    machine.block_barrier();
+    while let Some(item) = current {
+        current = following.map(|read| route(launch, args, options, numbering, read));
+        following = next();
+        let loads_next = current.and_then(|item| item.part(launch));
+        place_item(launch, args, numbering, item, loads_next);
+    }
+    if common.shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
-        // Worked out again, as kept values would occupy registers meanwhile.
-        let position = machine.warp_position();
-        let partition = Partition {
-            index: position.warp(),
-            of: position.warps(),
-        };
-        let groups = options.has_shared_expert() as u32;
-        scales::clear_unused(launch, args, groups, partition);
+        scales::clear_unused(launch, args, shared.groups, everywhere);
     }
     Ok(())
 }
 
-/// This warp's items, into their places.
+/// An item, with what the user says of its token, on its way. `L`: one value a lane.
+#[derive(Clone, Copy)]
+struct ReadItem<L> {
+    item: Item,
+    /// The token's experts, as the user counts.
+    given: L,
+    /// The router's weights for them, as f32 bits, if it gave any.
+    weights: L,
+}
+
+/// An item that knows its experts. `L`: one value a lane.
+#[derive(Clone, Copy)]
+struct RoutedItem<L> {
+    item: Item,
+    /// The token's experts, counted from this rank's first one.
+    experts: L,
+    /// Whether any of them is this rank's: of no other token anything is loaded.
+    is_here: bool,
+}
+
+impl<L> RoutedItem<L> {
+    /// What of it is loaded, if anything.
+    #[inline(always)]
+    fn part<M: Machine>(self, launch: &Launch<M>) -> Option<TokenPart> {
+        let Item { token, .. } = self.item;
+        let range = self.item.range(launch.common.row.payload_bytes);
+        self.is_here.then_some(TokenPart { token, range })
+    }
+}
+
+/// Asks for what the user says of an item's token.
 #[inline(always)]
-fn place_items<M: Machine>(
+fn read_item<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    item: Item,
+) -> ReadItem<M::Lanes<u32>> {
+    ReadItem {
+        item,
+        given: read_experts(launch, item.token),
+        weights: read_weights(launch, args.topk_weights != 0, item.token),
+    }
+}
+
+/// Where an item's token goes, which is reported if it goes nowhere it can. Keeps its weights.
+#[inline(always)]
+fn route<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     options: &DispatchOptions,
-    tactics: LocalTactics,
-    shared: SharedGroup,
-    partition: Partition,
-) -> Result<(), Aborted> {
+    numbering: BlockNumbering,
+    read: ReadItem<M::Lanes<u32>>,
+) -> RoutedItem<M::Lanes<u32>> {
     let (machine, common) = (launch.machine, launch.common);
-    let LocalTactics {
-        parts, numbering, ..
-    } = tactics;
-    let rows = shared.count() + launch.tokens;
-    let tasks = rows * parts;
-    let mut queue = WorkQueue::new(machine, partition, tasks, Counter::DispatchTickets);
-    while let Some(index) = queue.next_item() {
-        let row = index >> parts.trailing_zeros();
-        // The shared expert's first: while the assignments are numbered.
-        let is_shared = row < shared.count();
-        let item = Item {
-            source: common.rank(),
-            token: match is_shared {
-                true => shared.token(row),
-                false => row - shared.count(),
-            },
-            part: index & (parts - 1),
-            parts,
-        };
-        let found = match is_shared {
-            true => Some(shared_destination(launch, row)),
-            false => find(launch, args, options, numbering, item)?,
-        };
-        if let Some(destinations) = found {
-            let to = |k| OutputRow {
-                row: machine.broadcast(destinations.positions, k),
-                scales: machine.broadcast(destinations.scales, k),
-            };
-            let range = item.range(common.row.payload_bytes);
-            write_output(launch, args, range, item.token, destinations.here, to);
-        }
-        queue.take_ticket();
+    let ReadItem {
+        item,
+        given,
+        weights,
+    } = read;
+    report(launch, options, item.token, given);
+    let experts = machine.lanes(|lane| numbering.local(machine.own(given, lane)));
+    let is_local = machine.lanes(|lane| machine.own(experts, lane) < common.shape.experts);
+    let is_here = machine.ballot(is_local) != 0;
+    if is_here && item.part == 0 {
+        keep_weights(launch, args, item.token, weights);
     }
-    Ok(())
-}
-
-/// Where a row of the shared expert goes.
-#[inline(always)]
-fn shared_destination<M: Machine>(launch: &Launch<M>, row: u32) -> Destinations<M::Lanes<u32>> {
-    let (machine, common) = (launch.machine, launch.common);
-    let scales = common.row.first_scale_word(common.shape.format(), row, row);
-    Destinations {
-        positions: machine.lanes(|_| row),
-        scales: machine.lanes(|_| scales),
-        here: 1,
+    RoutedItem {
+        item,
+        experts,
+        is_here,
     }
 }
 
-/// The experts of a token, counted from this rank's first one: of other ranks' experts, and where nothing is
-/// routed, a number that this rank has no expert for. Ids that do not exist are reported.
+/// The experts of a token, as the user counts.
 #[inline(always)]
-fn read_experts<M: Machine>(
+fn read_experts<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
+    let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
+    machine.lanes(|lane| {
+        lane_or_none(lane, top_k, || {
+            machine.read(Table::TopkIds, assignment_index(top_k, token, lane))
+        })
+    })
+}
+
+/// Reports ids that do not exist, and those that a token has twice, if that is looked for.
+#[inline(always)]
+fn report<M: Machine>(
     launch: &Launch<M>,
     options: &DispatchOptions,
-    numbering: Numbering,
     token: u32,
-) -> M::Lanes<u32> {
-    let (machine, common) = (launch.machine, launch.common);
-    let top_k = common.shape.top_k;
-    let experts = machine.lanes(|lane| {
-        lane_or_none(lane, top_k, || {
-            read_expert_id(launch, numbering, assignment_index(top_k, token, lane))
-        })
-    });
-    let given = machine.lanes(|lane| match lane < top_k {
-        true => machine.own(experts, lane).wrapping_add(launch.first_expert),
-        false => NOT_ROUTED,
-    });
-    if common.debug_checks != 0 {
+    given: M::Lanes<u32>,
+) {
+    if launch.common.debug_checks != 0 {
         report_duplicates(launch, token, given);
     }
     report_invalid(launch, token, options.all_experts, given);
-    experts
 }
 
-/// Where an item goes, if anywhere; keeps its token's weights and places for combine.
+/// Puts an item into its places, and says of its rows where they came from. Begins to load `next`.
 #[inline(always)]
-fn find<M: Machine>(
+fn place_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
-    options: &DispatchOptions,
-    numbering: Numbering,
-    item: Item,
-) -> Result<Option<Destinations<M::Lanes<u32>>>, Aborted> {
-    let (machine, shape) = (launch.machine, &launch.common.shape);
-    let experts = read_experts(launch, options, numbering, item.token);
-    let here = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) < shape.experts));
-    if here == 0 {
-        let nowhere = Destinations {
-            positions: machine.lanes(|_| NOT_ROUTED),
-            scales: machine.lanes(|_| 0),
-            here,
-        };
-        if item.part == 0 {
-            describe_rows(launch, args, item, nowhere);
+    numbering: BlockNumbering,
+    routed: RoutedItem<M::Lanes<u32>>,
+    next: Option<TokenPart>,
+) {
+    let (machine, common) = (launch.machine, launch.common);
+    let RoutedItem { item, experts, .. } = routed;
+    let Some(part) = routed.part(launch) else {
+        if let Some(next) = next {
+            machine.load_token(next);
         }
-        return Ok(None);
-    }
-    if item.part == 0 {
-        keep_weights(launch, args, item.token);
-    }
-    let ranks_in_expert = match numbering {
-        Numbering::InBlock => count_before(launch, item.token, experts),
-        Numbering::Tiles => {
-            wait_until_numbered(launch)?;
-            read_ranks_in_expert(launch, item.token, experts)
-        }
+        return;
     };
-    match locate(launch, args, item.source, experts, ranks_in_expert) {
-        Ok(destinations) => {
-            // Before the payload: nothing of this must be kept meanwhile.
-            if item.part == 0 {
-                describe_rows(launch, args, item, destinations);
-            }
-            Ok(Some(destinations))
+    let positions = numbering.positions(launch, item);
+    // Not those of other ranks' experts, and those for which there is no room.
+    let is_here = |lane| machine.own(positions, lane) < OVERFLOWED;
+    let scales = machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        if !is_here(lane) {
+            return 0;
         }
-        Err(miss) => refuse_item(launch, args, item, miss).map(|()| None),
-    }
+        debug_assert!((position as u64) < args.row_capacity, "row {position}");
+        if item.part == 0 {
+            machine.write(Table::SrcInfo, 2 * position as u64, item.token);
+            machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
+        }
+        let row = numbering.scales_row(launch, machine.own(experts, lane), position);
+        common
+            .row
+            .first_scale_word(common.shape.format(), position, row)
+    });
+    let here = machine.ballot(machine.lanes(is_here));
+    let to = |k| OutputRow {
+        row: machine.broadcast(positions, k),
+        scales: machine.broadcast(scales, k),
+    };
+    let (format, stride) = (common.shape.format(), scales::stride(&common.shape, args));
+    machine.write_loaded(format, part, next, stride, here, to);
 }
 
-/// Keeps a token's weights where combine reads those of any row.
+/// Keeps a token's weights, if there are any, where combine reads those of any row.
 #[inline(always)]
-fn keep_weights<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, token: u32) {
+fn keep_weights<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    token: u32,
+    weights: M::Lanes<u32>,
+) {
     let (machine, common) = (launch.machine, launch.common);
     let top_k = common.shape.top_k;
-    let is_weighted = args.topk_weights != 0;
-    let weights = read_weights(launch, is_weighted, token);
     let row = common.window.dispatch_row(common.rank(), token);
     let header = row.plus(common.row.header);
     machine.lanes(|lane| {
         if lane < top_k {
-            let bits = match is_weighted {
+            let bits = match args.topk_weights != 0 {
                 true => machine.own(weights, lane),
                 false => 1f32.to_bits(),
             };

@@ -5,7 +5,8 @@
 ///
 /// Between two barriers a byte is stored at most once. A byte is loaded after the next barrier at the
 /// earliest, and once a byte has been loaded, nobody stores it again in that launch: a GPU may move loads
-/// between barriers.
+/// between barriers. Words that lanes count or add in are stored before, a barrier earlier at least, and
+/// loaded after the next barrier at the earliest.
 pub trait BlockMemory {
     /// The number of a lane of this warp in its block. For one lane.
     fn thread(&self, lane: u32) -> u32;
@@ -18,6 +19,12 @@ pub trait BlockMemory {
     fn store_block_byte(&self, at: u32, byte: u32);
     /// Stores four words at a multiple of 16. For one lane.
     fn store_block_vector(&self, at: u32, words: [u32; 4]);
+
+    /// Adds one to a word at a multiple of 4: any warps to any word, in any order. For one lane.
+    fn count_in_block(&self, at: u32);
+    /// Adds to a word at a multiple of 4, and gives what it was before. Between two barriers one warp alone
+    /// adds to a word, as otherwise what it gets would depend on the order of warps. For one lane.
+    fn add_in_block(&self, at: u32, value: u32) -> u32;
 
     /// Loads a word at a multiple of 4. For one lane.
     fn load_block(&self, at: u32) -> u32;

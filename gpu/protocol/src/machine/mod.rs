@@ -10,7 +10,7 @@ pub mod rows;
 pub mod signals;
 pub mod tile;
 
-use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table};
+use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table, Tensor, TokenFormat};
 
 use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
@@ -18,7 +18,7 @@ use crate::machine::deadline::Deadline;
 use crate::machine::finishing::{Finish, Finishing};
 use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
-use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row};
+use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
 use crate::machine::signals::Signals;
 
 /// Lanes of a warp.
@@ -96,6 +96,8 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
     fn ballot(&self, values: Self::Lanes<bool>) -> u32;
     /// What `lane` holds.
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
+    /// For each lane, what the lane holds that it names.
+    fn gather(&self, values: Self::Lanes<u32>, lanes: Self::Lanes<u32>) -> Self::Lanes<u32>;
     /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
     /// what it gives may come late: whoever uses it waits.
     fn take_ticket(&self, counter: Counter) -> Self::Lanes<u32>;
@@ -143,6 +145,42 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
         &self,
         range: ByteRange,
         token: u32,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    );
+    /// Writes a byte range of a token's payload, in `format`, to the row `to(i)` of the outputs for every set bit
+    /// `i` of `targets`, with the scales of the groups in that range: see [`encode_output`](Self::encode_output).
+    /// BF16 is copied; as what travels, it [avoids the sentinel](ferry_layout::avoid_sentinel).
+    #[inline(always)]
+    fn write_token(
+        &self,
+        format: TokenFormat,
+        part: TokenPart,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        let TokenPart { token, range } = part;
+        match format {
+            TokenFormat::Bf16 => {
+                let from = Row::Tensor(Tensor::Input, token);
+                let to = |target| Row::Tensor(Tensor::Output, to(target).row);
+                self.copy_arrived(range, from, targets, to);
+            }
+            _ => self.encode_output(range, token, stride, targets, to),
+        }
+    }
+    /// Begins to load what [`write_loaded`](Self::write_loaded) of the same part writes, and waits for nothing. This
+    /// warp loads nothing else this way before.
+    fn load_token(&self, part: TokenPart);
+    /// As [`write_token`](Self::write_token), of a part that [`load_token`](Self::load_token) began to load. Begins to
+    /// load `next`, if there is one, as soon as it can.
+    fn write_loaded(
+        &self,
+        format: TokenFormat,
+        part: TokenPart,
+        next: Option<TokenPart>,
         stride: u64,
         targets: u32,
         to: impl Fn(u32) -> OutputRow,

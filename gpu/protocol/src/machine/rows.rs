@@ -23,7 +23,7 @@ pub struct OutputRow {
 }
 
 /// Bytes `start..end` of a row, both multiples of 16.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
     /// First byte.
     pub start: u32,
@@ -46,6 +46,15 @@ impl ByteRange {
         );
         Self { start, end }
     }
+}
+
+/// A byte range of a token's payload, in the format of the launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenPart {
+    /// The token, a row of the input.
+    pub token: u32,
+    /// The bytes.
+    pub range: ByteRange,
 }
 
 /// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.

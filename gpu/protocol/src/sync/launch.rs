@@ -25,8 +25,6 @@ pub struct Launch<'a, M> {
     pub kernel: Kernel,
     /// Tokens of this rank in this round.
     pub tokens: u32,
-    /// Where nothing travels: this rank's first expert, as the user counts. Ids are read less this. Else 0.
-    pub first_expert: u32,
     pub epoch: Epoch,
 }
 
@@ -74,7 +72,6 @@ impl<'a, M: Machine> Launch<'a, M> {
             common,
             kernel,
             tokens,
-            first_expert: 0,
             epoch: Epoch::after(machine.peek(Counter::Finished)),
         }
     }

@@ -1,57 +1,68 @@
 //! The decisions of a dispatch where nothing travels.
 
-use ferry_layout::Common;
+use ferry_layout::{Common, Rank};
 
-use crate::machine::position::{Grid, WarpPosition};
-use crate::tactics::{Numbering, tuning};
+use crate::machine::position::WarpPosition;
+use crate::work::item::Item;
 use crate::work::partition::Partition;
-use crate::work::tasks::{expert_groups, tiles};
 
-/// What a launch does.
+/// What a launch does, and which part of it a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalTactics {
     /// Parts that each token is put into its places in, a power of two.
     pub parts: u32,
-    /// How the assignments are numbered.
-    pub numbering: Numbering,
-    /// Warps that number.
-    numberers: u32,
+    /// The first token of this warp's block.
+    pub first_token: u32,
+    /// How many the block has.
+    pub own_tokens: u32,
+    /// Whether this block keeps for combine what it finds out about them: one of those that share them.
+    pub keeps: bool,
+    /// This warp's partition of their parts.
+    partition: Partition,
 }
 
 impl LocalTactics {
-    /// Of a launch on `grid`, of `tokens`.
+    /// Of a launch of `tokens`, for the warp at `position`. Every block has tokens that follow each other, so
+    /// that it needs no more of all others than how many there are for each expert. Where there are several
+    /// blocks a token, these share its parts.
     #[inline(always)]
-    pub fn decide(common: &Common, tokens: u32, grid: Grid) -> Self {
-        let shape = &common.shape;
-        let experts = expert_groups(shape.experts);
-        let (numbering, tasks) = match shape.is_small_batch(tokens) {
-            true => (Numbering::InBlock, experts),
-            false => (Numbering::Tiles, experts.max(tiles(shape.top_k, tokens))),
+    pub fn decide(common: &Common, tokens: u32, position: WarpPosition) -> Self {
+        let WarpPosition {
+            index,
+            in_block,
+            block,
+            blocks,
+        } = position;
+        let parts = common.row.parts(tokens);
+        let sharers = (blocks / tokens.max(1)).clamp(1, parts);
+        let (groups, group, sharer) = (blocks / sharers, block / sharers, block % sharers);
+        let (each, more) = (tokens / groups, tokens % groups);
+        let (first_token, own_tokens) = match group < groups {
+            true => (group * each + group.min(more), each + (group < more) as u32),
+            false => (tokens, 0),
         };
-        let most = (grid.warps() / tuning::WARPS_PER_NOTIFIER).max(1);
         Self {
-            parts: common.row.parts(tokens),
-            numbering,
-            numberers: tasks.clamp(1, most),
+            parts,
+            first_token,
+            own_tokens,
+            keeps: sharer == 0,
+            partition: Partition {
+                index: index * sharers + sharer,
+                of: in_block * sharers,
+            },
         }
     }
 
-    /// The partition of the numbering of the warp at `position`: the first warps have one.
+    /// The items of this warp: parts of the block's tokens. `source`: this rank.
     #[inline(always)]
-    pub fn numberer(self, position: WarpPosition) -> Option<Partition> {
-        let (index, of) = (position.warp(), self.numberers);
-        (index < of).then_some(Partition { index, of })
-    }
-
-    /// Its partition of the items: all warps place some, those that number the last ones. The first one
-    /// computes offsets.
-    #[inline(always)]
-    pub fn placer(self, position: WarpPosition) -> Partition {
-        let of = position.warps();
-        Partition {
-            index: (position.warp() + of - self.numberers) % of,
-            of,
-        }
+    pub fn items(self, source: Rank) -> impl Iterator<Item = Item> {
+        let tasks = self.partition.tasks(self.own_tokens * self.parts);
+        tasks.map(move |task| Item {
+            source,
+            token: self.first_token + (task >> self.parts.trailing_zeros()),
+            part: task & (self.parts - 1),
+            parts: self.parts,
+        })
     }
 }
 
@@ -60,11 +71,10 @@ mod tests {
     use ferry_layout::{Shape, TokenFormat};
 
     use super::*;
-    use crate::work::partition::each_once;
 
     #[test]
-    fn every_partition_has_one_warp() {
-        for tokens in [0, 1, 128, 1024, 4096] {
+    fn every_part_of_every_token_is_one_warps_and_every_token_is_kept_once() {
+        for tokens in [0, 1, 5, 16, 65, 128, 1000, 1024, 4096] {
             let common = Common::of(&Shape {
                 ranks: 1,
                 p2p_world_size: 1,
@@ -75,18 +85,31 @@ mod tests {
                 combine_mode: 0,
                 token_format: TokenFormat::Bf16.number(),
             });
-            for (in_block, blocks) in [(1, 1), (4, 2), (16, 132)] {
-                let tactics = LocalTactics::decide(&common, tokens, Grid { in_block, blocks });
-                let positions = || {
-                    (0..in_block * blocks).map(|warp| WarpPosition {
+            for (in_block, blocks) in [(1, 1), (4, 2), (16, 132), (8, 7)] {
+                let parts = common.row.parts(tokens);
+                let mut items = std::vec![0; (tokens * parts) as usize];
+                let mut kept = std::vec![0; tokens as usize];
+                for warp in 0..in_block * blocks {
+                    let position = WarpPosition {
                         index: warp / blocks,
                         in_block,
                         block: warp % blocks,
                         blocks,
-                    })
-                };
-                each_once(positions().filter_map(|position| tactics.numberer(position)));
-                each_once(positions().map(|position| tactics.placer(position)));
+                    };
+                    let tactics = LocalTactics::decide(&common, tokens, position);
+                    let own = tactics.first_token..tactics.first_token + tactics.own_tokens;
+                    assert!(own.end <= tokens, "{tokens} tokens, {position:?}");
+                    for item in tactics.items(Rank(0)) {
+                        assert!(own.contains(&item.token), "{item:?} of {own:?}");
+                        items[(item.token * parts + item.part) as usize] += 1;
+                    }
+                    if tactics.keeps && position.index == 0 {
+                        own.for_each(|token| kept[token as usize] += 1);
+                    }
+                }
+                let about = || std::format!("{tokens} tokens, {in_block} warps, {blocks} blocks");
+                assert!(items.iter().all(|&times| times == 1), "{}", about());
+                assert!(kept.iter().all(|&times| times == 1), "{}", about());
             }
         }
     }

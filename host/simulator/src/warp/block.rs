@@ -75,6 +75,10 @@ struct Byte {
     value: u8,
     /// One more than the barriers that all had passed when it was last stored; 0 if nobody has stored it.
     stored: u16,
+    /// Likewise, when it was last counted or added in.
+    added: u16,
+    /// Who added then, if one gets what it was before.
+    adder: Option<u32>,
     is_loaded: bool,
 }
 
@@ -105,10 +109,38 @@ impl Memory {
             *byte = Byte {
                 value,
                 stored,
-                is_loaded: false,
+                ..Byte::default()
             };
         }
         Ok(())
+    }
+
+    /// Adds to a word, and gives what it was before. `adder`: the warp that adds, if that one needs it.
+    fn add(&mut self, at: u32, value: u32, adder: Option<u32>) -> Result<u32, Wrong> {
+        let barriers = self.barriers;
+        let bytes = self.bytes.get_mut(at as usize..at as usize + 4);
+        let Some(bytes) = bytes.filter(|_| at.is_multiple_of(4)) else {
+            return Err(("adds to what nobody has stored, or out of alignment", at));
+        };
+        for byte in &mut *bytes {
+            if byte.stored == 0 || byte.stored > barriers {
+                return Err(("adds to what nobody has stored before a barrier", at));
+            }
+            if byte.is_loaded {
+                return Err(("adds to what has been loaded", at));
+            }
+            if byte.added > barriers && byte.adder != adder {
+                return Err(("adds what depends on the order of warps", at));
+            }
+            (byte.added, byte.adder) = (barriers + 1, adder);
+        }
+        let before = (0..4).fold(0, |word, byte| {
+            word | u32::from(bytes[byte].value) << (8 * byte)
+        });
+        for (byte, value) in bytes.iter_mut().zip((before + value).to_le_bytes()) {
+            byte.value = value;
+        }
+        Ok(before)
     }
 
     fn load<const COUNT: usize>(&mut self, at: u32) -> Result<[u8; COUNT], Wrong> {
@@ -120,6 +152,9 @@ impl Memory {
             match self.bytes.get_mut(index as usize) {
                 Some(byte) if byte.stored > self.barriers => {
                     return Err(("loads before a barrier what was stored", index));
+                }
+                Some(byte) if byte.added > self.barriers => {
+                    return Err(("loads before a barrier what was added", index));
                 }
                 Some(byte) if byte.stored > 0 => {
                     byte.is_loaded = true;
@@ -188,6 +223,14 @@ impl BlockMemory for Warp<'_> {
         self.in_block(|memory| memory.store(at, &bytes));
     }
 
+    fn count_in_block(&self, at: u32) {
+        self.in_block(|memory| memory.add(at, 1, None));
+    }
+
+    fn add_in_block(&self, at: u32, value: u32) -> u32 {
+        self.in_block(|memory| memory.add(at, value, Some(self.number)))
+    }
+
     fn load_block(&self, at: u32) -> u32 {
         u32::from_le_bytes(self.in_block(|memory| memory.load(at)))
     }
@@ -203,6 +246,8 @@ impl BlockMemory for Warp<'_> {
     }
 
     fn block_barrier(&self) {
+        // A barrier of a block orders all that its warps wrote to their own GPU.
+        self.buffer.borrow_mut().drain_own(&self.shared);
         let memory = &self.block.memory;
         let barriers = || memory.borrow().barriers;
         let before = barriers();
@@ -246,6 +291,34 @@ mod tests {
         assert_eq!(
             memory.load::<4>(12),
             Err(("loads what nobody has stored", 12))
+        );
+    }
+
+    #[test]
+    fn words_are_stored_then_added_to_then_loaded_with_barriers_between() {
+        let mut memory = Memory::default();
+        let nobody = "adds to what nobody has stored, or out of alignment";
+        assert_eq!(memory.add(0, 1, None), Err((nobody, 0)));
+        memory.store(0, &[0; 16]).unwrap();
+        assert_eq!(memory.add(2, 1, None), Err((nobody, 2)));
+        let early = "adds to what nobody has stored before a barrier";
+        assert_eq!(memory.add(4, 1, None), Err((early, 4)));
+        memory.barriers += 1;
+        assert_eq!(memory.add(4, 300, None), Ok(0));
+        assert_eq!(memory.add(4, 1, None), Ok(300));
+        let order = "adds what depends on the order of warps";
+        assert_eq!(memory.add(4, 1, Some(1)), Err((order, 4)));
+        assert_eq!(memory.add(8, 5, Some(1)), Ok(0));
+        assert_eq!(memory.add(8, 5, Some(1)), Ok(5));
+        assert_eq!(memory.add(8, 5, Some(2)), Err((order, 8)));
+        let loaded_early = "loads before a barrier what was added";
+        assert_eq!(memory.load::<4>(4), Err((loaded_early, 4)));
+        memory.barriers += 1;
+        assert_eq!(memory.add(8, 5, Some(2)), Ok(10));
+        assert_eq!(memory.load::<4>(4), Ok(301u32.to_le_bytes()));
+        assert_eq!(
+            memory.add(4, 1, None),
+            Err(("adds to what has been loaded", 4))
         );
     }
 

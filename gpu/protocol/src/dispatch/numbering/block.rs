@@ -36,9 +36,6 @@ pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
 pub struct SmallBatch {
     assignments: u32,
     experts: u32,
-    /// As [`Launch::first_expert`](crate::sync::launch::Launch::first_expert). What the block keeps is less
-    /// this.
-    first_expert: u32,
 }
 
 impl SmallBatch {
@@ -49,7 +46,6 @@ impl SmallBatch {
         Self {
             assignments: tokens * common.shape.top_k,
             experts: common.shape.experts,
-            first_expert: 0,
         }
     }
 
@@ -62,19 +58,15 @@ impl SmallBatch {
     /// What a launch with `tokens` tokens numbers as it begins: nothing where the assignments are no small
     /// batch.
     #[inline(always)]
-    pub fn to_number(args: &DispatchArgs, tokens: u32, first_expert: u32) -> Self {
+    pub fn to_number(args: &DispatchArgs, tokens: u32) -> Self {
         let common = &args.common;
         // A rank without tokens may have no ids.
         let is_small = args.topk_ids != 0 && common.shape.is_small_batch(tokens);
         match is_small {
-            true => Self {
-                first_expert,
-                ..Self::of(common, tokens)
-            },
+            true => Self::of(common, tokens),
             false => Self {
                 assignments: 0,
                 experts: common.shape.experts,
-                first_expert,
             },
         }
     }
@@ -153,7 +145,7 @@ impl SmallBatch {
     #[inline(always)]
     fn mask<M: Machine>(self, machine: &M, first: u32, ids: M::Lanes<u32>) -> M::Lanes<u32> {
         machine.lanes(|lane| match first + lane < self.assignments {
-            true => machine.own(ids, lane).wrapping_sub(self.first_expert),
+            true => machine.own(ids, lane),
             false => NOT_ROUTED,
         })
     }

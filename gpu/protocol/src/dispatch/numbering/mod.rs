@@ -15,23 +15,15 @@ use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Numbering;
 use crate::work::tasks::expert_groups;
 
-/// The expert id of an assignment, counted from this launch's first expert. For one lane.
+/// The expert id of an assignment. For one lane.
 #[inline(always)]
 pub fn read_expert_id<M: Machine>(launch: &Launch<M>, numbering: Numbering, index: u64) -> u32 {
     match numbering {
         Numbering::InBlock => {
             SmallBatch::of(launch.common, launch.tokens).id(launch.machine, index as u32)
         }
-        Numbering::Tiles => read_id(launch, index),
+        Numbering::Tiles => launch.machine.read(Table::TopkIds, index),
     }
-}
-
-/// The expert id of an assignment, as the user's table has it. For one lane.
-#[inline(always)]
-fn read_id<M: Machine>(launch: &Launch<M>, index: u64) -> u32 {
-    let id = launch.machine.read(Table::TopkIds, index);
-    // An id that is no expert's stays one: there are far fewer experts than ids.
-    id.wrapping_sub(launch.first_expert)
 }
 
 /// The rank of each of a token's assignments within its expert, of a small batch.

@@ -1,0 +1,402 @@
+//! The rows of a block's own tokens. Every block counts all assignments by itself, so that no block waits for
+//! another, and then numbers those of its own tokens:
+//!
+//! ```text
+//! all warps     clear the counts                                               barrier
+//! all warps     count all ids: those before the block's tokens, and the rest   barrier
+//! first warp    the experts' first rows, from all counts                       barrier
+//! first warp    the rows of the block's assignments, in order                  barrier
+//! ```
+//!
+//! These rows are kept in the row map, for combine, and in the block's memory as far as there is room.
+
+use ferry_layout::{
+    Common, DispatchArgs, DispatchOptions, MAX_COUNTED_EXPERTS, MAX_TOP_K, NOT_ROUTED, Table,
+    scale_placement,
+};
+
+use crate::BLOCK_MEMORY_BYTES;
+use crate::combine::received::read_positions;
+use crate::dispatch::numbering::block::count_below;
+use crate::dispatch::overflow;
+use crate::dispatch::shared::SharedGroup;
+use crate::local::tables;
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::Launch;
+use crate::tactics::local::LocalTactics;
+use crate::work::item::Item;
+use crate::work::ranks::lane_or_none;
+
+use core::array::from_fn;
+
+/// Ids that a lane has in flight.
+const DEPTH: usize = 8;
+/// Experts of a lane at a time.
+const EACH: usize = 4;
+/// Words of a vector, which clears as many counts.
+const VECTOR_WORDS: u32 = 4;
+
+/// Ids on their way.
+pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
+
+/// What the block's memory holds for each expert: a word each.
+#[derive(Clone, Copy)]
+enum PerExpert {
+    /// Assignments before those of the block's tokens.
+    Before,
+    /// All others.
+    Rest,
+    /// The row of the block's next assignment.
+    NextRow,
+    /// From a row to its place among the rows of all blocks of tiled scales.
+    ToScales,
+}
+
+/// How many words each expert has.
+const WORDS: u32 = 4;
+
+const _: () = assert!(
+    4 * (WORDS * MAX_COUNTED_EXPERTS + MAX_TOP_K) <= BLOCK_MEMORY_BYTES
+        && MAX_COUNTED_EXPERTS.is_multiple_of(VECTOR_WORDS),
+    "the block's memory holds the words of all experts, and the positions of a token: blocks that share one \
+     do not read what another keeps"
+);
+
+/// The assignments of all tokens, and which of them are of this block's tokens.
+#[derive(Clone, Copy)]
+pub struct BlockNumbering {
+    /// All of them.
+    assignments: u32,
+    /// Those of the block's tokens: from this one on,
+    first: u32,
+    /// and before this one.
+    end: u32,
+    /// Whether this block keeps their rows for combine.
+    keeps: bool,
+    /// Experts of this rank.
+    experts: u32,
+    /// The first of them, as the user counts. Ids are compared less this; no id that is none of this rank's
+    /// experts becomes one by that, as there are far fewer experts than numbers.
+    first_expert: u32,
+}
+
+impl BlockNumbering {
+    /// Of `tokens` tokens, of which `tactics` says those of this block.
+    #[inline(always)]
+    pub fn of(
+        common: &Common,
+        options: &DispatchOptions,
+        tokens: u32,
+        tactics: LocalTactics,
+    ) -> Self {
+        let (top_k, first_token) = (common.shape.top_k, tactics.first_token);
+        Self {
+            assignments: tokens * top_k,
+            first: first_token * top_k,
+            end: (first_token + tactics.own_tokens) * top_k,
+            keeps: tactics.keeps,
+            experts: common.shape.experts,
+            first_expert: options.first_expert,
+        }
+    }
+
+    /// The byte of a word.
+    #[inline(always)]
+    fn at(self, word: PerExpert, expert: u32) -> u32 {
+        debug_assert!(expert < self.experts, "expert {expert}");
+        4 * (word as u32 * self.stride() + expert)
+    }
+
+    /// Words from one kind of the words of all experts to the next.
+    #[inline(always)]
+    fn stride(self) -> u32 {
+        (self.experts + VECTOR_WORDS - 1) & !(VECTOR_WORDS - 1)
+    }
+
+    /// An id counted from this rank's first expert.
+    #[inline(always)]
+    pub fn local(self, id: u32) -> u32 {
+        id.wrapping_sub(self.first_expert)
+    }
+
+    /// Clears the counts. All warps of the block; a barrier must follow.
+    #[inline(always)]
+    pub fn clear<M: Machine>(self, machine: &M) {
+        let end = self.at(PerExpert::Rest, 0) + 4 * self.experts;
+        machine.lanes(|lane| {
+            let mut at = 4 * VECTOR_WORDS * machine.thread(lane);
+            while at < end {
+                machine.store_block_vector(at, [0; 4]);
+                at += 4 * VECTOR_WORDS * machine.threads();
+            }
+        });
+    }
+
+    /// Asks for the ids that this warp counts first. There may be no ids where there is nothing to count.
+    #[inline(always)]
+    pub fn load_first_ids<M: Machine>(self, machine: &M) -> Ids<M> {
+        match self.assignments {
+            0 => from_fn(|_| machine.lanes(|_| NOT_ROUTED)),
+            _ => self.load_ids(machine, 0),
+        }
+    }
+
+    /// Asks for the ids of the block's next threads from assignment `first` on; for the last one again where
+    /// there are fewer, as the assembler waits for conditional loads.
+    #[inline(always)]
+    fn load_ids<M: Machine>(self, machine: &M, first: u32) -> Ids<M> {
+        from_fn(|step| {
+            machine.lanes(|lane| {
+                let index = first + step as u32 * machine.threads() + machine.thread(lane);
+                machine.read(Table::TopkIds, index.min(self.assignments - 1) as u64)
+            })
+        })
+    }
+
+    /// Counts all assignments of this rank's experts. All warps of the block, after all have
+    /// [cleared](Self::clear) the counts; a barrier must follow. `ids` are those of
+    /// [`load_first_ids`](Self::load_first_ids).
+    #[inline(always)]
+    pub fn count<M: Machine>(self, machine: &M, mut ids: Ids<M>) {
+        let threads = machine.threads();
+        let mut first = 0;
+        while first < self.assignments {
+            let next = first + DEPTH as u32 * threads;
+            let counted = ids;
+            if next < self.assignments {
+                ids = self.load_ids(machine, next);
+            }
+            from_fn::<(), DEPTH, _>(|step| {
+                machine.lanes(|lane| {
+                    let index = first + step as u32 * threads + machine.thread(lane);
+                    let expert = self.local(machine.own(counted[step], lane));
+                    if index < self.assignments && expert < self.experts {
+                        let word = match index < self.first {
+                            true => PerExpert::Before,
+                            false => PerExpert::Rest,
+                        };
+                        machine.count_in_block(self.at(word, expert));
+                    }
+                });
+            });
+            first = next;
+        }
+    }
+
+    /// Works out where the rows of each expert begin, behind those of the shared expert. The first block also
+    /// writes the user's tables. One warp, after the [counts](Self::count); a barrier must follow.
+    #[inline(always)]
+    pub fn find_rows<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        shared: SharedGroup,
+    ) {
+        let (machine, common) = (launch.machine, launch.common);
+        let is_tiled = common.shape.has_tiled_scales();
+        let writes_tables = machine.warp_position().block == 0;
+        let (mut rows, mut blocks) = (shared.rows, scale_placement::blocks(shared.rows));
+        let mut first = 0;
+        while first < self.experts {
+            let expert = |lane: u32, index: usize| first + EACH as u32 * lane + index as u32;
+            let counts = machine.lanes(|lane| {
+                from_fn::<u32, EACH, _>(|index| self.rows_of(launch, expert(lane, index)))
+            });
+            let of_lane = |lane| machine.own(counts, lane);
+            let (rows_before, more_rows) =
+                machine.exclusive_sum(machine.lanes(|lane| of_lane(lane).iter().sum()));
+            let (blocks_before, more_blocks) = match is_tiled {
+                true => machine.exclusive_sum(machine.lanes(|lane| {
+                    of_lane(lane)
+                        .iter()
+                        .map(|&rows| scale_placement::blocks(rows))
+                        .sum()
+                })),
+                false => (machine.lanes(|_| 0), 0),
+            };
+            machine.lanes(|lane| {
+                let mut row = rows + machine.own(rows_before, lane);
+                let mut block = blocks + machine.own(blocks_before, lane);
+                from_fn::<(), EACH, _>(|index| {
+                    let (expert, count) = (expert(lane, index), of_lane(lane)[index]);
+                    if expert >= self.experts {
+                        return;
+                    }
+                    let before = machine.load_block(self.at(PerExpert::Before, expert));
+                    machine.store_block(self.at(PerExpert::NextRow, expert), row + before);
+                    if is_tiled {
+                        // No expert has more rows than its blocks of scales have.
+                        let to_scales = block * scale_placement::BLOCK_ROWS - row;
+                        machine.store_block(self.at(PerExpert::ToScales, expert), to_scales);
+                    }
+                    if writes_tables {
+                        tables::describe(launch, shared.groups + expert, row, block);
+                    }
+                    row += count;
+                    if is_tiled {
+                        block += scale_placement::blocks(count);
+                    }
+                });
+            });
+            rows += more_rows;
+            blocks += more_blocks;
+            first += EACH as u32 * LANES;
+        }
+        if writes_tables {
+            tables::end(launch, args, shared, rows, blocks);
+        }
+    }
+
+    /// The rows of an expert, with those that align the next one's; none where there is no such expert. For one
+    /// lane.
+    #[inline(always)]
+    fn rows_of<M: Machine>(self, launch: &Launch<M>, expert: u32) -> u32 {
+        if expert >= self.experts {
+            return 0;
+        }
+        let count = |word| launch.machine.load_block(self.at(word, expert));
+        launch
+            .common
+            .row
+            .padded(count(PerExpert::Before) + count(PerExpert::Rest))
+    }
+
+    /// Asks for the ids that [`number`](Self::number) begins with.
+    #[inline(always)]
+    pub fn load_own_ids<M: Machine>(self, machine: &M) -> M::Lanes<u32> {
+        match self.first == self.end {
+            true => machine.lanes(|_| NOT_ROUTED),
+            false => self.load_group(machine, self.first),
+        }
+    }
+
+    /// Asks for the ids of 32 of the block's assignments from `first` on; for the last one again where there are
+    /// fewer.
+    #[inline(always)]
+    fn load_group<M: Machine>(self, machine: &M, first: u32) -> M::Lanes<u32> {
+        machine.lanes(|lane| {
+            let index = (first + lane).min(self.end - 1);
+            machine.read(Table::TopkIds, index as u64)
+        })
+    }
+
+    /// Gives the block's assignments their rows, in order, and keeps these. One warp, after
+    /// [`find_rows`](Self::find_rows); a barrier must follow. `ids` are those of
+    /// [`load_own_ids`](Self::load_own_ids).
+    #[inline(always)]
+    pub fn number<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        mut ids: M::Lanes<u32>,
+    ) {
+        let machine = launch.machine;
+        let mut first = self.first;
+        while first < self.end {
+            let ahead = self.load_group(machine, first + LANES);
+            let experts = machine.lanes(|lane| match first + lane < self.end {
+                true => self.local(machine.own(ids, lane)).min(self.experts),
+                false => self.experts,
+            });
+            let alike = machine.matching(experts);
+            // The first lane of each expert asks for the rows of all.
+            let starts = machine.lanes(|lane| {
+                let (expert, alike) = (machine.own(experts, lane), machine.own(alike, lane));
+                match expert < self.experts && count_below(alike, lane) == 0 {
+                    true => machine
+                        .add_in_block(self.at(PerExpert::NextRow, expert), alike.count_ones()),
+                    false => 0,
+                }
+            });
+            let lowest = machine.lanes(|lane| machine.own(alike, lane).trailing_zeros());
+            let starts = machine.gather(starts, lowest);
+            machine.lanes(|lane| {
+                if first + lane < self.end {
+                    let before = count_below(machine.own(alike, lane), lane);
+                    let row = machine.own(starts, lane) + before;
+                    let position = self.position(launch, args, machine.own(experts, lane), row);
+                    self.keep(launch, first + lane, position);
+                }
+            });
+            ids = ahead;
+            first += LANES;
+        }
+    }
+
+    /// Keeps the position of an assignment. For one lane.
+    #[inline(always)]
+    fn keep<M: Machine>(self, launch: &Launch<M>, index: u32, position: u32) {
+        let (machine, common) = (launch.machine, launch.common);
+        let first = common.shape.row_map_index(common.rank(), 0, 0);
+        if self.keeps {
+            machine.write(Table::RowMap, first + index as u64, position);
+        }
+        if self.keeps_in_block() {
+            machine.store_block(self.at_position(index), position);
+        }
+    }
+
+    /// Whether the block's memory has room for the positions of all of the block's assignments.
+    #[inline(always)]
+    fn keeps_in_block(self) -> bool {
+        // In words: bytes of all assignments may be more than 32 bits count.
+        WORDS * self.stride() + (self.end - self.first) <= BLOCK_MEMORY_BYTES / 4
+    }
+
+    /// The byte of the position of an assignment of the block: behind the words of all experts.
+    #[inline(always)]
+    fn at_position(self, index: u32) -> u32 {
+        4 * (WORDS * self.stride() + index - self.first)
+    }
+
+    /// The positions of an item's token, one a top-k slot, as the row map has them. After
+    /// [`number`](Self::number).
+    #[inline(always)]
+    pub fn positions<M: Machine>(self, launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
+        let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
+        if !self.keeps_in_block() {
+            return read_positions(launch, item);
+        }
+        machine.lanes(|lane| {
+            lane_or_none(lane, top_k, || {
+                machine.load_block(self.at_position(item.token * top_k + lane))
+            })
+        })
+    }
+
+    /// The position of an assignment for `expert`, whose row is `row` if this rank has that expert; marked where
+    /// the outputs have no room for it. For one lane.
+    #[inline(always)]
+    fn position<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        expert: u32,
+        row: u32,
+    ) -> u32 {
+        if expert >= self.experts {
+            return NOT_ROUTED;
+        }
+        let block = self.scales_row(launch, expert, row) / scale_placement::BLOCK_ROWS;
+        let has_block =
+            !launch.common.shape.has_tiled_scales() || (block as u64) < args.block_capacity;
+        match has_block && (row as u64) < args.row_capacity {
+            true => row,
+            false => overflow::mark(row),
+        }
+    }
+
+    /// A row of an expert counted in the rows of all blocks of tiled scales, where scales are tiled. After
+    /// [`find_rows`](Self::find_rows). For one lane.
+    #[inline(always)]
+    pub fn scales_row<M: Machine>(self, launch: &Launch<M>, expert: u32, row: u32) -> u32 {
+        match launch.common.shape.has_tiled_scales() {
+            true => {
+                row + launch
+                    .machine
+                    .load_block(self.at(PerExpert::ToScales, expert))
+            }
+            false => row,
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What the user's tables say of the rows.
+
+use ferry_layout::{Counter, DispatchArgs, Table, scale_placement};
+
+use crate::dispatch::overflow::{offsets_word, settle};
+use crate::dispatch::shared::SharedGroup;
+use crate::machine::Machine;
+use crate::sync::launch::Launch;
+
+/// Writes what the tables say of a group whose rows begin at `row` and whose tiled scales at `block`. For one
+/// lane.
+#[inline(always)]
+pub fn describe<M: Machine>(launch: &Launch<M>, group: u32, row: u32, block: u32) {
+    let machine = launch.machine;
+    machine.write(Table::RowOffsets, group as u64, row);
+    machine.write(Table::ExpertIds, group as u64, group);
+    if launch.common.shape.has_tiled_scales() {
+        let offset = scale_placement::scales_offset(block, row);
+        machine.write(Table::ScalesOffsets, group as u64, offset);
+    }
+}
+
+/// Ends the tables of `rows` rows and `blocks` blocks of tiled scales, and says that they are there. One warp,
+/// which [described](describe) all groups of experts.
+#[inline(always)]
+pub fn end<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    shared: SharedGroup,
+    rows: u32,
+    blocks: u32,
+) {
+    let machine = launch.machine;
+    let groups = shared.groups + launch.common.shape.experts;
+    machine.lanes(|lane| {
+        if lane == 0 {
+            machine.write(Table::RowOffsets, groups as u64, rows);
+            shared.describe(launch);
+        }
+    });
+    let overflows = settle(launch, args, groups, rows, blocks);
+    machine.store(Counter::OffsetsReady, offsets_word(launch.epoch, overflows));
+}

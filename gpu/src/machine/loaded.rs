@@ -1,0 +1,226 @@
+//! Tokens that are loaded through the warp's pipeline: on their way before it is known where they go.
+
+use ferry_layout::{Arguments, PIPELINE_BYTES, Tensor, TokenFormat, avoid_sentinel};
+use ferry_protocol::{Bits, ByteRange, OutputRow, Row, Tiles, TokenPart};
+
+use super::{Gpu, tile};
+use crate::encode::{Elements, LANE_ELEMENTS, TILE_ELEMENTS};
+use crate::ptx::memory::Vector;
+use crate::ptx::pipeline::{self, Pipeline};
+use crate::ptx::thread;
+
+/// Vectors of a lane in a tile: those that it encodes at a time.
+const DEPTH: usize = 2;
+/// Bytes of a tile.
+const TILE_BYTES: u32 = DEPTH as u32 * tile::WARP_BYTES;
+/// Tiles that the pipeline holds.
+const SLOTS: u32 = PIPELINE_BYTES / TILE_BYTES;
+
+const _: () = assert!(
+    TILE_BYTES == 2 * TILE_ELEMENTS && LANE_ELEMENTS as usize * 2 == DEPTH * size_of::<Vector>(),
+    "what a lane encodes at a time"
+);
+
+/// Tiles that are on their way beside the one that is waited for.
+const AHEAD: u32 = SLOTS - 1;
+
+/// Addresses of bytes of the input.
+#[derive(Clone, Copy)]
+struct Span {
+    start: u64,
+    end: u64,
+}
+
+impl Span {
+    /// No bytes.
+    const NONE: Self = Self { start: 0, end: 0 };
+}
+
+/// A span of the input on its way through the pipeline, and what follows it.
+struct Stream {
+    pipeline: Pipeline<SLOTS>,
+    /// This lane.
+    lane: u32,
+    /// The slot of the next tile.
+    slot: u32,
+    /// What is to be loaded.
+    left: Span,
+    /// What is to be loaded after it.
+    next: Span,
+}
+
+impl Stream {
+    /// Begins to load a tile of what is left; nothing where nothing is left.
+    ///
+    /// # Safety
+    /// The spans are of the input, and all lanes have read what the slot held.
+    #[inline(always)]
+    unsafe fn load(&mut self, slot: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.pipeline
+                .load_span::<DEPTH>(slot, self.left.start, self.left.end, self.lane)
+        };
+        pipeline::commit();
+        self.left.start += TILE_BYTES as u64;
+        if self.left.start >= self.left.end {
+            self.left = self.next;
+            self.next = Span::NONE;
+        }
+    }
+
+    /// Begins to load as many tiles as may be on their way. All lanes.
+    ///
+    /// # Safety
+    /// The spans are of the input, and nothing is on its way.
+    #[inline(always)]
+    unsafe fn begin(&mut self) {
+        // What the slots held before was read.
+        thread::converge();
+        for slot in 0..AHEAD {
+            // SAFETY: the caller's promise.
+            unsafe { self.load(slot) };
+        }
+    }
+
+    /// Waits for the next tile, and begins to load another. Gives the tile's slot. All lanes.
+    ///
+    /// # Safety
+    /// The spans are of the input.
+    #[inline(always)]
+    unsafe fn next(&mut self) -> u32 {
+        let slot = self.slot;
+        // What the slot before held was read.
+        thread::converge();
+        // SAFETY: the caller's promise.
+        unsafe { self.load((slot + AHEAD) % SLOTS) };
+        pipeline::wait_for_all_but::<AHEAD>();
+        // Lanes read what others loaded.
+        thread::converge();
+        self.slot = (slot + 1) % SLOTS;
+        slot
+    }
+}
+
+impl Elements for &mut Stream {
+    /// Everything was begun when the token was loaded.
+    #[inline(always)]
+    unsafe fn begin(&mut self, _tile: u32, _end: u32) {}
+
+    #[inline(always)]
+    unsafe fn take(&mut self, _tile: u32, _end: u32) -> [Vector; 2] {
+        // SAFETY: the caller's promise.
+        let slot = unsafe { self.next() };
+        self.pipeline.read_pair(slot, self.lane)
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// Whether tokens of a format go through the pipeline: not those that are read twice.
+    #[inline(always)]
+    pub fn streams(format: TokenFormat) -> bool {
+        !matches!(format, TokenFormat::Nvfp4RowScaled(_))
+    }
+
+    /// What makes a part of a token's payload.
+    #[inline(always)]
+    fn span(&self, format: TokenFormat, part: TokenPart) -> Span {
+        let TokenPart { token, range } = part;
+        let row = self.row(Row::Tensor(Tensor::Input, token));
+        let at = |payload: u32| match format {
+            TokenFormat::Bf16 => row + payload as u64,
+            _ => row + (payload * (16 / format.sizes().element_bits)) as u64,
+        };
+        Span {
+            start: at(range.start),
+            end: at(range.end),
+        }
+    }
+
+    /// [`Machine::load_token`](ferry_protocol::Machine::load_token) through the pipeline.
+    #[inline(always)]
+    pub fn begin_stream(&self, format: TokenFormat, part: TokenPart) {
+        let mut stream = Stream {
+            pipeline: Pipeline::of_lane(),
+            lane: self.lane,
+            slot: 0,
+            left: self.span(format, part),
+            next: Span::NONE,
+        };
+        // SAFETY: the protocol loads whole tokens.
+        unsafe { stream.begin() };
+        self.slot.set(0);
+    }
+
+    /// [`Machine::write_loaded`](ferry_protocol::Machine::write_loaded) of what comes through the pipeline.
+    #[inline(always)]
+    pub fn write_stream(
+        &self,
+        format: TokenFormat,
+        part: TokenPart,
+        next: Option<TokenPart>,
+        stride: u64,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        let span = self.span(format, part);
+        let begun = Span {
+            start: span.start + (AHEAD * TILE_BYTES) as u64,
+            end: span.end,
+        };
+        // What follows a short part would come into slots out of turn.
+        let is_long = begun.start <= begun.end;
+        let next_span = match next {
+            Some(next) if is_long => self.span(format, next),
+            _ => Span::NONE,
+        };
+        let (left, next_span) = match begun.start < begun.end {
+            true => (begun, next_span),
+            false => (next_span, Span::NONE),
+        };
+        let mut stream = Stream {
+            pipeline: Pipeline::of_lane(),
+            lane: self.lane,
+            slot: self.slot.get(),
+            left,
+            next: next_span,
+        };
+        let TokenPart { token, range } = part;
+        match format {
+            TokenFormat::Bf16 => self.copy_stream(&mut stream, range, targets, to),
+            _ => self.encode_elements(range, token, &mut stream, targets as u64, |index| {
+                self.output_target(to(index), stride)
+            }),
+        }
+        self.slot.set(stream.slot);
+        if let (false, Some(next)) = (is_long, next) {
+            self.begin_stream(format, next);
+        }
+    }
+
+    /// Copies a byte range of BF16 to all of its rows.
+    #[inline(always)]
+    fn copy_stream(
+        &self,
+        stream: &mut Stream,
+        range: ByteRange,
+        targets: u32,
+        to: impl Fn(u32) -> OutputRow,
+    ) {
+        let mut tile_start = range.start;
+        while tile_start < range.end {
+            // SAFETY: the protocol loads whole tokens.
+            let slot = unsafe { stream.next() };
+            let tile = stream.pipeline.read::<DEPTH>(slot);
+            let tile = tile.map(|vector| vector.map(avoid_sentinel));
+            let mut left = targets;
+            while let Some(target) = left.take_lowest() {
+                let row = self.row(Row::Tensor(Tensor::Output, to(target).row));
+                let start = tile_start + self.lane_start();
+                // SAFETY: the rows have the range's bytes.
+                unsafe { tile::store(row, start, range.end, &tile) };
+            }
+            tile_start += TILE_BYTES;
+        }
+    }
+}
