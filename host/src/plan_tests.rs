@@ -356,6 +356,18 @@ fn a_rank_that_the_group_has_not_has_no_shared_tokens() {
 }
 
 #[test]
+fn experts_that_a_block_cannot_count_are_refused_where_nothing_travels() {
+    let config = |experts, skip_a2a| Config {
+        skip_a2a,
+        ..Config::new(experts, 2, 128, 4)
+    };
+    assert_eq!(problems(2, config(2 * 2680, true)), []);
+    assert_eq!(problems(2, config(2 * 2681, false)), []);
+    let refused = problems(2, config(2 * 2681, true));
+    assert_eq!(refused, [("experts", "5362".to_owned())]);
+}
+
+#[test]
 fn rows_that_pad_experts_are_counted() {
     let most = MAX_ROWS as usize;
     let exact = Config {

@@ -72,7 +72,7 @@ impl LocalCase {
         let mut dice = Dice::new(seed);
         let ranks = dice.pick(&[1, 2, 3, 4, 8]);
         let experts = ranks * (1 + dice.below(40));
-        // Few tokens are numbered block by block, many in tiles.
+        // Fewer tokens than blocks, which then share a token, and more.
         let most_tokens = dice.pick(&[1, 3, 12, 40, 300]);
         let format = dice.pick(&TokenFormat::ALL);
         let how = dice.pick(&Return::ALL);

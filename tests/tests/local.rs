@@ -68,6 +68,22 @@ fn outputs_that_are_too_small() {
     });
 }
 
+/// So many experts that a block has no room for the positions of all its tokens beside their counts.
+#[test]
+fn as_many_experts_as_a_block_can_count() {
+    all(1_000..1_012, |seed| {
+        let case = LocalCase::any(seed);
+        LocalCase {
+            experts: 2680 * case.ranks,
+            most_tokens: 300,
+            tokens: vec![300, 1, 40],
+            hidden: 128,
+            format: TokenFormat::ALL[seed as usize % TokenFormat::ALL.len()],
+            ..case
+        }
+    });
+}
+
 /// Every size and every way, on as many ranks as on GPUs.
 #[test]
 fn what_gpus_are_asked() {

@@ -30,6 +30,7 @@ use crate::work::ranks::lane_or_none;
 use core::array::from_fn;
 
 /// Ids that a lane has in flight.
+/// measured: T-117, H200
 const DEPTH: usize = 8;
 /// Experts of a lane at a time.
 const EACH: usize = 4;
