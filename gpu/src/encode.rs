@@ -6,6 +6,7 @@ use ferry_layout::{avoid_sentinel, mxfp4, mxfp8, nvfp4};
 
 use ferry_protocol::{Bits, ByteRange, LANES};
 
+use crate::elements::{Elements, load_elements};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
 
@@ -284,70 +285,6 @@ impl Target for OutputTarget {
     }
 }
 
-/// A token's elements, tile by tile.
-pub trait Elements {
-    /// Before the first tile, which begins at element `tile`. All lanes.
-    ///
-    /// # Safety
-    /// The token has `end` elements.
-    unsafe fn begin(&mut self, tile: u32, end: u32);
-    /// This lane's elements of the tile that begins at element `tile`, the next one; anything from element `end` on,
-    /// where no group has elements before it. All lanes.
-    ///
-    /// # Safety
-    /// The token has `end` elements.
-    unsafe fn take(&mut self, tile: u32, end: u32) -> [Vector; 2];
-}
-
-/// Elements as they stand in the input.
-pub struct Input {
-    /// The token: BF16.
-    pub source: u64,
-    /// Whether the next elements are loaded while these are encoded, which takes registers.
-    pub loads_ahead: bool,
-    /// This lane.
-    pub lane: u32,
-    /// Those that are on their way.
-    pub ahead: [Vector; 2],
-}
-
-impl Elements for Input {
-    #[inline(always)]
-    unsafe fn begin(&mut self, tile: u32, end: u32) {
-        if self.loads_ahead {
-            // SAFETY: the caller's promise.
-            self.ahead = unsafe { load_elements(self.source, self.lane, tile, end) };
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn take(&mut self, tile: u32, end: u32) -> [Vector; 2] {
-        // SAFETY: the caller's promise.
-        let load = |tile| unsafe { load_elements(self.source, self.lane, tile, end) };
-        if !self.loads_ahead {
-            return load(tile);
-        }
-        core::mem::replace(&mut self.ahead, load(tile + TILE_ELEMENTS))
-    }
-}
-
-/// A lane's elements of the tile that begins at `tile` of the token at `source`, zeros from element `end` on.
-///
-/// # Safety
-/// The token has `end` elements.
-#[inline(always)]
-unsafe fn load_elements(source: u64, lane: u32, tile: u32, end: u32) -> [Vector; 2] {
-    let start = tile + lane * LANE_ELEMENTS;
-    let from = source + 2 * start as u64;
-    // SAFETY: active only inside the token.
-    unsafe {
-        [
-            memory::load_or_zeros(from, start < end),
-            memory::load_or_zeros(from + size_of::<Vector>() as u64, start < end),
-        ]
-    }
-}
-
 /// A token on its way into rows.
 pub struct EncodedRow<To> {
     /// The token: BF16.
@@ -375,8 +312,8 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         }
     }
 
-    /// As [`each_target`](Self::each_target), of top-k slots, of which there are at most 32: a word of 32 bits takes
-    /// half the instructions of one of 64.
+    /// As [`each_target`](Self::each_target), of top-k slots, of which there are at most 32: a word
+    /// of 32 bits takes half the instructions of one of 64.
     #[inline(always)]
     fn each_slot(&self, each: impl Fn(T)) {
         let mut left = self.targets as u32;

@@ -13,6 +13,7 @@
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 #[cfg(target_arch = "nvptx64")]
+mod elements;
 pub mod encode;
 #[cfg(target_arch = "nvptx64")]
 mod entries;

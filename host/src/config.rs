@@ -100,10 +100,10 @@ pub struct Config {
     /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps
     /// the assignments of its own experts, and its combine sums those alone: zeros for a token that names
     /// none of them. Summing the ranks' results is up to the caller (an all-reduce). No kernel waits for
-    /// another rank, and only fused calls are there. A group may have one rank, and a rank at most 2,680 experts,
-    /// which every block counts in its shared memory. Whether the tokens are the
-    /// same is not checked. What a [`CombineSteps`](crate::CombineSteps) adds on each rank counts as often in
-    /// the sum of the ranks: give biases and residual on one rank.
+    /// another rank, and only fused calls are there. A group may have one rank, and a rank at most
+    /// 2,680 experts, which every block counts in its shared memory. Whether the tokens are the
+    /// same is not checked. What a [`CombineSteps`](crate::CombineSteps) adds on each rank counts
+    /// as often in the sum of the ranks: give biases and residual on one rank.
     #[cfg_attr(feature = "serde", serde(default))]
     pub skip_a2a: bool,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for

@@ -399,6 +399,17 @@ pub fn gpu_cases(ranks: usize, quick: bool) -> Vec<LocalCase> {
                 short: false,
             };
             cases.push(case.clone());
+            // Rows that no tile divides, of tokens many of which have no expert, long and short ones in turn.
+            if how == Return::Reduced {
+                cases.push(LocalCase {
+                    hidden: case.hidden + 128,
+                    top_k: 2.min(case.experts),
+                    tokens: vec![most.min(4096), most.min(300)],
+                    most_tokens: most.min(4096),
+                    routing: Routing::Holes { probability: 0.6 },
+                    ..case.clone()
+                });
+            }
             // The largest take long to work out.
             if how == Return::Reduced && !quick {
                 cases.push(LocalCase {

@@ -35,7 +35,8 @@ pub enum Counter {
     CulpritTold,
     /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
     Extent,
-    /// Tickets that dispatch's warps have taken in this round. Combine resets it.
+    /// Tickets that dispatch's warps have taken in this round. Combine resets it. Where nothing
+    /// travels, none are taken.
     DispatchTickets,
     /// Tickets that combine's warps have taken in this round. Dispatch resets it.
     CombineTickets,

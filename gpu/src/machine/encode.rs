@@ -4,7 +4,8 @@ use ferry_layout::{Arguments, Table, Tensor, TokenFormat, nvfp4};
 use ferry_protocol::{Bits, ByteRange, Row, Tiles};
 
 use super::Gpu;
-use crate::encode::{self, Elements, EncodedRow, Input, Target};
+use crate::elements::{Elements, Input};
+use crate::encode::{self, EncodedRow, Target};
 use crate::ptx::memory;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {

@@ -4,7 +4,8 @@ use ferry_layout::{Arguments, PIPELINE_BYTES, Tensor, TokenFormat, avoid_sentine
 use ferry_protocol::{Bits, ByteRange, OutputRow, Row, Tiles, TokenPart};
 
 use super::{Gpu, tile};
-use crate::encode::{Elements, LANE_ELEMENTS, TILE_ELEMENTS};
+use crate::elements::Elements;
+use crate::encode::{LANE_ELEMENTS, TILE_ELEMENTS};
 use crate::ptx::memory::Vector;
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
@@ -26,17 +27,17 @@ const AHEAD: u32 = SLOTS - 1;
 
 /// Addresses of bytes of the input.
 #[derive(Clone, Copy)]
-struct Span {
+struct AddressRange {
     start: u64,
     end: u64,
 }
 
-impl Span {
+impl AddressRange {
     /// No bytes.
     const NONE: Self = Self { start: 0, end: 0 };
 }
 
-/// A span of the input on its way through the pipeline, and what follows it.
+/// Bytes of the input on their way through the pipeline, and what follows them.
 struct Stream {
     pipeline: Pipeline<SLOTS>,
     /// This lane.
@@ -44,38 +45,38 @@ struct Stream {
     /// The slot of the next tile.
     slot: u32,
     /// What is to be loaded.
-    left: Span,
+    left: AddressRange,
     /// What is to be loaded after it.
-    next: Span,
+    next: AddressRange,
 }
 
 impl Stream {
     /// Begins to load a tile of what is left; nothing where nothing is left.
     ///
     /// # Safety
-    /// The spans are of the input, and all lanes have read what the slot held.
+    /// The addresses are of the input, and all lanes have read what the slot held.
     #[inline(always)]
     unsafe fn load(&mut self, slot: u32) {
         // SAFETY: the caller's promise.
         unsafe {
             self.pipeline
-                .load_span::<DEPTH>(slot, self.left.start, self.left.end, self.lane)
+                .load_addresses::<DEPTH>(slot, self.left.start, self.left.end, self.lane)
         };
         pipeline::commit();
         self.left.start += TILE_BYTES as u64;
         if self.left.start >= self.left.end {
             self.left = self.next;
-            self.next = Span::NONE;
+            self.next = AddressRange::NONE;
         }
     }
 
     /// Begins to load as many tiles as may be on their way. All lanes.
     ///
     /// # Safety
-    /// The spans are of the input, and nothing is on its way.
+    /// The addresses are of the input, and nothing is on its way.
     #[inline(always)]
     unsafe fn begin(&mut self) {
-        // What the slots held before was read.
+        // All lanes have read what the slots held before.
         thread::converge();
         for slot in 0..AHEAD {
             // SAFETY: the caller's promise.
@@ -86,11 +87,11 @@ impl Stream {
     /// Waits for the next tile, and begins to load another. Gives the tile's slot. All lanes.
     ///
     /// # Safety
-    /// The spans are of the input.
+    /// The addresses are of the input.
     #[inline(always)]
     unsafe fn next(&mut self) -> u32 {
         let slot = self.slot;
-        // What the slot before held was read.
+        // All lanes have read what the slot before held.
         thread::converge();
         // SAFETY: the caller's promise.
         unsafe { self.load((slot + AHEAD) % SLOTS) };
@@ -124,14 +125,14 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
 
     /// What makes a part of a token's payload.
     #[inline(always)]
-    fn span(&self, format: TokenFormat, part: TokenPart) -> Span {
+    fn addresses(&self, format: TokenFormat, part: TokenPart) -> AddressRange {
         let TokenPart { token, range } = part;
         let row = self.row(Row::Tensor(Tensor::Input, token));
         let at = |payload: u32| match format {
             TokenFormat::Bf16 => row + payload as u64,
             _ => row + (payload * (16 / format.sizes().element_bits)) as u64,
         };
-        Span {
+        AddressRange {
             start: at(range.start),
             end: at(range.end),
         }
@@ -144,8 +145,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             pipeline: Pipeline::of_lane(),
             lane: self.lane,
             slot: 0,
-            left: self.span(format, part),
-            next: Span::NONE,
+            left: self.addresses(format, part),
+            next: AddressRange::NONE,
         };
         // SAFETY: the protocol loads whole tokens.
         unsafe { stream.begin() };
@@ -163,27 +164,27 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         targets: u32,
         to: impl Fn(u32) -> OutputRow,
     ) {
-        let span = self.span(format, part);
-        let begun = Span {
-            start: span.start + (AHEAD * TILE_BYTES) as u64,
-            end: span.end,
+        let range_of_part = self.addresses(format, part);
+        let begun = AddressRange {
+            start: range_of_part.start + (AHEAD * TILE_BYTES) as u64,
+            end: range_of_part.end,
         };
         // What follows a short part would come into slots out of turn.
         let is_long = begun.start <= begun.end;
-        let next_span = match next {
-            Some(next) if is_long => self.span(format, next),
-            _ => Span::NONE,
+        let next_range = match next {
+            Some(next) if is_long => self.addresses(format, next),
+            _ => AddressRange::NONE,
         };
-        let (left, next_span) = match begun.start < begun.end {
-            true => (begun, next_span),
-            false => (next_span, Span::NONE),
+        let (left, next_range) = match begun.start < begun.end {
+            true => (begun, next_range),
+            false => (next_range, AddressRange::NONE),
         };
         let mut stream = Stream {
             pipeline: Pipeline::of_lane(),
             lane: self.lane,
             slot: self.slot.get(),
             left,
-            next: next_span,
+            next: next_range,
         };
         let TokenPart { token, range } = part;
         match format {

@@ -238,7 +238,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn gather(&self, values: u32, lanes: u32) -> u32 {
+    fn shuffle(&self, values: u32, lanes: u32) -> u32 {
         thread::broadcast(values, lanes)
     }
 

@@ -256,8 +256,9 @@ pub unsafe fn store_pair(address: u64, value: Vector, active: bool) {
     }
 }
 
-/// As [`store_u32`], of a word whose neighbours in memory are written soon by others: its line stays in the L2 cache
-/// until they are, rather than those of other stores, so that it is written to memory once, and whole.
+/// As [`store_u32`], of a word whose neighbours in memory are written soon by others: asks the L2
+/// cache to keep the word's line longer than others, so that these come before the line is written
+/// to memory. A hint, which the line keeps after the kernel (PTX ISA, "createpolicy").
 ///
 /// # Safety
 /// See the module.

@@ -1,6 +1,7 @@
-//! Vectors on their way from global into shared memory (PTX ISA, "cp.async"). Each lane loads what
-//! it reads itself and waits for its own loads: they are in flight without occupying registers, and
-//! nobody synchronises.
+//! Vectors on their way from global into shared memory (PTX ISA, "cp.async"), in flight without
+//! occupying registers. Each lane waits for its own loads. Who reads what it loaded itself needs
+//! nothing more; who reads what other lanes loaded ([`Pipeline::read_pair`]) converges before, and
+//! again before the slot is loaded anew.
 
 use core::arch::{asm, global_asm};
 
@@ -61,12 +62,19 @@ impl<const SLOTS: u32> Pipeline<SLOTS> {
         });
     }
 
-    /// Begins to load the vectors of lane `lane` of the bytes from `start` on into a slot, those before `end`.
+    /// Begins to load the vectors of lane `lane` of the bytes from `start` on into a slot, those
+    /// before `end`.
     ///
     /// # Safety
     /// The bytes can be read, and what the slot held was read.
     #[inline(always)]
-    pub unsafe fn load_span<const DEPTH: usize>(self, slot: u32, start: u64, end: u64, lane: u32) {
+    pub unsafe fn load_addresses<const DEPTH: usize>(
+        self,
+        slot: u32,
+        start: u64,
+        end: u64,
+        lane: u32,
+    ) {
         let first = start + lane as u64 * size_of::<Vector>() as u64;
         core::array::from_fn::<(), DEPTH, _>(|index| {
             let from = first + (index as u32 * WARP_BYTES) as u64;
@@ -86,8 +94,8 @@ impl<const SLOTS: u32> Pipeline<SLOTS> {
         core::array::from_fn(|index| read(self.at(slot, index as u32)))
     }
 
-    /// Two vectors that follow each other, the lane's `lane`-th pair, of what all lanes loaded into a slot: it has
-    /// landed on all of them, and they have [converged](thread::converge) since.
+    /// Two vectors that follow each other, the lane's `lane`-th pair, of what all lanes loaded into
+    /// a slot: it has landed on all of them, and they have [converged](thread::converge) since.
     #[inline(always)]
     pub fn read_pair(self, slot: u32, lane: u32) -> [Vector; 2] {
         let bytes = size_of::<Vector>() as u32;

@@ -5,7 +5,8 @@
 //! Every function takes a shared address, aligned to the access, inside a declared variable. What a load
 //! reads was stored before a barrier of the block, and the address comes from behind that barrier; nobody
 //! stores there afterwards. So loads are `pure` and `nomem`: the compiler may move them, but to no place
-//! before the barrier. Words that are added to were stored before a barrier, too.
+//! before the barrier. Words that are added to were stored before a barrier, too. Their loads come
+//! from behind a barrier that follows the last addition, and nobody adds to what has been loaded.
 
 use core::arch::asm;
 

@@ -528,7 +528,7 @@ typedef struct {
     uint32_t shared_expert;
     // 1: kernels look for experts that a token lists twice.
     uint32_t debug_checks;
-    // 1: all ranks bring the same tokens, and nothing travels.
+    // 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank.
     uint32_t skip_a2a;
     // 1: kernels are compiled for this very shape when the communicator is made.
     uint32_t specialise;

@@ -75,7 +75,7 @@ pub struct ferry_config {
     pub shared_expert: u32,
     /// 1: kernels look for experts that a token lists twice.
     pub debug_checks: u32,
-    /// 1: all ranks bring the same tokens, and nothing travels.
+    /// 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank.
     pub skip_a2a: u32,
     /// 1: kernels are compiled for this very shape when the communicator is made.
     pub specialise: u32,

@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::memory::{Memory, Outside};
 use crate::shared::{KnownWindow, Shared};
 use crate::store_buffer::StoreBuffer;
-use crate::warp::{Warp, run};
+use crate::warp::{Block, Warp, run};
 use crate::{Args, Options, SimulatorError};
 
 /// Simulated time that a turn takes.
@@ -431,7 +431,7 @@ impl World {
         } else {
             warps
         };
-        let shared_by_block: Vec<_> = (0..blocks).map(|_| Rc::default()).collect();
+        let shared_by_block: Vec<Rc<Block>> = (0..blocks).map(|_| Rc::default()).collect();
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
             let idle_at = Rc::new(Cell::new(None));
@@ -440,6 +440,7 @@ impl World {
             let (shared, args) = (self.shared.clone(), args.clone());
             let state = (shared, buffer.clone(), idle_at.clone(), args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
+            block.buffers.borrow_mut().push(buffer.clone());
             let stack = self
                 .stacks
                 .pop()
@@ -462,6 +463,7 @@ impl World {
                     blocks,
                     block,
                     deadline,
+                    lanes_calls: Cell::new(0),
                     loading: Cell::new(None),
                     times_out_at: waits_until,
                     aborted_at,

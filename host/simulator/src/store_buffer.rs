@@ -13,7 +13,12 @@ pub struct Write {
     pub address: u64,
     pub bytes: Vec<u8>,
     pub polled: Polled,
+    /// Barriers that all warps of the block had passed when it was written.
+    pub barriers: u16,
 }
+
+/// More barriers than a block passes: for writes whenever they were made.
+pub const EVER: u16 = u16::MAX;
 
 /// Who may be waiting for what is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,20 +74,30 @@ impl StoreBuffer {
     }
 
     pub fn drain_all(&mut self, shared: &Shared) {
-        self.drain_if(shared, |_| true);
+        self.drain_before(EVER, shared);
     }
 
-    /// Makes visible what concerns the own rank's memory: all that a device-scope release does.
-    pub fn drain_own(&mut self, shared: &Shared) {
+    /// Makes visible what was written before so many barriers of the block.
+    pub fn drain_before(&mut self, barriers: u16, shared: &Shared) {
+        self.drain_if(shared, |write| write.barriers < barriers);
+    }
+
+    /// As [`drain_before`](Self::drain_before), what concerns the own rank's memory: all that a device-scope
+    /// release does.
+    pub fn drain_own_before(&mut self, barriers: u16, shared: &Shared) {
         let own = Some(self.rank as usize);
-        self.drain_if(shared, |write| rank_of(write.address) == own);
+        self.drain_if(shared, |write| {
+            write.barriers < barriers && rank_of(write.address) == own
+        });
     }
 
-    /// A warp sees its own writes.
-    pub fn drain_under(&mut self, address: u64, bytes: u64, shared: &Shared) {
+    /// As [`drain_before`](Self::drain_before), what lies in so many bytes.
+    pub fn drain_under(&mut self, address: u64, bytes: u64, barriers: u16, shared: &Shared) {
         let read = address..address + bytes;
         self.drain_if(shared, |write| {
-            write.address < read.end && read.start < write.address + write.bytes.len() as u64
+            write.barriers < barriers
+                && write.address < read.end
+                && read.start < write.address + write.bytes.len() as u64
         });
     }
 

@@ -6,7 +6,9 @@ mod combines;
 mod counters;
 mod encode;
 mod finishing;
+mod run;
 mod tiles;
+mod visibility;
 
 use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
@@ -14,8 +16,8 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{
-    ByteOffset, Common, Counter, DispatchWith, Fault, FaultKind, FaultPage, Kernel, LastRecord,
-    Rank, Signal, Table, Tensor, TokenFormat, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    ByteOffset, Common, Counter, Fault, FaultKind, FaultPage, LastRecord, Rank, Signal, Table,
+    Tensor, TokenFormat, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
@@ -25,13 +27,13 @@ use ferry_protocol::{
 use tiles::Vector;
 
 use crate::Args;
-use crate::memory::{Memory, Outside};
 use crate::network::Sent;
 use crate::shared::Shared;
 use crate::store_buffer::{Polled, StoreBuffer};
 
-use block::Block;
+pub use block::Block;
 pub use combines::Combines;
+pub use run::run;
 
 /// Vectors of a lane in a tile that is copied, as on a GPU.
 const COPY_DEPTH: usize = 7;
@@ -66,32 +68,14 @@ pub struct Warp<'y> {
     /// What it shares with the other warps of its block.
     pub block: Rc<Block>,
     pub deadline: u64,
+    /// How often its lanes have done something each.
+    pub lanes_calls: Cell<u64>,
     /// The part of a token that it is loading.
     pub loading: Cell<Option<TokenPart>>,
     /// When what it waits for times out.
     pub times_out_at: Rc<Cell<u64>>,
     /// The address of the word that says whether the launch has aborted.
     pub aborted_at: u64,
-}
-
-/// Runs a kernel on a warp. What aborts it stands in the fault page.
-pub fn run(warp: &Warp<'_>, kernel: Kernel) {
-    // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
-    let _ = match (&*warp.args, kernel) {
-        (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
-            Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),
-            Kernel::DispatchWait => ferry_protocol::dispatch_wait(warp, args, options),
-            Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
-            _ => ferry_protocol::dispatch(warp, args, options),
-        },
-        (Args::Combine(with), kernel) => warp.shared.combines.run(warp, kernel, with),
-        (Args::Silu(args), _) => {
-            crate::silu::run(warp, args);
-            Ok(())
-        }
-    };
-    assert_eq!(warp.loading.take(), None, "what was loaded is written");
-    warp.leave_block();
 }
 
 impl Warp<'_> {
@@ -103,34 +87,11 @@ impl Warp<'_> {
     fn name(&self) -> String {
         format!("warp {} of rank {}", self.number, self.rank)
     }
-
-    /// The value of an access, or the end of this simulation: the scheduler sees the report and
-    /// never comes back here.
-    fn checked<T>(&self, result: Result<T, Outside>) -> T {
-        match result {
-            Ok(value) => value,
-            Err(outside) => {
-                self.shared.report(outside, &self.name());
-                self.end_here()
-            }
-        }
-    }
-
-    fn end_here(&self) -> ! {
-        loop {
-            self.pause();
-        }
-    }
-
-    fn with_memory<T>(&self, access: impl FnOnce(&Memory) -> Result<T, Outside>) -> T {
-        let result = access(&self.shared.memory.borrow());
-        self.checked(result)
-    }
 }
 
 impl Signals for Warp<'_> {
     fn release(&self) {
-        self.buffer.borrow_mut().drain_all(&self.shared);
+        self.release_all();
         self.pause();
     }
 
@@ -229,7 +190,7 @@ impl Machine for Warp<'_> {
     }
 
     fn arrives_last(&self, block_counter: BlockCounter, callers: u32) -> bool {
-        self.buffer.borrow_mut().drain_own(&self.shared);
+        self.release_own();
         self.pause();
         let block_counter = &self.block.arrivals[block_counter as usize];
         block_counter.set(block_counter.get() + 1);
@@ -257,6 +218,7 @@ impl Machine for Warp<'_> {
     }
 
     fn lanes<T: Copy>(&self, mut each: impl FnMut(u32) -> T) -> Self::Lanes<T> {
+        self.lanes_calls.set(self.lanes_calls.get() + 1);
         std::array::from_fn(|lane| each(lane as u32))
     }
 
@@ -275,7 +237,7 @@ impl Machine for Warp<'_> {
         values[lane as usize]
     }
 
-    fn gather(&self, values: Self::Lanes<u32>, lanes: Self::Lanes<u32>) -> Self::Lanes<u32> {
+    fn shuffle(&self, values: Self::Lanes<u32>, lanes: Self::Lanes<u32>) -> Self::Lanes<u32> {
         lanes.map(|lane| values[lane as usize])
     }
 
@@ -480,9 +442,7 @@ impl Machine for Warp<'_> {
 
     fn put(&self, put: Put) {
         let (from, bytes) = (self.in_window(put.from.bytes()), u64::from(put.bytes));
-        self.buffer
-            .borrow_mut()
-            .drain_under(from, bytes, &self.shared);
+        self.see(from, bytes);
         let sent = Sent {
             sender: self.common.rank().0,
             from,

@@ -23,6 +23,8 @@ pub struct LocalTime {
     pub format: &'static str,
     /// Tokens that every rank has.
     pub tokens: usize,
+    /// Ranks that share the experts with each of these.
+    pub share_of: u32,
     /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed.
     pub us: [f64; 2],
     /// Bytes that the busiest rank reads and writes, dispatch and combine.
@@ -46,6 +48,12 @@ struct RankBench {
 /// Times every format and every number of tokens.
 pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<LocalTime>> {
     let share_of_ranks = args.share_of as usize;
+    let experts = args.experts / share_of_ranks;
+    ensure!(
+        args.top_k <= experts,
+        "--share-of {share_of_ranks}: a token cannot name {} of the {experts} experts of a share",
+        args.top_k
+    );
     ensure!(
         args.experts.is_multiple_of(share_of_ranks * rig.ranks()),
         "--share-of {share_of_ranks}: {} experts cannot be divided among so many, and {} GPUs each",
@@ -141,6 +149,7 @@ fn time(
     Ok(LocalTime {
         format: format.name(),
         tokens: problem.inputs[0].tokens,
+        share_of: args.share_of,
         us: [timed[0].gpu_us.median, timed[1].gpu_us.median],
         bytes,
         floor_us: bytes.map(floor),

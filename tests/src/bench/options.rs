@@ -150,8 +150,9 @@ pub struct BenchArgs {
     /// Experts of all ranks together
     #[arg(long, default_value_t = 256)]
     pub experts: usize,
-    /// skip_a2a on one GPU as on one of this many, which share the experts
-    #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// skip_a2a as on one of this many times as many GPUs: the other experts' assignments go nowhere
+    #[arg(long, value_name = "RANKS", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub share_of: u32,
     /// How tokens choose their experts
     #[arg(long, value_enum, default_value = "uniform")]

@@ -48,8 +48,8 @@ pub struct OptionsTime {
     pub tokens: usize,
     /// What the round is given.
     pub options: Options,
-    /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed, unless that was not asked
-    /// for.
+    /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed, unless
+    /// that was not asked for.
     pub us: [f64; 2],
     /// How long the device memory needs for what a shared expert's rows add to dispatch: x is read once more,
     /// a row is written.

@@ -18,7 +18,8 @@ const DEPTH: usize = 8;
 /// measured: T-079, H200
 const MOST_EXPERTS: usize = 4;
 
-/// Waits until [`compute_offsets`] is done.
+/// Waits until the offsets are there: [`compute_offsets`], or where nothing travels
+/// `local/tables.rs`, wrote them.
 #[inline(always)]
 pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let (machine, epoch) = (launch.machine, launch.epoch);

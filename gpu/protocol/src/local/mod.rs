@@ -7,6 +7,7 @@
 //! other ranks' experts go nowhere.
 
 pub mod combine;
+mod counting;
 pub mod dispatch;
 mod numbering;
 mod tables;

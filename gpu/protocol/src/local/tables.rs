@@ -20,8 +20,8 @@ pub fn describe<M: Machine>(launch: &Launch<M>, group: u32, row: u32, block: u32
     }
 }
 
-/// Ends the tables of `rows` rows and `blocks` blocks of tiled scales, and says that they are there. One warp,
-/// which [described](describe) all groups of experts.
+/// Ends the tables of `rows` rows and `blocks` blocks of tiled scales, and says that they are
+/// there. One warp, which [described](describe) all groups of experts.
 #[inline(always)]
 pub fn end<M: Machine>(
     launch: &Launch<M>,

@@ -96,8 +96,8 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
     fn ballot(&self, values: Self::Lanes<bool>) -> u32;
     /// What `lane` holds.
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32;
-    /// For each lane, what the lane holds that it names.
-    fn gather(&self, values: Self::Lanes<u32>, lanes: Self::Lanes<u32>) -> Self::Lanes<u32>;
+    /// For each lane, the value of another one: of lane `lanes[i]` for lane `i`.
+    fn shuffle(&self, values: Self::Lanes<u32>, lanes: Self::Lanes<u32>) -> Self::Lanes<u32>;
     /// Adds one to a counter and gives lane 0 what it was before, the others anything. Orders nothing, and
     /// what it gives may come late: whoever uses it waits.
     fn take_ticket(&self, counter: Counter) -> Self::Lanes<u32>;
@@ -149,9 +149,10 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
         targets: u32,
         to: impl Fn(u32) -> OutputRow,
     );
-    /// Writes a byte range of a token's payload, in `format`, to the row `to(i)` of the outputs for every set bit
-    /// `i` of `targets`, with the scales of the groups in that range: see [`encode_output`](Self::encode_output).
-    /// BF16 is copied; as what travels, it [avoids the sentinel](ferry_layout::avoid_sentinel).
+    /// Writes a byte range of a token's payload, in `format`, to the row `to(i)` of the outputs for
+    /// every set bit `i` of `targets`, with the scales of the groups in that range: see
+    /// [`encode_output`](Self::encode_output). BF16 is copied; as what travels, it [avoids the
+    /// sentinel](ferry_layout::avoid_sentinel).
     #[inline(always)]
     fn write_token(
         &self,
@@ -171,11 +172,11 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
             _ => self.encode_output(range, token, stride, targets, to),
         }
     }
-    /// Begins to load what [`write_loaded`](Self::write_loaded) of the same part writes, and waits for nothing. This
-    /// warp loads nothing else this way before.
+    /// Begins to load a part, and waits for nothing. The warp then calls
+    /// [`write_loaded`](Self::write_loaded) of the same part before it loads another one this way.
     fn load_token(&self, part: TokenPart);
-    /// As [`write_token`](Self::write_token), of a part that [`load_token`](Self::load_token) began to load. Begins to
-    /// load `next`, if there is one, as soon as it can.
+    /// As [`write_token`](Self::write_token), of a part that [`load_token`](Self::load_token) began
+    /// to load. Begins to load `next`, if there is one, as soon as it can.
     fn write_loaded(
         &self,
         format: TokenFormat,

@@ -99,6 +99,9 @@ mod tests {
                     let tactics = LocalTactics::decide(&common, tokens, position);
                     let own = tactics.first_token..tactics.first_token + tactics.own_tokens;
                     assert!(own.end <= tokens, "{tokens} tokens, {position:?}");
+                    // As even as can be: blocks that share tokens have one each.
+                    let most = tokens.div_ceil(blocks);
+                    assert!(own.len() as u32 <= most, "{tokens} tokens, {position:?}");
                     for item in tactics.items(Rank(0)) {
                         assert!(own.contains(&item.token), "{item:?} of {own:?}");
                         items[(item.token * parts + item.part) as usize] += 1;

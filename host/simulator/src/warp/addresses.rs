@@ -4,6 +4,7 @@
 use ferry_layout::{Arguments, Counter, Rank, Table};
 
 use super::Warp;
+use crate::memory::{Memory, Outside};
 use crate::store_buffer::{Polled, Write};
 use crate::{Args, SimulatorError};
 
@@ -13,6 +14,29 @@ const MAX_BYTES: usize = 1024;
 const MAX_INLINE_BYTES: usize = 404;
 
 impl Warp<'_> {
+    /// The value of an access, or the end of this simulation: the scheduler sees the report and
+    /// never comes back here.
+    pub(super) fn checked<T>(&self, result: Result<T, Outside>) -> T {
+        match result {
+            Ok(value) => value,
+            Err(outside) => {
+                self.shared.report(outside, &self.name());
+                self.end_here()
+            }
+        }
+    }
+
+    pub(super) fn end_here(&self) -> ! {
+        loop {
+            self.pause();
+        }
+    }
+
+    pub(super) fn with_memory<T>(&self, access: impl FnOnce(&Memory) -> Result<T, Outside>) -> T {
+        let result = access(&self.shared.memory.borrow());
+        self.checked(result)
+    }
+
     /// `address`, if it lies in the allocation of `base`.
     pub(super) fn within(&self, base: u64, address: u64) -> u64 {
         if !self
@@ -88,20 +112,18 @@ impl Warp<'_> {
     }
 
     pub fn load_bytes(&self, address: u64, bytes: u64) -> Vec<u8> {
-        self.buffer
-            .borrow_mut()
-            .drain_under(address, bytes, &self.shared);
+        self.see(address, bytes);
         self.with_memory(|memory| memory.read(address, bytes).map(<[u8]>::to_vec))
     }
 
     pub fn load_word(&self, address: u64) -> u32 {
-        self.buffer
-            .borrow_mut()
-            .drain_under(address, 4, &self.shared);
+        self.see(address, 4);
         self.with_memory(|memory| memory.read_u32(address))
     }
 
     pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
+        // What others of the block wrote there before a barrier is older.
+        self.see_others(address, bytes.len() as u64);
         let mut buffer = self.buffer.borrow_mut();
         let part_bytes = match polled {
             Polled::Inline => MAX_INLINE_BYTES,
@@ -114,6 +136,7 @@ impl Warp<'_> {
                     address,
                     bytes: part.to_vec(),
                     polled,
+                    barriers: self.block.barriers(),
                 },
                 &self.shared,
             );

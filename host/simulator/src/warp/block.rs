@@ -1,13 +1,14 @@
 //! What the warps of a block share: counters, memory and a barrier.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::Rc;
 
 use ferry_layout::Counter;
 use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, BlockMemory, LANES, Machine};
 
 use super::Warp;
 use crate::SimulatorError;
-use crate::store_buffer::Write;
+use crate::store_buffer::{StoreBuffer, Write};
 
 /// What the warps of a block share.
 #[derive(Default)]
@@ -22,8 +23,17 @@ pub struct Block {
     pub(super) handed: [Cell<u64>; LANES as usize],
     /// What those who have handed over wrote, not yet visible to other ranks.
     pub(super) writes: RefCell<Vec<Write>>,
+    /// The store buffers of its warps.
+    pub buffers: RefCell<Vec<Rc<RefCell<StoreBuffer>>>>,
     memory: RefCell<Memory>,
     barrier: Barrier,
+}
+
+impl Block {
+    /// Barriers that all its warps have passed.
+    pub(super) fn barriers(&self) -> u16 {
+        self.memory.borrow().barriers
+    }
 }
 
 /// Where the warps of a block wait for each other.
@@ -78,8 +88,16 @@ struct Byte {
     /// Likewise, when it was last counted or added in.
     added: u16,
     /// Who added then, if one gets what it was before.
-    adder: Option<u32>,
+    adder: Option<Adder>,
     is_loaded: bool,
+}
+
+/// Lanes of a warp that add to words at a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Adder {
+    warp: u32,
+    /// Which of the times that the warp's lanes did something each.
+    call: u64,
 }
 
 /// What is wrong with an access, and where.
@@ -115,8 +133,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Adds to a word, and gives what it was before. `adder`: the warp that adds, if that one needs it.
-    fn add(&mut self, at: u32, value: u32, adder: Option<u32>) -> Result<u32, Wrong> {
+    /// Adds to a word, and gives what it was before. `adder`: who adds, if what it was before is needed.
+    fn add(&mut self, at: u32, value: u32, adder: Option<Adder>) -> Result<u32, Wrong> {
         let barriers = self.barriers;
         let bytes = self.bytes.get_mut(at as usize..at as usize + 4);
         let Some(bytes) = bytes.filter(|_| at.is_multiple_of(4)) else {
@@ -129,8 +147,11 @@ impl Memory {
             if byte.is_loaded {
                 return Err(("adds to what has been loaded", at));
             }
-            if byte.added > barriers && byte.adder != adder {
+            if byte.added > barriers && byte.adder.map(|by| by.warp) != adder.map(|by| by.warp) {
                 return Err(("adds what depends on the order of warps", at));
+            }
+            if byte.added > barriers && adder.is_some() && byte.adder == adder {
+                return Err(("adds what depends on the order of lanes", at));
             }
             (byte.added, byte.adder) = (barriers + 1, adder);
         }
@@ -228,7 +249,11 @@ impl BlockMemory for Warp<'_> {
     }
 
     fn add_in_block(&self, at: u32, value: u32) -> u32 {
-        self.in_block(|memory| memory.add(at, value, Some(self.number)))
+        let adder = Adder {
+            warp: self.number,
+            call: self.lanes_calls.get(),
+        };
+        self.in_block(|memory| memory.add(at, value, Some(adder)))
     }
 
     fn load_block(&self, at: u32) -> u32 {
@@ -246,8 +271,6 @@ impl BlockMemory for Warp<'_> {
     }
 
     fn block_barrier(&self) {
-        // A barrier of a block orders all that its warps wrote to their own GPU.
-        self.buffer.borrow_mut().drain_own(&self.shared);
         let memory = &self.block.memory;
         let barriers = || memory.borrow().barriers;
         let before = barriers();
@@ -306,15 +329,18 @@ mod tests {
         memory.barriers += 1;
         assert_eq!(memory.add(4, 300, None), Ok(0));
         assert_eq!(memory.add(4, 1, None), Ok(300));
+        let by = |warp, call| Some(Adder { warp, call });
         let order = "adds what depends on the order of warps";
-        assert_eq!(memory.add(4, 1, Some(1)), Err((order, 4)));
-        assert_eq!(memory.add(8, 5, Some(1)), Ok(0));
-        assert_eq!(memory.add(8, 5, Some(1)), Ok(5));
-        assert_eq!(memory.add(8, 5, Some(2)), Err((order, 8)));
+        assert_eq!(memory.add(4, 1, by(1, 1)), Err((order, 4)));
+        assert_eq!(memory.add(8, 5, by(1, 1)), Ok(0));
+        assert_eq!(memory.add(8, 5, by(1, 2)), Ok(5));
+        let of_lanes = "adds what depends on the order of lanes";
+        assert_eq!(memory.add(8, 5, by(1, 2)), Err((of_lanes, 8)));
+        assert_eq!(memory.add(8, 5, by(2, 3)), Err((order, 8)));
         let loaded_early = "loads before a barrier what was added";
         assert_eq!(memory.load::<4>(4), Err((loaded_early, 4)));
         memory.barriers += 1;
-        assert_eq!(memory.add(8, 5, Some(2)), Ok(10));
+        assert_eq!(memory.add(8, 5, by(2, 4)), Ok(10));
         assert_eq!(memory.load::<4>(4), Ok(301u32.to_le_bytes()));
         assert_eq!(
             memory.add(4, 1, None),

@@ -40,7 +40,7 @@ impl Counters for Warp<'_> {
 impl Warp<'_> {
     /// Stores a counter and what was written before it on this rank.
     fn store_now(&self, counter: Counter, value: u64) {
-        self.buffer.borrow_mut().drain_own(&self.shared);
+        self.release_own();
         self.store_alone(counter, value);
     }
 

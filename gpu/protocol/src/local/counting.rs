@@ -1,0 +1,165 @@
+//! How many assignments each expert of this rank has, before those of the block's tokens and in all, and where its
+//! rows begin: the first steps of a block's [numbering](crate::local::numbering).
+
+use ferry_layout::{DispatchArgs, NOT_ROUTED, Table, scale_placement};
+
+use crate::dispatch::shared::SharedGroup;
+use crate::local::numbering::{BlockNumbering, PerExpert, VECTOR_WORDS};
+use crate::local::tables;
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::Launch;
+
+use core::array::from_fn;
+
+/// Ids that a lane has in flight.
+/// measured: T-117, H200
+const DEPTH: usize = 8;
+/// Experts of a lane at a time.
+const EACH: usize = 4;
+
+/// Ids on their way.
+pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
+
+impl BlockNumbering {
+    /// Clears the counts. All warps of the block; a barrier must follow.
+    #[inline(always)]
+    pub fn clear<M: Machine>(self, machine: &M) {
+        let end = self.at(PerExpert::Rest, 0) + 4 * self.experts;
+        machine.lanes(|lane| {
+            let mut at = 4 * VECTOR_WORDS * machine.thread(lane);
+            while at < end {
+                machine.store_block_vector(at, [0; 4]);
+                at += 4 * VECTOR_WORDS * machine.threads();
+            }
+        });
+    }
+
+    /// Asks for the ids that this warp counts first. There may be no ids where there is nothing to count.
+    #[inline(always)]
+    pub fn load_first_ids<M: Machine>(self, machine: &M) -> Ids<M> {
+        match self.assignments {
+            0 => from_fn(|_| machine.lanes(|_| NOT_ROUTED)),
+            _ => self.load_ids(machine, 0),
+        }
+    }
+
+    /// Asks for the ids of the block's next threads from assignment `first` on; for the last one again where
+    /// there are fewer, as the assembler waits for conditional loads.
+    #[inline(always)]
+    fn load_ids<M: Machine>(self, machine: &M, first: u32) -> Ids<M> {
+        from_fn(|step| {
+            machine.lanes(|lane| {
+                let index = first + step as u32 * machine.threads() + machine.thread(lane);
+                machine.read(Table::TopkIds, index.min(self.assignments - 1) as u64)
+            })
+        })
+    }
+
+    /// Counts all assignments of this rank's experts. All warps of the block, after all have
+    /// [cleared](Self::clear) the counts; a barrier must follow. `ids` are those of
+    /// [`load_first_ids`](Self::load_first_ids).
+    #[inline(always)]
+    pub fn count<M: Machine>(self, machine: &M, mut ids: Ids<M>) {
+        let threads = machine.threads();
+        let mut first = 0;
+        while first < self.assignments {
+            let next = first + DEPTH as u32 * threads;
+            let counted = ids;
+            if next < self.assignments {
+                ids = self.load_ids(machine, next);
+            }
+            from_fn::<(), DEPTH, _>(|step| {
+                machine.lanes(|lane| {
+                    let index = first + step as u32 * threads + machine.thread(lane);
+                    let expert = self.local(machine.own(counted[step], lane));
+                    if index < self.assignments && expert < self.experts {
+                        let word = match index < self.first {
+                            true => PerExpert::Before,
+                            false => PerExpert::Rest,
+                        };
+                        machine.count_in_block(self.at(word, expert));
+                    }
+                });
+            });
+            first = next;
+        }
+    }
+
+    /// Works out where the rows of each expert begin, behind those of the shared expert. The first block also
+    /// writes the user's tables. One warp, after the [counts](Self::count); a barrier must follow.
+    #[inline(always)]
+    pub fn find_rows<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        shared: SharedGroup,
+    ) {
+        let (machine, common) = (launch.machine, launch.common);
+        let is_tiled = common.shape.has_tiled_scales();
+        let writes_tables = machine.warp_position().block == 0;
+        let (mut rows, mut blocks) = (shared.rows, scale_placement::blocks(shared.rows));
+        let mut first = 0;
+        while first < self.experts {
+            let expert = |lane: u32, index: usize| first + EACH as u32 * lane + index as u32;
+            let counts = machine.lanes(|lane| {
+                from_fn::<u32, EACH, _>(|index| self.rows_of(launch, expert(lane, index)))
+            });
+            let of_lane = |lane| machine.own(counts, lane);
+            let (rows_before, more_rows) =
+                machine.exclusive_sum(machine.lanes(|lane| of_lane(lane).iter().sum()));
+            let (blocks_before, more_blocks) = match is_tiled {
+                true => machine.exclusive_sum(machine.lanes(|lane| {
+                    of_lane(lane)
+                        .iter()
+                        .map(|&rows| scale_placement::blocks(rows))
+                        .sum()
+                })),
+                false => (machine.lanes(|_| 0), 0),
+            };
+            machine.lanes(|lane| {
+                let mut row = rows + machine.own(rows_before, lane);
+                let mut block = blocks + machine.own(blocks_before, lane);
+                from_fn::<(), EACH, _>(|index| {
+                    let (expert, count) = (expert(lane, index), of_lane(lane)[index]);
+                    if expert >= self.experts {
+                        return;
+                    }
+                    let before = machine.load_block(self.at(PerExpert::Before, expert));
+                    machine.store_block(self.at(PerExpert::NextRow, expert), row + before);
+                    if is_tiled {
+                        // No expert has more rows than its blocks of scales have.
+                        let to_scales = block * scale_placement::BLOCK_ROWS - row;
+                        machine.store_block(self.at(PerExpert::ToScales, expert), to_scales);
+                    }
+                    if writes_tables {
+                        tables::describe(launch, shared.groups + expert, row, block);
+                    }
+                    row += count;
+                    if is_tiled {
+                        block += scale_placement::blocks(count);
+                    }
+                });
+            });
+            rows += more_rows;
+            blocks += more_blocks;
+            first += EACH as u32 * LANES;
+        }
+        if writes_tables {
+            tables::end(launch, args, shared, rows, blocks);
+        }
+    }
+
+    /// The rows of an expert, with those that align the next one's; none where there is no such
+    /// expert. For one lane.
+    #[inline(always)]
+    fn rows_of<M: Machine>(self, launch: &Launch<M>, expert: u32) -> u32 {
+        if expert >= self.experts {
+            return 0;
+        }
+        let count = |word| launch.machine.load_block(self.at(word, expert));
+        launch
+            .common
+            .row
+            .padded(count(PerExpert::Before) + count(PerExpert::Rest))
+    }
+}
