@@ -10,8 +10,9 @@ pub trait Elements {
     /// # Safety
     /// The token has `end` elements.
     unsafe fn begin(&mut self, tile: u32, end: u32);
-    /// This lane's elements of the tile that begins at element `tile`, the next one; from element `end` on, anything.
-    /// Ranges end where groups and words of scales end, so that nothing that is stored depends on those. All lanes.
+    /// This lane's elements of the tile that begins at element `tile`, the next one; from element `end` on,
+    /// anything. Ranges end where groups and words of scales end, so that nothing that is stored depends on
+    /// those. All lanes.
     ///
     /// # Safety
     /// The token has `end` elements.

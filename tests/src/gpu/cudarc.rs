@@ -126,7 +126,7 @@ struct Expected {
 /// The ranks of this process, and what their rounds must give.
 fn prepare(suite: &Suite<'_>, devices: &Devices, track: bool) -> Result<(Vec<Rank>, Expected)> {
     let group = suite.group();
-    let experts = 2 * suite.ranks();
+    let experts = 4 * suite.ranks();
     let problem: Problem = generate(WorkloadSpec {
         ranks: suite.ranks(),
         experts,

@@ -49,8 +49,8 @@ const WORDS: u32 = 4;
 const _: () = assert!(
     4 * (WORDS * MAX_COUNTED_EXPERTS + MAX_TOP_K) <= BLOCK_MEMORY_BYTES
         && MAX_COUNTED_EXPERTS.is_multiple_of(VECTOR_WORDS),
-    "the block's memory holds the words of all experts, and the positions of one token: a block that shares a \
-     token has no other, and finds none in the row map, where another block writes them"
+    "the block's memory holds the words of all experts, and the positions of one token: a block that \
+     shares a token has no other, and finds none in the row map, where another block writes them"
 );
 
 /// The assignments of all tokens, and which of them are of this block's tokens.

@@ -1,5 +1,5 @@
-//! What a warp sees of what others wrote, and what it makes visible: its own writes, and those that other warps
-//! of its block made before a barrier that all have passed. To other blocks a barrier shows nothing.
+//! What a warp sees of what others wrote, and what it makes visible: its own writes, and those that other
+//! warps of its block made before a barrier that all have passed. To other blocks a barrier shows nothing.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,8 +8,8 @@ use super::Warp;
 use crate::store_buffer::{EVER, StoreBuffer};
 
 impl Warp<'_> {
-    /// Calls `drain` with the store buffers of the block's warps, and the barriers before which a write must have
-    /// been made to be seen by this warp.
+    /// Calls `drain` with the store buffers of the block's warps, and the barriers before which a write must
+    /// have been made to be seen by this warp.
     fn each_buffer(&self, drain: impl Fn(&mut StoreBuffer, u16)) {
         for buffer in self.block.buffers.borrow().iter() {
             let before = match Rc::ptr_eq(buffer, &self.buffer) {
