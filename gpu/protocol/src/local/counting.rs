@@ -1,6 +1,5 @@
-//! How many assignments each expert of this rank has, before those of the block's tokens and in all, and where
-//! its rows begin: the first steps of a block's
-//! [numbering](crate::local::numbering).
+//! How many assignments each expert of this rank has, before those of the block's tokens and in all, and
+//! where its rows begin: the first steps of a block's [numbering](crate::local::numbering).
 
 use ferry_layout::{DispatchArgs, NOT_ROUTED, Table, scale_placement};
 
