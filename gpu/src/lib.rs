@@ -14,6 +14,7 @@
 
 #[cfg(target_arch = "nvptx64")]
 mod elements;
+#[cfg(target_arch = "nvptx64")]
 pub mod encode;
 #[cfg(target_arch = "nvptx64")]
 mod entries;

@@ -1,7 +1,7 @@
 //! Tokens that are encoded on their way into rows, in the format of the launch.
 
 use ferry_layout::{Arguments, Table, Tensor, TokenFormat, nvfp4};
-use ferry_protocol::{Bits, ByteRange, Row, Tiles};
+use ferry_protocol::{ByteRange, Row, Tiles};
 
 use super::Gpu;
 use crate::elements::{Elements, Input};
