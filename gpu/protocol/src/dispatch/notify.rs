@@ -18,7 +18,8 @@ use crate::work::tasks::{expert_groups, tiles};
 /// measured: T-014, H200
 const DEPTH: usize = 8;
 
-/// Notifies, this warp's partition of it.
+/// Notifies, this warp's partition of it: numbers this rank's assignments, which gives how many there are for
+/// each expert.
 #[inline(always)]
 pub fn notify<M: Machine>(
     launch: &Launch<M>,
@@ -28,33 +29,17 @@ pub fn notify<M: Machine>(
     if partition.index == 0 {
         notify_tokens(launch);
     }
-    let groups = launch.tokens.div_ceil(LANES);
-    number(launch, numbering, partition, groups, |group| {
-        notify_presence(launch, numbering, group);
-    })
-}
-
-/// Numbers this rank's assignments, and notifies of how many there are for each expert; meanwhile does
-/// `others` more tasks. This warp's partition of it.
-#[inline(always)]
-fn number<M: Machine>(
-    launch: &Launch<M>,
-    numbering: Numbering,
-    partition: Partition,
-    others: u32,
-    other: impl Fn(u32),
-) -> Result<(), Aborted> {
-    let (machine, common) = (launch.machine, launch.common);
-    let shape = &common.shape;
+    let (machine, shape) = (launch.machine, &launch.common.shape);
     let tile_count = tiles(shape.top_k, launch.tokens);
     let experts = expert_groups(shape.experts);
     let first_tasks = match numbering {
         Numbering::InBlock => experts,
         Numbering::Tiles => tile_count,
     };
-    for task in partition.tasks(first_tasks + others) {
+    let groups = launch.tokens.div_ceil(LANES);
+    for task in partition.tasks(first_tasks + groups) {
         if task >= first_tasks {
-            other(task - first_tasks);
+            notify_presence(launch, numbering, task - first_tasks);
         } else if numbering == Numbering::InBlock {
             notify_experts(launch, task, count_experts(launch, task));
         } else {
