@@ -17,9 +17,8 @@ use ferry_layout::{
     scale_placement,
 };
 
-use crate::BLOCK_MEMORY_BYTES;
 use crate::combine::received::read_positions;
-use crate::dispatch::numbering::block::count_below;
+use crate::dispatch::numbering::block::{BLOCK_MEMORY_BYTES, count_below};
 use crate::dispatch::overflow;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
