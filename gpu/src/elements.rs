@@ -1,7 +1,13 @@
 //! The elements of a token on their way to what encodes them.
 
-use crate::encode::{LANE_ELEMENTS, TILE_ELEMENTS};
+use ferry_protocol::LANES;
+
 use crate::ptx::memory::{self, Vector};
+
+/// Elements that a lane encodes at a time.
+pub const LANE_ELEMENTS: u32 = 16;
+/// Elements that a warp encodes at a time.
+pub const TILE_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
 
 /// A token's elements, tile by tile.
 pub trait Elements {

@@ -6,14 +6,9 @@ use ferry_layout::{avoid_sentinel, mxfp4, mxfp8, nvfp4};
 
 use ferry_protocol::{Bits, ByteRange, LANES};
 
-use crate::elements::{Elements, load_elements};
+use crate::elements::{Elements, LANE_ELEMENTS, TILE_ELEMENTS, load_elements};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
-
-/// Elements that a lane encodes at a time.
-pub const LANE_ELEMENTS: u32 = 16;
-/// Elements that a warp encodes at a time.
-pub const TILE_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
 
 /// What a lane's elements became.
 pub struct Encoded {

@@ -5,7 +5,8 @@ use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_placement};
 use ferry_protocol::LANES;
 
-use crate::encode::{self, Encoded, Encoder, LANE_ELEMENTS, TILE_ELEMENTS};
+use crate::elements::{LANE_ELEMENTS, TILE_ELEMENTS};
+use crate::encode::{self, Encoded, Encoder};
 use crate::ptx::lookup::Storage;
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::number::{self, Instructions};

@@ -4,8 +4,7 @@ use ferry_layout::{Arguments, PIPELINE_BYTES, Tensor, TokenFormat, avoid_sentine
 use ferry_protocol::{Bits, ByteRange, OutputRow, Row, Tiles, TokenPart};
 
 use super::{Gpu, tile};
-use crate::elements::Elements;
-use crate::encode::{LANE_ELEMENTS, TILE_ELEMENTS};
+use crate::elements::{Elements, LANE_ELEMENTS, TILE_ELEMENTS};
 use crate::ptx::memory::Vector;
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
