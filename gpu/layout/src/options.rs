@@ -145,6 +145,18 @@ impl CombineOptions {
         reserved: 0,
     };
 
+    /// These for a launch that only rounds its sums, so that the compiler drops all code for more: no shared
+    /// expert, and BF16.
+    #[inline(always)]
+    pub const fn only_rounding(&self) -> Self {
+        Self {
+            shared_of: Self::NONE.shared_of,
+            shared_index: Self::NONE.shared_index,
+            output: Self::NONE.output,
+            ..*self
+        }
+    }
+
     /// What `combined` is made of.
     #[inline(always)]
     pub const fn element(&self) -> OutputElement {

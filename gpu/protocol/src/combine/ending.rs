@@ -2,16 +2,40 @@
 
 use core::array::from_fn;
 
-use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Epilogue, OutputElement, Tensor};
+use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Epilogue, Tensor};
 
 use crate::machine::Machine;
-use crate::machine::finishing::Finish;
+use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::rows::Row;
 use crate::sync::launch::Launch;
 
-/// What a launch does with the sums of its tokens.
+/// What a launch does with the sums of its tokens. A type of its own for each way, so that a launch decides
+/// once between them: a kernel that decides at every token takes longer in both (T-118).
+pub trait Ending<M: Machine>: Copy {
+    /// What is done with the sums of a token.
+    fn of_token(self, launch: &Launch<M>, args: &CombineArgs, token: u32) -> impl Finish<M>;
+}
+
+/// Sums are rounded to BF16, and that is all.
 #[derive(Clone, Copy)]
-pub struct Ending<'a, E> {
+pub struct OnlyRounds;
+
+impl<M: Machine> Ending<M> for OnlyRounds {
+    #[inline(always)]
+    fn of_token(self, _launch: &Launch<M>, _args: &CombineArgs, _token: u32) -> impl Finish<M> {
+        Rounding
+    }
+}
+
+/// Whether [`OnlyRounds`] is what a launch does, which needs fewer registers. Without options a constant.
+#[inline(always)]
+pub fn only_rounds(options: &CombineOptions, epilogue: &impl Epilogue) -> bool {
+    epilogue.is_none() && *options == options.only_rounding()
+}
+
+/// What options and an epilogue say.
+#[derive(Clone, Copy)]
+pub struct GivenEnding<'a, E> {
     /// The launch's options.
     pub options: &'a CombineOptions,
     /// The launch's epilogue.
@@ -22,7 +46,7 @@ pub struct Ending<'a, E> {
 #[derive(Clone, Copy)]
 pub struct TokenEnding<'a, E> {
     /// What the launch does.
-    pub ending: Ending<'a, E>,
+    pub ending: GivenEnding<'a, E>,
     /// Expert rows that there are.
     pub row_capacity: u64,
     /// Tokens of this rank in this round.
@@ -36,15 +60,9 @@ pub struct TokenEnding<'a, E> {
 /// Vectors of a lane that are finished at a time: of more, what is loaded for them would not find registers.
 const PAIR: usize = 2;
 
-impl<'a, E: Epilogue> Ending<'a, E> {
-    /// What is done with the sums of a token.
+impl<M: Machine, E: Epilogue> Ending<M> for GivenEnding<'_, E> {
     #[inline(always)]
-    pub fn of_token<M>(
-        self,
-        launch: &Launch<M>,
-        args: &CombineArgs,
-        token: u32,
-    ) -> TokenEnding<'a, E> {
+    fn of_token(self, launch: &Launch<M>, args: &CombineArgs, token: u32) -> impl Finish<M> {
         TokenEnding {
             ending: self,
             row_capacity: args.row_capacity,
@@ -52,16 +70,6 @@ impl<'a, E: Epilogue> Ending<'a, E> {
             token,
             rounds_first: matches!(launch.common.shape.mode(), CombineMode::Exact),
         }
-    }
-
-    /// Whether sums are rounded to BF16, and that is all: then [`Rounding`] does it, which needs
-    /// fewer registers. Without options a constant.
-    ///
-    /// [`Rounding`]: crate::machine::finishing::Rounding
-    #[inline(always)]
-    pub fn only_rounds(self) -> bool {
-        let is_bf16 = matches!(self.options.element(), OutputElement::Bf16);
-        self.epilogue.is_none() && self.options.shared_of == 0 && is_bf16
     }
 }
 
@@ -121,7 +129,7 @@ impl<E: Epilogue> TokenEnding<'_, E> {
                 machine.add_sums(sum, machine.widen_bf16(shared[index]))
             });
         }
-        let Ending { options, epilogue } = self.ending;
+        let GivenEnding { options, epilogue } = self.ending;
         let (token, element) = (machine.late(self.token), options.element());
         let starts = [start, start + M::WARP_BYTES];
         let apply = |index: usize| machine.apply(epilogue, token, starts[index], end, sums[index]);

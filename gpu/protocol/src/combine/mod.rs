@@ -12,7 +12,7 @@ mod work;
 
 use ferry_layout::{CombineArgs, CombineOptions, Counter, Epilogue, Kernel};
 
-use crate::combine::ending::Ending;
+use crate::combine::ending::{Ending, GivenEnding, OnlyRounds, only_rounds};
 use crate::combine::reduce::reduce_rows;
 use crate::combine::send::send_back;
 use crate::machine::Machine;
@@ -47,12 +47,10 @@ pub fn combine_wait<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, options, Kernel::CombineWait);
-    launch.check()?;
-    let (_, tactics) = tactics_of(&launch, Phase::Wait);
-    let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    let ending = Ending { options, epilogue };
-    launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
+    match only_rounds(options, epilogue) {
+        true => wait_and_reduce(machine, args, &options.only_rounding(), OnlyRounds),
+        false => wait_and_reduce(machine, args, options, GivenEnding { options, epilogue }),
+    }
 }
 
 /// Both in one launch. Collective. All warps must be resident at once.
@@ -63,6 +61,35 @@ pub fn combine<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
+    match only_rounds(options, epilogue) {
+        true => send_and_reduce(machine, args, &options.only_rounding(), OnlyRounds),
+        false => send_and_reduce(machine, args, options, GivenEnding { options, epilogue }),
+    }
+}
+
+/// [`combine_wait`], which ends as `ending` says.
+#[inline(always)]
+fn wait_and_reduce<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    ending: impl Ending<M>,
+) -> Result<(), Aborted> {
+    let launch = begin(machine, args, options, Kernel::CombineWait);
+    launch.check()?;
+    let (_, tactics) = tactics_of(&launch, Phase::Wait);
+    let reducer = CombineRoles::reducer(tactics, machine.warp_position());
+    launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
+}
+
+/// [`combine`], which ends as `ending` says.
+#[inline(always)]
+fn send_and_reduce<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    ending: impl Ending<M>,
+) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Combine);
     launch.check()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Fused);
@@ -72,7 +99,6 @@ pub fn combine<M: Machine, E: Epilogue>(
         return launch.end(sent);
     }
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    let ending = Ending { options, epilogue };
     launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
 }
 

@@ -1,7 +1,7 @@
 //! Combine on the source: what comes back for a token is summed as it arrives.
 
 use ferry_layout::{
-    CombineArgs, CombineMode, Counter, Epilogue, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
+    CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
     assignment_index,
 };
 
@@ -23,12 +23,12 @@ use crate::work::ranks::{lane_or_none, ranks_of};
 
 /// Sums what comes back for every token of this rank, and ends the round.
 #[inline(always)]
-pub fn reduce_rows<M: Machine, E: Epilogue>(
+pub fn reduce_rows<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
     tactics: CombineTactics,
     reducer: Option<Partition>,
-    ending: Ending<E>,
+    ending: impl Ending<M>,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     if let Some(partition) = reducer {
@@ -42,13 +42,8 @@ pub fn reduce_rows<M: Machine, E: Epilogue>(
                 part: index & (parts - 1),
                 parts,
             };
-            match ending.only_rounds() {
-                true => reduce_item(launch, args, tactics, item, Rounding)?,
-                false => {
-                    let ending = ending.of_token(launch, args, item.token);
-                    reduce_item(launch, args, tactics, item, ending)?;
-                }
-            }
+            let finish = ending.of_token(launch, args, item.token);
+            reduce_item(launch, args, tactics, item, finish)?;
             index += partition.of;
         }
     }

@@ -5,11 +5,10 @@ use ferry_layout::{
     assignment_index,
 };
 
-use crate::combine::ending::Ending;
+use crate::combine::ending::{Ending, GivenEnding, OnlyRounds, only_rounds};
 use crate::combine::received::{read_positions, row_weight, slots_here};
 use crate::combine::reduce::{copy_slots, leave_round};
 use crate::machine::Machine;
-use crate::machine::finishing::Rounding;
 use crate::machine::rows::Row;
 use crate::sync::launch::{Aborted, Launch};
 use crate::work::item::Item;
@@ -25,6 +24,20 @@ pub fn combine_local<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
+    match only_rounds(options, epilogue) {
+        true => sum_tokens(machine, args, &options.only_rounding(), OnlyRounds),
+        false => sum_tokens(machine, args, options, GivenEnding { options, epilogue }),
+    }
+}
+
+/// [`combine_local`], which ends as `ending` says.
+#[inline(always)]
+fn sum_tokens<M: Machine>(
+    machine: &M,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    ending: impl Ending<M>,
+) -> Result<(), Aborted> {
     let launch = Launch::begin(
         machine,
         &args.common,
@@ -32,14 +45,19 @@ pub fn combine_local<M: Machine, E: Epilogue>(
         options.tokens_on_device != 0,
     );
     launch.check()?;
-    sum_items(&launch, args, Ending { options, epilogue });
+    sum_items(&launch, args, options, ending);
     leave_round(&launch);
     Ok(())
 }
 
 /// This warp's items of the sums.
 #[inline(always)]
-fn sum_items<M: Machine, E: Epilogue>(launch: &Launch<M>, args: &CombineArgs, ending: Ending<E>) {
+fn sum_items<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    ending: impl Ending<M>,
+) {
     let (machine, common) = (launch.machine, launch.common);
     let position = machine.warp_position();
     let partition = Partition {
@@ -56,23 +74,24 @@ fn sum_items<M: Machine, E: Epilogue>(launch: &Launch<M>, args: &CombineArgs, en
             part: index & (parts - 1),
             parts,
         };
-        sum_item(launch, args, ending, item);
+        sum_item(launch, args, options, ending, item);
         queue.take_ticket();
     }
 }
 
 /// A part of a token's sum, or of its rows.
 #[inline(always)]
-fn sum_item<M: Machine, E: Epilogue>(
+fn sum_item<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
-    ending: Ending<E>,
+    options: &CombineOptions,
+    ending: impl Ending<M>,
     item: Item,
 ) {
     let (machine, shape) = (launch.machine, &launch.common.shape);
     // Both are read before one is waited for.
     let positions = read_positions(launch, item);
-    let weights = read_weights(launch, args, ending.options, item.token, positions);
+    let weights = read_weights(launch, args, options, item.token, positions);
     let here = slots_here(machine, args, positions);
     let row = |k| Row::Tensor(Tensor::Expert, machine.broadcast(positions, k));
     if shape.mode() == CombineMode::Exact && args.topk_weights == 0 {
@@ -81,13 +100,8 @@ fn sum_item<M: Machine, E: Epilogue>(
     let range = item.range(shape.combine_row_bytes());
     let weighted = |k| (row(k), f32::from_bits(machine.broadcast(weights, k)));
     let to = Row::Tensor(Tensor::Combined, item.token);
-    match ending.only_rounds() {
-        true => machine.sum_rows(range, here, weighted, to, Rounding),
-        false => {
-            let ending = ending.of_token(launch, args, item.token);
-            machine.sum_rows(range, here, weighted, to, ending);
-        }
-    }
+    let finish = ending.of_token(launch, args, item.token);
+    machine.sum_rows(range, here, weighted, to, finish);
 }
 
 /// The weights of a token, as f32 bits: those of the dispatch, in exact mode of this combine. The last lanes
