@@ -310,6 +310,13 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn read_vector(&self, table: Table, index: u64) -> Vector {
+        let at = self.args.table(table) + 4 * index;
+        // SAFETY: the protocol reads what the tables have, where 16 bytes begin.
+        unsafe { memory::load_whole_vector(at) }
+    }
+
+    #[inline(always)]
     fn write(&self, table: Table, index: u64, value: u32) {
         // SAFETY: the protocol stays inside the tables.
         unsafe { memory::store_u32(self.args.table(table) + 4 * index, value) };

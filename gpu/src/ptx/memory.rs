@@ -190,6 +190,21 @@ pub unsafe fn load_vector(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
+/// `ld.global.v4`, weak. Without a condition, so that nothing waits for it before it is used.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub unsafe fn load_whole_vector(address: u64) -> Vector {
+    let (a, b, c, d);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("ld.global.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
+            out(reg32) c, out(reg32) d, in(reg64) address, options(nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
 /// `ld.relaxed.sys.global.v4`, if `active`, else zeros: four words that peers write, each for itself
 /// (PTX ISA, "Vector Data-types" of the memory consistency model).
 ///

@@ -297,6 +297,12 @@ impl Machine for Warp<'_> {
         }
     }
 
+    fn read_vector(&self, table: Table, index: u64) -> [u32; 4] {
+        let at = self.in_table(table, 4 * index);
+        assert!(at.is_multiple_of(16), "16 bytes at {at:#x}");
+        std::array::from_fn(|word| self.read(table, index + word as u64))
+    }
+
     fn write(&self, table: Table, index: u64, value: u32) {
         self.store_bytes(
             self.in_table(table, 4 * index),

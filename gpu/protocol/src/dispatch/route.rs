@@ -42,7 +42,7 @@ pub fn read_route<M: Machine>(
         })
     });
     let is_weighted = args.topk_weights != 0;
-    let weights = read_weights(launch, is_weighted, token);
+    let weights = read_weights(machine, args, token);
     if common.debug_checks != 0 {
         report_duplicates(launch, token, given);
     }
@@ -72,13 +72,9 @@ pub fn read_route<M: Machine>(
 /// there are no weights, and looked at only where it is written: the assembler would wait for a conditional
 /// load before the payload is read.
 #[inline(always)]
-pub fn read_weights<M: Machine>(
-    launch: &Launch<M>,
-    is_weighted: bool,
-    token: u32,
-) -> M::Lanes<u32> {
-    let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
-    let table = match is_weighted {
+pub fn read_weights<M: Machine>(machine: &M, args: &DispatchArgs, token: u32) -> M::Lanes<u32> {
+    let top_k = args.common.shape.top_k;
+    let table = match args.topk_weights != 0 {
         true => Table::TopkWeights,
         false => Table::TopkIds,
     };

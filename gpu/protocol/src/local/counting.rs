@@ -1,7 +1,7 @@
 //! How many assignments each expert of this rank has, before those of the block's tokens and in all, and
 //! where its rows begin: the first steps of a block's [numbering](crate::local::numbering).
 
-use ferry_layout::{DispatchArgs, NOT_ROUTED, Table, scale_placement};
+use ferry_layout::{NOT_ROUTED, Table, scale_placement};
 
 use crate::dispatch::shared::SharedGroup;
 use crate::local::numbering::{BlockNumbering, PerExpert, VECTOR_WORDS};
@@ -11,14 +11,24 @@ use crate::sync::launch::Launch;
 
 use core::array::from_fn;
 
-/// Ids that a lane has in flight.
-/// measured: T-117, H200
-const DEPTH: usize = 8;
+/// Vectors of ids that a lane has in flight.
+/// measured: T-118, H200
+const DEPTH: usize = 4;
 /// Experts of a lane at a time.
 const EACH: usize = 4;
 
+/// Ids that follow each other.
+type Vector = [u32; VECTOR_WORDS as usize];
 /// Ids on their way.
-pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
+pub type Ids<M> = [<M as Machine>::Lanes<Vector>; DEPTH];
+
+/// Where the outputs end.
+pub struct Ends {
+    /// All rows.
+    pub rows: u32,
+    /// All blocks of tiled scales.
+    pub blocks: u32,
+}
 
 impl BlockNumbering {
     /// Clears the counts. All warps of the block; a barrier must follow.
@@ -38,62 +48,107 @@ impl BlockNumbering {
     #[inline(always)]
     pub fn load_first_ids<M: Machine>(self, machine: &M) -> Ids<M> {
         match self.assignments {
-            0 => from_fn(|_| machine.lanes(|_| NOT_ROUTED)),
+            0 => from_fn(|_| machine.lanes(|_| [NOT_ROUTED; VECTOR_WORDS as usize])),
             _ => self.load_ids(machine, 0),
         }
     }
 
-    /// Asks for the ids of the block's next threads from assignment `first` on; for the last one again where
-    /// there are fewer, as the assembler waits for conditional loads.
+    /// Asks for the ids of the block's next threads from assignment `first` on; for the last ones again
+    /// where there are fewer, as the assembler waits for conditional loads.
     #[inline(always)]
     fn load_ids<M: Machine>(self, machine: &M, first: u32) -> Ids<M> {
-        from_fn(|step| {
-            machine.lanes(|lane| {
-                let index = first + step as u32 * machine.threads() + machine.thread(lane);
-                machine.read(Table::TopkIds, index.min(self.assignments - 1) as u64)
-            })
-        })
+        let index = |step: usize, lane: u32| {
+            first + VECTOR_WORDS * (step as u32 * machine.threads() + machine.thread(lane))
+        };
+        match self.has_vectors {
+            true => from_fn(|step| {
+                let last = self.assignments - VECTOR_WORDS;
+                machine.lanes(|lane| {
+                    let index = index(step, lane).min(last);
+                    machine.read_vector(Table::TopkIds, index as u64)
+                })
+            }),
+            false => from_fn(|step| {
+                let last = self.assignments - 1;
+                machine.lanes(|lane| {
+                    let index = index(step, lane);
+                    from_fn(|word| {
+                        machine.read(Table::TopkIds, (index + word as u32).min(last) as u64)
+                    })
+                })
+            }),
+        }
     }
 
     /// Counts all assignments of this rank's experts. All warps of the block, after all have
     /// [cleared](Self::clear) the counts; a barrier must follow. `ids` are those of
-    /// [`load_first_ids`](Self::load_first_ids).
+    /// [`load_first_ids`](Self::load_first_ids). `all_asked` is called once all others are on their way.
     #[inline(always)]
-    pub fn count<M: Machine>(self, machine: &M, mut ids: Ids<M>) {
-        let threads = machine.threads();
+    pub fn count<M: Machine>(self, machine: &M, mut ids: Ids<M>, all_asked: impl FnOnce()) {
+        let batch = DEPTH as u32 * VECTOR_WORDS * machine.threads();
         let mut first = 0;
-        while first < self.assignments {
-            let next = first + DEPTH as u32 * threads;
-            let counted = ids;
-            if next < self.assignments {
-                ids = self.load_ids(machine, next);
-            }
-            from_fn::<(), DEPTH, _>(|step| {
-                machine.lanes(|lane| {
-                    let index = first + step as u32 * threads + machine.thread(lane);
-                    let expert = self.local(machine.own(counted[step], lane));
-                    if index < self.assignments && expert < self.experts {
-                        let word = match index < self.first {
-                            true => PerExpert::Before,
-                            false => PerExpert::Rest,
-                        };
-                        machine.count_in_block(self.at(word, expert));
-                    }
-                });
-            });
-            first = next;
+        while first + batch < self.assignments {
+            let next = self.load_ids(machine, first + batch);
+            self.count_ids(machine, first, ids);
+            ids = next;
+            first += batch;
+        }
+        all_asked();
+        self.count_ids(machine, first, ids);
+    }
+
+    /// Counts the ids that [`load_ids`](Self::load_ids) gave from assignment `first` on, and keeps those of
+    /// the block's tokens for [`number`](Self::number).
+    #[inline(always)]
+    fn count_ids<M: Machine>(self, machine: &M, first: u32, ids: Ids<M>) {
+        let step_words = VECTOR_WORDS * machine.threads();
+        let step = |step: usize| first + step as u32 * step_words;
+        let has = |index: usize| step(index) < self.assignments;
+        // Spelled out: the compiler does not unroll this. A step that no thread needs is no instructions that
+        // have to be fetched.
+        let [first, second, third, fourth] = ids;
+        if has(0) {
+            self.count_vectors(machine, step(0), first);
+        }
+        if has(1) {
+            self.count_vectors(machine, step(1), second);
+        }
+        if has(2) {
+            self.count_vectors(machine, step(2), third);
+        }
+        if has(3) {
+            self.count_vectors(machine, step(3), fourth);
         }
     }
 
-    /// Works out where the rows of each expert begin, behind those of the shared expert. The first block also
-    /// writes the user's tables. One warp, after the [counts](Self::count); a barrier must follow.
+    /// Likewise, of a vector a thread.
     #[inline(always)]
-    pub fn find_rows<M: Machine>(
-        self,
-        launch: &Launch<M>,
-        args: &DispatchArgs,
-        shared: SharedGroup,
-    ) {
+    fn count_vectors<M: Machine>(self, machine: &M, first: u32, ids: M::Lanes<Vector>) {
+        let keeps_ids = self.keeps_ids();
+        machine.lanes(|lane| {
+            let vector = machine.own(ids, lane);
+            from_fn::<(), { VECTOR_WORDS as usize }, _>(|word| {
+                let index = first + VECTOR_WORDS * machine.thread(lane) + word as u32;
+                let expert = self.local(vector[word]);
+                if index < self.assignments && expert < self.experts {
+                    let count = match index < self.first {
+                        true => PerExpert::Before,
+                        false => PerExpert::Rest,
+                    };
+                    machine.count_in_block(self.at(count, expert));
+                }
+                if keeps_ids && self.is_own(index) {
+                    machine.store_block(self.at_id(index), expert);
+                }
+            });
+        });
+    }
+
+    /// Works out where the rows of each expert begin, behind those of the shared expert. The first block also
+    /// writes the user's tables, all but their ends. Gives where the last ones end. One warp, after the
+    /// [counts](Self::count); a barrier must follow.
+    #[inline(always)]
+    pub fn find_rows<M: Machine>(self, launch: &Launch<M>, shared: SharedGroup) -> Ends {
         let (machine, common) = (launch.machine, launch.common);
         let is_tiled = common.shape.has_tiled_scales();
         let writes_tables = machine.warp_position().block == 0;
@@ -144,9 +199,7 @@ impl BlockNumbering {
             blocks += more_blocks;
             first += EACH as u32 * LANES;
         }
-        if writes_tables {
-            tables::end(launch, args, shared, rows, blocks);
-        }
+        Ends { rows, blocks }
     }
 
     /// The rows of an expert, with those that align the next one's; none where there is no such

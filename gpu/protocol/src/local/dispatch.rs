@@ -11,6 +11,7 @@ use crate::dispatch::shared::SharedGroup;
 use crate::dispatch::{keep_tokens, read_tokens};
 use crate::local::counting::Ids;
 use crate::local::numbering::BlockNumbering;
+use crate::local::tables;
 use crate::machine::Machine;
 use crate::machine::rows::{OutputRow, TokenPart};
 use crate::sync::launch::{Aborted, Launch};
@@ -34,27 +35,32 @@ pub fn dispatch_local<M: Machine>(
         tokens = tokens.min(read_tokens(machine));
     }
     let tactics = LocalTactics::decide(common, tokens, machine.warp_position());
-    let numbering = BlockNumbering::of(common, options, tokens, tactics);
-    // On their way while the block is set up.
+    let numbering = BlockNumbering::of(args, options, tokens, tactics);
+    // All on their way while the block is set up.
     let ids = numbering.load_first_ids(machine);
+    let items = tactics.items(common.rank());
+    let mut items = items.map(|item| read_item(machine, args, item));
+    let first = [items.next(), items.next()];
     machine.clear_block();
     numbering.clear(machine);
     let launch = Launch::begun(machine, common, Kernel::LocalDispatch, tokens, loading);
     launch.check()?;
     launch.end(number_and_place(
-        &launch, args, options, tactics, numbering, ids,
+        &launch, args, options, numbering, ids, first, items,
     ))
 }
 
-/// Numbers the assignments of this block's tokens, and puts these into their places, this warp's items.
+/// Numbers the assignments of this block's tokens, and puts these into their places, this warp's items: `first`,
+/// and then `items`.
 #[inline(always)]
 fn number_and_place<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     options: &DispatchOptions,
-    tactics: LocalTactics,
     numbering: BlockNumbering,
     ids: Ids<M>,
+    first: [Option<ReadItem<M::Lanes<u32>>>; 2],
+    mut items: impl Iterator<Item = ReadItem<M::Lanes<u32>>>,
 ) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
     let position = machine.warp_position();
@@ -64,34 +70,36 @@ fn number_and_place<M: Machine>(
             keep_tokens(launch);
         }
     }
-    let mut items = tactics.items(common.rank());
-    let mut next = || items.next().map(|item| read_item(launch, args, item));
-    let mut current = next().map(|read| route(launch, args, options, numbering, read));
-    let mut following = next();
-    // The first item's payload comes while the assignments are numbered.
-    if let Some(part) = current.and_then(|item| item.part(launch)) {
-        machine.load_token(part);
-    }
+    let [first, mut following] = first;
+    let mut current = first.map(|read| route(launch, numbering, read));
     let shared = SharedGroup::of(common, options, launch.tokens);
     let everywhere = Partition {
         index: position.warp(),
         of: position.warps(),
     };
     shared.write(launch, args, everywhere);
-    let own_ids = numbering.load_own_ids(machine);
-    numbering.count(machine, ids);
+    numbering.count(machine, ids, || {
+        // The first item's payload comes while the assignments are numbered, and not before the ids.
+        if let Some(part) = current.and_then(|item| item.part(launch)) {
+            machine.load_token(part);
+        }
+    });
+    note(launch, args, options, current);
     machine.block_barrier();
-    if position.index == 0 {
-        numbering.find_rows(launch, args, shared);
+    let is_first = position.index == 0;
+    let ends = is_first.then(|| numbering.find_rows(launch, shared));
+    machine.block_barrier();
+    if is_first {
+        numbering.number(launch, args);
     }
     machine.block_barrier();
-    if position.index == 0 {
-        numbering.number(launch, args, own_ids);
+    if let (Some(ends), 0) = (ends, position.block) {
+        tables::end(launch, args, shared, ends);
     }
-    machine.block_barrier();
     while let Some(item) = current {
-        current = following.map(|read| route(launch, args, options, numbering, read));
-        following = next();
+        current = following.map(|read| route(launch, numbering, read));
+        note(launch, args, options, current);
+        following = items.next();
         let loads_next = current.and_then(|item| item.part(launch));
         place_item(launch, args, numbering, item, loads_next);
     }
@@ -115,7 +123,7 @@ struct ReadItem<L> {
 /// An item that knows its experts. `L`: one value a lane.
 #[derive(Clone, Copy)]
 struct RoutedItem<L> {
-    item: Item,
+    read: ReadItem<L>,
     /// The token's experts, counted from this rank's first one.
     experts: L,
     /// Whether any of them is this rank's: of no other token anything is loaded.
@@ -126,78 +134,65 @@ impl<L> RoutedItem<L> {
     /// What of it is loaded, if anything.
     #[inline(always)]
     fn part<M: Machine>(self, launch: &Launch<M>) -> Option<TokenPart> {
-        let Item { token, .. } = self.item;
-        let range = self.item.range(launch.common.row.payload_bytes);
+        let item = self.read.item;
+        let (token, range) = (item.token, item.range(launch.common.row.payload_bytes));
         self.is_here.then_some(TokenPart { token, range })
     }
 }
 
 /// Asks for what the user says of an item's token.
 #[inline(always)]
-fn read_item<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    item: Item,
-) -> ReadItem<M::Lanes<u32>> {
+fn read_item<M: Machine>(machine: &M, args: &DispatchArgs, item: Item) -> ReadItem<M::Lanes<u32>> {
+    let top_k = args.common.shape.top_k;
+    let given = machine.lanes(|lane| {
+        lane_or_none(lane, top_k, || {
+            machine.read(Table::TopkIds, assignment_index(top_k, item.token, lane))
+        })
+    });
     ReadItem {
         item,
-        given: read_experts(launch, item.token),
-        weights: read_weights(launch, args.topk_weights != 0, item.token),
+        given,
+        weights: read_weights(machine, args, item.token),
     }
 }
 
-/// Where an item's token goes, which is reported if it goes nowhere it can. Keeps its weights.
+/// Which experts of this rank an item's token goes to.
 #[inline(always)]
 fn route<M: Machine>(
     launch: &Launch<M>,
-    args: &DispatchArgs,
-    options: &DispatchOptions,
     numbering: BlockNumbering,
     read: ReadItem<M::Lanes<u32>>,
 ) -> RoutedItem<M::Lanes<u32>> {
-    let (machine, common) = (launch.machine, launch.common);
-    let ReadItem {
-        item,
-        given,
-        weights,
-    } = read;
-    report(launch, options, item.token, given);
-    let experts = machine.lanes(|lane| numbering.local(machine.own(given, lane)));
-    let is_local = machine.lanes(|lane| machine.own(experts, lane) < common.shape.experts);
-    let is_here = machine.ballot(is_local) != 0;
-    if is_here && item.part == 0 {
-        keep_weights(launch, args, item.token, weights);
-    }
+    let machine = launch.machine;
+    let experts = machine.lanes(|lane| numbering.local(machine.own(read.given, lane)));
+    let is_local = machine.lanes(|lane| machine.own(experts, lane) < numbering.experts);
     RoutedItem {
-        item,
+        read,
         experts,
-        is_here,
+        is_here: machine.ballot(is_local) != 0,
     }
 }
 
-/// The experts of a token, as the user counts.
+/// Keeps the weights of an item's token, if there is one. Reports ids that do not exist, and those that a token
+/// has twice, if that is looked for.
 #[inline(always)]
-fn read_experts<M: Machine>(launch: &Launch<M>, token: u32) -> M::Lanes<u32> {
-    let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
-    machine.lanes(|lane| {
-        lane_or_none(lane, top_k, || {
-            machine.read(Table::TopkIds, assignment_index(top_k, token, lane))
-        })
-    })
-}
-
-/// Reports ids that do not exist, and those that a token has twice, if that is looked for.
-#[inline(always)]
-fn report<M: Machine>(
+fn note<M: Machine>(
     launch: &Launch<M>,
+    args: &DispatchArgs,
     options: &DispatchOptions,
-    token: u32,
-    given: M::Lanes<u32>,
+    routed: Option<RoutedItem<M::Lanes<u32>>>,
 ) {
+    let Some(RoutedItem { read, is_here, .. }) = routed else {
+        return;
+    };
+    let Item { token, part, .. } = read.item;
     if launch.common.debug_checks != 0 {
-        report_duplicates(launch, token, given);
+        report_duplicates(launch, token, read.given);
     }
-    report_invalid(launch, token, options.all_experts, given);
+    report_invalid(launch, token, options.all_experts, read.given);
+    if is_here && part == 0 {
+        keep_weights(launch, args, token, read.weights);
+    }
 }
 
 /// Puts an item into its places, and says of its rows where they came from. Begins to load `next`.
@@ -210,7 +205,7 @@ fn place_item<M: Machine>(
     next: Option<TokenPart>,
 ) {
     let (machine, common) = (launch.machine, launch.common);
-    let RoutedItem { item, experts, .. } = routed;
+    let (item, experts) = (routed.read.item, routed.experts);
     let Some(part) = routed.part(launch) else {
         if let Some(next) = next {
             machine.load_token(next);

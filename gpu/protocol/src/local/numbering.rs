@@ -13,7 +13,7 @@
 //! has room for all of the block's.
 
 use ferry_layout::{
-    Common, DispatchArgs, DispatchOptions, MAX_COUNTED_EXPERTS, MAX_TOP_K, NOT_ROUTED, Table,
+    DispatchArgs, DispatchOptions, MAX_COUNTED_EXPERTS, MAX_TOP_K, NOT_ROUTED, Table,
     scale_placement,
 };
 
@@ -26,7 +26,7 @@ use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
 use crate::work::ranks::lane_or_none;
 
-/// Words of a vector: as many counts are cleared at a time.
+/// Words of a vector: as many counts are cleared, and as many ids are read, at a time.
 pub const VECTOR_WORDS: u32 = 4;
 
 /// What the block's memory holds for each expert: a word each.
@@ -63,6 +63,8 @@ pub struct BlockNumbering {
     end: u32,
     /// Whether this block keeps their rows for combine.
     keeps: bool,
+    /// Whether ids are read as vectors: their table begins and ends where one does.
+    pub has_vectors: bool,
     /// Experts of this rank.
     pub experts: u32,
     /// The first of them, as the user counts. Ids are compared less this; no id that is none of this rank's
@@ -74,18 +76,22 @@ impl BlockNumbering {
     /// Of `tokens` tokens, of which `tactics` says those of this block.
     #[inline(always)]
     pub fn of(
-        common: &Common,
+        args: &DispatchArgs,
         options: &DispatchOptions,
         tokens: u32,
         tactics: LocalTactics,
     ) -> Self {
-        let (top_k, first_token) = (common.shape.top_k, tactics.first_token);
+        let shape = &args.common.shape;
+        let (top_k, first_token) = (shape.top_k, tactics.first_token);
+        let assignments = tokens * top_k;
         Self {
-            assignments: tokens * top_k,
+            assignments,
+            has_vectors: assignments.is_multiple_of(VECTOR_WORDS)
+                && args.topk_ids.is_multiple_of(4 * VECTOR_WORDS as u64),
             first: first_token * top_k,
             end: (first_token + tactics.own_tokens) * top_k,
             keeps: tactics.keeps,
-            experts: common.shape.experts,
+            experts: shape.experts,
             first_expert: options.first_expert,
         }
     }
@@ -109,41 +115,15 @@ impl BlockNumbering {
         id.wrapping_sub(self.first_expert)
     }
 
-    /// Asks for the ids that [`number`](Self::number) begins with.
-    #[inline(always)]
-    pub fn load_own_ids<M: Machine>(self, machine: &M) -> M::Lanes<u32> {
-        match self.first == self.end {
-            true => machine.lanes(|_| NOT_ROUTED),
-            false => self.load_group(machine, self.first),
-        }
-    }
-
-    /// Asks for the ids of 32 of the block's assignments from `first` on; for the last one again
-    /// where there are fewer.
-    #[inline(always)]
-    fn load_group<M: Machine>(self, machine: &M, first: u32) -> M::Lanes<u32> {
-        machine.lanes(|lane| {
-            let index = (first + lane).min(self.end - 1);
-            machine.read(Table::TopkIds, index as u64)
-        })
-    }
-
     /// Gives the block's assignments their rows, in order, and keeps these. One warp, after
-    /// [`find_rows`](Self::find_rows); a barrier must follow. `ids` are those of
-    /// [`load_own_ids`](Self::load_own_ids).
+    /// [`find_rows`](Self::find_rows); a barrier must follow.
     #[inline(always)]
-    pub fn number<M: Machine>(
-        self,
-        launch: &Launch<M>,
-        args: &DispatchArgs,
-        mut ids: M::Lanes<u32>,
-    ) {
+    pub fn number<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs) {
         let machine = launch.machine;
         let mut first = self.first;
         while first < self.end {
-            let ahead = self.load_group(machine, first + LANES);
             let experts = machine.lanes(|lane| match first + lane < self.end {
-                true => self.local(machine.own(ids, lane)).min(self.experts),
+                true => self.expert(machine, first + lane).min(self.experts),
                 false => self.experts,
             });
             let alike = machine.matching(experts);
@@ -166,9 +146,23 @@ impl BlockNumbering {
                     self.keep(launch, first + lane, position);
                 }
             });
-            ids = ahead;
             first += LANES;
         }
+    }
+
+    /// The expert of an assignment of the block's, counted from this rank's first one. For one lane.
+    #[inline(always)]
+    fn expert<M: Machine>(self, machine: &M, index: u32) -> u32 {
+        match self.keeps_ids() {
+            true => machine.load_block(self.at_id(index)),
+            false => self.local(machine.read(Table::TopkIds, index as u64)),
+        }
+    }
+
+    /// Whether an assignment is of the block's tokens.
+    #[inline(always)]
+    pub fn is_own(self, index: u32) -> bool {
+        index.wrapping_sub(self.first) < self.end - self.first
     }
 
     /// Keeps the position of an assignment. For one lane.
@@ -195,6 +189,19 @@ impl BlockNumbering {
     #[inline(always)]
     fn at_position(self, index: u32) -> u32 {
         4 * (WORDS * self.stride() + index - self.first)
+    }
+
+    /// Whether the block's memory has room for the experts of the block's assignments, too: they need not be
+    /// read again then, which would wait for the payload that is on its way.
+    #[inline(always)]
+    pub fn keeps_ids(self) -> bool {
+        WORDS * self.stride() + 2 * (self.end - self.first) <= BLOCK_MEMORY_BYTES / 4
+    }
+
+    /// The byte of the expert of an assignment of the block: behind the positions of all.
+    #[inline(always)]
+    pub fn at_id(self, index: u32) -> u32 {
+        4 * (WORDS * self.stride() + self.end - self.first + index - self.first)
     }
 
     /// The positions of an item's token, one a top-k slot, as the row map has them. After

@@ -4,6 +4,7 @@ use ferry_layout::{Counter, DispatchArgs, Table, scale_placement};
 
 use crate::dispatch::overflow::{offsets_word, settle};
 use crate::dispatch::shared::SharedGroup;
+use crate::local::counting::Ends;
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
 
@@ -20,24 +21,19 @@ pub fn describe<M: Machine>(launch: &Launch<M>, group: u32, row: u32, block: u32
     }
 }
 
-/// Ends the tables of `rows` rows and `blocks` blocks of tiled scales, and says that they are
-/// there. One warp, which [described](describe) all groups of experts.
+/// Ends the tables, and says that they are there. One warp, which [described](describe) all groups of experts.
+/// Not before the block's rows are numbered: what is released waits for the payload that is on its way.
 #[inline(always)]
-pub fn end<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    shared: SharedGroup,
-    rows: u32,
-    blocks: u32,
-) {
+pub fn end<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, shared: SharedGroup, ends: Ends) {
     let machine = launch.machine;
     let groups = shared.groups + launch.common.shape.experts;
     machine.lanes(|lane| {
         if lane == 0 {
-            machine.write(Table::RowOffsets, groups as u64, rows);
+            machine.write(Table::RowOffsets, groups as u64, ends.rows);
             shared.describe(launch);
         }
     });
+    let Ends { rows, blocks } = ends;
     let overflows = settle(launch, args, groups, rows, blocks);
     machine.store(Counter::OffsetsReady, offsets_word(launch.epoch, overflows));
 }

@@ -121,6 +121,8 @@ pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
 
     /// Reads a word of a table. For one lane.
     fn read(&self, table: Table, index: u64) -> u32;
+    /// Reads the words of a table from word `index` on that fill 16 bytes, where those begin. For one lane.
+    fn read_vector(&self, table: Table, index: u64) -> [u32; 4];
     /// Writes a word of a table. For one lane.
     fn write(&self, table: Table, index: u64, value: u32);
     /// Writes a half word of a table: `index` counts half words. For one lane.
