@@ -1,11 +1,11 @@
 //! Tokens that are encoded on their way into rows, in the format of the launch.
 
 use ferry_layout::{Arguments, Table, Tensor, TokenFormat, nvfp4};
-use ferry_protocol::{ByteRange, Row, Tiles};
+use ferry_protocol::{ByteRange, OutputRow, Row, Tiles};
 
 use super::Gpu;
 use crate::elements::{Elements, Input};
-use crate::encode::{self, EncodedRow, Target};
+use crate::encode::{self, EncodedRow, OutputTarget, Target};
 use crate::ptx::memory;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
@@ -71,6 +71,18 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                     row.encode(&encode::Nvfp4::new(global), range, elements);
                 }
             }
+        }
+    }
+
+    /// Where a row of the outputs is, and its scales, which are `stride` words apart.
+    #[inline(always)]
+    pub(super) fn output_target(&self, to: OutputRow, stride: u64) -> OutputTarget {
+        let table = |table| self.args.table(table);
+        OutputTarget {
+            payload: self.row(Row::Tensor(Tensor::Output, to.row)),
+            scales: table(Table::Scales) + 4 * to.scales as u64,
+            stride,
+            row_scale: table(Table::RowScales) + 2 * to.row as u64,
         }
     }
 }

@@ -25,7 +25,7 @@ use ferry_protocol::{
     TimedOut, TokenPart, WarpPosition,
 };
 
-use crate::encode::{OutputTarget, WindowTarget};
+use crate::encode::WindowTarget;
 use crate::ptx::block::{Block, COUNTERS, Loading, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
@@ -99,18 +99,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     #[inline(always)]
     pub fn window(&self, rank: Rank) -> u64 {
         self.block.get().window(rank.0)
-    }
-
-    /// Where a row of the outputs is, and its scales, which are `stride` words apart.
-    #[inline(always)]
-    fn output_target(&self, to: OutputRow, stride: u64) -> OutputTarget {
-        let table = |table| self.args.table(table);
-        OutputTarget {
-            payload: self.row(Row::Tensor(Tensor::Output, to.row)),
-            scales: table(Table::Scales) + 4 * to.scales as u64,
-            stride,
-            row_scale: table(Table::RowScales) + 2 * to.row as u64,
-        }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use ferry_layout::{NOT_ROUTED, Table, scale_placement};
 
 use crate::dispatch::shared::SharedGroup;
 use crate::local::numbering::{BlockNumbering, PerExpert, VECTOR_WORDS};
-use crate::local::tables;
+use crate::local::tables::{self, Ends};
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 
@@ -21,14 +21,6 @@ const EACH: usize = 4;
 type Vector = [u32; VECTOR_WORDS as usize];
 /// Ids on their way.
 pub type Ids<M> = [<M as Machine>::Lanes<Vector>; DEPTH];
-
-/// Where the outputs end.
-pub struct Ends {
-    /// All rows.
-    pub rows: u32,
-    /// All blocks of tiled scales.
-    pub blocks: u32,
-}
 
 impl BlockNumbering {
     /// Clears the counts. All warps of the block; a barrier must follow.

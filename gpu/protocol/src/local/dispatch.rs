@@ -50,8 +50,8 @@ pub fn dispatch_local<M: Machine>(
     ))
 }
 
-/// Numbers the assignments of this block's tokens, and puts these into their places, this warp's items: `first`,
-/// and then `items`.
+/// Numbers the assignments of this block's tokens, and puts these into their places, this warp's
+/// items: `first`, and then `items`.
 #[inline(always)]
 fn number_and_place<M: Machine>(
     launch: &Launch<M>,
@@ -173,8 +173,8 @@ fn route<M: Machine>(
     }
 }
 
-/// Keeps the weights of an item's token, if there is one. Reports ids that do not exist, and those that a token
-/// has twice, if that is looked for.
+/// Keeps the weights of an item's token, if there is one. Reports ids that do not exist, and those
+/// that a token has twice, if that is looked for.
 #[inline(always)]
 fn note<M: Machine>(
     launch: &Launch<M>,

@@ -4,9 +4,16 @@ use ferry_layout::{Counter, DispatchArgs, Table, scale_placement};
 
 use crate::dispatch::overflow::{offsets_word, settle};
 use crate::dispatch::shared::SharedGroup;
-use crate::local::counting::Ends;
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
+
+/// Where the outputs end.
+pub struct Ends {
+    /// All rows.
+    pub rows: u32,
+    /// All blocks of tiled scales.
+    pub blocks: u32,
+}
 
 /// Writes what the tables say of a group whose rows begin at `row` and whose tiled scales at `block`. For one
 /// lane.
@@ -21,8 +28,9 @@ pub fn describe<M: Machine>(launch: &Launch<M>, group: u32, row: u32, block: u32
     }
 }
 
-/// Ends the tables, and says that they are there. One warp, which [described](describe) all groups of experts.
-/// Not before the block's rows are numbered: what is released waits for the payload that is on its way.
+/// Ends the tables, and says that they are there. One warp, which [described](describe) all groups
+/// of experts. Not before the block's rows are numbered: what is released waits for the payload
+/// that is on its way.
 #[inline(always)]
 pub fn end<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, shared: SharedGroup, ends: Ends) {
     let machine = launch.machine;
