@@ -293,6 +293,11 @@ impl LocalCase {
             Some(_) => Some(device.upload_tensor([1], &count)?),
             None => None,
         };
+        // Ids are read otherwise where they begin at no multiple of 16 bytes.
+        let lead = (self.seed % 3).saturating_sub(1) * (1 + self.seed / 3 % 3);
+        let ids = [&vec![-1; lead as usize][..], &ids].concat();
+        let ids = device.upload_tensor([ids.len()], &ids)?;
+        let ids = ids.at.plus(4 * lead);
         let takes_scale = matches!(self.format, TokenFormat::Nvfp4(_));
         let input_scale = match takes_scale {
             true => Some(device.upload_tensor([1], &[INPUT_SCALE])?),
@@ -304,7 +309,7 @@ impl LocalCase {
             tokens_on_device,
             ..DispatchInput::new(
                 device.upload_tensor([tokens, self.hidden], &x)?,
-                device.upload_tensor([tokens, self.top_k], &ids)?,
+                Tensor::contiguous(ids, DataType::I32, [tokens, self.top_k]),
             )
         })
     }

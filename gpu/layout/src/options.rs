@@ -145,8 +145,14 @@ impl CombineOptions {
         reserved: 0,
     };
 
-    /// These for a launch that only rounds its sums, so that the compiler drops all code for more: no shared
-    /// expert, and BF16.
+    /// Whether sums are rounded to BF16, and no shared expert's row is added.
+    #[inline(always)]
+    pub const fn only_rounds(&self) -> bool {
+        self.shared_of == 0 && matches!(self.element(), OutputElement::Bf16)
+    }
+
+    /// The same where [`only_rounds`](Self::only_rounds), in constants, so that the compiler drops the
+    /// protocol's code for more.
     #[inline(always)]
     pub const fn only_rounding(&self) -> Self {
         Self {
@@ -299,5 +305,28 @@ mod tests {
         }
         let none = SharedTokens { start: 0, count: 0 };
         assert_eq!(SharedTokens::of(7, 0, 0), none);
+    }
+
+    #[test]
+    fn sums_are_only_rounded_on_every_rank_without_a_shared_expert_or_another_element() {
+        // Where nothing travels, each rank's launch has the rank's index.
+        let options = CombineOptions {
+            shared_index: 3,
+            row_weights: 64,
+            tokens_on_device: 1,
+            ..CombineOptions::NONE
+        };
+        assert!(options.only_rounds());
+        let plain = CombineOptions {
+            shared_index: 0,
+            ..options
+        };
+        assert_eq!(options.only_rounding(), plain);
+        let shared_of = 2;
+        assert!(!CombineOptions { shared_of, ..plain }.only_rounds());
+        for element in [OutputElement::F16, OutputElement::F32] {
+            let output = element.number();
+            assert!(!CombineOptions { output, ..plain }.only_rounds());
+        }
     }
 }

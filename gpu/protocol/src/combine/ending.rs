@@ -30,7 +30,7 @@ impl<M: Machine> Ending<M> for OnlyRounds {
 /// Whether [`OnlyRounds`] is what a launch does, which needs fewer registers. Without options a constant.
 #[inline(always)]
 pub fn only_rounds(options: &CombineOptions, epilogue: &impl Epilogue) -> bool {
-    epilogue.is_none() && *options == options.only_rounding()
+    epilogue.is_none() && options.only_rounds()
 }
 
 /// What options and an epilogue say.

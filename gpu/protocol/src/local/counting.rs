@@ -93,23 +93,22 @@ impl BlockNumbering {
     /// the block's tokens for [`number`](Self::number).
     #[inline(always)]
     fn count_ids<M: Machine>(self, machine: &M, first: u32, ids: Ids<M>) {
-        let step_words = VECTOR_WORDS * machine.threads();
-        let step = |step: usize| first + step as u32 * step_words;
-        let has = |index: usize| step(index) < self.assignments;
-        // Spelled out: the compiler does not unroll this. A step that no thread needs is no instructions that
-        // have to be fetched.
-        let [first, second, third, fourth] = ids;
+        let step = |index: u32| first + index * VECTOR_WORDS * machine.threads();
+        let has = |index: u32| step(index) < self.assignments;
+        // Spelled out: the compiler does not unroll this. With few assignments the later steps are jumped
+        // over, whose instructions would have to be fetched.
+        let [zeroth, first, second, third] = ids;
         if has(0) {
-            self.count_vectors(machine, step(0), first);
+            self.count_vectors(machine, step(0), zeroth);
         }
         if has(1) {
-            self.count_vectors(machine, step(1), second);
+            self.count_vectors(machine, step(1), first);
         }
         if has(2) {
-            self.count_vectors(machine, step(2), third);
+            self.count_vectors(machine, step(2), second);
         }
         if has(3) {
-            self.count_vectors(machine, step(3), fourth);
+            self.count_vectors(machine, step(3), third);
         }
     }
 
@@ -137,8 +136,8 @@ impl BlockNumbering {
     }
 
     /// Works out where the rows of each expert begin, behind those of the shared expert. The first block also
-    /// writes the user's tables, all but their ends. Gives where the last ones end. One warp, after the
-    /// [counts](Self::count); a barrier must follow.
+    /// writes what the user's tables say of the experts. Gives where all rows, and all blocks of
+    /// scales, end. One warp, after the [counts](Self::count); a barrier must follow.
     #[inline(always)]
     pub fn find_rows<M: Machine>(self, launch: &Launch<M>, shared: SharedGroup) -> Ends {
         let (machine, common) = (launch.machine, launch.common);

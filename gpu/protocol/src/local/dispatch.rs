@@ -36,7 +36,7 @@ pub fn dispatch_local<M: Machine>(
     }
     let tactics = LocalTactics::decide(common, tokens, machine.warp_position());
     let numbering = BlockNumbering::of(args, options, tokens, tactics);
-    // All on their way while the block is set up.
+    // The first ids to be counted, and what is said of the first items, come while the block is set up.
     let ids = numbering.load_first_ids(machine);
     let items = tactics.items(common.rank());
     let mut items = items.map(|item| read_item(machine, args, item));

@@ -3,14 +3,16 @@
 //!
 //! ```text
 //! all warps     clear the counts                                               barrier
-//! all warps     count all ids: those before the block's tokens, and the rest   barrier
+//! all warps     count all ids: those before the block's tokens, and the rest;
+//!               keep those of the block's tokens                               barrier
 //! first warp    the experts' first rows, from all counts                       barrier
 //! first warp    the rows of the block's assignments, in order                  barrier
 //! ```
 //!
 //! The first barrier is that of [`Launch::begun`]. The first two steps and the third stand in
-//! `counting.rs`. The rows are kept in the row map, for combine, and in the block's memory if that
-//! has room for all of the block's.
+//! `counting.rs`. The rows are kept in the row map, for combine. In the block's memory rows and ids
+//! are kept if that has room for all of the block's; otherwise these are read again. Behind the
+//! last barrier the first block's first warp [ends](crate::local::tables::end) the user's tables.
 
 use ferry_layout::{
     DispatchArgs, DispatchOptions, MAX_COUNTED_EXPERTS, MAX_TOP_K, NOT_ROUTED, Table,
@@ -195,12 +197,14 @@ impl BlockNumbering {
     /// read again then, which would wait for the payload that is on its way.
     #[inline(always)]
     pub fn keeps_ids(self) -> bool {
-        WORDS * self.stride() + 2 * (self.end - self.first) <= BLOCK_MEMORY_BYTES / 4
+        // Halved rather than doubled: twice all assignments may be more than 32 bits count.
+        self.end - self.first <= (BLOCK_MEMORY_BYTES / 4 - WORDS * self.stride()) / 2
     }
 
     /// The byte of the expert of an assignment of the block: behind the positions of all.
     #[inline(always)]
     pub fn at_id(self, index: u32) -> u32 {
+        debug_assert!(self.keeps_ids() && self.is_own(index), "assignment {index}");
         4 * (WORDS * self.stride() + self.end - self.first + index - self.first)
     }
 
