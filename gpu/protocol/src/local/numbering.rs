@@ -259,3 +259,32 @@ impl BlockNumbering {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_blocks_memory_holds_as_many_assignments_as_there_is_room_for_and_never_all() {
+        let words = BLOCK_MEMORY_BYTES / 4;
+        for experts in [1, 4, 256, MAX_COUNTED_EXPERTS] {
+            let of = |assignments| BlockNumbering {
+                assignments,
+                first: 0,
+                end: assignments,
+                keeps: true,
+                has_vectors: false,
+                experts,
+                first_expert: 0,
+            };
+            let room = words - WORDS * of(0).stride();
+            assert!(of(room).keeps_in_block() && !of(room + 1).keeps_in_block());
+            assert!(of(room / 2).keeps_ids() && !of(room / 2 + 1).keeps_ids());
+            let last = of(room / 2);
+            assert!(room < 2 || last.at_id(room / 2 - 1) < BLOCK_MEMORY_BYTES);
+            // All assignments that a plan may have, on one block.
+            let all = of(i32::MAX as u32);
+            assert!(!all.keeps_in_block() && !all.keeps_ids());
+        }
+    }
+}
