@@ -79,9 +79,9 @@ enum Task {
     },
     /// Check the habits that no compiler checks
     Tidy {
-        /// Print what xtask/tidy-exceptions.txt would have to be: rules and the files that break them
+        /// Print what xtask/tidy-allowances.txt would have to be
         #[arg(long)]
-        print_exceptions: bool,
+        print_allowances: bool,
     },
     /// Run all tests that this machine can run
     Test {
@@ -197,7 +197,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             arch, check, bless, ..
         } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,
         Task::Bindgen { check } => generate_bindings(places, check)?,
-        Task::Tidy { print_exceptions } => tidy::run(&places.root, print_exceptions)?,
+        Task::Tidy { print_allowances } => tidy::run(&places.root, print_allowances)?,
         Task::Demo { arguments } => demo::run(places, &arguments)?,
         Task::Bench {
             report: Some(files),

@@ -10,9 +10,6 @@ use syn::{Item, ItemMod, UseTree, Visibility};
 use super::source::{attributes, is_for_tests, parse};
 use super::{Complaint, SourceFile};
 
-/// Crates whose files import in no circle.
-const CRATES: [&str; 3] = ["gpu/layout/src/", "gpu/protocol/src/", "host/src/"];
-
 /// Names handed on in turn that are followed.
 const MOST_HOPS: usize = 8;
 
@@ -21,10 +18,21 @@ type Module = Vec<String>;
 
 /// Circles of files in each crate, and how many imports there are.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
-    CRATES
+    let folders = folders(files);
+    folders
         .iter()
         .flat_map(|folder| circles(files, folder))
         .collect()
+}
+
+/// Folders of the crates' sources, each with a slash behind it.
+pub(super) fn folders(files: &[SourceFile]) -> Vec<String> {
+    let manifests = files
+        .iter()
+        .filter_map(|file| file.path.strip_suffix("Cargo.toml"));
+    let sources = manifests.map(|folder| format!("{folder}src/"));
+    let has_files = |folder: &String| files.iter().any(|file| file.path.starts_with(folder));
+    sources.filter(has_files).collect()
 }
 
 /// How many imports there are between how many files of a crate.
@@ -95,7 +103,7 @@ fn way<'a>(
 
 /// A crate's files.
 #[derive(Default)]
-struct Crate {
+pub(super) struct Crate {
     /// By module.
     files: BTreeMap<Module, ModuleFile>,
     /// Files that are no Rust.
@@ -113,7 +121,8 @@ struct ModuleFile {
 }
 
 impl Crate {
-    fn read(files: &[SourceFile], folder: &str) -> Crate {
+    /// Reads the sources below `folder`.
+    pub(super) fn read(files: &[SourceFile], folder: &str) -> Crate {
         let mut library = Crate::default();
         for file in files.iter().filter(|file| file.is_rust()) {
             let Some(path) = file.path.strip_prefix(folder) else {
@@ -142,13 +151,22 @@ impl Crate {
         library
     }
 
-    /// The files that each file imports from.
+    /// The files that each file imports from: those that define what it names.
     fn imports(&self) -> BTreeMap<String, BTreeSet<String>> {
+        self.imports_over(MOST_HOPS)
+    }
+
+    /// As [`imports`](Self::imports), with a name that a module hands on counted as that module's.
+    pub(super) fn imports_of_modules(&self) -> BTreeMap<String, BTreeSet<String>> {
+        self.imports_over(0)
+    }
+
+    fn imports_over(&self, hops: usize) -> BTreeMap<String, BTreeSet<String>> {
         let imports = self.files.iter().map(|(module, file)| {
             let targets = file
                 .paths
                 .iter()
-                .filter_map(|path| self.file_of(module, path, MOST_HOPS));
+                .filter_map(|path| self.file_of(module, path, hops));
             let others = targets.filter(|target| *target != file.path);
             (file.path.clone(), others.map(ToOwned::to_owned).collect())
         });
@@ -287,12 +305,18 @@ impl<'ast> Visit<'ast> for Paths {
 mod tests {
     use super::*;
 
+    const FOLDER: &str = "a/src/";
+
     fn tree(files: &[(&str, &str)]) -> Vec<SourceFile> {
         let files = files.iter().map(|(path, text)| SourceFile {
-            path: format!("{}{path}", CRATES[1]),
+            path: format!("{FOLDER}{path}"),
             text: (*text).into(),
         });
-        files.collect()
+        let manifest = SourceFile {
+            path: "a/Cargo.toml".into(),
+            text: String::new(),
+        };
+        files.chain([manifest]).collect()
     }
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
@@ -312,7 +336,7 @@ mod tests {
             ("d.rs", "struct Alone;"),
         ];
         assert_eq!(found(&files), ["import circle: a -> b -> c -> a"]);
-        assert_eq!(count(&tree(&files), CRATES[1]), (4, 5));
+        assert_eq!(count(&tree(&files), FOLDER), (4, 5));
     }
 
     #[test]
