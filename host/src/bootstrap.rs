@@ -6,6 +6,8 @@ pub(crate) mod tcp;
 
 use std::net::SocketAddr;
 
+use ferry_layout::MAX_RANKS;
+
 /// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
 /// engine already has ([`FnBootstrap`](crate::FnBootstrap)).
 ///
@@ -66,6 +68,14 @@ pub unsafe trait Bootstrap: Send {
     /// As [`all_gather`](Self::all_gather).
     fn barrier(&mut self) -> Result<(), BootstrapError> {
         self.all_gather(&[]).map(drop)
+    }
+}
+
+/// Refuses more ranks than a group has, before any memory is kept for each.
+fn require_ranks(ranks: u32) -> Result<(), BootstrapError> {
+    match ranks {
+        ..=MAX_RANKS => Ok(()),
+        _ => Err(BootstrapError::TooManyRanks { ranks }),
     }
 }
 
@@ -188,6 +198,12 @@ pub enum BootstrapError {
         rank: u32,
         /// Its reason.
         reason: String,
+    },
+    /// A group of more ranks than Ferry's have.
+    #[error("ranks is {ranks}, but a group has at most {MAX_RANKS}")]
+    TooManyRanks {
+        /// How many it would have.
+        ranks: u32,
     },
     /// A rank that a group does not have.
     #[error("rank {rank} is not among {ranks} ranks")]

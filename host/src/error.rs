@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ferry_layout::{Fault, FaultPage, PROTOCOL_VERSION, Rank, TokenFormat};
+use ferry_layout::{Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, TokenFormat};
 
 use self::text::{in_its_place, paths};
 use crate::BootstrapError;
@@ -88,6 +88,12 @@ pub enum Error {
     /// A group without ranks.
     #[error("ranks is 0, but a group has at least 1")]
     NoRanks,
+    /// A group of more ranks than a window is laid out for.
+    #[error("ranks is {ranks}, but a group has at most {MAX_RANKS}")]
+    TooManyRanks {
+        /// How many it would have.
+        ranks: u32,
+    },
     /// A fabric that has ranks, but none in this process.
     #[error(
         "local_ranks is [], but each of the group's processes drives at least 1 of its {ranks} ranks"

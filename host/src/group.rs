@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferry_layout::Rank;
+use ferry_layout::{MAX_RANKS, Rank};
 use ferry_simulator::Options as SimulatorOptions;
 
 #[cfg(feature = "nvshmem")]
@@ -97,7 +97,7 @@ impl Group {
     /// that time, or the deadline, in `patience_ms`.
     ///
     /// # Errors
-    /// [`Error::NoRanks`] for zero ranks.
+    /// [`Error::NoRanks`] for zero ranks, [`Error::TooManyRanks`] for more than [`MAX_RANKS`].
     pub fn simulated(ranks: u32, seed: u64) -> Result<Self, Error> {
         Self::simulated_with(SimulatorOptions::new(ranks, seed))
     }
@@ -120,12 +120,10 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoRanks`] for zero ranks.
+    /// As [`simulated`](Self::simulated).
     pub fn simulated_with(options: SimulatorOptions) -> Result<Self, Error> {
-        if options.ranks == 0 {
-            return Err(Error::NoRanks);
-        }
-        Self::with_fabric(Arc::new(SimulatedFabric::new(options)))
+        require_ranks(options.ranks)?;
+        Self::with_fabric(Arc::new(SimulatedFabric::new(options)?))
     }
 
     /// One rank a GPU, all driven by this process, over peer access. `devices` are CUDA device
@@ -233,12 +231,11 @@ impl Group {
     /// A group over a fabric of your own.
     ///
     /// # Errors
-    /// [`Error::NoRanks`] for zero ranks, [`Error::NoLocalRanks`] if none is in this process.
+    /// [`Error::NoRanks`] for zero ranks, [`Error::TooManyRanks`] for more than [`MAX_RANKS`],
+    /// [`Error::NoLocalRanks`] if none is in this process.
     pub fn with_fabric(fabric: Arc<dyn Fabric>) -> Result<Self, Error> {
         let ranks = fabric.ranks();
-        if ranks == 0 {
-            return Err(Error::NoRanks);
-        }
+        require_ranks(ranks)?;
         if fabric.local_ranks().is_empty() {
             return Err(Error::NoLocalRanks { ranks });
         }
@@ -345,18 +342,38 @@ impl Group {
     }
 }
 
+/// Refuses a number of ranks that no group has.
+fn require_ranks(ranks: u32) -> Result<(), Error> {
+    match ranks {
+        0 => Err(Error::NoRanks),
+        1..=MAX_RANKS => Ok(()),
+        _ => Err(Error::TooManyRanks { ranks }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{DevicePtr, Shape};
 
     #[test]
-    fn zero_ranks_are_refused() {
+    fn zero_ranks_and_too_many_are_refused() {
         assert!(matches!(Group::simulated(0, 1), Err(Error::NoRanks)));
+        assert!(Group::simulated(MAX_RANKS, 1).is_ok());
+        for ranks in [MAX_RANKS + 1, u32::MAX] {
+            let of_fabric = Group::with_fabric(Arc::new(Elsewhere(ranks)));
+            for refused in [of_fabric, Group::simulated(ranks, 1)] {
+                let text = refused.unwrap_err().to_string();
+                assert_eq!(
+                    text,
+                    format!("ranks is {ranks}, but a group has at most 64")
+                );
+            }
+        }
     }
 
-    /// Has ranks, all of them elsewhere.
-    struct Elsewhere;
+    /// Has so many ranks, all of them elsewhere.
+    struct Elsewhere(u32);
 
     // SAFETY: it has no device and gives nothing.
     unsafe impl Fabric for Elsewhere {
@@ -364,7 +381,7 @@ mod tests {
             "elsewhere"
         }
         fn ranks(&self) -> u32 {
-            3
+            self.0
         }
         fn local_ranks(&self) -> Vec<Rank> {
             Vec::new()
@@ -399,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_process_without_ranks_is_refused() {
-        let error = Group::with_fabric(Arc::new(Elsewhere)).err().unwrap();
+        let error = Group::with_fabric(Arc::new(Elsewhere(3))).err().unwrap();
         assert!(matches!(error, Error::NoLocalRanks { ranks: 3 }), "{error}");
     }
 

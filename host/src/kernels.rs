@@ -254,8 +254,9 @@ pub(crate) fn reaches(module: &Module) -> &'static [bool] {
 
 /// Checks that kernels were built from this library's memory layout.
 fn require_layout(module: &Module) -> Result<(), KernelsError> {
-    let found = module.variable(FINGERPRINT_VARIABLE);
-    let found = found.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+    let found = module
+        .variable(FINGERPRINT_VARIABLE)
+        .map(u64::from_le_bytes);
     let wanted = LAYOUT_FINGERPRINT;
     match found == Some(wanted) {
         true => Ok(()),

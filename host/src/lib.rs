@@ -160,7 +160,7 @@ pub use fabric::Fabric;
 pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
-    CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, OutputElement, Rank, Region,
+    CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, MAX_RANKS, OutputElement, Rank, Region,
     ScaleLayout, Shape, Sizes, TokenFormat, UnknownName,
 };
 pub use ferry_simulator as simulator;

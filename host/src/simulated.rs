@@ -21,13 +21,13 @@ pub(crate) struct SimulatedFabric {
 }
 
 impl SimulatedFabric {
-    pub(crate) fn new(options: SimulatorOptions) -> Self {
+    pub(crate) fn new(options: SimulatorOptions) -> Result<Self, Error> {
         let ranks = options.ranks;
-        Self {
+        Ok(Self {
             epilogue_bytes: options.combines.epilogue_bytes(),
-            simulator: Simulator::start(options),
+            simulator: Simulator::start(options)?,
             ranks,
-        }
+        })
     }
 }
 

@@ -410,7 +410,7 @@ typedef struct {
     // Where some rank launches nothing: how long the others wait for it, in nanoseconds of wall time, before
     // their deadline passes. 0: as long as the deadline.
     uint64_t patience_ns;
-    // Ranks.
+    // Ranks, 1 to 64.
     uint32_t ranks;
     // Must be 0.
     uint32_t reserved;
@@ -442,7 +442,7 @@ typedef struct {
     size_t size;
     // This process.
     uint32_t rank;
-    // Processes of the group.
+    // Processes of the group, 1 to 64.
     uint32_t ranks;
     // "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
     // or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can

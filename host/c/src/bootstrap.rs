@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use ferry::MAX_RANKS;
+
 use crate::status::Failure;
 use crate::structs::sized;
 
@@ -13,15 +15,12 @@ mod open;
 #[cfg(feature = "cuda")]
 pub(crate) use open::open;
 
-/// More than any plan takes: what is gathered from so many fits in memory.
-const MOST_RANKS: u32 = 1 << 16;
-
 /// That a group may have so many ranks, which `name` says.
 pub(crate) fn require_ranks(name: &str, ranks: u32) -> Result<(), Failure> {
-    if ranks <= MOST_RANKS {
+    if ranks <= MAX_RANKS {
         return Ok(());
     }
-    let rule = format!("no group has more than {MOST_RANKS} ranks");
+    let rule = format!("no group has more than {MAX_RANKS} ranks");
     Err(Failure::value(name, ranks, &rule))
 }
 
@@ -51,7 +50,7 @@ pub struct ferry_bootstrap {
     pub size: usize,
     /// This process.
     pub rank: u32,
-    /// Processes of the group.
+    /// Processes of the group, 1 to 64.
     pub ranks: u32,
     /// "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
     /// or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can

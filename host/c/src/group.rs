@@ -34,7 +34,7 @@ pub struct ferry_simulator {
     /// Where some rank launches nothing: how long the others wait for it, in nanoseconds of wall time, before
     /// their deadline passes. 0: as long as the deadline.
     pub patience_ns: u64,
-    /// Ranks.
+    /// Ranks, 1 to 64.
     pub ranks: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -419,6 +419,11 @@ mod tests {
         };
         let text = said(u32::MAX, 0);
         assert!(text.contains("options->ranks is 4294967295"), "{text}");
+        let text = said(65, 0);
+        assert!(
+            text.contains("options->ranks is 65: no group has more than 64"),
+            "{text}"
+        );
         let text = said(2, 7);
         assert!(text.contains("options->reserved is 7"), "{text}");
     }

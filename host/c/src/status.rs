@@ -180,6 +180,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::Driver(_) => FERRY_DEVICE,
         Error::LibraryMissing { .. } | Error::Io { .. } => FERRY_SYSTEM,
         Error::NoRanks
+        | Error::TooManyRanks { .. }
         | Error::DeviceListedTwice { .. }
         | Error::NotLocal { .. }
         | Error::OtherDevice { .. }

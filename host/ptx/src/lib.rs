@@ -125,9 +125,9 @@ impl Module {
         self.kernels().find(|kernel| kernel.name == name)
     }
 
-    /// What a variable outside functions is set to, as bytes: `.b8 name[8] = {1, 2}`, whose bytes that are
-    /// not listed are 0, or a whole number: `.u64 name = 258`.
-    pub fn variable(&self, name: &str) -> Option<Vec<u8>> {
+    /// What a variable of `BYTES` bytes outside functions is set to: `.b8 name[8] = {1, 2}`, whose bytes that
+    /// are not listed are 0, or a whole number: `.u64 name = 258`. `None` where it has another size.
+    pub fn variable<const BYTES: usize>(&self, name: &str) -> Option<[u8; BYTES]> {
         let places = self.functions.iter().map(|function| &function.place);
         let starts = std::iter::once(0).chain(places.clone().map(|place| place.end));
         let ends = places.map(|place| place.start).chain([self.text.len()]);
@@ -137,7 +137,7 @@ impl Module {
 }
 
 /// The bytes that a statement sets `name` to, if it does.
-fn bytes_of(statement: &str, name: &str) -> Option<Vec<u8>> {
+fn bytes_of<const BYTES: usize>(statement: &str, name: &str) -> Option<[u8; BYTES]> {
     let (declared, value) = statement.split_once('=')?;
     // A space may stand before the bracket.
     let (declared, count) = match declared.split_once('[') {
@@ -151,26 +151,24 @@ fn bytes_of(statement: &str, name: &str) -> Option<Vec<u8>> {
     let kind = words.next()?;
     let Some(count) = count else {
         let bytes = parameter::type_bytes(kind).filter(|_| !kind.starts_with(".f"))?;
-        return number_bytes(value.trim(), bytes as usize);
+        return number_bytes(value.trim()).filter(|_| bytes == BYTES as u64);
     };
-    if ![".b8", ".u8"].contains(&kind) {
+    if ![".b8", ".u8"].contains(&kind) || count.parse() != Ok(BYTES) {
         return None;
     }
     let listed = value.trim().strip_prefix('{')?.strip_suffix('}')?;
-    let listed = listed
-        .split(',')
-        .map(|byte| number(byte.trim())?.try_into().ok());
-    let mut bytes = listed.collect::<Option<Vec<u8>>>()?;
-    let count = count.parse().ok().filter(|&count| count >= bytes.len())?;
-    bytes.resize(count, 0);
+    let mut bytes = [0; BYTES];
+    for (index, byte) in listed.split(',').enumerate() {
+        *bytes.get_mut(index)? = number(byte.trim())?.try_into().ok()?;
+    }
     Some(bytes)
 }
 
 /// A whole number in so many bytes, the lowest first; `None` where it needs more.
-fn number_bytes(text: &str, count: usize) -> Option<Vec<u8>> {
+fn number_bytes<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
     let bytes = number(text)?.to_le_bytes();
-    let (kept, rest) = bytes.split_at_checked(count)?;
-    rest.iter().all(|&byte| byte == 0).then(|| kept.to_vec())
+    let (kept, rest) = bytes.split_first_chunk()?;
+    rest.iter().all(|&byte| byte == 0).then_some(*kept)
 }
 
 /// A number without a sign, in tens or after `0x` in sixteens; a `U` may follow.

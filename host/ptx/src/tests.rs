@@ -131,11 +131,19 @@ fn places_are_those_in_the_text_with_its_comments() {
 #[test]
 fn bytes_outside_functions_are_read() {
     let module = Module::parse(PTX).unwrap();
-    let wanted = vec![114, 103, 212, 0, 0, 0, 0, 0];
+    let wanted = [114, 103, 212, 0, 0, 0, 0, 0];
     assert_eq!(module.variable("fingerprint"), Some(wanted));
+    assert_eq!(module.variable::<2>("short"), None);
     for other in ["short", "finger", "nothing", "missing"] {
-        assert_eq!(module.variable(other), None, "{other}");
+        assert_eq!(module.variable::<8>(other), None, "{other}");
     }
+}
+
+#[test]
+fn a_variable_that_no_memory_holds_is_refused() {
+    let ptx = PTX.replace("fingerprint[8]", "fingerprint[9999999999999999]");
+    let module = Module::parse(&ptx).unwrap();
+    assert_eq!(module.variable::<8>("fingerprint"), None);
 }
 
 #[test]
@@ -177,17 +185,19 @@ fn white_space_is_as_good_as_a_space() {
 
 #[test]
 fn a_variable_that_is_a_number_is_read() {
-    let read = |declared: &str| {
+    fn read<const BYTES: usize>(declared: &str) -> Option<[u8; BYTES]> {
         let ptx = PTX.replace(".u64 number = 5", declared);
         Module::parse(&ptx).unwrap().variable("number")
-    };
-    let five = Some(vec![5, 0, 0, 0, 0, 0, 0, 0]);
+    }
+    let five = Some([5, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(read(".u64 number = 5"), five);
     assert_eq!(read(".b64 number = 0x5U"), five);
-    assert_eq!(read(".b32 number\t=\t258"), Some(vec![2, 1, 0, 0]));
-    assert_eq!(read(".b8 number [2] = {0x7f}"), Some(vec![0x7f, 0]));
-    assert_eq!(read(".b8 number = 256"), None);
-    assert_eq!(read(".u64 number = other"), None);
-    assert_eq!(read(".f32 number = 5"), None);
-    assert_eq!(read(".u16 number[2] = {1, 2}"), None);
+    assert_eq!(read(".b32 number\t=\t258"), Some([2, 1, 0, 0]));
+    assert_eq!(read(".b8 number [2] = {0x7f}"), Some([0x7f, 0]));
+    assert_eq!(read::<4>(".u64 number = 5"), None);
+    assert_eq!(read::<1>(".b8 number = 256"), None);
+    assert_eq!(read::<8>(".u64 number = other"), None);
+    assert_eq!(read::<4>(".f32 number = 5"), None);
+    assert_eq!(read::<4>(".u16 number[2] = {1, 2}"), None);
+    assert_eq!(read::<2>(".u16 number[2] = {1, 2}"), None);
 }

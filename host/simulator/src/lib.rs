@@ -34,6 +34,7 @@ mod warp;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use ferry_layout::MAX_RANKS;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, SiluArgs};
 use scheduler::{Command, World};
 pub use silu::Portable;
@@ -42,7 +43,7 @@ pub use warp::Combines;
 /// How a simulated machine behaves. [`Options::new`] has the defaults; `ranks` and `seed` have none.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ranks of the group, at least 1.
+    /// Ranks of the group, 1 to [`MAX_RANKS`].
     pub ranks: u32,
     /// Decides every choice of the scheduler: the same seed and the same calls make the same run. Any number.
     pub seed: u64,
@@ -222,6 +223,12 @@ pub enum SimulatorError {
         /// Which kernel.
         kernel: &'static str,
     },
+    /// A machine without ranks, or of more than a group has.
+    #[error("simulator: ranks is {ranks}, but a machine has 1 to {MAX_RANKS}")]
+    Ranks {
+        /// How many it would have.
+        ranks: u32,
+    },
     /// There is no such rank.
     #[error("simulator: rank {rank} is not among {ranks} ranks")]
     NoSuchRank {
@@ -243,11 +250,15 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// Starts a machine on a thread of its own.
-    pub fn start(options: Options) -> Self {
+    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] for a number of ranks that none has.
+    pub fn start(options: Options) -> Result<Self, SimulatorError> {
+        let ranks = options.ranks;
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            return Err(SimulatorError::Ranks { ranks });
+        }
         let (commands, inbox) = channel();
         std::thread::spawn(move || World::new(options).serve(&inbox));
-        Self { commands }
+        Ok(Self { commands })
     }
 
     /// Allocates `bytes` on `rank`, filled with a pattern. [`SimulatorError::OutOfMemory`] where they do not
@@ -313,5 +324,19 @@ impl Simulator {
             .send(command(reply))
             .map_err(|_| SimulatorError::Ended)?;
         answer.recv().map_err(|_| SimulatorError::Ended)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_has_ranks_but_no_more_than_a_group() {
+        let started = |ranks| Simulator::start(Options::new(ranks, 1)).map(|_| ());
+        for ranks in [0, MAX_RANKS + 1, u32::MAX] {
+            assert_eq!(started(ranks), Err(SimulatorError::Ranks { ranks }));
+        }
+        assert_eq!(started(MAX_RANKS), Ok(()));
     }
 }

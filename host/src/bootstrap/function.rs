@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::require_ranks;
 use crate::{Bootstrap, BootstrapError};
 
 /// A [`Bootstrap`] over an all-gather of your own: an engine's, `torch.distributed`'s, a file system's.
@@ -40,7 +41,7 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     /// `all_gather` as this process, `rank` of `ranks`. Calls nothing. Not collective.
     ///
     /// # Errors
-    /// [`BootstrapError::NotAmong`].
+    /// [`BootstrapError::NotAmong`], [`BootstrapError::TooManyRanks`].
     ///
     /// # Safety
     /// `rank` is that of no other process of the group, and `all_gather` is what [`Bootstrap`]
@@ -50,6 +51,7 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
         if rank >= ranks {
             return Err(BootstrapError::NotAmong { rank, ranks });
         }
+        require_ranks(ranks)?;
         Ok(Self {
             rank,
             ranks,
@@ -145,6 +147,16 @@ mod tests {
         assert!(matches!(
             outside,
             Err(BootstrapError::NotAmong { rank: 2, ranks: 2 })
+        ));
+    }
+
+    #[test]
+    fn more_ranks_than_a_group_has_are_refused() {
+        // SAFETY: it is never called.
+        let many = unsafe { FnBootstrap::new(0, 65, |_| Ok(Vec::new())) };
+        assert!(matches!(
+            many,
+            Err(BootstrapError::TooManyRanks { ranks: 65 })
         ));
     }
 

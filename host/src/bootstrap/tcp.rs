@@ -11,6 +11,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::peer::{HELLO_TIMEOUT, Hello, Limit, Loss, MAX_BYTES, PAUSE, Peer, word};
+use super::require_ranks;
 use crate::{Bootstrap, BootstrapError};
 
 /// Newcomers that rank 0 lets be about to say who they are. Where more come, the first of them are sent away;
@@ -74,6 +75,7 @@ impl TcpBootstrap {
                 address,
             });
         }
+        require_ranks(ranks)?;
         let limit = Limit::of(timeout);
         let peers = if rank == 0 {
             let doing = "listening";

@@ -153,6 +153,17 @@ fn a_rank_outside_the_group_does_not_even_connect() {
 }
 
 #[test]
+fn more_ranks_than_a_group_has_do_not_even_meet() {
+    for (rank, ranks) in [(0, u32::MAX), (0, 65), (7, 65)] {
+        let joined = TcpBootstrap::connect(rank, ranks, free_address(), SHORT);
+        assert!(
+            matches!(joined, Err(BootstrapError::TooManyRanks { ranks: many }) if many == ranks),
+            "{joined:?}"
+        );
+    }
+}
+
+#[test]
 fn strangers_do_not_disturb() {
     use std::io::Write;
     let address = free_address();

@@ -198,12 +198,16 @@ fn a_kernel_of_other_arguments_is_named_with_both_sizes() {
 
 #[test]
 fn another_layout_is_refused_with_both_fingerprints() {
-    let missing = refused(ptx().replace(FINGERPRINT_VARIABLE, "other"));
-    let text = missing.to_string();
-    assert!(
-        text.contains("ferry_layout_fingerprint is missing"),
-        "{text}"
-    );
+    let other_name = ptx().replace(FINGERPRINT_VARIABLE, "other");
+    // Longer than any memory.
+    let too_long = ptx().replace("fingerprint[8]", "fingerprint[9999999999999999]");
+    for ptx in [other_name, too_long] {
+        let text = refused(ptx).to_string();
+        assert!(
+            text.contains("ferry_layout_fingerprint is missing"),
+            "{text}"
+        );
+    }
     let mut bytes = LAYOUT_FINGERPRINT.to_le_bytes();
     bytes[0] ^= 1;
     let first = |bytes: [u8; 8]| format!("= {{{}, ", bytes[0]);

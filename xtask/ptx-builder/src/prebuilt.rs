@@ -132,8 +132,9 @@ fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltP
             found: module.target,
         });
     }
-    let found = module.variable(FINGERPRINT_VARIABLE);
-    let found = found.and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+    let found = module
+        .variable(FINGERPRINT_VARIABLE)
+        .map(u64::from_le_bytes);
     if found != Some(LAYOUT_FINGERPRINT) {
         return Err(PrebuiltProblem::Layout {
             wanted: LAYOUT_FINGERPRINT,

@@ -61,8 +61,8 @@ impl Gather {
     }
 }
 
-/// Far more than is ever gathered.
-const MOST_BYTES: usize = 1 << 24;
+/// Most bytes of a rank: far more than is ever gathered, and of all ranks still little memory.
+const MOST_BYTES: usize = 1 << 20;
 
 fn refused(reason: String) -> BootstrapError {
     let call = "the all_gather of the bootstrap";
@@ -100,6 +100,27 @@ mod tests {
         7
     }
 
+    /// Has lengths gathered, of which rank 1's is one too many, and nothing else.
+    unsafe extern "C" fn announces_too_many(
+        _: *mut c_void,
+        mine: *const c_void,
+        bytes: usize,
+        all: *mut c_void,
+    ) -> c_int {
+        if bytes != 8 {
+            return 7;
+        }
+        let lengths = [
+            mine.cast::<[u8; 8]>(),
+            &(MOST_BYTES as u64 + 1).to_le_bytes(),
+        ];
+        for (rank, length) in lengths.into_iter().enumerate() {
+            // SAFETY: `mine` has 8 bytes, and `all` twice as many.
+            unsafe { all.cast::<[u8; 8]>().add(rank).write(length.read()) };
+        }
+        0
+    }
+
     fn gather(all_gather: Function) -> Gather {
         Gather {
             all_gather,
@@ -114,6 +135,16 @@ mod tests {
             let bytes = vec![3; length];
             assert_eq!(gather(echo).all(&bytes).unwrap(), [bytes.clone(), bytes]);
         }
+    }
+
+    #[test]
+    fn bytes_of_all_ranks_that_fill_memory_are_refused() {
+        let error = gather(announces_too_many).all(&[1]).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("a rank says that it has 1048577 bytes"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub(super) fn finished(ptx: &str, module: &str, package: Package) -> Result<Stri
         Package::Kernels | Package::NodeKernels => with_limits(ptx)?,
         _ => ptx.to_owned(),
     };
-    if read.variable(FINGERPRINT).is_none() {
+    if read.variable::<8>(FINGERPRINT).is_none() {
         let bytes = fingerprint(module)
             .ok_or_else(|| error(format!("the module that it is of has no {FINGERPRINT}")))?;
         let bytes = bytes.map(|byte| byte.to_string()).join(", ");
@@ -257,7 +257,7 @@ mod tests {
         let ptx = finished(&ptx, MODULE, Package::Probes).unwrap();
         let module = Module::parse(&ptx).unwrap();
         let wanted = [0x04, b';', b'\'', b']', 0xe9, 0x02, 0xa0, 0xba];
-        assert_eq!(module.variable(FINGERPRINT), Some(wanted.to_vec()));
+        assert_eq!(module.variable(FINGERPRINT), Some(wanted));
         let without = MODULE.replace("@ferry", "@other");
         assert!(
             said(finished(
