@@ -216,8 +216,9 @@ fn a_lost_rank_is_not_waited_for() {
     let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
     let (input, output) = tensors(&ranks[0]);
     drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
-    let Err(Error::Fault(fault)) = ranks[0].synchronize(STREAM) else {
-        panic!("nobody was missed");
+    let outcome = ranks[0].synchronize(STREAM);
+    let Err(Error::Fault(fault)) = outcome else {
+        panic!("nobody was missed: {outcome:?}");
     };
     assert_eq!((fault.peer, fault.patience_ms), (Rank(1), None));
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
@@ -250,4 +251,35 @@ fn other_calls_do_not_renew_the_patience() {
     });
     let all = ranks.into_iter().chain(others);
     all.for_each(|rank| rank.close().unwrap());
+}
+
+/// Work may take longer than the deadline, which ends waits alone: one warp, with more tokens than it moves
+/// by then.
+#[test]
+fn work_that_takes_longer_than_the_deadline_is_done() {
+    const TOKENS: usize = 40_000;
+    let group = Group::simulated_with(Options {
+        warps: 1,
+        ..Options::new(1, 5)
+    })
+    .unwrap();
+    let config = Config {
+        deadline: Duration::from_millis(1),
+        ..Config::new(1, 1, 8, TOKENS)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let mut rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let device = rank.device().clone();
+    let x: Vec<u16> = (0..8 * TOKENS).map(|index| (index % 100) as u16).collect();
+    let x = device.upload_tensor([TOKENS, 8], &x).unwrap();
+    let ids = device.upload_tensor([TOKENS, 1], &[0i32; TOKENS]).unwrap();
+    let buffers = DispatchBuffers::new(&device, &plan).unwrap();
+    let input = DispatchInput::new(x, ids);
+    let dispatched = rank.dispatch(STREAM, &input, buffers.output());
+    drop(dispatched.unwrap());
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    let rows: Vec<u16> = device.download_tensor(&buffers.output().tokens).unwrap();
+    let sent: Vec<u16> = device.download_tensor(&x).unwrap();
+    assert!(rows == sent);
+    rank.close().unwrap();
 }

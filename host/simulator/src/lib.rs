@@ -11,10 +11,11 @@
 //! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
 //!
 //! Every access is checked against the allocation that it belongs to, and writes into the window of a rank of
-//! another node are refused: a wild write is an error, not a corruption. So is a launch that goes on after
-//! its deadline. So is the use of a block's memory whose outcome depends on the order of warps, and a barrier
-//! at which not all warps of a block arrive. So is a signal that arrives when its round is over: it could
-//! pass for one of a later round, or undo it. Allocations start out filled with a pattern, not zeros.
+//! another node are refused: a wild write is an error, not a corruption. So is a launch that goes on
+//! waiting after its deadline. So is the use of a block's memory whose outcome depends on the order of
+//! warps, and a barrier at which not all warps of a block arrive. So is a signal that arrives when its round
+//! is over: it could pass for one of a later round, or undo it. Allocations start out filled with a pattern,
+//! not zeros.
 //!
 //! What it does not model: reads that see old values although their flag was acquired (the model
 //! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
@@ -164,9 +165,9 @@ pub enum SimulatorError {
         /// Which one.
         block: u32,
     },
-    /// A launch goes on long after its deadline.
+    /// A launch goes on waiting long after its deadline. One that works longer than that does not.
     #[error(
-        "simulator (seed {seed}): a launch of rank {rank} goes on {late_ns} ns after its deadline"
+        "simulator (seed {seed}): a launch of rank {rank} goes on waiting {late_ns} ns after its deadline"
     )]
     Overdue {
         /// The run's seed.

@@ -114,6 +114,7 @@ impl World {
             clock: Cell::new(0),
             patience: Cell::new(None),
             versions: vec![Cell::new(1); ranks as usize],
+            worked_at: vec![Cell::new(0); ranks as usize],
             violation: RefCell::default(),
             windows: RefCell::default(),
             allow_late_signals: options.allow_late_signals,

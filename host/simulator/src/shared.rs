@@ -24,6 +24,8 @@ pub struct Shared {
     /// By rank: grows whenever a word of its memory changes that its warps may poll. Warps poll no
     /// other rank's.
     pub versions: Vec<Cell<u64>>,
+    /// By rank: when its warps last did what no wait does, that is wrote a row or took a ticket.
+    pub worked_at: Vec<Cell<u64>>,
     /// The first bad access, which ends the simulation.
     pub violation: RefCell<Option<SimulatorError>>,
     /// The windows that launches have named so far.
@@ -130,6 +132,11 @@ impl Shared {
         if let Some(version) = self.versions.get(rank as usize) {
             version.set(version.get() + 1);
         }
+    }
+
+    /// Notes that a warp of `rank` is at work, not waiting.
+    pub fn note_work(&self, rank: u32) {
+        self.worked_at[rank as usize].set(self.clock.get());
     }
 
     /// The version of a rank's memory.

@@ -57,6 +57,7 @@ impl StoreBuffer {
         {
             return shared.report(outside, &format!("rank {}", self.rank));
         }
+        shared.note_work(self.rank);
         self.writes.push(write);
         if self.writes.len() > BUFFERED {
             self.drain_one(shared);

@@ -242,6 +242,7 @@ impl Machine for Warp<'_> {
     }
 
     fn take_ticket(&self, counter: Counter) -> [u32; LANES as usize] {
+        self.shared.note_work(self.rank);
         self.pause();
         let before = self.load(counter);
         self.store_alone(counter, before + 1);

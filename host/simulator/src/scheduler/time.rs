@@ -5,19 +5,25 @@ use std::time::{Duration, Instant};
 use super::{Running, TURN_NS, World};
 use crate::SimulatorError;
 
-/// Turns that a warp may take after its deadline, if all warps that run take as many.
+/// Turns that a warp may take after its deadline while its rank does no work, if all warps that run take as
+/// many.
 const LATE_TURNS: u64 = 100_000;
 
 impl World {
-    /// Reports a launch that does not end although its deadline has passed.
+    /// Reports a launch that goes on waiting although its deadline has passed. A deadline ends waits, and
+    /// work may take longer: a rank that has worked since is not late.
     pub(super) fn find_overdue(&self) {
-        let late_ns = |warp: &Running| self.shared.clock.get().saturating_sub(warp.deadline);
+        let now = self.shared.clock.get();
         let allowed_ns = LATE_TURNS * TURN_NS * self.running.len() as u64;
-        if let Some(warp) = self.running.iter().find(|warp| late_ns(warp) > allowed_ns) {
+        let is_overdue = |warp: &&Running| {
+            let worked_at = self.shared.worked_at[warp.rank as usize].get();
+            now.saturating_sub(warp.deadline.max(worked_at)) > allowed_ns
+        };
+        if let Some(warp) = self.running.iter().find(is_overdue) {
             let error = SimulatorError::Overdue {
                 seed: self.shared.seed,
                 rank: warp.rank,
-                late_ns: late_ns(warp),
+                late_ns: now - warp.deadline,
             };
             self.shared.violation.borrow_mut().get_or_insert(error);
         }
@@ -81,5 +87,89 @@ impl World {
             self.shared.patience.set(patience);
             self.shared.bump_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use corosensei::{Coroutine, Yielder};
+
+    use super::*;
+    use crate::Options;
+    use crate::shared::Shared;
+    use crate::store_buffer::{Polled, StoreBuffer, Write};
+
+    const DEADLINE_NS: u64 = 1_000_000;
+
+    /// A machine of one rank, on which one warp does what `work` says, with its store buffer.
+    fn world(
+        work: impl FnOnce(&Shared, &RefCell<StoreBuffer>, &Yielder<(), ()>) + 'static,
+    ) -> World {
+        let mut world = World::new(Options::new(1, 1));
+        let buffer = Rc::new(RefCell::new(StoreBuffer::new(0)));
+        let state = (world.shared.clone(), buffer.clone());
+        world.running.push(Running {
+            rank: 0,
+            fibre: Coroutine::new(move |yielder, ()| work(&state.0, &state.1, yielder)),
+            buffer,
+            idle_at: Rc::new(Cell::new(None)),
+            stalled_until: 0,
+            deadline: DEADLINE_NS,
+            times_out_at: Rc::new(Cell::new(DEADLINE_NS)),
+            deadline_ns: DEADLINE_NS,
+        });
+        world
+    }
+
+    /// Runs it for at most so many turns: what was wrong, if anything was.
+    fn run(mut world: World, turns: u64) -> Option<SimulatorError> {
+        for _ in 0..turns {
+            world.step();
+            let violation = world.shared.violation.borrow().clone();
+            if violation.is_some() || world.running.is_empty() {
+                return violation;
+            }
+        }
+        panic!("goes on after {turns} turns");
+    }
+
+    #[test]
+    fn a_launch_that_waits_on_after_its_deadline_is_reported() {
+        let waiting = world(|_, _, yielder| {
+            loop {
+                yielder.suspend(());
+            }
+        });
+        let reported = run(waiting, 2 * LATE_TURNS);
+        let wanted = |late_ns| SimulatorError::Overdue {
+            seed: 1,
+            rank: 0,
+            late_ns,
+        };
+        let late_ns = (LATE_TURNS + 1) * TURN_NS;
+        assert_eq!(reported, Some(wanted(late_ns)));
+    }
+
+    #[test]
+    fn long_work_after_the_deadline_is_not_reported() {
+        let working = world(|shared, buffer, yielder| {
+            let address = shared.memory.borrow_mut().alloc(0, 8).unwrap();
+            for _ in 0..100 {
+                let bytes = vec![7; 8];
+                let (polled, barriers) = (Polled::No, 0);
+                let write = Write {
+                    address,
+                    bytes,
+                    polled,
+                    barriers,
+                };
+                buffer.borrow_mut().push(write, shared);
+                (0..LATE_TURNS / 10).for_each(|_| yielder.suspend(()));
+            }
+        });
+        assert_eq!(run(working, 20 * LATE_TURNS), None);
     }
 }
