@@ -4,6 +4,7 @@
 //! has PTX for one node and the kernels' sources with it; `build/package` has the `.crate` files that cargo
 //! made and verified; `unpacked` is what a registry would give; `outside` depends on that.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -147,15 +148,13 @@ fn published(places: &Places) -> Result<Vec<Published>> {
 /// Makes the workspace of what publishes.
 fn stage(places: &Places, published: &[Published], source: &Path, full: bool) -> Result<()> {
     let root = &places.root;
+    let tree = Tree::of(root)?;
     if source.is_dir() {
         fs::remove_dir_all(source)?;
     }
     for package in published {
-        copy_package(
-            &root.join(&package.folder),
-            &source.join(&package.folder),
-            &|_| true,
-        )?;
+        let folder = &package.folder;
+        tree.copy_package(folder, &source.join(folder), &|_| true)?;
     }
     let members = published.iter().map(|package| package.folder.as_path());
     copy_workspace(root, source, "Cargo.toml", members)?;
@@ -168,7 +167,7 @@ fn stage(places: &Places, published: &[Published], source: &Path, full: bool) ->
     };
     for folder in DEVICE_CRATES {
         let folder = Path::new(folder);
-        copy_package(&root.join(folder), &device.join(folder), &is_source)?;
+        tree.copy_package(folder, &device.join(folder), &is_source)?;
         let tests = device.join(folder).join("tests");
         if tests.is_dir() {
             fs::remove_dir_all(tests)?;
@@ -189,9 +188,39 @@ fn stage(places: &Places, published: &[Published], source: &Path, full: bool) ->
     Ok(())
 }
 
+/// The sources that are packed.
+struct Tree<'a> {
+    root: &'a Path,
+    /// The files that git tracks; `None` where the sources are no checkout, as those of an archive are not.
+    tracked: Option<BTreeSet<PathBuf>>,
+}
+
+impl<'a> Tree<'a> {
+    fn of(root: &'a Path) -> Result<Self> {
+        let mut tracked = None;
+        // In a worktree it is a file.
+        if root.join(".git").exists() {
+            let shell = Shell::new()?;
+            shell.change_dir(root);
+            let listed = cmd!(shell, "git ls-files -z").quiet().read()?;
+            let files = listed.split_terminator('\0').map(|file| root.join(file));
+            tracked = Some(files.collect());
+        }
+        Ok(Self { root, tracked })
+    }
+
+    /// As [`copy_package`], of the package in `folder`, without what git does not track: nobody meant to
+    /// publish that.
+    fn copy_package(&self, folder: &Path, to: &Path, takes: &dyn Fn(&Path) -> bool) -> Result<()> {
+        let is_tracked =
+            |path: &Path| (self.tracked.as_ref()).is_none_or(|files| files.contains(path));
+        let takes = |path: &Path| takes(path) && is_tracked(path);
+        copy_package(&self.root.join(folder), to, &takes)
+    }
+}
+
 /// Copies what `takes` of a package, without other packages in it. Links become what they point to.
 fn copy_package(from: &Path, to: &Path, takes: &dyn Fn(&Path) -> bool) -> Result<()> {
-    fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))? {
         let path = entry?.path();
         let target = to.join(path.file_name().unwrap_or_default());
@@ -201,6 +230,7 @@ fn copy_package(from: &Path, to: &Path, takes: &dyn Fn(&Path) -> bool) -> Result
             }
             copy_package(&path, &target, takes)?;
         } else if takes(&path) {
+            fs::create_dir_all(to)?;
             fs::copy(&path, &target).with_context(|| format!("cannot copy {}", path.display()))?;
         }
     }
@@ -307,6 +337,37 @@ mod tests {
             "[workspace]\nmembers = [\"gpu\", \"gpu/layout\"]\n\n[profile.dev]\nopt-level = 2\n"
         );
         assert!(with_members("[package]\n", [].into_iter()).is_err());
+    }
+
+    #[test]
+    fn only_what_git_tracks_is_packed() {
+        let shell = Shell::new().unwrap();
+        let folder = shell.create_temp_dir().unwrap();
+        let root = folder.path();
+        shell.change_dir(root);
+        let files = [
+            "Cargo.toml",
+            "src/lib.rs",
+            "src/secret.rs",
+            "notes/mine.txt",
+        ];
+        for file in files {
+            shell.write_file(format!("a/{file}"), file).unwrap();
+        }
+        let packed = |to: &str| {
+            let (tree, to) = (Tree::of(root).unwrap(), root.join(to));
+            let takes = |path: &Path| !path.ends_with("Cargo.toml");
+            tree.copy_package(Path::new("a"), &to, &takes).unwrap();
+            assert!(!to.join("Cargo.toml").exists());
+            ["src/lib.rs", "src/secret.rs", "notes"].map(|path| to.join(path).exists())
+        };
+        // An archive is packed as it is.
+        assert_eq!(packed("all"), [true, true, true]);
+        cmd!(shell, "git init --quiet").run().unwrap();
+        cmd!(shell, "git add a/Cargo.toml a/src/lib.rs")
+            .run()
+            .unwrap();
+        assert_eq!(packed("tracked"), [true, false, false]);
     }
 
     #[test]
