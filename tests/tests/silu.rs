@@ -1,9 +1,13 @@
 //! Fused SiLU on a simulated device.
 
 use ferry::{
-    Activation, DataType, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor, TokenFormat,
+    Activation, Capacity, DataType, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor,
+    TokenFormat,
 };
+use ferry_reference::bf16;
+use ferry_tests::formats::{Images, Layout};
 use ferry_tests::silu::cases;
+use ferry_tests::verify::POISON;
 
 #[test]
 fn every_format_gives_what_the_oracle_says() {
@@ -71,6 +75,63 @@ fn arguments_that_do_not_fit_are_refused() {
         ..silu
     });
     assert!(matches!(error, Error::UnusedInputScale { .. }), "{text}");
+}
+
+/// Three experts with these row offsets: how many of 384 rows were written, from the first one on.
+fn written(format: TokenFormat, offsets: [u32; 4]) -> usize {
+    let layout = Layout {
+        format,
+        hidden: 128,
+        capacity: Capacity {
+            rows: 384,
+            scale_blocks: 5,
+        },
+    };
+    let group = Group::simulated(1, 3).unwrap();
+    let device = group.device(Rank(0)).unwrap();
+    let mut images = Images::poisoned(layout, POISON);
+    let [tokens, scales] = [&images.tokens, &images.scales].map(|bytes| {
+        let at = device.alloc(bytes.len().max(16) as u64).unwrap();
+        device.upload(at, bytes).unwrap();
+        at
+    });
+    let ones = bf16::ONE.to_bits();
+    let block_offsets = device.upload_tensor([3], &[0u32, 1, u32::MAX]).unwrap();
+    let silu = FusedSilu {
+        input: device
+            .upload_tensor([384, 256], &[ones; 384 * 256])
+            .unwrap(),
+        interleaved: false,
+        row_offsets: device.upload_tensor([4], &offsets).unwrap(),
+        activation: Activation::Silu,
+        format,
+        input_scales: None,
+        output: Tensor::contiguous(tokens, DataType::of_tokens(format), [384, 128]),
+        scales: layout.scale_tensor(scales, block_offsets.at, 3),
+    };
+    device.fused_silu(Stream::DEFAULT, &silu, None).unwrap();
+    device.synchronize(Stream::DEFAULT).unwrap();
+    device.download(tokens, &mut images.tokens).unwrap();
+    let mut rows = images.tokens.chunks(layout.row_bytes());
+    let is_written = |row: &[u8]| row.iter().any(|&byte| byte != POISON);
+    let count = rows.by_ref().take_while(|row| is_written(row)).count();
+    assert!(!rows.any(is_written), "{format:?}, {offsets:?}");
+    count
+}
+
+#[test]
+fn the_last_row_offset_bounds_the_rows_whatever_the_others_are() {
+    for format in ferry_tests::silu::formats() {
+        for (offsets, rows) in [
+            ([0, 100, 300, 350], 350),
+            ([0, 300, 4, 8], 8),
+            ([300, 8, 200, 100], 100),
+            ([0, 200, 150, 4000], 384),
+            ([u32::MAX, 7, u32::MAX - 130, 0], 0),
+        ] {
+            assert_eq!(written(format, offsets), rows, "{format:?}, {offsets:?}");
+        }
+    }
 }
 
 /// Rows, and where their scales are.

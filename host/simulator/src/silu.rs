@@ -22,36 +22,49 @@ impl Arithmetic for Portable {
     }
 }
 
-/// Runs the kernel.
+/// Runs the kernel. The last row offset and the capacity bound the rows, whatever the other offsets are.
 pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
     if warp.number != 0 {
         return;
     }
-    let offsets: Vec<u32> = (0..=u64::from(args.experts))
-        .map(|expert| warp.load_word(args.row_offsets + 4 * expert))
-        .collect();
-    for (expert, pair) in (0..).zip(offsets.windows(2)) {
-        let expert = Expert {
-            index: expert,
-            start: pair[0],
-            rows: pair[1] - pair[0],
-            block: first_block(warp, args, expert, pair[0]),
-        };
-        for row in pair[0]..pair[1].min(args.row_capacity as u32) {
-            write_row(warp, args, &expert, row);
+    let experts = u64::from(args.experts);
+    let rows = row_offset(warp, args, experts).min(args.row_capacity as u32);
+    let mut expert = Expert::of(warp, args, 0);
+    for row in 0..rows {
+        while row >= expert.end && expert.index + 1 < experts {
+            expert = Expert::of(warp, args, expert.index + 1);
         }
-        clear_unused(warp, args, &expert);
+        write_row(warp, args, &expert, row);
     }
+    (0..experts).for_each(|index| clear_unused(warp, args, &Expert::of(warp, args, index)));
 }
 
-/// An expert and its rows.
+/// An expert and its rows. Offsets that do not ascend make it end before it starts, so that numbers of rows
+/// wrap around, as on a GPU.
 struct Expert {
     index: u64,
     /// The first row.
     start: u32,
-    rows: u32,
+    end: u32,
     /// The first block of its tiled scales.
     block: u32,
+}
+
+impl Expert {
+    fn of(warp: &Warp<'_>, args: &SiluArgs, index: u64) -> Self {
+        let [start, end] = [index, index + 1].map(|expert| row_offset(warp, args, expert));
+        let block = first_block(warp, args, index, start);
+        Self {
+            index,
+            start,
+            end,
+            block,
+        }
+    }
+}
+
+fn row_offset(warp: &Warp<'_>, args: &SiluArgs, expert: u64) -> u32 {
+    warp.load_word(args.row_offsets + 4 * expert)
 }
 
 fn first_block(warp: &Warp<'_>, args: &SiluArgs, expert: u64, start: u32) -> u32 {
@@ -89,7 +102,7 @@ fn write_row(warp: &Warp<'_>, args: &SiluArgs, expert: &Expert, row: u32) {
     let encoded = encode(format, &values, global);
     let at = args.output + row_at * encoded.payload.len() as u64;
     warp.store_bytes(at, &encoded.payload, Polled::No);
-    let first = args.first_scale(format, row, row - expert.start, expert.block);
+    let first = args.first_scale(format, row, row.wrapping_sub(expert.start), expert.block);
     for (word, bytes) in (0..).zip(encoded.scales.chunks(4)) {
         let index = first + word * u64::from(args.scale_stride(format));
         store_scales(warp, args, index, bytes);
@@ -108,8 +121,10 @@ fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, expert: &Expert) {
     if format.scale_layout() != Some(ScaleLayout::Tiled) {
         return;
     }
-    for row in expert.rows..expert.rows.next_multiple_of(scale_placement::BLOCK_ROWS) {
-        let first = args.first_scale(format, expert.start + row, row, expert.block);
+    let rows = expert.end.wrapping_sub(expert.start);
+    let end = rows.checked_next_multiple_of(scale_placement::BLOCK_ROWS);
+    for row in rows..end.unwrap_or(0) {
+        let first = args.first_scale(format, expert.start.wrapping_add(row), row, expert.block);
         for word in 0..u64::from(format.sizes().scale_words(args.columns)) {
             let index = first + word * u64::from(args.scale_stride(format));
             store_scales(warp, args, index, &[0; 4]);
