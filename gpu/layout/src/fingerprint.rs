@@ -1,23 +1,31 @@
 //! What host and kernels must agree on, as one number.
 
+use core::mem::offset_of;
+
 use crate::{
-    CombineArgs, CombineWith, Common, DispatchArgs, DispatchRow, DispatchWith, FaultPage, Kernel,
-    PIPELINE_BYTES, PIPELINE_STAGES, PROTOCOL_VERSION, SMALL_BLOCK_TOKENS, Shape, SiluArgs, Window,
-    Workspace,
+    CombineArgs, CombineOptions, CombineWith, Common, DispatchArgs, DispatchOptions, DispatchRow,
+    DispatchWith, FaultPage, Kernel, PIPELINE_BYTES, PIPELINE_STAGES, PROTOCOL_VERSION,
+    SMALL_BLOCK_TOKENS, Shape, SiluArgs, Steps, Window, Workspace,
 };
 
-/// Whether kernels and host were built from the same memory layout: the protocol's version, the sizes of all
-/// arguments, and everything that follows from some shapes. Kernels carry the number as the variable
+/// The sizes of structs, and where their fields stand: two fields of one size that change places count, too.
+/// Where a field is not listed, it does not compile.
+macro_rules! places {
+    ($($name:ident { $($field:ident),* })*) => {{
+        $(const _: fn($name) = |$name { $($field: _),* }| ();)*
+        [$(size_of::<$name>(), $(offset_of!($name, $field)),*),*]
+    }};
+}
+
+/// A combine's arguments as far as all have them.
+type CombineWithAny = CombineWith<()>;
+
+/// Whether kernels and host were built from the same memory layout: the protocol's version, all arguments
+/// field by field, and everything that follows from some shapes. Kernels carry the number as the variable
 /// [`FINGERPRINT_VARIABLE`] of their PTX. FNV-1a, as [`Common::fingerprint`].
 pub const LAYOUT_FINGERPRINT: u64 = {
-    let sizes = [
+    let numbers = [
         PROTOCOL_VERSION as usize,
-        size_of::<DispatchArgs>(),
-        size_of::<CombineArgs>(),
-        size_of::<DispatchWith>(),
-        size_of::<CombineWith<()>>(),
-        size_of::<SiluArgs>(),
-        size_of::<FaultPage>(),
         // What the host gives a launch, and kernels rely on.
         PIPELINE_BYTES as usize,
         PIPELINE_STAGES as usize,
@@ -26,12 +34,42 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         Kernel::Combine.threads_per_block() as usize,
         Kernel::FusedSilu.threads_per_block() as usize,
     ];
-    let mut hash = 0xcbf2_9ce4_8422_2325;
-    let mut index = 0;
-    while index < sizes.len() {
-        hash = with_bytes(hash, &(sizes[index] as u64).to_le_bytes());
-        index += 1;
-    }
+    // What lies in the shapes' parts follows below.
+    let places = places! {
+        Common {
+            peers, workspace, rank, debug_checks, tokens, deadline_ns, fault_page, own_window,
+            shape, window, tables, row
+        }
+        Shape {
+            ranks, p2p_world_size, experts, top_k, hidden, max_tokens_per_rank, combine_mode,
+            token_format
+        }
+        DispatchArgs {
+            x, topk_ids, topk_weights, common, output_tokens, output_scales, row_offsets,
+            expert_ids, src_info, row_capacity, x_stride, scales_offsets, block_capacity,
+            row_scales, input_scale
+        }
+        CombineArgs { expert_rows, combined, topk_weights, common, row_capacity }
+        DispatchOptions {
+            tokens_on_device, shared_of, shared_index, first_expert, all_experts
+        }
+        CombineOptions {
+            row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved
+        }
+        DispatchWith { args, options }
+        CombineWithAny { args, options, epilogue }
+        Steps { row_scales, biases, residual, hidden }
+        SiluArgs {
+            input, row_offsets, output, scales, scales_offsets, input_scales, row_capacity,
+            scale_words, experts, columns, format, interleaved, clamped, alpha, limit, reserved
+        }
+        FaultPage {
+            begun, kind, kernel, rank, peer, culprit, region, index, wanted, saw, epoch, complete,
+            acknowledged
+        }
+    };
+    let mut hash = with_numbers(0xcbf2_9ce4_8422_2325, &numbers);
+    hash = with_numbers(hash, &places);
     let mut index = 0;
     while index < SHAPES.len() {
         let common: [u8; size_of::<Common>()] = bytemuck::must_cast(common(SHAPES[index]));
@@ -94,6 +132,15 @@ const fn common(shape: Shape) -> Common {
     }
 }
 
+const fn with_numbers(mut hash: u64, numbers: &[usize]) -> u64 {
+    let mut index = 0;
+    while index < numbers.len() {
+        hash = with_bytes(hash, &(numbers[index] as u64).to_le_bytes());
+        index += 1;
+    }
+    hash
+}
+
 const fn with_bytes(mut hash: u64, bytes: &[u8]) -> u64 {
     let mut index = 0;
     while index < bytes.len() {
@@ -101,4 +148,26 @@ const fn with_bytes(mut hash: u64, bytes: &[u8]) -> u64 {
         index += 1;
     }
     hash
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    #[test]
+    fn two_fields_of_one_size_that_change_places_count() {
+        #[repr(C)]
+        struct Before {
+            first: u32,
+            second: u32,
+        }
+        #[repr(C)]
+        struct After {
+            second: u32,
+            first: u32,
+        }
+        let before = places! { Before { first, second } };
+        assert_eq!(before, [8, 0, 4]);
+        assert_eq!(places! { After { first, second } }, [8, 4, 0]);
+    }
 }
