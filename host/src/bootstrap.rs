@@ -1,5 +1,6 @@
 //! How processes find each other before they have anything of Ferry's.
 
+mod accept;
 pub(crate) mod function;
 mod peer;
 pub(crate) mod tcp;

@@ -6,10 +6,10 @@
 //! tells those whom it is connected to, in a message that may stand where any other does.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use super::accept::Entrance;
 use super::peer::{HELLO_TIMEOUT, Hello, Limit, Loss, MAX_BYTES, PAUSE, Peer, word};
 use super::require_ranks;
 use crate::{Bootstrap, BootstrapError};
@@ -291,7 +291,7 @@ impl Rendezvous {
             doing: "accepting",
             source,
         };
-        listener.set_nonblocking(true).map_err(io)?;
+        let mut entrance = Entrance::new(listener).map_err(io)?;
         let mut newcomers: Vec<Newcomer> = Vec::new();
         let mut other_size = None;
         loop {
@@ -301,16 +301,11 @@ impl Rendezvous {
                 return Ok(());
             }
             if self.limit.left().is_none() {
-                return Err(self.missing(present, other_size));
+                let failing = entrance.failing.map(io);
+                return Err(failing.unwrap_or_else(|| self.missing(present, other_size)));
             }
-            match listener.accept() {
-                Ok((stream, from)) => self.let_in(stream, from, &mut newcomers),
-                Err(error) => match error.kind() {
-                    ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
-                    // Somebody left before it was let in.
-                    ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
-                    _ => return Err(io(error)),
-                },
+            if let Some((stream, from)) = entrance.accept() {
+                self.let_in(stream, from, &mut newcomers);
             }
             for mut newcomer in std::mem::take(&mut newcomers) {
                 match Hello::hear(&mut newcomer.peer) {
