@@ -16,6 +16,7 @@ use allowances::ALLOWANCES;
 
 mod allowances;
 mod comparisons;
+mod digests;
 mod heads;
 mod imports;
 mod parameters;
@@ -108,7 +109,7 @@ const fn of_tree(name: &'static str, check: fn(&[SourceFile]) -> Vec<Complaint>)
     Rule { name, check }
 }
 
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 17] = [
     of_file("assembly-stays-in-ptx", assembly_stays_in_ptx),
     of_file("files-are-short", files_are_short),
     of_file("lines-are-short", lines_are_short),
@@ -125,6 +126,7 @@ const RULES: [Rule; 16] = [
     of_tree("imports-run-down", rooms::check),
     of_tree("measured-has-an-entry", tuning::check),
     of_tree("log-is-in-order", tuning::check_order),
+    of_tree("digests-belong-together", digests::check),
 ];
 
 /// The rule about [`ALLOWANCES`] itself.

@@ -172,6 +172,16 @@ pub enum CodeGenerator {
     Nvvm,
 }
 
+impl CodeGenerator {
+    /// The command that renews its digests.
+    pub const fn bless_command(self) -> &'static str {
+        match self {
+            CodeGenerator::Stock => "cargo xtask build-ptx --bless",
+            CodeGenerator::Nvvm => "cargo xtask build-ptx --backend nvvm --rust-cuda PATH --bless",
+        }
+    }
+}
+
 /// One built PTX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {

@@ -1,28 +1,27 @@
 //! The committed digest: what a reviewer must see when generated code changes.
 //!
-//! One line a fact, sorted, so that a difference in the text is a difference in the code.
+//! One line a fact, sorted, so that a difference in the text is a difference in the code. That of the second
+//! code generator also says beside which digest of the stock compiler it was made.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest as _, Sha256};
+
 use crate::assemble::{Resources, assemble};
 use crate::compile::{Artifact, CodeGenerator, Package, Variant};
 use crate::error::{FileContext, Result};
+use crate::nvvm::NvvmBuild;
 use crate::ptx::{PtxFunction, PtxModule};
 use crate::violation::{Violation, violations};
-
-const HEADER: &str = "\
-# What the compiler made of the kernels: memory operations by full opcode, calls, local memory,
-# and what ptxas needs to run them. Written by `cargo xtask build-ptx --bless`.
-";
 
 /// The digest of some variants of a package, and the rules they break.
 #[derive(Clone, Debug)]
 pub struct Digest {
-    /// Where it is committed, below the workspace root.
-    committed: &'static str,
+    package: Package,
+    generator: CodeGenerator,
     sections: Vec<Section>,
     /// The rules that the PTX breaks.
     pub violations: Vec<Violation>,
@@ -49,7 +48,8 @@ impl Digest {
         target_dir: &Path,
     ) -> Result<Digest> {
         let mut digest = Digest {
-            committed: package.digest_file(generator),
+            package,
+            generator,
             sections: Vec::new(),
             violations: Vec::new(),
         };
@@ -110,7 +110,20 @@ impl Digest {
 
     /// Where it is committed.
     fn file(&self, workspace_root: &Path) -> PathBuf {
-        workspace_root.join(self.committed)
+        workspace_root.join(self.package.digest_file(self.generator))
+    }
+
+    /// This one as it is committed: that of the second code generator names the stock one in each section.
+    fn to_commit(&self, workspace_root: &Path) -> Result<Digest> {
+        let mut digest = self.clone();
+        if self.generator == CodeGenerator::Nvvm {
+            let stock = self.package.digest_file(CodeGenerator::Stock);
+            let stock = committed_text(&workspace_root.join(stock))?;
+            for Section { variant, text, .. } in &mut digest.sections {
+                text.insert_str(title(*variant).len(), &stock_line(&stock, *variant));
+            }
+        }
+        Ok(digest)
     }
 
     /// Compares with the committed file below `workspace_root`.
@@ -119,7 +132,8 @@ impl Digest {
     ///
     /// The file cannot be read. One that is not there counts as empty.
     pub fn compare_with_committed(&self, workspace_root: &Path) -> Result<String> {
-        Ok(self.compare(&committed_text(&self.file(workspace_root))?))
+        let committed = committed_text(&self.file(workspace_root))?;
+        Ok(self.to_commit(workspace_root)?.compare(&committed))
     }
 
     /// Renews the committed file; variants that are not in this digest keep their part.
@@ -130,9 +144,10 @@ impl Digest {
     pub fn bless(&self, workspace_root: &Path) -> Result<()> {
         let path = self.file(workspace_root);
         let committed = committed_text(&path)?;
-        let mut text = HEADER.to_owned();
+        let digest = self.to_commit(workspace_root)?;
+        let mut text = header(self.generator);
         for variant in Variant::ALL {
-            let fresh = self
+            let fresh = digest
                 .sections
                 .iter()
                 .find(|section| section.variant == variant);
@@ -143,6 +158,43 @@ impl Digest {
     }
 }
 
+/// The variants whose part of a digest of the second code generator was not made beside this digest of the
+/// stock compiler, of the same package. Of both the committed text.
+pub fn stale_variants(nvvm: &str, stock: &str) -> Vec<Variant> {
+    let is_stale = |variant: &Variant| {
+        let section = committed_section(nvvm, *variant);
+        !section.contains(&stock_line(stock, *variant))
+    };
+    NvvmBuild::VARIANTS.into_iter().filter(is_stale).collect()
+}
+
+/// The fact of a section that says which section of the stock compiler's digest it was made beside.
+fn stock_line(stock: &str, variant: Variant) -> String {
+    let sum = Sha256::digest(committed_section(stock, variant));
+    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("stock {sum}\n")
+}
+
+/// The first lines of a file.
+fn header(generator: CodeGenerator) -> String {
+    let beside = match generator {
+        CodeGenerator::Stock => "",
+        CodeGenerator::Nvvm => {
+            "# `stock` is the sha256 of the section of ptx-digest.txt that was there meanwhile.\n"
+        }
+    };
+    format!(
+        "# What the compiler made of the kernels: memory operations by full opcode, calls, local memory,\n\
+         # and what ptxas needs to run them. Written by `{}`.\n{beside}",
+        generator.bless_command()
+    )
+}
+
+/// How a variant's section begins.
+fn title(variant: Variant) -> String {
+    format!("\n[{variant}]\n")
+}
+
 fn committed_text(path: &Path) -> Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
@@ -151,7 +203,7 @@ fn committed_text(path: &Path) -> Result<String> {
 }
 
 fn section(variant: Variant, module: &PtxModule, kernels: &[(String, Resources)]) -> String {
-    let mut text = format!("\n[{variant}]\nptx {}\n", module.isa);
+    let mut text = format!("{}ptx {}\n", title(variant), module.isa);
     for function in &module.functions {
         let needs = kernels
             .iter()
@@ -195,8 +247,7 @@ fn write_function(
 
 /// The part of the committed text that starts with `[variant]`.
 fn committed_section(committed: &str, variant: Variant) -> String {
-    let start = format!("\n[{variant}]\n");
-    let Some(start) = committed.find(&start) else {
+    let Some(start) = committed.find(&title(variant)) else {
         return String::new();
     };
     let rest = &committed[start + 1..];
@@ -248,7 +299,11 @@ fn blocks(section: &str) -> Vec<(&str, Vec<&str>)> {
     let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in section.lines().filter(|line| !line.is_empty()) {
         match blocks.last_mut() {
-            Some((_, facts)) if line.starts_with("  ") || line.starts_with("ptx ") => {
+            Some((_, facts))
+                if ["  ", "ptx ", "stock "]
+                    .iter()
+                    .any(|fact| line.starts_with(fact)) =>
+            {
                 facts.push(line)
             }
             _ => blocks.push((line, Vec::new())),
@@ -271,7 +326,8 @@ mod tests {
         let violations = violations(variant, &module, &kernels);
         let text = section(variant, &module, &kernels);
         Digest {
-            committed: "digest.txt",
+            package: Package::Probes,
+            generator: CodeGenerator::Stock,
             sections: vec![Section {
                 variant,
                 text,
@@ -299,11 +355,56 @@ mod tests {
             },
         );
         assert_eq!(digest.violations, []);
+        let header = header(CodeGenerator::Stock);
         let committed = format!(
-            "{HEADER}\n[sm_80]\nptx 8.0\n{}\n[sm_100a]\nptx 8.6\n",
+            "{header}\n[sm_80]\nptx 8.0\n{}\n[sm_100a]\nptx 8.6\n",
             digest.sections[0].text
         );
         assert_eq!(digest.compare(&committed), "");
+    }
+
+    #[test]
+    fn a_digest_of_the_second_generator_is_stale_once_the_stock_one_beside_it_changed() {
+        let root = std::env::temp_dir().join(format!("ferry-digests-{}", std::process::id()));
+        let package = Package::Probes;
+        let [stock, nvvm] = [CodeGenerator::Stock, CodeGenerator::Nvvm]
+            .map(|generator| root.join(package.digest_file(generator)));
+        fs::create_dir_all(stock.parent().unwrap()).unwrap();
+        let text = "\n[sm_80]\nptx 8.0\n\n[sm_90a]\nptx 8.3\n\n[sm_100a]\nptx 8.6\n";
+        fs::write(&stock, text).unwrap();
+        let of = |variant: Variant| {
+            let mut digest = digest(PTX, Resources::default());
+            digest.generator = CodeGenerator::Nvvm;
+            let section = &mut digest.sections[0];
+            section.text = section.text.replace("sm_90a", variant.target_cpu());
+            section.variant = variant;
+            digest
+        };
+        let stale = |text: &str| stale_variants(&fs::read_to_string(&nvvm).unwrap(), text);
+        of(Variant::Sm90a).bless(&root).unwrap();
+        assert_eq!(stale(text), [Variant::Sm100a], "it is not there");
+        of(Variant::Sm100a).bless(&root).unwrap();
+        assert_eq!(stale(text), []);
+        assert_eq!(
+            of(Variant::Sm90a).compare_with_committed(&root).unwrap(),
+            ""
+        );
+        assert_eq!(
+            stale(&text.replace("8.0", "8.1")),
+            [],
+            "of no variant that both have"
+        );
+        let changed = text.replace("8.3", "8.4");
+        assert_eq!(stale(&changed), [Variant::Sm90a]);
+        assert_eq!(stale(&text.replace("8.6", "8.7")), [Variant::Sm100a]);
+        fs::write(&stock, changed).unwrap();
+        let report = of(Variant::Sm90a).compare_with_committed(&root).unwrap();
+        assert_eq!(report.matches("stock").count(), 2, "{report}");
+        assert_eq!(
+            of(Variant::Sm100a).compare_with_committed(&root).unwrap(),
+            ""
+        );
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub use assemble::{Ptxas, Resources, assemble, assemble_file};
 pub use compare::{Comparison, Difference, PartComparison, Verdict};
 pub use compile::{Artifact, CodeGenerator, Package, Variant, build, build_all, target_dir};
 pub use cuda_folder::with_compiler as cuda_folder;
-pub use digest::Digest;
+pub use digest::{Digest, stale_variants};
 pub use embed::{PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, embed};
 pub use error::{Error, Result};
 pub use nvshmem::{DEVICE_FUNCTIONS, NVSHMEM_VERSION};
