@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ferry_layout::{
     CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT,
-    MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs,
+    MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs, Steps,
 };
 use ferry_ptx::Module;
 
@@ -21,14 +21,14 @@ pub(crate) use target::Target;
 #[derive(Clone, Default)]
 pub struct Kernels {
     plain: Option<Arc<Ptx>>,
-    with_options: Option<Arc<OwnKernels>>,
+    with_options: Option<Arc<OptionKernels>>,
 }
 
-/// Kernels with options that have an epilogue of the user's.
-struct OwnKernels {
+/// Kernels with options that were given.
+struct OptionKernels {
     ptx: Ptx,
-    /// Bytes of the epilogue, rounded up to 8.
-    epilogue_bytes: usize,
+    /// Bytes of the user's epilogue, rounded up to 8; `None`: they have Ferry's own steps.
+    epilogue_bytes: Option<usize>,
 }
 
 /// What is wrong with PTX that was given.
@@ -122,7 +122,29 @@ impl Kernels {
     /// # Safety
     /// As [`from_ptx`](Self::from_ptx). The epilogue reads no other memory than what it is given to read.
     pub unsafe fn with_epilogue(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
-        self.with_options = Some(Arc::new(checked_with_options(text.into())?));
+        let (ptx, bytes) = checked_with_options(text.into(), None)?;
+        self.with_options = Some(Arc::new(OptionKernels {
+            ptx,
+            epilogue_bytes: Some(bytes),
+        }));
+        Ok(self)
+    }
+
+    /// These, and as kernels with options those in a PTX text, as [`from_ptx`](Self::from_ptx) has it of
+    /// those without: Ferry's own with the steps of [`CombineSteps`](crate::CombineSteps), which another
+    /// compiler made.
+    ///
+    /// # Errors
+    /// As [`with_epilogue`](Self::with_epilogue); combines whose epilogue has not the size of Ferry's steps.
+    ///
+    /// # Safety
+    /// As [`from_ptx`](Self::from_ptx). The epilogue is Ferry's: only its size is compared.
+    pub unsafe fn with_options(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
+        let (ptx, _) = checked_with_options(text.into(), Some(size_of::<Steps>()))?;
+        self.with_options = Some(Arc::new(OptionKernels {
+            ptx,
+            epilogue_bytes: None,
+        }));
         Ok(self)
     }
 
@@ -144,13 +166,13 @@ impl Kernels {
     /// The kernels with options that were given.
     #[cfg(feature = "cuda")]
     pub(crate) fn given_with_options(&self) -> Option<&Ptx> {
-        self.with_options.as_deref().map(|own| &own.ptx)
+        self.with_options.as_deref().map(|given| &given.ptx)
     }
 
-    /// Bytes of their epilogue, rounded up to 8.
+    /// Bytes of the user's epilogue in them, rounded up to 8; `None`: they have Ferry's own steps.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn epilogue_bytes(&self) -> Option<usize> {
-        self.with_options.as_deref().map(|own| own.epilogue_bytes)
+        self.with_options.as_deref()?.epilogue_bytes
     }
 
     /// What was given; `None` for the default.
@@ -168,7 +190,13 @@ impl fmt::Debug for Kernels {
         }
         match &self.with_options {
             None => Ok(()),
-            Some(own) => write!(f, " with an epilogue for {}", own.ptx.target),
+            Some(given) => {
+                let what = match given.epilogue_bytes {
+                    Some(_) => "an epilogue",
+                    None => "options",
+                };
+                write!(f, " with {what} for {}", given.ptx.target)
+            }
         }
     }
 }
@@ -264,16 +292,20 @@ fn require_layout(module: &Module) -> Result<(), KernelsError> {
     }
 }
 
-/// Kernels with options and an epilogue of the user's that fit this library. How large the epilogue is, the
+/// Kernels with options that fit this library, and the bytes of their epilogue: `wanted`, or what the
 /// parameter of the fused combine says.
-fn checked_with_options(mut text: String) -> Result<OwnKernels, KernelsError> {
+fn checked_with_options(
+    mut text: String,
+    wanted: Option<usize>,
+) -> Result<(Ptx, usize), KernelsError> {
     let module = read(&text)?;
     let target = target_of(&module)?;
     let least = option_bytes(Kernel::Combine);
     let entry = Kernel::Combine.entry(false);
     let parameters = module.kernel(entry).map(|kernel| &kernel.parameters[..]);
-    let epilogue_bytes = match parameters {
-        Some([parameter]) => parameter.bytes.saturating_sub(least),
+    let epilogue_bytes = match (wanted, parameters) {
+        (Some(wanted), _) => wanted as u64,
+        (None, Some([parameter])) => parameter.bytes.saturating_sub(least),
         _ => 0,
     };
     if epilogue_bytes as usize > MAX_EPILOGUE_BYTES {
@@ -294,10 +326,7 @@ fn checked_with_options(mut text: String) -> Result<OwnKernels, KernelsError> {
     require_layout(&module)?;
     text.push('\0');
     let text = text.into();
-    Ok(OwnKernels {
-        ptx: Ptx { target, text },
-        epilogue_bytes: epilogue_bytes as usize,
-    })
+    Ok((Ptx { target, text }, epilogue_bytes as usize))
 }
 
 /// Limits the registers of kernels whose blocks are larger than the others', unless they say how many they

@@ -11,6 +11,7 @@ use ferry::{Kernels, KernelsError};
 use crate::probes::ProbePtx;
 
 const KERNELS: &str = "--kernels";
+const OPTIONS_KERNELS: &str = "--options-kernels";
 const PROBE_KERNELS: &str = "--probe-kernels";
 
 /// PTX to load in place of the embedded one, for one architecture each.
@@ -19,6 +20,9 @@ pub struct KernelFiles {
     /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
     #[arg(long, value_name = "FILE")]
     pub kernels: Option<PathBuf>,
+    /// PTX of the kernels with options, likewise
+    #[arg(long, value_name = "FILE")]
+    pub options_kernels: Option<PathBuf>,
     /// PTX of the probes, which measure the machine and check its arithmetic, likewise
     #[arg(long, value_name = "FILE")]
     pub probe_kernels: Option<PathBuf>,
@@ -26,11 +30,14 @@ pub struct KernelFiles {
 
 impl KernelFiles {
     /// The flags that were given, each with its file.
-    pub fn given(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let kernels = self.kernels.as_deref().map(|file| (KERNELS, file));
-        let probes = self.probe_kernels.as_deref();
-        let probes = probes.map(|file| (PROBE_KERNELS, file));
-        kernels.into_iter().chain(probes)
+    pub fn given<'a>(&'a self) -> impl Iterator<Item = (&'static str, &'a Path)> {
+        let all = [
+            (KERNELS, &self.kernels),
+            (OPTIONS_KERNELS, &self.options_kernels),
+            (PROBE_KERNELS, &self.probe_kernels),
+        ];
+        let given = |(flag, file): (_, &'a Option<PathBuf>)| Some((flag, file.as_deref()?));
+        all.into_iter().filter_map(given)
     }
 
     /// The kernels that a group loads.
@@ -39,10 +46,16 @@ impl KernelFiles {
     /// A file that cannot be read, and all of [`KernelsError`]: with the flag and the file.
     #[cfg(feature = "cuda")]
     pub fn kernels(&self) -> Result<Kernels> {
-        read(KERNELS, self.kernels.as_deref(), |text| {
+        let plain = read(KERNELS, self.kernels.as_deref(), |text| {
             // SAFETY: whoever gives --kernels names PTX of Ferry's own kernels, which another compiler made.
             unsafe { Kernels::from_ptx(text) }
-        })
+        })?;
+        let file = self.options_kernels.as_deref();
+        let both = read(OPTIONS_KERNELS, file, |text| {
+            // SAFETY: whoever gives --options-kernels names PTX of Ferry's own, which another compiler made.
+            unsafe { plain.clone().with_options(text) }.map(Some)
+        })?;
+        Ok(both.unwrap_or(plain))
     }
 
     /// The probes that devices load.
@@ -88,22 +101,28 @@ mod tests {
     }
 
     #[test]
-    fn both_programs_take_both_files() {
+    fn both_programs_take_all_files() {
         for program in ["gpu", "bench"] {
             let line = [
                 "ferry-tests",
                 program,
                 "--kernels",
                 "a.ptx",
-                "--probe-kernels",
+                "--options-kernels",
                 "b.ptx",
+                "--probe-kernels",
+                "c.ptx",
             ];
             let files = match Program::try_parse_from(line).unwrap() {
                 Program::Gpu(args) => args.files,
                 Program::Bench(args) => args.files,
             };
             let given: Vec<_> = files.given().collect();
-            let wanted = [("--kernels", "a.ptx"), ("--probe-kernels", "b.ptx")];
+            let wanted = [
+                ("--kernels", "a.ptx"),
+                ("--options-kernels", "b.ptx"),
+                ("--probe-kernels", "c.ptx"),
+            ];
             assert_eq!(given, wanted.map(|(flag, file)| (flag, Path::new(file))));
         }
         assert_eq!(KernelFiles::default().given().count(), 0);

@@ -71,6 +71,37 @@ fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
 }
 
 #[test]
+fn kernels_with_another_epilogue_are_no_kernels_with_options() {
+    let kernels = |file| {
+        let options_kernels = Some(file);
+        KernelFiles {
+            options_kernels,
+            ..KernelFiles::default()
+        }
+        .kernels()
+    };
+    for (text, reason) in [
+        (
+            OTHERS,
+            "the kernel ferry_combine_async is given parameters of",
+        ),
+        (
+            PROBES,
+            "the PTX for sm_90a has no kernel ferry_dispatch_async",
+        ),
+    ] {
+        let (file, error) = given("no-options", text, kernels);
+        let wanted = format!("--options-kernels {file}: {reason}");
+        assert!(
+            error
+                .as_ref()
+                .is_some_and(|error| error.starts_with(&wanted)),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
 fn a_probe_that_is_missing_is_named() {
     let kernels = [
         "empty", "barrier", "copy", "ping", "convert", "write", "clear",

@@ -121,6 +121,7 @@ fn title(artifact: &Artifact) -> String {
     let file = artifact.ptx_path.display();
     match artifact.package {
         Package::Kernels => format!("--kernels {file}"),
+        Package::Options => format!("--options-kernels {file}"),
         Package::Probes => format!("--probe-kernels {file}"),
         _ => file.to_string(),
     }
@@ -198,10 +199,7 @@ fn judge(
     mode: Mode,
 ) -> Result<()> {
     let (root, file) = (&places.root, package.digest_file(generator));
-    let bless = match generator {
-        CodeGenerator::Stock => "cargo xtask build-ptx --bless",
-        CodeGenerator::Nvvm => "cargo xtask build-ptx --backend nvvm --rust-cuda PATH --bless",
-    };
+    let bless = generator.bless_command();
     for violation in &digest.violations {
         eprintln!("{violation}");
     }
@@ -275,7 +273,8 @@ mod tests {
         };
         assert_eq!(of(Package::Kernels), "--kernels x/sm_90a.ptx");
         assert_eq!(of(Package::Probes), "--probe-kernels x/sm_90a.ptx");
-        assert_eq!(of(Package::Options), "x/sm_90a.ptx");
+        assert_eq!(of(Package::Options), "--options-kernels x/sm_90a.ptx");
+        assert_eq!(of(Package::OwnEpilogue), "x/sm_90a.ptx");
     }
 
     #[test]

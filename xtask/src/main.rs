@@ -42,9 +42,9 @@ enum Task {
         arch: Option<Variant>,
         /// What compiles: the stock compiler, or rustc_codegen_nvvm for sm_90a and sm_100a
         ///
-        /// The PTX of rustc_codegen_nvvm lies below target/nvvm/ptx: the kernels in ARCH.ptx, the probes in
-        /// probes/ARCH.ptx. `ferry-tests gpu` and `ferry-tests bench` take the two by --kernels and
-        /// --probe-kernels.
+        /// The PTX of rustc_codegen_nvvm lies below target/nvvm/ptx: the kernels in ARCH.ptx, those with
+        /// options in options/ARCH.ptx, the probes in probes/ARCH.ptx. `ferry-tests gpu` and `ferry-tests
+        /// bench` take them by --kernels, --options-kernels and --probe-kernels.
         #[arg(
             long,
             value_enum,

@@ -92,6 +92,17 @@ fn kernels_with_options_take_them_behind_the_arguments() {
 }
 
 #[test]
+fn the_embedded_kernels_with_options_are_taken_as_given_ones() {
+    for ptx in &EMBEDDED_WITH_OPTIONS {
+        let text = ptx.text().trim_end_matches('\0');
+        // SAFETY: nothing is launched.
+        let given = unsafe { Kernels::default().with_options(text) }.unwrap();
+        assert_eq!(given.epilogue_bytes(), None, "{}", ptx.target);
+        assert_eq!(given.given_with_options().unwrap().target, ptx.target);
+    }
+}
+
+#[test]
 fn kernels_that_may_begin_early_wait_for_those_before() {
     for ptx in &EMBEDDED {
         let text = read(ptx);

@@ -48,9 +48,28 @@ fn an_epilogue_of_any_size_is_taken() {
 }
 
 #[test]
+fn kernels_with_options_and_ferrys_own_steps_are_taken_as_those() {
+    let steps = size_of::<Steps>() as u64;
+    let given = |bytes: u64| {
+        // SAFETY: nothing is launched.
+        unsafe { Kernels::default().with_options(ptx_with_options(bytes)) }
+    };
+    let kernels = given(steps).unwrap();
+    assert_eq!(kernels.epilogue_bytes(), None);
+    let text = "Kernels::default() with options for sm_90a";
+    assert_eq!(format!("{kernels:?}"), text);
+    for other in [0, steps - 8, steps + 8] {
+        let text = given(other).unwrap_err().to_string();
+        let base = option_bytes(Kernel::Combine);
+        let wanted = format!("[{}] bytes, but takes [{}]", base + steps, base + other);
+        assert!(text.ends_with(&wanted), "{text}");
+    }
+}
+
+#[test]
 fn kernels_with_options_that_do_not_fit_are_refused() {
     let refused = |text: String| {
-        checked_with_options(text)
+        checked_with_options(text, None)
             .err()
             .expect("refused")
             .to_string()
@@ -173,7 +192,7 @@ fn kernels_of_one_node_are_taken_and_told_from_those_of_several() {
     };
     let (plain, options) = (without(ptx()), without(ptx_with_options(8)));
     assert!(plain.contains("ferry_combine(") && !of(&plain) && !of(&options));
-    assert!(checked(plain).is_ok() && checked_with_options(options).is_ok());
+    assert!(checked(plain).is_ok() && checked_with_options(options, None).is_ok());
 }
 
 #[test]
