@@ -23,7 +23,8 @@ pub struct DispatchInput {
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
     /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the
-    /// token twice, and both rows count; [`debug_checks`](crate::Config::debug_checks) report it.
+    /// token twice, in the order of the slots, and both rows count;
+    /// [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
     /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
     /// are 1.
@@ -51,10 +52,10 @@ pub struct DispatchInput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
-    /// half), 16-byte aligned: rows by expert, then source rank, then
-    /// token. With a [shared expert](crate::Config::shared_expert) this rank's own tokens stand before them,
-    /// in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a) this rank's part of
-    /// the tokens ([`Plan::shared_tokens`]): row `t` is token `start + t`. Rows from
+    /// half), 16-byte aligned: rows by expert, then source rank, then token, then top-k slot, where a token
+    /// names an expert twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens
+    /// stand before them, in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a)
+    /// this rank's part of the tokens ([`Plan::shared_tokens`]): row `t` is token `start + t`. Rows from
     /// `row_offsets[groups]` on, and those that pad a group, are left as they are.
     pub tokens: Tensor<2>,
     /// The rows' scales, in the layout of the plan's format; `None` for BF16.
@@ -104,11 +105,11 @@ pub struct CombineInput {
 /// they add nothing: the sum over the ranks is the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineOutput {
-    /// `[tokens, hidden]`: the weighted sum of a token's rows. In reduced mode always; in exact
-    /// mode when the combine is given weights. BF16; f16 and f32 take kernels with options
-    /// ([`Config::options`](crate::Config::options)).
+    /// `[tokens, hidden]`: the weighted sum of a token's rows, from +0 on: rows of -0 alone, and no rows, sum
+    /// to +0. In reduced mode always; in exact mode when the combine is given weights. BF16; f16 and f32 take
+    /// kernels with options ([`Config::options`](crate::Config::options)).
     Summed(Tensor<2>),
-    /// BF16 `[tokens, top_k, hidden]`: each row by itself, zeros where nothing was routed. In exact
+    /// BF16 `[tokens, top_k, hidden]`: each row by itself, bit for bit, +0 where nothing was routed. In exact
     /// mode without weights.
     Apart(Tensor<3>),
 }

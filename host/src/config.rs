@@ -52,7 +52,7 @@ pub struct Config {
     /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank `r` holds experts
     /// `r * experts / ranks` and up.
     pub experts: usize,
-    /// Experts that a token names, 1 to 32.
+    /// Experts that a token names, 1 to 32 and at most [`experts`](Self::experts).
     pub top_k: usize,
     /// Elements of a token, a multiple of 8; in formats with scales of the elements whose scales fill a
     /// word: 64 for NVFP4, 128 for the others.
@@ -75,14 +75,16 @@ pub struct Config {
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
     /// ([`DispatchOutput`](crate::DispatchOutput)). Nothing of that group travels. Outputs hold
     /// `max_tokens_per_rank` rows more ([`Plan::max_rows`](crate::Plan::max_rows)). Combine adds the group's
-    /// rows to their tokens: in reduced mode in f32, before the sum is rounded; in exact mode after the sum
-    /// was rounded, and rounds again. With `skip_a2a` the ranks share the tokens
-    /// ([`Plan::shared_tokens`](crate::Plan::shared_tokens)).
+    /// rows to their tokens, in f32: in reduced mode to the sum as it is, in exact mode to the sum rounded to
+    /// BF16. The epilogue follows, then one conversion, to what `combined` is made of. With
+    /// `skip_a2a` the ranks share the tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): a token
+    /// has its row on one of them, which alone rounds its part before, in exact mode.
     #[cfg_attr(feature = "serde", serde(default))]
     pub shared_expert: bool,
     /// Longest time that a kernel waits for all that it waits for together, from its start. A
-    /// dispatch also waits for ranks that still read the round before: for these until the deadline
-    /// of the combine before, if that comes first. After it the kernel returns, and
+    /// dispatch also waits for ranks whose combine has not yet read the round before: for these until the
+    /// deadline of this rank's combine before (if it was split, of its wait), if that comes first; once that
+    /// has passed, not at all. After it the kernel returns, and
     /// [`ExpertParallel::check`](crate::ExpertParallel::check) says what it waited for.
     #[cfg_attr(feature = "serde", serde(default = "deadline"))]
     pub deadline: Duration,
@@ -99,11 +101,13 @@ pub struct Config {
     pub max_sms: Option<u32>,
     /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps
     /// the assignments of its own experts, and its combine sums those alone: zeros for a token that names
-    /// none of them. Summing the ranks' results is up to the caller (an all-reduce). No kernel waits for
-    /// another rank, and only fused calls are there. A group may have one rank, and a rank at most
-    /// 2,680 experts, which every block counts in its shared memory. Whether the tokens are the
-    /// same is not checked. What a [`CombineSteps`](crate::CombineSteps) adds on each rank counts
-    /// as often in the sum of the ranks: give biases and residual on one rank.
+    /// none of them. These parts are summed in f32, in exact and in reduced mode, and each is rounded once,
+    /// to what `combined` is made of ([`shared_expert`](Self::shared_expert): in exact mode before that row,
+    /// too). Summing the ranks' results is up to the caller (an all-reduce). No kernel waits for another
+    /// rank, and only fused calls are there. A group may have one rank, and a rank at most 2,680 experts,
+    /// which every block counts in its shared memory. Whether the tokens are the same is not checked. What a
+    /// [`CombineSteps`](crate::CombineSteps) adds on each rank counts as often in the sum of the ranks: give
+    /// biases and residual on one rank.
     #[cfg_attr(feature = "serde", serde(default))]
     pub skip_a2a: bool,
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for

@@ -9,7 +9,7 @@ use crate::{Error, Plan, Tensor};
 
 /// What a combine does with the sum of a token's rows before it is stored. Sums are f32; what comes
 /// of them is converted once, to what `combined` is made of. With a shared expert, its row was
-/// added before.
+/// added before, in exact mode to the sum rounded to BF16.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CombineEpilogue {
     /// Nothing.

@@ -172,9 +172,10 @@ impl Plan {
     }
 
     /// The tokens, of `tokens`, whose rows are the [shared expert](Config::shared_expert)'s on `rank`: all of
-    /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have; none
-    /// without a shared expert, and none for a rank that the group has not. They are the first rows of
-    /// dispatch's outputs, in order.
+    /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have, in
+    /// runs one after another, the first `tokens % ranks` of them one token longer; none without a shared
+    /// expert, and none for a rank that the group has not. They are the first rows of dispatch's outputs, in
+    /// order.
     pub const fn shared_tokens(&self, rank: Rank, tokens: usize) -> std::ops::Range<usize> {
         let index = if self.config.skip_a2a { rank.0 } else { 0 };
         if index > 0 && index >= self.ranks {

@@ -23,10 +23,13 @@ use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 /// rounds to bf16. With --format nvfp4 it may hold `input_scale` f32 `[1]`, else 1 is taken.
 ///
 /// With --shared-expert it holds `shared_scale` f32 `[1]`, by which the stand-in multiplies the rows of the
-/// shared group. With --skip-a2a `x.r`, `topk_ids.r` and `topk_weights.r` are the same for every r.
+/// shared group: all tokens of rank r. With --skip-a2a `x.r`, `topk_ids.r` and `topk_weights.r` are the same
+/// for every r, and the shared group of rank r has the r-th of runs of tokens one after another, of which the
+/// first tokens % ranks are one token longer.
 ///
 /// With --residual it holds, for each rank r, `residual.r` bf16 `[tokens, hidden]`: combine adds it
-/// to the sums in f32 before they are rounded, and with --skip-a2a to rank r's part. With
+/// to the sums in f32 before they are rounded, and with --skip-a2a to rank r's part; after the shared row, of
+/// which README, "Options", says when the sum was rounded before. With
 /// --late-weights the weights are not given to dispatch: combine is given that of each row, on the
 /// rank of the row's expert.
 ///

@@ -430,6 +430,19 @@ fn no_word_of_a_row_is_taken_for_absent() {
     }
 }
 
+/// Sums begin at +0, and so end there; rows that are kept apart stay as they are.
+#[test]
+fn rows_of_minus_zero_sum_to_zero() {
+    for seed in 4_600..4_640 {
+        let case = any_case(seed);
+        let mut problems = case.problems();
+        for input in problems.iter_mut().flat_map(|problem| &mut problem.inputs) {
+            input.x.fill(bf16::NEG_ZERO);
+        }
+        Run::with(&case, &problems, |_, _| {}).expect_success();
+    }
+}
+
 /// A router that gives no weights: all are 1.
 #[test]
 fn without_weights_all_are_one() {

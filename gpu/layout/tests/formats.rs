@@ -239,8 +239,9 @@ fn infinities_end_where_the_format_says() {
     assert_eq!((values[6], values[7]), (0.0, -5376.0));
     let inverse = nvfp4::inverse_global_bits(amax(&block));
     let global = nvfp4::global_of_inverse(inverse);
-    for amax in [0.0, 1.0, f32::INFINITY] {
+    for (amax, code) in [(0.0, 0), (1.0, 0), (f32::INFINITY, 0x7f)] {
         let scale = nvfp4::scale_bits(amax, global);
+        assert_eq!(scale, code, "{amax:e}");
         assert_eq!(nvfp4::multiplier(scale, 1.0 / global), 0.0);
         assert!(nvfp4::dequantised_by_row(0x7, scale, inverse).is_nan());
     }

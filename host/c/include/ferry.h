@@ -337,7 +337,7 @@ typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;
     // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    // then token. With a shared expert this rank's own tokens stand before them.
+    // then token, then top-k slot. With a shared expert this rank's own tokens stand before them.
     ferry_tensor tokens;
     // The rows' scales: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
     // [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where
@@ -364,9 +364,9 @@ typedef struct {
 typedef struct {
     // sizeof(ferry_combine_output).
     size_t size;
-    // [tokens, hidden], sums, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or FERRY_BF16
-    // [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and not
-    // in the memory of what is read.
+    // [tokens, hidden], sums, which begin at +0, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or
+    // FERRY_BF16 [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and
+    // not in the memory of what is read.
     ferry_tensor combined;
 } ferry_combine_output;
 
@@ -465,7 +465,8 @@ typedef struct {
     // strides[0] is a multiple of 8.
     ferry_tensor x;
     // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
-    // -1..experts is not routed either, and an input fault.
+    // -1..experts is not routed either, and an input fault. An expert that stands twice gets the token
+    // twice, in the order of the slots.
     ferry_tensor topk_ids;
     // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
     ferry_tensor topk_weights;
@@ -478,7 +479,8 @@ typedef struct {
 } ferry_dispatch_input;
 
 // What a rank gives back in a combine. What is behind topk_weights takes a config with options.
-// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
+// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32, after a
+// shared expert's row was added, and before the result is rounded.
 typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;
@@ -508,7 +510,7 @@ typedef struct {
     // Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r *
     // experts / ranks and up.
     uint64_t experts;
-    // Experts that a token names, 1 to 32.
+    // Experts that a token names, 1 to 32 and at most experts.
     uint64_t top_k;
     // Elements of a token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
     uint64_t hidden;
@@ -516,7 +518,9 @@ typedef struct {
     uint64_t max_tokens_per_rank;
     // Ranks of one node; divides the ranks. 0: all ranks are on one node.
     uint64_t p2p_world_size;
-    // Longest time that a kernel waits, in nanoseconds. 0: 10 seconds.
+    // Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. A dispatch waits for
+    // ranks whose combine has not yet read the round before no longer than until the deadline of this
+    // rank's combine (if it was split, of its wait) before; once that has passed, not at all.
     uint64_t deadline_ns;
     // A ferry_format.
     uint32_t format;
@@ -524,11 +528,14 @@ typedef struct {
     uint32_t combine;
     // Most multiprocessors that a kernel takes. 0: all.
     uint32_t max_sms;
-    // 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs.
+    // 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs. Combine
+    // adds them in f32: in reduced mode to the sum as it is, in exact mode to the sum rounded to BF16.
     uint32_t shared_expert;
     // 1: kernels look for experts that a token lists twice.
     uint32_t debug_checks;
-    // 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank.
+    // 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank. Each rank's
+    // part is summed in f32 and rounded once, in both modes; in exact mode also before a shared expert's
+    // row, which a token has on one rank (ferry_plan_shared_tokens). Summing the parts is up to the caller.
     uint32_t skip_a2a;
     // 1: kernels are compiled for this very shape when the communicator is made.
     uint32_t specialise;
@@ -958,15 +965,17 @@ ferry_status ferry_communicator_device_pointers(const ferry_communicator *commun
                                                 ferry_device_pointers *pointers);
 
 // Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
-// kernel. Enqueues only; inputs and outputs are in use until the stream has passed the kernel.
-// Collective (not with skip_a2a). Does not synchronise, allocate or compile, and can be captured
-// in a graph. Where it fails, nothing was enqueued.
+// kernel. It also waits for ranks whose combine has not yet read the round before, at most until
+// the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
+// the stream has passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate
+// or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
 ferry_status ferry_dispatch(ferry_communicator *communicator,
                             void *stream,
                             const ferry_dispatch_input *input,
                             const ferry_dispatch_output *output);
 
-// The first half of ferry_dispatch: sends. Waits only for ranks that still read the round before.
+// The first half of ferry_dispatch: sends. Waits only for ranks whose combine has not yet read the
+// round before, at most until the deadline of this rank's own.
 // Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
 // that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
 // was enqueued.

@@ -55,7 +55,7 @@ pub struct ferry_config {
     /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r *
     /// experts / ranks and up.
     pub experts: u64,
-    /// Experts that a token names, 1 to 32.
+    /// Experts that a token names, 1 to 32 and at most experts.
     pub top_k: u64,
     /// Elements of a token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
     pub hidden: u64,
@@ -63,7 +63,9 @@ pub struct ferry_config {
     pub max_tokens_per_rank: u64,
     /// Ranks of one node; divides the ranks. 0: all ranks are on one node.
     pub p2p_world_size: u64,
-    /// Longest time that a kernel waits, in nanoseconds. 0: 10 seconds.
+    /// Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. A dispatch waits for
+    /// ranks whose combine has not yet read the round before no longer than until the deadline of this
+    /// rank's combine (if it was split, of its wait) before; once that has passed, not at all.
     pub deadline_ns: u64,
     /// A ferry_format.
     pub format: u32,
@@ -71,11 +73,14 @@ pub struct ferry_config {
     pub combine: u32,
     /// Most multiprocessors that a kernel takes. 0: all.
     pub max_sms: u32,
-    /// 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs.
+    /// 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs. Combine
+    /// adds them in f32: in reduced mode to the sum as it is, in exact mode to the sum rounded to BF16.
     pub shared_expert: u32,
     /// 1: kernels look for experts that a token lists twice.
     pub debug_checks: u32,
-    /// 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank.
+    /// 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank. Each rank's
+    /// part is summed in f32 and rounded once, in both modes; in exact mode also before a shared expert's
+    /// row, which a token has on one rank (ferry_plan_shared_tokens). Summing the parts is up to the caller.
     pub skip_a2a: u32,
     /// 1: kernels are compiled for this very shape when the communicator is made.
     pub specialise: u32,

@@ -25,7 +25,8 @@ pub struct ferry_dispatch_input {
     /// strides[0] is a multiple of 8.
     pub x: ferry_tensor,
     /// FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
-    /// -1..experts is not routed either, and an input fault.
+    /// -1..experts is not routed either, and an input fault. An expert that stands twice gets the token
+    /// twice, in the order of the slots.
     pub topk_ids: ferry_tensor,
     /// FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
     pub topk_weights: ferry_tensor,
@@ -47,7 +48,7 @@ pub struct ferry_dispatch_output {
     /// sizeof(ferry_dispatch_output).
     pub size: usize,
     /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    /// then token. With a shared expert this rank's own tokens stand before them.
+    /// then token, then top-k slot. With a shared expert this rank's own tokens stand before them.
     pub tokens: ferry_tensor,
     /// The rows' scales: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
     /// [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where
@@ -72,7 +73,8 @@ pub struct ferry_dispatch_output {
 sized!(ferry_dispatch_output, 736);
 
 /// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
-/// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32.
+/// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32, after a
+/// shared expert's row was added, and before the result is rounded.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_combine_input {
@@ -103,17 +105,18 @@ sized!(ferry_combine_input, 736);
 pub struct ferry_combine_output {
     /// sizeof(ferry_combine_output).
     pub size: usize,
-    /// [tokens, hidden], sums, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or FERRY_BF16
-    /// [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and not
-    /// in the memory of what is read.
+    /// [tokens, hidden], sums, which begin at +0, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or
+    /// FERRY_BF16 [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and
+    /// not in the memory of what is read.
     pub combined: ferry_tensor,
 }
 sized!(ferry_combine_output, 112);
 
 /// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
-/// kernel. Enqueues only; inputs and outputs are in use until the stream has passed the kernel.
-/// Collective (not with skip_a2a). Does not synchronise, allocate or compile, and can be captured
-/// in a graph. Where it fails, nothing was enqueued.
+/// kernel. It also waits for ranks whose combine has not yet read the round before, at most until
+/// the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
+/// the stream has passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate
+/// or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch(
     communicator: *mut ferry_communicator,
@@ -135,7 +138,8 @@ pub unsafe extern "C" fn ferry_dispatch(
     })
 }
 
-/// The first half of ferry_dispatch: sends. Waits only for ranks that still read the round before.
+/// The first half of ferry_dispatch: sends. Waits only for ranks whose combine has not yet read the
+/// round before, at most until the deadline of this rank's own.
 /// Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
 /// that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
 /// was enqueued.

@@ -336,6 +336,24 @@ mod tests {
     }
 
     #[test]
+    fn sums_begin_at_plus_0() {
+        let modes = [CombineMode::Exact, CombineMode::Reduced];
+        for slots in [
+            &[(0, 1.0, 0x8000)][..],
+            &[(0, 1.0, 0x8000), (2, 2.0, 0x8000)],
+            &[(-1, 1.0, 0)],
+        ] {
+            for mode in modes {
+                assert_eq!(combine_one(slots, mode), [0], "{mode:?} {slots:?}");
+            }
+        }
+        assert_eq!(
+            combine_one(&[(0, 1.0, 0x8000)], CombineMode::Unreduced),
+            [0x8000]
+        );
+    }
+
+    #[test]
     fn the_same_expert_twice_counts_twice() {
         // 0.5 * 2 + 0.25 * 4 = 2; the rows come in slot order.
         let slots = [(2, 0.5, 0x4000), (2, 0.25, 0x4080)];

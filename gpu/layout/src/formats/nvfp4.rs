@@ -21,7 +21,8 @@
 //! | all zeros | 0 | zeros, with their signs | zeros |
 //! | has a NaN | from the other elements (all NaN: 0) | 7 for the NaN | 6 · scale there |
 //! | has an infinity, calibrated global scale | 448 | ±7 for it | ±6 · 448 / global there |
-//! | has an infinity, global scale of the row | inverse is infinite | 7 for it, else 0 | NaN, the whole row |
+//! | has an infinity, global scale of the row | `0x7f`: NaN | 7 for it and a NaN, else zeros | NaN |
+//! | without an infinity, in the row of one | 0 | 7 for a NaN, else zeros | NaN: the inverse is infinite |
 //! | `amax` so small that the scale rounds to 0 | 0 | zeros | zeros |
 //! | `scale / global`, rounded to f32, is 2^-128 or less | as any | zeros | zeros |
 //! | `amax` above 6 · 448 / global | 448 | saturated | at most 6 · 448 / global |
