@@ -103,7 +103,10 @@ pub enum Error {
         ranks: u32,
     },
     /// A device that stands twice in a group.
-    #[error("device {device} is listed twice (positions {first} and {second})")]
+    #[error(
+        "device {device} is listed twice (positions {first} and {second}); GroupOptions::share_gpus lets \
+         ranks share a GPU"
+    )]
     DeviceListedTwice {
         /// The device's number.
         device: usize,
@@ -133,7 +136,7 @@ pub enum Error {
     },
     /// A GPU that two processes of a group were given.
     #[error(
-        "ranks {} and {} were given the same GPU, {device}; each rank needs one of its own",
+        "ranks {} and {} were given the same GPU, {device}; GroupOptions::share_gpus of both lets them share it",
         first.0, second.0
     )]
     GpuShared {

@@ -135,30 +135,18 @@ impl Group {
     /// [`Error::Driver`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn local(devices: &[usize]) -> Result<Self, Error> {
-        Self::local_with(devices, &crate::Kernels::default())
+        Self::local_with(devices, &crate::GroupOptions::default())
     }
 
-    /// As [`local`](Self::local), with other kernels on every device. Not collective. Synchronises the
-    /// devices.
+    /// As [`local`](Self::local), with other kernels on every device, or with several ranks on one. Not
+    /// collective. Synchronises the devices.
     ///
     /// # Errors
     /// As [`local`](Self::local); [`Error::Driver`] where the kernels are for other devices.
     #[cfg(feature = "cuda")]
-    pub fn local_with(devices: &[usize], kernels: &crate::Kernels) -> Result<Self, Error> {
-        if devices.is_empty() {
-            return Err(Error::NoRanks);
-        }
-        for (second, &device) in devices.iter().enumerate() {
-            if let Some(first) = devices[..second].iter().position(|&other| other == device) {
-                return Err(Error::DeviceListedTwice {
-                    device,
-                    first,
-                    second,
-                });
-            }
-        }
+    pub fn local_with(devices: &[usize], options: &crate::GroupOptions) -> Result<Self, Error> {
         Self::with_fabric(Arc::new(crate::cuda::LocalFabric::new_with(
-            devices, kernels,
+            devices, options,
         )?))
     }
 
@@ -179,11 +167,11 @@ impl Group {
     /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn node(bootstrap: Box<dyn crate::Bootstrap>, device: usize) -> Result<Self, Error> {
-        Self::node_with(bootstrap, device, &crate::Kernels::default())
+        Self::node_with(bootstrap, device, &crate::GroupOptions::default())
     }
 
-    /// As [`node`](Self::node), with other kernels on this process's device. All processes give the same.
-    /// Collective. Synchronises.
+    /// As [`node`](Self::node), with other kernels on this process's device, or with several processes on
+    /// one. Collective. Synchronises.
     ///
     /// # Errors
     /// As [`node`](Self::node); [`Error::Driver`] where the kernels are for other devices.
@@ -191,9 +179,9 @@ impl Group {
     pub fn node_with(
         bootstrap: Box<dyn crate::Bootstrap>,
         device: usize,
-        kernels: &crate::Kernels,
+        options: &crate::GroupOptions,
     ) -> Result<Self, Error> {
-        let open = || crate::cuda::Ipc::open(device, kernels);
+        let open = || crate::cuda::Ipc::open(device, options);
         Self::with_fabric(Arc::new(crate::node::fabric::NodeFabric::join(
             bootstrap, open,
         )?))
@@ -209,11 +197,11 @@ impl Group {
         bootstrap: Box<dyn crate::Bootstrap>,
         options: NvshmemOptions,
     ) -> Result<Self, Error> {
-        Self::nvshmem_with(bootstrap, options, &crate::Kernels::default())
+        Self::nvshmem_with(bootstrap, options, &crate::GroupOptions::default())
     }
 
-    /// As [`nvshmem`](Self::nvshmem), with other kernels on this process's device. They were linked with
-    /// NVSHMEM's device code, as Ferry's are. All processes give the same. Collective.
+    /// As [`nvshmem`](Self::nvshmem), with other kernels on this process's device, which were linked with
+    /// NVSHMEM's device code, as Ferry's are; or with several processes on one. Collective.
     ///
     /// # Errors
     /// As [`nvshmem`](Self::nvshmem); [`Error::Driver`] where the kernels are for other devices,
@@ -222,9 +210,9 @@ impl Group {
     pub fn nvshmem_with(
         bootstrap: Box<dyn crate::Bootstrap>,
         options: NvshmemOptions,
-        kernels: &crate::Kernels,
+        group: &crate::GroupOptions,
     ) -> Result<Self, Error> {
-        let fabric = crate::nvshmem::NvshmemFabric::new(bootstrap, options, kernels)?;
+        let fabric = crate::nvshmem::NvshmemFabric::new(bootstrap, options, group)?;
         Self::with_fabric(Arc::new(fabric))
     }
 

@@ -111,6 +111,8 @@ mod fabric;
 #[cfg(any(feature = "cuda", test))]
 mod fault_page;
 mod group;
+#[cfg(feature = "cuda")]
+mod group_options;
 mod handles;
 mod input_fault;
 #[cfg(any(feature = "cuda", test))]
@@ -166,6 +168,8 @@ pub use ferry_layout::{
 pub use ferry_simulator as simulator;
 pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
+#[cfg(feature = "cuda")]
+pub use group_options::GroupOptions;
 pub use handles::{DevicePtr, Stream};
 pub use input_fault::InputFault;
 #[cfg(feature = "cuda")]

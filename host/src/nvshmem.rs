@@ -12,8 +12,8 @@ use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::own_gpu::{Gpu, require_own};
 use crate::{
-    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, Kernels, LoadedKernels,
-    NvshmemError, leak,
+    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, GroupOptions, Kernels,
+    LoadedKernels, NvshmemError, leak,
 };
 
 /// How a rank of an NVSHMEM group finds its GPU and its library.
@@ -102,7 +102,7 @@ impl Calls for Joined {
 }
 
 impl NvshmemFabric {
-    /// Opens the device with these kernels, loads the NVSHMEM host library (where the options say, or where
+    /// Opens the device with the group's kernels, loads the NVSHMEM host library (where the options say, or where
     /// the loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`.
     /// A rank that cannot makes all fail. Collective. Synchronises.
     ///
@@ -113,13 +113,13 @@ impl NvshmemFabric {
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
         options: NvshmemOptions,
-        kernels: &Kernels,
+        group: &GroupOptions,
     ) -> Result<Self, Error> {
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         if ranks == 0 {
             return Err(Error::NoRanks);
         }
-        let prepared = prepare(rank, options, kernels);
+        let prepared = prepare(rank, options, &group.kernels);
         let announced = |prepared: &Prepared| {
             let id = prepared.id.map(UniqueId::to_bytes);
             let id = id.as_ref().map_or(&[][..], |id| &id[..]);

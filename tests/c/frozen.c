@@ -142,6 +142,8 @@ FIELD(ferry_device_pointers, combine_row_stride, 104);
 FIELD(ferry_device_pointers, combine_slots, 112);
 FIELD(ferry_device_pointers, combine_items, 120);
 
-SIZE(ferry_group_options, 16);
+SIZE(ferry_group_options, 24);
 FIELD(ferry_group_options, size, 0);
 FIELD(ferry_group_options, kernels, 8);
+FIELD(ferry_group_options, share_gpus, 16);
+FIELD(ferry_group_options, reserved, 20);

@@ -121,6 +121,14 @@ void test_kernels(void) {
     EXPECT(FERRY_STRUCT_SIZE, ferry_group_node_with(&bootstrap, 0, &options, &group));
     EXPECT(FERRY_STRUCT_SIZE, ferry_group_nvshmem_with(&bootstrap, 0, NULL, &options, &group));
     options.size = sizeof options;
+    options.share_gpus = 2;
+    EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_local_with(&device, 1, &options, &group));
+    HOLDS(strstr(ferry_last_error(), "options->share_gpus is 2") != NULL);
+    options.share_gpus = 1;
+    options.reserved = 3;
+    EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_local_with(&device, 1, &options, &group));
+    HOLDS(strstr(ferry_last_error(), "options->reserved is 3") != NULL);
+    options.reserved = 0;
     options.kernels = (const ferry_kernels *)(const void *)&no_kernels;
     EXPECT(FERRY_BAD_HANDLE, ferry_group_local_with(&device, 1, &options, &group));
     HOLDS(strstr(ferry_last_error(), "options->kernels") != NULL && group == NULL);

@@ -136,7 +136,11 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
 #[cfg(feature = "cuda")]
 fn local(options: &GroupOptions) -> Result<Group> {
     let devices: Vec<_> = (0..options.ranks).collect();
-    Ok(Group::local_with(&devices, &options.files.kernels()?)?)
+    let with = ferry::GroupOptions {
+        kernels: options.files.kernels()?,
+        ..Default::default()
+    };
+    Ok(Group::local_with(&devices, &with)?)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -178,14 +182,17 @@ pub(crate) fn over(
     use std::sync::{Arc, Mutex};
 
     let rank = bootstrap.rank();
-    let kernels = files.kernels()?;
+    let with = ferry::GroupOptions {
+        kernels: files.kernels()?,
+        ..Default::default()
+    };
     let bootstrap = Arc::new(Mutex::new(bootstrap));
     let shared = Box::new(Shared(bootstrap.clone()));
     let group = match kind {
-        GroupKind::Node => Group::node_with(shared, device, &kernels)?,
+        GroupKind::Node => Group::node_with(shared, device, &with)?,
         _ => {
             let library = None;
-            Group::nvshmem_with(shared, ferry::NvshmemOptions { device, library }, &kernels)?
+            Group::nvshmem_with(shared, ferry::NvshmemOptions { device, library }, &with)?
         }
     };
     debug_assert_eq!(group.local_ranks()[0].0, rank);

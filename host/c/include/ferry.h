@@ -65,7 +65,7 @@
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_GROUP_OPTIONS_INIT \
-    { sizeof(ferry_group_options), NULL }
+    { sizeof(ferry_group_options), NULL, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
     { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
@@ -423,6 +423,10 @@ typedef struct {
     // The kernels of this process's devices, not needed any more once the group is made. All
     // processes give the same. NULL: those that the library was built with.
     const ferry_kernels *kernels;
+    // 1: several ranks may be on one GPU, which is refused otherwise. All ranks on a GPU say so.
+    uint32_t share_gpus;
+    // Must be 0.
+    uint32_t reserved;
 } ferry_group_options;
 
 // An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`

@@ -10,7 +10,7 @@ use ferry::{Group, SimulatorOptions};
 use crate::bootstrap::open;
 use crate::bootstrap::{ferry_bootstrap, require_ranks};
 use crate::handle::{Opaque, get, put, require_place, store, take, values};
-use crate::kernels::{ferry_group_options, ferry_kernels};
+use crate::kernels::{Given, ferry_group_options};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
 
@@ -260,12 +260,12 @@ unsafe fn make_local(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
-        make(options, group, |kernels| {
+        make(options, group, |given| {
             let devices = values(devices, "devices", count)?
                 .iter()
                 .map(|&number| device_number("devices", number))
                 .collect::<Result<Vec<_>, _>>()?;
-            local(&devices, kernels)
+            local(&devices, &given)
         })
     }
 }
@@ -280,8 +280,8 @@ unsafe fn make_node(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
-        make(options, group, |kernels| {
-            node(bootstrap, device_number("device", device)?, kernels)
+        make(options, group, |given| {
+            node(bootstrap, device_number("device", device)?, &given)
         })
     }
 }
@@ -297,41 +297,38 @@ unsafe fn make_nvshmem(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
-        make(options, group, |kernels| {
+        make(options, group, |given| {
             let device = device_number("device", device)?;
-            nvshmem(bootstrap, device, library, kernels)
+            nvshmem(bootstrap, device, library, &given)
         })
     }
 }
 
-type Kernels = <ferry_kernels as Opaque>::Value;
-
-/// Makes a group with the kernels that options name, and stores it.
+/// Makes a group with these options, and stores it.
 ///
 /// # Safety
 /// The rules of pointers and handles.
 unsafe fn make(
     options: *const ferry_group_options,
     group: *mut *mut ferry_group,
-    with: impl FnOnce(Option<&Kernels>) -> Result<Group, Failure>,
+    with: impl FnOnce(Given<'_>) -> Result<Group, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
         require_place(group, "group", 1)?;
-        let made = with(ferry_group_options::kernels(options)?)?;
+        let made = with(ferry_group_options::read(options)?)?;
         put(group, made);
     }
     Ok(())
 }
 
 #[cfg(feature = "cuda")]
-fn local(devices: &[usize], kernels: Option<&Kernels>) -> Result<Group, Failure> {
-    let kernels = kernels.cloned().unwrap_or_default();
-    Ok(Group::local_with(devices, &kernels)?)
+fn local(devices: &[usize], given: &Given<'_>) -> Result<Group, Failure> {
+    Ok(Group::local_with(devices, &given.options())?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn local(_: &[usize], _: Option<&Kernels>) -> Result<Group, Failure> {
+fn local(_: &[usize], _: &Given<'_>) -> Result<Group, Failure> {
     Err(Failure::not_built("cuda"))
 }
 
@@ -341,18 +338,17 @@ fn local(_: &[usize], _: Option<&Kernels>) -> Result<Group, Failure> {
 unsafe fn node(
     bootstrap: *const ferry_bootstrap,
     device: usize,
-    kernels: Option<&Kernels>,
+    given: &Given<'_>,
 ) -> Result<Group, Failure> {
-    let kernels = kernels.cloned().unwrap_or_default();
     // SAFETY: the caller's promise.
     let bootstrap = unsafe { open(bootstrap)? };
-    Ok(Group::node_with(bootstrap, device, &kernels)?)
+    Ok(Group::node_with(bootstrap, device, &given.options())?)
 }
 
 /// # Safety
 /// None is needed: nothing is read.
 #[cfg(not(feature = "cuda"))]
-unsafe fn node(_: *const ferry_bootstrap, _: usize, _: Option<&Kernels>) -> Result<Group, Failure> {
+unsafe fn node(_: *const ferry_bootstrap, _: usize, _: &Given<'_>) -> Result<Group, Failure> {
     Err(Failure::not_built("cuda"))
 }
 
@@ -363,7 +359,7 @@ unsafe fn nvshmem(
     bootstrap: *const ferry_bootstrap,
     device: usize,
     library: *const c_char,
-    kernels: Option<&Kernels>,
+    given: &Given<'_>,
 ) -> Result<Group, Failure> {
     use std::ffi::{CStr, OsStr};
     use std::os::unix::ffi::OsStrExt as _;
@@ -374,11 +370,10 @@ unsafe fn nvshmem(
         false => Some(unsafe { CStr::from_ptr(library) }),
     };
     let library = library.map(|path| OsStr::from_bytes(path.to_bytes()).into());
-    let kernels = kernels.cloned().unwrap_or_default();
     // SAFETY: the caller's promise.
     let bootstrap = unsafe { open(bootstrap)? };
     let options = ferry::NvshmemOptions { device, library };
-    Ok(Group::nvshmem_with(bootstrap, options, &kernels)?)
+    Ok(Group::nvshmem_with(bootstrap, options, &given.options())?)
 }
 
 /// # Safety
@@ -388,7 +383,7 @@ unsafe fn nvshmem(
     _: *const ferry_bootstrap,
     _: usize,
     _: *const c_char,
-    _: Option<&Kernels>,
+    _: &Given<'_>,
 ) -> Result<Group, Failure> {
     Err(Failure::not_built("nvshmem"))
 }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use crate::handle::{Opaque, get, require_place, take};
 use crate::status::{Failure, ferry_status, guard};
-use crate::structs::{read, sized};
+use crate::structs::{flag, read, sized};
 
 /// Kernels that groups load in the place of the library's. Plans with options, a shared expert or
 /// skip_a2a have others beside them: those stay the library's. Any thread may use it.
@@ -29,6 +29,10 @@ pub struct ferry_group_options {
     /// The kernels of this process's devices, not needed any more once the group is made. All
     /// processes give the same. NULL: those that the library was built with.
     pub kernels: *const ferry_kernels,
+    /// 1: several ranks may be on one GPU, which is refused otherwise. All ranks on a GPU say so.
+    pub share_gpus: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 sized!(ferry_group_options, 16);
 
@@ -65,24 +69,51 @@ pub unsafe extern "C" fn ferry_kernels_free(kernels: *mut *mut ferry_kernels) ->
     })
 }
 
+/// Options that were read.
+#[derive(Default)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there are no GPUs"))]
+pub(crate) struct Given<'a> {
+    /// `None`: the library's.
+    pub(crate) kernels: Option<&'a <ferry_kernels as Opaque>::Value>,
+    pub(crate) share_gpus: bool,
+}
+
+#[cfg(feature = "cuda")]
+impl Given<'_> {
+    /// As the library takes them.
+    pub(crate) fn options(&self) -> ferry::GroupOptions {
+        ferry::GroupOptions {
+            kernels: self.kernels.cloned().unwrap_or_default(),
+            share_gpus: self.share_gpus,
+        }
+    }
+}
+
 impl ferry_group_options {
-    /// The kernels that options name, which may be null; `None` for the library's.
+    /// The options at a place, which may be null.
     ///
     /// # Safety
     /// The rules of pointers and handles.
-    pub(crate) unsafe fn kernels<'a>(
-        options: *const Self,
-    ) -> Result<Option<&'a <ferry_kernels as Opaque>::Value>, Failure> {
+    pub(crate) unsafe fn read<'a>(options: *const Self) -> Result<Given<'a>, Failure> {
         if options.is_null() {
-            return Ok(None);
+            return Ok(Given::default());
         }
         // SAFETY: the caller's promise.
         let given = unsafe { read(options, "options")? };
-        if given.kernels.is_null() {
-            return Ok(None);
+        if given.reserved != 0 {
+            let rule = "it must be 0";
+            return Err(Failure::value("options->reserved", given.reserved, rule));
         }
-        // SAFETY: the caller's promise.
-        unsafe { get(given.kernels, "options->kernels") }.map(Some)
+        let kernels = match given.kernels.is_null() {
+            true => None,
+            // SAFETY: the caller's promise.
+            false => Some(unsafe { get(given.kernels, "options->kernels") }?),
+        };
+        let share_gpus = flag("options->share_gpus", given.share_gpus)?;
+        Ok(Given {
+            kernels,
+            share_gpus,
+        })
     }
 }
 

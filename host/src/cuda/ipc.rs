@@ -11,7 +11,7 @@ use super::{CudaDevice, device_count};
 use crate::node::exchange::{Extent, Share, require_whole};
 use crate::node::introduction::Place;
 use crate::own_gpu::Gpu;
-use crate::{CudaError, Device, DevicePtr, Error, Kernels, NodeError};
+use crate::{CudaError, Device, DevicePtr, Error, GroupOptions, NodeError};
 
 /// Windows are of a multiple of so many bytes: of smaller ones, the driver puts several into one
 /// piece of memory, and a handle gives access to the whole piece. That a window is one is seen when it
@@ -24,12 +24,12 @@ pub(crate) struct Ipc {
 }
 
 impl Ipc {
-    /// Opens device number `ordinal` with these kernels. Synchronises.
+    /// Opens device number `ordinal` with the options' kernels. Synchronises.
     ///
     /// # Errors
     /// As [`CudaDevice::open_with`].
-    pub(crate) fn open(ordinal: usize, kernels: &Kernels) -> Result<Self, Error> {
-        let device = Arc::new(CudaDevice::open_with(ordinal, kernels)?);
+    pub(crate) fn open(ordinal: usize, options: &GroupOptions) -> Result<Self, Error> {
+        let device = Arc::new(CudaDevice::open_with(ordinal, &options.kernels)?);
         Ok(Self { device })
     }
 }

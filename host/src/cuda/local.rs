@@ -8,7 +8,7 @@ use super::CudaDevice;
 use super::context::PrimaryContext;
 use super::error::check_about;
 use super::sys;
-use crate::{Device, DevicePtr, Error, Fabric, Kernels};
+use crate::{Device, DevicePtr, Error, Fabric, GroupOptions};
 
 /// GPUs of one machine, all driven by this process; rank `r` is the `r`-th device.
 pub struct LocalFabric {
@@ -23,19 +23,25 @@ impl LocalFabric {
     /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoPeerAccess`] for the first
     /// two that cannot, and those of [`CudaDevice::open`].
     pub fn new(devices: &[usize]) -> Result<Self, Error> {
-        Self::new_with(devices, &Kernels::default())
+        Self::new_with(devices, &GroupOptions::default())
     }
 
-    /// As [`new`](Self::new), with other kernels. Synchronises.
+    /// As [`new`](Self::new), with other kernels, or with several ranks on a GPU. Synchronises.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn new_with(devices: &[usize], kernels: &Kernels) -> Result<Self, Error> {
-        require_distinct(devices)?;
-        let devices = devices
-            .iter()
-            .map(|&device| CudaDevice::open_with(device, kernels).map(Arc::new))
-            .collect::<Result<Vec<_>, _>>()?;
+    pub fn new_with(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
+        require_devices(devices, options.share_gpus)?;
+        let mut opened: Vec<Arc<CudaDevice>> = Vec::new();
+        for &device in devices {
+            // Ranks that share a GPU share its kernels, too.
+            let known = opened.iter().find(|known| known.ordinal() == device);
+            opened.push(match known {
+                Some(known) => known.clone(),
+                None => Arc::new(CudaDevice::open_with(device, &options.kernels)?),
+            });
+        }
+        let devices = opened;
         for from in &devices {
             for to in &devices {
                 if from.ordinal() != to.ordinal() {
@@ -61,9 +67,13 @@ impl LocalFabric {
     }
 }
 
-fn require_distinct(devices: &[usize]) -> Result<(), Error> {
+/// Refuses no devices, and one that is listed twice where GPUs are not to be shared.
+fn require_devices(devices: &[usize], share_gpus: bool) -> Result<(), Error> {
     if devices.is_empty() {
         return Err(Error::NoRanks);
+    }
+    if share_gpus {
+        return Ok(());
     }
     for (second, &device) in devices.iter().enumerate() {
         let before = devices.iter().take(second);
@@ -190,8 +200,10 @@ mod tests {
         };
         let text = error.to_string();
         assert!(
-            text.contains("device 3") && text.contains("0 and 2"),
+            text.contains("device 3") && text.contains("0 and 2") && text.contains("share_gpus"),
             "{text}"
         );
+        require_devices(&[3, 1, 3], true).unwrap();
+        assert!(matches!(require_devices(&[], true), Err(Error::NoRanks)));
     }
 }

@@ -144,7 +144,11 @@ fn own_group(suite: &Suite<'_>) -> Result<Option<Group>> {
             let of = |text: &str| {
                 // SAFETY: the kernels are Ferry's with an epilogue that reads what the test gives it.
                 let kernels = unsafe { ferry::Kernels::default().with_epilogue(text) }?;
-                anyhow::Ok(Group::local_with(&devices, &kernels)?)
+                let with = ferry::GroupOptions {
+                    kernels,
+                    ..Default::default()
+                };
+                anyhow::Ok(Group::local_with(&devices, &with)?)
             };
             match of(include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"))) {
                 Ok(group) => Some(group),
