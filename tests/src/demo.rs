@@ -3,18 +3,21 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use ferry::{Capacity, CombineMode, Config, Group, Plan, Shape, TokenFormat};
+use anyhow::{Context, Result, bail, ensure};
+use ferry::{Capacity, CombineMode, Config, Plan, Shape, TokenFormat};
 use ferry_reference::text::{self, TextSpec};
 use ferry_reference::{Problem, bf16};
 
-use crate::group::{GroupKind, GroupOptions, gpus, open};
+use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
-use crate::session::{Session, Settings};
+use crate::session::{Phases, Session, Settings};
+use crate::sharing;
 use crate::verify::{Mismatch, Oracle, RankOutputs, capacity_for};
 
 /// What is carried where no text is given.
 const README: &str = include_str!("../../README.md");
+/// Longest wait of a kernel, of ranks that have a GPU each.
+const DEADLINE: Duration = Duration::from_secs(10);
 /// Width of the longest bar of the chart.
 const BAR: usize = 40;
 /// Lines of the chart at most.
@@ -44,32 +47,75 @@ pub struct DemoArgs {
     /// auto, none, or how many GPUs to use
     #[arg(long, value_name = "auto|none|N", default_value = "auto")]
     gpus: String,
+    /// Where the ranks are [default: local, or simulated where there are too few GPUs]
+    #[arg(long, value_enum)]
+    group: Option<GroupKind>,
     /// Of the embedding, the router and the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// How ranks have GPUs, and processes meet.
+    #[command(flatten)]
+    pub group_args: GroupArgs,
 }
 
 /// Runs the demo. An error if the oracle disagrees.
 pub fn run(args: &DemoArgs) -> Result<()> {
-    let (kind, ranks) = choose_group(args)?;
-    let options = GroupOptions {
+    let (kind, ranks) = choose_group(args, gpus())?;
+    let mut open = open(&GroupOptions {
         kind,
         ranks,
         seed: args.seed,
-        rendezvous: None,
-        rank: None,
+        args: args.group_args.clone(),
         files: KernelFiles::default(),
-    };
-    let group = open(&options)?.group;
-    introduce(&group, kind)?;
+    })?;
+    introduce(&mut open, kind)?;
+    let carried = carry(&mut open, args)?;
+    let oracle = Oracle::new(&carried.problem, &carried.scale, TokenFormat::Bf16);
+    let verdict = oracle.verify(CombineMode::Reduced, true, &carried.outputs);
+    let wanted = oracle.combined(CombineMode::Reduced, true);
+    let all = carried.outputs.iter();
+    let errors = all.map(|output| largest_error(&wanted[output.rank], &output.combined));
+    let error = errors.fold(0.0, larger);
+    let errors = (open.gather)(bytemuck::bytes_of(&error))?;
+    let errors = errors
+        .iter()
+        .map(|bytes| bytemuck::pod_read_unaligned(bytes));
+    let error = errors.fold(0.0, larger);
+    let rows: Vec<u32> = carried.outputs.iter().flat_map(rows_of_experts).collect();
+    let rows = (open.gather)(bytemuck::cast_slice(&rows))?.concat();
+    if open.is_first() {
+        let rows = rows.chunks(4).map(bytemuck::pod_read_unaligned).collect();
+        show_experts(&carried.problem, rows);
+        carried.show(kind);
+    }
+    let conclusion = open.agree(conclude(verdict, error))?;
+    if open.is_first() {
+        println!("oracle    {conclusion}");
+    }
+    Ok(open.group.close()?)
+}
+
+/// What was carried, and what came back on the ranks of this process.
+struct Carried {
+    problem: Problem,
+    scale: Vec<f32>,
+    shape: Shape,
+    outputs: Vec<RankOutputs>,
+    phases: Phases,
+}
+
+/// Turns the text into tokens and carries them. Collective.
+fn carry(open: &mut OpenGroup, args: &DemoArgs) -> Result<Carried> {
+    let ranks = open.group.ranks() as usize;
     let text = match &args.text {
         Some(path) => std::fs::read_to_string(path)
-            .with_context(|| format!("--text {}: cannot be read as text", path.display()))?,
-        None => README.to_owned(),
+            .with_context(|| format!("--text {}: cannot be read as text", path.display())),
+        None => Ok(README.to_owned()),
     };
-    let settings = settings(args);
+    let text = open.agree(text)?;
+    let settings = settings(args, open.scaled(DEADLINE));
     // Checks every number before the text is turned into tokens.
-    let plan = Plan::new(&group, settings.config)?;
+    let plan = Plan::new(&open.group, settings.config)?;
     let problem = text::problem(
         &text,
         TextSpec {
@@ -89,32 +135,36 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         capacity: capacity_for(&problem, TokenFormat::Bf16),
         ..settings
     };
-    let mut session = Session::new(&group, &settings)?;
-    // The first round loads code; the second is the one to look at.
-    session.round(&problem, &scale, true)?;
-    let outputs = session.round(&problem, &scale, true)?;
+    let session = Session::new(&open.group, &settings).map_err(Into::into);
+    let mut session = open.agree(session)?;
+    let mut round = || session.round(&problem, &scale, true).map_err(Into::into);
+    // The first one loads code; the second is the one to look at.
+    open.agree(round())?;
+    let outputs = open.agree(round())?;
     let phases = session.phases();
     session.close()?;
+    Ok(Carried {
+        problem,
+        scale,
+        shape: *plan.shape(),
+        outputs,
+        phases,
+    })
+}
 
-    show_experts(&problem, &outputs);
-    show_wire(&problem, plan.shape());
-    println!(
-        "time      dispatch {:?}, combine {:?}{}",
-        phases.dispatch,
-        phases.combine,
-        match kind {
-            GroupKind::Simulated => " (of the simulator, not of a GPU)",
-            _ => " (host wall time, launches included)",
-        }
-    );
-    let oracle = Oracle::new(&problem, &scale, TokenFormat::Bf16);
-    let verdict = oracle.verify(CombineMode::Reduced, true, &outputs);
-    let wanted = oracle.combined(CombineMode::Reduced, true);
-    let all = outputs.iter();
-    let errors = all.map(|output| largest_error(&wanted[output.rank], &output.combined));
-    let error = errors.fold(0.0, larger);
-    println!("oracle    {}", conclude(verdict, error)?);
-    Ok(group.close()?)
+impl Carried {
+    fn show(&self, kind: GroupKind) {
+        show_wire(&self.problem, &self.shape);
+        println!(
+            "time      dispatch {:?}, combine {:?}{}",
+            self.phases.dispatch,
+            self.phases.combine,
+            match kind {
+                GroupKind::Simulated => " (of the simulator, not of a GPU)",
+                _ => " (host wall time, launches included)",
+            }
+        );
+    }
 }
 
 /// What the demo ends with. Bits that agree are not enough: the oracle may have no numbers either.
@@ -126,49 +176,75 @@ fn conclude(verdict: Result<(), Mismatch>, error: f32) -> Result<String> {
     }
 }
 
-fn choose_group(args: &DemoArgs) -> Result<(GroupKind, usize)> {
-    let found = gpus();
-    let wanted = match args.gpus.as_str() {
+/// The kind of the group, and its ranks; mpirun says how many processes there are. `found` are GPUs.
+fn choose_group(args: &DemoArgs, found: usize) -> Result<(GroupKind, usize)> {
+    if let Some(kind) = args.group.filter(|&kind| kind != GroupKind::Local) {
+        return Ok((kind, args.ranks.unwrap_or(4)));
+    }
+    let (is_local, gpus) = (args.group.is_some(), args.gpus.as_str());
+    if args.group_args.share_gpus {
+        ensure!(
+            found > 0 && gpus == "auto",
+            "--share-gpus: ranks share all GPUs that this program sees, {found}; --gpus is {gpus}"
+        );
+        return Ok((GroupKind::Local, args.ranks.unwrap_or(found)));
+    }
+    let wanted = match gpus {
         "none" => 0,
-        "auto" => args
-            .ranks
-            .map_or(found, |ranks| if ranks <= found { ranks } else { 0 }),
+        "auto" => match args.ranks {
+            Some(ranks) if ranks > found && !is_local => 0,
+            ranks => ranks.unwrap_or(found),
+        },
         number => number
             .parse()
             .with_context(|| format!("--gpus {number}: neither auto, none nor a number"))?,
     };
     // Neither number may be dropped for the other. No GPUs leave any number of simulated ranks.
     if let Some(ranks) = args.ranks.filter(|&ranks| wanted > 0 && ranks != wanted) {
-        bail!("--gpus {wanted}, but --ranks {ranks}: there is one rank a GPU");
+        bail!(
+            "--gpus {wanted}, but --ranks {ranks}: there is one rank a GPU, or ranks share all with --share-gpus"
+        );
     }
     if wanted > found {
         bail!("--gpus {wanted}: this program sees {found} GPUs");
     }
     Ok(match wanted {
-        0 => (GroupKind::Simulated, args.ranks.unwrap_or(4)),
+        0 if !is_local => (GroupKind::Simulated, args.ranks.unwrap_or(4)),
         wanted => (GroupKind::Local, wanted),
     })
 }
 
-fn introduce(group: &Group, kind: GroupKind) -> Result<()> {
+/// Says where the ranks are. Collective.
+fn introduce(open: &mut OpenGroup, kind: GroupKind) -> Result<()> {
+    let mut names = String::new();
+    for rank in open.group.local_ranks() {
+        let name = open.group.device(rank)?.name();
+        names += &format!("          rank {}: {name}\n", rank.0);
+    }
+    let names = (open.gather)(names.as_bytes())?.concat();
+    if !open.is_first() {
+        return Ok(());
+    }
+    let group = &open.group;
     match kind {
         GroupKind::Simulated => println!(
             "group     {} ranks in the simulator: no GPU is used, the kernels' logic runs on the CPU",
             group.ranks()
         ),
-        _ => println!("group     {} ranks, {}", group.ranks(), group.name()),
-    }
-    for rank in group.local_ranks() {
-        if kind != GroupKind::Simulated {
-            println!("          rank {}: {}", rank.0, group.device(rank)?.name());
+        _ => {
+            println!("group     {} ranks, {}", group.ranks(), group.name());
+            print!("{}", String::from_utf8_lossy(&names));
         }
+    }
+    if let Some(title) = sharing::title(open.ranks_per_gpu) {
+        println!("          {title}");
     }
     Ok(())
 }
 
-fn settings(args: &DemoArgs) -> Settings {
+fn settings(args: &DemoArgs, deadline: Duration) -> Settings {
     let config = Config {
-        deadline: Duration::from_secs(10),
+        deadline,
         debug_checks: true,
         specialise: true,
         ..Config::new(args.experts, args.top_k, args.hidden, args.tokens)
@@ -180,17 +256,14 @@ fn settings(args: &DemoArgs) -> Settings {
     }
 }
 
+/// Rows that each expert of a rank received.
+fn rows_of_experts(outputs: &RankOutputs) -> impl Iterator<Item = u32> {
+    let offsets = outputs.received.row_offsets.windows(2);
+    offsets.map(|pair| pair[1] - pair[0])
+}
+
 /// Rows that each expert received, as bars.
-fn show_experts(problem: &Problem, outputs: &[RankOutputs]) {
-    let rows: Vec<u32> = outputs
-        .iter()
-        .flat_map(|rank| {
-            rank.received
-                .row_offsets
-                .windows(2)
-                .map(|pair| pair[1] - pair[0])
-        })
-        .collect();
+fn show_experts(problem: &Problem, rows: Vec<u32>) {
     let tokens: usize = problem.inputs.iter().map(|input| input.tokens).sum();
     let total: u32 = rows.iter().sum();
     println!(
@@ -279,8 +352,36 @@ fn larger(most: f32, error: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
+
+    /// The kind and the ranks that these arguments choose where so many GPUs are found.
+    fn chosen(arguments: &str, found: usize) -> Result<(GroupKind, usize), String> {
+        #[derive(clap::Parser)]
+        struct Arguments {
+            #[command(flatten)]
+            demo: DemoArgs,
+        }
+        let words = std::iter::once("demo").chain(arguments.split_whitespace());
+        let args = <Arguments as clap::Parser>::parse_from(words).demo;
+        choose_group(&args, found).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn ranks_share_the_gpus_where_that_is_asked_for() {
+        use GroupKind::{Local, Node, Simulated};
+        assert_eq!(chosen("--ranks 4", 1), Ok((Simulated, 4)));
+        assert_eq!(chosen("--ranks 4 --share-gpus", 1), Ok((Local, 4)));
+        assert_eq!(chosen("--share-gpus", 2), Ok((Local, 2)));
+        assert_eq!(chosen("--group node --share-gpus", 1), Ok((Node, 4)));
+        assert_eq!(
+            chosen("--group simulated --share-gpus --ranks 3", 0),
+            Ok((Simulated, 3))
+        );
+        let refused = |arguments, found| chosen(arguments, found).unwrap_err();
+        assert!(refused("--share-gpus --ranks 2", 0).contains("--share-gpus"));
+        assert!(refused("--share-gpus --ranks 2 --gpus 1", 1).contains("--gpus is 1"));
+        assert!(refused("--group local --ranks 4", 1).contains("sees 1 GPUs"));
+    }
 
     fn error_of(wanted: [f32; 3], given: [f32; 3]) -> f32 {
         let [wanted, given] = [wanted, given].map(|values| values.map(bf16::from_f32));

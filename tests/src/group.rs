@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use ferry::{Bootstrap, Group};
 
 use crate::kernel_files::KernelFiles;
+use crate::sharing::Gpus;
 
 /// Longest wait for the other processes.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,6 +42,20 @@ impl GroupKind {
     }
 }
 
+/// What every program that opens a group is told on the command line.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct GroupArgs {
+    /// Let ranks share the GPUs that are there: each has the next one, in turns
+    #[arg(long)]
+    pub share_gpus: bool,
+    /// Where processes meet without MPI
+    #[arg(long, value_name = "HOST:PORT")]
+    pub rendezvous: Option<SocketAddr>,
+    /// This process's rank, with --rendezvous
+    #[arg(long)]
+    pub rank: Option<u32>,
+}
+
 /// How to open a group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
@@ -50,10 +65,8 @@ pub struct GroupOptions {
     pub ranks: usize,
     /// Of the simulator.
     pub seed: u64,
-    /// Where processes meet, without MPI.
-    pub rendezvous: Option<SocketAddr>,
-    /// This process's rank, with `rendezvous`.
-    pub rank: Option<u32>,
+    /// How ranks have GPUs, and processes meet.
+    pub args: GroupArgs,
     /// PTX in place of the embedded one. Of it, a group loads the kernels; the probes are loaded by whoever
     /// launches them.
     pub files: KernelFiles,
@@ -66,6 +79,24 @@ impl GroupOptions {
         u32::try_from(self.ranks)
             .with_context(|| format!("--ranks {}: it must be at most {most}", self.ranks))
     }
+
+    /// This machine's GPUs. The simulator's ranks have none, which none of them shares.
+    fn gpus(&self) -> Gpus {
+        let is_simulated = self.kind == GroupKind::Simulated;
+        Gpus {
+            found: if is_simulated { 0 } else { gpus() },
+            shared: self.args.share_gpus && !is_simulated,
+        }
+    }
+
+    /// The group's options of the library.
+    #[cfg(feature = "cuda")]
+    fn of_library(&self) -> Result<ferry::GroupOptions> {
+        Ok(ferry::GroupOptions {
+            kernels: self.files.kernels()?,
+            share_gpus: self.args.share_gpus,
+        })
+    }
 }
 
 /// Exchanges bytes between the processes of a group: every process's, by rank. Collective.
@@ -77,9 +108,16 @@ pub struct OpenGroup {
     pub group: Group,
     /// In one process, its own bytes come back.
     pub gather: Gather,
+    /// Most ranks that have one GPU.
+    pub ranks_per_gpu: usize,
 }
 
 impl OpenGroup {
+    /// A longest wait, of ranks that have a GPU each, for these: who shares one takes turns.
+    pub fn scaled(&self, wait: Duration) -> Duration {
+        wait * self.ranks_per_gpu as u32
+    }
+
     /// Whether this process speaks for the group: prints and writes.
     pub fn is_first(&self) -> bool {
         self.group
@@ -116,31 +154,31 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
         bail!("{flag}: the simulator has none; give --group local, node or nvshmem");
     }
     let alone: Gather = Box::new(|bytes| Ok(vec![bytes.to_vec()]));
+    let ranks_per_gpu = options.gpus().most_ranks_on_one(options.ranks);
     Ok(match options.kind {
         GroupKind::Simulated => OpenGroup {
             group: Group::simulated(ranks, options.seed)?,
             gather: alone,
+            ranks_per_gpu,
         },
         GroupKind::Local => OpenGroup {
             group: local(options)?,
             gather: alone,
+            ranks_per_gpu,
         },
         GroupKind::Node | GroupKind::Nvshmem => {
             let bootstrap = bootstrap(options)?;
-            let device = device_of(bootstrap.rank());
-            over(options.kind, &options.files, bootstrap, device)?
+            let place = Place::of(bootstrap.rank(), bootstrap.ranks());
+            over(options, bootstrap, place)?
         }
     })
 }
 
 #[cfg(feature = "cuda")]
 fn local(options: &GroupOptions) -> Result<Group> {
-    let devices: Vec<_> = (0..options.ranks).collect();
-    let with = ferry::GroupOptions {
-        kernels: options.files.kernels()?,
-        ..Default::default()
-    };
-    Ok(Group::local_with(&devices, &with)?)
+    let gpus = options.gpus();
+    let devices: Vec<_> = (0..options.ranks).map(|rank| gpus.of_rank(rank)).collect();
+    Ok(Group::local_with(&devices, &options.of_library()?)?)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -150,49 +188,61 @@ fn local(_options: &GroupOptions) -> Result<Group> {
     )
 }
 
-/// The GPU of a process: each has one of its own, and on a node ranks are numbered in a row.
-pub(crate) fn device_of(rank: u32) -> usize {
-    let local = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK").ok();
-    let local = local.and_then(|local| local.parse().ok());
-    local.unwrap_or(rank as usize % gpus().max(1))
+/// Which process of its machine a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Its number there.
+    rank: usize,
+    /// How many there are.
+    ranks: usize,
 }
 
-/// A group of processes, each with a GPU, over a bootstrap that this program goes on using. Collective.
+impl Place {
+    /// Of a process of the group: as mpirun says, or as if every machine had all its GPUs' ranks in a row.
+    pub(crate) fn of(rank: u32, ranks: u32) -> Self {
+        let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+        let local = |what: &str| number(&format!("OMPI_COMM_WORLD_LOCAL_{what}"));
+        Self {
+            rank: local("RANK").unwrap_or(rank as usize % gpus().max(1)),
+            ranks: local("SIZE").unwrap_or(ranks as usize),
+        }
+    }
+}
+
+/// A group of processes over a bootstrap that this program goes on using. Collective.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn over(
-    kind: GroupKind,
-    _files: &KernelFiles,
+    options: &GroupOptions,
     _bootstrap: Box<dyn Bootstrap>,
-    _device: usize,
+    _place: Place,
 ) -> Result<OpenGroup> {
     bail!(
         "this program was built without the feature `cuda`, so it has no {} group; use --group simulated",
-        kind.name()
+        options.kind.name()
     )
 }
 
-/// A group of processes, each with a GPU, over a bootstrap that this program goes on using. Collective.
+/// A group of processes over a bootstrap that this program goes on using. Collective.
 #[cfg(feature = "cuda")]
 pub(crate) fn over(
-    kind: GroupKind,
-    files: &KernelFiles,
+    options: &GroupOptions,
     bootstrap: Box<dyn Bootstrap>,
-    device: usize,
+    place: Place,
 ) -> Result<OpenGroup> {
     use std::sync::{Arc, Mutex};
 
     let rank = bootstrap.rank();
-    let with = ferry::GroupOptions {
-        kernels: files.kernels()?,
-        ..Default::default()
-    };
+    let of_library = options.of_library()?;
+    let gpus = options.gpus();
+    let device = gpus.of_rank(place.rank);
     let bootstrap = Arc::new(Mutex::new(bootstrap));
     let shared = Box::new(Shared(bootstrap.clone()));
-    let group = match kind {
-        GroupKind::Node => Group::node_with(shared, device, &with)?,
+    let group = match options.kind {
+        GroupKind::Node => Group::node_with(shared, device, &of_library)?,
         _ => {
             let library = None;
-            Group::nvshmem_with(shared, ferry::NvshmemOptions { device, library }, &with)?
+            let nvshmem = ferry::NvshmemOptions { device, library };
+            Group::nvshmem_with(shared, nvshmem, &of_library)?
         }
     };
     debug_assert_eq!(group.local_ranks()[0].0, rank);
@@ -202,7 +252,11 @@ pub(crate) fn over(
             .expect("no panic while holding the bootstrap");
         Ok(bootstrap.all_gather(bytes)?)
     });
-    Ok(OpenGroup { group, gather })
+    Ok(OpenGroup {
+        group,
+        gather,
+        ranks_per_gpu: gpus.most_ranks_on_one(place.ranks),
+    })
 }
 
 /// A bootstrap that the group and this program share.
@@ -235,8 +289,8 @@ unsafe impl Bootstrap for Shared {
 
 /// MPI if this program has it, else TCP.
 pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
-    if let Some(address) = options.rendezvous {
-        let Some(rank) = options.rank else {
+    if let Some(address) = options.args.rendezvous {
+        let Some(rank) = options.args.rank else {
             bail!("--rendezvous needs --rank")
         };
         let ranks = options.ranks()?;

@@ -16,6 +16,7 @@ mod mpi_bootstrap;
 pub mod probes;
 pub mod replay;
 pub mod session;
+pub mod sharing;
 pub mod silu;
 pub mod simulated;
 pub mod soak;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::{bench, damaged, demo, explain, gpu, replay, soak};
+use ferry_tests::{bench, damaged, demo, explain, gpu, replay, sharing, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -35,8 +35,28 @@ enum Command {
     Damaged(damaged::DamagedArgs),
 }
 
+impl Command {
+    /// Whether ranks share GPUs.
+    fn shares_gpus(&self) -> bool {
+        match self {
+            Self::Demo(args) => args.group_args.share_gpus,
+            Self::Replay(args) => args.group_args.share_gpus,
+            Self::Gpu(args) => args.group_args.share_gpus,
+            Self::Bench(args) => args.group_args.share_gpus,
+            Self::Soak(args) => args.group_args.share_gpus,
+            Self::Killed(args) => args.share_gpus,
+            Self::Explain(_) | Self::Sanitize(_) | Self::Damaged(_) => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if command.shares_gpus() {
+        // SAFETY: reading the command line starts no thread, and nothing else has run.
+        unsafe { sharing::ask_for_queues() };
+    }
+    let result = match command {
         Command::Demo(args) => demo::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -2,18 +2,20 @@
 
 mod file;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
-use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
+use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings};
 use crate::verify::{Placement, largest};
 use file::{Given, Tensors, read, require_same, serialize, tensors, write};
+
+/// Longest wait of a kernel, of ranks that have a GPU each.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Options of `ferry-tests replay`.
 ///
@@ -90,12 +92,12 @@ pub struct ReplayArgs {
     /// Of the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where processes meet without MPI
-    #[arg(long, value_name = "HOST:PORT")]
-    rendezvous: Option<SocketAddr>,
-    /// This process's rank, with --rendezvous
-    #[arg(long)]
-    rank: Option<u32>,
+    /// Ranks [default: those of IN]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// How ranks have GPUs, and processes meet.
+    #[command(flatten)]
+    pub group_args: GroupArgs,
 }
 
 /// Runs a replay. Under mpirun, every process reads and rank 0 writes.
@@ -103,7 +105,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let given = read(&args.input);
     // Over MPI, who cannot read the file can still join and tell the others. Over TCP, only the
     // file says how many ranks meet; the others wait no longer than the rendezvous lets them.
-    let over_mpi = args.group.has_processes() && args.rendezvous.is_none();
+    let over_mpi = args.group.has_processes() && args.group_args.rendezvous.is_none();
     let ranks = match &given {
         Ok(given) => given.problem.ranks,
         Err(_) if over_mpi => 0,
@@ -113,8 +115,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         kind: args.group,
         ranks,
         seed: args.seed,
-        rendezvous: args.rendezvous,
-        rank: args.rank,
+        args: args.group_args.clone(),
         files: KernelFiles::default(),
     })?;
     replay(open, args, given)
@@ -165,6 +166,11 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
         ranks == wanted,
         "the file has tensors of {wanted} ranks, the group has {ranks}"
     );
+    ensure!(
+        args.ranks.is_none_or(|asked| asked == wanted),
+        "--ranks {}: the file has tensors of {wanted} ranks",
+        args.ranks.unwrap_or(wanted)
+    );
     if args.skip_a2a {
         require_same(&given.problem)?;
     }
@@ -188,7 +194,7 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
         !args.late_weights || given.weights,
         "tensor topk_weights.0 is missing, which --late-weights gives to combine"
     );
-    let settings = settings(args, &given);
+    let settings = settings(args, &given, open.scaled(DEADLINE));
     Plan::new(&open.group, settings.config).with_context(|| args.input.display().to_string())?;
     Ok((given, settings))
 }
@@ -206,7 +212,7 @@ fn round(session: &mut Session, given: &Given, settings: &Settings) -> Result<Ve
     serialize(&own)
 }
 
-fn settings(args: &ReplayArgs, given: &Given) -> Settings {
+fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
     let problem = &given.problem;
     let most = problem
         .inputs
@@ -218,7 +224,7 @@ fn settings(args: &ReplayArgs, given: &Given) -> Settings {
         p2p_world_size: args.p2p_world_size,
         format: (args.scales).map_or(args.format, |layout| args.format.with_scale_layout(layout)),
         combine: args.mode,
-        deadline: Duration::from_secs(30),
+        deadline,
         shared_expert: args.shared_expert,
         skip_a2a: args.skip_a2a,
         options: args.residual || args.late_weights,
@@ -276,8 +282,8 @@ mod tests {
             late_weights: false,
             all_at_once: false,
             seed: 1,
-            rendezvous: None,
-            rank: None,
+            ranks: None,
+            group_args: GroupArgs::default(),
         }
     }
 
@@ -317,6 +323,7 @@ mod tests {
                     }
                     Ok(all)
                 }),
+                ranks_per_gpu: 1,
             };
             let result = replay(open, &process.args, process.given);
             // The second may have written before it heard of the first.

@@ -1,9 +1,9 @@
 //! Rounds with fresh seeds until the time is up, each compared with the oracle: in the simulator on
-//! all processors, or on GPUs. What was run is counted by format and size, and a line of it can be
+//! all processors, or on a group. What was run is counted by format and size, and a line of it can be
 //! kept in a log.
 
-mod gpus;
 mod log;
+mod on_group;
 mod simulated;
 mod tally;
 
@@ -14,11 +14,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 
+use crate::group::{GroupArgs, GroupKind};
 use tally::Tally;
 
 /// Between lines that say how far it is.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// Longest that a seed may take: they take milliseconds, on GPUs seconds.
+/// Longest that a seed may take, of ranks that have a GPU each: they take milliseconds, on GPUs seconds.
 const LONGEST: Duration = Duration::from_secs(180);
 /// Seeds that a second of the clock has for itself, so that no two runs draw the same ones.
 const SEEDS_A_SECOND: u64 = 1 << 20;
@@ -30,8 +31,14 @@ pub struct SoakArgs {
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
     /// Run on so many GPUs, a shape with 100 rounds a seed [default: in the simulator, on all processors]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["ranks", "share_gpus"])]
     gpus: Option<usize>,
+    /// Run such shapes on the ranks of a group [default: local]
+    #[arg(long, value_enum)]
+    group: Option<GroupKind>,
+    /// Ranks of the group [default: all GPUs]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
     /// The first seed [default: one that the clock gives]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
@@ -44,12 +51,30 @@ pub struct SoakArgs {
     /// What the log calls this program's source
     #[arg(long, value_name = "HASH", default_value = "unknown")]
     commit: String,
+    /// How ranks have GPUs, and processes meet.
+    #[command(flatten)]
+    pub group_args: GroupArgs,
+}
+
+impl SoakArgs {
+    /// Whether shapes are run on the ranks of one group, which the simulator's own way does not have.
+    const fn has_group(&self) -> bool {
+        let shared = self.group_args.share_gpus;
+        shared || self.gpus.is_some() || self.ranks.is_some() || self.group.is_some()
+    }
+
+    /// Where the ranks of the group are.
+    fn kind(&self) -> GroupKind {
+        self.group.unwrap_or(GroupKind::Local)
+    }
 }
 
 /// Which seeds are run, and what came of them so far.
 struct Course {
     start: Instant,
     seconds: Duration,
+    /// Longest that a seed may take.
+    longest: Duration,
     first: u64,
     end: u64,
     next: AtomicU64,
@@ -67,13 +92,11 @@ struct Done {
 }
 
 impl Course {
-    fn new(args: &SoakArgs) -> Self {
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH);
-        let clock = clock.map_or(0, |since| since.as_secs());
-        let first = args.seed.unwrap_or(clock * SEEDS_A_SECOND);
+    fn new(args: &SoakArgs, first: u64, longest: Duration) -> Self {
         Self {
             start: Instant::now(),
             seconds: Duration::from_secs(args.seconds),
+            longest,
             first,
             end: args
                 .count
@@ -89,9 +112,23 @@ impl Course {
             .expect("no panic while holding what is done")
     }
 
+    /// Whether neither the time is up nor a seed has failed.
+    fn goes_on(&self) -> bool {
+        self.start.elapsed() < self.seconds && self.lock().failure.is_none()
+    }
+
     /// Runs seeds until the time is up or one fails.
-    fn work(&self, mut run: impl FnMut(u64) -> Result<Tally, String>) {
-        while self.start.elapsed() < self.seconds && self.lock().failure.is_none() {
+    fn work(&self, run: impl FnMut(u64) -> Result<Tally, String>) {
+        self.work_while(|| self.goes_on(), run);
+    }
+
+    /// Runs seeds for as long as `goes_on` says.
+    fn work_while(
+        &self,
+        mut goes_on: impl FnMut() -> bool,
+        mut run: impl FnMut(u64) -> Result<Tally, String>,
+    ) {
+        while goes_on() {
             let seed = self.next.fetch_add(1, Ordering::Relaxed);
             if seed >= self.end {
                 return;
@@ -122,10 +159,11 @@ impl Course {
             if let Some((seed, _)) = done
                 .busy
                 .iter()
-                .find(|(_, since)| since.elapsed() > LONGEST)
+                .find(|(_, since)| since.elapsed() > self.longest)
             {
                 println!(
-                    "FAIL seed {seed}: no end after {LONGEST:?}\n{}",
+                    "FAIL seed {seed}: no end after {:?}\n{}",
+                    self.longest,
                     rerun(args, *seed)
                 );
                 std::process::exit(1);
@@ -145,23 +183,40 @@ impl Course {
 
 /// How a seed is run again.
 fn rerun(args: &SoakArgs, seed: u64) -> String {
-    let gpus = args
-        .gpus
-        .map(|gpus| format!(" --gpus {gpus}"))
-        .unwrap_or_default();
+    let mut on = String::new();
+    if let Some(gpus) = args.gpus {
+        on += &format!(" --gpus {gpus}");
+    }
+    if let Some(group) = args.group {
+        on += &format!(" --group {}", group.name());
+    }
+    if let Some(ranks) = args.ranks {
+        on += &format!(" --ranks {ranks}");
+    }
+    if args.group_args.share_gpus {
+        on += " --share-gpus";
+    }
     format!(
-        "run it again: cargo xtask soak{gpus} --seed {seed} --count 1   \
-         (or: ferry-tests soak{gpus} --seed {seed} --count 1)"
+        "run it again: cargo xtask soak{on} --seed {seed} --count 1   \
+         (or: ferry-tests soak{on} --seed {seed} --count 1)"
     )
 }
 
 /// Runs until the time is up. An error if a round was wrong.
 pub fn run(args: &SoakArgs) -> Result<()> {
-    let course = Course::new(args);
-    let machine = match args.gpus {
-        Some(gpus) => gpus::run(&course, args, gpus)?,
-        None => simulated::run(&course, args),
-    };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH);
+    let clock = clock.map_or(0, |since| since.as_secs());
+    let first = args.seed.unwrap_or(clock * SEEDS_A_SECOND);
+    if args.has_group() {
+        return on_group::run(args, first);
+    }
+    let course = Course::new(args, first, LONGEST);
+    let machine = simulated::run(&course, args);
+    conclude(course, args, &machine)
+}
+
+/// Says what was run, and logs it. An error if a round was wrong.
+fn conclude(course: Course, args: &SoakArgs, machine: &str) -> Result<()> {
     let (first, reached) = (course.first, course.reached());
     let seconds = course.start.elapsed().as_secs();
     let done = course.done.into_inner().expect("no worker panicked");
@@ -173,7 +228,7 @@ pub fn run(args: &SoakArgs) -> Result<()> {
         bail!("seed {seed} failed");
     }
     println!("every round as the oracle has it");
-    let line = log::line(args, &machine, first..reached, &done.tally);
+    let line = log::line(args, machine, first..reached, &done.tally);
     match &args.log {
         Some(path) => log::append(path, &line),
         None => Ok(()),
@@ -196,7 +251,7 @@ mod tests {
 
     #[test]
     fn seeds_are_run_once_each_and_counted() {
-        let course = Course::new(&args("--seed 5 --count 3"));
+        let course = Course::new(&args("--count 3"), 5, LONGEST);
         let mut seen = Vec::new();
         course.work(|seed| {
             seen.push(seed);
@@ -208,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_first_failure_ends_it() {
-        let course = Course::new(&args("--seed 1 --count 9"));
+        let course = Course::new(&args("--count 9"), 1, LONGEST);
         course.work(|seed| {
             if seed == 3 {
                 Err("no".into())
@@ -223,6 +278,13 @@ mod tests {
             text.contains("cargo xtask soak --gpus 4 --seed 3 --count 1"),
             "{text}"
         );
+        let text = rerun(&args("--group node --ranks 4 --share-gpus"), 3);
+        assert!(
+            text.contains(
+                "ferry-tests soak --group node --ranks 4 --share-gpus --seed 3 --count 1"
+            ),
+            "{text}"
+        );
     }
 
     #[test]
@@ -233,8 +295,9 @@ mod tests {
 
     #[test]
     fn rounds_on_a_group_are_compared() {
-        let group = ferry::Group::simulated(2, 1).unwrap();
-        let tally = gpus::shape(&group, 11, 9).unwrap();
+        let mut open =
+            on_group::open_group(&args("--group simulated --ranks 2 --share-gpus")).unwrap();
+        let tally = on_group::shape(&mut open, 11, 9).unwrap();
         assert_eq!(tally.rounds(), 9);
     }
 }

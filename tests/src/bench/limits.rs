@@ -132,10 +132,10 @@ fn time(
         .median)
 }
 
-/// Multiprocessors that calls occupy.
+/// Multiprocessors that a rank's calls occupy.
 fn multiprocessors(rig: &Rig, max_sms: Option<u32>) -> u32 {
-    let all = rig.gpus[0].device.multiprocessors();
-    max_sms.map_or(all, |most| most.clamp(1, all))
+    let all = rig.gpus[0].device.multiprocessors() / rig.ranks_per_gpu as u32;
+    all.min(max_sms.unwrap_or(all)).max(1)
 }
 
 /// One empty kernel, with the blocks and threads of a call and in a call's place.

@@ -1,12 +1,12 @@
 //! What to measure.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
+use crate::group::GroupArgs;
 use crate::kernel_files::KernelFiles;
 
 /// Zipf's exponent: about that of language.
@@ -122,15 +122,12 @@ pub struct BenchArgs {
     /// Where the ranks are
     #[arg(long, value_enum, default_value = "local")]
     pub group: GroupChoice,
-    /// GPUs, one a rank [default: all; under mpirun, as many as there are processes]
+    /// Ranks [default: one for each GPU; under mpirun, one for each process]
     #[arg(long)]
     pub ranks: Option<usize>,
-    /// Where processes meet without MPI
-    #[arg(long, value_name = "HOST:PORT")]
-    pub rendezvous: Option<SocketAddr>,
-    /// This process's rank, with --rendezvous
-    #[arg(long)]
-    pub rank: Option<u32>,
+    /// How ranks have GPUs, and processes meet.
+    #[command(flatten)]
+    pub group_args: GroupArgs,
     /// PTX in place of the embedded one.
     #[command(flatten)]
     pub files: KernelFiles,

@@ -111,6 +111,8 @@ pub struct Record {
     pub group: &'static str,
     /// Ranks.
     pub ranks: usize,
+    /// Most of them that have one GPU: 1 where nobody shares one.
+    pub ranks_per_gpu: usize,
     /// Tokens a rank.
     pub tokens: usize,
     /// Elements of a token.
@@ -177,6 +179,10 @@ impl Record {
         let sms = self
             .max_sms
             .map_or("all SMs".to_owned(), |sms| format!("{sms} SMs"));
+        let on_gpus = match self.ranks_per_gpu {
+            0 | 1 => "GPUs".to_owned(),
+            shared => format!("ranks, {shared} on a GPU"),
+        };
         let Self {
             format,
             mode,
@@ -188,7 +194,7 @@ impl Record {
             ..
         } = self;
         format!(
-            "{format} dispatch, {mode} combine: {ranks} GPUs, hidden {hidden}, top-{top_k} of \
+            "{format} dispatch, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, top-{top_k} of \
              {experts}, {routing} routing, {sms}"
         )
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ferry::cuda::{CudaDevice, CudaEvent, Grid};
@@ -18,7 +18,7 @@ pub use super::samples::Timed;
 
 /// What is written to push everything else out of the L2 cache: several times its size.
 const FLUSH_BYTES: u64 = 256 << 20;
-/// Longest wait of a probe.
+/// Longest wait of a probe, of ranks that have a GPU each.
 const DEADLINE_NS: u64 = 2_000_000_000;
 
 /// A GPU with what it is measured with.
@@ -41,10 +41,25 @@ pub struct Gpu {
     source: DevicePtr,
 }
 
+/// What a [`Rig`] is made of.
+#[derive(Clone, Copy)]
+pub struct Rigged<'a> {
+    /// The ranks.
+    pub group: &'a Group,
+    /// Most ranks that have one GPU.
+    pub ranks_per_gpu: usize,
+    /// What agrees with the processes of the others.
+    pub processes: &'a Processes,
+    /// What measures.
+    pub probes: &'a ProbePtx,
+}
+
 /// The GPUs of a run. This process drives all of them, or one.
 pub struct Rig<'a> {
     /// They as a group.
     pub group: Group,
+    /// Most ranks that have one GPU.
+    pub ranks_per_gpu: usize,
     /// What agrees with the processes of the others.
     pub processes: &'a Processes,
     /// Those of this process, by rank.
@@ -80,12 +95,13 @@ pub enum Stage {
 
 impl<'a> Rig<'a> {
     /// Prepares the group's GPUs, with room for copies of `copy_bytes` on each. Collective.
-    pub fn new(
-        group: &Group,
-        processes: &'a Processes,
-        probes: &ProbePtx,
-        copy_bytes: u64,
-    ) -> Result<Self> {
+    pub fn new(rigged: Rigged<'a>, copy_bytes: u64) -> Result<Self> {
+        let Rigged {
+            group,
+            ranks_per_gpu,
+            processes,
+            probes,
+        } = rigged;
         let memory = ProbeMemory::alloc(group, ProbeArgs::WORDS_BYTES + copy_bytes)?;
         let mut gpus = Vec::new();
         for (rank, (at, peers)) in group.local_ranks().into_iter().zip(memory.local()) {
@@ -102,6 +118,7 @@ impl<'a> Rig<'a> {
             .map(|name| String::from_utf8_lossy(name).into());
         Ok(Self {
             group: group.clone(),
+            ranks_per_gpu,
             processes,
             gpus,
             names: names.collect(),
@@ -116,14 +133,19 @@ impl<'a> Rig<'a> {
         gpu.peers.address() + 8 * gpu.rank as u64
     }
 
-    /// For people: "4 GPUs in one process: NVIDIA H200 (cuda:0), ..".
+    /// For people: "4 ranks in one process: NVIDIA H200 (cuda:0), ..".
     pub fn title(&self) -> String {
         let (ranks, names) = (self.ranks(), self.names.join(", "));
         if self.names.len() == 1 {
-            return format!("{ranks} GPUs in one process: {names}");
+            return format!("{ranks} ranks in one process: {names}");
         }
         let group = self.group.name();
-        format!("{ranks} GPUs, a process each ({group} group): {names}")
+        format!("{ranks} ranks, a process each ({group} group): {names}")
+    }
+
+    /// A longest wait, of ranks that have a GPU each, for these.
+    pub fn scaled(&self, wait: Duration) -> Duration {
+        wait * self.ranks_per_gpu as u32
     }
 
     /// Ranks of all processes.
@@ -139,7 +161,7 @@ impl<'a> Rig<'a> {
             offset: ProbeArgs::WORDS_BYTES,
             start_flag: 0,
             start_value: 0,
-            deadline_ns: DEADLINE_NS,
+            deadline_ns: DEADLINE_NS * self.ranks_per_gpu as u64,
             row_bytes: 16,
             rows: 0,
             parts: 1,

@@ -16,8 +16,8 @@ use crate::session::strict;
 const PAIRS: usize = 20;
 /// Replays of a graph that count.
 const REPLAYS: u32 = 10;
-/// Longest wait of a kernel.
-pub const DEADLINE: Duration = Duration::from_secs(5);
+/// Longest wait of a kernel, of ranks that have a GPU each.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Communicators of this process's ranks for one number of tokens, with their tensors.
 pub struct Bench<'a> {
@@ -101,6 +101,10 @@ impl<'a> Bench<'a> {
     /// Makes communicators and outputs. Collective, as all calls below that time or close.
     pub fn new(rig: &'a Rig<'a>, inputs: &'a Inputs, config: Config) -> Result<Self> {
         let (format, tokens) = (config.format, config.max_tokens_per_rank);
+        let config = Config {
+            deadline: rig.scaled(DEADLINE),
+            ..config
+        };
         let plan = Plan::new(&rig.group, config)?;
         let capacity = match tokens <= ANY_ROUTING_TOKENS {
             true => Capacity {
@@ -154,6 +158,11 @@ impl<'a> Bench<'a> {
     /// The kind of the group.
     pub fn group_name(&self) -> &'static str {
         self.rig.group.name()
+    }
+
+    /// Most ranks that have one GPU.
+    pub const fn ranks_per_gpu(&self) -> usize {
+        self.rig.ranks_per_gpu
     }
 
     /// What crosses the wire, of the first set.

@@ -1,7 +1,7 @@
 //! The whole run.
 
 use anyhow::{Context, Result, ensure};
-use ferry::{CombineMode, Config, Group, Plan, TokenFormat};
+use ferry::{CombineMode, Config, Plan, TokenFormat};
 
 use super::inputs::Inputs;
 use super::limits::{self, CopySizes};
@@ -10,7 +10,7 @@ use super::nccl::{self, Nccl};
 use super::options::{BenchArgs, GroupChoice, Part, mode_name};
 use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
-use super::rig::{Repeats, Rig, Timed};
+use super::rig::{Repeats, Rig, Rigged, Timed};
 use super::round::Bench;
 use super::silu;
 use super::sink::Sink;
@@ -18,7 +18,7 @@ use super::statistics::Summary;
 use super::verify::Answers;
 use super::{plot, predict, with_options};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
-use crate::probes::ProbePtx;
+use crate::sharing;
 
 /// What the rounds are set beside.
 #[derive(Default)]
@@ -35,9 +35,19 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut opened = open(&group_options(args)?)?;
     let probes = opened.agree(args.files.probes())?;
     let is_first = opened.is_first();
-    let OpenGroup { group, gather } = opened;
+    let OpenGroup {
+        group,
+        gather,
+        ranks_per_gpu,
+    } = opened;
     let processes = Processes::new(gather, is_first);
-    match processes.agree(measure_all(&group, &processes, &probes, args)) {
+    let rigged = Rigged {
+        group: &group,
+        ranks_per_gpu,
+        processes: &processes,
+        probes: &probes,
+    };
+    match processes.agree(measure_all(rigged, args)) {
         Ok(()) => Ok(group.close()?),
         Err(error) => {
             // Leaving MPI would wait for the processes that have not heard of it and wait
@@ -57,27 +67,23 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
         GroupChoice::Node => GroupKind::Node,
         GroupChoice::Nvshmem => GroupKind::Nvshmem,
     };
+    let has_own = args.group_args.share_gpus || (1..=gpus).contains(&ranks);
     ensure!(
-        kind.has_processes() || (1..=gpus).contains(&ranks),
-        "{ranks} ranks asked for, and this machine has {gpus} GPUs"
+        kind.has_processes() || has_own,
+        "{ranks} ranks asked for, and this machine has {gpus} GPUs; --share-gpus lets ranks share them"
     );
     Ok(GroupOptions {
         kind,
         ranks,
         seed: args.seed,
-        rendezvous: args.rendezvous,
-        rank: args.rank,
+        args: args.group_args.clone(),
         files: args.files.clone(),
     })
 }
 
-fn measure_all(
-    group: &Group,
-    processes: &Processes,
-    probes: &ProbePtx,
-    args: &BenchArgs,
-) -> Result<()> {
-    let ranks = group.ranks() as usize;
+fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
+    let processes = rigged.processes;
+    let ranks = rigged.group.ranks() as usize;
     ensure!(
         args.ranks.is_none_or(|wanted| wanted == ranks),
         "--ranks {}: {ranks} processes were started, each with a rank",
@@ -96,8 +102,11 @@ fn measure_all(
         true => sizes.memory(ranks),
         false => 0,
     };
-    let rig = Rig::new(group, processes, probes, copy_bytes)?;
+    let rig = Rig::new(rigged, copy_bytes)?;
     sink.say(rig.title());
+    if let Some(title) = sharing::title(rig.ranks_per_gpu) {
+        sink.say(format_args!("  {title}"));
+    }
     for (flag, file) in args.files.given() {
         sink.say(format_args!("  {flag} {}", file.display()));
     }
@@ -199,7 +208,6 @@ pub fn config(
     Config {
         format,
         combine,
-        deadline: super::round::DEADLINE,
         max_sms: args.max_sms,
         specialise: !args.general,
         ..Config::new(args.experts, args.top_k, args.hidden, tokens)
@@ -231,6 +239,10 @@ fn print_limits(limits: &Limits, sink: &Sink) {
 
 /// NCCL's times, or a word why there are none.
 fn run_nccl(rig: &Rig, args: &BenchArgs, sink: &Sink) -> Result<Vec<[Summary; 2]>> {
+    if rig.ranks_per_gpu > 1 {
+        sink.say("NCCL: skipped, it refuses two ranks on a GPU");
+        return Ok(Vec::new());
+    }
     let library = nccl::load(args.nccl.as_deref());
     // Those that have it would wait for those that have not.
     let missing = library.as_ref().err().map(|error| format!("{error:#}"));
@@ -357,6 +369,7 @@ fn fused(
     let traffic = bench.traffic();
     let mut record = Record {
         group: bench.group_name(),
+        ranks_per_gpu: bench.ranks_per_gpu(),
         ranks: bench.plan.shape().ranks as usize,
         tokens: bench.plan.config().max_tokens_per_rank,
         hidden: args.hidden,

@@ -7,7 +7,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
 use crate::formats;
-use crate::group::GroupKind;
+use crate::group::{GroupKind, open};
 use crate::session::{Session, Settings};
 use crate::verify::{Compared, Oracle, capacity_with};
 use ferry_reference::Problem;
@@ -277,29 +277,11 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     let ranks = suite.ranks();
     run_on(suite, None, ranks)?;
     if suite.args.group == GroupKind::Local && ranks > 2 {
-        let two = Group::local_of_two();
-        if let Some(two) = two {
-            run_on(suite, Some(two?), 2)?;
-        }
+        // A second group, of two ranks.
+        let two = open(&suite.args.group_options(2))?.group;
+        run_on(suite, Some(two), 2)?;
     }
     Ok(())
-}
-
-/// A second group of two GPUs, where there is such a thing.
-trait OfTwo: Sized {
-    fn local_of_two() -> Option<Result<Self, ferry::Error>>;
-}
-
-impl OfTwo for Group {
-    #[cfg(feature = "cuda")]
-    fn local_of_two() -> Option<Result<Self, ferry::Error>> {
-        Some(Group::local(&[0, 1]))
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    fn local_of_two() -> Option<Result<Self, ferry::Error>> {
-        None
-    }
 }
 
 fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<()> {

@@ -12,9 +12,6 @@ use super::{Outcome, Suite};
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Compared, Oracle, Placement, capacity_for, compare_rows, without_overflow};
 
-/// Longest wait where somebody is missing.
-const SHORT_DEADLINE: Duration = Duration::from_millis(500);
-
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("an expert that does not exist", invalid_expert)?;
     suite.check("outputs that are too small", small_output)?;
@@ -122,7 +119,7 @@ fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
     let capacities = vec![capacity; suite.ranks()];
     let held = without_overflow(&problem, TokenFormat::Bf16, &placements, &capacities);
     for combine in [CombineMode::Reduced, CombineMode::Exact] {
-        let mut settings = settings(capacity, SHORT_DEADLINE);
+        let mut settings = settings(capacity, suite.short_deadline());
         settings.config.combine = combine;
         let mut session = suite.session(&group, &settings, 1)?;
         let oracle = Oracle::new(&held, &[1.0; 64], TokenFormat::Bf16);
@@ -159,7 +156,8 @@ fn lost_peer(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 3);
     let capacity = capacity_for(&problem, TokenFormat::Bf16);
     let group = suite.group().clone();
-    let mut session = suite.session(&group, &settings(capacity, SHORT_DEADLINE), 1)?;
+    let deadline = suite.short_deadline();
+    let mut session = suite.session(&group, &settings(capacity, deadline), 1)?;
     let result = leave_out(&mut session, lost, &problem);
     // Not closed: that is collective, and only some of the processes gave up. The windows stay.
     drop(session);
@@ -173,6 +171,7 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
         .filter(|&index| locals[index] != lost)
         .collect();
     session.upload(0, problem)?;
+    let deadline = session.plan().config().deadline;
     let start = Instant::now();
     session.launch_identity(Turn::FIRST, &order, |_| ())?;
     for (rank, outcome) in session.outcomes() {
@@ -187,13 +186,10 @@ fn leave_out(session: &mut Session, lost: usize, problem: &Problem) -> Result<()
         }
     }
     let waited = start.elapsed();
-    ensure!(
-        waited < 4 * SHORT_DEADLINE,
-        "the faults came after {waited:?}"
-    );
+    ensure!(waited < 4 * deadline, "the faults came after {waited:?}");
     if locals.contains(&lost) {
         // Of ranks in other processes nothing else says that they have given up.
-        thread::sleep(2 * SHORT_DEADLINE);
+        thread::sleep(2 * deadline);
         let told = session
             .outcomes()
             .into_iter()

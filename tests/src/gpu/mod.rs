@@ -34,18 +34,18 @@ mod written;
 
 use std::fs::File;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ferry::Group;
 
-use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
+use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
 #[cfg(feature = "cuda")]
 use crate::probes::ProbePtx;
 use crate::session::{Session, Settings};
+use crate::sharing;
 
 /// Options of `ferry-tests gpu`.
 #[derive(clap::Args, Debug)]
@@ -86,16 +86,29 @@ pub struct GpuArgs {
     /// Write a JSON line for every test
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Where processes meet without MPI
-    #[arg(long, value_name = "HOST:PORT")]
-    rendezvous: Option<SocketAddr>,
-    /// This process's rank, with --rendezvous
-    #[arg(long)]
-    rank: Option<u32>,
+    /// How ranks have GPUs, and processes meet.
+    #[command(flatten)]
+    pub group_args: GroupArgs,
     /// PTX in place of the embedded one.
     #[command(flatten)]
     pub(crate) files: KernelFiles,
 }
+
+impl GpuArgs {
+    /// How to open a group of so many ranks.
+    fn group_options(&self, ranks: usize) -> GroupOptions {
+        GroupOptions {
+            kind: self.group,
+            ranks,
+            seed: self.seed,
+            args: self.group_args.clone(),
+            files: self.files.clone(),
+        }
+    }
+}
+
+/// Longest wait of a kernel where somebody is missing, of ranks that have a GPU each.
+const SHORT_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How a test came out where it did not fail.
 enum Outcome {
@@ -140,14 +153,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         println!("0 passed, 0 failed, 1 skipped");
         return Ok(());
     }
-    let mut open = open(&GroupOptions {
-        kind: args.group,
-        ranks,
-        seed: args.seed,
-        rendezvous: args.rendezvous,
-        rank: args.rank,
-        files: args.files.clone(),
-    })?;
+    let mut open = open(&args.group_options(ranks))?;
     #[cfg(feature = "cuda")]
     let probes = open.agree(args.files.probes())?;
     let json = args.json.as_ref().filter(|_| open.is_first());
@@ -213,6 +219,9 @@ impl Suite<'_> {
         for rank in group.local_ranks() {
             println!("  rank {}: {}", rank.0, group.device(rank)?.name());
         }
+        if let Some(title) = sharing::title(self.open.ranks_per_gpu) {
+            println!("  {title}");
+        }
         for (flag, file) in self.args.files.given() {
             println!("  {flag} {}", file.display());
         }
@@ -233,7 +242,12 @@ impl Suite<'_> {
 
     /// Longest wait of a kernel in tests where nobody is missing.
     fn deadline(&self) -> Duration {
-        Duration::from_secs(self.args.deadline)
+        self.open.scaled(Duration::from_secs(self.args.deadline))
+    }
+
+    /// Longest wait of a kernel in tests where somebody is.
+    fn short_deadline(&self) -> Duration {
+        self.open.scaled(SHORT_DEADLINE)
     }
 
     /// Whether the time is over on any process. Collective.

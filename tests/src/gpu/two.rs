@@ -20,7 +20,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 /// Both fit on every device, so that neither has to wait for the end of what it shares the device with.
 fn two_communicators(suite: &mut Suite<'_>, rounds: usize) -> Result<Outcome> {
-    let half = least_multiprocessors(suite)? / 2;
+    let half = least_multiprocessors(suite)? / suite.open.ranks_per_gpu as u32 / 2;
     let of = |seed: u64| TurnsOf {
         p2p_world_size: suite.ranks(),
         max_sms: Some(half.max(1)),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::SoakArgs;
 use super::tally::Tally;
+use crate::group::GroupKind;
 
 /// What the kernels were when this program was built.
 const KERNELS: &str = include_str!("../../../gpu/ptx-digest.txt");
@@ -26,7 +27,7 @@ pub fn line(args: &SoakArgs, machine: &str, seeds: Range<u64>, tally: &Tally) ->
         "rounds": tally.rounds(),
         "by_format": tally.by_format(),
     });
-    if args.gpus.is_some() {
+    if args.has_group() && args.kind() != GroupKind::Simulated {
         line["ptx"] = json!(format!("{:016x}", fnv(KERNELS)));
     }
     line

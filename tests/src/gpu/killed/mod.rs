@@ -37,6 +37,9 @@ pub struct KilledArgs {
     /// own and all it has of the others is what they say to each other
     #[arg(long, value_enum, default_value = "nvshmem")]
     group: GroupKind,
+    /// Let processes share the GPUs that are there: each has the next one, in turns
+    #[arg(long)]
+    pub share_gpus: bool,
     /// Processes [default: as many as there are GPUs]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
@@ -188,6 +191,7 @@ impl Processes {
                 .args(["--seed", &args.seed.to_string()])
                 .args(["--group", args.group.name()])
                 .args(tries_again.then_some("--tries-again"))
+                .args(args.share_gpus.then_some("--share-gpus"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
             let mut child = command

@@ -15,7 +15,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::report::{Call, Report};
 use super::{KilledArgs, READY, REPORT, now_ns};
-use crate::group::{GroupKind, GroupOptions, OpenGroup, bootstrap, device_of, open, over};
+use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, Place, bootstrap, open, over};
 use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for};
@@ -26,7 +26,18 @@ const MEET: Duration = Duration::from_secs(20);
 /// Runs until a peer is lost, reports, and ends. The process that is killed never gets there.
 pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<()> {
     let ranks = args.ranks.context("--rendezvous needs --ranks")?;
-    let mut open = join(args, address, rank, ranks)?;
+    let options = GroupOptions {
+        kind: args.group,
+        ranks,
+        seed: args.seed,
+        args: GroupArgs {
+            share_gpus: args.share_gpus,
+            rendezvous: Some(address),
+            rank: Some(rank),
+        },
+        files: KernelFiles::default(),
+    };
+    let mut open = join(&options)?;
     let group = open.group.clone();
     let settings = settings(args, &group);
     let problem = problem(&group, &settings.config, args.seed);
@@ -62,7 +73,7 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
         Ok(())
     });
     if let Some(others) = others.filter(|_| args.group != GroupKind::Nvshmem) {
-        report.again = Some(call(|| again(args, others, device_of(rank))));
+        report.again = Some(call(|| again(args, others, &options)));
     }
     report.recovery_ms = now_ns().saturating_sub(told_ns) / 1_000_000;
     println!("{REPORT}{}", serde_json::to_string(&report)?);
@@ -70,19 +81,11 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
 }
 
 /// The group and a way to talk. Simulated ranks have only the way: each is alone in a group of its own.
-fn join(args: &KilledArgs, address: SocketAddr, rank: u32, ranks: usize) -> Result<OpenGroup> {
-    let options = GroupOptions {
-        kind: args.group,
-        ranks,
-        seed: args.seed,
-        rendezvous: Some(address),
-        rank: Some(rank),
-        files: KernelFiles::default(),
-    };
-    if args.group != GroupKind::Simulated {
-        return open(&options);
+fn join(options: &GroupOptions) -> Result<OpenGroup> {
+    if options.kind != GroupKind::Simulated {
+        return open(options);
     }
-    alone(args.seed, bootstrap(&options)?)
+    alone(options.seed, bootstrap(options)?)
 }
 
 /// A simulated rank in a group of its own, with a way to talk to the other processes.
@@ -90,16 +93,20 @@ fn alone(seed: u64, mut others: Box<dyn Bootstrap>) -> Result<OpenGroup> {
     Ok(OpenGroup {
         group: Group::simulated(1, seed)?,
         gather: Box::new(move |bytes| Ok(others.all_gather(bytes)?)),
+        ranks_per_gpu: 1,
     })
 }
 
 /// A new group of the survivors, in processes that have lost one; a round in it, which is compared;
-/// and its end.
-fn again(args: &KilledArgs, others: TcpBootstrap, device: usize) -> Result<()> {
+/// and its end. Each has the GPU that it had as a rank of the group of these options.
+fn again(args: &KilledArgs, others: TcpBootstrap, lost: &GroupOptions) -> Result<()> {
     let others = Box::new(others);
-    let mut open = match args.group {
+    let mut open = match lost.kind {
         GroupKind::Simulated => alone(args.seed, others)?,
-        kind => over(kind, &KernelFiles::default(), others, device)?,
+        _ => {
+            let place = Place::of(lost.args.rank.unwrap_or(0), lost.ranks as u32);
+            over(lost, others, place)?
+        }
     };
     let group = open.group.clone();
     let problem = problem(&group, &settings(args, &group).config, args.seed);

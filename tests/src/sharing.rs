@@ -1,0 +1,109 @@
+//! Ranks that share GPUs: which GPU a rank has, how many have it, and how many hardware queues there are.
+
+use std::env;
+use std::ffi::OsStr;
+
+/// Hardware queues of a process, which the driver reads when it is initialised. Streams beyond their number
+/// share one, and a kernel that waits in it holds up the streams behind it.
+pub const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// The most that the driver gives. It gives 8 to who does not ask.
+const MOST_QUEUES: &str = "32";
+
+/// The GPUs of a machine, and how its ranks have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpus {
+    /// How many there are.
+    pub found: usize,
+    /// Whether ranks share them.
+    pub shared: bool,
+}
+
+impl Gpus {
+    /// The GPU of a rank of this machine: one of its own, or in turns.
+    pub fn of_rank(self, rank: usize) -> usize {
+        match self.shared {
+            true => rank % self.found.max(1),
+            false => rank,
+        }
+    }
+
+    /// Most ranks that have one GPU, of so many ranks of this machine.
+    pub fn most_ranks_on_one(self, ranks: usize) -> usize {
+        match self.shared {
+            true => ranks.div_ceil(self.found.max(1)).max(1),
+            false => 1,
+        }
+    }
+}
+
+/// What [`QUEUES`] is to be set to where ranks share GPUs; `None` where it is set already, and stays.
+fn wanted_queues(set: Option<&OsStr>) -> Option<&'static str> {
+    set.is_none().then_some(MOST_QUEUES)
+}
+
+/// Asks the driver for as many hardware queues as it gives, unless somebody has asked for a number.
+///
+/// # Safety
+/// No other thread of this process runs. (The driver, which reads it, is not initialised yet, or it has no
+/// effect.)
+pub unsafe fn ask_for_queues() {
+    if let Some(wanted) = wanted_queues(env::var_os(QUEUES).as_deref()) {
+        // SAFETY: the caller's promise.
+        unsafe { env::set_var(QUEUES, wanted) };
+    }
+}
+
+/// For people: how many ranks have a GPU, and how many hardware queues a process asks for. `None` where
+/// every rank has a GPU of its own.
+pub fn title(ranks_per_gpu: usize) -> Option<String> {
+    let queues = env::var(QUEUES).unwrap_or_else(|_| "not set".into());
+    (ranks_per_gpu > 1).then(|| format!("up to {ranks_per_gpu} ranks on a GPU, {QUEUES} {queues}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_ranks(ranks: usize, gpus: Gpus) -> (Vec<usize>, usize) {
+        let devices = (0..ranks).map(|rank| gpus.of_rank(rank)).collect();
+        (devices, gpus.most_ranks_on_one(ranks))
+    }
+
+    #[test]
+    fn ranks_have_the_gpus_that_are_there_in_turns() {
+        let shared = |found| Gpus {
+            found,
+            shared: true,
+        };
+        assert_eq!(of_ranks(4, shared(1)), (vec![0; 4], 4));
+        assert_eq!(of_ranks(5, shared(2)), (vec![0, 1, 0, 1, 0], 3));
+        assert_eq!(of_ranks(2, shared(8)), (vec![0, 1], 1));
+        // The simulator has no GPU.
+        assert_eq!(of_ranks(2, shared(0)), (vec![0; 2], 2));
+        assert_eq!(of_ranks(0, shared(1)), (vec![], 1));
+    }
+
+    #[test]
+    fn without_sharing_a_rank_asks_for_a_gpu_of_its_own_even_if_it_is_not_there() {
+        let own = Gpus {
+            found: 1,
+            shared: false,
+        };
+        assert_eq!(of_ranks(3, own), (vec![0, 1, 2], 1));
+    }
+
+    #[test]
+    fn a_number_of_queues_that_is_set_stays() {
+        assert_eq!(wanted_queues(None), Some("32"));
+        for set in ["1", "8", "32", ""] {
+            assert_eq!(wanted_queues(Some(set.as_ref())), None);
+        }
+    }
+
+    #[test]
+    fn who_has_a_gpu_alone_hears_nothing() {
+        assert_eq!(title(1), None);
+        let text = title(4).unwrap();
+        assert!(text.starts_with("up to 4 ranks on a GPU, CUDA_DEVICE_MAX_CONNECTIONS "));
+    }
+}
