@@ -89,13 +89,20 @@ impl GroupOptions {
         }
     }
 
-    /// The group's options of the library.
+    /// The GPU of each rank of a local group.
     #[cfg(feature = "cuda")]
-    fn of_library(&self) -> Result<ferry::GroupOptions> {
-        Ok(ferry::GroupOptions {
-            kernels: self.files.kernels()?,
+    pub fn devices(&self) -> Vec<usize> {
+        let gpus = self.gpus();
+        (0..self.ranks).map(|rank| gpus.of_rank(rank)).collect()
+    }
+
+    /// The library's options, with kernels.
+    #[cfg(feature = "cuda")]
+    pub fn of_library(&self, kernels: ferry::Kernels) -> ferry::GroupOptions {
+        ferry::GroupOptions {
+            kernels,
             share_gpus: self.args.share_gpus,
-        })
+        }
     }
 }
 
@@ -176,9 +183,8 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
 
 #[cfg(feature = "cuda")]
 fn local(options: &GroupOptions) -> Result<Group> {
-    let gpus = options.gpus();
-    let devices: Vec<_> = (0..options.ranks).map(|rank| gpus.of_rank(rank)).collect();
-    Ok(Group::local_with(&devices, &options.of_library()?)?)
+    let of_library = options.of_library(options.files.kernels()?);
+    Ok(Group::local_with(&options.devices(), &of_library)?)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -232,7 +238,7 @@ pub(crate) fn over(
     use std::sync::{Arc, Mutex};
 
     let rank = bootstrap.rank();
-    let of_library = options.of_library()?;
+    let of_library = options.of_library(options.files.kernels()?);
     let gpus = options.gpus();
     let device = gpus.of_rank(place.rank);
     let bootstrap = Arc::new(Mutex::new(bootstrap));

@@ -2,7 +2,6 @@
 //! split, with Ferry's own steps and with the epilogue of a crate of its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 use ferry::{Config, Group, OutputElement};
@@ -88,31 +87,29 @@ const ALONE: [(&str, Options); 8] = [
 pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
     for (name, options) in ALONE {
         suite.check(&format!("combine with options: {name}"), |suite| {
-            let (group, ranks, seed) = (suite.group().clone(), suite.ranks(), suite.args.seed);
-            each(seed, ranks, |case, config| {
-                options.run(&group, case, config)
-            })
+            let group = suite.group().clone();
+            each(suite, |case, config| options.run(&group, case, config))
         })?;
     }
     suite.check("combine with options: any", |suite| {
-        let (group, ranks, seed) = (suite.group().clone(), suite.ranks(), suite.args.seed);
-        each(seed, ranks, |case, config| {
+        let group = suite.group().clone();
+        each(suite, |case, config| {
             Options::any(case.seed).run(&group, case, config)
         })
     })?;
     suite.check("combine with an epilogue of a crate of its own", |suite| {
-        let (ranks, seed) = (suite.ranks(), suite.args.seed);
         let Some(group) = own_group(suite)? else {
             return Ok(Outcome::Skipped("not on local GPUs".into()));
         };
-        each(seed, ranks, |case, config| run_own(&group, case, config))
+        each(suite, |case, config| run_own(&group, case, config))
     })
 }
 
 /// Cases in both modes, fused and split.
-fn each(seed: u64, ranks: usize, run: impl Fn(&Case, Config)) -> Result<Outcome> {
-    for seed in seed * 1000..seed * 1000 + CASES {
-        let case = gpu_case(seed, ranks);
+fn each(suite: &Suite<'_>, run: impl Fn(&Case, Config)) -> Result<Outcome> {
+    let first = suite.args.seed * 1000;
+    for seed in first..first + CASES {
+        let case = gpu_case(seed, suite.ranks());
         let case = Case {
             how: [Return::Reduced, Return::Exact][seed as usize % 2],
             split: [0, u64::MAX][seed as usize / 2 % 2],
@@ -123,7 +120,7 @@ fn each(seed: u64, ranks: usize, run: impl Fn(&Case, Config)) -> Result<Outcome>
             ..case
         };
         let config = Config {
-            deadline: Duration::from_secs(20),
+            deadline: suite.deadline(),
             ..case.config()
         };
         // What is wrong panics with the whole case.
@@ -140,15 +137,12 @@ fn own_group(suite: &Suite<'_>) -> Result<Option<Group>> {
     Ok(match suite.args.group {
         #[cfg(feature = "cuda")]
         GroupKind::Local => {
-            let devices: Vec<_> = (0..suite.ranks()).collect();
+            let options = suite.args.group_options(suite.ranks());
             let of = |text: &str| {
                 // SAFETY: the kernels are Ferry's with an epilogue that reads what the test gives it.
                 let kernels = unsafe { ferry::Kernels::default().with_epilogue(text) }?;
-                let with = ferry::GroupOptions {
-                    kernels,
-                    ..Default::default()
-                };
-                anyhow::Ok(Group::local_with(&devices, &with)?)
+                let of_library = options.of_library(kernels);
+                anyhow::Ok(Group::local_with(&options.devices(), &of_library)?)
             };
             match of(include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"))) {
                 Ok(group) => Some(group),

@@ -10,7 +10,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, RankInput, bf16};
 
 use super::{Outcome, Suite};
-use crate::group::GroupKind;
+use crate::group::{GroupKind, open};
 use crate::session::{Session, Settings};
 use crate::verify::{Oracle, compare_rows};
 
@@ -202,8 +202,7 @@ fn group_of(suite: &Suite<'_>, ranks: usize) -> Result<Option<Group>> {
     Ok(match suite.args.group {
         _ if ranks == suite.ranks() => Some(suite.group().clone()),
         GroupKind::Simulated => Some(Group::simulated(ranks as u32, suite.args.seed)?),
-        #[cfg(feature = "cuda")]
-        GroupKind::Local => Some(Group::local(&(0..ranks).collect::<Vec<_>>())?),
+        GroupKind::Local => Some(open(&suite.args.group_options(ranks))?.group),
         _ => None,
     })
 }
@@ -231,7 +230,8 @@ fn everywhere(suite: &mut Suite<'_>, group: &Group) -> Result<Outcome> {
         };
         let problem = Spreadable::new(spec, format, weights);
         for &p2p_world_size in nodes {
-            let settings = problem.settings(p2p_world_size, split);
+            let mut settings = problem.settings(p2p_world_size, split);
+            settings.config.deadline = suite.deadline();
             let mut session = suite.session(group, &settings, 1)?;
             let result = (0..4)
                 .try_for_each(|place| problem.run(&mut session, ranks, seed * 100 + place))
