@@ -13,7 +13,7 @@ mod records;
 #[cfg(test)]
 mod tests;
 
-use records::{RecordFile, Results, Round};
+use records::{Gpus, RecordFile, Results, Round};
 
 /// The page.
 pub(crate) const PAGE: &str = "BENCHMARKS.md";
@@ -163,34 +163,40 @@ fn write_measured(text: &mut String, results: &Results) -> std::fmt::Result {
         text,
         "![time and share of the limit against tokens]({CHART})"
     )?;
-    for ranks in RANKS {
-        writeln!(text, "\n### {ranks} GPUs\n")?;
-        let Some(source) = results.sources.get(&ranks) else {
-            writeln!(text, "Missing: no record of this commit.")?;
-            continue;
-        };
-        let list = source.files.iter().map(|name| format!("`{FOLDER}/{name}`"));
-        writeln!(
-            text,
-            "{}: {}.",
-            source.date,
-            list.collect::<Vec<_>>().join(", ")
-        )?;
-        if let Some(limits) = &source.limits {
-            writeln!(
-                text,
-                "Limits: wire {:.0} GB/s a GPU and direction, device memory {} GB/s, signal there and \
-                 back {:.2} µs,\nempty call between events {:.1} µs.",
-                limits.wire_gb_per_s,
-                thousands(limits.hbm_gb_per_s, 0),
-                limits.round_trip_us,
-                limits.empty_call.of(results.flushed),
-            )?;
-        }
-        write_table(text, results, ranks)?;
-        write_limited(text, results, ranks)?;
+    let own = RANKS.map(Gpus::own);
+    let shared = results.sources.keys().filter(|gpus| gpus.ranks_per_gpu > 1);
+    for gpus in own.iter().chain(shared) {
+        write_section(text, results, *gpus)?;
     }
     write_silu(text, results)
+}
+
+/// What was measured of ranks.
+fn write_section(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Result {
+    writeln!(text, "\n### {gpus}\n")?;
+    let Some(source) = results.sources.get(&gpus) else {
+        return writeln!(text, "Missing: no record of this commit.");
+    };
+    let list = source.files.iter().map(|name| format!("`{FOLDER}/{name}`"));
+    writeln!(
+        text,
+        "{}: {}.",
+        source.date,
+        list.collect::<Vec<_>>().join(", ")
+    )?;
+    if let Some(limits) = &source.limits {
+        writeln!(
+            text,
+            "Limits: wire {:.0} GB/s a GPU and direction, device memory {} GB/s, signal there and \
+             back {:.2} µs,\nempty call between events {:.1} µs.",
+            limits.wire_gb_per_s,
+            thousands(limits.hbm_gb_per_s, 0),
+            limits.round_trip_us,
+            limits.empty_call.of(results.flushed),
+        )?;
+    }
+    write_table(text, results, gpus)?;
+    write_limited(text, results, gpus)
 }
 
 /// The fused SiLU kernels, where a record has them.
@@ -219,7 +225,7 @@ fn write_silu(text: &mut String, results: &Results) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_table(text: &mut String, results: &Results, ranks: usize) -> std::fmt::Result {
+fn write_table(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Result {
     let headings: Vec<_> = COLUMNS.iter().map(|(heading, ..)| *heading).collect();
     writeln!(
         text,
@@ -229,10 +235,10 @@ fn write_table(text: &mut String, results: &Results, ranks: usize) -> std::fmt::
     writeln!(text, "|{}", "---|".repeat(headings.len() + 4))?;
     for tokens in TOKENS {
         let cells = COLUMNS.map(|(_, format, call)| {
-            let round = results.round(ranks, format, tokens, None);
+            let round = results.round(gpus, format, tokens, None);
             round.map_or("missing".into(), |round| cell(round, call))
         });
-        let fp8 = results.round(ranks, "fp8", tokens, None);
+        let fp8 = results.round(gpus, "fp8", tokens, None);
         let number =
             |pick: fn(&Round) -> Option<f64>| fp8.and_then(pick).map_or("-".into(), number);
         writeln!(
@@ -249,11 +255,11 @@ fn write_table(text: &mut String, results: &Results, ranks: usize) -> std::fmt::
 }
 
 /// What a limit on the multiprocessors costs with the most tokens.
-fn write_limited(text: &mut String, results: &Results, ranks: usize) -> std::fmt::Result {
+fn write_limited(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Result {
     const SMS: u32 = 16;
     let tokens = TOKENS[TOKENS.len() - 1];
     let cells = COLUMNS.map(|(heading, format, call)| {
-        let round = results.round(ranks, format, tokens, Some(SMS))?;
+        let round = results.round(gpus, format, tokens, Some(SMS))?;
         Some(format!("{heading} {}", cell(round, call)))
     });
     let cells: Vec<_> = cells.into_iter().flatten().collect();
@@ -268,7 +274,7 @@ fn write_limited(text: &mut String, results: &Results, ranks: usize) -> std::fmt
     )
 }
 
-/// Time in µs, and which share of it the wire takes.
+/// Time in µs, and which share of it the limit takes.
 fn cell(round: &Round, call: Call) -> String {
     let phase = match call {
         Call::Dispatch => &round.dispatch,

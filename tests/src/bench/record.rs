@@ -84,6 +84,10 @@ pub struct Phase {
     pub floor_us: Option<f64>,
     /// A copy of as many rows.
     pub copy_us: Option<f64>,
+    /// Bytes that the busiest rank reads and writes in device memory, where ranks share a GPU.
+    pub memory_bytes: Option<u64>,
+    /// `memory_bytes` at the rate of the device memory's copy.
+    pub memory_us: Option<f64>,
     /// NCCL's all-gather or reduce-scatter of the same tokens.
     pub nccl_us: Option<f64>,
 }
@@ -174,6 +178,18 @@ impl Record {
         ))
     }
 
+    /// A line about the limit in device memory, where ranks share a GPU.
+    pub fn memory(&self) -> Option<String> {
+        let of = |phase: &Phase| {
+            let limit = phase.memory_us?;
+            Some(format!("{limit:.1} ({:.2})", phase.gpu_us.median / limit))
+        };
+        let (dispatch, combine) = (of(&self.dispatch)?, of(&self.combine)?);
+        Some(format!(
+            "           device memory: dispatch {dispatch}, combine {combine}"
+        ))
+    }
+
     /// The title of its table.
     pub fn title(&self) -> String {
         let sms = self
@@ -220,4 +236,35 @@ fn number(value: Option<f64>) -> String {
 
 fn ratio(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("({value:.2})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_share_a_gpu_are_set_beside_its_memory() {
+        let phase = |median: f64, memory_us| Phase {
+            gpu_us: Summary {
+                median,
+                ..Summary::default()
+            },
+            memory_us,
+            ..Phase::default()
+        };
+        let record = |ranks_per_gpu, limits: [Option<f64>; 2]| Record {
+            ranks: 4,
+            ranks_per_gpu,
+            dispatch: phase(30.0, limits[0]),
+            combine: phase(8.0, limits[1]),
+            ..Record::default()
+        };
+        let shared = record(4, [Some(20.0), Some(10.0)]);
+        let line = "           device memory: dispatch 20.0 (1.50), combine 10.0 (0.80)";
+        assert_eq!(shared.memory().as_deref(), Some(line));
+        assert!(shared.title().contains(": 4 ranks, 4 on a GPU, hidden"));
+        let own = record(1, [None, None]);
+        assert_eq!(own.memory(), None);
+        assert!(own.title().contains(": 4 GPUs, hidden"));
+    }
 }

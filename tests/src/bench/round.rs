@@ -8,7 +8,7 @@ use ferry::{Capacity, Config, DispatchInput, Error, ExpertParallel, Plan, Stream
 
 use super::inputs::{Extras, Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
-use super::traffic::Traffic;
+use super::traffic::{MemoryTraffic, Traffic};
 use super::with_options::Options;
 use crate::session::strict;
 
@@ -169,6 +169,18 @@ impl<'a> Bench<'a> {
     pub fn traffic(&self) -> Traffic {
         let tokens = self.ranks[0].tokens;
         Traffic::of(&self.inputs.problems[0], self.plan.shape(), tokens)
+    }
+
+    /// What device memory reads and writes, of the first set, where ranks share a GPU.
+    pub fn memory_traffic(&self) -> Option<MemoryTraffic> {
+        let of = || {
+            MemoryTraffic::of(
+                &self.inputs.problems[0],
+                self.plan.shape(),
+                self.ranks[0].tokens,
+            )
+        };
+        (self.rig.ranks_per_gpu > 1).then(of)
     }
 
     /// The outputs of each rank of this process.

@@ -69,6 +69,10 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
     };
     let has_own = args.group_args.share_gpus || (1..=gpus).contains(&ranks);
     ensure!(
+        args.predict.is_none() || !args.group_args.share_gpus,
+        "--predict: from ranks that share GPUs nothing follows for ranks with a GPU each"
+    );
+    ensure!(
         kind.has_processes() || has_own,
         "{ranks} ranks asked for, and this machine has {gpus} GPUs; --share-gpus lets ranks share them"
     );
@@ -301,8 +305,8 @@ fn rounds(
                     shape(args, rig.ranks(), format, mode)?,
                 );
                 sink.say(record.row());
-                if let Some(halves) = record.halves() {
-                    sink.say(halves);
+                for line in [record.halves(), record.memory()].into_iter().flatten() {
+                    sink.say(line);
                 }
                 sink.line("round", &*record)?;
             }
@@ -385,6 +389,10 @@ fn fused(
         pair_us: None,
         verified: "no",
     };
+    if let Some(memory) = bench.memory_traffic() {
+        record.dispatch.memory_bytes = Some(memory.dispatch);
+        record.combine.memory_bytes = Some(memory.combine);
+    }
     if args.split {
         let halves = bench.halves(repeats)?.map(|timed| timed.gpu_us.median);
         record.dispatch.halves_us = Some([halves[0], halves[1]]);
@@ -414,6 +422,8 @@ fn compare(record: &mut Record, yardsticks: &Yardsticks, index: usize, shape: fe
         if let Some(limits) = &yardsticks.limits {
             let floor = phase.wire_bytes as f64 / limits.wire_gb_per_s / 1e3;
             phase.floor_us = (limits.wire_gb_per_s > 0.0).then_some(floor);
+            let memory = phase.memory_bytes.map(|bytes| bytes as f64);
+            phase.memory_us = memory.map(|bytes| bytes / limits.hbm_gb_per_s / 1e3);
             let copy = limits.copy(record.tokens, rows[half]);
             phase.copy_us = copy.map(super::record::CopyLimit::best_us);
         }

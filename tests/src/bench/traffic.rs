@@ -1,6 +1,6 @@
-//! What must cross the wire, counted from the routing.
+//! What must cross the wire, and what device memory must read and write, counted from the routing.
 
-use ferry::{CombineMode, Shape};
+use ferry::{CombineMode, Shape, TokenFormat};
 use ferry_reference::Problem;
 
 /// Bytes of the busiest rank: the larger of what one sends and what one receives.
@@ -31,7 +31,73 @@ impl Traffic {
     }
 }
 
-/// Counts by source and target rank, only where they differ.
+/// Bytes that the busiest rank reads and writes in device memory, where all windows are in that of one GPU:
+/// tokens, rows on their way, the own ones included, and outputs. Ids, weights and counts are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTraffic {
+    /// Of dispatch: a token is read once and written for every rank that it goes to, where it is read and
+    /// written for every expert.
+    pub dispatch: u64,
+    /// Of combine: rows are read, written for their sources, and read there; sums are written.
+    pub combine: u64,
+}
+
+impl MemoryTraffic {
+    /// Of the first `tokens` tokens of every rank.
+    pub fn of(problem: &Problem, shape: &Shape, tokens: usize) -> Self {
+        let ranks = (0..problem.ranks).map(|rank| Self::of_rank(problem, shape, tokens, rank));
+        ranks.fold(Self::default(), |most, rank| Self {
+            dispatch: most.dispatch.max(rank.dispatch),
+            combine: most.combine.max(rank.combine),
+        })
+    }
+
+    fn of_rank(problem: &Problem, shape: &Shape, tokens: usize, rank: usize) -> Self {
+        let (once, each) = pairs(problem, tokens);
+        let sent = |counts: &Counts| counts[rank].iter().sum::<u64>();
+        let received = |counts: &Counts| counts.iter().map(|row| row[rank]).sum::<u64>();
+        let of_rank = problem.inputs[rank].topk_ids.chunks(problem.top_k);
+        let routed = of_rank
+            .clone()
+            .take(tokens)
+            .filter(|ids| ids.iter().any(|&id| id >= 0));
+        let answers = match shape.mode() {
+            CombineMode::Reduced => &once,
+            CombineMode::Exact => &each,
+        };
+        let (token, row) = (bytes_of_token(shape), u64::from(shape.dispatch_row_bytes()));
+        let output = bytes_of_output_row(shape);
+        Self {
+            dispatch: routed.count() as u64 * token
+                + (sent(&once) + received(&once)) * row
+                + received(&each) * output,
+            combine: token
+                * (received(&each)
+                    + received(answers)
+                    + sent(answers)
+                    + of_rank.take(tokens).count() as u64),
+        }
+    }
+}
+
+/// In BF16, as dispatch gets it and combine gives it.
+fn bytes_of_token(shape: &Shape) -> u64 {
+    2 * u64::from(shape.hidden)
+}
+
+/// A row of dispatch's outputs: its elements, its scales, and where it came from.
+fn bytes_of_output_row(shape: &Shape) -> u64 {
+    let row_scale = match shape.format() {
+        TokenFormat::Nvfp4RowScaled(_) => 2,
+        _ => 0,
+    };
+    u64::from(shape.payload_bytes() + 4 * shape.scale_words() + row_scale + SRC_INFO_BYTES)
+}
+
+/// Rank and token of a row.
+const SRC_INFO_BYTES: u32 = 8;
+
+/// Counts by source and target rank.
 type Counts = Vec<Vec<u64>>;
 
 /// Tokens that go from rank to rank, and entries that do.
@@ -47,7 +113,7 @@ fn pairs(problem: &Problem, tokens: usize) -> (Counts, Counts) {
                 }
             }
             for (target, entries) in here.into_iter().enumerate() {
-                if target != source && entries > 0 {
+                if entries > 0 {
                     once[source][target] += 1;
                     each[source][target] += entries;
                 }
@@ -57,11 +123,14 @@ fn pairs(problem: &Problem, tokens: usize) -> (Counts, Counts) {
     (once, each)
 }
 
-/// The most that any rank sends or receives.
+/// The most that any rank sends to others, or receives from them.
 fn busiest(counts: &Counts) -> u64 {
-    let sent = counts.iter().map(|row| row.iter().sum());
-    let received = (0..counts.len()).map(|target| counts.iter().map(|row| row[target]).sum());
-    sent.chain(received).max().unwrap_or(0)
+    let others = |rank: usize| (0..counts.len()).filter(move |&other| other != rank);
+    let sent = |rank: usize| others(rank).map(|target| counts[rank][target]).sum();
+    let received = |rank: usize| others(rank).map(|source| counts[source][rank]).sum::<u64>();
+    let ranks = 0..counts.len();
+    let most = ranks.map(|rank| received(rank).max(sent(rank)));
+    most.max().unwrap_or(0)
 }
 
 /// Probability that a token with uniform routing touches a given rank: one minus that of drawing
@@ -76,6 +145,7 @@ pub fn touch_probability(ranks: usize, experts: usize, top_k: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use ferry::{Config, Group, Plan};
     use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
     use super::*;
@@ -103,20 +173,65 @@ mod tests {
     fn counting_agrees_with_the_formula() {
         let (once, each) = pairs(&problem(Routing::Uniform, 4000), 2000);
         let expected = 3.0 * touch_probability(4, 256, 8) * 2000.0;
-        for row in &once {
-            let sent = row.iter().sum::<u64>() as f64;
+        for (rank, row) in once.iter().enumerate() {
+            let sent = (row.iter().sum::<u64>() - row[rank]) as f64;
             assert!(
                 (sent - expected).abs() < 0.03 * expected,
                 "{sent} {expected}"
             );
         }
-        let entries = each.iter().flatten().sum::<u64>() as f64;
-        assert!((entries - 4.0 * 2000.0 * 6.0).abs() < 1000.0, "{entries}");
+        let entries: u64 = each.iter().flatten().sum();
+        assert_eq!(entries, 4 * 2000 * 8);
+        let own: u64 = (0..4).map(|rank| each[rank][rank]).sum();
+        assert!((own as f64 - 4.0 * 2000.0 * 2.0).abs() < 1000.0, "{own}");
     }
 
     #[test]
     fn a_popular_rank_is_the_busiest() {
         let (once, _) = pairs(&problem(Routing::AllToOne { expert: 70 }, 10), 10);
         assert_eq!(busiest(&once), 30);
+    }
+
+    fn shape(format: TokenFormat, combine: CombineMode) -> Shape {
+        let config = Config {
+            format,
+            combine,
+            ..Config::new(256, 8, 7168, 4096)
+        };
+        let group = Group::simulated(4, 0).unwrap();
+        *Plan::new(&group, config).unwrap().shape()
+    }
+
+    /// 4 ranks with 4,096 tokens of 7,168 elements, at 981 GB/s: as was counted by hand.
+    #[test]
+    fn device_memory_reads_and_writes_own_rows_too() {
+        let problem = problem(Routing::Uniform, 4096);
+        let us = |bytes: u64| bytes as f64 / 981e3;
+        let of = |format, mode| MemoryTraffic::of(&problem, &shape(format, mode), 4096);
+        let bf16 = of(TokenFormat::Bf16, CombineMode::Reduced);
+        assert!((us(bf16.dispatch) - 970.0).abs() < 15.0, "{bf16:?}");
+        assert!((us(bf16.combine) - 971.0).abs() < 15.0, "{bf16:?}");
+        let fp8 = of(TokenFormat::BlockwiseFp8, CombineMode::Reduced);
+        assert!((us(fp8.dispatch) - 534.0).abs() < 10.0, "{fp8:?}");
+        assert_eq!(fp8.combine, bf16.combine);
+        // Every row is written and read once more, and no sums of a rank are.
+        let exact = of(TokenFormat::Bf16, CombineMode::Exact);
+        let rows = 14_336.0 * 4096.0;
+        let more = (exact.combine - bf16.combine) as f64 / rows;
+        assert!((more - 2.0 * (8.0 - 3.61)).abs() < 0.3, "{more}");
+    }
+
+    #[test]
+    fn the_rank_of_a_popular_expert_reads_and_writes_most() {
+        let problem = problem(Routing::AllToOne { expert: 70 }, 10);
+        let shape = shape(TokenFormat::Bf16, CombineMode::Reduced);
+        let (_, each) = pairs(&problem, 4);
+        let here: u64 = each.iter().map(|row| row[1]).sum();
+        let (token, row) = (14_336, u64::from(shape.dispatch_row_bytes()));
+        let wanted = MemoryTraffic {
+            dispatch: 4 * token + (4 + 16) * row + here * (token + 8),
+            combine: (here + 16 + 4 + 4) * token,
+        };
+        assert_eq!(MemoryTraffic::of(&problem, &shape, 4), wanted);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::records::{Phase, Results, Round};
+use super::records::{Gpus, Phase, Results, Round};
 use super::{RANKS, TOKENS, thousands};
 
 /// Colours of the numbers of GPUs.
@@ -110,7 +110,7 @@ fn draw_panel(svg: &mut String, panel: &Panel, results: &Results) -> std::fmt::R
     for (index, ranks) in RANKS.into_iter().enumerate() {
         for (_, dashes, pick) in CALLS {
             let points = TOKENS.into_iter().filter_map(|tokens| {
-                let round = results.round(ranks, FORMAT, tokens, None)?;
+                let round = results.round(Gpus::own(ranks), FORMAT, tokens, None)?;
                 let value = (panel.value)(pick(round))?;
                 Some(format!("{:.1},{:.1}", x(left, tokens), y(value)))
             });
@@ -132,7 +132,7 @@ fn draw_legend(svg: &mut String, results: &Results) -> std::fmt::Result {
     let base = HEIGHT - 8.0;
     let mut left = 20.0;
     for (index, ranks) in RANKS.into_iter().enumerate() {
-        if !results.sources.contains_key(&ranks) {
+        if !results.sources.contains_key(&Gpus::own(ranks)) {
             continue;
         }
         for (name, dashes, _) in CALLS {

@@ -13,11 +13,44 @@ pub(super) struct RecordFile {
     name: String,
     date: String,
     commit: String,
-    /// How many GPUs, the same for all rounds.
-    ranks: usize,
+    /// The same for all rounds.
+    gpus: Gpus,
     limits: Option<Limits>,
     rounds: Vec<RoundLine>,
     silu: Vec<SiluTime>,
+}
+
+/// Ranks, and how many of them have a GPU together. Figures of different ones are never put together: where
+/// ranks share a GPU, its memory is their wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Gpus {
+    /// Most ranks that have one GPU.
+    pub(super) ranks_per_gpu: usize,
+    pub(super) ranks: usize,
+}
+
+impl Gpus {
+    /// Ranks with a GPU each.
+    pub(super) fn own(ranks: usize) -> Self {
+        Self {
+            ranks_per_gpu: 1,
+            ranks,
+        }
+    }
+}
+
+impl std::fmt::Display for Gpus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            ranks_per_gpu,
+            ranks,
+        } = *self;
+        match (ranks_per_gpu, ranks.div_ceil(ranks_per_gpu)) {
+            (1, gpus) => write!(f, "{gpus} GPUs"),
+            (_, 1) => write!(f, "{ranks} ranks that share a GPU"),
+            (_, gpus) => write!(f, "{ranks} ranks that share {gpus} GPUs"),
+        }
+    }
 }
 
 /// A fused SiLU kernel's time.
@@ -63,6 +96,9 @@ struct Line {
 struct RoundLine {
     group: String,
     ranks: usize,
+    /// Older records are of ranks with a GPU each.
+    #[serde(default = "one")]
+    ranks_per_gpu: usize,
     tokens: usize,
     hidden: usize,
     top_k: usize,
@@ -78,10 +114,25 @@ struct RoundLine {
     verified: String,
 }
 
+fn one() -> usize {
+    1
+}
+
+impl RoundLine {
+    fn gpus(&self) -> Gpus {
+        Gpus {
+            ranks_per_gpu: self.ranks_per_gpu.max(1),
+            ranks: self.ranks,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 struct PhaseLine {
     gpu_us: Summary,
     floor_us: Option<f64>,
+    /// The limit in device memory, where ranks share a GPU.
+    memory_us: Option<f64>,
     nccl_us: Option<f64>,
 }
 
@@ -112,7 +163,7 @@ impl RecordFile {
             name: name.into(),
             date: date.into(),
             commit: commit.into(),
-            ranks: 0,
+            gpus: Gpus::own(0),
             limits: None,
             rounds: Vec::new(),
             silu: Vec::new(),
@@ -124,15 +175,13 @@ impl RecordFile {
             latest_limits = line.limits.or(latest_limits);
             file.silu = line.silu.unwrap_or(file.silu);
             let Some(round) = line.round else { continue };
-            let counts = [file.ranks, round.ranks];
+            let [of_file, of_round] = [file.gpus, round.gpus()];
             ensure!(
-                counts[0] == 0 || counts[0] == counts[1],
-                "{name}:{}: {} ranks in a file of {}",
+                of_file.ranks == 0 || of_file == of_round,
+                "{name}:{}: {of_round} in a file of {of_file}",
                 index + 1,
-                counts[1],
-                counts[0]
             );
-            file.ranks = round.ranks;
+            file.gpus = of_round;
             if round.max_sms.is_none() {
                 file.limits = file.limits.or(latest_limits.take());
             }
@@ -146,7 +195,7 @@ impl RecordFile {
 /// Which rounds stand for each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    ranks: usize,
+    gpus: Gpus,
     format: String,
     tokens: usize,
     max_sms: Option<u32>,
@@ -169,13 +218,13 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    /// The limit over the time: 1 is as fast as the wire.
+    /// The limit over the time: 1 is as fast as the wire, or where ranks share a GPU, its memory.
     pub(super) fn share(&self) -> Option<f64> {
         self.floor_us.map(|floor| floor / self.us)
     }
 }
 
-/// Where the figures of a number of GPUs come from.
+/// Where the figures of ranks come from.
 pub(super) struct Source {
     pub(super) files: Vec<String>,
     pub(super) date: String,
@@ -187,9 +236,9 @@ pub(super) struct Results {
     pub(super) commit: String,
     /// Whether the L2 cache was flushed. Warm rounds are shown where there are any.
     pub(super) flushed: bool,
-    /// By the number of GPUs.
-    pub(super) sources: BTreeMap<usize, Source>,
-    /// Of the first file that has any.
+    /// Those with a GPU each first.
+    pub(super) sources: BTreeMap<Gpus, Source>,
+    /// Of the first file that has any, of ranks with a GPU each.
     pub(super) silu: Vec<SiluTime>,
     rounds: BTreeMap<Key, Round>,
 }
@@ -206,7 +255,7 @@ impl Results {
                 "{}: of another commit than {commit}; name the files of one",
                 file.name
             );
-            let source = sources.entry(file.ranks).or_insert(Source {
+            let source = sources.entry(file.gpus).or_insert(Source {
                 files: Vec::new(),
                 date: file.date,
                 limits: None,
@@ -214,7 +263,7 @@ impl Results {
             source.files.push(file.name);
             source.limits = source.limits.take().or(file.limits);
             lines.extend(file.rounds);
-            if silu.is_empty() {
+            if silu.is_empty() && file.gpus.ranks_per_gpu == 1 {
                 silu = file.silu;
             }
         }
@@ -232,7 +281,7 @@ impl Results {
             .filter(|round| round.l2_flushed == flushed)
         {
             let key = Key {
-                ranks: round.ranks,
+                gpus: round.gpus(),
                 format: round.format.clone(),
                 tokens: round.tokens,
                 max_sms: round.max_sms,
@@ -242,10 +291,10 @@ impl Results {
         for (key, runs) in &groups {
             ensure!(
                 runs.iter().any(|run| run.verified != "no"),
-                "{} with {} tokens on {} GPUs: no run's results were verified",
+                "{} with {} tokens on {}: no run's results were verified",
                 key.format,
                 key.tokens,
-                key.ranks
+                key.gpus
             );
         }
         let rounds = groups
@@ -262,14 +311,14 @@ impl Results {
 
     pub(super) fn round(
         &self,
-        ranks: usize,
+        gpus: Gpus,
         format: &str,
         tokens: usize,
         max_sms: Option<u32>,
     ) -> Option<&Round> {
         let format = format.into();
         self.rounds.get(&Key {
-            ranks,
+            gpus,
             format,
             tokens,
             max_sms,
@@ -282,7 +331,10 @@ impl Round {
         let phase = |pick: fn(&RoundLine) -> &PhaseLine| Phase {
             us: median(runs.iter().map(|run| pick(run).gpu_us.median)).unwrap_or(0.0),
             nccl_us: median(runs.iter().filter_map(|run| pick(run).nccl_us)),
-            floor_us: median(runs.iter().filter_map(|run| pick(run).floor_us)),
+            floor_us: median(
+                runs.iter()
+                    .filter_map(|run| pick(run).memory_us.or(pick(run).floor_us)),
+            ),
         };
         Round {
             dispatch: phase(|run| &run.dispatch),

@@ -86,6 +86,41 @@ fn a_limit_on_multiprocessors_is_a_sentence_of_its_own() {
     assert!(page.contains("| 4,096 | missing |"), "{page}");
 }
 
+/// As the lines of ranks that share a GPU.
+fn shared(line: &str, ranks_per_gpu: usize) -> String {
+    let memory = "\"copy_us\":null,\"memory_us\":6.0";
+    line.replace("\"copy_us\":null", memory).replace(
+        "\"ranks\":",
+        &format!("\"ranks_per_gpu\":{ranks_per_gpu},\"ranks\":"),
+    )
+}
+
+#[test]
+fn figures_of_ranks_that_share_a_gpu_stand_by_themselves_beside_its_memorys_limit() {
+    let own = round(4, "fp8", 1, 10.0);
+    let other = "2000-01-02-1xNONE-0123abc.jsonl";
+    let files = [
+        (other, shared(&round(4, "fp8", 1, 60.0), 4)),
+        (NAME, own.clone()),
+    ];
+    let results = results(&files).unwrap();
+    let page = measured(&results);
+    let (before, behind) = page.split_once("### 4 ranks that share a GPU\n").unwrap();
+    assert!(
+        before.contains("### 4 GPUs\n") && before.contains("| 1 | 10.0 (25 %) |"),
+        "{page}"
+    );
+    assert!(
+        !before.contains("60.0") && behind.contains("| 1 | 60.0 (10 %) |"),
+        "{page}"
+    );
+    assert_eq!(chart::draw(&results).matches("GPUs</text>").count(), 2);
+
+    let mixed = own.clone() + &shared(&own, 2);
+    let complaint = ":2: 4 ranks that share 2 GPUs in a file of 4 GPUs";
+    assert!(error(&[(NAME, mixed)]).contains(complaint));
+}
+
 /// The page says which sizes it is about.
 #[test]
 fn rounds_of_other_sizes_are_not_shown() {
@@ -109,7 +144,7 @@ fn records_that_do_not_fit_are_refused() {
     let other = of("2000-01-02-4xNONE-fedcba9.jsonl", &round(4, "fp8", 1, 9.0));
     assert!(error(&[of(NAME, &line), other]).contains("another commit"));
     let mixed = line.clone() + &round(4, "fp8", 1, 9.0);
-    assert!(error(&[of(NAME, &mixed)]).contains(":2: 4 ranks in a file of 2"));
+    assert!(error(&[of(NAME, &mixed)]).contains(":2: 4 GPUs in a file of 2 GPUs"));
     let unverified = line.replace("\"verified\":\"all\"", "\"verified\":\"no\"");
     let complaint = "fp8 with 1 tokens on 2 GPUs: no run's results were verified";
     assert_eq!(error(&[of(NAME, &unverified)]), complaint);
