@@ -60,6 +60,32 @@ fn tests_are_listed_without_being_run() {
 }
 
 #[test]
+fn tests_are_left_out_by_a_part_of_their_names() {
+    let mut list = program("gpu --group simulated --ranks 2 --share-gpus --list --filter");
+    let output = list
+        .args(["rounds back to back", "--skip", ", 1 a node"])
+        .output()
+        .unwrap();
+    assert_eq!(printed(&output), "1000 rounds back to back, 2 a node\n");
+}
+
+#[test]
+fn simulated_ranks_of_every_program_take_the_flag_of_ranks_that_share_gpus() {
+    for arguments in [
+        "gpu --group simulated --ranks 2 --share-gpus --quick --filter two\u{a0}communicators",
+        "soak --group simulated --ranks 2 --share-gpus --count 1",
+        "demo --group simulated --ranks 2 --share-gpus --tokens 4",
+        "killed --group simulated --ranks 2 --share-gpus --times 1 --deadline-ms 20000",
+    ] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_ferry-tests"));
+        let words = arguments.split(' ').map(|word| word.replace('\u{a0}', " "));
+        let output = program.args(words).output().unwrap();
+        let text = printed(&output);
+        assert!(output.status.success(), "{arguments}: {text}");
+    }
+}
+
+#[test]
 fn the_simulator_refuses_kernels_of_files_by_their_flag() {
     for flag in ["--kernels", "--probe-kernels"] {
         let mut suite = program("gpu --group simulated --ranks 2 --list");

@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, cuda_folder, cuda_stub};
+use crate::{Places, commit, cuda_folder, cuda_stub};
 
 /// The name of the script that runs the packed program.
 pub(crate) const SCRIPT_NAME: &str = "run-gpu-tests.sh";
 
 const SCRIPT: &str = include_str!("run-gpu-tests.sh");
+
+/// The file beside the script that names what the program was built from.
+const COMMIT_NAME: &str = "commit";
 
 /// Packs the test program with the script that runs it.
 pub(crate) fn run(places: &Places) -> Result<()> {
@@ -62,6 +65,7 @@ pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     shell.remove_path(&folder)?;
     shell.create_dir(&folder)?;
     shell.copy_file(places.target_dir.join("release/ferry-tests"), &folder)?;
+    shell.write_file(folder.join(COMMIT_NAME), commit::name(&shell))?;
     let script = folder.join(SCRIPT_NAME);
     shell.write_file(&script, SCRIPT)?;
     cmd!(shell, "chmod +x {script}").quiet().run()?;
@@ -69,45 +73,4 @@ pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::{Command, Output};
-
-    fn run_script(arguments: &[&str]) -> Output {
-        let mut command = Command::new("bash");
-        command.arg("-c").arg(SCRIPT).arg(SCRIPT_NAME);
-        command.args(arguments).output().unwrap()
-    }
-
-    #[test]
-    fn the_script_turns_multicast_off_and_requires_the_gpus() {
-        assert!(SCRIPT.contains("export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0\n"));
-        // Three groups, and killed processes of two.
-        assert_eq!(SCRIPT.matches("--require-gpus \"$gpus\"").count(), 5);
-    }
-
-    #[test]
-    fn the_script_refuses_a_count_that_is_none() {
-        let output = run_script(&["none"]);
-        assert_eq!(output.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
-        let output = run_script(&["1", "--sanitise"]);
-        assert_eq!(output.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
-    }
-
-    #[test]
-    fn the_script_sanitizes_on_one_gpu() {
-        let output = run_script(&["2", "--sanitize"]);
-        assert_eq!(output.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("give 1"));
-        // There is no program here; that it is the only one is what counts.
-        let output = run_script(&["1", "--sanitize"]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(
-            text,
-            "+ ./ferry-tests sanitize\nferry: 0 passed, 1 failed\n"
-        );
-        assert_eq!(output.status.code(), Some(1));
-    }
-}
+mod tests;

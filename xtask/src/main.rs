@@ -13,6 +13,7 @@ mod bindgen;
 mod build_ptx;
 mod c_library;
 mod check_candle;
+mod commit;
 mod compare_ptx;
 mod cuda_folder;
 mod cuda_stub;
@@ -88,9 +89,8 @@ enum Task {
         /// Run the tests on this many GPUs, in one process and under mpirun
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
-        /// Run small ones on one GPU under compute-sanitizer's memcheck, racecheck, synccheck and initcheck
-        #[arg(long, requires = "gpus")]
-        sanitize: bool,
+        #[command(flatten)]
+        options: gpu_tests::Options,
     },
     /// Carry a text's tokens to their experts and back (`cargo xtask demo --help` lists all)
     #[command(disable_help_flag = true)]
@@ -174,8 +174,8 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Test { gpus: None, .. } => return test::run(places),
         Task::Test {
             gpus: Some(count),
-            sanitize,
-        } => return gpu_tests::run(places, count, sanitize),
+            options,
+        } => return gpu_tests::run(places, count, &options),
         Task::BuildPtx {
             compare: Some(paths),
             ..

@@ -1,19 +1,33 @@
 #!/usr/bin/env bash
-# Runs Ferry's GPU tests: run-gpu-tests.sh [N] [--sanitize]   (default: every GPU of this machine)
-# Needs: the NVIDIA driver, Open MPI, and NVSHMEM 3.4.5 (in LD_LIBRARY_PATH or python3's packages).
-# With --sanitize: on one GPU, under the tools of compute-sanitizer; needs the driver and that program.
+# Runs Ferry's GPU tests: run-gpu-tests.sh [N] [--ranks R] [--only SUITE]... [--list] [--sanitize]
+# N GPUs (default: all of this machine), a rank each; with --ranks R, so many ranks share them.
+# Needs: the NVIDIA driver, Open MPI, and NVSHMEM 3.4.5 (in LD_LIBRARY_PATH or python3's packages). Where ranks
+# share GPUs, NVSHMEM needs a daemon of MPS: one is started for each suite that does, and ended with it.
+# --only: only this suite; may be given several times. --list: only print the suites' names.
+# --sanitize: on one GPU, under the tools of compute-sanitizer; needs the driver and that program.
 set -euo pipefail
 
-sanitize=
-if [[ "${*: -1}" == --sanitize ]]; then
-    sanitize=yes
-    set -- "${@:1:$#-1}"
-fi
-gpus="${1:-$(nvidia-smi --list-gpus | wc -l)}"
-if ! [[ "$gpus" =~ ^[1-9][0-9]*$ && $# -le 1 ]]; then
-    echo "usage: run-gpu-tests.sh [N] [--sanitize], N being how many GPUs to use; got '$*'" >&2
+usage() {
+    echo "usage: run-gpu-tests.sh [N] [--ranks R] [--only SUITE]... [--list] [--sanitize]," \
+        "N being how many GPUs to use, and R how many ranks share them; got '$arguments'" >&2
     exit 2
-fi
+}
+is_count() { [[ "$1" =~ ^[1-9][0-9]*$ ]]; }
+
+arguments=$*
+gpus= ranks= sanitize= list=
+only=()
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --sanitize) sanitize=yes ;;
+        --list) list=yes ;;
+        --ranks) ranks=${2:-none}; is_count "$ranks" || usage; shift ;;
+        --only) [[ -n "${2:-}" ]] || usage; only+=("$2"); shift ;;
+        *) is_count "$1" && [[ -z "$gpus" ]] || usage; gpus=$1 ;;
+    esac
+    shift
+done
+gpus=${gpus:-$(nvidia-smi --list-gpus | wc -l)}
 if [[ -n "$sanitize" && "$gpus" -ne 1 ]]; then
     echo "run-gpu-tests.sh $gpus --sanitize: kernels that wait for other GPUs' make no use of the tools; give 1" >&2
     exit 2
@@ -21,30 +35,83 @@ fi
 cd "$(dirname "$0")"
 # NVLink multicast is off: not every machine that has it lets a process use it.
 export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0
+# What the program was built from.
+commit=$(cat commit 2> /dev/null || echo unknown)
 
-passed=0
-failed=0
+passed=0 failed=0 skipped=0
+names=()
+only_names=yes
+# wanted NAME: whether to run this suite. The first time all are gone through, only their names are noted.
+wanted() {
+    if [[ -n "$only_names" ]]; then
+        names+=("$1")
+        return 1
+    fi
+    local name
+    for name in "${only[@]}"; do
+        if [[ "$name" == "$1" ]]; then return 0; fi
+    done
+    [[ ${#only[@]} -eq 0 ]]
+}
 run() {
+    local name=$1
+    shift
+    echo "== $name, commit $commit"
     echo "+ $*"
     if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
-count() {
-    echo "ferry: $passed passed, $failed failed"
-    [[ "$failed" -eq 0 ]]
+# suite NAME COMMAND...
+suite() {
+    if wanted "$1"; then run "$@"; fi
 }
-if [[ -n "$sanitize" ]]; then
-    run ./ferry-tests sanitize
-    count
-    exit
-fi
 
-library=libnvshmem_host.so.3
-found=
-IFS=: read -ra folders <<< "${LD_LIBRARY_PATH:-}"
-for folder in "${folders[@]}"; do
-    if [[ -e "$folder/$library" ]]; then found=$folder; fi
-done
-if [[ -z "$found" ]]; then
+# The folder of the daemon of MPS that runs now, if one does.
+mps=
+start_mps() {
+    mps=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY="$mps/pipe" CUDA_MPS_LOG_DIRECTORY="$mps/log"
+    mkdir "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+    nvidia-cuda-mps-control -d
+}
+stop_mps() {
+    if [[ -z "$mps" ]]; then return; fi
+    local daemon
+    daemon=$(cat "$mps/pipe/nvidia-cuda-mps-control.pid" 2> /dev/null || true)
+    if ! timeout 30 nvidia-cuda-mps-control > /dev/null <<< "quit -t 10" && [[ -n "$daemon" ]]; then
+        # It and its servers, which nobody else has.
+        kill -9 $(pgrep -P "$daemon") "$daemon" || true
+    fi
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    rm -rf "$mps"
+    mps=
+}
+trap stop_mps EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+# suite_with_mps NAME COMMAND...
+suite_with_mps() {
+    if ! wanted "$1"; then return; fi
+    if ! command -v nvidia-cuda-mps-control > /dev/null; then
+        echo "== $1, commit $commit"
+        echo "skip $1: nvidia-cuda-mps-control is missing, which NVSHMEM needs where processes share a GPU"
+        skipped=$((skipped + 1))
+    elif start_mps; then
+        run "$@"
+        stop_mps
+    else
+        echo "FAIL $1: nvidia-cuda-mps-control -d does not start"
+        failed=$((failed + 1))
+        stop_mps
+    fi
+}
+
+find_nvshmem() {
+    local library=libnvshmem_host.so.3 found='' folders folder
+    IFS=: read -ra folders <<< "${LD_LIBRARY_PATH:-}"
+    for folder in "${folders[@]}"; do
+        if [[ -e "$folder/$library" ]]; then found=$folder; fi
+    done
+    if [[ -n "$found" ]]; then return; fi
     found=$(python3 - "$library" <<'PYTHON' || true
 import os, sys
 folders = (os.path.join(path, "nvidia", "nvshmem", "lib") for path in sys.path)
@@ -56,13 +123,76 @@ PYTHON
         exit 1
     fi
     export LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-fi
+}
 
-run ./ferry-tests gpu --require-gpus "$gpus"
-run mpirun --allow-run-as-root -n "$gpus" ./ferry-tests gpu --group node --require-gpus "$gpus"
-run mpirun --allow-run-as-root -n "$gpus" ./ferry-tests gpu --group nvshmem --require-gpus "$gpus"
-if [[ "$gpus" -gt 1 ]]; then
-    run ./ferry-tests killed --group node --require-gpus "$gpus"
-    run ./ferry-tests killed --require-gpus "$gpus"
+mpi() { echo "mpirun --allow-run-as-root -n $1 ./ferry-tests"; }
+
+# A rank a GPU.
+suites() {
+    local mpi
+    mpi=$(mpi "$gpus")
+    suite local ./ferry-tests gpu --require-gpus "$gpus"
+    suite node $mpi gpu --group node --require-gpus "$gpus"
+    suite nvshmem $mpi gpu --group nvshmem --require-gpus "$gpus"
+    if [[ "$gpus" -gt 1 ]]; then
+        suite killed-node ./ferry-tests killed --group node --require-gpus "$gpus"
+        suite killed-nvshmem ./ferry-tests killed --require-gpus "$gpus"
+    fi
+}
+
+# Ranks that share GPUs. Processes of a node group take turns without MPS.
+suites_of_shared_gpus() {
+    local shared mpi size smaller=() skips=() killed
+    shared="--share-gpus --ranks $ranks --require-gpus $gpus"
+    mpi=$(mpi "$ranks")
+    killed="--deadline-ms 2000 $shared"
+    for size in 4 2 1; do
+        if [[ "$size" -lt "$ranks" && $((ranks % size)) -eq 0 ]]; then
+            smaller+=("$size")
+            skips+=(--skip ", $size a node")
+        fi
+    done
+    suite local ./ferry-tests gpu $shared
+    suite_with_mps "nvshmem-$ranks" $mpi gpu --group nvshmem $shared "${skips[@]}"
+    for size in "${smaller[@]}"; do
+        suite_with_mps "nvshmem-$size" $mpi gpu --group nvshmem $shared --quick --filter ", $size a node"
+    done
+    suite node $mpi gpu --group node $shared --quick
+    suite demo ./ferry-tests demo --share-gpus --ranks "$ranks"
+    if [[ "$ranks" -gt 1 ]]; then
+        suite killed-node ./ferry-tests killed --group node $killed
+        suite_with_mps killed-node-mps ./ferry-tests killed --group node $killed
+        suite_with_mps killed-nvshmem ./ferry-tests killed $killed
+    fi
+}
+
+suites_of_sanitizer() {
+    if [[ -z "$ranks" ]]; then
+        suite sanitize ./ferry-tests sanitize
+        return
+    fi
+    local shared="--share-gpus --ranks $ranks"
+    suite memcheck ./ferry-tests sanitize --tool memcheck --seconds 500 $shared
+    suite racecheck ./ferry-tests sanitize --tool racecheck --seconds 120 $shared
+}
+
+all=suites
+if [[ -n "$ranks" ]]; then all=suites_of_shared_gpus; fi
+if [[ -n "$sanitize" ]]; then all=suites_of_sanitizer; fi
+$all
+only_names=
+if [[ -n "$list" ]]; then
+    printf '%s\n' "${names[@]}"
+    exit
 fi
-count
+for name in "${only[@]}"; do
+    if [[ " ${names[*]} " != *" $name "* ]]; then
+        echo "run-gpu-tests.sh: there is no suite $name; there are: ${names[*]}" >&2
+        exit 2
+    fi
+done
+chosen="${only[*]:-${names[*]}}"
+if [[ "$chosen" == *nvshmem* ]]; then find_nvshmem; fi
+$all
+echo "ferry: $passed passed, $failed failed, $skipped skipped"
+[[ "$failed" -eq 0 ]]

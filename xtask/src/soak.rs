@@ -3,7 +3,7 @@
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::Places;
+use crate::{Places, commit};
 
 /// Builds and runs the soak with these arguments. In the simulator arithmetic is checked for
 /// overflow, as in tests.
@@ -16,7 +16,7 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
         on_gpus = Some(["--release", "--features", "cuda"]);
     }
     let on_gpus = on_gpus.into_iter().flatten();
-    let commit = commit(&shell);
+    let commit = commit::name(&shell);
     cmd!(
         shell,
         "cargo run --quiet {package...} {on_gpus...} -- soak --commit {commit} {arguments...}"
@@ -26,26 +26,13 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The commit, with a mark where something else than the log differs from it.
-fn commit(shell: &Shell) -> String {
-    let head = cmd!(shell, "git rev-parse --short=12 HEAD")
-        .quiet()
-        .ignore_stderr();
-    let but_log = ":!tests/soak.log";
-    let changes = cmd!(shell, "git status --porcelain -- . {but_log}")
-        .quiet()
-        .ignore_stderr();
-    match (head.read(), changes.read()) {
-        (Ok(head), Ok(changes)) if changes.is_empty() => head,
-        (Ok(head), _) => head + "+",
-        (Err(_), _) => String::from("unknown"),
-    }
-}
-
-/// Whether GPUs are asked for.
+/// Whether the ranks of a group are asked for, which may have GPUs.
 fn wants_gpus(arguments: &[String]) -> bool {
-    let is_gpus = |argument: &String| argument == "--gpus" || argument.starts_with("--gpus=");
-    arguments.iter().any(is_gpus)
+    let flag = |argument: &String| argument.split('=').next().unwrap_or_default().to_owned();
+    let flags = ["--gpus", "--ranks", "--group", "--share-gpus"];
+    arguments
+        .iter()
+        .any(|argument| flags.contains(&flag(argument).as_str()))
 }
 
 #[cfg(test)]
@@ -56,6 +43,7 @@ mod tests {
     fn gpus_are_understood_in_both_spellings() {
         let wants = |text: &str| wants_gpus(&text.split(' ').map(String::from).collect::<Vec<_>>());
         assert!(wants("--gpus 4") && wants("--seconds 9 --gpus=2"));
+        assert!(wants("--share-gpus --seconds 9") && wants("--ranks=4") && wants("--group node"));
         assert!(!wants("--seconds 60"));
     }
 }

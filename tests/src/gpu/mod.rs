@@ -68,6 +68,9 @@ pub struct GpuArgs {
     /// Only tests whose name contains this; may be given several times, for tests with any of them
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
+    /// Leave out tests whose name contains this; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    skip: Vec<String>,
     /// Only print the tests' names
     #[arg(long)]
     list: bool,
@@ -104,6 +107,12 @@ impl GpuArgs {
             args: self.group_args.clone(),
             files: self.files.clone(),
         }
+    }
+
+    /// Whether a test of this name is run.
+    fn wants(&self, name: &str) -> bool {
+        let has_any = |texts: &[String]| texts.iter().any(|text| name.contains(text.as_str()));
+        (self.filter.is_empty() || has_any(&self.filter)) && !has_any(&self.skip)
     }
 }
 
@@ -275,8 +284,7 @@ impl Suite<'_> {
 
     /// Runs a test on every process; it failed if it failed on any.
     fn check(&mut self, name: &str, test: impl FnOnce(&mut Self) -> Result<Outcome>) -> Result<()> {
-        let wanted = &self.args.filter;
-        if !wanted.is_empty() && !wanted.iter().any(|text| name.contains(text.as_str())) {
+        if !self.args.wants(name) {
             return Ok(());
         }
         if self.args.list {

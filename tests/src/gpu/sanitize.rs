@@ -1,5 +1,5 @@
-//! The acceptance tests under the tools of compute-sanitizer: one GPU, few tokens, so much time for
-//! each tool.
+//! The acceptance tests under the tools of compute-sanitizer: one rank, or ranks that share a GPU; few tokens, so
+//! much time for each tool.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ const TOOLKIT: &str = "/usr/local/cuda/bin";
 /// What it ends with if it found something: none of the tests' own.
 const FOUND: &str = "99";
 
-/// Tests that are run, by parts of their names: small ones, of every kind.
+/// Tests of one rank, by parts of their names: small ones, of every kind.
 const NAMES: [&str; 14] = [
     "64 tokens",
     "1 token,",
@@ -34,6 +34,9 @@ const NAMES: [&str; 14] = [
     "too small",
     "work afterwards",
 ];
+
+/// A test of several ranks that has a single small round, for the tool that is slow with them.
+const ROUND: &str = "work afterwards";
 
 /// A tool of compute-sanitizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -86,10 +89,17 @@ pub struct SanitizeArgs {
     /// Only these tools [default: all]
     #[arg(long, value_enum)]
     tool: Vec<Tool>,
-    /// Only tests whose name contains this; may be given several times [default: small tests of every kind]
+    /// Only tests whose name contains this; may be given several times [default: small tests of every kind; of
+    /// several ranks, the quick suite, and one round under racecheck]
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
-    /// Where the one rank is
+    /// How many ranks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks: usize,
+    /// Let ranks share the GPUs that are there
+    #[arg(long)]
+    share_gpus: bool,
+    /// Where the ranks are
     #[arg(long, default_value = "local", hide = true)]
     group: String,
 }
@@ -98,15 +108,16 @@ pub struct SanitizeArgs {
 pub fn run(args: &SanitizeArgs) -> Result<()> {
     let sanitizer = find()?;
     let itself = std::env::current_exe().context("finding this program")?;
-    let names = names(args, &itself)?;
     let tools = match args.tool.is_empty() {
         true => &Tool::ALL[..],
         false => &args.tool,
     };
     let mut failed = 0;
     for &tool in tools {
+        let tests = args.tests(tool);
+        let names = names(&tests, &itself)?;
         let mut command = Command::new(&sanitizer);
-        command.args(tool.options()).arg(&itself).args(tests(args));
+        command.args(tool.options()).arg(&itself).args(&tests);
         // The tests stop by themselves, so that the tool can say what it found; if they do not,
         // they are stopped.
         command.args(["--seconds", &(args.seconds * 4 / 5).to_string()]);
@@ -141,27 +152,36 @@ fn find() -> Result<PathBuf> {
     })
 }
 
-/// The test program's arguments. Tools make kernels many times slower, so nobody gives up soon.
-fn tests(args: &SanitizeArgs) -> Vec<String> {
-    let fixed = format!(
-        "gpu --group {} --ranks 1 --quick --general --rounds 16 --deadline 100",
-        args.group
-    );
-    let mut tests: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
-    let filters: Vec<&str> = match args.filter.is_empty() {
-        true => NAMES.to_vec(),
-        false => args.filter.iter().map(String::as_str).collect(),
-    };
-    for filter in filters {
-        tests.extend(["--filter".to_owned(), filter.to_owned()]);
+impl SanitizeArgs {
+    /// The test program's arguments. Tools make kernels many times slower, so nobody gives up soon.
+    fn tests(&self, tool: Tool) -> Vec<String> {
+        let fixed = format!(
+            "gpu --group {} --ranks {} --quick --general --rounds 16 --deadline 100",
+            self.group, self.ranks
+        );
+        let mut tests: Vec<String> = fixed.split(' ').map(str::to_owned).collect();
+        tests.extend(self.share_gpus.then(|| "--share-gpus".to_owned()));
+        for filter in self.filters(tool) {
+            tests.extend(["--filter".to_owned(), filter.to_owned()]);
+        }
+        tests
     }
-    tests
+
+    /// Parts of the names of the tests to run; none for all.
+    fn filters(&self, tool: Tool) -> Vec<&str> {
+        match (self.filter.is_empty(), self.ranks, tool) {
+            (false, ..) => self.filter.iter().map(String::as_str).collect(),
+            (true, 1, _) => NAMES.to_vec(),
+            (true, _, Tool::Racecheck) => vec![ROUND],
+            (true, ..) => Vec::new(),
+        }
+    }
 }
 
 /// Of the tests that are to run.
-fn names(args: &SanitizeArgs, itself: &Path) -> Result<Vec<String>> {
+fn names(tests: &[String], itself: &Path) -> Result<Vec<String>> {
     let output = Command::new(itself)
-        .args(tests(args))
+        .args(tests)
         .arg("--list")
         .stderr(Stdio::inherit())
         .output()
@@ -327,6 +347,39 @@ mod tests {
             ended,
             seconds: 12.0,
         }
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_run_the_quick_suite_and_one_round_under_the_slow_tool() {
+        #[derive(clap::Parser)]
+        struct Arguments {
+            #[command(flatten)]
+            sanitize: SanitizeArgs,
+        }
+        let tests = |text: &str, tool| {
+            let words = std::iter::once("sanitize").chain(text.split_whitespace());
+            <Arguments as clap::Parser>::parse_from(words)
+                .sanitize
+                .tests(tool)
+                .join(" ")
+        };
+        let two = "--ranks 2 --share-gpus";
+        let fixed = "--quick --general --rounds 16 --deadline 100 --share-gpus";
+        let gpu = format!("gpu --group local --ranks 2 {fixed}");
+        assert_eq!(tests(two, Tool::Memcheck), gpu);
+        assert_eq!(
+            tests(two, Tool::Racecheck),
+            format!("{gpu} --filter {ROUND}")
+        );
+        let named = format!("{two} --filter rounds");
+        assert_eq!(
+            tests(&named, Tool::Racecheck),
+            format!("{gpu} --filter rounds")
+        );
+        assert_eq!(
+            tests("", Tool::Racecheck).matches("--filter").count(),
+            NAMES.len()
+        );
     }
 
     #[test]

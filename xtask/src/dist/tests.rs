@@ -1,0 +1,248 @@
+//! Tests of the script, with programs that only say how they were called.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::*;
+
+fn run_script(arguments: &[&str]) -> Output {
+    let mut command = Command::new("bash");
+    command.arg("-c").arg(SCRIPT).arg(SCRIPT_NAME);
+    command.args(arguments).output().unwrap()
+}
+
+/// A folder with the script and programs beside it. Dropped, it is removed.
+struct Folder(PathBuf);
+
+/// Says how it was called; a suite in which `$FAILS` stands fails.
+const TESTS: &str = r#"echo "ferry-tests $* ${CUDA_MPS_PIPE_DIRECTORY:+under MPS}"
+[[ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" || -d "$CUDA_MPS_PIPE_DIRECTORY" ]] || exit 1
+if [[ -n "${SLEEPS:-}" ]]; then touch begun; sleep "$SLEEPS"; fi
+[[ -z "${FAILS:-}" || "$*" != *"$FAILS"* ]]"#;
+const MPIRUN: &str = r#"echo "mpirun $1 $2 $3"; shift 3; exec "$@""#;
+/// Notes what it was asked.
+const MPS: &str = r#"if [[ "${1:-}" == -d ]]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> mps
+else read -r word; echo "$word" >> mps; fi"#;
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("ferry-dist-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let folder = Self(folder);
+        folder.program(SCRIPT_NAME, SCRIPT);
+        folder.program("ferry-tests", &format!("#!/bin/bash\n{TESTS}\n"));
+        folder.program("mpirun", &format!("#!/bin/bash\n{MPIRUN}\n"));
+        folder.program("nvidia-cuda-mps-control", &format!("#!/bin/bash\n{MPS}\n"));
+        fs::write(folder.0.join("libnvshmem_host.so.3"), "").unwrap();
+        fs::write(folder.0.join(COMMIT_NAME), "0123abc").unwrap();
+        folder
+    }
+
+    fn program(&self, name: &str, text: &str) {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(self.0.join(SCRIPT_NAME));
+        command.args(arguments.split(' '));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.0.display()));
+        command.env("LD_LIBRARY_PATH", &self.0);
+        command
+    }
+
+    /// What the script prints, and whether it succeeds.
+    fn run(&self, arguments: &str, fails: &str) -> (String, bool) {
+        let output = self
+            .command(arguments)
+            .env("FAILS", fails)
+            .output()
+            .unwrap();
+        let text = [&output.stdout[..], &output.stderr].concat();
+        (
+            String::from_utf8_lossy(&text).into_owned(),
+            output.status.success(),
+        )
+    }
+
+    /// How often a daemon was started; each was ended, and its folder is gone.
+    fn daemons(&self) -> usize {
+        let text = fs::read_to_string(self.0.join("mps")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        for pair in lines.chunks(2) {
+            let folder = pair[0].strip_prefix("start ").unwrap();
+            assert_eq!(pair[1..], ["quit -t 10"], "{text}");
+            assert!(!Path::new(folder).exists(), "{folder} is left");
+        }
+        lines.len() / 2
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_script_turns_multicast_off_and_requires_the_gpus() {
+    assert!(SCRIPT.contains("export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0\n"));
+    let folder = Folder::new("plain");
+    let (text, well) = folder.run("2", "");
+    assert!(well, "{text}");
+    // Three groups, and killed processes of two.
+    assert_eq!(text.matches("\nferry-tests ").count(), 5, "{text}");
+    assert_eq!(text.matches("--require-gpus 2 \n").count(), 5, "{text}");
+    assert_eq!(
+        text.matches("mpirun --allow-run-as-root -n 2\n").count(),
+        2,
+        "{text}"
+    );
+    assert_eq!(text.matches("== killed-node, commit 0123abc\n").count(), 1);
+    assert!(
+        text.ends_with("ferry: 5 passed, 0 failed, 0 skipped\n"),
+        "{text}"
+    );
+    assert_eq!(folder.daemons(), 0);
+}
+
+#[test]
+fn ranks_that_share_a_gpu_run_every_suite() {
+    let folder = Folder::new("shared");
+    let suites =
+        "local nvshmem-4 nvshmem-2 nvshmem-1 node demo killed-node killed-node-mps killed-nvshmem";
+    let (names, _) = folder.run("1 --ranks 4 --list", "");
+    assert_eq!(names, suites.replace(' ', "\n") + "\n");
+    let (text, well) = folder.run("1 --ranks 4", "");
+    assert!(
+        well && text.ends_with("ferry: 9 passed, 0 failed, 0 skipped\n"),
+        "{text}"
+    );
+    let shared = "--share-gpus --ranks 4 --require-gpus 1";
+    for (suite, line) in [
+        ("local", format!("gpu {shared} \n")),
+        (
+            "nvshmem-4",
+            format!("gpu --group nvshmem {shared} --skip , 2 a node --skip , 1 a node under MPS\n"),
+        ),
+        (
+            "nvshmem-1",
+            format!("gpu --group nvshmem {shared} --quick --filter , 1 a node under MPS\n"),
+        ),
+        ("node", format!("gpu --group node {shared} --quick \n")),
+        ("demo", "demo --share-gpus --ranks 4 \n".into()),
+        (
+            "killed-node",
+            format!("killed --group node --deadline-ms 2000 {shared} \n"),
+        ),
+        (
+            "killed-node-mps",
+            format!("killed --group node --deadline-ms 2000 {shared} under MPS\n"),
+        ),
+        (
+            "killed-nvshmem",
+            format!("killed --deadline-ms 2000 {shared} under MPS\n"),
+        ),
+    ] {
+        let (_, behind) = text
+            .split_once(&format!("== {suite}, commit 0123abc\n"))
+            .unwrap();
+        let of_suite = behind.split("\n== ").next().unwrap();
+        assert!(
+            format!("{of_suite}\n").contains(&line),
+            "{suite}: {line}in {of_suite}"
+        );
+    }
+    assert_eq!(folder.daemons(), 5);
+}
+
+#[test]
+fn only_the_suites_that_are_named_run() {
+    let folder = Folder::new("only");
+    let (text, well) = folder.run("1 --ranks 2 --only demo --only killed-node-mps", "");
+    assert!(
+        well && text.ends_with("ferry: 2 passed, 0 failed, 0 skipped\n"),
+        "{text}"
+    );
+    assert_eq!(folder.daemons(), 1);
+    let (text, well) = folder.run("1 --ranks 2 --only nvshmem-4", "");
+    assert!(
+        !well && text.contains("there is no suite nvshmem-4; there are: local nvshmem-2 nvshmem-1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_daemon_of_mps_ends_where_its_suite_fails_and_is_missed_where_there_is_none() {
+    let folder = Folder::new("mps");
+    let (text, well) = folder.run("1 --ranks 2 --only nvshmem-2 --only local", "nvshmem");
+    assert!(
+        !well && text.ends_with("ferry: 1 passed, 1 failed, 0 skipped\n"),
+        "{text}"
+    );
+    assert_eq!(folder.daemons(), 1);
+    fs::remove_file(folder.0.join("nvidia-cuda-mps-control")).unwrap();
+    let (text, well) = folder.run("1 --ranks 2 --only nvshmem-2", "");
+    assert!(
+        well && text.contains("skip nvshmem-2: nvidia-cuda-mps-control is missing"),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("ferry: 0 passed, 0 failed, 1 skipped\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_daemon_of_mps_ends_where_the_script_is_ended() {
+    let folder = Folder::new("ended");
+    let mut command = folder.command("1 --ranks 2 --only nvshmem-2");
+    let mut script = command.env("SLEEPS", "1").spawn().unwrap();
+    while !folder.0.join("begun").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let kill = Command::new("kill").arg(script.id().to_string()).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(script.wait().unwrap().code(), Some(143));
+    assert_eq!(folder.daemons(), 1);
+}
+
+#[test]
+fn the_script_refuses_a_count_that_is_none() {
+    for arguments in [
+        &["none"][..],
+        &["1", "--sanitise"],
+        &["1", "2"],
+        &["1", "--ranks"],
+        &["1", "--ranks", "0"],
+        &["1", "--only"],
+    ] {
+        let output = run_script(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
+    }
+}
+
+#[test]
+fn the_script_sanitizes_on_one_gpu() {
+    let output = run_script(&["2", "--sanitize"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("give 1"));
+    let folder = Folder::new("sanitize");
+    let (text, _) = folder.run("1 --sanitize", "");
+    let run = "== sanitize, commit 0123abc\n+ ./ferry-tests sanitize\nferry-tests sanitize \n";
+    assert_eq!(text, format!("{run}ferry: 1 passed, 0 failed, 0 skipped\n"));
+    let (text, well) = folder.run("1 --ranks 2 --sanitize", "racecheck");
+    assert!(!well, "{text}");
+    for line in [
+        "ferry-tests sanitize --tool memcheck --seconds 500 --share-gpus --ranks 2 \n",
+        "ferry-tests sanitize --tool racecheck --seconds 120 --share-gpus --ranks 2 \n",
+        "ferry: 1 passed, 1 failed, 0 skipped\n",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+}
