@@ -69,6 +69,8 @@ pub struct Launch {
 /// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
 ///   so does [`kernels_with_options`](Self::kernels_with_options), of those that take options;
+/// - its kernels stay loaded for as long as something that was enqueued, or a graph of it, may run them, also
+///   when the device is dropped;
 /// - no graph launches what was given to [`launch_held`](Self::launch_held) and has let go of what that
 ///   was to hold;
 /// - [`fault_page`](Self::fault_page) gives a page that this device may write.

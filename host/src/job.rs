@@ -38,9 +38,6 @@ pub(crate) trait Calls {
     /// # Safety
     /// As [`malloc`](Self::malloc), once; nothing uses windows any more.
     unsafe fn leave(&self, registered: bool) -> Result<(), Error>;
-
-    /// Keeps what NVSHMEM goes on using until the process ends.
-    fn keep(&self);
 }
 
 /// This process's membership, and the way to the other ranks.
@@ -120,7 +117,6 @@ impl<C: Calls> Job<C> {
         self.open = false;
         let _entered = entered.inspect_err(|error| {
             tracing::warn!(%error, "the NVSHMEM job is not left: leaving waits for every rank");
-            self.calls.keep();
         })?;
         // SAFETY: the job was open until now, `&mut self` is the only way to it, and the device is
         // entered; the caller says the rest.
@@ -293,10 +289,6 @@ mod tests {
             self.note("leave");
             Ok(())
         }
-
-        fn keep(&self) {
-            self.note("keep");
-        }
     }
 
     /// A job whose rank 1 is lost after so many calls of the bootstrap.
@@ -333,8 +325,7 @@ mod tests {
         assert_eq!(noted.take(), [""; 0]);
         // SAFETY: there are no windows.
         assert!(names_rank_1(unsafe { lost.leave(true) }));
-        // What NVSHMEM uses stays, and the job is over for this process.
-        assert_eq!(noted.take(), ["keep"]);
+        // The job is over for this process.
         assert!(!lost.is_open());
         // SAFETY: as above.
         unsafe { lost.leave(true) }.unwrap();

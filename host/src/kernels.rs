@@ -18,13 +18,14 @@ pub(crate) use target::Target;
 /// What devices load to dispatch and combine. Cheap to clone.
 ///
 /// The default are the kernels that this library was built with, for every GPU generation that it knows.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kernels {
     plain: Option<Arc<Ptx>>,
     with_options: Option<Arc<OptionKernels>>,
 }
 
 /// Kernels with options that were given.
+#[derive(PartialEq, Eq)]
 struct OptionKernels {
     ptx: Ptx,
     /// Bytes of the user's epilogue, rounded up to 8; `None`: they have Ferry's own steps.
@@ -202,7 +203,7 @@ impl fmt::Debug for Kernels {
 }
 
 /// A PTX text and what it was compiled for.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Ptx {
     pub(crate) target: Target,
     /// With a zero byte at its end.

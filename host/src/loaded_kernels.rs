@@ -1,13 +1,10 @@
-//! Kernels that a device has loaded, for a shape or for all, and who holds them.
+//! Kernels that a device has loaded, for a shape or for all.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 #[cfg(any(feature = "cuda", test))]
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-#[cfg(any(feature = "cuda", test))]
-use ferry_layout::Shape;
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(any(feature = "cuda", test))]
 use crate::Error;
@@ -43,38 +40,29 @@ impl fmt::Debug for LoadedKernels {
     }
 }
 
-/// What was made for a shape each, or for all shapes.
+/// What was made for a key each, and is kept.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) struct PerShape<T>(Mutex<Made<T>>);
-
-/// Each with the shape that it was made for; `None`: for all.
-#[cfg(any(feature = "cuda", test))]
-pub(crate) type Made<T> = Vec<(Option<Shape>, Arc<T>)>;
+pub(crate) struct Kept<K, T>(Mutex<Vec<(K, Arc<T>)>>);
 
 #[cfg(any(feature = "cuda", test))]
-impl<T> PerShape<T> {
+impl<K: PartialEq, T> Kept<K, T> {
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// What is there for `shape`, made unless it is. Who asks while another's is made waits for that.
+    /// What is there for `key`, made unless it is. Who asks while another's is made waits for that.
     pub(crate) fn get(
         &self,
-        shape: Option<&Shape>,
+        key: K,
         make: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Arc<T>, Error> {
-        let mut all = self.all();
-        if let Some((_, made)) = all.iter().find(|(of, _)| of.as_ref() == shape) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, made)) = all.iter().find(|(of, _)| *of == key) {
             return Ok(made.clone());
         }
         let made = Arc::new(make()?);
-        all.push((shape.copied(), made.clone()));
+        all.push((key, made.clone()));
         Ok(made)
-    }
-
-    /// Everything that was made.
-    pub(crate) fn all(&self) -> MutexGuard<'_, Made<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -85,22 +73,23 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::Shape;
     use crate::specialise::SHAPE;
 
     #[test]
     fn kernels_are_at_hand_while_others_are_compiled() {
-        let cache = PerShape::new();
+        let cache = Kept::new();
         let other = Shape {
             hidden: 512,
             ..SHAPE
         };
-        let own = LoadedKernels::of(cache.get(Some(&SHAPE), || Ok(7_u32)).unwrap());
+        let own = LoadedKernels::of(cache.get(SHAPE, || Ok(7_u32)).unwrap());
         let (begun, has_begun) = channel();
         let (go_on, may_go_on) = channel::<()>();
         thread::scope(|scope| {
             let cache = &cache;
             scope.spawn(move || {
-                cache.get(Some(&other), || {
+                cache.get(other, || {
                     begun.send(()).unwrap();
                     may_go_on.recv().unwrap();
                     Ok(8)
@@ -116,13 +105,13 @@ mod tests {
             go_on.send(()).unwrap();
             assert_eq!(function, Ok(Some(7)));
         });
-        assert_eq!(*cache.get(Some(&other), || Ok(9)).unwrap(), 8);
+        assert_eq!(*cache.get(other, || Ok(9)).unwrap(), 8);
     }
 
     #[test]
     fn a_failure_is_not_kept() {
-        let cache = PerShape::new();
-        assert!(cache.get(Some(&SHAPE), || Err(Error::NoRanks)).is_err());
-        assert_eq!(*cache.get(Some(&SHAPE), || Ok(1)).unwrap(), 1);
+        let cache = Kept::new();
+        assert!(cache.get(SHAPE, || Err(Error::NoRanks)).is_err());
+        assert_eq!(*cache.get(SHAPE, || Ok(1)).unwrap(), 1);
     }
 }

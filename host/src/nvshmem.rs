@@ -94,11 +94,6 @@ impl Calls for Joined {
         unsafe { self.library.finalize() };
         result
     }
-
-    fn keep(&self) {
-        // NVSHMEM still uses the context, and knows the module.
-        std::mem::forget(self.device.clone());
-    }
 }
 
 impl NvshmemFabric {
@@ -133,15 +128,9 @@ impl NvshmemFabric {
         let id = heard(&announced)?;
 
         let joined = join(&device, &library, &id, rank, ranks);
-        let is_in = joined.is_ok();
         let step = "joining the NVSHMEM job";
-        agree(&mut *bootstrap, step, joined, |()| Vec::new()).inspect_err(|_| {
-            if is_in {
-                // Leaving would wait for the ranks that are not in, so NVSHMEM goes on using the
-                // context.
-                std::mem::forget(device.clone());
-            }
-        })?;
+        // A rank that is in stays in where another one is not: leaving would wait for that.
+        agree(&mut *bootstrap, step, joined, |()| Vec::new())?;
         let ready = get_ready(&device, &library, rank, ranks);
         let registered = ready.is_ok();
         let step = "letting the kernels call NVSHMEM";
@@ -318,7 +307,6 @@ impl Drop for NvshmemFabric {
             leak::tell(
                 "an NVSHMEM group was dropped without close, and stays joined; call Group::close",
             );
-            job.calls.keep();
         }
     }
 }

@@ -116,6 +116,8 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
         "--lib",
         "--test",
         "driver",
+        "--test",
+        "books",
     ];
     let features = ["--features", "ferry-ep/cuda,ferry-tests/cuda"];
     let as_it_is = run_cargo_test(places, &[&packages[..], &features].concat(), &[], tally);

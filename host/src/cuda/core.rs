@@ -1,28 +1,28 @@
-//! What a device owns: its context, its kernels, its stream for copies.
+//! What a device has: its context, its kernels, its stream for copies.
 
 use std::ptr;
+use std::sync::Arc;
 
 use super::context::PrimaryContext;
 use super::error::{check, check_about};
 use super::green::GreenContexts;
 use super::module::Module;
+use super::modules::Modules;
 use super::sys::{self, CUstream};
 use crate::kernels::KernelSet;
-use crate::loaded_kernels::PerShape;
 use crate::{Error, Kernels, Stream};
 
-/// What a device owns.
+/// What a device has.
 pub(super) struct Core {
     pub(super) ordinal: usize,
     pub(super) name: String,
     pub(super) multiprocessors: u32,
-    pub(super) module: Module,
+    /// The kernels without options, for all shapes.
+    pub(super) module: Arc<Module>,
+    /// These, and all others that were loaded.
+    pub(super) modules: Arc<Modules>,
     /// What the kernels are made of.
     pub(super) kernels: Kernels,
-    /// Kernels for one shape each.
-    pub(super) special: PerShape<Module>,
-    /// Kernels that take options, for one shape each or for all.
-    pub(super) with_options: PerShape<Module>,
     /// For copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     pub(super) copies: OwnedStream,
@@ -71,18 +71,17 @@ impl Core {
         let current = context.enter()?;
         let name = format!("{} (cuda:{ordinal})", context.device_name()?);
         let multiprocessors = context.attribute(sys::MULTIPROCESSOR_COUNT)?.max(1);
+        let modules = Modules::of(ordinal, kernels)?;
+        let module = modules.general(&context, kernels, KernelSet::Plain)?;
         let copies = OwnedStream::create()?;
-        let module =
-            Module::load(&context, kernels, KernelSet::Plain).inspect_err(|_| copies.destroy())?;
         drop(current);
         Ok(Self {
             ordinal,
             name,
             multiprocessors,
             module,
+            modules,
             kernels: kernels.clone(),
-            special: PerShape::new(),
-            with_options: PerShape::new(),
             green: GreenContexts::find(),
             copies,
             context,
@@ -102,15 +101,8 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        let Ok(_current) = self.context.enter() else {
-            return;
-        };
-        self.copies.destroy();
-        self.module.unload();
-        for modules in [&self.special, &self.with_options] {
-            for (_, module) in modules.all().iter() {
-                module.unload();
-            }
+        if let Ok(_current) = self.context.enter() {
+            self.copies.destroy();
         }
     }
 }

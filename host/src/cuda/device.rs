@@ -21,17 +21,19 @@ use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 /// A GPU with its kernels loaded, in the device's primary context.
 ///
 /// Every method makes the context current for its own duration, so any thread may call any of
-/// them, and a thread's own context is left as it was. The kernels go with the last of the device,
-/// its events, graphs and fault pages; nothing enqueued may be unfinished then. Its primary context
-/// stays for the life of the process, and so do the streams that it gave and memory that was not
-/// freed: their values are plain numbers, which may outlive it.
+/// them, and a thread's own context is left as it was.
+///
+/// Dropping it waits for nothing, and ends nothing that was enqueued. Its kernels and its primary context stay
+/// for the life of the process, and so do the streams that it gave and memory that was not freed: their
+/// values are plain numbers, and graphs have the kernels, so all may outlive it. Opened again with the same
+/// kernels, a device finds those that are loaded.
 pub struct CudaDevice {
     core: Arc<Core>,
 }
 
 impl CudaDevice {
     /// Opens device number `ordinal`: retains its primary context and compiles the kernels for
-    /// it, unless the driver has kept an earlier result. Synchronises.
+    /// it, unless they are loaded or the driver has kept an earlier result. Synchronises.
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`], [`Error::Driver`], [`Error::LibraryMissing`] where there is no driver,
@@ -98,17 +100,21 @@ impl CudaDevice {
     /// The module of the kernels that take options, for every shape: loaded unless it is there.
     /// Synchronises.
     pub(crate) fn options_module(&self) -> Result<Arc<Module>, Error> {
-        self.core.with_options.get(None, || {
-            let _current = self.enter()?;
-            Module::load(self.context(), &self.core.kernels, KernelSet::WithOptions)
-        })
+        let _current = self.enter()?;
+        let Core {
+            modules,
+            context,
+            kernels,
+            ..
+        } = &*self.core;
+        modules.general(context, kernels, KernelSet::WithOptions)
     }
 
     /// The module of the kernel to launch, and the kernel. Takes no lock: another communicator may be
     /// compiling.
     fn function<'a>(&'a self, launch: &'a Launch) -> Result<(&'a Module, CUfunction), Error> {
         let module = match launch.kernels.held() {
-            None => Some(&self.core.module),
+            None => Some(&*self.core.module),
             Some(held) => held.downcast_ref::<Module>(),
         };
         module
@@ -219,10 +225,11 @@ unsafe impl Device for CudaDevice {
         if shape.spans_nodes() {
             return Ok(LoadedKernels::GENERAL);
         }
-        let module = self.core.special.get(Some(shape), || {
-            let _current = self.enter()?;
-            self.core.module.load_for(shape)
-        })?;
+        let _current = self.enter()?;
+        let Core {
+            modules, module, ..
+        } = &*self.core;
+        let module = modules.special(module, KernelSet::Plain, shape)?;
         Ok(LoadedKernels::of(module))
     }
 
@@ -230,10 +237,11 @@ unsafe impl Device for CudaDevice {
         let general = self.options_module()?;
         let module = match shape.filter(|shape| !shape.spans_nodes()) {
             None => general,
-            Some(shape) => self.core.with_options.get(Some(shape), || {
+            Some(shape) => {
                 let _current = self.enter()?;
-                general.load_for(shape)
-            })?,
+                let modules = &self.core.modules;
+                modules.special(&general, KernelSet::WithOptions, shape)?
+            }
         };
         Ok(LoadedKernels::of(module))
     }

@@ -31,6 +31,7 @@ mod ipc;
 mod library;
 mod local;
 mod module;
+mod modules;
 #[cfg(any(feature = "cust", feature = "cudarc"))]
 mod owner;
 mod page;

@@ -82,8 +82,8 @@ pub(super) fn title(text: &Text) -> String {
     format!("PTX {} for {}", text.version, text.target)
 }
 
-/// A device's module and its kernels. Not unloaded by itself: whoever owns it calls
-/// [`unload`](Self::unload) with the context current.
+/// A device's module and its kernels. It stays loaded: nobody can tell when no kernel of it will run any
+/// more. What is enqueued outlives whoever enqueued it, and so does a graph.
 pub(crate) struct Module {
     raw: CUmodule,
     ptx: Ptx,
@@ -158,7 +158,7 @@ impl Module {
             match kernel_of(module.raw, kernel, shmem, needs) {
                 Ok(found) => module.kernels[kernel as usize][usize::from(shmem)] = found,
                 Err(error) => {
-                    module.unload();
+                    unload(module.raw);
                     return Err(error);
                 }
             }
@@ -201,11 +201,6 @@ impl Module {
                 target: self.ptx.target.to_string(),
             })),
         }
-    }
-
-    /// Unloads the module. The context is current, and no kernel of it runs or will be launched.
-    pub(super) fn unload(&self) {
-        unload(self.raw);
     }
 }
 

@@ -1,21 +1,85 @@
-//! A graph of ours holds the communicators whose calls it has: none of them is closed under it.
+//! What graphs need stays: the communicators whose calls they have, and the kernels.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
-    CloseError, CombineBuffers, CombineInput, Config, DataType, Device, DevicePtr, DispatchBuffers,
-    DispatchInput, Error, ExpertParallel, Plan, Tensor,
+    Activation, CloseError, CombineBuffers, CombineInput, Config, DataType, Device, DevicePtr,
+    DispatchBuffers, DispatchInput, Error, ExpertParallel, FusedSilu, Plan, Tensor, TokenFormat,
 };
 
 use super::{Outcome, Suite};
 
 const HIDDEN: usize = 8;
+const COLUMNS: usize = 16;
+const BF16_1: u16 = 0x3f80;
+/// 0.7310586, rounded.
+const BF16_SILU_OF_1: u16 = 0x3f3b;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("a communicator that a graph holds", |suite| {
         held_by_a_graph(suite)
+    })?;
+    suite.check("kernels of a device that was dropped", |suite| {
+        outlive_their_device(suite)
+    })
+}
+
+/// A kernel of one handle of a GPU in a graph of another one, and at work in its stream: the first handle is
+/// dropped before either has ended.
+fn outlive_their_device(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let group = suite.group().clone();
+    let ranks = group.local_ranks();
+    let Some(cuda) = ranks
+        .iter()
+        .map(|&rank| group.cuda(rank))
+        .collect::<Option<Vec<_>>>()
+    else {
+        return Ok(Outcome::Skipped("needs CUDA graphs".into()));
+    };
+    for cuda in cuda {
+        let stays = CudaDevice::open(cuda.ordinal())?;
+        let stream = stays.stream()?;
+        let silu = ones(&stays)?;
+        let enqueue = |device: &CudaDevice| (device as &dyn Device).fused_silu(stream, &silu, None);
+        let computed = |what| -> Result<()> {
+            stays.synchronize(stream)?;
+            let rows: Vec<u16> = (&stays as &dyn Device).download_tensor(&silu.output)?;
+            stays.fill(silu.output.at, 0xff, silu.output.bytes())?;
+            ensure!(rows == [BF16_SILU_OF_1; COLUMNS], "{what}: {rows:04x?}");
+            Ok(())
+        };
+        let goes = CudaDevice::open(cuda.ordinal())?;
+        let mut graph = stays.capture(stream, || enqueue(&goes))?;
+        enqueue(&goes)?;
+        drop(goes);
+        computed("at work")?;
+        graph.launch(stream)?;
+        computed("in a graph")?;
+        drop(graph);
+        // SAFETY: the kernels have ended, and the graph is gone.
+        unsafe {
+            stays.free(silu.input.at)?;
+            stays.free(silu.row_offsets.at)?;
+            stays.free(silu.output.at)?;
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// One row of ones.
+fn ones(device: &dyn Device) -> Result<FusedSilu> {
+    let input = device.upload_tensor([1, 2 * COLUMNS], &[BF16_1; 2 * COLUMNS])?;
+    Ok(FusedSilu {
+        input,
+        interleaved: false,
+        row_offsets: device.upload_tensor([2], &[0_u32, 1])?,
+        activation: Activation::Silu,
+        format: TokenFormat::Bf16,
+        input_scales: None,
+        output: device.upload_tensor([1, COLUMNS], &[0_u16; COLUMNS])?,
+        scales: None,
     })
 }
 

@@ -1,0 +1,47 @@
+//! The modules that this process has loaded.
+
+use std::sync::Arc;
+
+use ferry_layout::Shape;
+
+use super::context::PrimaryContext;
+use super::module::Module;
+use crate::kernels::KernelSet;
+use crate::loaded_kernels::Kept;
+use crate::{Error, Kernels};
+
+/// Those of each device, by its number, and of what they are made of. Kept as long as the process, as
+/// [`Module`] says: who opens a device again finds them.
+static MODULES: Kept<(usize, Kernels), Modules> = Kept::new();
+
+/// The modules of one device that are made of the same kernels: of each set for one shape each, or for all.
+pub(super) struct Modules(Kept<(KernelSet, Option<Shape>), Module>);
+
+impl Modules {
+    /// Those of device number `ordinal`. Loads none.
+    pub(super) fn of(ordinal: usize, kernels: &Kernels) -> Result<Arc<Self>, Error> {
+        MODULES.get((ordinal, kernels.clone()), || Ok(Self(Kept::new())))
+    }
+
+    /// The kernels of `set` for all shapes, loaded unless they are there. The context is current.
+    /// Synchronises.
+    pub(super) fn general(
+        &self,
+        context: &PrimaryContext,
+        kernels: &Kernels,
+        set: KernelSet,
+    ) -> Result<Arc<Module>, Error> {
+        self.0
+            .get((set, None), || Module::load(context, kernels, set))
+    }
+
+    /// The same for `shape` alone, made of the `general` ones.
+    pub(super) fn special(
+        &self,
+        general: &Module,
+        set: KernelSet,
+        shape: &Shape,
+    ) -> Result<Arc<Module>, Error> {
+        self.0.get((set, Some(*shape)), || general.load_for(shape))
+    }
+}
