@@ -72,8 +72,7 @@ pub unsafe trait Fabric: Send + Sync {
     /// Leaves the group, after all windows were freed or leaked. Collective.
     ///
     /// # Safety
-    /// No communicator over this fabric, of whichever group, is open, and no graph of one is
-    /// launched any more.
+    /// No communicator over this fabric is open, and no graph of one is launched any more.
     unsafe fn close(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -123,7 +123,7 @@ impl Group {
     /// As [`simulated`](Self::simulated).
     pub fn simulated_with(options: SimulatorOptions) -> Result<Self, Error> {
         require_ranks(options.ranks)?;
-        Self::with_fabric(Arc::new(SimulatedFabric::new(options)?))
+        Self::with_fabric(Box::new(SimulatedFabric::new(options)?))
     }
 
     /// One rank a GPU, all driven by this process, over peer access. `devices` are CUDA device
@@ -145,7 +145,7 @@ impl Group {
     /// As [`local`](Self::local); [`Error::Driver`] where the kernels are for other devices.
     #[cfg(feature = "cuda")]
     pub fn local_with(devices: &[usize], options: &crate::GroupOptions) -> Result<Self, Error> {
-        Self::with_fabric(Arc::new(crate::cuda::LocalFabric::new_with(
+        Self::with_fabric(Box::new(crate::cuda::LocalFabric::new_with(
             devices, options,
         )?))
     }
@@ -182,7 +182,7 @@ impl Group {
         options: &crate::GroupOptions,
     ) -> Result<Self, Error> {
         let open = || crate::cuda::Ipc::open(device, options);
-        Self::with_fabric(Arc::new(crate::node::fabric::NodeFabric::join(
+        Self::with_fabric(Box::new(crate::node::fabric::NodeFabric::join(
             bootstrap, open,
         )?))
     }
@@ -213,22 +213,22 @@ impl Group {
         group: &crate::GroupOptions,
     ) -> Result<Self, Error> {
         let fabric = crate::nvshmem::NvshmemFabric::new(bootstrap, options, group)?;
-        Self::with_fabric(Arc::new(fabric))
+        Self::with_fabric(Box::new(fabric))
     }
 
-    /// A group over a fabric of your own.
+    /// A group over a fabric of your own, which it alone closes.
     ///
     /// # Errors
     /// [`Error::NoRanks`] for zero ranks, [`Error::TooManyRanks`] for more than [`MAX_RANKS`],
     /// [`Error::NoLocalRanks`] if none is in this process.
-    pub fn with_fabric(fabric: Arc<dyn Fabric>) -> Result<Self, Error> {
+    pub fn with_fabric(fabric: Box<dyn Fabric>) -> Result<Self, Error> {
         let ranks = fabric.ranks();
         require_ranks(ranks)?;
         if fabric.local_ranks().is_empty() {
             return Err(Error::NoLocalRanks { ranks });
         }
         Ok(Self {
-            fabric,
+            fabric: fabric.into(),
             members: Arc::default(),
             beginning: Arc::default(),
         })
@@ -290,8 +290,8 @@ impl Group {
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         match *members {
             // SAFETY: no communicator of this group is open or will be launched by a graph, and
-            // none begins while the count is held. Those of other groups over the fabric are the
-            // promise of whoever called `fabric`.
+            // none begins while the count is held. No other group has the fabric, unless by
+            // `fabric`, whose caller promised as much of that.
             0 => unsafe { self.fabric.close() },
             communicators => Err(Error::CommunicatorsOpen { communicators }),
         }
@@ -349,7 +349,7 @@ mod tests {
         assert!(matches!(Group::simulated(0, 1), Err(Error::NoRanks)));
         assert!(Group::simulated(MAX_RANKS, 1).is_ok());
         for ranks in [MAX_RANKS + 1, u32::MAX] {
-            let of_fabric = Group::with_fabric(Arc::new(Elsewhere(ranks)));
+            let of_fabric = Group::with_fabric(Box::new(Elsewhere(ranks)));
             for refused in [of_fabric, Group::simulated(ranks, 1)] {
                 let text = refused.unwrap_err().to_string();
                 assert_eq!(
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_process_without_ranks_is_refused() {
-        let error = Group::with_fabric(Arc::new(Elsewhere(3))).err().unwrap();
+        let error = Group::with_fabric(Box::new(Elsewhere(3))).err().unwrap();
         assert!(matches!(error, Error::NoLocalRanks { ranks: 3 }), "{error}");
     }
 

@@ -80,7 +80,7 @@ impl Failing {
 
 // SAFETY: what it gives is the simulator's, which refuses accesses elsewhere, and no more bytes
 // than that has.
-unsafe impl Fabric for Failing {
+unsafe impl Fabric for Arc<Failing> {
     fn name(&self) -> &'static str {
         "failing"
     }
@@ -136,7 +136,7 @@ fn config() -> Config {
 }
 
 fn begin(fabric: &Arc<Failing>) -> Result<Vec<ExpertParallel>, Error> {
-    let group = Group::with_fabric(fabric.clone())?;
+    let group = Group::with_fabric(Box::new(fabric.clone()))?;
     let plan = Plan::new(&group, config())?;
     ExpertParallel::new(&group, &plan)
 }
@@ -248,10 +248,10 @@ fn a_fabric_that_answers_too_little_is_named_with_what_was_wanted_and_given() {
 #[test]
 fn a_plan_whose_ranks_span_nodes_is_refused_by_a_group_that_reaches_none() {
     let near = Arc::into_inner(Failing::new(2, 1, usize::MAX)).unwrap();
-    let near = Group::with_fabric(Arc::new(Failing {
+    let near = Group::with_fabric(Box::new(Arc::new(Failing {
         reaches_other_nodes: false,
         ..near
-    }));
+    })));
     let spans = Config {
         p2p_world_size: Some(1),
         ..config()
@@ -267,14 +267,14 @@ fn a_plan_whose_ranks_span_nodes_is_refused_by_a_group_that_reaches_none() {
 #[test]
 fn a_rank_that_fails_says_why_also_where_it_cannot_tell_the_others() {
     let fabric = Failing::new(2, 1, 0);
-    let agreed = agree::<()>(&*fabric, "testing", Err(Error::NoRanks));
+    let agreed = agree::<()>(&fabric, "testing", Err(Error::NoRanks));
     assert!(matches!(agreed, Err(Error::NoRanks)), "{agreed:?}");
 }
 
 #[test]
 fn a_group_is_not_closed_while_a_communicator_begins() {
     let fabric = Failing::new(2, 1, usize::MAX);
-    let group = Group::with_fabric(fabric.clone()).unwrap();
+    let group = Group::with_fabric(Box::new(fabric.clone())).unwrap();
     let plan = Plan::new(&group, config()).unwrap();
     *fabric.group.lock().unwrap() = Some(group.clone());
     let ranks = ExpertParallel::new(&group, &plan).unwrap();

@@ -150,7 +150,7 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
     );
     assert_eq!(notes.take(), ["all_gather"]);
     let fabric = NotedFabric { notes, ranks: 2 };
-    let group = Group::with_fabric(Arc::new(fabric)).unwrap();
+    let group = Group::with_fabric(Box::new(fabric)).unwrap();
     assert_eq!(ours, fingerprint(&Plan::new(&group, config()).unwrap()));
 }
 

@@ -26,7 +26,7 @@ fn two(config: Config) -> (Arc<Notes>, Group, [ExpertParallel; 2]) {
         notes: notes.clone(),
         ranks: 2,
     };
-    let group = Group::with_fabric(Arc::new(fabric)).unwrap();
+    let group = Group::with_fabric(Box::new(fabric)).unwrap();
     let plan = Plan::new(&group, config).unwrap();
     let ranks = ExpertParallel::new(&group, &plan).unwrap();
     notes.take();

@@ -230,7 +230,7 @@ pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertPar
         notes: notes.clone(),
         ranks,
     };
-    let group = Group::with_fabric(Arc::new(fabric))?;
+    let group = Group::with_fabric(Box::new(fabric))?;
     let plan = Plan::new(&group, config)?;
     Ok(ExpertParallel::new(&group, &plan)?.remove(0))
 }
@@ -275,7 +275,7 @@ pub fn group_of(notes: &Arc<Notes>) -> Group {
         notes: notes.clone(),
         ranks: 2,
     };
-    Group::with_fabric(Arc::new(fabric)).unwrap()
+    Group::with_fabric(Box::new(fabric)).unwrap()
 }
 
 pub fn join(group: &Group, config: Config) -> ExpertParallel {

@@ -85,8 +85,7 @@ impl GuardedGroup {
             live: Mutex::default(),
             windows: Mutex::default(),
         });
-        let fabric = Arc::new(GuardedFabric(zones.clone()));
-        let group = Group::with_fabric(fabric)?;
+        let group = Group::with_fabric(Box::new(GuardedFabric(zones.clone())))?;
         Ok(Self { group, zones })
     }
 

@@ -210,7 +210,7 @@ impl Process<'_> {
             }),
             false => Ok(fake),
         };
-        Group::with_fabric(Arc::new(NodeFabric::join(bootstrap, open)?))
+        Group::with_fabric(Box::new(NodeFabric::join(bootstrap, open)?))
     }
 
     /// Returns once the other processes have called it.
