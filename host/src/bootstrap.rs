@@ -2,6 +2,10 @@
 
 mod accept;
 pub(crate) mod function;
+mod hello;
+mod join;
+mod key;
+mod newcomer;
 mod peer;
 pub(crate) mod tcp;
 
@@ -121,6 +125,32 @@ pub enum BootstrapError {
         /// The size there.
         theirs: u32,
         /// Where they meet.
+        address: SocketAddr,
+    },
+    /// A key of no bytes.
+    #[error("a key has at least one byte, and this one has none")]
+    EmptyKey,
+    /// Processes do not have the same key. On rank 0 only when its time is over and nobody else has
+    /// come as that rank.
+    #[error(
+        "rank {rank} has {} key, and rank {peer} at {address} has {}: all or none have one, the same",
+        if *.ours { "a" } else { "no" },
+        match (.ours, .theirs) {
+            (true, true) => "another",
+            (_, true) => "one",
+            (_, false) => "none",
+        },
+    )]
+    OtherKey {
+        /// This rank.
+        rank: u32,
+        /// Whether it has a key.
+        ours: bool,
+        /// The other rank, or who calls itself so.
+        peer: u32,
+        /// Whether that has a key. It may also have one that it did not prove.
+        theirs: bool,
+        /// Where the other is.
         address: SocketAddr,
     },
     /// Not everybody came.

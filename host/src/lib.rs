@@ -138,6 +138,8 @@ mod simulated;
 #[cfg(any(feature = "cuda", test))]
 mod specialise;
 mod tensor;
+#[cfg(test)]
+mod warnings_tests;
 
 pub use arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use bootstrap::function::FnBootstrap;

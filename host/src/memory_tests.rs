@@ -4,11 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
-
 use super::*;
+use crate::warnings_tests::Warnings;
 use crate::{BootstrapError, CombineMode, Config, ExpertParallel, Group, Shape};
 
 /// Simulated ranks of this process, or rank 0 of two processes, whose bootstrap fails after some calls.
@@ -139,42 +136,6 @@ fn begin(fabric: &Arc<Failing>) -> Result<Vec<ExpertParallel>, Error> {
     let group = Group::with_fabric(Box::new(fabric.clone()))?;
     let plan = Plan::new(&group, config())?;
     ExpertParallel::new(&group, &plan)
-}
-
-/// Keeps the warnings of a thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Warnings {
-    /// Those of `call`.
-    fn of<T>(call: impl FnOnce() -> T) -> (T, String) {
-        let warnings = Self::default();
-        let result = tracing::subscriber::with_default(warnings.clone(), call);
-        let text = warnings.0.lock().unwrap().join("; ");
-        (result, text)
-    }
-}
-
-impl Visit for Warnings {
-    fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
-        self.0.lock().unwrap().push(format!("{value:?}"));
-    }
-}
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
 }
 
 fn names_rank_1<T>(result: &Result<T, Error>) -> bool {

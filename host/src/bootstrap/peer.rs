@@ -16,10 +16,8 @@ const NOBODY: u32 = u32::MAX;
 const HEADER_BYTES: usize = 16;
 /// Longest payload taken.
 pub const MAX_BYTES: u64 = 64 << 20;
-/// Rank, ranks, and a number that tells processes apart which call themselves the same.
-pub const HELLO_BYTES: u64 = 16;
-/// How long rank 0 lets a newcomer take to say who it is: strangers may connect, too. Also how long telling
-/// that a rank was lost may take.
+/// How long rank 0 lets a newcomer take to say who it is, and to prove its key: strangers may connect, too.
+/// Also how long telling that a rank was lost may take.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two looks at what has come.
 pub const PAUSE: Duration = Duration::from_millis(1);
@@ -340,33 +338,6 @@ impl Peer {
             doing,
             wanted,
             got,
-        }
-    }
-}
-
-/// What a newcomer says.
-pub struct Hello {
-    pub rank: u32,
-    pub ranks: u32,
-    pub nonce: u64,
-}
-
-impl Hello {
-    /// `None` where it has not come whole.
-    pub fn hear(peer: &mut Peer) -> Result<Option<Self>, BootstrapError> {
-        let doing = "joining";
-        let Some(message) = peer.poll(HELLO_BYTES, doing)? else {
-            return Ok(None);
-        };
-        let bytes = peer.require(0, message, doing)?;
-        let word = |index| word(&bytes, index).map(u64::from);
-        match (word(0), word(1), word(2), word(3)) {
-            (Some(rank), Some(ranks), Some(low), Some(high)) => Ok(Some(Self {
-                rank: rank as u32,
-                ranks: ranks as u32,
-                nonce: high << 32 | low,
-            })),
-            _ => Err(peer.unexpected(doing, HELLO_BYTES, bytes.len() as u64)),
         }
     }
 }

@@ -5,12 +5,14 @@
 //! confirm that they have it, and rank 0 lets all go on. Whoever finds a rank lost, or gives up,
 //! tells those whom it is connected to, in a message that may stand where any other does.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::accept::Entrance;
-use super::peer::{HELLO_TIMEOUT, Hello, Limit, Loss, MAX_BYTES, PAUSE, Peer, word};
+use super::hello::{DUPLICATE, GIVEN_UP, Hello, WELCOME, WORLD_SIZE};
+use super::key::Key;
+use super::newcomer::Newcomer;
+use super::peer::{HELLO_TIMEOUT, Limit, Loss, MAX_BYTES, PAUSE, Peer};
 use super::require_ranks;
 use crate::{Bootstrap, BootstrapError};
 
@@ -18,14 +20,8 @@ use crate::{Bootstrap, BootstrapError};
 /// ranks come again.
 const MOST_NEWCOMERS: usize = 256;
 
-/// What rank 0 answers to a newcomer.
-const WELCOME: u32 = 0;
-const WORLD_SIZE: u32 = 1;
-const DUPLICATE: u32 = 2;
-const GIVEN_UP: u32 = 3;
-
-/// A [`Bootstrap`] over TCP. Anybody who can connect to rank 0's address can take part: use it
-/// in networks where that is as it should be.
+/// A [`Bootstrap`] over TCP. Anybody who can connect to rank 0's address can take a rank's place: use it in
+/// networks where that is as it should be, or give all ranks a [key](Self::connect_with_key).
 ///
 /// A call that fails tells the other ranks why, and each later call fails at once, with
 /// [`BootstrapError::Lost`] or [`BootstrapError::GaveUp`]. The survivors can drop it and
@@ -61,12 +57,49 @@ impl TcpBootstrap {
     ///
     /// # Errors
     /// [`BootstrapError`]: on every rank if one is missing; on that rank alone if it stands there
-    /// twice or expects another number of ranks than rank 0.
+    /// twice or expects another number of ranks than rank 0, or if rank 0 has a key.
     pub fn connect(
         rank: u32,
         ranks: u32,
         address: SocketAddr,
         timeout: Duration,
+    ) -> Result<Self, BootstrapError> {
+        Self::meet(rank, ranks, address, timeout, None)
+    }
+
+    /// Does the same as [`connect`](Self::connect), where all ranks have `key`: some bytes that
+    /// nobody else knows. 32 random ones are plenty; a word that people choose is not enough, as who
+    /// overheard a meeting can try words in peace. Collective.
+    ///
+    /// Rank 0 and each other rank prove to each other that they have the key, as they meet: by an
+    /// HMAC-SHA256 over fresh random numbers of both, the rank and the number of ranks. Who cannot is
+    /// sent away and logged with its address, and the others go on. A key on one side alone is
+    /// refused on both.
+    ///
+    /// This is all that a key does. Messages are neither encrypted nor authenticated one by one: who
+    /// can read the network reads them, and who can change what passes there can still take part.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect), [`BootstrapError::EmptyKey`] before anything is sent, and
+    /// [`BootstrapError::OtherKey`]: on a rank whose key is not rank 0's; on rank 0 only when its
+    /// time is over and nobody else has come as that rank.
+    pub fn connect_with_key(
+        rank: u32,
+        ranks: u32,
+        address: SocketAddr,
+        timeout: Duration,
+        key: &[u8],
+    ) -> Result<Self, BootstrapError> {
+        let key = Key::new(key)?;
+        Self::meet(rank, ranks, address, timeout, Some(&key))
+    }
+
+    fn meet(
+        rank: u32,
+        ranks: u32,
+        address: SocketAddr,
+        timeout: Duration,
+        key: Option<&Key>,
     ) -> Result<Self, BootstrapError> {
         if rank >= ranks {
             return Err(BootstrapError::RankOutOfRange {
@@ -76,7 +109,12 @@ impl TcpBootstrap {
             });
         }
         require_ranks(ranks)?;
-        let limit = Limit::of(timeout);
+        let rendezvous = Rendezvous {
+            ranks,
+            address,
+            limit: Limit::of(timeout),
+            key,
+        };
         let peers = if rank == 0 {
             let doing = "listening";
             let listener = TcpListener::bind(address).map_err(|source| BootstrapError::Io {
@@ -85,21 +123,15 @@ impl TcpBootstrap {
                 doing,
                 source,
             })?;
-            Rendezvous {
-                ranks,
-                address,
-                limit,
+            if key.is_none() && !address.ip().to_canonical().is_loopback() {
+                tracing::warn!(
+                    %address,
+                    "anybody who can connect here can take a rank's place: give all ranks a key"
+                );
             }
-            .host(&listener)?
+            rendezvous.host(&listener)?
         } else {
-            vec![
-                Rendezvous {
-                    ranks,
-                    address,
-                    limit,
-                }
-                .join(rank)?,
-            ]
+            vec![rendezvous.join(rank)?]
         };
         Ok(Self {
             rank,
@@ -228,22 +260,19 @@ unsafe impl Bootstrap for TcpBootstrap {
 
 /// A meeting that is being held.
 #[derive(Clone, Copy)]
-struct Rendezvous {
-    ranks: u32,
-    address: SocketAddr,
-    limit: Limit,
-}
-
-/// Somebody who has come and has not said yet who it is.
-struct Newcomer {
-    peer: Peer,
-    limit: Limit,
+pub struct Rendezvous<'a> {
+    pub ranks: u32,
+    pub address: SocketAddr,
+    pub limit: Limit,
+    pub key: Option<&'a Key>,
 }
 
 /// A rank that has come.
 struct Present {
     peer: Peer,
     nonce: u64,
+    /// What the welcome proves to it; nothing without a key.
+    proof: Vec<u8>,
 }
 
 impl Present {
@@ -253,28 +282,27 @@ impl Present {
     }
 }
 
-impl Rendezvous {
+impl Rendezvous<'_> {
     /// Rank 0's part: takes in everybody, then lets them go on; or tells them that it gave up.
     fn host(self, listener: &TcpListener) -> Result<Vec<Peer>, BootstrapError> {
         let mut present: Vec<Option<Present>> = (1..self.ranks).map(|_| None).collect();
         let gathered = self.gather(listener, &mut present);
-        let verdict = if gathered.is_ok() { WELCOME } else { GIVEN_UP };
-        let mut peers: Vec<Peer> = present
-            .into_iter()
-            .flatten()
-            .map(|here| here.peer)
-            .collect();
-        for peer in &mut peers {
+        let mut peers = Vec::new();
+        for mut here in present.into_iter().flatten() {
             // Who is gone again is found lost by the first call, which tells all.
-            self.answer(peer, verdict);
+            match gathered {
+                Ok(()) => self.answer(&mut here.peer, WELCOME, &here.proof),
+                Err(_) => self.answer(&mut here.peer, GIVEN_UP, &[]),
+            }
+            peers.push(here.peer);
         }
         gathered.map(|()| peers)
     }
 
     /// Tells a newcomer how it stands.
-    fn answer(self, peer: &mut Peer, verdict: u32) {
-        let size = self.ranks.to_le_bytes();
-        if let Err(error) = peer.send(verdict, &size, "welcome", self.limit.at_least()) {
+    fn answer(self, peer: &mut Peer, verdict: u32, proof: &[u8]) {
+        let answer = [&self.ranks.to_le_bytes(), proof].concat();
+        if let Err(error) = peer.send(verdict, &answer, "welcome", self.limit.at_least()) {
             tracing::warn!(%error, "a rank that came to the rendezvous is gone");
         }
     }
@@ -293,7 +321,7 @@ impl Rendezvous {
         };
         let mut entrance = Entrance::new(listener).map_err(io)?;
         let mut newcomers: Vec<Newcomer> = Vec::new();
-        let mut other_size = None;
+        let mut refused = None;
         loop {
             // A rank that has gone may be started again.
             let is_here = |here: &mut Option<Present>| here.as_mut().is_some_and(|h| !h.is_gone());
@@ -302,23 +330,25 @@ impl Rendezvous {
             }
             if self.limit.left().is_none() {
                 let failing = entrance.failing.map(io);
-                return Err(failing.unwrap_or_else(|| self.missing(present, other_size)));
+                return Err(failing.unwrap_or_else(|| self.missing(present, refused)));
             }
             if let Some((stream, from)) = entrance.accept() {
                 self.let_in(stream, from, &mut newcomers);
             }
             for mut newcomer in std::mem::take(&mut newcomers) {
-                match Hello::hear(&mut newcomer.peer) {
-                    Ok(Some(hello)) => {
-                        let refused = self.admit(newcomer.peer, &hello, present).err();
-                        other_size = refused.or(other_size);
+                match newcomer.hear(self.key) {
+                    Ok(Some((hello, proof))) => {
+                        let error = self.admit(newcomer.peer, &hello, proof, present).err();
+                        refused = error.or(refused);
                     }
                     Ok(None) if newcomer.limit.left().is_some() => newcomers.push(newcomer),
                     Ok(None) => {
-                        tracing::warn!(from = %newcomer.peer.address, "a stranger said nothing");
+                        tracing::warn!(from = %newcomer.peer.address, "a stranger did not say who it is");
                     }
                     Err(error) => {
                         tracing::warn!(%error, "a stranger came to the rendezvous");
+                        let is_of_key = matches!(error, BootstrapError::OtherKey { .. });
+                        refused = is_of_key.then_some(error).or(refused);
                     }
                 }
             }
@@ -329,7 +359,7 @@ impl Rendezvous {
     fn missing(
         self,
         present: &mut [Option<Present>],
-        other_size: Option<BootstrapError>,
+        refused: Option<BootstrapError>,
     ) -> BootstrapError {
         let all_came = present.iter().all(Option::is_some);
         let missing = |(rank, here): (u32, &mut Option<Present>)| {
@@ -338,7 +368,10 @@ impl Rendezvous {
             is_missing.then_some(rank)
         };
         let missing: Vec<u32> = (1..).zip(present).filter_map(missing).collect();
-        if let Some(error @ BootstrapError::WorldSize { peer, .. }) = other_size
+        if let Some(
+            error
+            @ (BootstrapError::WorldSize { peer, .. } | BootstrapError::OtherKey { peer, .. }),
+        ) = refused
             && missing.contains(&peer)
         {
             return error;
@@ -353,10 +386,7 @@ impl Rendezvous {
 
     fn let_in(self, stream: TcpStream, from: SocketAddr, newcomers: &mut Vec<Newcomer>) {
         match Peer::new(u32::MAX, self.ranks, from, stream) {
-            Ok(peer) => newcomers.push(Newcomer {
-                peer,
-                limit: Limit::of(HELLO_TIMEOUT),
-            }),
+            Ok(peer) => newcomers.push(Newcomer::new(peer)),
             Err(error) => tracing::warn!(%error, "a stranger came to the rendezvous"),
         }
         if newcomers.len() > MOST_NEWCOMERS {
@@ -372,16 +402,18 @@ impl Rendezvous {
         self,
         mut peer: Peer,
         hello: &Hello,
+        proof: Vec<u8>,
         present: &mut [Option<Present>],
     ) -> Result<(), BootstrapError> {
         let &Hello {
             rank,
             ranks: theirs,
             nonce,
+            random: _,
         } = hello;
         peer.rank = rank;
         if theirs != self.ranks {
-            self.answer(&mut peer, WORLD_SIZE);
+            self.answer(&mut peer, WORLD_SIZE, &[]);
             let error = BootstrapError::WorldSize {
                 rank: 0,
                 ours: self.ranks,
@@ -402,79 +434,14 @@ impl Rendezvous {
             place = None;
         }
         match place {
-            Some(place) => *place = Some(Present { peer, nonce }),
+            Some(place) => *place = Some(Present { peer, nonce, proof }),
             // Also for one that calls itself 0, as this one does.
             None => {
                 tracing::warn!(from = %peer.address, rank, "a rank came to the rendezvous twice");
-                self.answer(&mut peer, DUPLICATE);
+                self.answer(&mut peer, DUPLICATE, &[]);
             }
         }
         Ok(())
-    }
-
-    /// The other ranks' part.
-    fn join(self, rank: u32) -> Result<Peer, BootstrapError> {
-        let Self {
-            ranks,
-            address,
-            limit,
-        } = self;
-        let doing = "joining";
-        let nonce = RandomState::new().build_hasher().finish();
-        let hello = [rank.to_le_bytes(), ranks.to_le_bytes()].concat();
-        let hello = [hello, nonce.to_le_bytes().to_vec()].concat();
-        loop {
-            let mut host = self.reach()?;
-            let answer = host
-                .send(0, &hello, doing, limit)
-                .and_then(|()| host.receive_any(doing, limit));
-            let (verdict, size) = match answer {
-                Ok(message) => (message.number, word(&message.bytes, 0)),
-                // Sent away unheard, for example because many came: once more.
-                Err(BootstrapError::Io { .. }) if limit.left().is_some() => {
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            return match (verdict, size) {
-                (WELCOME, _) => Ok(host),
-                (WORLD_SIZE, Some(theirs)) => Err(BootstrapError::WorldSize {
-                    rank,
-                    ours: ranks,
-                    peer: 0,
-                    theirs,
-                    address,
-                }),
-                (DUPLICATE, _) => Err(BootstrapError::DuplicateRank { rank, address }),
-                (GIVEN_UP, _) => Err(BootstrapError::GivenUp { address }),
-                (got, _) => Err(host.unexpected(doing, WELCOME.into(), got.into())),
-            };
-        }
-    }
-
-    /// A connection to rank 0, as soon as it listens.
-    fn reach(self) -> Result<Peer, BootstrapError> {
-        let Self { address, limit, .. } = self;
-        let (peer, doing) = (0, "connecting");
-        loop {
-            let Some(left) = limit.left() else {
-                let seconds = limit.timeout.as_secs_f64();
-                return Err(BootstrapError::Timeout {
-                    peer,
-                    address,
-                    doing,
-                    seconds,
-                });
-            };
-            if let Ok(stream) = TcpStream::connect_timeout(&address, left)
-                // Where nobody listens, a connection can be given the address itself as its own.
-                && stream.local_addr().is_ok_and(|own| own != address)
-            {
-                return Peer::new(peer, self.ranks, address, stream);
-            }
-            std::thread::sleep(PAUSE);
-        }
     }
 }
 

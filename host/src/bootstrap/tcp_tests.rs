@@ -2,17 +2,23 @@
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use super::super::peer::HELLO_BYTES;
+use super::super::peer::word;
 use super::*;
 
+#[path = "key_tests.rs"]
+mod key;
 #[path = "late_tests.rs"]
 mod late;
 
 const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
+
+/// Held by tests that open hundreds of connections: a process may have a thousand.
+static MANY_CONNECTIONS: Mutex<()> = Mutex::new(());
 
 /// An address that nobody else gets: every call has one of the machine's own for itself, so that another test
 /// cannot take the port before it is listened on.
@@ -336,6 +342,9 @@ fn silent_strangers_keep_nobody_waiting() {
 
 #[test]
 fn more_silent_strangers_than_are_let_in_do_not_keep_a_rank_out() {
+    let _alone = MANY_CONNECTIONS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let address = free_address();
     let host = thread::spawn(move || TcpBootstrap::connect(0, 2, address, LONG));
     let silent: Vec<_> = (0..MOST_NEWCOMERS + 50)
@@ -366,7 +375,7 @@ fn a_hello_is_short() {
 /// Says that it is rank 1 of 3, and what it is known by.
 fn hello(stream: &mut TcpStream, nonce: u64) {
     use std::io::Write;
-    let words = [u32::from_le_bytes(*b"FRY3"), 0, HELLO_BYTES as u32, 0, 1, 3];
+    let words = [u32::from_le_bytes(*b"FRY3"), 0, 16, 0, 1, 3];
     let words = words.map(u32::to_le_bytes).concat();
     let message = [words, nonce.to_le_bytes().to_vec()].concat();
     stream.write_all(&message).unwrap();
