@@ -120,6 +120,33 @@ static void test_order(team *of, ferry_group *group) {
     HOLDS(group != NULL);
 }
 
+static int never_gather(void *context, const void *mine, size_t bytes, void *all) {
+    (void)context, (void)mine, (void)bytes, (void)all;
+    return 1;
+}
+
+// Keys that are none, or that nothing uses.
+static void test_keys(void) {
+    int built = strstr(ferry_features(), "cuda") != NULL;
+    ferry_status refused = built ? FERRY_INVALID_ARGUMENT : FERRY_NOT_BUILT;
+    ferry_group *group = NULL;
+    ferry_bootstrap bootstrap = FERRY_BOOTSTRAP_INIT;
+    bootstrap.ranks = 1;
+    bootstrap.address = "127.0.0.1:0";
+    bootstrap.key = "key";
+    EXPECT(refused, ferry_group_node(&bootstrap, 0, &group));
+    if (built) HOLDS(strstr(ferry_last_error(), "bootstrap->key_bytes is 0") != NULL);
+    bootstrap.key = NULL;
+    bootstrap.key_bytes = 3;
+    EXPECT(built ? FERRY_NULL : FERRY_NOT_BUILT, ferry_group_node(&bootstrap, 0, &group));
+    bootstrap.key = "key";
+    bootstrap.address = NULL;
+    bootstrap.all_gather = never_gather;
+    EXPECT(refused, ferry_group_node(&bootstrap, 0, &group));
+    if (built) HOLDS(strstr(ferry_last_error(), "bootstrap->key is") != NULL);
+    HOLDS(group == NULL);
+}
+
 // Groups that this build or this machine cannot make.
 static void test_groups(void) {
     ferry_group *group = NULL;
@@ -157,6 +184,9 @@ void test_bad_input(ferry_group *group, int simulated) {
     test_values(group);
     test_tensors(&of);
     test_order(&of, group);
-    if (simulated) test_groups();
+    if (simulated) {
+        test_groups();
+        test_keys();
+    }
     close_team(&of);
 }

@@ -53,7 +53,7 @@ FIELD(ferry_simulator, patience_ns, 16);
 FIELD(ferry_simulator, ranks, 24);
 FIELD(ferry_simulator, reserved, 28);
 
-SIZE(ferry_bootstrap, 48);
+SIZE(ferry_bootstrap, 64);
 FIELD(ferry_bootstrap, size, 0);
 FIELD(ferry_bootstrap, rank, 8);
 FIELD(ferry_bootstrap, ranks, 12);
@@ -61,6 +61,8 @@ FIELD(ferry_bootstrap, address, 16);
 FIELD(ferry_bootstrap, timeout_ns, 24);
 FIELD(ferry_bootstrap, all_gather, 32);
 FIELD(ferry_bootstrap, context, 40);
+FIELD(ferry_bootstrap, key, 48);
+FIELD(ferry_bootstrap, key_bytes, 56);
 
 SIZE(ferry_config, 88);
 FIELD(ferry_config, size, 0);

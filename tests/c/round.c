@@ -2,10 +2,10 @@
 //
 //   round                                     4 simulated ranks in this process
 //   round --group local --ranks N             N GPUs of this process
-//   round --group node --rank R --ranks N (--tcp HOST:PORT | --dir FOLDER) [--device D]
+//   round --group node --rank R --ranks N (--tcp HOST:PORT [--key FILE] | --dir FOLDER) [--device D]
 //   round --group nvshmem ...                 the same over NVSHMEM
 //
-// With --ptx FILE the groups of GPUs load the kernels in FILE.
+// With --ptx FILE the groups of GPUs load the kernels in FILE. With --key FILE the bytes in FILE are the key.
 // One process for each rank, with one GPU each (device R unless --device says another). With --dir the
 // processes exchange bytes through files in FOLDER, as an example of an all-gather of one's own; FOLDER is
 // empty at first.
@@ -276,18 +276,19 @@ static int gather_files(void *context, const void *mine, size_t bytes, void *all
 
 // What the command line says.
 typedef struct options {
-    const char *group, *address, *ptx;
+    const char *group, *address, *key, *ptx;
     file_gather gather;
     uint32_t ranks;
     int device;
 } options;
 
 static options read_options(int count, char **arguments) {
-    options read = {"simulated", NULL, NULL, {NULL, 0, 0, 0}, 4, -1};
+    options read = {"simulated", NULL, NULL, NULL, {NULL, 0, 0, 0}, 4, -1};
     for (int i = 1; i + 1 < count; i += 2) {
         const char *name = arguments[i], *value = arguments[i + 1];
         if (strcmp(name, "--group") == 0) read.group = value;
         else if (strcmp(name, "--tcp") == 0) read.address = value;
+        else if (strcmp(name, "--key") == 0) read.key = value;
         else if (strcmp(name, "--dir") == 0) read.gather.folder = value;
         else if (strcmp(name, "--ptx") == 0) read.ptx = value;
         else if (strcmp(name, "--rank") == 0) read.gather.rank = (uint32_t)atoi(value);
@@ -304,18 +305,26 @@ static options read_options(int count, char **arguments) {
     return read;
 }
 
+// What is in a file, to be freed.
+static char *read_file(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "rb");
+    long length;
+    char *text;
+    HOLDS(file != NULL && fseek(file, 0, SEEK_END) == 0 && (length = ftell(file)) > 0);
+    rewind(file);
+    *bytes = (size_t)length;
+    text = (char *)malloc(*bytes);
+    HOLDS(text != NULL && fread(text, 1, *bytes, file) == *bytes);
+    fclose(file);
+    return text;
+}
+
 // The kernels in a file.
 static ferry_kernels *read_kernels(const char *path) {
     ferry_kernels *kernels = NULL;
-    FILE *file = fopen(path, "rb");
-    long bytes;
-    char *text;
-    HOLDS(file != NULL && fseek(file, 0, SEEK_END) == 0 && (bytes = ftell(file)) > 0);
-    rewind(file);
-    text = (char *)malloc((size_t)bytes);
-    HOLDS(text != NULL && fread(text, 1, (size_t)bytes, file) == (size_t)bytes);
-    fclose(file);
-    OK(ferry_kernels_from_ptx(text, (size_t)bytes, &kernels));
+    size_t bytes;
+    char *text = read_file(path, &bytes);
+    OK(ferry_kernels_from_ptx(text, bytes, &kernels));
     free(text);
     return kernels;
 }
@@ -333,6 +342,8 @@ static ferry_group *make_group(options *of) {
     bootstrap.rank = of->gather.rank;
     bootstrap.ranks = of->ranks;
     bootstrap.address = of->address;
+    char *key = of->key == NULL ? NULL : read_file(of->key, &bootstrap.key_bytes);
+    bootstrap.key = key;
     if (of->gather.folder != NULL) {
         bootstrap.all_gather = gather_files;
         bootstrap.context = &of->gather;
@@ -347,6 +358,7 @@ static ferry_group *make_group(options *of) {
     else
         OK(kernels != NULL ? ferry_group_nvshmem_with(&bootstrap, of->device, NULL, &with, &group)
                            : ferry_group_nvshmem(&bootstrap, of->device, NULL, &group));
+    free(key);
     if (kernels != NULL) OK(ferry_kernels_free(&kernels));
     return group;
 }

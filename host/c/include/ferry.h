@@ -44,7 +44,7 @@
 
 // Every field's default: zero, and the size.
 #define FERRY_BOOTSTRAP_INIT \
-    { sizeof(ferry_bootstrap), 0, 0, NULL, 0, NULL, NULL }
+    { sizeof(ferry_bootstrap), 0, 0, NULL, 0, NULL, NULL, NULL, 0 }
 #define FERRY_CAPACITY_INIT \
     { sizeof(ferry_capacity), 0, 0 }
 #define FERRY_COMBINE_INPUT_INIT \
@@ -450,7 +450,7 @@ typedef struct {
     uint32_t ranks;
     // "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
     // or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can
-    // connect can take part: use it where that is as it should be.
+    // connect can take a rank's place: use it where that is as it should be, or give a `key`.
     const char *address;
     // Longest wait over TCP, in nanoseconds. 0: 60 seconds.
     uint64_t timeout_ns;
@@ -458,6 +458,14 @@ typedef struct {
     ferry_all_gather all_gather;
     // What it is called with. Lives until the group and its communicators were closed or dropped.
     void *context;
+    // With `address`: `key_bytes` bytes that nobody but the ranks knows, the same on all of them;
+    // not kept. 32 random ones are plenty. NULL: none. Rank 0 and each other rank prove to each
+    // other that they have the key, as they meet. Who cannot is sent away, and the others go on; a
+    // rank without a key, or with another one than rank 0's, gets FERRY_PEER. That is all: messages
+    // are neither encrypted nor authenticated one by one.
+    const void *key;
+    // At least 1 where there is a key.
+    size_t key_bytes;
 } ferry_bootstrap;
 
 // What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;

@@ -9,7 +9,7 @@ use crate::structs::sized;
 
 #[cfg(any(feature = "cuda", test))]
 mod gather;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", test))]
 mod open;
 
 #[cfg(feature = "cuda")]
@@ -54,7 +54,7 @@ pub struct ferry_bootstrap {
     pub ranks: u32,
     /// "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
     /// or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can
-    /// connect can take part: use it where that is as it should be.
+    /// connect can take a rank's place: use it where that is as it should be, or give a `key`.
     pub address: *const c_char,
     /// Longest wait over TCP, in nanoseconds. 0: 60 seconds.
     pub timeout_ns: u64,
@@ -62,5 +62,13 @@ pub struct ferry_bootstrap {
     pub all_gather: ferry_all_gather,
     /// What it is called with. Lives until the group and its communicators were closed or dropped.
     pub context: *mut c_void,
+    /// With `address`: `key_bytes` bytes that nobody but the ranks knows, the same on all of them;
+    /// not kept. 32 random ones are plenty. NULL: none. Rank 0 and each other rank prove to each
+    /// other that they have the key, as they meet. Who cannot is sent away, and the others go on; a
+    /// rank without a key, or with another one than rank 0's, gets FERRY_PEER. That is all: messages
+    /// are neither encrypted nor authenticated one by one.
+    pub key: *const c_void,
+    /// At least 1 where there is a key.
+    pub key_bytes: usize,
 }
 sized!(ferry_bootstrap, 48);
