@@ -1,10 +1,11 @@
 //! Opens a group from the command line: GPUs of this process, a process a GPU, or the simulator.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use ferry::{Bootstrap, Group};
+use ferry::{Bootstrap, Group, TcpBootstrap};
 
 use crate::kernel_files::KernelFiles;
 use crate::sharing::Gpus;
@@ -54,6 +55,10 @@ pub struct GroupArgs {
     /// This process's rank, with --rendezvous
     #[arg(long)]
     pub rank: Option<u32>,
+    /// File whose bytes are the key that all ranks have, with --rendezvous: without one, anybody who can
+    /// connect can take a rank's place
+    #[arg(long, value_name = "FILE", requires = "rendezvous")]
+    pub rendezvous_key: Option<PathBuf>,
 }
 
 /// How to open a group.
@@ -293,14 +298,30 @@ unsafe impl Bootstrap for Shared {
     }
 }
 
+/// Meets the other processes over TCP, with the key in a file if one is named.
+pub(crate) fn meet(
+    rank: u32,
+    ranks: u32,
+    address: SocketAddr,
+    timeout: Duration,
+    key: Option<&Path>,
+) -> Result<TcpBootstrap> {
+    let Some(file) = key else {
+        return Ok(TcpBootstrap::connect(rank, ranks, address, timeout)?);
+    };
+    let flag = || format!("--rendezvous-key {}", file.display());
+    let key = std::fs::read(file).with_context(flag)?;
+    TcpBootstrap::connect_with_key(rank, ranks, address, timeout, &key).with_context(flag)
+}
+
 /// MPI if this program has it, else TCP.
 pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
     if let Some(address) = options.args.rendezvous {
         let Some(rank) = options.args.rank else {
             bail!("--rendezvous needs --rank")
         };
-        let ranks = options.ranks()?;
-        let bootstrap = ferry::TcpBootstrap::connect(rank, ranks, address, RENDEZVOUS_TIMEOUT)?;
+        let (ranks, key) = (options.ranks()?, options.args.rendezvous_key.as_deref());
+        let bootstrap = meet(rank, ranks, address, RENDEZVOUS_TIMEOUT, key)?;
         return Ok(Box::new(bootstrap));
     }
     #[cfg(feature = "mpi")]
@@ -309,4 +330,63 @@ pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
     bail!(
         "this program was built without the feature `mpi`; give --rendezvous HOST:PORT, --rank and --ranks"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A file of this test, with these bytes.
+    fn file(name: &str, bytes: &[u8]) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn processes_meet_if_their_files_have_the_same_bytes() {
+        let [one, same, other] = [("one", 1), ("same", 1), ("other", 2)]
+            .map(|(name, byte)| file(name, &[0, byte, b'\n', 0xff]));
+        let met = |keys: [&Path; 2]| {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = free.local_addr().unwrap();
+            drop(free);
+            std::thread::scope(|scope| {
+                let threads = [0, 1].map(|rank| {
+                    let (key, timeout) = (keys[rank as usize], Duration::from_secs(2));
+                    scope.spawn(move || meet(rank, 2, address, timeout, Some(key)))
+                });
+                threads.map(|thread| thread.join().unwrap())
+            })
+        };
+        assert!(met([&one, &same]).iter().all(Result::is_ok));
+        for refused in met([&one, &other]) {
+            let text = format!("{:#}", refused.unwrap_err());
+            assert!(
+                text.contains("--rendezvous-key") && text.contains("another"),
+                "{text}"
+            );
+        }
+        for path in [one, same, other] {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_is_empty_is_named() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let refused = |path: &Path| {
+            let refused = meet(0, 1, address, Duration::ZERO, Some(path));
+            format!("{:#}", refused.unwrap_err())
+        };
+        let empty = file("empty", &[]);
+        for path in [&empty, Path::new("no/such/file")] {
+            let text = refused(path);
+            let flag = format!("--rendezvous-key {}", path.display());
+            assert!(text.contains(&flag), "{text}");
+        }
+        std::fs::remove_file(empty).unwrap();
+    }
 }

@@ -119,6 +119,37 @@ fn survivors_of_a_killed_process_are_told_and_meet_again() {
     assert!(text.contains("4 passed, 0 failed"), "{text}");
 }
 
+#[test]
+fn processes_with_a_key_in_a_file_meet() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("key");
+    fs::write(&path, [7; 32]).unwrap();
+    let output = program("killed --group simulated --ranks 3 --times 1 --deadline-ms 20000")
+        .arg("--rendezvous-key")
+        .arg(&path)
+        .output()
+        .unwrap();
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}");
+    let output =
+        program("killed --group simulated --ranks 2 --times 1 --rendezvous-key no/such/file")
+            .output()
+            .unwrap();
+    let text = printed(&output);
+    assert!(
+        !output.status.success() && text.contains("no/such/file"),
+        "{text}"
+    );
+    // A key of no rendezvous is none.
+    let output = program("gpu --group simulated --rendezvous-key key")
+        .output()
+        .unwrap();
+    let text = printed(&output);
+    assert!(
+        !output.status.success() && text.contains("--rendezvous <HOST:PORT>"),
+        "{text}"
+    );
+}
+
 /// A folder with a `compute-sanitizer` of this text.
 fn folder_with(name: &str, script: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

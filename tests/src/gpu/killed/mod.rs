@@ -4,8 +4,10 @@
 mod report;
 mod survivor;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -58,6 +60,9 @@ pub struct KilledArgs {
     /// Whether survivors also try to make a communicator before they leave the group
     #[arg(long, hide = true)]
     tries_again: bool,
+    /// File whose bytes are the key with which the processes meet
+    #[arg(long, value_name = "FILE")]
+    rendezvous_key: Option<PathBuf>,
     /// Where the processes meet: this is one of them
     #[arg(long, value_name = "HOST:PORT", hide = true, requires = "rank")]
     rendezvous: Option<SocketAddr>,
@@ -181,6 +186,8 @@ impl Processes {
             children: Vec::new(),
             lines,
         };
+        let key = args.rendezvous_key.as_deref();
+        let key = key.map(|file| [OsStr::new("--rendezvous-key"), file.as_os_str()]);
         for rank in 0..ranks as u32 {
             let mut command = Command::new(&program);
             command
@@ -192,6 +199,7 @@ impl Processes {
                 .args(["--group", args.group.name()])
                 .args(tries_again.then_some("--tries-again"))
                 .args(args.share_gpus.then_some("--share-gpus"))
+                .args(key.iter().flatten())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
             let mut child = command

@@ -3,6 +3,7 @@
 
 use std::io::BufRead;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,7 +16,9 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::report::{Call, Report};
 use super::{KilledArgs, READY, REPORT, now_ns};
-use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, Place, bootstrap, open, over};
+use crate::group::{
+    GroupArgs, GroupKind, GroupOptions, OpenGroup, Place, bootstrap, meet, open, over,
+};
 use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings, Turn};
 use crate::verify::{Oracle, capacity_for};
@@ -34,6 +37,7 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
             share_gpus: args.share_gpus,
             rendezvous: Some(address),
             rank: Some(rank),
+            rendezvous_key: args.rendezvous_key.clone(),
         },
         files: KernelFiles::default(),
     };
@@ -69,7 +73,8 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
     report.exchange = call(|| (open.gather)(&[]).map(drop));
     let mut others = None;
     report.meet = call(|| {
-        others = Some(meet(rank, ranks as u32)?);
+        let key = args.rendezvous_key.as_deref();
+        others = Some(meet_again(rank, ranks as u32, key)?);
         Ok(())
     });
     if let Some(others) = others.filter(|_| args.group != GroupKind::Nvshmem) {
@@ -196,7 +201,7 @@ fn call(call: impl FnOnce() -> Result<()>) -> Call {
 }
 
 /// Meets the other survivors where the one who killed says.
-fn meet(rank: u32, ranks: u32) -> Result<TcpBootstrap> {
+fn meet_again(rank: u32, ranks: u32, key: Option<&Path>) -> Result<TcpBootstrap> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     let Some((victim, address)) = line.trim().split_once(' ') else {
@@ -206,7 +211,7 @@ fn meet(rank: u32, ranks: u32) -> Result<TcpBootstrap> {
     let survivors: Vec<u32> = (0..ranks).filter(|&other| other != victim).collect();
     let place = survivors.iter().position(|&other| other == rank);
     let place = place.with_context(|| format!("rank {rank} was killed"))? as u32;
-    let mut others = TcpBootstrap::connect(place, survivors.len() as u32, address, MEET)?;
+    let mut others = meet(place, survivors.len() as u32, address, MEET, key)?;
     let all = others.all_gather(&rank.to_le_bytes())?;
     let wanted: Vec<Vec<u8>> = survivors.iter().map(|r| r.to_le_bytes().to_vec()).collect();
     ensure!(all == wanted, "survivors {survivors:?} told {all:?}");
