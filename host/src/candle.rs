@@ -28,7 +28,7 @@
 //!
 //! let rows = Rows::new(&plan, plan.max_rows(), &gpu)?;
 //! let tokens = Tokens { x: &x, topk_ids: &topk_ids, topk_weights: Some(&topk_weights) };
-//! // SAFETY: no graph is captured, and the group is open until the tensors' stream was synchronised.
+//! // SAFETY: no other stream uses the tensors, and no graph is captured.
 //! let sums = unsafe {
 //!     let dispatched = candle::dispatch(&mut rank, &device, &tokens, &rows)?;
 //!     let outputs = experts(&rows.tokens, &rows.row_offsets)?;
@@ -236,7 +236,7 @@ fn addresses<'v>(
 ///
 /// # Safety
 /// No other stream uses the tensors until that stream was synchronised. A graph that is captured meanwhile
-/// is not launched after one of them was dropped, nor after the communicator or its group was closed.
+/// is not launched after one of them was dropped. No capture of the stream begins or ends during the call.
 ///
 /// # Errors
 /// Ferry's [`Error`](crate::Error) in candle's `Error::Cuda`, whose `downcast_ref` gives it:

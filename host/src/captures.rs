@@ -5,12 +5,15 @@
 //! Each launch notes how many captures have ended, launches, and only then looks: what it needs goes
 //! to the capture that its stream is in, and to those that have ended meanwhile. No lock is held
 //! while the driver is called: a launch may wait there for room in its queue.
+//!
+//! Captures that others began are not listed here. A launch that finds its stream in one says so.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::Error;
+use crate::device::InGraph;
 
 /// Something that a graph needs.
 pub(crate) type Held = Arc<dyn Any + Send + Sync>;
@@ -34,13 +37,15 @@ pub(crate) struct Mark(u64);
 
 /// Captures in progress, and those whose graphs live.
 pub(crate) struct Captures {
-    /// In progress. A launch looks at the two numbers alone where there are none.
+    /// In progress. A launch in no capture looks at the two numbers alone where there are none.
     open: AtomicUsize,
     ended: AtomicU64,
     all: Mutex<Vec<Capture>>,
 }
 
 struct Capture {
+    /// The driver's, once it has told it.
+    number: Option<u64>,
     state: State,
     held: Weak<HeldList>,
 }
@@ -50,8 +55,8 @@ struct Capture {
 enum State {
     /// The driver has not told its number yet.
     Beginning,
-    /// In progress, with the driver's number.
-    Numbered(u64),
+    /// In progress.
+    Numbered,
     /// The driver is being asked to end it.
     Ending,
     /// Over: the capture with this number among those that ended, from 1 on.
@@ -73,6 +78,7 @@ impl Captures {
         let mut all = self.all();
         all.retain(|capture| capture.held.strong_count() > 0);
         all.push(Capture {
+            number: None,
             state: State::Beginning,
             held: Arc::downgrade(&list),
         });
@@ -82,12 +88,15 @@ impl Captures {
 
     /// The driver has begun the capture and told its number.
     pub(crate) fn begun(&self, list: &Arc<HeldList>, number: u64) {
-        self.set(list, State::Numbered(number));
+        self.change(list, |capture| {
+            capture.number = Some(number);
+            capture.state = State::Numbered;
+        });
     }
 
     /// Before the driver is asked to end the capture.
     pub(crate) fn ending(&self, list: &Arc<HeldList>) {
-        self.set(list, State::Ending);
+        self.change(list, |capture| capture.state = State::Ending);
     }
 
     /// The driver has ended the capture, or has not begun it.
@@ -110,50 +119,51 @@ impl Captures {
     /// After a launch: has each graph that the launch may be a part of hold `held`, and gives whether there
     /// is one, or was. `number`: the driver's number of the capture that the stream is in by now, if
     /// it is in one; where that cannot be told, every graph in the making holds it.
-    ///
-    /// Those of captures that `CudaDevice::capture` began: of others
-    /// nothing is known, and what their graphs need is the promise of [`Stream::new`](crate::Stream::new).
     pub(crate) fn hold(
         &self,
         since: Mark,
         held: &Held,
-        number: impl FnOnce() -> Result<Option<u64>, Error>,
-    ) -> bool {
+        number: Result<Option<u64>, Error>,
+    ) -> InGraph {
         // In this order, see `end`.
         let none_is_open = self.open.load(Ordering::Acquire) == 0;
-        let mut takes_any_part = self.mark().0 != since.0;
-        if none_is_open && !takes_any_part {
-            return false;
+        let has_ended = self.mark().0 != since.0;
+        if none_is_open && !has_ended {
+            return match number {
+                Ok(None) => InGraph::No,
+                _ => InGraph::Foreign,
+            };
         }
-        let number = number();
         let all = self.all();
-        let is_listed = |number: u64| {
-            let mut states = all.iter().map(|capture| capture.state);
-            states.any(|state| matches!(state, State::Numbered(other) if other == number))
-        };
-        let has_begun = match number {
+        // What cannot be told, and what no capture of ours has, may be others'. One that begins may be it.
+        let is_foreign = match number {
             Ok(None) => false,
-            Ok(Some(number)) => !is_listed(number),
+            Ok(number) => !all.iter().any(|capture| capture.number == number),
             Err(_) => true,
         };
-        let takes_part = |state| match (state, &number) {
-            (State::Beginning, _) => has_begun,
-            (State::Numbered(_), Err(_)) | (State::Ending, _) => true,
-            (State::Numbered(other), Ok(number)) => *number == Some(other),
+        let takes_part = |capture: &&Capture| match (capture.state, &number) {
+            (State::Beginning, _) => is_foreign,
+            (State::Numbered, Err(_)) | (State::Ending, _) => true,
+            (State::Numbered, Ok(number)) => *number == capture.number,
             (State::Ended(ended), _) => ended > since.0,
         };
-        for capture in all.iter().filter(|capture| takes_part(capture.state)) {
-            takes_any_part = true;
+        let mut is_held = has_ended;
+        for capture in all.iter().filter(takes_part) {
+            is_held = true;
             if let Some(list) = capture.held.upgrade() {
                 list.add(held);
             }
         }
-        takes_any_part
+        match (is_foreign, is_held) {
+            (true, _) => InGraph::Foreign,
+            (false, true) => InGraph::Held,
+            (false, false) => InGraph::No,
+        }
     }
 
-    fn set(&self, list: &Arc<HeldList>, state: State) {
+    fn change(&self, list: &Arc<HeldList>, change: impl FnOnce(&mut Capture)) {
         if let Some(capture) = self.all().iter_mut().find(|capture| capture.is(list)) {
-            capture.state = state;
+            change(capture);
         }
     }
 
@@ -177,9 +187,7 @@ mod tests {
         Arc::strong_count(held) - 1
     }
 
-    fn in_none() -> Result<Option<u64>, Error> {
-        Ok(None)
-    }
+    const IN_NONE: Result<Option<u64>, Error> = Ok(None);
 
     #[test]
     fn a_graph_holds_what_was_launched_into_its_own_capture_once() {
@@ -191,11 +199,15 @@ mod tests {
             list
         });
         for (number, held) in [(7, &one), (7, &one), (8, &two), (9, &two)] {
-            let is_held = captures.hold(captures.mark(), held, || Ok(Some(number)));
+            let in_graph = captures.hold(captures.mark(), held, Ok(Some(number)));
             // The last one is of a capture that others began.
-            assert_eq!(is_held, number < 9);
+            let wanted = match number {
+                9 => InGraph::Foreign,
+                _ => InGraph::Held,
+            };
+            assert_eq!(in_graph, wanted);
         }
-        assert!(!captures.hold(captures.mark(), &one, in_none));
+        assert_eq!(captures.hold(captures.mark(), &one, IN_NONE), InGraph::No);
         assert_eq!((holders(&one), holders(&two)), (1, 1));
         for list in &lists {
             captures.ending(list);
@@ -209,14 +221,34 @@ mod tests {
     }
 
     #[test]
-    fn without_captures_nobody_is_asked() {
+    fn a_launch_in_a_capture_of_others_is_told_also_where_we_have_none() {
         let captures = Captures::new();
         let held: Held = Arc::new(1);
         for _ in 0..2 {
-            let asked = || panic!("the driver was asked");
-            assert!(!captures.hold(captures.mark(), &held, asked));
+            for (number, wanted) in [
+                (IN_NONE, InGraph::No),
+                (Ok(Some(7)), InGraph::Foreign),
+                (Err(Error::NoRanks), InGraph::Foreign),
+            ] {
+                assert_eq!(captures.hold(captures.mark(), &held, number), wanted);
+            }
             captures.end(&captures.begin());
         }
+        assert_eq!(holders(&held), 0);
+    }
+
+    #[test]
+    fn a_launch_into_a_capture_of_ours_that_ended_meanwhile_is_not_others() {
+        let captures = Captures::new();
+        let held: Held = Arc::new(1);
+        let list = captures.begin();
+        captures.begun(&list, 7);
+        let mark = captures.mark();
+        captures.ending(&list);
+        assert_eq!(captures.hold(mark, &held, Ok(Some(7))), InGraph::Held);
+        captures.end(&list);
+        assert_eq!(captures.hold(mark, &held, Ok(Some(7))), InGraph::Held);
+        assert_eq!(holders(&held), 1);
     }
 
     #[test]
@@ -226,7 +258,8 @@ mod tests {
         let mark = captures.mark();
         // The driver has begun it, and the other thread has not been told the number.
         let list = captures.begin();
-        assert!(captures.hold(mark, &held, || Ok(Some(7))));
+        // So the capture may be others', too.
+        assert_eq!(captures.hold(mark, &held, Ok(Some(7))), InGraph::Foreign);
         assert_eq!(holders(&held), 1);
         drop(list);
         assert_eq!(holders(&held), 0);
@@ -244,10 +277,10 @@ mod tests {
         let list = captures.begin();
         captures.begun(&list, 7);
         captures.ending(&list);
-        assert!(captures.hold(mark, &earlier, in_none));
+        assert_eq!(captures.hold(mark, &earlier, IN_NONE), InGraph::Held);
         captures.end(&list);
         for _ in 0..2 {
-            assert!(captures.hold(mark, &held, in_none));
+            assert_eq!(captures.hold(mark, &held, IN_NONE), InGraph::Held);
         }
         // Not the graph that was whole before the launch.
         assert_eq!((holders(&earlier), holders(&held)), (1, 1));
@@ -263,7 +296,8 @@ mod tests {
         let (whole, listed, begun) = (captures.begin(), captures.begin(), captures.begin());
         captures.end(&whole);
         captures.begun(&listed, 7);
-        assert!(captures.hold(captures.mark(), &held, || Err(Error::NoRanks)));
+        let in_graph = captures.hold(captures.mark(), &held, Err(Error::NoRanks));
+        assert_eq!(in_graph, InGraph::Foreign);
         assert_eq!(holders(&held), 2);
         drop((listed, begun));
         assert_eq!(holders(&held), 0);

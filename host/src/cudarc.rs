@@ -42,8 +42,9 @@
 //! - Before the capture, call `CudaContext::disable_event_tracking`, and drop the lease before
 //!   `end_capture`. Else the guards wait for, and record, events of streams outside the capture, which
 //!   the driver refuses.
-//! - The graph keeps neither slices nor communicators. Drop it before the slices, and before
-//!   [`ExpertParallel::close`](crate::ExpertParallel::close), which does not wait for it.
+//! - The graph keeps neither slices nor communicators. Drop it before the slices, and say that it is gone,
+//!   so that the communicator can be closed:
+//!   [`assume_no_foreign_graphs`](crate::ExpertParallel::assume_no_foreign_graphs).
 //!   [`CudaDevice::capture`] makes a graph that keeps what it needs of Ferry.
 //! - A captured round is collective: every rank replays its graph as often as the others.
 
@@ -91,9 +92,8 @@ impl<'a> Lease<'a> {
     /// the stream is that of `CudaContext::per_thread_stream`, the lease, its calls and whatever else uses
     /// the slices stay on one thread.
     /// Where event tracking is disabled, the caller orders streams and frees no slice before the kernels
-    /// have ended. A graph that is captured meanwhile is not launched after a slice was dropped, nor
-    /// after the communicator whose calls it has, or its group, was closed, nor after their devices
-    /// were dropped.
+    /// have ended. A graph that is captured meanwhile is not launched after a slice was dropped. No capture
+    /// of the stream begins or ends during a call.
     ///
     /// # Errors
     /// [`Error::OtherDevice`] where the stream is not of the device's primary context, [`Error::Cuda`].

@@ -57,6 +57,17 @@ pub struct Launch {
     pub stream: Stream,
 }
 
+/// Whether a launch became a part of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InGraph {
+    /// Of none.
+    No,
+    /// Of one that a device of this process makes, or perhaps: it keeps what it was given to hold.
+    Held,
+    /// Of one that others make, or perhaps. Nobody here knows when that is launched.
+    Foreign,
+}
+
 /// A device of the group, with plain memory and streams. None of its calls is collective.
 ///
 /// # Safety
@@ -72,7 +83,7 @@ pub struct Launch {
 /// - its kernels stay loaded for as long as something that was enqueued, or a graph of it, may run them, also
 ///   when the device is dropped;
 /// - no graph launches what was given to [`launch_held`](Self::launch_held) and has let go of what that
-///   was to hold;
+///   was to hold, unless that gave [`InGraph::Foreign`];
 /// - [`fault_page`](Self::fault_page) gives a page that this device may write.
 pub unsafe trait Device: Send + Sync {
     /// For people: "NVIDIA H200 (cuda:0)".
@@ -130,7 +141,7 @@ pub unsafe trait Device: Send + Sync {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// [`launch`](Self::launch) of a communicator. Where the launch becomes a part of a graph, because
     /// the stream is captured by a device of this process, the graph keeps `held` for as long as there is
-    /// the graph. Gives whether one may keep it; after an error none does.
+    /// the graph. After an error none does.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -138,11 +149,11 @@ pub unsafe trait Device: Send + Sync {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<bool, Error> {
+    ) -> Result<InGraph, Error> {
         let _ = held;
         // SAFETY: the caller's promise.
         unsafe { self.launch(launch) }?;
-        Ok(false)
+        Ok(InGraph::No)
     }
     /// Allocates a fault page that host and device share, empty.
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;

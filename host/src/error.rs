@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use ferry_layout::{Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, TokenFormat};
 
-use self::text::{in_its_place, paths};
+use self::text::{green_context, in_its_place, paths};
 use crate::BootstrapError;
 
 mod cuda;
@@ -398,7 +398,17 @@ pub enum Error {
         /// Graphs that `CudaDevice::capture` gave.
         graphs: usize,
     },
-    /// A group with open communicators was to be closed. Nothing was done.
+    /// The same, of [graphs of others](crate::ExpertParallel::assume_no_foreign_graphs): destroy them first.
+    #[error(
+        "rank {}'s communicator cannot be closed: others made a graph of its calls; destroy it, and say so \
+         by ExpertParallel::assume_no_foreign_graphs",
+        rank.0
+    )]
+    ForeignGraphs {
+        /// Whose.
+        rank: Rank,
+    },
+    /// A group with open communicators was to be closed, or with graphs of them. Nothing was done.
     #[error(
         "the group cannot be closed: {communicators} of its communicators in this process are open, or \
          graphs that were captured of them are alive; close them and drop the graphs first"
@@ -416,11 +426,7 @@ pub enum Error {
     #[error("combine: {0}")]
     Epilogue(#[from] EpilogueError),
     /// A stream whose green context has fewer multiprocessors than the launch takes.
-    #[error(
-        "max_sms is {}, but the stream belongs to a green context with {multiprocessors} multiprocessors: \
-         blocks that wait for each other must all find room; set max_sms to at most {multiprocessors}",
-        .max_sms.map_or("None (all)".to_owned(), |sms| sms.to_string())
-    )]
+    #[error("{}", green_context(*max_sms, *multiprocessors))]
     GreenContext {
         /// [`Config::max_sms`](crate::Config).
         max_sms: Option<u32>,

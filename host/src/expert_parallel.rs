@@ -57,7 +57,7 @@ mod streams;
 /// other one. Its memory is freed, which synchronises with its device, where all ranks of the group
 /// are in this process and on one node, and nothing that was launched of this one can be at work:
 /// each stream that it was launched into was given to [`synchronize`](Self::synchronize) since,
-/// whatever that found, and no `CudaDevice::capture` has had its calls. The windows are freed with
+/// whatever that found, and no graph has had its calls, whoever made it. The windows are freed with
 /// the last rank, whose drop so synchronises with each device of the process that had one: do not drop it
 /// between launches of another communicator that this thread drives, as these wait for each other. Else this
 /// rank's memory and all windows are leaked, with a warning: an event of

@@ -33,7 +33,8 @@ use crate::{Device, Error, Fabric};
 ///    round ended well learns it in the next one, as the others do not come. A rank that came late itself
 ///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
 ///    deadline has passed by then. Nobody has to tell anybody.
-/// 2. **Close the communicators.** Drop their graphs, then
+/// 2. **Close the communicators.** Drop their graphs, and
+///    [say so](crate::ExpertParallel::assume_no_foreign_graphs) of those that others made, then
 ///    [`close_all`](crate::ExpertParallel::close_all). A communicator that gave up waits for nobody. One that
 ///    did not waits for the bootstrap, and has its error. Either way the rank's own memory is free; note the
 ///    error, and go on.

@@ -76,9 +76,8 @@ impl Stream {
     /// # Safety
     /// For as long as this value or a copy is passed to anything, it is a live stream of the primary context
     /// of the device to which it is passed, and it is destroyed only after what communicators enqueued on it
-    /// has ended. A graph that others than `CudaDevice::capture` make of what is enqueued on it is neither at
-    /// work nor launched once a communicator whose calls it has was closed or dropped, or a group of theirs
-    /// was closed, or their devices were dropped.
+    /// has ended. While a call enqueues on it, nobody but `CudaDevice::capture` begins or ends a capture
+    /// that it is a part of.
     pub const unsafe fn new(handle: u64) -> Self {
         Self(handle)
     }

@@ -1,5 +1,5 @@
-//! Launches, captures and memory on CUDA devices, on machines without one: with a driver that runs nothing and
-//! keeps books.
+//! Launches, captures and memory on CUDA devices, on machines without one: with a driver that runs nothing
+//! and keeps books.
 #![cfg(feature = "cuda")]
 
 #[path = "books/program.rs"]
@@ -77,6 +77,122 @@ fn a_device_that_is_opened_again_has_the_kernels_that_are_loaded() {
                 }
             }
             assert_eq!(books.count("books_modules"), 6);
+        },
+    );
+}
+
+/// A rank alone, and a round that it enqueues on `stream`.
+struct Alone {
+    group: Group,
+    rank: ExpertParallel,
+    input: DispatchInput,
+    rows: DispatchOutput,
+    sums: CombineOutput,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let group = Group::local(&[0]).unwrap();
+        let plan = Plan::new(&group, Config::new(2, 1, 8, 4)).unwrap();
+        let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+        let device = rank.device();
+        let x = device.upload_tensor([1, 8], &[0_u16; 8]).unwrap();
+        let topk_ids = device.upload_tensor([1, 1], &[0_i32]).unwrap();
+        let rows = DispatchBuffers::new(device, &plan).unwrap();
+        let sums = CombineBuffers::new(device, &plan).unwrap();
+        Self {
+            input: DispatchInput::new(x, topk_ids),
+            rows: *rows.output(),
+            sums: sums.output(1).unwrap(),
+            group,
+            rank,
+        }
+    }
+
+    fn round(&mut self, stream: Stream) -> Result<(), Error> {
+        let experts = CombineInput::new(self.rows.tokens);
+        let dispatched = self.rank.dispatch(stream, &self.input, &self.rows)?;
+        dispatched.combine(stream, &experts, &self.sums)
+    }
+}
+
+#[test]
+fn a_graph_of_a_graph_holds_the_communicator() {
+    with_books("a_graph_of_a_graph_holds_the_communicator", |_| {
+        let (mut alone, device) = (Alone::new(), open());
+        let stream = device.stream().unwrap();
+        let inner = device.capture(stream, || alone.round(stream));
+        let mut inner = inner.unwrap();
+        let outer = device.capture(stream, || inner.launch(stream)).unwrap();
+        drop(inner);
+        let refused = alone.rank.close().unwrap_err();
+        assert!(
+            matches!(refused.error, Error::GraphsAlive { graphs: 1, .. }),
+            "{refused}"
+        );
+        drop(outer);
+        refused.communicator.unwrap().close().unwrap();
+        alone.group.close().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_in_a_graph_of_others_that_is_dropped_is_leaked() {
+    with_books(
+        "a_rank_in_a_graph_of_others_that_is_dropped_is_leaked",
+        |books| {
+            let mut alone = Alone::new();
+            let stream = alone.rank.device().stream().unwrap();
+            let graph = books.capture(stream, || alone.round(stream).unwrap());
+            alone.rank.synchronize(stream).unwrap();
+            let before = books.count("books_allocations");
+            drop(alone.rank);
+            assert_eq!(books.count("books_allocations"), before);
+            books.launch(graph, stream);
+        },
+    );
+}
+
+#[test]
+fn a_rank_in_a_graph_of_others_is_closed_once_that_is_gone() {
+    with_books(
+        "a_rank_in_a_graph_of_others_is_closed_once_that_is_gone",
+        |books| {
+            let mut alone = Alone::new();
+            let stream = alone.rank.device().stream().unwrap();
+            let graph = books.capture(stream, || alone.round(stream).unwrap());
+            let before = books.count("books_allocations");
+            let refused = alone.rank.close().unwrap_err();
+            assert!(
+                matches!(refused.error, Error::ForeignGraphs { rank: Rank(0) }),
+                "{refused}"
+            );
+            assert_eq!(books.count("books_allocations"), before);
+            books.launch(graph, stream);
+            let mut rank = refused.communicator.unwrap();
+            rank.synchronize(stream).unwrap();
+            // SAFETY: the graph is launched no more.
+            unsafe { rank.assume_no_foreign_graphs() };
+            rank.close().unwrap();
+            // Workspace, table, page, window.
+            assert_eq!(books.count("books_allocations"), before - 4);
+            alone.group.close().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_launch_asks_once_whether_its_stream_is_captured() {
+    with_books(
+        "a_launch_asks_once_whether_its_stream_is_captured",
+        |books| {
+            let mut alone = Alone::new();
+            let stream = alone.rank.device().stream().unwrap();
+            alone.round(stream).unwrap();
+            assert_eq!(books.count("books_questions"), 2);
+            // Which cannot be.
+            alone.round(Stream::DEFAULT).unwrap();
+            assert_eq!(books.count("books_questions"), 2);
         },
     );
 }

@@ -39,6 +39,38 @@ fn a_communicator_that_a_graph_will_launch_is_not_closed() {
 }
 
 #[test]
+fn a_communicator_that_a_graph_of_others_may_launch_is_not_closed() {
+    let notes = Arc::<Notes>::default();
+    let group = group_of(&notes);
+    let mut rank = join(&group, config());
+    *notes.others_capture.lock().unwrap() = true;
+    round(&mut rank, Stream::DEFAULT).unwrap();
+    *notes.others_capture.lock().unwrap() = false;
+    round(&mut rank, Stream::DEFAULT).unwrap();
+    notes.take();
+
+    let refused = rank.close().unwrap_err();
+    assert!(
+        refused.to_string().contains("assume_no_foreign_graphs"),
+        "{refused}"
+    );
+    let CloseError {
+        error: Error::ForeignGraphs { rank: Rank(0) },
+        communicator: Some(mut rank),
+    } = refused
+    else {
+        panic!("{refused}")
+    };
+    assert_eq!(notes.take(), [""; 0]);
+    // SAFETY: nothing here makes graphs.
+    unsafe { rank.assume_no_foreign_graphs() };
+    rank.close().unwrap();
+    let freed = notes.take();
+    assert!(freed.ends_with(&["barrier".into(), "free_windows".into()]));
+    group.close().unwrap();
+}
+
+#[test]
 fn a_group_with_open_communicators_is_not_closed() {
     let notes = Arc::<Notes>::default();
     let group = group_of(&notes);

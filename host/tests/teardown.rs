@@ -107,6 +107,31 @@ fn a_dropped_rank_that_a_graph_has_had_is_leaked() {
 }
 
 #[test]
+fn a_dropped_rank_that_a_graph_of_others_has_had_is_leaked_and_its_group_stays() {
+    for are_gone in [false, true] {
+        let (notes, group, [mut one, two]) = two(config());
+        *notes.others_capture.lock().unwrap() = true;
+        noted::round(&mut one, stream(8)).unwrap();
+        one.synchronize(stream(8)).unwrap();
+        if are_gone {
+            // SAFETY: nothing here makes graphs.
+            unsafe { one.assume_no_foreign_graphs() };
+        }
+        drop((one, two));
+        let (wanted, left) = match are_gone {
+            true => ([&OWN[..], &OWN, &WINDOWS].concat(), None),
+            false => (OWN.to_vec(), Some(1)),
+        };
+        assert_eq!(freed(&notes), wanted);
+        let refused = match group.close() {
+            Err(Error::CommunicatorsOpen { communicators }) => Some(communicators),
+            closed => closed.map(|()| None).unwrap(),
+        };
+        assert_eq!(refused, left);
+    }
+}
+
+#[test]
 fn a_dropped_rank_of_one_of_several_processes_is_leaked() {
     let notes = Arc::default();
     let mut rank = noted::start(&notes, 2, config()).unwrap();

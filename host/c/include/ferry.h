@@ -20,6 +20,11 @@
 // - A handle came from the call that makes its kind, and was not given back; no other thread gives it back
 //   meanwhile. A pointer to a handle of another kind is refused.
 // - A stream is NULL (the default stream), or a live CUstream (cudaStream_t) of the device's primary context.
+//   It is destroyed only after what was enqueued on it has ended. While a call enqueues on it, nobody but
+//   ferry_graph_capture begins or ends a capture that it is a part of.
+// - A graph of calls that ferry_graph_capture did not make (cudaStreamBeginCapture, torch.cuda.graph) is
+//   neither at work nor launched any more once a communicator whose calls it has is closed. Dropping one whose
+//   call was captured so leaks.
 // - Device memory that a tensor names is that of the device that the call is for, until what was enqueued
 //   with it has ended and no graph of it is launched any more.
 // - Kernels of yours touch no other memory than Ferry's of the same names would, and end as those do.
@@ -27,6 +32,9 @@
 // Structs that you fill have their size first: begin with the macro FERRY_.._INIT. Later versions append
 // fields, whose zero is the default: a program that was compiled with an older header still works. Fields
 // with names of enums take their numbers.
+//
+// What is enqueued goes on, and graphs can be launched, when handles of devices and groups are given back:
+// kernels stay loaded until the process ends.
 //
 // Each call says whether it is collective (all ranks make it, in the same order, and it may wait for them)
 // and whether it synchronises (waits for a device). Any thread may make any call, except that one
@@ -735,23 +743,26 @@ ferry_status ferry_check(const ferry_communicator *communicator, ferry_fault *fa
 ferry_status ferry_synchronize(const ferry_communicator *communicator, void *stream, ferry_fault *fault);
 
 // Frees the rank's memory, with the last rank of this process the windows after a barrier with the
-// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first.
-// FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then nothing was
-// done, and `*communicator` stays, as with FERRY_BUSY. After any other failure it is NULL, and
-// what could not be freed is leaked. Collective. Synchronises.
+// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first, those of
+// replays, too. FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then
+// nothing was done, and `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise
+// that none is at work or will be launched. After any other failure `*communicator` is NULL, and what
+// could not be freed is leaked. Collective. Synchronises.
 ferry_status ferry_communicator_close(ferry_communicator **communicator);
 
 // Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
-// process that is about to end. Where all ranks of the group are in this process, and each stream
-// of this one's calls was given to ferry_synchronize since, its memory is freed, which
-// synchronises. Else it is leaked. Not collective.
+// process that is about to end. Where all ranks of the group are in this process, each stream of
+// this one's calls was given to ferry_synchronize since, and none of them was captured, its memory is
+// freed, which synchronises. Else it is leaked: what is at work goes on, and graphs may be launched. A
+// group some of whose calls are in graphs then is not closed (FERRY_IN_USE): those of ferry_graph_capture
+// until they are freed, others for ever. Not collective.
 ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 
 // Gives the device of a rank that this process drives. Not collective. Does not synchronise.
 ferry_status ferry_group_device(const ferry_group *group, uint32_t rank, ferry_device **device);
 
-// Gives the handle back, and sets `*device` to NULL. Memory and streams stay. Not collective. Does
-// not synchronise.
+// Gives the handle back, and sets `*device` to NULL. Memory, streams, kernels and graphs stay, and
+// what is at work goes on. Not collective. Does not synchronise.
 ferry_status ferry_device_free(ferry_device **device);
 
 // Copies the device's name, for people, to `name`, which has room for `room` bytes: as much as
@@ -802,8 +813,8 @@ ferry_status ferry_graph_capture(const ferry_device *device,
 // another stream. Collective where rounds were captured. Does not synchronise.
 ferry_status ferry_graph_launch(ferry_graph *graph, void *stream);
 
-// Frees a graph, and sets `*graph` to NULL; a replay that runs goes on. Not collective. Does not
-// synchronise.
+// Frees a graph, and sets `*graph` to NULL. A replay that runs goes on: its communicators are closed
+// after it has ended. Not collective. Does not synchronise.
 ferry_status ferry_graph_free(ferry_graph **graph);
 
 // Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
@@ -860,13 +871,14 @@ ferry_status ferry_group_ranks(const ferry_group *group, uint32_t *ranks);
 ferry_status ferry_group_local_ranks(const ferry_group *group, uint32_t *ranks, size_t room, size_t *count);
 
 // Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first;
-// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. After any other
-// failure the group was left as far as that was possible, and `*group` is NULL. Collective.
-// Synchronises.
+// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. A group of several
+// processes waits for what dropped communicators left at work. After any other failure the group was
+// left as far as that was possible, and `*group` is NULL. Collective. Synchronises.
 ferry_status ferry_group_close(ferry_group **group);
 
 // Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
-// cannot wait for the others. Communicators stay. Not collective. Does not synchronise.
+// cannot wait for the others. Communicators and graphs stay, and what is at work goes on. Not
+// collective. Does not synchronise.
 ferry_status ferry_group_drop(ferry_group **group);
 
 // Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no zero byte at its

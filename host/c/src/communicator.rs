@@ -160,10 +160,11 @@ pub unsafe extern "C" fn ferry_synchronize(
 }
 
 /// Frees the rank's memory, with the last rank of this process the windows after a barrier with the
-/// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first.
-/// FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then nothing was
-/// done, and `*communicator` stays, as with FERRY_BUSY. After any other failure it is NULL, and
-/// what could not be freed is leaked. Collective. Synchronises.
+/// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first, those of
+/// replays, too. FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then
+/// nothing was done, and `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise
+/// that none is at work or will be launched. After any other failure `*communicator` is NULL, and what
+/// could not be freed is leaked. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_close(
     communicator: *mut *mut ferry_communicator,
@@ -173,7 +174,10 @@ pub unsafe extern "C" fn ferry_communicator_close(
             // SAFETY: the rules of pointers and handles.
             let handle = unsafe { get(read_place(communicator)?, "*communicator")? };
             let mut rank = write_lock(handle)?;
-            match rank.take().ok_or_else(closed_already)?.close() {
+            let mut open = rank.take().ok_or_else(closed_already)?;
+            // SAFETY: the rule of graphs.
+            unsafe { open.assume_no_foreign_graphs() };
+            match open.close() {
                 Err(CloseError {
                     error,
                     communicator: Some(open),
@@ -191,9 +195,11 @@ pub unsafe extern "C" fn ferry_communicator_close(
 }
 
 /// Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
-/// process that is about to end. Where all ranks of the group are in this process, and each stream
-/// of this one's calls was given to ferry_synchronize since, its memory is freed, which
-/// synchronises. Else it is leaked. Not collective.
+/// process that is about to end. Where all ranks of the group are in this process, each stream of
+/// this one's calls was given to ferry_synchronize since, and none of them was captured, its memory is
+/// freed, which synchronises. Else it is leaked: what is at work goes on, and graphs may be launched. A
+/// group some of whose calls are in graphs then is not closed (FERRY_IN_USE): those of ferry_graph_capture
+/// until they are freed, others for ever. Not collective.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_drop(
     communicator: *mut *mut ferry_communicator,
@@ -265,10 +271,12 @@ pub(crate) unsafe fn look_at(
 #[cfg(test)]
 pub(crate) mod tests {
     use std::ptr;
+    use std::sync::Arc;
 
-    use ferry::{Config, Group, Plan};
+    use ferry::{Config, Group, Plan, Stream};
 
     use super::*;
+    use crate::noted;
 
     /// The ranks of a group of two, as handles.
     pub(crate) fn communicators() -> Vec<*mut ferry_communicator> {
@@ -310,6 +318,31 @@ pub(crate) mod tests {
             let status = unsafe { ferry_communicator_close(handle) };
             assert_eq!(status, ferry_status::FERRY_OK);
             assert!(handle.is_null());
+        }
+    }
+
+    #[test]
+    fn closing_promises_that_graphs_of_others_are_gone_and_dropping_does_not() {
+        type GiveBack = unsafe extern "C" fn(*mut *mut ferry_communicator) -> ferry_status;
+        let cases: [(GiveBack, bool); 2] = [
+            (ferry_communicator_close, true),
+            (ferry_communicator_drop, false),
+        ];
+        for (give_back, is_freed) in cases {
+            let notes = Arc::<noted::Notes>::default();
+            let mut rank = noted::start(&notes, 1, noted::config()).unwrap();
+            *notes.others_capture.lock().unwrap() = true;
+            noted::round(&mut rank, Stream::DEFAULT).unwrap();
+            rank.synchronize(Stream::DEFAULT).unwrap();
+            notes.take();
+            let mut handle = ptr::null_mut();
+            // SAFETY: `handle` lives.
+            unsafe { put(&mut handle, RwLock::new(Some(rank))) };
+            // SAFETY: the handle lives, and nobody uses it. There are no graphs.
+            let status = unsafe { give_back(&mut handle) };
+            assert_eq!(status, ferry_status::FERRY_OK);
+            let frees = |call: &String| call == "free_windows";
+            assert_eq!(notes.take().iter().any(frees), is_freed);
         }
     }
 

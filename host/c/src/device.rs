@@ -50,8 +50,8 @@ pub unsafe extern "C" fn ferry_group_device(
     })
 }
 
-/// Gives the handle back, and sets `*device` to NULL. Memory and streams stay. Not collective. Does
-/// not synchronise.
+/// Gives the handle back, and sets `*device` to NULL. Memory, streams, kernels and graphs stay, and
+/// what is at work goes on. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_free(device: *mut *mut ferry_device) -> ferry_status {
     guard("ferry_device_free", || {

@@ -63,8 +63,8 @@ pub unsafe extern "C" fn ferry_graph_launch(
     })
 }
 
-/// Frees a graph, and sets `*graph` to NULL; a replay that runs goes on. Not collective. Does not
-/// synchronise.
+/// Frees a graph, and sets `*graph` to NULL. A replay that runs goes on: its communicators are closed
+/// after it has ended. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_graph_free(graph: *mut *mut ferry_graph) -> ferry_status {
     guard("ferry_graph_free", || {

@@ -207,9 +207,9 @@ pub unsafe extern "C" fn ferry_group_local_ranks(
 }
 
 /// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first;
-/// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. After any other
-/// failure the group was left as far as that was possible, and `*group` is NULL. Collective.
-/// Synchronises.
+/// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. A group of several
+/// processes waits for what dropped communicators left at work. After any other failure the group was
+/// left as far as that was possible, and `*group` is NULL. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_close(group: *mut *mut ferry_group) -> ferry_status {
     guard("ferry_group_close", || {
@@ -225,7 +225,8 @@ pub unsafe extern "C" fn ferry_group_close(group: *mut *mut ferry_group) -> ferr
 }
 
 /// Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
-/// cannot wait for the others. Communicators stay. Not collective. Does not synchronise.
+/// cannot wait for the others. Communicators and graphs stay, and what is at work goes on. Not
+/// collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_drop(group: *mut *mut ferry_group) -> ferry_status {
     guard("ferry_group_drop", || {

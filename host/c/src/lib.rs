@@ -18,7 +18,10 @@
 //!   that the call is for, until what was enqueued with it has ended and no graph of it is launched
 //!   any more.
 //! - **streams**: a stream is null (the default stream), or a live `CUstream` of the device's
-//!   primary context.
+//!   primary context. It is destroyed only after what was enqueued on it has ended. While a call enqueues on
+//!   it, nobody but `ferry_graph_capture` begins or ends a capture that it is a part of.
+//! - **graphs**: a graph of calls that `ferry_graph_capture` did not make is neither at work nor launched any
+//!   more once a communicator whose calls it has is closed.
 //! - **kernels**: kernels in a PTX text touch no other memory than Ferry's of the same names would,
 //!   and end as those do.
 #![allow(
@@ -41,6 +44,9 @@ pub mod group;
 mod handle;
 pub mod kernels;
 pub mod local_ranks;
+#[cfg(test)]
+#[path = "../../tests/noted/mod.rs"]
+mod noted;
 pub mod plan;
 pub mod pointers;
 pub mod round;

@@ -167,7 +167,9 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::CombineNotWaited
         | Error::SplitWithoutTravel { .. }
         | Error::GroupClosed => FERRY_WRONG_ORDER,
-        Error::GraphsAlive { .. } | Error::CommunicatorsOpen { .. } => FERRY_IN_USE,
+        Error::GraphsAlive { .. }
+        | Error::ForeignGraphs { .. }
+        | Error::CommunicatorsOpen { .. } => FERRY_IN_USE,
         Error::Bootstrap(_)
         | Error::ShapeMismatch { .. }
         | Error::Node(_)

@@ -14,7 +14,7 @@ use super::error::{check, check_about, error};
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
-use crate::device::{Args, Launch, SharedPage};
+use crate::device::{Args, InGraph, Launch, SharedPage};
 use crate::kernels::KernelSet;
 use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 
@@ -23,10 +23,10 @@ use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 /// Every method makes the context current for its own duration, so any thread may call any of
 /// them, and a thread's own context is left as it was.
 ///
-/// Dropping it waits for nothing, and ends nothing that was enqueued. Its kernels and its primary context stay
-/// for the life of the process, and so do the streams that it gave and memory that was not freed: their
-/// values are plain numbers, and graphs have the kernels, so all may outlive it. Opened again with the same
-/// kernels, a device finds those that are loaded.
+/// Dropping it waits for nothing, and ends nothing that was enqueued. Its kernels and its primary context
+/// stay for the life of the process, and so do the streams that it gave and memory that was not freed:
+/// their values are plain numbers, and graphs have the kernels, so all may outlive it. Opened again with
+/// the same kernels, a device finds those that are loaded.
 pub struct CudaDevice {
     core: Arc<Core>,
 }
@@ -299,14 +299,12 @@ unsafe impl Device for CudaDevice {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<bool, Error> {
+    ) -> Result<InGraph, Error> {
+        let _current = self.enter()?;
         let mark = CAPTURES.mark();
         // SAFETY: the caller's promise.
         unsafe { self.launch(launch) }?;
-        Ok(CAPTURES.hold(mark, held, || {
-            let _current = self.enter()?;
-            capture_number(raw(launch.stream))
-        }))
+        Ok(CAPTURES.hold(mark, held, capture_number(raw(launch.stream))))
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

@@ -8,7 +8,8 @@ use super::core::{Core, raw};
 use super::device::CudaDevice;
 use super::error::check;
 use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
-use crate::captures::HeldList;
+use crate::captures::{Held, HeldList};
+use crate::device::InGraph;
 use crate::{Error, Stream};
 
 /// A captured sequence of launches that can be replayed. Its kernels see what their tensors
@@ -17,7 +18,7 @@ pub struct CudaGraph {
     core: Arc<Core>,
     executable: CUgraphExec,
     /// The communicators whose calls it has: they are not closed before.
-    _held: Arc<HeldList>,
+    held: Arc<HeldList>,
 }
 
 // SAFETY: a driver's handle may be used from any thread.
@@ -34,10 +35,17 @@ impl CudaGraph {
     /// [`Error::Cuda`].
     pub fn launch(&mut self, stream: Stream) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
+        let mark = CAPTURES.mark();
         // SAFETY: the graph was instantiated in the current context.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.executable, raw(stream))
-        })
+        })?;
+        let held: Held = self.held.clone();
+        if CAPTURES.hold(mark, &held, capture_number(raw(stream))) == InGraph::Foreign {
+            // Nobody can say that the other graph is gone.
+            std::mem::forget(held);
+        }
+        Ok(())
     }
 }
 
@@ -221,11 +229,16 @@ impl CudaDevice {
     /// # Graphs that others make
     ///
     /// Calls only enqueue, so any capture of their stream has them: cudarc's
-    /// `CudaStream::begin_capture`, say, or torch's `torch.cuda.graph`. Of such a graph Ferry knows
-    /// nothing. It does not keep the communicator, and [`close`](crate::ExpertParallel::close) is
-    /// not refused. Its maker keeps the promise of [`Stream::new`]: communicators, groups, devices
-    /// and tensors outlive the last launch of the graph. What is said above of a capture that fails
-    /// and of communicators that gave up holds here, too.
+    /// `CudaStream::begin_capture`, say, or torch's `torch.cuda.graph`. A call finds that it is captured
+    /// so, but nobody tells Ferry when such a graph is gone. So from then on closing the communicator is
+    /// refused ([`Error::ForeignGraphs`]), and if it is dropped, its memory is leaked and its group is not
+    /// closed any more, until
+    /// [`assume_no_foreign_graphs`](crate::ExpertParallel::assume_no_foreign_graphs) says that the graph is
+    /// gone. Tensors outlive its last launch. What is said above of a capture that fails and of communicators
+    /// that gave up holds here, too.
+    ///
+    /// A graph that is launched into a captured stream becomes a part of another graph. Of ours, that keeps
+    /// the communicators; of others', they are kept as long as the process.
     ///
     /// # Errors
     /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.
@@ -245,7 +258,7 @@ impl CudaDevice {
         Ok(CudaGraph {
             core: self.core().clone(),
             executable,
-            _held: held,
+            held,
         })
     }
 

@@ -14,7 +14,8 @@ use crate::{Error, leak};
 pub struct CloseError {
     /// What went wrong.
     pub error: Error,
-    /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`]. Dropped, it is leaked.
+    /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`] and
+    /// [`Error::ForeignGraphs`]. Dropped, it is leaked.
     pub communicator: Option<Box<ExpertParallel>>,
 }
 
@@ -112,15 +113,15 @@ impl ExpertParallel {
     /// [`Group::close`](crate::Group::close).
     ///
     /// # Errors
-    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls: nothing is
-    /// freed, and [`CloseError`] gives the communicator back. [`Error::Bootstrap`] that names a lost
-    /// rank, and what the device or the group reports.
+    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls, and
+    /// [`Error::ForeignGraphs`] where others made some and nobody has
+    /// [said](Self::assume_no_foreign_graphs) that they are gone: nothing is freed, and [`CloseError`] gives
+    /// the communicator back.
+    /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
     pub fn close(mut self) -> Result<(), CloseError> {
-        let graphs = Arc::strong_count(&self.member) - 1;
-        if graphs > 0 {
-            let rank = self.rank();
+        if let Err(error) = self.require_no_graphs() {
             return Err(CloseError {
-                error: Error::GraphsAlive { rank, graphs },
+                error,
                 communicator: Some(Box::new(self)),
             });
         }
@@ -138,6 +139,26 @@ impl ExpertParallel {
             Leave::Closed
         });
         Ok(freed.and(left)?)
+    }
+
+    fn require_no_graphs(&self) -> Result<(), Error> {
+        let (rank, graphs) = (self.rank(), Arc::strong_count(&self.member) - 1);
+        if graphs > 0 {
+            return Err(Error::GraphsAlive { rank, graphs });
+        }
+        match self.streams.have_foreign_graphs() {
+            true => Err(Error::ForeignGraphs { rank }),
+            false => Ok(()),
+        }
+    }
+
+    /// Says that the graphs that others than `CudaDevice::capture` made of this rank's calls so far are gone:
+    /// [`close`](Self::close) is not refused then, and a drop may free. Not collective. Does not synchronise.
+    ///
+    /// # Safety
+    /// None of them is at work or will be launched.
+    pub const unsafe fn assume_no_foreign_graphs(&mut self) {
+        self.streams.forget_foreign_graphs();
     }
 
     /// [`close`](Self::close)s all these ranks of this process, one after another, also behind one
@@ -208,10 +229,19 @@ impl Drop for ExpertParallel {
             return;
         }
         self.memory.leak();
+        let first = match self.streams.have_foreign_graphs() {
+            false => "",
+            true => {
+                // Its group is not closed any more, as if we had made the graph.
+                std::mem::forget(self.member.clone());
+                "ExpertParallel::assume_no_foreign_graphs once the graphs that others made of its calls are \
+                 gone, then "
+            }
+        };
         tracing::warn!(rank, "dropped without close: its memory is leaked");
         leak::tell(&format!(
             "rank {rank}'s communicator was dropped without close, and its memory is leaked: something may \
-             still use it; call ExpertParallel::close"
+             still use it; call {first}ExpertParallel::close"
         ));
         // A dropped holder makes this no more than a count.
         let _ = self.windows.leave(Leave::Dropped);

@@ -52,13 +52,11 @@ impl<'a, Next> Prepared<'a, Next> {
         // SAFETY: the tensors were found to have memory for every element when `args` was made of
         // them; what else it names is this communicator's, allocated in the plan's sizes and kept
         // until it is closed, and the kernels are what its device gave.
-        let is_held = unsafe {
+        let in_graph = unsafe {
             let device = self.rank.device();
             device.launch_held(&self.launch, &self.rank.member)
         }?;
-        if is_held {
-            self.rank.streams.capture();
-        }
+        self.rank.streams.launched(in_graph);
         Ok(())
     }
 }

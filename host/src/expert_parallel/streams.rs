@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Stream;
+use crate::device::InGraph;
 
 /// Most streams that a communicator remembers.
 const MAX: usize = 16;
@@ -17,6 +18,8 @@ pub(crate) struct Streams {
     has_forgotten: bool,
     /// A graph was captured: where that is launched, and when it has ended, is not known here.
     has_graphs: bool,
+    /// Others captured one, or may have: whether it will be launched is not known, either.
+    has_foreign_graphs: bool,
 }
 
 struct Known {
@@ -49,9 +52,23 @@ impl Streams {
         });
     }
 
-    /// A graph holds the communicator.
-    pub(crate) const fn capture(&mut self) {
-        self.has_graphs = true;
+    /// What was launched may be in a graph.
+    pub(crate) const fn launched(&mut self, in_graph: InGraph) {
+        match in_graph {
+            InGraph::No => {}
+            InGraph::Held => self.has_graphs = true,
+            InGraph::Foreign => self.has_foreign_graphs = true,
+        }
+    }
+
+    /// Whether a graph that others made may be launched.
+    pub(crate) const fn have_foreign_graphs(&self) -> bool {
+        self.has_foreign_graphs
+    }
+
+    /// All graphs that others made have ended, and none is launched any more.
+    pub(crate) const fn forget_foreign_graphs(&mut self) {
+        self.has_foreign_graphs = false;
     }
 
     /// All that was launched into `stream` has ended.
@@ -67,7 +84,8 @@ impl Streams {
 
     /// Whether all that was ever launched is known to have ended.
     pub(crate) fn are_done(&mut self) -> bool {
-        !self.has_forgotten && !self.has_graphs && !self.known.iter_mut().any(Known::is_busy)
+        let may_run = self.has_forgotten || self.has_graphs || self.has_foreign_graphs;
+        !may_run && !self.known.iter_mut().any(Known::is_busy)
     }
 }
 
@@ -124,9 +142,18 @@ mod tests {
 
     #[test]
     fn neither_a_graph_nor_a_threads_own_default_stream_is_known_to_be_done() {
-        let mut streams = Streams::default();
-        streams.capture();
-        assert!(!streams.are_done());
+        for (in_graph, is_done) in [
+            (InGraph::No, true),
+            (InGraph::Held, false),
+            (InGraph::Foreign, false),
+        ] {
+            let mut streams = Streams::default();
+            streams.launched(in_graph);
+            assert_eq!(streams.are_done(), is_done);
+            assert_eq!(streams.have_foreign_graphs(), in_graph == InGraph::Foreign);
+            streams.forget_foreign_graphs();
+            assert_eq!(streams.are_done(), in_graph != InGraph::Held);
+        }
         let mut streams = Streams::default();
         launch(&mut streams, DEFAULT_OF_A_THREAD);
         streams.pass(stream(DEFAULT_OF_A_THREAD));

@@ -1,10 +1,13 @@
 //! A program of its own for each test: the driver is loaded once in each.
 
 use std::env;
+use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
 use std::process::Command;
+use std::ptr;
 use std::sync::OnceLock;
 
+use ferry::Stream;
 use libloading::Library;
 
 /// Set in such a program.
@@ -15,11 +18,44 @@ const DRIVER: &str = "libcuda.so.1";
 /// The driver, and what it keeps.
 pub struct Books(Library);
 
+/// A graph that the library did not make.
+#[derive(Clone, Copy)]
+pub struct Foreign(*mut c_void);
+
 impl Books {
     /// The number of this name.
     pub fn count(&self, name: &str) -> u64 {
         // SAFETY: the driver has these numbers, and nobody else uses them now.
         unsafe { **self.0.get::<*const u64>(name).unwrap() }
+    }
+
+    /// Captures what `work` enqueues on `stream`, as another library would.
+    pub fn capture(&self, stream: Stream, work: impl FnOnce()) -> Foreign {
+        type Begin = unsafe extern "C" fn(stream: u64, mode: c_int) -> c_int;
+        type End = unsafe extern "C" fn(stream: u64, graph: *mut *mut c_void) -> c_int;
+        // SAFETY: the driver has these functions.
+        let (begin, end) = unsafe {
+            let begin = self.0.get::<Begin>("cuStreamBeginCapture_v2").unwrap();
+            (begin, self.0.get::<End>("cuStreamEndCapture").unwrap())
+        };
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream lives.
+        assert_eq!(unsafe { begin(stream.handle(), 0) }, 0);
+        work();
+        // SAFETY: as above; `graph` is a live pointer to write to.
+        assert_eq!(unsafe { end(stream.handle(), &mut graph) }, 0);
+        Foreign(graph)
+    }
+
+    /// Launches a graph.
+    pub fn launch(&self, graph: Foreign, stream: Stream) {
+        type Launch = unsafe extern "C" fn(graph: *mut c_void, stream: u64) -> c_int;
+        // SAFETY: the driver has this function, and launches what it captured.
+        let code = unsafe {
+            let launch = self.0.get::<Launch>("cuGraphLaunch").unwrap();
+            launch(graph.0, stream.handle())
+        };
+        assert_eq!(code, 0);
     }
 }
 

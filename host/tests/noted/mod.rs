@@ -6,7 +6,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ferry::device::{FaultPage, Launch, SharedPage};
+use ferry::device::{FaultPage, InGraph, Launch, SharedPage};
 use ferry::*;
 
 /// What happened, in order, and what is to happen.
@@ -27,6 +27,8 @@ pub struct Notes {
     pub refuse_alloc: bool,
     /// What a graph in the making holds, if there is one.
     pub graph: Mutex<Option<Held>>,
+    /// Whether others capture what is launched.
+    pub others_capture: Mutex<bool>,
     /// Streams of green contexts, and their multiprocessors.
     pub green: Mutex<Vec<(Stream, u32)>>,
     /// Streams that were asked for theirs.
@@ -118,15 +120,18 @@ unsafe impl Device for NotedDevice {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<bool, Error> {
+    ) -> Result<InGraph, Error> {
         // SAFETY: the caller's promise.
         unsafe { self.launch(launch) }?;
-        let mut graph = self.0.graph.lock().unwrap();
-        match &mut *graph {
-            Some(graph) if graph.is_empty() => graph.push(held.clone()),
-            _ => {}
+        if *self.0.others_capture.lock().unwrap() {
+            return Ok(InGraph::Foreign);
         }
-        Ok(graph.is_some())
+        match &mut *self.0.graph.lock().unwrap() {
+            None => return Ok(InGraph::No),
+            Some(graph) if graph.is_empty() => graph.push(held.clone()),
+            Some(_) => {}
+        }
+        Ok(InGraph::Held)
     }
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
         Ok(Box::new(NotedPage(self.0.clone())))

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferry::device::{Launch, SharedPage};
+use ferry::device::{InGraph, Launch, SharedPage};
 use ferry::{Device, DevicePtr, Error, Fabric, Group, LoadedKernels, Rank, Shape, Stream};
 
 /// What guard zones hold.
@@ -251,7 +251,7 @@ unsafe impl Device for GuardedDevice {
         &self,
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
-    ) -> Result<bool, Error> {
+    ) -> Result<InGraph, Error> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.launch_held(launch, held) }
     }

@@ -8,7 +8,8 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
 use ferry::cuda::CudaDevice;
 use ferry::cudarc::Lease;
 use ferry::{
-    CombineInput, CombineOutput, Config, DispatchInput, DispatchOutput, Error, ExpertParallel, Plan,
+    CloseError, CombineInput, CombineOutput, Config, DispatchInput, DispatchOutput, Error,
+    ExpertParallel, Plan,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{CombineMode, Dispatched, Problem, RankInput, bf16, combine, dispatch};
@@ -72,8 +73,8 @@ impl Rank {
     fn enqueue(&mut self) -> Result<()> {
         let plan = *self.communicator.plan();
         let (rows, groups, memory) = (plan.max_rows(), plan.groups(), &mut self.memory);
-        // SAFETY: the tensors are used until the lease is dropped; graphs are dropped before the slices and
-        // before the communicator is closed.
+        // SAFETY: the tensors are used until the lease is dropped; graphs are dropped before the slices, and
+        // captured by this thread.
         let mut lease = unsafe { Lease::new(&self.device, &self.stream)? };
         let input = DispatchInput {
             topk_weights: Some(lease.read(&memory.topk_weights, [TOKENS, TOP_K])?),
@@ -200,7 +201,19 @@ fn captured(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
         ranks.iter().try_for_each(|rank| rank.verify(&expected))?;
     }
     drop(graphs);
-    close(ranks)
+    for rank in ranks {
+        let Err(CloseError {
+            error: Error::ForeignGraphs { .. },
+            communicator: Some(mut communicator),
+        }) = rank.communicator.close()
+        else {
+            bail!("closed although cudarc may have a graph of it");
+        };
+        // SAFETY: the graphs are gone, and `verify` has waited for each replay.
+        unsafe { communicator.assume_no_foreign_graphs() };
+        communicator.close()?;
+    }
+    Ok(())
 }
 
 fn capture(rank: &mut Rank) -> Result<CudaGraph> {

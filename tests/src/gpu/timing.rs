@@ -1,10 +1,14 @@
-//! First figures: GPU time of dispatch and combine, in rounds that follow each other.
+//! First figures: GPU time of dispatch and combine, in rounds that follow each other; host time of what each
+//! launch asks the driver.
 
+use std::ffi::{c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use ferry::cuda::{CudaDevice, CudaEvent};
-use ferry::{Config, TokenFormat};
+use ferry::{Config, Device, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
@@ -14,6 +18,9 @@ use crate::verify::capacity_for;
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;
+/// Of the driver.
+const CALLS: u32 = 100_000;
+const RUNS: usize = 10;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     for tokens in [1, 128, 1024, 4096] {
@@ -21,7 +28,61 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
             time(suite, tokens)
         })?;
     }
-    Ok(())
+    suite.check("time of asking whether a stream is captured", questions)
+}
+
+/// Host time of asking for the capture that a stream is in, as each launch does, and of the driver's shorter
+/// question: nanoseconds, the best of some runs.
+fn questions(suite: &mut Suite<'_>) -> Result<Outcome> {
+    type CaptureInfo = unsafe extern "C" fn(
+        u64,
+        *mut c_uint,
+        *mut u64,
+        *mut *mut c_void,
+        *mut *const c_void,
+        *mut usize,
+    ) -> c_uint;
+    type IsCapturing = unsafe extern "C" fn(u64, *mut c_uint) -> c_uint;
+    let group = suite.group();
+    let rank = group.local_ranks()[0];
+    let Some(device) = group.cuda(rank) else {
+        return Ok(Outcome::Skipped("not on GPUs".into()));
+    };
+    let stream = device.stream()?.handle();
+    let _current = device.enter()?;
+    // SAFETY: the driver, which is loaded already, has these functions of these types.
+    let (driver, info, is_capturing) = unsafe {
+        let driver = libloading::Library::new("libcuda.so.1")?;
+        let info = *driver.get::<CaptureInfo>("cuStreamGetCaptureInfo_v2")?;
+        let is_capturing = *driver.get::<IsCapturing>("cuStreamIsCapturing")?;
+        (driver, info, is_capturing)
+    };
+    let (mut status, mut number) = (0, 0);
+    let (graph, nodes, count) = (null_mut(), null_mut(), null_mut());
+    let info = best_ns(|| {
+        // SAFETY: the stream lives, and both numbers; the driver takes null for what is not wanted.
+        unsafe { info(stream, &mut status, &mut number, graph, nodes, count) }
+    })?;
+    // SAFETY: as above.
+    let is_capturing = best_ns(|| unsafe { is_capturing(stream, &mut status) })?;
+    drop(driver);
+    Ok(Outcome::Measured(format!(
+        "cuStreamGetCaptureInfo {info:.0} ns, cuStreamIsCapturing {is_capturing:.0} ns"
+    )))
+}
+
+/// Nanoseconds that a call of the driver takes.
+fn best_ns(mut call: impl FnMut() -> c_uint) -> Result<f64> {
+    let mut best = f64::INFINITY;
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            let code = call();
+            ensure!(code == 0, "the driver refuses: {code}");
+        }
+        best = best.min(start.elapsed().as_nanos() as f64 / f64::from(CALLS));
+    }
+    Ok(best)
 }
 
 /// Every rank enqueues all rounds; a round's halves are timed between events of its stream. The

@@ -20,6 +20,11 @@
 // - A handle came from the call that makes its kind, and was not given back; no other thread gives it back
 //   meanwhile. A pointer to a handle of another kind is refused.
 // - A stream is NULL (the default stream), or a live CUstream (cudaStream_t) of the device's primary context.
+//   It is destroyed only after what was enqueued on it has ended. While a call enqueues on it, nobody but
+//   ferry_graph_capture begins or ends a capture that it is a part of.
+// - A graph of calls that ferry_graph_capture did not make (cudaStreamBeginCapture, torch.cuda.graph) is
+//   neither at work nor launched any more once a communicator whose calls it has is closed. Dropping one whose
+//   call was captured so leaks.
 // - Device memory that a tensor names is that of the device that the call is for, until what was enqueued
 //   with it has ended and no graph of it is launched any more.
 // - Kernels of yours touch no other memory than Ferry's of the same names would, and end as those do.
@@ -27,6 +32,9 @@
 // Structs that you fill have their size first: begin with the macro FERRY_.._INIT. Later versions append
 // fields, whose zero is the default: a program that was compiled with an older header still works. Fields
 // with names of enums take their numbers.
+//
+// What is enqueued goes on, and graphs can be launched, when handles of devices and groups are given back:
+// kernels stay loaded until the process ends.
 //
 // Each call says whether it is collective (all ranks make it, in the same order, and it may wait for them)
 // and whether it synchronises (waits for a device). Any thread may make any call, except that one
