@@ -96,7 +96,8 @@ pub struct Config {
     /// A kernel holds them whole while it waits for its peers. What waits for peers on a GPU at one time must
     /// fit on it together: two communicators in two streams, or one beside NCCL. See
     /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green
-    /// context (CUDA 12.4), at most as many as that has.
+    /// context (CUDA 12.4), at most as many as that has. Of ranks that share a GPU, no kernel occupies more
+    /// than its [part](crate::GpuRanks::limit) of it, whatever this says.
     #[cfg_attr(feature = "serde", serde(default))]
     pub max_sms: Option<u32>,
     /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps

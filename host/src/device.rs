@@ -130,6 +130,12 @@ pub unsafe trait Device: Send + Sync {
         let _ = stream;
         None
     }
+    /// The number of the capture to a graph that `stream` is in, if it is in one, which no other capture of
+    /// the process has. Asked of devices that ranks share, before each launch. Does not synchronise.
+    fn capture(&self, stream: Stream) -> Option<u64> {
+        let _ = stream;
+        None
+    }
     /// Enqueues a kernel. Does not synchronise, allocate or compile.
     ///
     /// # Safety

@@ -13,6 +13,7 @@ mod epilogue;
 mod node;
 mod nvshmem;
 mod plan;
+mod shared_gpu;
 mod tensor;
 mod text;
 
@@ -22,6 +23,7 @@ pub use epilogue::EpilogueError;
 pub use node::NodeError;
 pub use nvshmem::NvshmemError;
 pub use plan::{PlanError, Problem};
+pub use shared_gpu::SharedGpuError;
 pub use tensor::TensorError;
 
 /// What a call of this library can fail with. Nothing was launched by a call that fails, except
@@ -103,10 +105,7 @@ pub enum Error {
         ranks: u32,
     },
     /// A device that stands twice in a group.
-    #[error(
-        "device {device} is listed twice (positions {first} and {second}); GroupOptions::share_gpus lets \
-         ranks share a GPU"
-    )]
+    #[error("device {device} is listed twice (positions {first} and {second}); see share_gpus")]
     DeviceListedTwice {
         /// The device's number.
         device: usize,
@@ -136,7 +135,7 @@ pub enum Error {
     },
     /// A GPU that two processes of a group were given.
     #[error(
-        "ranks {} and {} were given the same GPU, {device}; GroupOptions::share_gpus of both lets them share it",
+        "ranks {} and {} were given the same GPU, {device}; where that is meant, all of them say share_gpus",
         first.0, second.0
     )]
     GpuShared {
@@ -147,6 +146,9 @@ pub enum Error {
         /// The GPU, as the driver's tools name it.
         device: String,
     },
+    /// Ranks that share a GPU, and cannot so.
+    #[error(transparent)]
+    SharedGpu(#[from] SharedGpuError),
     /// A rank that this process does not drive.
     #[error("rank {} is not driven by this process, which drives {local:?}", rank.0)]
     NotLocal {

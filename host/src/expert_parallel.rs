@@ -8,11 +8,14 @@ use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank, Window}
 use crate::arguments::{Received, Returned, Sent};
 use crate::group::Member;
 use crate::memory::{Private, Windows};
+use crate::one_stream::Turn;
+use crate::residents::Residence;
 use crate::{Device, Error, InputFault, LocalRanksError, Plan, Stream};
 use streams::Streams;
 
 pub(crate) mod close;
 pub(crate) mod launch;
+mod seat;
 mod set_up;
 mod streams;
 
@@ -31,20 +34,44 @@ mod streams;
 ///
 /// # What waits on a GPU at one time
 ///
-/// A kernel that waits for peers begins with as many blocks as the plan's
-/// [`max_sms`](crate::Config::max_sms) says, each with a multiprocessor of its own, and all must
-/// find room before any rank gets on. So must everything else that waits for other GPUs: two
-/// communicators in two streams, or Ferry beside NCCL, can each hold the multiprocessors that the
-/// other one needs on another GPU, and wait for each other until the deadline, which is then a
-/// [`PeerTimeout`](crate::FaultKind) of all. Either order them in one stream, in the same order on
-/// every rank (or by events), or let them fit together: the sum of their `max_sms`, and of what
-/// others take (NCCL: a multiprocessor a channel, `NCCL_MAX_CTAS`), is at most the device's.
-/// `combine_async` waits for nobody, and only delays; `dispatch_async` waits for the ranks that are
-/// still in the round before.
+/// A kernel that waits for peers begins with as many blocks as [`max_sms`](Self::max_sms) says, each
+/// with a multiprocessor of its own, and all must find room before any rank gets on. So on one GPU
+/// the blocks of all kernels that wait for peers and can be at work at one time (of all ranks there,
+/// all communicators, NCCL) are at most its multiprocessors. Else two communicators in two streams,
+/// or Ferry beside NCCL, can each hold the multiprocessors that the other one needs on another GPU,
+/// and wait for each other until the deadline, which is then a [`PeerTimeout`](crate::FaultKind) of
+/// all. Either order them in one stream, in the same order on every rank (or by events), or let them
+/// fit together: the sum of their `max_sms`, and of what others take (NCCL: a multiprocessor a
+/// channel, `NCCL_MAX_CTAS`), is at most the device's. Kernels that wait for nobody (a GEMM, fused
+/// SiLU, `combine_async`) may take any number, and only delay; `dispatch_async` waits for the ranks
+/// that are still in the round before.
 ///
-/// Under MPS the same counts for all processes of a GPU together. Ranks of one group each need a
-/// GPU of their own. In a stream of a green context a launch that takes more multiprocessors than
-/// the context has is refused ([`Error::GreenContext`]); those of a graph are those of its capture.
+/// Streams wait for each other, too, where they share a hardware queue of the driver's: a process has
+/// 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` said when the driver was initialised, at most 32. At
+/// most as many streams may have kernels at work that wait for peers. Where the variable is 1, the
+/// rounds of two communicators are enqueued in the same order on every rank.
+///
+/// Under MPS the same counts for all processes of a GPU together. In a stream of a green context a
+/// launch that takes more multiprocessors than the context has is refused
+/// ([`Error::GreenContext`]); those of a graph are those of its capture.
+///
+/// # Ranks that share a GPU
+///
+/// With `GroupOptions::share_gpus` each rank takes its [part](crate::GpuRanks::limit) of the GPU, so that a
+/// group's kernels fit together. What this process knows beyond is checked as a communicator is made: on each
+/// GPU that ranks of a group share, the largest live communicator of every rank of this process, of whichever
+/// group, counts, and the sum is at most the GPU's multiprocessors
+/// ([`SharedGpuError::NoRoom`](crate::SharedGpuError) lists them). Two communicators of one rank may be
+/// ordered in one stream; where they overlap, give both a smaller `max_sms`.
+///
+/// Ranks of one process each have streams of their own there. A call is refused
+/// ([`SharedGpuError::OneStream`](crate::SharedGpuError), and nothing is enqueued) whose kernel would come
+/// behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the same
+/// stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel ends at its
+/// deadline, unless the call is made with another stream before. Split calls may share a stream: send on all
+/// ranks, then wait. The handles 0 and 1 are one stream, and 2 is one for each thread. Not seen are orders by
+/// events, those of the default stream with streams that do not opt out of it, those between communicators, and
+/// of a rank whose calls others captured (torch, say) all but captures.
 ///
 /// What a kernel meets (an invalid expert id, a peer that does not come) is found by
 /// [`check`](Self::check), after the stream was synchronised.
@@ -69,6 +96,12 @@ mod streams;
 pub struct ExpertParallel {
     pub(crate) plan: Plan,
     rank: Rank,
+    /// See [`max_sms`](Self::max_sms).
+    max_sms: Option<u32>,
+    /// Where other ranks share its GPU, how many there are with it.
+    gpu_ranks: Option<u32>,
+    /// Where other ranks of this process do.
+    turn: Option<Turn>,
     /// As the kernels see it: where nothing travels, of the only rank.
     pub(crate) common: Common,
     pub(crate) round: Round,
@@ -129,6 +162,8 @@ impl Poison {
 struct Launchable {
     /// The group is not closed.
     _member: Member,
+    /// They find room on their GPU.
+    _residence: Option<Residence>,
     /// Their fabric, and so the devices and kernels of this process, stay when communicator and
     /// group are dropped.
     _windows: Arc<Windows>,
@@ -143,6 +178,12 @@ impl ExpertParallel {
     /// What it was made with.
     pub const fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Most multiprocessors that its kernels occupy: [`Config::max_sms`](crate::Config::max_sms), or its
+    /// [part of the GPU](crate::GpuRanks::limit) that it shares, if that is less; `None` for all.
+    pub const fn max_sms(&self) -> Option<u32> {
+        self.max_sms
     }
 
     /// Its device, for tensors and streams.
@@ -287,6 +328,10 @@ impl ExpertParallel {
     /// A fault with the group's numbers of ranks. Where nothing travels, kernels know this rank alone.
     const fn as_of_group(&self, fault: Fault) -> Fault {
         let rank = self.rank;
+        let fault = Fault {
+            gpu_ranks: self.gpu_ranks,
+            ..fault
+        };
         match (self.plan.config().skip_a2a, fault.kind.is_input()) {
             (false, _) => fault,
             // Its peer is a slot, but of outputs that are too small.

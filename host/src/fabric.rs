@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferry_layout::{Rank, Shape};
 
-use crate::{Device, DevicePtr, Error, LoadedKernels};
+use crate::{Device, DevicePtr, Error, GpuRanks, LoadedKernels};
 
 /// How the ranks of a group reach each other. One value a process, for all its local ranks.
 ///
@@ -37,6 +37,11 @@ pub unsafe trait Fabric: Send + Sync {
     /// The CUDA device of a local rank, for what [`Device`] does not have: graphs and events.
     #[cfg(feature = "cuda")]
     fn cuda(&self, _rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
+        None
+    }
+    /// The GPU of `rank`, and which ranks of the group are on it; every process is told the same. `None` where
+    /// ranks have none, as in the simulator, or none is ever shared.
+    fn gpu_ranks(&self, _rank: Rank) -> Option<&GpuRanks> {
         None
     }
     /// [`Device::kernels_with_options`] of a local rank's device, ready for this fabric. Synchronises.

@@ -69,6 +69,7 @@ mod tests {
             saw: number,
             epoch: number,
             patience_ms: None,
+            gpu_ranks: None,
         }
     }
 

@@ -8,7 +8,7 @@ use ferry_simulator::Options as SimulatorOptions;
 #[cfg(feature = "nvshmem")]
 use crate::NvshmemOptions;
 use crate::simulated::SimulatedFabric;
-use crate::{Device, Error, Fabric};
+use crate::{Device, Error, Fabric, GpuRanks, queues};
 
 /// The ranks that exchange tokens, and how they reach each other. Cheap to clone; clones are the
 /// same group.
@@ -16,7 +16,7 @@ use crate::{Device, Error, Fabric};
 /// There are four kinds. [`simulated`](Self::simulated) is always there. `Group::local` (one
 /// process drives several GPUs) and `Group::node` (one process a GPU, all on one node) need the
 /// crate's feature `cuda`, `Group::nvshmem` (one process a GPU, on several nodes) its feature
-/// `nvshmem`, and do not exist without.
+/// `nvshmem`, and do not exist without. With `GroupOptions::share_gpus` a GPU may have several ranks.
 ///
 /// # After a rank was lost
 ///
@@ -206,7 +206,8 @@ impl Group {
     ///
     /// # Errors
     /// As [`nvshmem`](Self::nvshmem); [`Error::Driver`] where the kernels are for other devices,
-    /// [`Error::Kernels`] where they were built without NVSHMEM.
+    /// [`Error::Kernels`] where they were built without NVSHMEM; [`Error::SharedGpu`] where ranks share a GPU
+    /// without MPS.
     #[cfg(feature = "nvshmem")]
     pub fn nvshmem_with(
         bootstrap: Box<dyn crate::Bootstrap>,
@@ -227,6 +228,9 @@ impl Group {
         require_ranks(ranks)?;
         if fabric.local_ranks().is_empty() {
             return Err(Error::NoLocalRanks { ranks });
+        }
+        if let Some(most) = most_on_a_gpu(&*fabric).filter(|&most| most > 1) {
+            queues::warn(most);
         }
         Ok(Self {
             fabric: fabric.into(),
@@ -256,6 +260,12 @@ impl Group {
             return Err(Error::NotLocal { rank, local });
         }
         self.fabric.device(rank)
+    }
+
+    /// The GPU of a rank, and which ranks are on it; `None` where ranks have none, as in the simulator. Not
+    /// collective.
+    pub fn gpu_ranks(&self, rank: Rank) -> Option<&GpuRanks> {
+        self.fabric.gpu_ranks(rank)
     }
 
     /// The CUDA device of a rank of this process, for graphs and events; `None` for the ranks of
@@ -338,6 +348,14 @@ fn require_ranks(ranks: u32) -> Result<(), Error> {
         1..=MAX_RANKS => Ok(()),
         _ => Err(Error::TooManyRanks { ranks }),
     }
+}
+
+/// Most ranks of this process that are on one GPU.
+fn most_on_a_gpu(fabric: &dyn Fabric) -> Option<usize> {
+    let local = fabric.local_ranks();
+    let gpus = local.iter().filter_map(|&rank| fabric.gpu_ranks(rank));
+    let here = |gpu: &GpuRanks| gpu.ranks().filter(|rank| local.contains(rank)).count();
+    gpus.map(here).max()
 }
 
 #[cfg(test)]

@@ -63,8 +63,9 @@
 //! # Features
 //!
 //! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
-//! run time, by the first call that needs one. So a program builds and starts without it. Nothing reads the
-//! environment.
+//! run time, by the first call that needs one. So a program builds and starts without it. Nothing depends on the
+//! environment: one variable is read for a warning alone, where ranks of a process share a GPU
+//! (`CUDA_DEVICE_MAX_CONNECTIONS`).
 //!
 //! `nvshmem`: `cuda`, and `Group::nvshmem`, whose kernels call NVSHMEM. They are built on your machine, which
 //! takes a toolchain of its own and NVSHMEM's device code; the host library is loaded at run time.
@@ -110,6 +111,7 @@ mod expert_parallel;
 mod fabric;
 #[cfg(any(feature = "cuda", test))]
 mod fault_page;
+mod gpu_ranks;
 mod group;
 #[cfg(feature = "cuda")]
 mod group_options;
@@ -125,12 +127,16 @@ mod local_ranks;
 mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod node;
+mod notice;
 #[cfg(feature = "nvshmem")]
 mod nvshmem;
+mod one_stream;
 mod output_layout;
 #[cfg(any(feature = "cuda", test))]
 mod own_gpu;
 mod plan;
+mod queues;
+mod residents;
 mod round;
 mod scales;
 mod silu;
@@ -156,7 +162,7 @@ pub use device_pointers::DevicePointers;
 pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
 pub use error::{
     CudaError, DriverError, EpilogueError, Error, LocalRanksError, NodeError, NvshmemError,
-    PlanError, Problem, TensorError,
+    PlanError, Problem, SharedGpuError, TensorError,
 };
 pub use expert_parallel::ExpertParallel;
 pub use expert_parallel::close::{CloseAllError, CloseError};
@@ -169,6 +175,7 @@ pub use ferry_layout::{
 };
 pub use ferry_simulator as simulator;
 pub use ferry_simulator::Options as SimulatorOptions;
+pub use gpu_ranks::GpuRanks;
 pub use group::Group;
 #[cfg(feature = "cuda")]
 pub use group_options::GroupOptions;

@@ -5,3 +5,4 @@ pub(crate) mod fabric;
 pub(crate) mod introduction;
 #[cfg(test)]
 mod tests;
+mod time_slices;

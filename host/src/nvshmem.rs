@@ -10,10 +10,10 @@ use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 
 use crate::cuda::{CudaDevice, Current};
 use crate::job::{Calls, Job, agree, gather_numbers, wrong_length};
-use crate::own_gpu::{Gpu, require_own};
+use crate::own_gpu::{Gpu, Terms, require_own, takes_turns};
 use crate::{
-    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, GroupOptions, Kernels,
-    LoadedKernels, NvshmemError, leak,
+    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, GpuRanks, GroupOptions,
+    LoadedKernels, NvshmemError, SharedGpuError, leak,
 };
 
 /// How a rank of an NVSHMEM group finds its GPU and its library.
@@ -37,6 +37,7 @@ pub struct NvshmemOptions {
 pub struct NvshmemFabric {
     rank: Rank,
     ranks: u32,
+    gpus: Vec<GpuRanks>,
     device: Arc<CudaDevice>,
     /// Held during every call of NVSHMEM's, so that there is one at a time.
     job: Mutex<Job<Joined>>,
@@ -114,18 +115,19 @@ impl NvshmemFabric {
         if ranks == 0 {
             return Err(Error::NoRanks);
         }
-        let prepared = prepare(rank, options, &group.kernels);
+        let prepared = prepare(rank, options, group);
         let announced = |prepared: &Prepared| {
             let id = prepared.id.map(UniqueId::to_bytes);
             let id = id.as_ref().map_or(&[][..], |id| &id[..]);
-            [&prepared.gpu.to_bytes(), id].concat()
+            let terms = prepared.terms.to_bytes();
+            [&prepared.gpu.to_bytes(), &terms[..], id].concat()
         };
         let step = "opening the device and loading NVSHMEM";
         let (prepared, announced) = agree(&mut *bootstrap, step, prepared, announced)?;
         let Prepared {
             device, library, ..
         } = prepared;
-        let id = heard(&announced)?;
+        let (id, gpus) = heard(&announced)?;
 
         let joined = join(&device, &library, &id, rank, ranks);
         let step = "joining the NVSHMEM job";
@@ -143,6 +145,7 @@ impl NvshmemFabric {
         let fabric = Self {
             rank: Rank(rank),
             ranks,
+            gpus,
             device,
             job: Mutex::new(Job::new(bootstrap, calls)),
         };
@@ -215,6 +218,10 @@ unsafe impl Fabric for NvshmemFabric {
 
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
         Ok(self.cuda_device(rank)?)
+    }
+
+    fn gpu_ranks(&self, rank: Rank) -> Option<&GpuRanks> {
+        GpuRanks::of(&self.gpus, rank)
     }
 
     fn cuda(&self, rank: Rank) -> Option<Arc<CudaDevice>> {
@@ -315,18 +322,20 @@ impl Drop for NvshmemFabric {
 struct Prepared {
     device: Arc<CudaDevice>,
     gpu: Gpu,
+    terms: Terms,
     library: HostLibrary,
     /// Rank 0's name for the job.
     id: Option<UniqueId>,
 }
 
-fn prepare(rank: u32, options: NvshmemOptions, kernels: &Kernels) -> Result<Prepared, Error> {
+fn prepare(rank: u32, options: NvshmemOptions, group: &GroupOptions) -> Result<Prepared, Error> {
     let NvshmemOptions { device, library } = options;
     let path = library.as_deref();
     let library = HostLibrary::load(path).map_err(|error| not_loaded(path, &error))?;
-    let device = Arc::new(CudaDevice::open_with(device, kernels)?);
+    let device = Arc::new(CudaDevice::open_with(device, &group.kernels)?);
     device.module().require_shmem()?;
     let gpu = Gpu::here(device.uuid()?);
+    let terms = device.terms(group.share_gpus)?;
     let _current = device.enter()?;
     let id = match rank {
         0 => Some(library.new_unique_id().map_err(refused)?),
@@ -335,26 +344,36 @@ fn prepare(rank: u32, options: NvshmemOptions, kernels: &Kernels) -> Result<Prep
     Ok(Prepared {
         device: device.clone(),
         gpu,
+        terms,
         library,
         id,
     })
 }
 
-/// Rank 0's name for the job, if every rank has a GPU of its own.
-fn heard(announced: &[Vec<u8>]) -> Result<UniqueId, Error> {
-    let mut gpus = Vec::new();
+/// Rank 0's name for the job, and the ranks' GPUs, if every rank has one of its own, or shares one under MPS.
+fn heard(announced: &[Vec<u8>]) -> Result<(UniqueId, Vec<GpuRanks>), Error> {
+    let mut ranks = Vec::new();
     let mut id = &[][..];
     for (rank, bytes) in announced.iter().enumerate() {
-        let (gpu, rest) = Gpu::split_from(bytes)
-            .ok_or_else(|| wrong_length(rank, bytes.len(), size_of::<[u8; 17]>()))?;
-        gpus.push(gpu);
+        let split = Gpu::split_from(bytes).and_then(|(gpu, rest)| {
+            let (terms, rest) = Terms::split_from(rest)?;
+            Some(((gpu, terms), rest))
+        });
+        let wrong = || wrong_length(rank, bytes.len(), size_of::<[u8; 17]>() + Terms::BYTES);
+        let (on_gpu, rest) = split.ok_or_else(wrong)?;
+        ranks.push(on_gpu);
         if rank == 0 {
             id = rest;
         }
     }
-    require_own(&gpus)?;
+    let gpus = require_own(&ranks)?;
+    if let Some(rank) = takes_turns(&gpus, &ranks) {
+        let device = ranks[rank.0 as usize].0.name();
+        return Err(SharedGpuError::NeedsMps { rank, device }.into());
+    }
     let wrong = |_| wrong_length(0, id.len(), UniqueId::BYTES);
-    Ok(UniqueId::from_bytes(id.try_into().map_err(wrong)?))
+    let id = UniqueId::from_bytes(id.try_into().map_err(wrong)?);
+    Ok((id, gpus))
 }
 
 /// Initialises NVSHMEM. Collective.

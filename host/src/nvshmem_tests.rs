@@ -27,20 +27,29 @@ fn a_missing_library_is_named_on_its_own_rank() {
         ..NvshmemOptions::default()
     };
     let bootstrap = Box::new(Recorded(vec![vec![1]]));
-    let Err(error) = NvshmemFabric::new(bootstrap, options, &Kernels::default()) else {
+    let Err(error) = NvshmemFabric::new(bootstrap, options, &GroupOptions::default()) else {
         panic!("there is no such library");
     };
     assert!(matches!(error, Error::LibraryMissing { .. }), "{error}");
     assert!(error.to_string().contains("no/such/libnvshmem_host.so.3"));
 }
 
-/// What a rank announces.
+/// What a rank announces that has its GPU alone.
 fn announced(gpu: u8, id: usize) -> Vec<u8> {
+    let terms = Terms {
+        multiprocessors: 132,
+        shares: false,
+        runs_beside_others: false,
+    };
+    announced_with(gpu, terms, id)
+}
+
+fn announced_with(gpu: u8, terms: Terms, id: usize) -> Vec<u8> {
     let gpu = Gpu {
         uuid: [gpu; 16],
         machine: "here".into(),
     };
-    [gpu.to_bytes(), vec![1; id]].concat()
+    [&gpu.to_bytes()[..], &terms.to_bytes(), &vec![1; id]].concat()
 }
 
 #[test]
@@ -56,4 +65,33 @@ fn a_short_unique_id_is_refused() {
 fn two_ranks_on_one_gpu_are_refused_before_nvshmem_is_joined() {
     let same = [announced(1, UniqueId::BYTES), announced(1, 0)];
     assert!(matches!(heard(&same), Err(Error::GpuShared { .. })));
+}
+
+#[test]
+fn ranks_share_a_gpu_under_mps_alone() {
+    let all = |clients: [bool; 2]| {
+        let ids = [UniqueId::BYTES, 0];
+        let each = clients
+            .into_iter()
+            .zip(ids)
+            .map(|(runs_beside_others, id)| {
+                let terms = Terms {
+                    multiprocessors: 132,
+                    shares: true,
+                    runs_beside_others,
+                };
+                announced_with(1, terms, id)
+            });
+        heard(&each.collect::<Vec<_>>())
+    };
+    let (_, gpus) = all([true; 2]).unwrap();
+    assert_eq!(gpus[0].limit(Rank(1), None), Some(66));
+    let Err(refused) = all([true, false]) else {
+        panic!("rank 1 takes turns");
+    };
+    let text = refused.to_string();
+    assert!(
+        text.starts_with("rank 1 shares GPU-0101") && text.contains("MPS"),
+        "{text}"
+    );
 }

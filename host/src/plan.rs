@@ -25,6 +25,8 @@ pub struct Plan {
     ranks: u32,
     /// That of a group of one rank with its experts, where nothing travels.
     shape: Shape,
+    /// See [`max_sms`](Self::max_sms).
+    max_sms: Option<u32>,
 }
 
 /// Collects problems.
@@ -55,11 +57,15 @@ impl Plan {
     /// # Errors
     /// [`Error::Plan`] with every problem at once.
     pub fn new(group: &Group, config: Config) -> Result<Self, Error> {
-        Ok(Self::check(
-            group.ranks(),
-            group.reaches_other_nodes(),
-            config,
-        )?)
+        let (ranks, reaches_other_nodes) = (group.ranks(), group.reaches_other_nodes());
+        let plan = Self::check(ranks, reaches_other_nodes, config)?;
+        let local = group.local_ranks().into_iter();
+        let limits = local.filter_map(|rank| match group.gpu_ranks(rank) {
+            Some(gpu) => gpu.limit(rank, config.max_sms),
+            None => config.max_sms,
+        });
+        let max_sms = limits.min();
+        Ok(Self { max_sms, ..plan })
     }
 
     pub(crate) fn check(
@@ -110,6 +116,7 @@ impl Plan {
             config,
             ranks,
             shape,
+            max_sms: config.max_sms,
         })
     }
 
@@ -121,6 +128,14 @@ impl Plan {
     /// Ranks of the group.
     pub const fn ranks(&self) -> u32 {
         self.ranks
+    }
+
+    /// Most multiprocessors that a kernel of this process's ranks occupies; `None` for all of the device.
+    /// [`Config::max_sms`], or where ranks share a GPU the [part](crate::GpuRanks::limit) of the one that has
+    /// the least, if that is less. [`ExpertParallel::max_sms`](crate::ExpertParallel::max_sms) is each
+    /// rank's own.
+    pub const fn max_sms(&self) -> Option<u32> {
+        self.max_sms
     }
 
     /// The sizes as kernels see them: with [`skip_a2a`](Config::skip_a2a) those of a group of one rank that

@@ -152,6 +152,8 @@ pub struct Fault {
     /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at
     /// most, its patience or the deadline, in milliseconds.
     pub patience_ms: Option<u32>,
+    /// Where ranks share a GPU, how many are on that of `rank`. The host adds it.
+    pub gpu_ranks: Option<u32>,
 }
 
 impl Fault {
@@ -160,6 +162,27 @@ impl Fault {
         match self.kind {
             FaultKind::InvalidExpert | FaultKind::DuplicateExpert => Some(self.peer.0),
             _ => None,
+        }
+    }
+
+    /// Where a deadline passed, under which circumstances.
+    fn circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_timeout = matches!(self.kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
+        if let Some(ranks) = self.gpu_ranks.filter(|_| is_timeout) {
+            write!(
+                f,
+                "; {ranks} ranks share its GPU: give each a stream of its own, and set \
+                 CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver, as streams that share a \
+                 hardware queue wait for each other"
+            )?;
+        }
+        match self.patience_ms {
+            Some(patience_ms) => write!(
+                f,
+                " (simulated: no launch came for {patience_ms} ms of wall time, the deadline or the \
+                 simulation's patience)"
+            ),
+            None => Ok(()),
         }
     }
 }
@@ -225,14 +248,7 @@ impl fmt::Display for Fault {
                  allows {wanted}"
             ),
         }?;
-        match self.patience_ms {
-            Some(patience_ms) => write!(
-                f,
-                " (simulated: no launch came for {patience_ms} ms of wall time, the deadline or the \
-                 simulation's patience)"
-            ),
-            None => Ok(()),
-        }
+        self.circumstances(f)
     }
 }
 
@@ -323,6 +339,7 @@ impl FaultPage {
             patience_ms: (self.kernel >> 32)
                 .checked_sub(1)
                 .map(|patience_ms| patience_ms as u32),
+            gpu_ranks: None,
         })
     }
 }

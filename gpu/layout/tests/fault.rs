@@ -48,6 +48,7 @@ proptest! {
             saw: words[2],
             epoch: words[3],
             patience_ms,
+            gpu_ranks: None,
         };
         let page = FaultPage::of(&fault, number);
         prop_assert_eq!(page.fault(), Some(fault));
@@ -122,9 +123,37 @@ fn the_peer_is_a_slot_where_a_token_is_at_fault() {
         saw: 4,
         epoch: 1,
         patience_ms: None,
+        gpu_ranks: None,
     };
     for kind in KINDS {
         let names_slot = fault(kind).to_string().contains("slot 7");
         assert_eq!(fault(kind).slot(), names_slot.then_some(7), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_timeout_where_ranks_share_a_gpu_says_what_helps() {
+    let fault = |kind, gpu_ranks| Fault {
+        kind,
+        kernel: Kernel::Combine,
+        rank: Rank(1),
+        peer: Rank(0),
+        culprit: Rank(0),
+        region: Region::CombineRow,
+        index: 0,
+        wanted: 2,
+        saw: 1,
+        epoch: 2,
+        patience_ms: None,
+        gpu_ranks,
+    };
+    let says = |kind, gpu_ranks| {
+        let text = fault(kind, gpu_ranks).to_string();
+        text.contains("; 4 ranks share its GPU") && text.contains("CUDA_DEVICE_MAX_CONNECTIONS=32")
+    };
+    for kind in KINDS {
+        let is_timeout = matches!(kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
+        assert_eq!(says(kind, Some(4)), is_timeout, "{kind:?}");
+        assert!(!says(kind, None), "{kind:?}");
     }
 }

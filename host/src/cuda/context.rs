@@ -144,6 +144,18 @@ impl PrimaryContext {
         Ok(whole != self.uuid()?)
     }
 
+    /// Whether this process is a client of MPS: contexts with some of a GPU's multiprocessors, which it is
+    /// asked whether it can make, are for clients alone.
+    pub(super) fn is_mps_client(&self) -> Result<bool, Error> {
+        let mut supported = 0;
+        // SAFETY: `supported` is a live integer, and the device exists.
+        check("cuDeviceGetExecAffinitySupport", unsafe {
+            let kind = sys::EXEC_AFFINITY_SM_COUNT;
+            sys::cuDeviceGetExecAffinitySupport(&mut supported, kind, self.device)
+        })?;
+        Ok(supported != 0)
+    }
+
     /// Whether this device can address the memory of `peer`.
     pub(super) fn can_access(&self, peer: &Self) -> Result<bool, Error> {
         let mut can = 0;

@@ -16,6 +16,7 @@ use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::{Args, InGraph, Launch, SharedPage};
 use crate::kernels::KernelSet;
+use crate::own_gpu::Terms;
 use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
@@ -65,6 +66,15 @@ impl CudaDevice {
     /// What no other device has.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], Error> {
         self.core.context.uuid()
+    }
+
+    /// On which terms a rank is here, that `shares` it with others or not.
+    pub(crate) fn terms(&self, shares: bool) -> Result<Terms, Error> {
+        Ok(Terms {
+            multiprocessors: self.core.multiprocessors,
+            shares,
+            runs_beside_others: shares && self.core.context.is_mps_client()?,
+        })
     }
 
     pub(super) fn core(&self) -> &Arc<Core> {
@@ -259,6 +269,11 @@ unsafe impl Device for CudaDevice {
         let _current = self.enter().ok()?;
         let multiprocessors = self.core.green.multiprocessors(raw(stream))?;
         (multiprocessors < self.core.multiprocessors).then_some(multiprocessors)
+    }
+
+    fn capture(&self, stream: Stream) -> Option<u64> {
+        let _current = self.enter().ok()?;
+        capture_number(raw(stream)).ok()?
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {

@@ -10,6 +10,8 @@ use super::error::check;
 use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
 use crate::captures::{Held, HeldList};
 use crate::device::InGraph;
+use crate::one_stream::Lane;
+use crate::one_stream::graphs::{Recorded, take};
 use crate::{Error, Stream};
 
 /// A captured sequence of launches that can be replayed. Its kernels see what their tensors
@@ -19,6 +21,8 @@ pub struct CudaGraph {
     executable: CUgraphExec,
     /// The communicators whose calls it has: they are not closed before.
     held: Arc<HeldList>,
+    /// Of those whose ranks share a GPU, what their calls wait for.
+    recorded: Vec<Recorded>,
 }
 
 // SAFETY: a driver's handle may be used from any thread.
@@ -32,10 +36,20 @@ impl CudaGraph {
     /// also in another stream. Does not synchronise.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::Cuda`]; [`Error::SharedGpu`] where it would come behind a kernel of a rank that shares the
+    /// GPU, and waits for what the graph has. Nothing is enqueued then.
     pub fn launch(&mut self, stream: Stream) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
         let mark = CAPTURES.mark();
+        let lane = match self.recorded.is_empty() {
+            true => None,
+            false => Some(Lane::of(stream, capture_number(raw(stream))?)),
+        };
+        let turns = || {
+            lane.into_iter()
+                .flat_map(|lane| self.recorded.iter().map(move |of| (of, lane)))
+        };
+        turns().try_for_each(|(of, lane)| of.check(lane))?;
         // SAFETY: the graph was instantiated in the current context.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.executable, raw(stream))
@@ -45,6 +59,7 @@ impl CudaGraph {
             // Nobody can say that the other graph is gone.
             std::mem::forget(held);
         }
+        turns().for_each(|(of, lane)| of.enter(lane));
         Ok(())
     }
 }
@@ -61,9 +76,18 @@ impl Drop for CudaGraph {
 /// A capture in progress. Dropped, it is ended and what it has is thrown away.
 struct Capture {
     stream: CUstream,
+    /// The driver's.
+    number: Option<u64>,
     /// What its graph holds.
     held: Arc<HeldList>,
     is_over: bool,
+}
+
+/// What a capture gives.
+struct Captured {
+    template: Template,
+    held: Arc<HeldList>,
+    recorded: Vec<Recorded>,
 }
 
 impl Capture {
@@ -77,33 +101,40 @@ impl Capture {
             CAPTURES.end(&held);
             return Err(error);
         }
-        let capture = Self {
+        let mut capture = Self {
             stream,
+            number: None,
             held,
             is_over: false,
         };
-        if let Some(number) = capture_number(stream)? {
+        capture.number = capture_number(stream)?;
+        if let Some(number) = capture.number {
             CAPTURES.begun(&capture.held, number);
         }
         Ok(capture)
     }
 
-    /// Ends it: the graph, and what it holds.
-    fn end(mut self) -> Result<(Template, Arc<HeldList>), Error> {
-        let (template, code) = self.leave();
+    /// Ends it.
+    fn end(mut self) -> Result<Captured, Error> {
+        let (captured, code) = self.leave();
         check("cuStreamEndCapture", code)?;
-        Ok((template, self.held.clone()))
+        Ok(captured)
     }
 
     /// To be called once. A capture that went wrong gives an error, and is over, too.
-    fn leave(&mut self) -> (Template, sys::Code) {
+    fn leave(&mut self) -> (Captured, sys::Code) {
         self.is_over = true;
         let mut graph = ptr::null_mut();
         CAPTURES.ending(&self.held);
         // SAFETY: this thread began the capture; `graph` is a live pointer to write to.
         let code = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
         CAPTURES.end(&self.held);
-        (Template(graph), code)
+        let captured = Captured {
+            template: Template(graph),
+            held: self.held.clone(),
+            recorded: self.number.map(take).unwrap_or_default(),
+        };
+        (captured, code)
     }
 }
 
@@ -250,7 +281,11 @@ impl CudaDevice {
         let _current = self.enter()?;
         let capture = Capture::begin(raw(stream))?;
         work()?;
-        let (template, held) = capture.end()?;
+        let Captured {
+            template,
+            held,
+            recorded,
+        } = capture.end()?;
         let mut executable = ptr::null_mut();
         // SAFETY: the template is a whole graph; `executable` is a live pointer to write to.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, template.0, 0) };
@@ -259,6 +294,7 @@ impl CudaDevice {
             core: self.core().clone(),
             executable,
             held,
+            recorded,
         })
     }
 

@@ -21,6 +21,7 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// This process's GPU.
 pub(crate) struct Ipc {
     device: Arc<CudaDevice>,
+    share_gpus: bool,
 }
 
 impl Ipc {
@@ -30,7 +31,8 @@ impl Ipc {
     /// As [`CudaDevice::open_with`].
     pub(crate) fn open(ordinal: usize, options: &GroupOptions) -> Result<Self, Error> {
         let device = Arc::new(CudaDevice::open_with(ordinal, &options.kernels)?);
-        Ok(Self { device })
+        let share_gpus = options.share_gpus;
+        Ok(Self { device, share_gpus })
     }
 }
 
@@ -44,7 +46,8 @@ impl Share for Ipc {
     }
 
     fn place(&self) -> Result<Place, Error> {
-        let place = Place::here(self.device.uuid()?);
+        let terms = self.device.terms(self.share_gpus)?;
+        let place = Place::here(self.device.uuid()?, terms);
         if self.device.context().is_part()? {
             let device = place.gpu.name();
             return Err(Error::Node(NodeError::PartOfGpu { device }));
@@ -52,9 +55,13 @@ impl Share for Ipc {
         Ok(place)
     }
 
-    /// Of a GPU that this process does not see, only mapping its memory tells.
+    /// Of a GPU that this process does not see, only mapping its memory tells. A GPU reaches its own memory,
+    /// and is no peer of itself.
     fn require_access(&self, rank: Rank, peer: Rank, gpu: &Gpu) -> Result<(), Error> {
         let own = Gpu::here(self.device.uuid()?);
+        if own == *gpu {
+            return Ok(());
+        }
         let (Some(from), Some(to)) = (visible(own.uuid)?, visible(gpu.uuid)?) else {
             return Ok(());
         };

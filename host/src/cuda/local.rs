@@ -1,4 +1,4 @@
-//! All ranks in one process, over peer access.
+//! All ranks in one process, over peer access, or on one GPU.
 
 use std::sync::Arc;
 
@@ -8,11 +8,14 @@ use super::CudaDevice;
 use super::context::PrimaryContext;
 use super::error::check_about;
 use super::sys;
-use crate::{Device, DevicePtr, Error, Fabric, GroupOptions};
+use crate::own_gpu::{Gpu, Terms, require_own};
+use crate::{Device, DevicePtr, Error, Fabric, GpuRanks, GroupOptions};
 
-/// GPUs of one machine, all driven by this process; rank `r` is the `r`-th device.
+/// GPUs of one machine, all driven by this process; rank `r` is the `r`-th device. Ranks on one GPU are one
+/// device.
 pub struct LocalFabric {
     devices: Vec<Arc<CudaDevice>>,
+    gpus: Vec<GpuRanks>,
 }
 
 impl LocalFabric {
@@ -49,7 +52,16 @@ impl LocalFabric {
                 }
             }
         }
-        Ok(Self { devices })
+        let ranks = devices.iter().map(|device| {
+            let terms = Terms {
+                multiprocessors: device.multiprocessors(),
+                shares: options.share_gpus,
+                runs_beside_others: true,
+            };
+            Ok((Gpu::here(device.uuid()?), terms))
+        });
+        let gpus = require_own(&ranks.collect::<Result<Vec<_>, Error>>()?)?;
+        Ok(Self { devices, gpus })
     }
 
     /// The device of `rank`, with what only CUDA has: graphs and events.
@@ -125,6 +137,10 @@ unsafe impl Fabric for LocalFabric {
 
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
         Ok(self.cuda_device(rank)?)
+    }
+
+    fn gpu_ranks(&self, rank: Rank) -> Option<&GpuRanks> {
+        GpuRanks::of(&self.gpus, rank)
     }
 
     fn cuda(&self, rank: Rank) -> Option<Arc<CudaDevice>> {

@@ -71,6 +71,7 @@ same! {
     u32, bindings::CUresult;
     u32, bindings::CUstreamCaptureStatus;
     i32, bindings::CUdevice_attribute;
+    i32, bindings::CUexecAffinityType;
     i32, bindings::CUfunction_attribute;
     i32, bindings::CUjit_option;
     i32, bindings::CUpointer_attribute;

@@ -71,6 +71,8 @@ pub(super) const MULTIPROCESSOR_COUNT: c_int = 16;
 pub(super) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
 pub(super) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+/// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`.
+pub(super) const EXEC_AFFINITY_SM_COUNT: c_int = 0;
 /// `CU_JIT_MAX_REGISTERS`.
 pub(super) const JIT_MAX_REGISTERS: c_int = 0;
 /// `CU_JIT_INFO_LOG_BUFFER`.
@@ -228,6 +230,11 @@ driver_functions! {
     pub(super) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: CUdevice) -> Code;
     pub(super) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
+    pub(super) fn cuDeviceGetExecAffinitySupport(
+        supported: *mut c_int,
+        kind: c_int,
+        device: CUdevice,
+    ) -> Code;
     pub(super) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
 
     pub(super) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Code;

@@ -3,7 +3,8 @@
 use ferry_layout::Kernel;
 
 use super::{ExpertParallel, Poison};
-use crate::device::{Args, Launch};
+use crate::device::{Args, InGraph, Launch};
+use crate::one_stream::{Lane, Turn, check_all};
 use crate::{Error, LocalRanksError, Stream};
 
 /// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it
@@ -12,6 +13,8 @@ use crate::{Error, LocalRanksError, Stream};
 pub(crate) struct Prepared<'a, Next> {
     rank: &'a mut ExpertParallel,
     launch: Launch,
+    /// What it comes into, of a rank that shares its GPU with others of this process.
+    lane: Option<Lane>,
     /// What the round is then.
     next: Next,
 }
@@ -32,6 +35,11 @@ impl<'a, Next> Prepared<'a, Next> {
         mut calls: Vec<Self>,
         mut then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
     ) -> Result<Vec<T>, LocalRanksError> {
+        let in_turns: Vec<_> = calls.iter().filter_map(Self::in_turn).collect();
+        if let Err((rank, refused)) = check_all(&in_turns) {
+            let source = Box::new(refused.into());
+            return Err(LocalRanksError::Refused { rank, source });
+        }
         for (at, call) in calls.iter_mut().enumerate() {
             let Err(error) = call.enqueue() else { continue };
             let (rank, source) = (call.rank.rank(), Box::new(error));
@@ -47,6 +55,11 @@ impl<'a, Next> Prepared<'a, Next> {
         Ok(each.map(|call| then(call.rank, call.next)).collect())
     }
 
+    /// Of a rank that shares its GPU with others of this process, what comes into which stream.
+    fn in_turn(&self) -> Option<(&Turn, Kernel, Lane)> {
+        Some((self.rank.turn.as_ref()?, self.launch.kernel, self.lane?))
+    }
+
     fn enqueue(&mut self) -> Result<(), Error> {
         self.rank.streams.enter(self.launch.stream);
         // SAFETY: the tensors were found to have memory for every element when `args` was made of
@@ -57,6 +70,9 @@ impl<'a, Next> Prepared<'a, Next> {
             device.launch_held(&self.launch, &self.rank.member)
         }?;
         self.rank.streams.launched(in_graph);
+        if let Some((turn, kernel, lane)) = self.in_turn() {
+            turn.enter(kernel, lane, in_graph == InGraph::Held);
+        }
         Ok(())
     }
 }
@@ -86,21 +102,33 @@ impl ExpertParallel {
             kernels: kernels.clone(),
             args,
             shmem: self.plan.shape().spans_nodes(),
-            max_sms: self.plan.config().max_sms,
+            max_sms: self.max_sms,
             stream,
         };
         self.require_room(stream)?;
+        let lane = self.require_turn(stream, kernel)?;
         Ok(Prepared {
             rank: self,
             launch,
+            lane,
             next,
         })
+    }
+
+    /// That no kernel of another rank stands in `stream` and waits for this one.
+    fn require_turn(&self, stream: Stream, kernel: Kernel) -> Result<Option<Lane>, Error> {
+        let Some(turn) = &self.turn else {
+            return Ok(None);
+        };
+        let lane = Lane::of(stream, self.device().capture(stream));
+        turn.check(kernel, lane)?;
+        Ok(Some(lane))
     }
 
     /// Whether `stream` has as many multiprocessors as a launch takes. Asked each time: a handle is another
     /// stream's once its own was destroyed.
     fn require_room(&self, stream: Stream) -> Result<(), Error> {
-        let max_sms = self.plan.config().max_sms;
+        let max_sms = self.max_sms;
         match self.device().stream_multiprocessors(stream) {
             Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
                 Err(Error::GreenContext {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
 
+use super::seat::{Seat, seats};
 use super::streams::Streams;
 use super::{ExpertParallel, Launchable, Round};
 use crate::group::Member;
@@ -26,7 +27,8 @@ impl ExpertParallel {
     /// # Errors
     /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`],
     /// [`Error::PeerFailed`], [`Error::FabricAnswer`], [`Error::Bootstrap`] that names the lost
-    /// rank, and what the group's devices report.
+    /// rank, and what the group's devices report; [`Error::SharedGpu`] where ranks share a GPU whose
+    /// multiprocessors do not suffice for all communicators of this process.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
         let (fabric, shape) = (&group.fabric, plan.shape());
         if plan.ranks() != group.ranks() {
@@ -47,11 +49,11 @@ impl ExpertParallel {
         let members: Vec<Member> = ranks.iter().map(|_| group.enter()).collect();
         let _turn = group.turn();
         compare_shapes(&**fabric, plan)?;
-        let memory: Result<Vec<_>, Error> = ranks
-            .iter()
-            .map(|&rank| Private::alloc(&**fabric, rank, plan))
-            .collect();
-        let mut memory = agree(&**fabric, "allocating device memory", memory)??;
+        let alloc = |seat: Seat| Ok((Private::alloc(&**fabric, seat.rank, plan)?, seat));
+        let memory = seats(group, plan)
+            .and_then(|seats| seats.into_iter().map(alloc).collect::<Result<Vec<_>, _>>());
+        let memory = agree(&**fabric, "allocating device memory", memory)??;
+        let (mut memory, seats): (Vec<_>, Vec<_>) = memory.into_iter().unzip();
         let at = fabric.alloc_windows(plan.window_bytes())?;
         for (memory, &window) in memory.iter_mut().zip(&at) {
             memory.window = window;
@@ -68,21 +70,22 @@ impl ExpertParallel {
             return Err(error);
         }
         let windows = Arc::new(Windows::new(fabric.clone(), at));
-        let all = ranks.into_iter().zip(members).zip(memory);
+        let all = seats.into_iter().zip(members).zip(memory);
         Ok(all
-            .map(|((rank, member), memory)| {
-                Self::of_rank(rank, member, plan, memory, windows.clone())
+            .map(|((seat, member), memory)| {
+                Self::of_rank(seat, member, plan, memory, windows.clone())
             })
             .collect())
     }
 
     fn of_rank(
-        rank: Rank,
+        seat: Seat,
         member: Member,
         plan: &Plan,
         memory: Private,
         windows: Arc<Windows>,
     ) -> Self {
+        let rank = seat.rank;
         let common = Common {
             rank: match plan.config().skip_a2a {
                 true => 0,
@@ -99,11 +102,15 @@ impl ExpertParallel {
         let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
         let member = Arc::new(Launchable {
             _member: member,
+            _residence: seat.residence,
             _windows: windows.clone(),
         });
         Self {
             plan: *plan,
             rank,
+            max_sms: seat.max_sms,
+            gpu_ranks: seat.gpu_ranks,
+            turn: seat.turn,
             common,
             round,
             memory,

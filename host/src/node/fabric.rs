@@ -6,9 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ferry_layout::{Rank, Shape};
 
 use super::exchange::{Asked, Share, Shared, exchange, release};
-use super::introduction::{Introduction, require_group};
+use super::introduction::{Introduction, on_gpus, require_group};
+use super::time_slices;
 use crate::job::{agree, gather_numbers, wrong_length};
-use crate::{Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, NodeError, leak};
+use crate::own_gpu::takes_turns;
+use crate::{
+    Bootstrap, BootstrapError, Device, DevicePtr, Error, Fabric, GpuRanks, NodeError, leak,
+};
 
 /// Steps of the trial that all ranks come out of well, or all have an error.
 const WRITING: &str = "writing into a shared window";
@@ -23,6 +27,7 @@ const CLOSING: &str = "closing a communicator";
 pub(crate) struct NodeFabric<S: Share> {
     rank: Rank,
     ranks: u32,
+    gpus: Vec<GpuRanks>,
     device: Arc<dyn Device>,
     #[cfg(feature = "cuda")]
     cuda: Option<Arc<crate::cuda::CudaDevice>>,
@@ -162,7 +167,7 @@ impl<S: Share> NodeFabric<S> {
                 .ok_or_else(|| wrong_length(rank, bytes.len(), Introduction::LEAST_BYTES))
         });
         let all: Vec<_> = all.collect::<Result<_, _>>()?;
-        require_group(&all, ranks)?;
+        let gpus = require_group(&all, ranks)?;
         let others = all.iter().filter(|other| other.rank != rank);
         let mut access = others
             .map(|other| share.require_access(Rank(rank), Rank(other.rank), &other.place.gpu));
@@ -180,9 +185,13 @@ impl<S: Share> NodeFabric<S> {
             windows: Vec::new(),
         };
         member.try_windows(Rank(rank))?;
+        if takes_turns(&gpus, &on_gpus(&all)) == Some(Rank(rank)) {
+            time_slices::warn(Rank(rank));
+        }
         Ok(Self {
             rank: Rank(rank),
             ranks,
+            gpus,
             device,
             #[cfg(feature = "cuda")]
             cuda,
@@ -223,6 +232,10 @@ unsafe impl<S: Share> Fabric for NodeFabric<S> {
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
         self.require_local(rank)?;
         Ok(self.device.clone())
+    }
+
+    fn gpu_ranks(&self, rank: Rank) -> Option<&GpuRanks> {
+        GpuRanks::of(&self.gpus, rank)
     }
 
     #[cfg(feature = "cuda")]

@@ -2,8 +2,8 @@
 
 use ferry_layout::Rank;
 
-use crate::own_gpu::{Gpu, require_own};
-use crate::{Error, NodeError};
+use crate::own_gpu::{Gpu, Terms, require_own};
+use crate::{Error, GpuRanks, NodeError};
 
 /// Where Linux has the machine's name; containers may have others.
 #[cfg(feature = "cuda")]
@@ -66,6 +66,7 @@ impl Process {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) gpu: Gpu,
+    pub(crate) terms: Terms,
     pub(crate) host: String,
     pub(crate) process: Process,
 }
@@ -73,11 +74,12 @@ pub(crate) struct Place {
 impl Place {
     /// A GPU of this machine.
     #[cfg(feature = "cuda")]
-    pub(crate) fn here(uuid: [u8; 16]) -> Self {
+    pub(crate) fn here(uuid: [u8; 16], terms: Terms) -> Self {
         let host = std::fs::read_to_string(HOST_NAME).unwrap_or_default();
         let host = host.trim().to_owned();
         Self {
             gpu: Gpu::here(uuid),
+            terms,
             host,
             process: Process::here(),
         }
@@ -105,15 +107,16 @@ pub(crate) struct Introduction {
 
 impl Introduction {
     /// Without any names.
-    pub(crate) const LEAST_BYTES: usize = 8 + Process::BYTES + 17;
+    pub(crate) const LEAST_BYTES: usize = 8 + Process::BYTES + 17 + Terms::BYTES;
 
-    /// The rank, the ranks, the process, the GPU, the machine's name.
+    /// The rank, the ranks, the process, the GPU, its terms, the machine's name.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let host = self.place.host.as_bytes();
         let host = &host[..host.len().min(HOST_BYTES)];
         let numbers = [self.rank.to_le_bytes(), self.ranks.to_le_bytes()].concat();
         let process = self.place.process.to_bytes();
-        [&numbers[..], &process, &self.place.gpu.to_bytes(), host].concat()
+        let (gpu, terms) = (self.place.gpu.to_bytes(), self.place.terms.to_bytes());
+        [&numbers[..], &process, &gpu, &terms, host].concat()
     }
 
     /// What [`to_bytes`](Self::to_bytes) gave.
@@ -121,19 +124,25 @@ impl Introduction {
         let (&rank, bytes) = bytes.split_first_chunk()?;
         let (&ranks, bytes) = bytes.split_first_chunk()?;
         let (process, bytes) = Process::split_from(bytes)?;
-        let (gpu, host) = Gpu::split_from(bytes)?;
+        let (gpu, bytes) = Gpu::split_from(bytes)?;
+        let (terms, host) = Terms::split_from(bytes)?;
         let host = String::from_utf8_lossy(host).into_owned();
         Some(Self {
             rank: u32::from_le_bytes(rank),
             ranks: u32::from_le_bytes(ranks),
-            place: Place { gpu, host, process },
+            place: Place {
+                gpu,
+                terms,
+                host,
+                process,
+            },
         })
     }
 }
 
 /// Refuses processes that cannot be a node group by what they say of themselves, as which all of them see the
-/// same: `all` are those of all ranks, here `ours`.
-pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<(), Error> {
+/// same: `all` are those of all ranks, here `ours`. Gives their GPUs.
+pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<Vec<GpuRanks>, Error> {
     for (rank, said) in (0..).zip(all) {
         if (said.rank, said.ranks) != (rank, ours) {
             return Err(Error::Node(NodeError::RankCount {
@@ -157,8 +166,14 @@ pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<(), Error
         }));
     }
     require_processes(all)?;
-    let gpus: Vec<Gpu> = all.iter().map(|said| said.place.gpu.clone()).collect();
-    require_own(&gpus)
+    let gpus = require_own(&on_gpus(all))?;
+    Ok(gpus)
+}
+
+/// The GPU of each rank, and its terms there.
+pub(crate) fn on_gpus(all: &[Introduction]) -> Vec<(Gpu, Terms)> {
+    let on_gpu = |said: &Introduction| (said.place.gpu.clone(), said.place.terms);
+    all.iter().map(on_gpu).collect()
 }
 
 /// Refuses ranks whose windows CUDA IPC does not map: of one process, or in containers that share too little.
@@ -203,6 +218,11 @@ mod tests {
             ranks: 2,
             place: Place {
                 gpu,
+                terms: Terms {
+                    multiprocessors: 132,
+                    shares: false,
+                    runs_beside_others: false,
+                },
                 host,
                 process: Process {
                     id: 40 + rank,
@@ -218,7 +238,8 @@ mod tests {
         let both = |change: fn(&mut Process)| {
             let mut all = [introduction(0, "a", "x"), introduction(1, "a", "x")];
             change(&mut all[1].place.process);
-            require_group(&all, 2).map_err(|error| error.to_string())
+            let group = require_group(&all, 2);
+            group.map(drop).map_err(|error| error.to_string())
         };
         assert_eq!(both(|_| ()), Ok(()));
         let refused = both(|process| process.id = 40).unwrap_err();

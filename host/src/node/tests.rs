@@ -4,6 +4,7 @@
 mod calls;
 mod fake;
 mod recovery;
+mod sharing;
 
 use std::thread;
 use std::time::{Duration, Instant};

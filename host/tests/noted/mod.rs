@@ -33,6 +33,12 @@ pub struct Notes {
     pub green: Mutex<Vec<(Stream, u32)>>,
     /// Streams that were asked for theirs.
     pub asked: Mutex<Vec<Stream>>,
+    /// The GPU of the ranks, if it is known.
+    pub gpu: Option<GpuRanks>,
+    /// A stream that is captured, and the capture's number.
+    pub captured: Mutex<Option<(Stream, u64)>>,
+    /// Streams that were asked for their captures.
+    pub captures_asked: Mutex<Vec<Stream>>,
 }
 
 pub type Held = Vec<Arc<dyn Any + Send + Sync>>;
@@ -105,6 +111,13 @@ unsafe impl Device for NotedDevice {
         let green = self.0.green.lock().unwrap();
         let found = green.iter().find(|(of, _)| *of == stream);
         found.map(|&(_, multiprocessors)| multiprocessors)
+    }
+    fn capture(&self, stream: Stream) -> Option<u64> {
+        self.0.captures_asked.lock().unwrap().push(stream);
+        let captured = *self.0.captured.lock().unwrap();
+        captured
+            .filter(|&(of, _)| of == stream)
+            .map(|(_, number)| number)
     }
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let mut refused = self.0.refused_launch.lock().unwrap();
@@ -179,6 +192,9 @@ unsafe impl Fabric for NotedFabric {
     }
     fn device(&self, _rank: Rank) -> Result<Arc<dyn Device>, Error> {
         Ok(Arc::new(NotedDevice(self.notes.clone())))
+    }
+    fn gpu_ranks(&self, _rank: Rank) -> Option<&GpuRanks> {
+        self.notes.gpu.as_ref()
     }
     fn reaches_other_nodes(&self) -> bool {
         true
@@ -271,6 +287,7 @@ pub fn timeout() -> Fault {
         saw: 0,
         epoch: 1,
         patience_ms: None,
+        gpu_ranks: None,
     }
 }
 

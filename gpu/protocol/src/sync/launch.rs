@@ -276,6 +276,7 @@ impl<'a, M: Machine> Launch<'a, M> {
             saw: 0,
             epoch: self.epoch.0,
             patience_ms: None,
+            gpu_ranks: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
 use super::*;
-use crate::own_gpu::Gpu;
+use crate::own_gpu::{Gpu, Terms};
 use crate::{Bootstrap, CudaError, Device, DevicePtr};
 
 pub const HIDDEN: usize = 8;
@@ -160,7 +160,17 @@ impl Process<'_> {
             ..Default::default()
         };
         let host = "host".into();
-        Place { gpu, host, process }
+        let terms = Terms {
+            multiprocessors: 132,
+            shares: false,
+            runs_beside_others: false,
+        };
+        Place {
+            gpu,
+            terms,
+            host,
+            process,
+        }
     }
 
     pub fn bootstrap(self) -> TcpBootstrap {

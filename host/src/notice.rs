@@ -1,0 +1,30 @@
+//! Warnings that reach everybody, also those who have no subscriber of `tracing`.
+
+use std::io::Write;
+use std::sync::Once;
+
+use tracing::dispatcher::get_default;
+use tracing::subscriber::NoSubscriber;
+
+/// What is said on stderr once a process, and only where nobody listens to the warning that goes with it.
+pub(crate) struct Notice(Once);
+
+impl Notice {
+    pub(crate) const fn new() -> Self {
+        Self(Once::new())
+    }
+
+    /// Says what there is, and what helps.
+    pub(crate) fn tell(&self, what: &str) {
+        if !get_default(|listener| listener.is::<NoSubscriber>()) {
+            return;
+        }
+        self.0.call_once(|| {
+            let line = format!(
+                "ferry: {what} (said once; a subscriber of `tracing` gets every such warning)\n"
+            );
+            // A process without stderr has nobody to tell.
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        });
+    }
+}

@@ -1,0 +1,269 @@
+//! Orders of two ranks' kernels in streams and captures, those that work and those that do not.
+
+use super::graphs::{Recorded, take};
+use super::*;
+use Kernel::{
+    Combine, CombineAsync, CombineWait, Dispatch, DispatchAsync, DispatchWait, FusedSilu,
+};
+
+/// The driver gives each capture a number of its own.
+fn capture() -> u64 {
+    use std::sync::atomic::AtomicU64;
+
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn stream(handle: u64) -> Stream {
+    // SAFETY: nothing here enqueues.
+    unsafe { Stream::new(handle) }
+}
+
+fn lane(handle: u64) -> Lane {
+    Lane::of(stream(handle), None)
+}
+
+fn pair() -> [Turn; 2] {
+    let turns = Order::of(vec![Rank(4), Rank(6)]);
+    turns.try_into().ok().unwrap()
+}
+
+/// Makes calls of ranks, by index, until one is refused: which, and of which two.
+fn run(turns: &[Turn; 2], calls: &[(usize, Kernel, Lane)]) -> Option<(usize, [Rank; 2])> {
+    for (place, &(index, kernel, lane)) in calls.iter().enumerate() {
+        if let Err(refused) = turns[index].check(kernel, lane) {
+            let SharedGpuError::OneStream { rank, waiting, .. } = refused else {
+                panic!("{refused}")
+            };
+            return Some((place, [rank, waiting]));
+        }
+        turns[index].enter(kernel, lane, true);
+    }
+    None
+}
+
+/// Calls of ranks, by index, in one stream.
+fn in_one(calls: &[(usize, Kernel)]) -> Vec<(usize, Kernel, Lane)> {
+    calls
+        .iter()
+        .map(|&(index, kernel)| (index, kernel, lane(9)))
+        .collect()
+}
+
+const SECOND: [Rank; 2] = [Rank(6), Rank(4)];
+const FIRST: [Rank; 2] = [Rank(4), Rank(6)];
+
+#[test]
+fn a_fused_call_behind_one_that_waits_for_it_is_refused() {
+    let calls = in_one(&[(0, Dispatch), (0, Combine), (1, Dispatch)]);
+    assert_eq!(run(&pair(), &calls), Some((2, SECOND)));
+    let turns = pair();
+    for round in 0..3 {
+        let apart = [
+            (0, Dispatch, 9),
+            (1, Dispatch, 8),
+            (1, Combine, 8),
+            (0, Combine, 9),
+        ];
+        let apart = apart.map(|(index, kernel, handle)| (index, kernel, lane(handle)));
+        assert_eq!(run(&turns, &apart), None, "round {round}");
+    }
+    // Both dispatches are over there, and the combines are not.
+    let turns = pair();
+    run(&turns, &[(1, Dispatch, lane(8)), (0, Dispatch, lane(9))]);
+    let calls = in_one(&[(1, Combine), (0, Combine)]);
+    assert_eq!(run(&turns, &calls), Some((1, FIRST)));
+}
+
+#[test]
+fn split_calls_that_send_before_one_waits_are_taken_round_after_round() {
+    let turns = pair();
+    for round in 0..3 {
+        let calls = [
+            DispatchAsync,
+            DispatchWait,
+            FusedSilu,
+            CombineAsync,
+            CombineWait,
+        ];
+        let calls = calls.map(|kernel| [(0, kernel), (1, kernel)]).concat();
+        assert_eq!(run(&turns, &in_one(&calls)), None, "round {round}");
+    }
+    // The last one to send may wait in the same call.
+    let calls = in_one(&[(0, DispatchAsync), (1, Dispatch), (0, DispatchWait)]);
+    assert_eq!(run(&turns, &calls), None);
+}
+
+#[test]
+fn a_wait_before_another_rank_has_sent_is_refused_there() {
+    let calls = in_one(&[(0, DispatchAsync), (0, DispatchWait), (1, DispatchAsync)]);
+    assert_eq!(run(&pair(), &calls), Some((2, SECOND)));
+    let dispatched = [
+        (0, DispatchAsync),
+        (1, DispatchAsync),
+        (0, DispatchWait),
+        (1, DispatchWait),
+    ];
+    let combined = [(1, CombineAsync), (1, CombineWait), (0, CombineAsync)];
+    let calls = in_one(&[&dispatched[..], &combined].concat());
+    assert_eq!(run(&pair(), &calls), Some((6, FIRST)));
+    // The next round's dispatch waits for credits of this one's combine.
+    let combined = [
+        (0, CombineAsync),
+        (1, CombineAsync),
+        (0, CombineWait),
+        (0, DispatchAsync),
+    ];
+    let turns = pair();
+    assert_eq!(
+        run(&turns, &in_one(&[&dispatched[..], &combined].concat())),
+        None
+    );
+    let next = in_one(&[(1, CombineWait), (1, DispatchAsync)]);
+    assert_eq!(run(&turns, &next), None);
+}
+
+#[test]
+fn a_call_that_was_refused_may_be_made_in_another_stream() {
+    let turns = pair();
+    assert!(run(&turns, &in_one(&[(0, Dispatch), (1, Dispatch)])).is_some());
+    assert_eq!(run(&turns, &[(1, Dispatch, lane(8))]), None);
+    // And what stands there waits for it no more.
+    assert_eq!(run(&turns, &in_one(&[(1, CombineAsync)])), None);
+}
+
+#[test]
+fn handles_0_and_1_are_one_stream_and_2_one_of_each_thread() {
+    let calls = |second| [(0, Dispatch, second), (1, Dispatch, lane(0))];
+    assert_eq!(run(&pair(), &calls(lane(1))), Some((1, SECOND)));
+    assert_eq!(run(&pair(), &calls(lane(2))), None);
+    let mine = lane(2);
+    assert_eq!(
+        run(&pair(), &[(0, Dispatch, mine), (1, Dispatch, lane(2))]),
+        Some((1, SECOND))
+    );
+    let other = thread::scope(|scope| scope.spawn(|| lane(2)).join().unwrap());
+    assert_eq!(
+        run(&pair(), &[(0, Dispatch, mine), (1, Dispatch, other)]),
+        None
+    );
+}
+
+#[test]
+fn calls_of_several_ranks_are_looked_at_together() {
+    let turns = pair();
+    let each = |kernel, [first, second]: [u64; 2]| {
+        let calls = [
+            (&turns[0], kernel, lane(first)),
+            (&turns[1], kernel, lane(second)),
+        ];
+        check_all(&calls).map_err(|(whose, refused)| {
+            assert!(matches!(refused, SharedGpuError::OneStream { rank, .. } if rank == whose));
+            whose
+        })
+    };
+    assert_eq!(each(Dispatch, [8, 9]), Ok(()));
+    assert_eq!(each(Dispatch, [9, 9]), Err(Rank(6)));
+    assert_eq!(each(DispatchAsync, [9, 9]), Ok(()));
+    // Nothing of that was enqueued.
+    assert_eq!(
+        run(&turns, &in_one(&[(1, DispatchAsync), (0, Dispatch)])),
+        None
+    );
+}
+
+#[test]
+fn within_a_capture_the_same_holds_and_nothing_of_it_counts_outside() {
+    let turns = pair();
+    for _ in 0..3 {
+        let captured = Lane::of(stream(9), Some(capture()));
+        let calls = [
+            (0, Dispatch, captured),
+            (0, Combine, captured),
+            (1, Dispatch, captured),
+        ];
+        assert_eq!(run(&turns, &calls), Some((2, SECOND)));
+    }
+    // A rank's graph alone, as often as that.
+    let alone = Lane::of(stream(9), Some(capture()));
+    assert_eq!(
+        run(&turns, &[(1, Dispatch, alone), (1, Combine, alone)]),
+        None
+    );
+    let calls = in_one(&[(0, DispatchAsync), (1, DispatchAsync), (0, DispatchWait)]);
+    assert_eq!(run(&turns, &calls), None);
+}
+
+#[test]
+fn a_capture_may_begin_in_the_middle_of_a_round() {
+    let kernels = [DispatchWait, CombineAsync, CombineWait, DispatchAsync];
+    for start in 0..4 {
+        let captured = Lane::of(stream(9), Some(capture()));
+        let calls: Vec<_> = (start..start + 4)
+            .flat_map(|at| [0, 1].map(|index| (index, kernels[at % 4], captured)))
+            .collect();
+        assert_eq!(run(&pair(), &calls), None, "from {:?}", kernels[start]);
+    }
+    let captured = Lane::of(stream(9), Some(capture()));
+    let calls = [(0, Combine, captured), (1, Combine, captured)];
+    assert_eq!(run(&pair(), &calls), Some((1, SECOND)));
+}
+
+/// What a capture of these calls, each in a stream of its own, has recorded.
+fn recorded(turns: &[Turn; 2], calls: &[(usize, Kernel)]) -> Recorded {
+    let number = capture();
+    let in_lane = |&(index, kernel): &(usize, Kernel)| {
+        let lane = Lane::of(stream(20 + index as u64), Some(number));
+        (index, kernel, lane)
+    };
+    assert_eq!(
+        run(turns, &calls.iter().map(in_lane).collect::<Vec<_>>()),
+        None
+    );
+    let mut all = take(number);
+    assert!(all.len() == 1 && take(number).is_empty());
+    all.remove(0)
+}
+
+#[test]
+fn graphs_of_two_ranks_are_launched_into_two_streams() {
+    let turns = pair();
+    let [first, second] = [0, 1].map(|at| recorded(&turns, &[(at, Dispatch), (at, Combine)]));
+    for _ in 0..3 {
+        for (graph, handle) in [(&first, 9), (&second, 8)] {
+            graph.check(lane(handle)).unwrap();
+            graph.enter(lane(handle));
+        }
+    }
+    first.enter(lane(9));
+    let refused = second.check(lane(9)).unwrap_err();
+    let SharedGpuError::OneStream { rank, waiting, .. } = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!([rank, waiting], SECOND);
+    // Nor is a call taken there.
+    assert!(turns[1].check(Dispatch, lane(9)).is_err());
+    second.check(lane(8)).unwrap();
+}
+
+#[test]
+fn a_graph_with_branches_of_two_ranks_is_one_launch() {
+    let turns = pair();
+    let calls = [(0, Dispatch), (1, Dispatch), (0, Combine), (1, Combine)];
+    let graph = recorded(&turns, &calls);
+    for _ in 0..3 {
+        graph.check(lane(9)).unwrap();
+        graph.enter(lane(9));
+    }
+    let calls = in_one(&[(0, DispatchAsync), (1, DispatchAsync), (1, DispatchWait)]);
+    assert_eq!(run(&turns, &calls), None);
+}
+
+#[test]
+fn behind_a_capture_of_others_only_captures_are_looked_at() {
+    let turns = pair();
+    let captured = Lane::of(stream(9), Some(capture()));
+    turns[0].enter(Dispatch, captured, false);
+    assert!(turns[1].check(Dispatch, captured).is_err());
+    assert_eq!(run(&turns, &in_one(&[(0, Dispatch), (1, Dispatch)])), None);
+}
