@@ -66,12 +66,12 @@ mod streams;
 ///
 /// Ranks of one process each have streams of their own there. A call is refused
 /// ([`SharedGpuError::OneStream`](crate::SharedGpuError), and nothing is enqueued) whose kernel would come
-/// behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the same
-/// stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel ends at its
-/// deadline, unless the call is made with another stream before. Split calls may share a stream: send on all
-/// ranks, then wait. The handles 0 and 1 are one stream, and 2 is one for each thread. Not seen are orders by
-/// events, those of the default stream with streams that do not opt out of it, those between communicators, and
-/// of a rank whose calls others captured (torch, say) all but captures.
+/// behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the
+/// same stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel
+/// ends at its deadline, unless the call is made with another stream before. Split calls may share a
+/// stream: send on all ranks, then wait. The handles 0 and 1 are one stream, and 2 is one for each thread.
+/// Not seen are orders by events, those of the default stream with streams that do not opt out of it, those
+/// between communicators, and of a rank whose calls others captured (torch, say) all but captures.
 ///
 /// What a kernel meets (an invalid expert id, a peer that does not come) is found by
 /// [`check`](Self::check), after the stream was synchronised.

@@ -39,8 +39,8 @@ pub unsafe trait Fabric: Send + Sync {
     fn cuda(&self, _rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
         None
     }
-    /// The GPU of `rank`, and which ranks of the group are on it; every process is told the same. `None` where
-    /// ranks have none, as in the simulator, or none is ever shared.
+    /// The GPU of `rank`, and which ranks of the group are on it; every process is told the same. `None`
+    /// where ranks have none, as in the simulator, or none is ever shared.
     fn gpu_ranks(&self, _rank: Rank) -> Option<&GpuRanks> {
         None
     }

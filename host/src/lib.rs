@@ -63,8 +63,8 @@
 //! # Features
 //!
 //! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
-//! run time, by the first call that needs one. So a program builds and starts without it. Nothing depends on the
-//! environment: one variable is read for a warning alone, where ranks of a process share a GPU
+//! run time, by the first call that needs one. So a program builds and starts without it. Nothing depends
+//! on the environment: one variable is read for a warning alone, where ranks of a process share a GPU
 //! (`CUDA_DEVICE_MAX_CONNECTIONS`).
 //!
 //! `nvshmem`: `cuda`, and `Group::nvshmem`, whose kernels call NVSHMEM. They are built on your machine, which

@@ -98,9 +98,9 @@ impl Calls for Joined {
 }
 
 impl NvshmemFabric {
-    /// Opens the device with the group's kernels, loads the NVSHMEM host library (where the options say, or where
-    /// the loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`.
-    /// A rank that cannot makes all fail. Collective. Synchronises.
+    /// Opens the device with the group's kernels, loads the NVSHMEM host library (where the options say, or
+    /// where the loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`. A
+    /// rank that cannot makes all fail. Collective. Synchronises.
     ///
     /// # Errors
     /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],

@@ -14,8 +14,9 @@ const MOST: u32 = 32;
 /// Those of a process that does not say.
 const UNSET: u32 = 8;
 
-/// Warns where `ranks` of this process share a GPU, and it has fewer queues than it can have. The driver cannot
-/// be asked how many it has made. So the variable is read, for the warning alone: nothing else depends on it.
+/// Warns where `ranks` of this process share a GPU, and it has fewer queues than it can have. The driver
+/// cannot be asked how many it has made. So the variable is read, for the warning alone: nothing else
+/// depends on it.
 pub(crate) fn warn(ranks: usize) {
     static FEW: Notice = Notice::new();
     let queues = queues(std::env::var_os(VARIABLE).as_deref());

@@ -49,8 +49,8 @@ fn all() -> MutexGuard<'static, Residents> {
 
 /// Takes the ranks of a communicator in, if with them all residents find room on each GPU.
 ///
-/// Of a rank its largest communicator counts: a rank's communicators may be ordered in one stream. GPUs that no
-/// group shares are not looked at.
+/// Of a rank its largest communicator counts: a rank's communicators may be ordered in one stream. GPUs
+/// that no group shares are not looked at.
 pub(crate) fn admit(ranks: Vec<Resident>) -> Result<Vec<Residence>, SharedGpuError> {
     let mut residents = all();
     for new in &ranks {

@@ -22,8 +22,8 @@ impl ExpertParallel {
     /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`];
     /// [`Error::TensorsOverlap`]; [`Error::WithoutOptions`];
     /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
-    /// where the round before has not ended; [`Error::GreenContext`]; [`Error::Poisoned`]; or what
-    /// the launch reports. Nothing is enqueued then.
+    /// where the round before has not ended; [`Error::GreenContext`], [`Error::SharedGpu`];
+    /// [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
     pub fn dispatch(
         &mut self,
         stream: Stream,
@@ -249,8 +249,8 @@ impl<'a> Dispatched<'a> {
     /// [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::Epilogue`], [`Error::WithoutOptions`];
     /// [`Error::WeightsInReducedMode`],
     /// [`Error::ApartInReducedMode`], [`Error::WrongCombineOutput`] where weights, output and mode
-    /// do not fit together; [`Error::GreenContext`]; [`Error::Poisoned`]; or what the launch
-    /// reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`] gives the dispatch
+    /// do not fit together; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or what
+    /// the launch reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`] gives the dispatch
     /// back.
     pub fn combine(
         self,

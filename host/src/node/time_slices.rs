@@ -12,8 +12,8 @@ pub(super) fn warn(rank: Rank) {
         "processes share a GPU without MPS: a kernel waits for its peers' turns"
     );
     SLOW.tell(
-        "processes of a node group share a GPU without MPS, and take turns on it: a kernel that waits for its \
-         peers waits for their turns, for milliseconds; under MPS (nvidia-cuda-mps-control -d, before all \
-         processes) their kernels run side by side",
+        "processes of a node group share a GPU without MPS, and take turns on it: a kernel that waits for \
+         its peers waits for their turns, for milliseconds; under MPS (nvidia-cuda-mps-control -d, before \
+         all processes) their kernels run side by side",
     );
 }
