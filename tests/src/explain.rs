@@ -13,7 +13,7 @@ mod words;
 use std::fmt::Write;
 
 use anyhow::Result;
-use ferry::{CombineMode, Config, Group, Kernel, Plan, TokenFormat};
+use ferry::{CombineMode, Config, GpuRanks, Group, Kernel, Plan, Rank, TokenFormat};
 use ferry_layout::MAX_RANKS;
 use ferry_protocol::Grid;
 use ferry_protocol::tactics::{Phase, Wire};
@@ -61,6 +61,9 @@ pub struct ExplainArgs {
     /// Most multiprocessors that a kernel occupies [default: all]
     #[arg(long, value_name = "N")]
     max_sms: Option<u32>,
+    /// Ranks that share a GPU, each with its part of it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_most(MAX_RANKS))]
+    ranks_per_gpu: u32,
 }
 
 /// Numbers from 1 to `most`.
@@ -69,8 +72,26 @@ fn at_most(most: u32) -> clap::builder::RangedI64ValueParser<u32> {
 }
 
 impl ExplainArgs {
+    /// Most multiprocessors of a rank's kernel, on the GPU that it shares.
+    fn limit(&self) -> Option<u32> {
+        let ranks = (0..self.ranks_per_gpu).map(|rank| (Rank(rank), self.multiprocessors));
+        GpuRanks::new("GPU", ranks).limit(Rank(0), self.max_sms)
+    }
+
     fn case(&self) -> Result<Case> {
-        let Self { ranks, nodes, .. } = *self;
+        let Self {
+            ranks,
+            nodes,
+            ranks_per_gpu,
+            ..
+        } = *self;
+        if ranks_per_gpu > ranks {
+            return Err(CaseError::MoreThanRanks {
+                ranks_per_gpu,
+                ranks,
+            }
+            .into());
+        }
         if !ranks.is_multiple_of(nodes) {
             return Err(CaseError::UnevenNodes { nodes, ranks }.into());
         }
@@ -78,7 +99,7 @@ impl ExplainArgs {
             p2p_world_size: Some((ranks / nodes) as usize),
             format: self.format,
             combine: self.mode,
-            max_sms: self.max_sms,
+            max_sms: self.limit(),
             ..Config::new(
                 self.experts,
                 self.top_k,
@@ -97,7 +118,12 @@ impl ExplainArgs {
 /// # Errors
 /// A configuration that no communicator has, and [`CaseError`].
 pub fn run(args: &ExplainArgs) -> Result<()> {
-    print!("{}", text(&args.case()?)?);
+    let case = args.case()?;
+    if args.ranks_per_gpu > 1 {
+        let (ranks, all, part) = (args.ranks_per_gpu, args.multiprocessors, case.blocks());
+        println!("GPU       {ranks} ranks share its {all} SMs: {part} SMs each");
+    }
+    print!("{}", text(&case)?);
     Ok(())
 }
 

@@ -233,6 +233,15 @@ fn rows_for_other_nodes_are_put() {
 }
 
 #[test]
+fn ranks_that_share_a_gpu_have_a_part_of_its_multiprocessors() {
+    let text = explain("--tokens 128 --ranks-per-gpu 4").unwrap();
+    let wanted = ["4 ranks share its 132 SMs: 33 SMs each", "grid 33 SMs"];
+    assert_tells(&text, &wanted);
+    let text = explain("--tokens 128 --ranks-per-gpu 4 --max-sms 8").unwrap();
+    assert_tells(&text, &["grid 8 SMs"]);
+}
+
+#[test]
 fn bad_shapes_are_refused_by_name() {
     for (options, wanted) in [
         (
@@ -250,6 +259,10 @@ fn bad_shapes_are_refused_by_name() {
             "nodes is 3, but it must divide the 4 ranks",
         ),
         ("--tokens 8 --max-sms 0", "max_sms is 0"),
+        (
+            "--tokens 8 --ranks-per-gpu 5",
+            "ranks-per-gpu is 5, but there are 4 ranks",
+        ),
         ("--tokens 0 --max-tokens 0", "max_tokens_per_rank is 0"),
         ("--tokens 8 --ranks 65", "--ranks"),
         ("--tokens 8 --format fp7", "nvfp4-row"),

@@ -170,6 +170,9 @@ const LIBRARIES: [&str; 6] = [
     "nvshmem-sys/src/",
 ];
 
+/// Reads one variable, the driver's, for a warning on which nothing depends.
+const READS_A_VARIABLE: &str = "host/src/queues.rs";
+
 const TOP_LEVEL: [&str; 19] = [
     ".cargo",
     ".ci",
@@ -338,6 +341,7 @@ fn libraries_do_not_read_the_environment(file: &SourceFile) -> Vec<Complaint> {
     ]
     .iter()
     .flat_map(|pattern| file.lines_with(pattern, "a library reads the environment"))
+    .skip(usize::from(file.path == READS_A_VARIABLE))
     .collect()
 }
 
@@ -468,6 +472,9 @@ mod tests {
         let text = concat!("let home = std::env:", ":var(\"HOME\");");
         let check = libraries_do_not_read_the_environment;
         assert_eq!(complaints(check, "host/src/group.rs", text), 1);
+        assert_eq!(complaints(check, READS_A_VARIABLE, text), 0);
+        let twice = format!("{text}\n{text}");
+        assert_eq!(complaints(check, READS_A_VARIABLE, &twice), 1);
         assert_eq!(complaints(check, "gpu/layout/src/lib.rs", text), 1);
         assert_eq!(complaints(check, "host/ptx/src/lib.rs", text), 1);
         assert_eq!(complaints(check, "xtask/src/main.rs", text), 0);

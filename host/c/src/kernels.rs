@@ -29,7 +29,11 @@ pub struct ferry_group_options {
     /// The kernels of this process's devices, not needed any more once the group is made. All
     /// processes give the same. NULL: those that the library was built with.
     pub kernels: *const ferry_kernels,
-    /// 1: several ranks may be on one GPU, which is refused otherwise. All ranks on a GPU say so.
+    /// 1: several ranks may be on one GPU, which is refused otherwise. All ranks on a GPU say so. Each
+    /// takes its part of the multiprocessors, and has streams of its own: a call whose kernel would
+    /// come behind one that waits for it is refused (FERRY_WRONG_ORDER). A process of several ranks
+    /// on a GPU sets CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
+    /// need MPS then (FERRY_PEER).
     pub share_gpus: u32,
     /// Must be 0.
     pub reserved: u32,

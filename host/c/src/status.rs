@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferry::{Error, LocalRanksError};
+use ferry::{Error, LocalRanksError, SharedGpuError};
 
 /// What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
 /// later versions may add some.
@@ -204,6 +204,12 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,
         #[cfg(feature = "cuda")]
         Error::Kernels(_) => FERRY_INVALID_ARGUMENT,
+        Error::SharedGpu(error) => match error {
+            SharedGpuError::OneStream { .. } => FERRY_WRONG_ORDER,
+            SharedGpuError::NoRoom { .. } => FERRY_IN_USE,
+            SharedGpuError::NeedsMps { .. } => FERRY_PEER,
+            _ => FERRY_OTHER,
+        },
         Error::LocalRanks(error) => match error {
             LocalRanksError::Refused { source, .. } => status_of(source),
             LocalRanksError::Count { .. } => FERRY_INVALID_ARGUMENT,

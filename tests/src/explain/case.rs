@@ -26,6 +26,14 @@ pub enum CaseError {
         /// The plan's.
         most: u32,
     },
+    /// More ranks on a GPU than there are.
+    #[error("ranks-per-gpu is {ranks_per_gpu}, but there are {ranks} ranks")]
+    MoreThanRanks {
+        /// Those of a GPU.
+        ranks_per_gpu: u32,
+        /// Those of the group.
+        ranks: u32,
+    },
     /// Nodes with different numbers of ranks.
     #[error("nodes is {nodes}, but it must divide the {ranks} ranks")]
     UnevenNodes {
@@ -51,7 +59,7 @@ impl Case {
                 tokens,
                 ..Common::of(plan.shape())
             },
-            blocks: Kernel::blocks(plan.config().max_sms, multiprocessors),
+            blocks: Kernel::blocks(plan.max_sms(), multiprocessors),
         })
     }
 
