@@ -202,7 +202,7 @@ fn choose_group(args: &DemoArgs, found: usize) -> Result<(GroupKind, usize)> {
     // Neither number may be dropped for the other. No GPUs leave any number of simulated ranks.
     if let Some(ranks) = args.ranks.filter(|&ranks| wanted > 0 && ranks != wanted) {
         bail!(
-            "--gpus {wanted}, but --ranks {ranks}: there is one rank a GPU, or ranks share all with --share-gpus"
+            "--gpus {wanted}, but --ranks {ranks}: there is one rank a GPU; with --share-gpus ranks share all"
         );
     }
     if wanted > found {

@@ -11,8 +11,8 @@ use crate::{Places, dist};
 /// How the tests are run.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Let this many ranks share the GPUs; NVSHMEM's suites and some of killed processes run under a daemon of
-    /// MPS that is started for them
+    /// Let this many ranks share the GPUs; NVSHMEM's suites and some of killed processes run under a daemon
+    /// of MPS that is started for them
     #[arg(long, value_name = "R", requires = "gpus")]
     ranks: Option<u32>,
     /// Only this suite; may be given several times

@@ -14,8 +14,8 @@ use crate::verify::{Oracle, capacity_for, compare_rows};
 const EXPERTS: usize = 64;
 const TOP_K: usize = 8;
 
-/// A round with many faults takes at most so many times as long as one without, and so much where ranks have a
-/// GPU each.
+/// A round with many faults takes at most so many times as long as one without, and so much where ranks have
+/// a GPU each.
 const MOST_TIMES: u32 = 3;
 const MOST_MORE: Duration = Duration::from_millis(5);
 

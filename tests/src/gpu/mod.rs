@@ -12,6 +12,9 @@ mod cudarc;
 #[cfg(feature = "cust")]
 mod cust;
 mod damaged;
+#[cfg(any(feature = "cudarc", test))]
+#[path = "orders/ending.rs"]
+mod ending;
 mod epilogue;
 pub mod exact;
 mod faults;
@@ -24,6 +27,8 @@ mod local;
 mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]
 mod on_devices;
+#[cfg(feature = "cudarc")]
+mod orders;
 mod rounds;
 pub mod sanitize;
 mod silu;
@@ -212,6 +217,8 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     conversions::run(suite)?;
     #[cfg(feature = "cuda")]
     timing::run(suite)?;
+    #[cfg(feature = "cudarc")]
+    orders::run(suite)?;
     // Last: they leave communicators behind that gave up.
     silu::run(suite)?;
     at_once::run_failing(suite)?;

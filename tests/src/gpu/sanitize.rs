@@ -1,5 +1,5 @@
-//! The acceptance tests under the tools of compute-sanitizer: one rank, or ranks that share a GPU; few tokens, so
-//! much time for each tool.
+//! The acceptance tests under the tools of compute-sanitizer: one rank, or ranks that share a GPU; few
+//! tokens, so much time for each tool.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -89,8 +89,8 @@ pub struct SanitizeArgs {
     /// Only these tools [default: all]
     #[arg(long, value_enum)]
     tool: Vec<Tool>,
-    /// Only tests whose name contains this; may be given several times [default: small tests of every kind; of
-    /// several ranks, the quick suite, and one round under racecheck]
+    /// Only tests whose name contains this; may be given several times [default: small tests of every kind;
+    /// of several ranks, the quick suite, and one round under racecheck]
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
     /// How many ranks

@@ -1,0 +1,215 @@
+//! What orders kernels on a GPU that ranks of one process share. A rank's kernel waits there for the others';
+//! what waits for it before the others' are launched ends with the deadline.
+//!
+//! Each case says how it ended: right, slow, or with the deadline. None fails for that: what comes of it is
+//! the driver's matter, and written down.
+
+mod calls;
+mod driver;
+mod launches;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ferry::cuda::CudaDevice;
+use ferry::{CombineMode, Config, Device, Error, Fault, FaultKind, Rank, TokenFormat};
+use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::{Problem, bf16};
+
+use super::ending::Ending;
+use super::{Outcome, Suite};
+use crate::group::GroupKind;
+use crate::session::{Session, Settings, Turn};
+use crate::verify::{Oracle, capacity_for, compare_rows};
+
+/// Longest wait of a kernel.
+const DEADLINE: Duration = Duration::from_secs(1);
+/// How long the first rank's kernel has to begin.
+const HEAD_START: Duration = Duration::from_millis(2);
+const HIDDEN: usize = 1024;
+const TOKENS: usize = 16;
+
+pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+    if !has_one_gpu(suite) {
+        return suite.check("what orders kernels on one GPU", |_| {
+            let why = "the ranks are not those of one process on one GPU";
+            Ok(Outcome::Skipped(why.into()))
+        });
+    }
+    calls::run(suite)?;
+    launches::run(suite)
+}
+
+/// Whether all ranks are in this process and share a GPU.
+fn has_one_gpu(suite: &Suite<'_>) -> bool {
+    let group = suite.group();
+    let gpu_of = |rank: Rank| group.cuda(rank).map(|gpu| gpu.ordinal());
+    let mut ranks = group.local_ranks().into_iter();
+    let is_shared = suite.args.group == GroupKind::Local && ranks.len() > 1;
+    is_shared && ranks.all(|rank| gpu_of(rank) == gpu_of(Rank(0)))
+}
+
+/// Runs a case on ranks of its own.
+fn check(
+    suite: &mut Suite<'_>,
+    name: &str,
+    case: impl FnOnce(&mut Scene) -> Result<String>,
+) -> Result<()> {
+    suite.check(&format!("order on one GPU: {name}"), |suite| {
+        let mut scene = Scene::new(suite, Kernels::Warm)?;
+        let told = case(&mut scene);
+        scene.close();
+        Ok(Outcome::Measured(told?))
+    })
+}
+
+/// Whether a scene's kernels have run before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kernels {
+    /// They have.
+    Warm,
+    /// They were made for a shape that no other scene has, and have not.
+    New,
+}
+
+/// Ranks with a round to make, the first two of which share a GPU.
+struct Scene {
+    session: Session,
+    /// That of the first rank.
+    device: Arc<CudaDevice>,
+    problem: Problem,
+    /// What combine must give.
+    wanted: Vec<Vec<bf16>>,
+    /// The time of a round, once one has run.
+    usual: Duration,
+}
+
+impl Scene {
+    fn new(suite: &Suite<'_>, kernels: Kernels) -> Result<Self> {
+        let ranks = suite.ranks();
+        let experts = 8 * ranks;
+        let problem = generate(WorkloadSpec {
+            ranks,
+            experts,
+            top_k: 8,
+            hidden: HIDDEN,
+            tokens: vec![TOKENS; ranks],
+            routing: Routing::Uniform,
+            seed: suite.args.seed * 77,
+        });
+        let config = Config {
+            deadline: DEADLINE,
+            specialise: kernels == Kernels::New,
+            ..Config::new(
+                experts,
+                8,
+                HIDDEN,
+                TOKENS + usize::from(kernels == Kernels::New),
+            )
+        };
+        let settings = Settings {
+            config,
+            capacity: capacity_for(&problem, TokenFormat::Bf16),
+            split: false,
+        };
+        let wanted = Oracle::new(&problem, &vec![1.0; experts], TokenFormat::Bf16)
+            .combined(CombineMode::Reduced, true);
+        let group = suite.group();
+        let mut scene = Self {
+            session: Session::new(group, &settings)?,
+            device: group.cuda(Rank(0)).context("not on GPUs")?,
+            problem,
+            wanted,
+            usual: Duration::ZERO,
+        };
+        scene.session.upload(0, &scene.problem)?;
+        scene.session.poison()?;
+        if kernels == Kernels::Warm {
+            for _ in 0..3 {
+                match scene.others_behind_the_first(|_| Ok(()))? {
+                    Ending::Right(took) | Ending::Slow(took) => scene.usual = took,
+                    Ending::Deadline(told) => bail!("a round with nothing beside it: {told}"),
+                }
+            }
+        }
+        Ok(scene)
+    }
+
+    fn ranks(&self) -> usize {
+        self.problem.ranks
+    }
+
+    /// A round, with a call between the launch of the first rank and those of the others.
+    fn others_behind_the_first(
+        &mut self,
+        call: impl FnOnce(&CudaDevice) -> Result<()>,
+    ) -> Result<Ending> {
+        self.session.poison()?;
+        let start = Instant::now();
+        let launched = self.launch(call)?;
+        self.wait()?;
+        self.ending(start.elapsed(), launched)
+    }
+
+    /// Enqueues a round, with a call between the launch of the first rank and those of the others.
+    fn launch(
+        &mut self,
+        call: impl FnOnce(&CudaDevice) -> Result<()>,
+    ) -> Result<Result<(), Error>> {
+        let launched = self.session.launch_identity_on(0, Turn::FIRST);
+        std::thread::sleep(HEAD_START);
+        call(&self.device)?;
+        let mut others = 1..self.ranks();
+        let launch = |index| self.session.launch_identity_on(index, Turn::FIRST);
+        Ok(launched.and_then(|()| others.try_for_each(launch)))
+    }
+
+    /// Waits for the streams of all ranks, and asks the device nothing else.
+    fn wait(&mut self) -> Result<()> {
+        for index in 0..self.ranks() {
+            let (_, stream) = self.session.local(index);
+            self.device.synchronize(stream)?;
+        }
+        Ok(())
+    }
+
+    /// How a round ended that took so long. An error if the results are wrong, or if ranks failed for another
+    /// reason than that one did not come in time.
+    fn ending(&self, took: Duration, launched: Result<(), Error>) -> Result<Ending> {
+        let outcomes = self.session.outcomes();
+        let errors = outcomes.into_iter().filter_map(|(_, said)| match said {
+            Ok(None) => None,
+            Ok(Some(input)) => Some(Error::Fault(input.0)),
+            Err(error) => Some(error),
+        });
+        if let Some(error) = launched.err().into_iter().chain(errors).next() {
+            return missed(error);
+        }
+        for (rank, given) in self.session.combined(Turn::FIRST)? {
+            compare_rows(rank, "combined", &self.wanted[rank], &given, HIDDEN)?;
+        }
+        Ok(Ending::of(took, self.usual))
+    }
+
+    /// Gives everything back; a communicator that gave up may say so.
+    fn close(self) {
+        let _ = self.session.close();
+    }
+}
+
+/// The end of a round of which a rank said this.
+fn missed(error: Error) -> Result<Ending> {
+    match error {
+        Error::PeerGaveUp { .. }
+        | Error::Fault(Fault {
+            kind: FaultKind::PeerTimeout,
+            ..
+        })
+        | Error::Poisoned(Fault {
+            kind: FaultKind::PeerTimeout,
+            ..
+        }) => Ok(Ending::Deadline(error.to_string())),
+        other => bail!(other),
+    }
+}
