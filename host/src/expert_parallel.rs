@@ -88,7 +88,8 @@ mod streams;
 /// the last rank, whose drop so synchronises with each device of the process that had one: do not drop it
 /// between launches of another communicator that this thread drives, as these wait for each other. Else this
 /// rank's memory and all windows are leaked, with a warning: an event of
-/// `tracing`, and for a program without a subscriber a line on stderr, once a process. A wait of
+/// `tracing`, and for a program without a subscriber a line on stderr, once a process. Where others made a
+/// [graph of its calls](Self::assume_no_foreign_graphs), its group is not closed any more, either. A wait of
 /// another kind (of another library, of the device's own) is not seen here, nor is one for the
 /// default stream that each thread has of its own.
 ///

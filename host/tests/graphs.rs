@@ -85,13 +85,3 @@ fn nothing_of_a_communicator_that_gave_up_is_captured() {
     // No graph holds it.
     rank.close().unwrap();
 }
-
-#[test]
-fn a_graph_that_others_make_does_not_keep_a_communicator_from_being_closed() {
-    let notes = Arc::<Notes>::default();
-    let mut rank = start(&notes, 2, config()).unwrap();
-    // Their capture has these kernels, and no device knows of it.
-    round(&mut rank, STREAM).unwrap();
-    assert!(notes.graph.lock().unwrap().is_none());
-    rank.close().unwrap();
-}

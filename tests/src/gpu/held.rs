@@ -83,7 +83,8 @@ fn ones(device: &dyn Device) -> Result<FusedSilu> {
     })
 }
 
-/// Captures a round without tokens on every rank, through another handle of its GPU, and launches none.
+/// Captures a round without tokens on every rank, through another handle of its GPU, then that graph, and
+/// launches none.
 fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
     let config = Config {
@@ -101,21 +102,31 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     let plan = Plan::new(&group, config)?;
     for (mut communicator, cuda) in ExpertParallel::new(&group, &plan)?.into_iter().zip(cuda) {
         let other = Arc::new(CudaDevice::open(cuda.ordinal())?);
-        let graph = capture(&other, &mut communicator)?;
-        let Err(CloseError {
-            error: Error::GraphsAlive { graphs, .. },
-            communicator: Some(communicator),
-        }) = communicator.close()
-        else {
-            bail!("closed although a graph has calls of it");
-        };
-        ensure!(graphs == 1, "{graphs} graphs hold it");
+        let mut graph = capture(&other, &mut communicator)?;
+        let communicator = not_closed(communicator)?;
+        let stream = other.stream()?;
+        let whole = other.capture(stream, || graph.launch(stream))?;
         drop(graph);
+        let communicator = not_closed(communicator).context("a graph of a graph")?;
+        drop(whole);
         communicator
             .close()
-            .context("after the graph was dropped")?;
+            .context("after the graphs were dropped")?;
     }
     Ok(Outcome::Passed)
+}
+
+/// Sees that a communicator is not closed, as a graph holds it.
+fn not_closed(communicator: ExpertParallel) -> Result<ExpertParallel> {
+    let Err(CloseError {
+        error: Error::GraphsAlive { graphs, .. },
+        communicator: Some(communicator),
+    }) = communicator.close()
+    else {
+        bail!("closed although a graph has calls of it");
+    };
+    ensure!(graphs == 1, "{graphs} graphs hold it");
+    Ok(*communicator)
 }
 
 /// A round of no tokens as a graph.
