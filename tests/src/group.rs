@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use ferry::{Bootstrap, Group, TcpBootstrap};
 
 use crate::kernel_files::KernelFiles;
+use crate::sharing;
+#[cfg(feature = "cuda")]
 use crate::sharing::Gpus;
 
 /// Longest wait for the other processes.
@@ -85,12 +87,12 @@ impl GroupOptions {
             .with_context(|| format!("--ranks {}: it must be at most {most}", self.ranks))
     }
 
-    /// This machine's GPUs. The simulator's ranks have none, which none of them shares.
+    /// This machine's GPUs.
+    #[cfg(feature = "cuda")]
     fn gpus(&self) -> Gpus {
-        let is_simulated = self.kind == GroupKind::Simulated;
         Gpus {
-            found: if is_simulated { 0 } else { gpus() },
-            shared: self.args.share_gpus && !is_simulated,
+            found: gpus(),
+            shared: self.args.share_gpus,
         }
     }
 
@@ -125,6 +127,16 @@ pub struct OpenGroup {
 }
 
 impl OpenGroup {
+    /// Of a group, and a way to talk.
+    pub fn new(group: Group, gather: Gather) -> Self {
+        let ranks_per_gpu = sharing::ranks_per_gpu(&group);
+        Self {
+            group,
+            gather,
+            ranks_per_gpu,
+        }
+    }
+
     /// A longest wait, of ranks that have a GPU each, for these: who shares one takes turns.
     pub fn scaled(&self, wait: Duration) -> Duration {
         wait * self.ranks_per_gpu as u32
@@ -166,21 +178,12 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
         bail!("{flag}: the simulator has none; give --group local, node or nvshmem");
     }
     let alone: Gather = Box::new(|bytes| Ok(vec![bytes.to_vec()]));
-    let ranks_per_gpu = options.gpus().most_ranks_on_one(options.ranks);
     Ok(match options.kind {
-        GroupKind::Simulated => OpenGroup {
-            group: Group::simulated(ranks, options.seed)?,
-            gather: alone,
-            ranks_per_gpu,
-        },
-        GroupKind::Local => OpenGroup {
-            group: local(options)?,
-            gather: alone,
-            ranks_per_gpu,
-        },
+        GroupKind::Simulated => OpenGroup::new(Group::simulated(ranks, options.seed)?, alone),
+        GroupKind::Local => OpenGroup::new(local(options)?, alone),
         GroupKind::Node | GroupKind::Nvshmem => {
             let bootstrap = bootstrap(options)?;
-            let place = Place::of(bootstrap.rank(), bootstrap.ranks());
+            let place = place_of(bootstrap.rank());
             over(options, bootstrap, place)?
         }
     })
@@ -199,33 +202,21 @@ fn local(_options: &GroupOptions) -> Result<Group> {
     )
 }
 
-/// Which process of its machine a process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Its number there.
-    rank: usize,
-    /// How many there are.
-    ranks: usize,
+/// Which of its machine's processes a process is: as mpirun says, or as if every machine had all its GPUs'
+/// ranks in a row.
+pub(crate) fn place_of(rank: u32) -> usize {
+    let local = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK").ok();
+    let local = local.and_then(|local| local.parse().ok());
+    local.unwrap_or(rank as usize % gpus().max(1))
 }
 
-impl Place {
-    /// Of a process of the group: as mpirun says, or as if every machine had all its GPUs' ranks in a row.
-    pub(crate) fn of(rank: u32, ranks: u32) -> Self {
-        let number = |name: &str| std::env::var(name).ok()?.parse().ok();
-        let local = |what: &str| number(&format!("OMPI_COMM_WORLD_LOCAL_{what}"));
-        Self {
-            rank: local("RANK").unwrap_or(rank as usize % gpus().max(1)),
-            ranks: local("SIZE").unwrap_or(ranks as usize),
-        }
-    }
-}
-
-/// A group of processes over a bootstrap that this program goes on using. Collective.
+/// A group of processes over a bootstrap that this program goes on using; `place` is that of this process
+/// on its machine. Collective.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn over(
     options: &GroupOptions,
     _bootstrap: Box<dyn Bootstrap>,
-    _place: Place,
+    _place: usize,
 ) -> Result<OpenGroup> {
     bail!(
         "this program was built without the feature `cuda`, so it has no {} group; use --group simulated",
@@ -233,19 +224,19 @@ pub(crate) fn over(
     )
 }
 
-/// A group of processes over a bootstrap that this program goes on using. Collective.
+/// A group of processes over a bootstrap that this program goes on using; `place` is that of this process
+/// on its machine. Collective.
 #[cfg(feature = "cuda")]
 pub(crate) fn over(
     options: &GroupOptions,
     bootstrap: Box<dyn Bootstrap>,
-    place: Place,
+    place: usize,
 ) -> Result<OpenGroup> {
     use std::sync::{Arc, Mutex};
 
     let rank = bootstrap.rank();
     let of_library = options.of_library(options.files.kernels()?);
-    let gpus = options.gpus();
-    let device = gpus.of_rank(place.rank);
+    let device = options.gpus().of_rank(place);
     let bootstrap = Arc::new(Mutex::new(bootstrap));
     let shared = Box::new(Shared(bootstrap.clone()));
     let group = match options.kind {
@@ -263,11 +254,7 @@ pub(crate) fn over(
             .expect("no panic while holding the bootstrap");
         Ok(bootstrap.all_gather(bytes)?)
     });
-    Ok(OpenGroup {
-        group,
-        gather,
-        ranks_per_gpu: gpus.most_ranks_on_one(place.ranks),
-    })
+    Ok(OpenGroup::new(group, gather))
 }
 
 /// A bootstrap that the group and this program share.

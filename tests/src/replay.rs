@@ -313,18 +313,16 @@ mod tests {
             if rank == 0 {
                 spoil(&mut process);
             }
-            let open = OpenGroup {
-                group: Group::simulated_with(process.options).unwrap(),
-                gather: Box::new(move |bytes| {
-                    let mut all = tcp.all_gather(bytes)?;
-                    // Each simulated group has all ranks, so one process's tensors are all.
-                    if safetensors::SafeTensors::deserialize(bytes).is_ok() {
-                        all.truncate(1);
-                    }
-                    Ok(all)
-                }),
-                ranks_per_gpu: 1,
-            };
+            let group = Group::simulated_with(process.options).unwrap();
+            let gather = Box::new(move |bytes: &[u8]| {
+                let mut all = tcp.all_gather(bytes)?;
+                // Each simulated group has all ranks, so one process's tensors are all.
+                if safetensors::SafeTensors::deserialize(bytes).is_ok() {
+                    all.truncate(1);
+                }
+                Ok(all)
+            });
+            let open = OpenGroup::new(group, gather);
             let result = replay(open, &process.args, process.given);
             // The second may have written before it heard of the first.
             let _ = std::fs::remove_file(path);

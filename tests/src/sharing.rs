@@ -3,6 +3,8 @@
 use std::env;
 use std::ffi::OsStr;
 
+use ferry::{Group, Rank};
+
 /// Hardware queues of a process, which the driver reads when it is initialised. Streams beyond their number
 /// share one, and a kernel that waits in it holds up the streams behind it.
 pub const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -26,14 +28,21 @@ impl Gpus {
             false => rank,
         }
     }
+}
 
-    /// Most ranks that have one GPU, of so many ranks of this machine.
-    pub fn most_ranks_on_one(self, ranks: usize) -> usize {
-        match self.shared {
-            true => ranks.div_ceil(self.found.max(1)).max(1),
-            false => 1,
-        }
-    }
+/// Most ranks of a group that have one GPU: 1 where each has one of its own, and in the simulator.
+pub fn ranks_per_gpu(group: &Group) -> usize {
+    let gpus = (0..group.ranks()).filter_map(|rank| group.gpu_ranks(Rank(rank)));
+    gpus.map(|gpu| gpu.ranks().len()).max().unwrap_or(1)
+}
+
+/// Multiprocessors that a kernel of a rank of this process occupies on a GPU whose context reports so many.
+pub fn multiprocessors(group: &Group, rank: Rank, reported: u32, max_sms: Option<u32>) -> u32 {
+    let limit = match group.gpu_ranks(rank) {
+        Some(gpu) => gpu.limit(rank, max_sms),
+        None => max_sms,
+    };
+    limit.map_or(reported, |most| most.clamp(1, reported))
 }
 
 /// What [`QUEUES`] is to be set to where ranks share GPUs; `None` where it is set already, and stays.
@@ -64,9 +73,8 @@ pub fn title(ranks_per_gpu: usize) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn of_ranks(ranks: usize, gpus: Gpus) -> (Vec<usize>, usize) {
-        let devices = (0..ranks).map(|rank| gpus.of_rank(rank)).collect();
-        (devices, gpus.most_ranks_on_one(ranks))
+    fn of_ranks(ranks: usize, gpus: Gpus) -> Vec<usize> {
+        (0..ranks).map(|rank| gpus.of_rank(rank)).collect()
     }
 
     #[test]
@@ -75,12 +83,11 @@ mod tests {
             found,
             shared: true,
         };
-        assert_eq!(of_ranks(4, shared(1)), (vec![0; 4], 4));
-        assert_eq!(of_ranks(5, shared(2)), (vec![0, 1, 0, 1, 0], 3));
-        assert_eq!(of_ranks(2, shared(8)), (vec![0, 1], 1));
-        // The simulator has no GPU.
-        assert_eq!(of_ranks(2, shared(0)), (vec![0; 2], 2));
-        assert_eq!(of_ranks(0, shared(1)), (vec![], 1));
+        assert_eq!(of_ranks(4, shared(1)), [0; 4]);
+        assert_eq!(of_ranks(5, shared(2)), [0, 1, 0, 1, 0]);
+        assert_eq!(of_ranks(2, shared(8)), [0, 1]);
+        // The library says that there is none.
+        assert_eq!(of_ranks(2, shared(0)), [0; 2]);
     }
 
     #[test]
@@ -89,7 +96,18 @@ mod tests {
             found: 1,
             shared: false,
         };
-        assert_eq!(of_ranks(3, own), (vec![0, 1, 2], 1));
+        assert_eq!(of_ranks(3, own), [0, 1, 2]);
+    }
+
+    #[test]
+    fn simulated_ranks_have_a_gpu_each_and_what_they_ask_for_of_it() {
+        let group = Group::simulated(3, 1).unwrap();
+        assert_eq!(ranks_per_gpu(&group), 1);
+        let of = |max_sms| multiprocessors(&group, Rank(1), 132, max_sms);
+        assert_eq!(
+            [of(None), of(Some(8)), of(Some(500)), of(Some(0))],
+            [132, 8, 132, 1]
+        );
     }
 
     #[test]

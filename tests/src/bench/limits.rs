@@ -1,8 +1,8 @@
 //! What the machine can do, measured in the same run.
 
 use anyhow::Result;
-use ferry::Kernel;
 use ferry::cuda::Grid;
+use ferry::{Kernel, Rank};
 use ferry_probes::ProbeArgs;
 
 use super::options::BenchArgs;
@@ -10,6 +10,7 @@ use super::record::{CopyLimit, EmptyCall, Limits};
 use super::rig::{Gpu, Repeats, Rig, Stage};
 use super::traffic::touch_probability;
 use crate::probes::Probe;
+use crate::sharing;
 
 /// Threads of a block of the copy with stores; two blocks fit on a multiprocessor.
 const COPY_THREADS: u32 = 512;
@@ -134,8 +135,9 @@ fn time(
 
 /// Multiprocessors that a rank's calls occupy.
 fn multiprocessors(rig: &Rig, max_sms: Option<u32>) -> u32 {
-    let all = rig.gpus[0].device.multiprocessors() / rig.ranks_per_gpu as u32;
-    all.min(max_sms.unwrap_or(all)).max(1)
+    let gpu = &rig.gpus[0];
+    let rank = Rank(gpu.rank as u32);
+    sharing::multiprocessors(&rig.group, rank, gpu.device.multiprocessors(), max_sms)
 }
 
 /// One empty kernel, with the blocks and threads of a call and in a call's place.

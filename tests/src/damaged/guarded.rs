@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ferry::device::{InGraph, Launch, SharedPage};
-use ferry::{Device, DevicePtr, Error, Fabric, Group, LoadedKernels, Rank, Shape, Stream};
+use ferry::{
+    Device, DevicePtr, Error, Fabric, GpuRanks, Group, LoadedKernels, Rank, Shape, Stream,
+};
 
 /// What guard zones hold.
 const GUARD: u8 = 0xb7;
@@ -142,6 +144,10 @@ unsafe impl Fabric for GuardedFabric {
         }))
     }
 
+    fn gpu_ranks(&self, rank: Rank) -> Option<&GpuRanks> {
+        self.0.inner.gpu_ranks(rank)
+    }
+
     #[cfg(feature = "cuda")]
     fn cuda(&self, rank: Rank) -> Option<Arc<ferry::cuda::CudaDevice>> {
         self.0.inner.cuda(rank)
@@ -236,6 +242,10 @@ unsafe impl Device for GuardedDevice {
 
     fn kernels(&self, shape: &Shape) -> Result<LoadedKernels, Error> {
         self.inner.kernels(shape)
+    }
+
+    fn capture(&self, stream: Stream) -> Option<u64> {
+        self.inner.capture(stream)
     }
 
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {

@@ -3,19 +3,20 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use ferry::{Config, Error, LocalRanksError, Rank, TokenFormat};
+use ferry::{Config, Error, LocalRanksError, Rank, SharedGpuError, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
 use crate::session::{Phases, Session, Settings};
-use crate::verify::capacity_for;
+use crate::verify::{Oracle, capacity_for};
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
-    suite.check("host time of a call of all ranks at once", host_time)
+    suite.check("host time of a call of all ranks at once", host_time)?;
+    suite.check("ranks that share a GPU in one stream", one_stream)
 }
 
 /// Leaves a communicator behind that gave up.
@@ -90,6 +91,53 @@ fn measure(session: &mut Session, problem: &Problem) -> Result<String> {
     ))
 }
 
+/// Whether the first two ranks do.
+fn share_a_gpu(suite: &Suite<'_>) -> bool {
+    let gpu = suite.group().gpu_ranks(Rank(0));
+    gpu.is_some_and(|gpu| gpu.ranks().any(|rank| rank == Rank(1)))
+}
+
+/// A call whose second rank is given the first one's stream is refused, and nothing is enqueued: the next round
+/// is right.
+fn one_stream(suite: &mut Suite<'_>) -> Result<Outcome> {
+    if suite.group().local_ranks().len() < suite.ranks() || !share_a_gpu(suite) {
+        return Ok(Outcome::Skipped(
+            "no ranks of one process share a GPU".into(),
+        ));
+    }
+    let problem = problem(suite);
+    let group = suite.group().clone();
+    let settings = settings(&problem, suite.deadline());
+    let mut session = suite.session(&group, &settings, 1)?;
+    session.upload(0, &problem)?;
+    session.call_all_at_once(true);
+    let first = session.local(0).1;
+    let refused = session.dispatch_at_once(|index, own| if index == 1 { first } else { own });
+    let result = refused_for_one_stream(refused).and_then(|()| {
+        let outputs = session.round(&problem, &[1.5; 64], true)?;
+        let oracle = Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16);
+        Ok(oracle.verify(settings.config.combine, true, &outputs)?)
+    });
+    suite.conclude(session, result)?;
+    Ok(Outcome::Passed)
+}
+
+fn refused_for_one_stream(refused: Result<(), Error>) -> Result<()> {
+    let Err(Error::LocalRanks(LocalRanksError::Refused { rank, source })) = refused else {
+        bail!("the call: {refused:?}");
+    };
+    match *source {
+        Error::SharedGpu(SharedGpuError::OneStream { waiting, .. }) => {
+            ensure!(
+                (rank, waiting) == (Rank(1), Rank(0)),
+                "rank {rank:?}, behind {waiting:?}"
+            );
+            Ok(())
+        }
+        other => bail!("the call: {other}"),
+    }
+}
+
 /// The second rank is given the first one's stream, which its device refuses: both ranks know, and the first
 /// one's kernel, whose peers never come, ends by the deadline.
 fn failing_launch(suite: &mut Suite<'_>) -> Result<Outcome> {
@@ -97,9 +145,8 @@ fn failing_launch(suite: &mut Suite<'_>) -> Result<Outcome> {
     if suite.is_simulated() || locals < suite.ranks() || locals < 2 {
         return Ok(Outcome::Skipped("needs a process with two GPUs".into()));
     }
-    let name = |rank| suite.group().device(Rank(rank)).map(|gpu| gpu.name());
-    if name(0)? == name(1)? {
-        let why = "ranks 0 and 1 have one GPU, which takes the streams of both";
+    if share_a_gpu(suite) {
+        let why = "ranks 0 and 1 share a GPU, which takes the streams of both";
         return Ok(Outcome::Skipped(why.into()));
     }
     let problem = problem(suite);

@@ -49,7 +49,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     ];
     for (name, test) in tests {
         suite.check(&format!("conversion: {name}"), |suite| {
-            for rank in suite.group().local_ranks() {
+            for rank in suite.ranks_by_gpu() {
                 let Some(converter) = Converter::new(suite, rank)? else {
                     return Ok(Outcome::Skipped("not on GPUs".into()));
                 };

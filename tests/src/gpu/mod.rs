@@ -43,7 +43,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ferry::Group;
+use ferry::{Group, Rank};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
@@ -250,6 +250,17 @@ impl Suite<'_> {
 
     fn ranks(&self) -> usize {
         self.group().ranks() as usize
+    }
+
+    /// Ranks of this process, the first of those that share a GPU: for what a GPU does alone.
+    fn ranks_by_gpu(&self) -> impl Iterator<Item = Rank> {
+        let local = self.group().local_ranks();
+        let first = |rank: &Rank| match self.group().gpu_ranks(*rank) {
+            Some(gpu) => gpu.ranks().find(|other| local.contains(other)) == Some(*rank),
+            None => true,
+        };
+        let ranks: Vec<Rank> = local.iter().copied().filter(first).collect();
+        ranks.into_iter()
     }
 
     fn is_simulated(&self) -> bool {

@@ -14,7 +14,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
             format.scale_layout()
         );
         suite.check(&name, |suite| {
-            for rank in suite.group().local_ranks() {
+            for rank in suite.ranks_by_gpu() {
                 let device = suite.group().device(rank)?;
                 let stream = device.stream()?;
                 for case in cases(large).iter().filter(|case| case.format == format) {

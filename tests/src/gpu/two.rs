@@ -5,6 +5,8 @@ use ferry::Rank;
 
 use super::rounds::{Dice, PLACES, SLOTS, Turns, TurnsOf, count, turn};
 use super::{Outcome, Suite};
+#[cfg(feature = "cuda")]
+use crate::sharing;
 
 /// Rounds of each communicator that are enqueued before the host waits.
 const TOGETHER: usize = 2 * SLOTS;
@@ -20,7 +22,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 /// Both fit on every device, so that neither has to wait for the end of what it shares the device with.
 fn two_communicators(suite: &mut Suite<'_>, rounds: usize) -> Result<Outcome> {
-    let half = least_multiprocessors(suite)? / suite.open.ranks_per_gpu as u32 / 2;
+    let half = least_multiprocessors(suite)? / 2;
     let of = |seed: u64| TurnsOf {
         p2p_world_size: suite.ranks(),
         max_sms: Some(half.max(1)),
@@ -38,11 +40,15 @@ fn two_communicators(suite: &mut Suite<'_>, rounds: usize) -> Result<Outcome> {
     )))
 }
 
-/// Of the device of the group that has the fewest. Collective.
+/// Those that a kernel of a rank occupies, of the rank that has the fewest. Collective.
 fn least_multiprocessors(suite: &mut Suite<'_>) -> Result<u32> {
     let ranks = suite.group().local_ranks();
     #[cfg(feature = "cuda")]
-    let of = |rank: &Rank| suite.group().cuda(*rank).map(|gpu| gpu.multiprocessors());
+    let of = |rank: &Rank| {
+        let (group, rank) = (suite.group(), *rank);
+        let all = group.cuda(rank)?.multiprocessors();
+        Some(sharing::multiprocessors(group, rank, all, None))
+    };
     #[cfg(not(feature = "cuda"))]
     let of = |_: &Rank| None;
     let own = ranks.iter().filter_map(of).min();

@@ -17,7 +17,7 @@ use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use super::report::{Call, Report};
 use super::{KilledArgs, READY, REPORT, now_ns};
 use crate::group::{
-    GroupArgs, GroupKind, GroupOptions, OpenGroup, Place, bootstrap, meet, open, over,
+    GroupArgs, GroupKind, GroupOptions, OpenGroup, bootstrap, meet, open, over, place_of,
 };
 use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings, Turn};
@@ -95,11 +95,9 @@ fn join(options: &GroupOptions) -> Result<OpenGroup> {
 
 /// A simulated rank in a group of its own, with a way to talk to the other processes.
 fn alone(seed: u64, mut others: Box<dyn Bootstrap>) -> Result<OpenGroup> {
-    Ok(OpenGroup {
-        group: Group::simulated(1, seed)?,
-        gather: Box::new(move |bytes| Ok(others.all_gather(bytes)?)),
-        ranks_per_gpu: 1,
-    })
+    let group = Group::simulated(1, seed)?;
+    let gather = Box::new(move |bytes: &[u8]| Ok(others.all_gather(bytes)?));
+    Ok(OpenGroup::new(group, gather))
 }
 
 /// A new group of the survivors, in processes that have lost one; a round in it, which is compared;
@@ -109,7 +107,7 @@ fn again(args: &KilledArgs, others: TcpBootstrap, lost: &GroupOptions) -> Result
     let mut open = match lost.kind {
         GroupKind::Simulated => alone(args.seed, others)?,
         _ => {
-            let place = Place::of(lost.args.rank.unwrap_or(0), lost.ranks as u32);
+            let place = place_of(lost.args.rank.unwrap_or(0));
             over(lost, others, place)?
         }
     };
