@@ -51,7 +51,8 @@ pub struct Launch {
     pub args: Args,
     /// Whether any peer is on another node.
     pub shmem: bool,
-    /// Most streaming multiprocessors to use; `None` for all.
+    /// Most streaming multiprocessors to use; `None` for all. [`Kernel::blocks`] says how many blocks that
+    /// makes, the same number in every launch of a communicator.
     pub max_sms: Option<u32>,
     /// Where it is enqueued.
     pub stream: Stream,

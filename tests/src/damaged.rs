@@ -1,7 +1,7 @@
 //! Rounds whose windows a peer has damaged. Wrong values may come of it, and faults; no access
 //! outside of what was allocated, and no wait beyond the deadline.
 
-mod guarded;
+pub mod guarded;
 mod sweep;
 mod words;
 

@@ -115,6 +115,20 @@ impl Session {
         self.enqueue_dispatch()?;
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
+        self.run_experts(problem, scale)?;
+        let start = Instant::now();
+        self.enqueue_combine(weights)?;
+        self.synchronize()?;
+        self.phases.combine = start.elapsed();
+        self.ranks
+            .iter()
+            .map(|rank| rank.outputs(weights))
+            .collect()
+    }
+
+    /// The stand-in for the experts on all local ranks, whose dispatches have ended: see
+    /// [`round`](Self::round). Synchronises.
+    pub fn run_experts(&mut self, problem: &Problem, scale: &[f32]) -> Result<(), Error> {
         let (config, factor) = (&self.settings.config, self.shared_factor);
         // The experts get rows of other formats only after a matrix multiplication.
         let is_encoded = config.format != TokenFormat::Bf16;
@@ -130,14 +144,7 @@ impl Session {
                 rank.give_row_weights(problem, placement)?;
             }
         }
-        let start = Instant::now();
-        self.enqueue_combine(weights)?;
-        self.synchronize()?;
-        self.phases.combine = start.elapsed();
-        self.ranks
-            .iter()
-            .map(|rank| rank.outputs(weights))
-            .collect()
+        Ok(())
     }
 
     /// What the shared expert multiplies by from now on, in place of [`SHARED_FACTOR`].
@@ -326,9 +333,10 @@ impl Session {
         self.ranks[index].start_combine(false, true)
     }
 
-    /// What stands in a local rank's outputs. Synchronises, but not with the rank's stream.
-    pub fn outputs_on(&self, index: usize) -> Result<RankOutputs, Error> {
-        self.ranks[index].outputs(true)
+    /// What stands in a local rank's outputs; `weights` as for [`round`](Self::round). Synchronises, but not
+    /// with the rank's stream.
+    pub fn outputs_on(&self, index: usize, weights: bool) -> Result<RankOutputs, Error> {
+        self.ranks[index].outputs(weights)
     }
 
     /// Enqueues a [first](Turn::FIRST) round on one local rank, with an event before, between and after its

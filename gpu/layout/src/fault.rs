@@ -30,6 +30,11 @@ pub enum FaultKind {
     RowOutOfBounds,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,
+    /// A launch of this rank came out of turn: a dispatch before the combine of the round before, a combine
+    /// before its dispatch, a wait before its half that sends, or one of them twice. The host refuses such
+    /// calls, so a graph with a part of a round was launched twice, or at the wrong time. The launch wrote
+    /// nothing. [`Fault::last_launch`] is the launch before it.
+    OutOfTurn,
 }
 
 /// What a kernel was waiting for or reading.
@@ -57,10 +62,12 @@ pub enum Region {
     TokensOnDevice,
     /// Blocks of 128 rows of the user's tiled scales.
     ScaleBlocks,
+    /// The last launch of this rank.
+    LastLaunch,
 }
 
 impl FaultKind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::PeerTimeout,
         Self::LocalTimeout,
         Self::InvalidExpert,
@@ -69,6 +76,7 @@ impl FaultKind {
         Self::OutputTooSmall,
         Self::RowOutOfBounds,
         Self::TooManyTokens,
+        Self::OutOfTurn,
     ];
 
     /// Whether the round went on all the same: the input was at fault, not the group.
@@ -85,7 +93,7 @@ const fn is_input(kind: u64) -> bool {
 }
 
 impl Region {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -97,6 +105,7 @@ impl Region {
         Self::Output,
         Self::TokensOnDevice,
         Self::ScaleBlocks,
+        Self::LastLaunch,
     ];
 
     const fn name(self) -> &'static str {
@@ -112,6 +121,7 @@ impl Region {
             Self::Output => "rows",
             Self::TokensOnDevice => "tokens_on_device",
             Self::ScaleBlocks => "blocks of tiled scales",
+            Self::LastLaunch => "last launch",
         }
     }
 }
@@ -133,7 +143,7 @@ pub struct Fault {
     /// | `RowOutOfBounds` | the rank whose row it is |
     /// | `TooManyTokens` | the rank that claims them |
     /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k [`slot`](Self::slot) of token `index` |
-    /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall` | this rank: no other one is the cause |
+    /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall`, `OutOfTurn` | this rank: no other one is the cause |
     pub peer: Rank,
     /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this
@@ -141,7 +151,8 @@ pub struct Fault {
     pub culprit: Rank,
     /// What was waited for or read.
     pub region: Region,
-    /// Which one: a token, a word, or a row.
+    /// Which one: a token, a word, or a row. Of [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
+    /// launch, as its index in [`Kernel::ALL`].
     pub index: u64,
     /// What was wanted: an epoch, or the first value that is out of range.
     pub wanted: u64,
@@ -183,6 +194,17 @@ impl Fault {
                  simulation's patience)"
             ),
             None => Ok(()),
+        }
+    }
+
+    /// Kernel and round of this rank's last launch before one that came [out of turn](FaultKind::OutOfTurn);
+    /// `None` if that was its first, and for other kinds.
+    pub fn last_launch(&self) -> Option<(Kernel, u64)> {
+        match self.kind {
+            FaultKind::OutOfTurn if self.saw > 0 => {
+                Some((*Kernel::ALL.get(self.index as usize)?, self.saw))
+            }
+            _ => None,
         }
     }
 }
@@ -247,6 +269,16 @@ impl fmt::Display for Fault {
                 "rank {peer} announced {saw} tokens to rank {rank} in {kernel}, round {epoch}; the plan \
                  allows {wanted}"
             ),
+            FaultKind::OutOfTurn => {
+                write!(
+                    f,
+                    "rank {rank} refused {kernel}, round {epoch}, out of turn: its {what} was "
+                )?;
+                match self.last_launch() {
+                    Some((last, round)) => write!(f, "{}, round {round}", last.name()),
+                    None => write!(f, "none"),
+                }
+            }
         }?;
         self.circumstances(f)
     }

@@ -1,6 +1,8 @@
 //! The kernels by name.
 
-use crate::limits::{BLOCK_THREADS, PIPELINE_BYTES, SILU_BLOCK_THREADS, SMALL_BLOCK_TOKENS};
+use crate::limits::{
+    BLOCK_THREADS, MAX_BLOCKS, PIPELINE_BYTES, SILU_BLOCK_THREADS, SMALL_BLOCK_TOKENS,
+};
 
 /// A kernel entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,13 +121,19 @@ impl Kernel {
     }
 
     /// Blocks that the host launches on a device with so many `multiprocessors`, where a kernel may occupy at
-    /// most `max_sms` of them: one each, so that all are resident at once. At least 1.
+    /// most `max_sms` of them: one each, so that all are resident at once. At least 1, at most [`MAX_BLOCKS`],
+    /// and the same number in every launch of a communicator: each block has a
+    /// [`LastLaunch`](crate::LastLaunch) of its own.
     pub const fn blocks(max_sms: Option<u32>, multiprocessors: u32) -> u32 {
         let blocks = match max_sms {
             Some(most) if most < multiprocessors => most,
             _ => multiprocessors,
         };
-        if blocks == 0 { 1 } else { blocks }
+        match blocks {
+            0 => 1,
+            MAX_BLOCKS.. => MAX_BLOCKS,
+            _ => blocks,
+        }
     }
 
     /// Most threads of a block.

@@ -16,6 +16,7 @@ mod fingerprint;
 pub mod formats;
 mod header;
 mod kernel;
+mod last_launch;
 mod limits;
 mod options;
 mod row_groups;
@@ -43,9 +44,11 @@ pub use formats::names::UnknownName;
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
 pub use kernel::{Kernel, MAX_REGISTERS};
+pub use last_launch::LastLaunch;
 pub use limits::{
-    HISTOGRAM_BYTES, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K, PART_ITEMS,
-    PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS, TILE_ASSIGNMENTS,
+    HISTOGRAM_BYTES, MAX_BLOCKS, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_PARTS, MAX_RANKS, MAX_TOP_K,
+    PART_ITEMS, PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS,
+    TILE_ASSIGNMENTS,
 };
 pub use options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,

@@ -32,6 +32,8 @@ pub const HISTOGRAM_BYTES: u32 = 32 * 1024;
 /// memory, in as many bytes as the numbering of a small batch takes.
 pub const MAX_COUNTED_EXPERTS: u32 = 2680;
 
+/// Most blocks of a launch: many times the multiprocessors of any GPU.
+pub const MAX_BLOCKS: u32 = 2048;
 /// Threads of a block of dispatch and combine.
 pub(crate) const BLOCK_THREADS: u32 = 512;
 /// Most tokens of a rank for which blocks of half the size are enough.

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::limits::TILE_ASSIGNMENTS;
+use crate::limits::{MAX_BLOCKS, TILE_ASSIGNMENTS};
 use crate::{Rank, Shape};
 
 /// A 64-bit word shared by the warps of one GPU: device scope, no rank. Zero at init.
@@ -115,10 +115,21 @@ pub struct Workspace {
 }
 
 impl Workspace {
+    /// Start of the words in which blocks keep their [`LastLaunch`](crate::LastLaunch): u64, one a block.
+    const LAST_LAUNCHES: u64 = Counter::COUNT * Counter::STRIDE_BYTES;
+
+    /// Bytes from the start of the workspace to the [`LastLaunch`](crate::LastLaunch) of a block, which has
+    /// the same place in every workspace.
+    #[inline(always)]
+    pub const fn last_launch(block: u32) -> u64 {
+        debug_assert!(block < MAX_BLOCKS);
+        Self::LAST_LAUNCHES + 8 * block as u64
+    }
+
     /// The workspace of a shape.
     pub const fn of(shape: &Shape) -> Self {
         let assignments = shape.max_tokens_per_rank as u64 * shape.top_k as u64;
-        let ranks_in_expert = Counter::COUNT * Counter::STRIDE_BYTES;
+        let ranks_in_expert = next(Self::LAST_LAUNCHES, 2 * MAX_BLOCKS as u64);
         let tile_counts = next(ranks_in_expert, assignments);
         let tiles = assignments.div_ceil(TILE_ASSIGNMENTS as u64);
         let routes = next(tile_counts, tiles * shape.experts as u64);

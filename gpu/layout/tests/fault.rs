@@ -3,7 +3,7 @@
 use ferry_layout::{Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Region};
 use proptest::prelude::*;
 
-const KINDS: [FaultKind; 8] = [
+const KINDS: [FaultKind; 9] = [
     FaultKind::PeerTimeout,
     FaultKind::LocalTimeout,
     FaultKind::InvalidExpert,
@@ -12,9 +12,10 @@ const KINDS: [FaultKind; 8] = [
     FaultKind::OutputTooSmall,
     FaultKind::RowOutOfBounds,
     FaultKind::TooManyTokens,
+    FaultKind::OutOfTurn,
 ];
 
-const REGIONS: [Region; 11] = [
+const REGIONS: [Region; 12] = [
     Region::Counts,
     Region::Presence,
     Region::DispatchRow,
@@ -26,6 +27,7 @@ const REGIONS: [Region; 11] = [
     Region::Output,
     Region::TokensOnDevice,
     Region::ScaleBlocks,
+    Region::LastLaunch,
 ];
 
 proptest! {
@@ -107,6 +109,34 @@ fn a_timeout_names_the_rank_that_its_peer_gave_up_on() {
         .unwrap()
         .to_string();
     assert!(text.ends_with("saw 0"), "{text}");
+}
+
+#[test]
+fn a_launch_out_of_turn_names_the_launch_before() {
+    let page = FaultPage {
+        kind: FaultKind::OutOfTurn as u64,
+        kernel: Kernel::DispatchAsync as u64,
+        region: Region::LastLaunch as u64,
+        rank: 1,
+        index: Kernel::DispatchWait as u64,
+        saw: 7,
+        epoch: 7,
+        begun: 1,
+        complete: 1,
+        ..FaultPage::default()
+    };
+    let fault = page.fault().unwrap();
+    assert_eq!(fault.last_launch(), Some((Kernel::DispatchWait, 7)));
+    let text = "rank 1 refused dispatch_async, round 7, out of turn: its last launch was";
+    assert_eq!(fault.to_string(), format!("{text} dispatch_wait, round 7"));
+    let first = Fault { saw: 0, ..fault };
+    assert_eq!(first.last_launch(), None);
+    assert_eq!(first.to_string(), format!("{text} none"));
+    let other = Fault {
+        kind: FaultKind::LocalTimeout,
+        ..fault
+    };
+    assert_eq!(other.last_launch(), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How kernels are launched.
 
-use ferry_layout::{Kernel, PIPELINE_BYTES};
+use ferry_layout::{Kernel, MAX_BLOCKS, PIPELINE_BYTES};
 
 #[test]
 fn plans_of_few_tokens_launch_half_the_threads() {
@@ -27,6 +27,8 @@ fn blocks_are_one_a_multiprocessor_that_may_be_occupied() {
         assert_eq!(Kernel::blocks(max_sms, 132), blocks, "{max_sms:?}");
     }
     assert_eq!(Kernel::blocks(Some(0), 132), 1);
+    assert_eq!(Kernel::blocks(None, MAX_BLOCKS), MAX_BLOCKS);
+    assert_eq!(Kernel::blocks(None, u32::MAX), MAX_BLOCKS);
 }
 
 /// Where rows are summed, and tokens loaded before it is known where they go: for each of 16 warps

@@ -1,7 +1,7 @@
 //! Windows and workspaces of 8, 16 and 64 ranks for a model's real sizes, byte by byte: regions
 //! follow each other without overlap and are as large as `Window`'s table says.
 
-use ferry_layout::{Counter, Rank, Shape, TokenFormat, Window, Workspace};
+use ferry_layout::{Counter, MAX_BLOCKS, Rank, Shape, TokenFormat, Window, Workspace};
 
 const EXPERTS: u64 = 256;
 const TOP_K: u64 = 8;
@@ -247,6 +247,11 @@ fn a_workspace_is_its_tables_one_after_another() {
         let counters = Counter::COUNT * Counter::STRIDE_BYTES / 4;
         let tables = [
             ("counters", 0, counters),
+            (
+                "last launches",
+                Workspace::last_launch(0),
+                2 * u64::from(MAX_BLOCKS),
+            ),
             ("ordinals", workspace.ranks_in_expert, assignments),
             (
                 "chunk counts",

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use ferry_layout::{
-    Assignment, AssignmentWords, ByteOffset, CombineMode, Common, Counter, Header, MAX_EXPERTS,
-    MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal, TILE_ASSIGNMENTS, TokenFormat,
-    Window, Workspace,
+    Assignment, AssignmentWords, ByteOffset, CombineMode, Common, Counter, Header, MAX_BLOCKS,
+    MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal, TILE_ASSIGNMENTS,
+    TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -366,6 +366,7 @@ proptest! {
         let table = |name: &str, start: u64, words: u64| (start..start + 4 * words, name.to_owned());
         let tables = vec![
             table("counters", 0, Counter::COUNT * Counter::STRIDE_BYTES / 4),
+            table("last launches", Workspace::last_launch(0), 2 * u64::from(MAX_BLOCKS)),
             table("ordinals", workspace.ranks_in_expert, assignments),
             table("chunk counts", workspace.tile_counts, chunks * u64::from(shape.experts)),
             table("routes", workspace.routes, assignments),

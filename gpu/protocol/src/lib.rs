@@ -35,6 +35,7 @@ pub use machine::position::{Grid, WarpPosition};
 pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
 pub use machine::signals::Signals;
 pub use machine::tile::Tiles;
+pub use machine::turns::Turns;
 pub use machine::{LANES, Machine};
 pub use sync::arrivals;
 pub use sync::launch::Aborted;

@@ -45,7 +45,7 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn peek(&self, counter: Counter) -> u64 {
         match PEEKED.iter().position(|&peeked| peeked == counter) {
-            Some(index) => self.block.get().counter(index as u32),
+            Some(index) => self.block.get().word(index as u32),
             None => self.load(counter),
         }
     }

@@ -11,6 +11,7 @@ mod loaded;
 mod rows;
 mod signals;
 pub(crate) mod tile;
+mod turns;
 
 use core::cell::Cell;
 
@@ -26,7 +27,7 @@ use ferry_protocol::{
 };
 
 use crate::encode::WindowTarget;
-use crate::ptx::block::{Block, COUNTERS, Loading, SetUp};
+use crate::ptx::block::{Block, HELD_WORDS, Loading, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
 use crate::shmem;
@@ -48,7 +49,7 @@ const SUM_DEPTH: usize = 4;
 /// measured: T-002, H200
 const REMOTE_SUM_DEPTH: usize = 2;
 /// Counters that are looked at when a launch begins.
-const PEEKED: [Counter; COUNTERS] = [Counter::Aborted, Counter::Finished, Counter::Extent];
+const PEEKED: [Counter; HELD_WORDS - 1] = [Counter::Aborted, Counter::Finished, Counter::Extent];
 /// Polls between two looks at the clock.
 /// measured: T-001, H200
 const POLLS: u32 = 64;
@@ -120,15 +121,17 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn begin(&self) -> Loading {
         let common = self.common();
+        let [aborted, finished, extent] = PEEKED.map(|counter| self.counter(counter));
         let set_up = SetUp {
             peers: common.peers,
             ranks: common.shape.ranks,
-            counters: PEEKED.map(|counter| self.counter(counter)),
+            words: [aborted, finished, extent, self.last_launch_at()],
             fault_page: common.fault_page,
             last_word: self.args.last_word(),
         };
         // SAFETY: the host's promise; the table of peers has an entry for every rank and stays as it is.
-        // Launches of a stream are ordered, and of these counters only earlier ones matter.
+        // Launches of a stream are ordered, and of these words only earlier ones matter. The workspace has a
+        // last launch for each of the host's blocks.
         unsafe { self.block.get().ask(&set_up) }
     }
 

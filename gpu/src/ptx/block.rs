@@ -8,7 +8,7 @@ use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 use super::{memory, thread};
 
 /// The block arrival counters, on which its warps arrive once in a launch; until when it may wait, where it
-/// reports faults, a double word for each warp to hand over, the peers' windows, what some counters held, and
+/// reports faults, a double word for each warp to hand over, the peers' windows, what some words held, and
 /// the memory that the protocol asks for ([`BlockMemory`](ferry_protocol::BlockMemory)).
 ///
 /// It is as large in every kernel, so that a multiprocessor may keep its memory divided as it is from one to
@@ -28,19 +28,19 @@ const WORDS: u32 = 32;
 const LAST: u32 = WORDS + 8 * LANES;
 /// Bytes from the start to the windows.
 const WINDOWS: u32 = LAST + 16;
-/// Bytes from the start to the counters.
+/// Bytes from the start to the words that are looked at.
 const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
 /// Bytes from the start to the credits.
 const CREDITS: u32 = HELD + 32;
 /// Bytes from the start to the protocol's memory.
 const PROTOCOLS: u32 = CREDITS + 8 * MAX_RANKS;
 
-/// Counters that are looked at.
-pub const COUNTERS: usize = 3;
+/// Words of the workspace that are looked at.
+pub const HELD_WORDS: usize = 4;
 
 const _: () = assert!(
     4 * BlockCounter::COUNT <= DEADLINE as usize
-        && 8 * COUNTERS <= (CREDITS - HELD) as usize
+        && 8 * HELD_WORDS <= (CREDITS - HELD) as usize
         && PROTOCOLS.is_multiple_of(16)
         && PROTOCOLS + BLOCK_MEMORY_BYTES == 44368,
     "as many bytes are declared below"
@@ -61,8 +61,8 @@ pub struct SetUp {
     pub peers: u64,
     /// How many there are.
     pub ranks: u32,
-    /// Counters to look at.
-    pub counters: [u64; COUNTERS],
+    /// Words to look at.
+    pub words: [u64; HELD_WORDS],
     /// Where it reports faults.
     pub fault_page: u64,
     /// The last word of the kernel's parameters that will be needed soon: reading it now brings it close.
@@ -72,7 +72,7 @@ pub struct SetUp {
 /// What a thread has asked for, on its way.
 pub struct Loading {
     window: u64,
-    counter: u64,
+    word: u64,
     /// If credits were asked for.
     credit: Option<u64>,
 }
@@ -90,7 +90,7 @@ impl Block {
         Self { base }
     }
 
-    /// Asks for windows and counters, and waits for the kernels before this one in its stream, but for
+    /// Asks for windows and words, and waits for the kernels before this one in its stream, but for
     /// nothing that it asked for. Once in a launch, by all threads.
     ///
     /// # Safety
@@ -98,7 +98,7 @@ impl Block {
     #[inline(always)]
     pub unsafe fn ask(self, set_up: &SetUp) -> Loading {
         let (thread, threads) = (thread::thread(), thread::threads());
-        let (mut counter, mut window) = (0, 0);
+        let (mut word, mut window) = (0, 0);
         if thread < set_up.ranks {
             // SAFETY: the caller's promise.
             window = unsafe { memory::load_constant_u64(set_up.peers + 8 * thread as u64) };
@@ -113,20 +113,23 @@ impl Block {
         thread::wait_for_earlier_kernels();
         // One load for all of them: of several that may not take place, each would wait for the one before.
         // Each by its name: an array that is indexed in a loop may end in local memory.
-        let [mut counter_at, second, third] = set_up.counters;
+        let [mut word_at, second, third, fourth] = set_up.words;
         if thread == 1 {
-            counter_at = second;
+            word_at = second;
         }
         if thread == 2 {
-            counter_at = third;
+            word_at = third;
         }
-        if thread < COUNTERS as u32 {
+        if thread == 3 {
+            word_at = fourth;
+        }
+        if thread < HELD_WORDS as u32 {
             // SAFETY: the caller's promise.
-            counter = unsafe { memory::load_relaxed_gpu(counter_at) };
+            word = unsafe { memory::load_relaxed_gpu(word_at) };
         }
         Loading {
             window,
-            counter,
+            word,
             credit: None,
         }
     }
@@ -179,8 +182,8 @@ impl Block {
     #[inline(always)]
     pub unsafe fn keep(self, loading: Loading, ranks: u32) {
         let thread = thread::thread();
-        if thread < COUNTERS as u32 {
-            self.store(HELD + 8 * thread, loading.counter);
+        if thread < HELD_WORDS as u32 {
+            self.store(HELD + 8 * thread, loading.word);
         }
         if thread < ranks {
             self.store(WINDOWS + 8 * thread, loading.window);
@@ -210,9 +213,9 @@ impl Block {
         self.base + PROTOCOLS + at
     }
 
-    /// What a counter held when the launch began.
+    /// Word `index` of those that were looked at, as it was when the launch began.
     #[inline(always)]
-    pub fn counter(self, index: u32) -> u64 {
+    pub fn word(self, index: u32) -> u64 {
         self.load_constant(HELD + 8 * index)
     }
 

@@ -30,6 +30,11 @@ pub enum ferry_fault_kind {
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     /// A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
+    /// A launch of this rank came out of turn, and wrote nothing: a dispatch before the combine of the
+    /// round before, a combine before its dispatch, a wait before its half that sends, or one of them
+    /// twice. A graph with a part of a round was launched twice, or at the wrong time. The launch
+    /// before was of round saw (0: there was none), by the ferry_kernel index.
+    FERRY_FAULT_OUT_OF_TURN = 9,
 }
 
 /// What a kernel was waiting for or reading.
@@ -58,6 +63,8 @@ pub enum ferry_region {
     FERRY_REGION_TOKENS_ON_DEVICE = 9,
     /// Blocks of 128 rows of the caller's tiled scales.
     FERRY_REGION_SCALE_BLOCKS = 10,
+    /// The last launch of this rank.
+    FERRY_REGION_LAST_LAUNCH = 11,
 }
 
 /// A kernel.
@@ -90,7 +97,7 @@ pub enum ferry_kernel {
 pub struct ferry_fault {
     /// sizeof(ferry_fault).
     pub size: usize,
-    /// Which one: a token, a word, or a row.
+    /// Which one: a token, a word, or a row; of FERRY_FAULT_OUT_OF_TURN a kernel.
     pub index: u64,
     /// What was wanted: an epoch, or the first value that is out of range.
     pub wanted: u64,
@@ -210,6 +217,7 @@ const fn kind(kind: FaultKind) -> ferry_fault_kind {
         FaultKind::RowOutOfBounds => FERRY_FAULT_ROW_OUT_OF_BOUNDS,
         FaultKind::OutputTooSmall => FERRY_FAULT_OUTPUT_TOO_SMALL,
         FaultKind::TooManyTokens => FERRY_FAULT_TOO_MANY_TOKENS,
+        FaultKind::OutOfTurn => FERRY_FAULT_OUT_OF_TURN,
     }
 }
 
@@ -227,6 +235,7 @@ const fn region(region: Region) -> ferry_region {
         Region::Output => FERRY_REGION_OUTPUT,
         Region::TokensOnDevice => FERRY_REGION_TOKENS_ON_DEVICE,
         Region::ScaleBlocks => FERRY_REGION_SCALE_BLOCKS,
+        Region::LastLaunch => FERRY_REGION_LAST_LAUNCH,
     }
 }
 

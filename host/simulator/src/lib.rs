@@ -36,7 +36,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use ferry_layout::MAX_RANKS;
-pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, SiluArgs};
+pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs};
 use scheduler::{Command, World};
 pub use silu::Portable;
 pub use warp::Combines;
@@ -49,7 +49,7 @@ pub struct Options {
     /// Decides every choice of the scheduler: the same seed and the same calls make the same run. Any number.
     pub seed: u64,
     /// Warps that a launch has on each rank, at least 1. An even number makes blocks of two warps, an odd one
-    /// of one. Default: 4.
+    /// of one, and there are at most [`MAX_BLOCKS`]. Default: 4.
     pub warps: u32,
     /// One in how many of its turns a warp begins to stall, for up to 50 turns of all warps; 0: never.
     /// Default: 64.
@@ -91,6 +91,14 @@ impl Options {
             patience: None,
             allow_late_signals: false,
             combines: Combines::STEPS,
+        }
+    }
+
+    /// Blocks of a launch: of two warps each, if that comes out even.
+    fn blocks(&self) -> u32 {
+        match self.warps.is_multiple_of(2) {
+            true => self.warps / 2,
+            false => self.warps,
         }
     }
 }
@@ -237,6 +245,12 @@ pub enum SimulatorError {
         rank: u32,
         /// How many there are.
         ranks: u32,
+    },
+    /// Launches would have more blocks than there may be.
+    #[error("simulator: warps is {warps}, which makes more than {MAX_BLOCKS} blocks")]
+    TooManyWarps {
+        /// [`Options::warps`].
+        warps: u32,
     },
     /// The simulation ended because a kernel panicked.
     #[error("simulator: the simulation has ended; a kernel panicked")]

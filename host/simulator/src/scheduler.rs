@@ -11,7 +11,7 @@ use std::time::Instant;
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
-use ferry_layout::{Common, Counter, Kernel, Rank};
+use ferry_layout::{Common, Counter, Kernel, MAX_BLOCKS, Rank};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -261,6 +261,10 @@ impl World {
                 kernel: kernel.name(),
             });
         }
+        if self.options.blocks() > MAX_BLOCKS {
+            let warps = self.options.warps;
+            return Err(SimulatorError::TooManyWarps { warps });
+        }
         queue.push_back((kernel, args));
         Ok(())
     }
@@ -425,13 +429,7 @@ impl World {
             };
             self.shared.know(known);
         }
-        // Blocks of two warps, if that comes out even.
-        let warps = self.options.warps;
-        let blocks = if warps.is_multiple_of(2) {
-            warps / 2
-        } else {
-            warps
-        };
+        let (warps, blocks) = (self.options.warps, self.options.blocks());
         let shared_by_block: Vec<Rc<Block>> = (0..blocks).map(|_| Rc::default()).collect();
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));

@@ -8,6 +8,7 @@ mod encode;
 mod finishing;
 mod run;
 mod tiles;
+mod turns;
 mod visibility;
 
 use std::cell::{Cell, RefCell};

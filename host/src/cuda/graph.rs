@@ -221,6 +221,10 @@ impl CudaDevice {
     /// `work` may fail with an error of yours that ours converts to. Where nothing else tells the compiler
     /// which, name it: `capture::<Error>(..)`, or give the closure its type.
     ///
+    /// A round may be captured in parts, each a graph of its own, which are launched in the order of a round. The
+    /// device refuses a graph that is launched [out of turn](crate::FaultKind::OutOfTurn), and this rank gives
+    /// up.
+    ///
     /// Make buffers and streams before, and look for faults after: `work` only enqueues. A
     /// [`synchronize`](crate::ExpertParallel::synchronize) of `stream` would end the capture with an error;
     /// [`check`](crate::ExpertParallel::check) asks nothing of the device, and may be called.
@@ -230,8 +234,8 @@ impl CudaDevice {
     /// What was captured is thrown away: no kernel of it has run or will. The host's side of a
     /// round stays where it was, so a dispatch that was captured before the failure leaves its
     /// communicator with an open round. Another dispatch is refused then. End that round in a
-    /// capture that is thrown away, too; a combine that runs would wait for a dispatch that never
-    /// did:
+    /// capture that is thrown away, too; a combine that runs would be refused on the device
+    /// ([`OutOfTurn`](crate::FaultKind::OutOfTurn)), as its dispatch never did:
     ///
     /// ```no_run
     /// # use ferry::*;

@@ -1,4 +1,5 @@
-//! A group whose every allocation has guard zones on both sides, and whose windows can be written.
+//! Group whose every allocation has guard zones on both sides, whose windows can be written, and whose launches
+//! can be repeated.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ struct Zones {
     live: Allocations,
     /// The windows of the last communicator.
     windows: Mutex<Vec<DevicePtr>>,
+    launches: Mutex<Vec<(Rank, Launch)>>,
 }
 
 impl Zones {
@@ -86,6 +88,7 @@ impl GuardedGroup {
             guard_bytes,
             live: Mutex::default(),
             windows: Mutex::default(),
+            launches: Mutex::default(),
         });
         let group = Group::with_fabric(Box::new(GuardedFabric(zones.clone())))?;
         Ok(Self { group, zones })
@@ -94,6 +97,23 @@ impl GuardedGroup {
     /// The windows of the communicator that was made last, in the order of the local ranks.
     pub fn windows(&self) -> Vec<DevicePtr> {
         lock(&self.zones.windows).clone()
+    }
+
+    /// Launches since this was last called, in order, each with its rank.
+    pub fn take_launches(&self) -> Vec<(Rank, Launch)> {
+        std::mem::take(&mut lock(&self.zones.launches))
+    }
+
+    /// Enqueues launches again, as a graph does: below the host's side of a round.
+    ///
+    /// # Safety
+    /// [`take_launches`](Self::take_launches) gave them, and what they name still exists.
+    pub unsafe fn repeat(&self, launches: &[(Rank, Launch)]) -> Result<(), Error> {
+        launches.iter().try_for_each(|(rank, launch)| {
+            let device = self.zones.inner.device(*rank)?;
+            // SAFETY: the communicator promised it of the same launch, whose memory still exists.
+            unsafe { device.launch(launch) }
+        })
     }
 
     /// The first guard zone that was written, if one was: how far from its allocation, and which.
@@ -140,6 +160,7 @@ unsafe impl Fabric for GuardedFabric {
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
         Ok(Arc::new(GuardedDevice {
             inner: self.0.inner.device(rank)?,
+            rank,
             zones: self.0.clone(),
         }))
     }
@@ -200,7 +221,14 @@ unsafe impl Fabric for GuardedFabric {
 
 struct GuardedDevice {
     inner: Arc<dyn Device>,
+    rank: Rank,
     zones: Arc<Zones>,
+}
+
+impl GuardedDevice {
+    fn note(&self, launch: &Launch) {
+        lock(&self.zones.launches).push((self.rank, launch.clone()));
+    }
 }
 
 // SAFETY: what is allocated lies between zones of what the inner device gave, which is longer by
@@ -253,6 +281,7 @@ unsafe impl Device for GuardedDevice {
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        self.note(launch);
         // SAFETY: the caller's promise.
         unsafe { self.inner.launch(launch) }
     }
@@ -262,6 +291,7 @@ unsafe impl Device for GuardedDevice {
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
     ) -> Result<InGraph, Error> {
+        self.note(launch);
         // SAFETY: the caller's promise.
         unsafe { self.inner.launch_held(launch, held) }
     }

@@ -79,7 +79,9 @@ fn replay_all(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]) ->
         session.synchronize()?;
         let scale = vec![1.0; problem.experts];
         let locals = 0..session.local_ranks().len();
-        let outputs: Result<Vec<_>, _> = locals.map(|local| session.outputs_on(local)).collect();
+        let outputs: Result<Vec<_>, _> = locals
+            .map(|local| session.outputs_on(local, true))
+            .collect();
         Oracle::new(problem, &scale, TokenFormat::Bf16)
             .verify(CombineMode::Reduced, true, &outputs?)
             .with_context(|| format!("number {index}"))?;

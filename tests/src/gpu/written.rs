@@ -215,7 +215,7 @@ impl Rounds {
         }
         self.session.synchronize()?;
         let outputs = (0..self.rigs.len())
-            .map(|index| self.session.outputs_on(index))
+            .map(|index| self.session.outputs_on(index, true))
             .collect::<Result<Vec<_>, _>>()?;
         let which = round % PROBLEMS;
         let mode = self.settings.config.combine;

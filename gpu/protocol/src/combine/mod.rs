@@ -32,7 +32,7 @@ pub fn combine_async<M: Machine, E: Epilogue>(
     _epilogue: &E,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineAsync);
-    launch.check()?;
+    launch.enter()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Send);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
     launch.end(send_back(&launch, args, options, extent, tactics, sender))
@@ -76,7 +76,7 @@ fn wait_and_reduce<M: Machine>(
     ending: impl Ending<M>,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineWait);
-    launch.check()?;
+    launch.enter()?;
     let (_, tactics) = tactics_of(&launch, Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
     launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
@@ -91,7 +91,7 @@ fn send_and_reduce<M: Machine>(
     ending: impl Ending<M>,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Combine);
-    launch.check()?;
+    launch.enter()?;
     let (extent, tactics) = tactics_of(&launch, Phase::Fused);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
     let sent = send_back(&launch, args, options, extent, tactics, sender);

@@ -38,7 +38,7 @@ pub fn dispatch_async<M: Machine>(
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::DispatchAsync);
-    launch.check()?;
+    launch.enter()?;
     let tactics = tactics_of(&launch, Phase::Send);
     let roles = roles_of(&launch, tactics);
     launch.end(notify_and_send(&launch, args, options, tactics, roles))
@@ -58,7 +58,7 @@ pub fn dispatch_wait<M: Machine>(
         Kernel::DispatchWait,
         options.tokens_on_device != 0,
     );
-    launch.check()?;
+    launch.enter()?;
     let position = machine.warp_position();
     let partition = Partition {
         index: position.warp(),
@@ -76,7 +76,7 @@ pub fn dispatch<M: Machine>(
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Dispatch);
-    launch.check()?;
+    launch.enter()?;
     let tactics = tactics_of(&launch, Phase::Fused);
     let roles = roles_of(&launch, tactics);
     let sent = notify_and_send(&launch, args, options, tactics, roles);

@@ -9,6 +9,7 @@ pub mod position;
 pub mod rows;
 pub mod signals;
 pub mod tile;
+pub mod turns;
 
 use ferry_layout::{ByteOffset, Counter, Fault, Rank, Signal, Table, Tensor, TokenFormat};
 
@@ -20,6 +21,7 @@ use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
 use crate::machine::signals::Signals;
+use crate::machine::turns::Turns;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -27,7 +29,7 @@ pub const LANES: u32 = 32;
 /// A warp of a GPU, or of something that behaves like one.
 ///
 /// Unless it says "for one lane", a method is for all lanes together, with the same arguments.
-pub trait Machine: Signals + Counters + BlockMemory + Deadline + Finishing {
+pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishing {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
     /// What of a row is on its way.

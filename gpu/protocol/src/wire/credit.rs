@@ -104,7 +104,7 @@ pub(crate) fn require_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Abor
 #[inline(always)]
 pub(crate) fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);
-    let (ranks, epoch) = (common.shape.ranks, launch.credited());
+    let (ranks, epoch) = (common.shape.ranks, launch.follows());
     debug_assert!(epoch.0 <= launch.epoch.0, "{epoch:?} in {:?}", launch.epoch);
     let deadline = match epoch == launch.epoch {
         true => u64::MAX,

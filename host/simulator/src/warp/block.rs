@@ -15,6 +15,8 @@ use crate::store_buffer::{StoreBuffer, Write};
 pub struct Block {
     /// What counters held when the launch began.
     pub(super) peeked: [OnceCell<u64>; Counter::COUNT as usize],
+    /// Its last launch before this one.
+    pub(super) last_launch: OnceCell<u64>,
     /// The credits of all ranks by then, if they were asked for.
     pub(super) credits: OnceCell<Vec<u64>>,
     /// How many warps have arrived on each block arrival counter.

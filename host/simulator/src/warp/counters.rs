@@ -46,11 +46,14 @@ impl Warp<'_> {
 
     /// Stores a counter, whatever was written before it.
     pub(super) fn store_alone(&self, counter: Counter, value: u64) {
-        let written = self
-            .shared
-            .memory
-            .borrow_mut()
-            .write(self.counter(counter), &value.to_le_bytes());
+        self.store_word(self.counter(counter), value);
+    }
+
+    /// Stores a word of the workspace, whatever was written before it.
+    pub(super) fn store_word(&self, address: u64, value: u64) {
+        let mut memory = self.shared.memory.borrow_mut();
+        let written = memory.write(address, &value.to_le_bytes());
+        drop(memory);
         self.checked(written);
         self.shared.bump(self.rank);
     }

@@ -1,0 +1,52 @@
+//! Which launch may follow which.
+
+use ferry_layout::{Epoch, Kernel, LastLaunch};
+
+const ROUND: [Kernel; 6] = [
+    Kernel::DispatchAsync,
+    Kernel::DispatchWait,
+    Kernel::Dispatch,
+    Kernel::CombineAsync,
+    Kernel::CombineWait,
+    Kernel::Combine,
+];
+
+/// Kernels that may follow the last launch, with whether they are of its round or of the next.
+fn next(last: Option<Kernel>) -> &'static [(Kernel, bool)] {
+    use Kernel::*;
+    match last {
+        None | Some(Combine | CombineWait) => &[(Dispatch, false), (DispatchAsync, false)],
+        Some(DispatchAsync) => &[(DispatchWait, true)],
+        Some(Dispatch | DispatchWait) => &[(Combine, true), (CombineAsync, true)],
+        Some(CombineAsync) => &[(CombineWait, true)],
+        Some(other) => panic!("{other:?} has no place in a round"),
+    }
+}
+
+#[test]
+fn a_launch_follows_in_the_order_of_a_round_alone() {
+    for round in [1, 2, 0xffff_ffff, 0x1_0000_0001] {
+        for last in ROUND {
+            let word = LastLaunch::of(Epoch(round), last);
+            assert_eq!((word.epoch(), word.kernel()), (round, last as u64));
+            // As the device counts: a combine has finished its round.
+            let is_over = matches!(last, Kernel::Combine | Kernel::CombineWait);
+            let epoch = match is_over {
+                true => Epoch::after(round),
+                false => Epoch(round),
+            };
+            for kernel in ROUND {
+                let wanted = next(Some(last)).contains(&(kernel, !is_over));
+                assert_eq!(word.precedes(epoch, kernel), wanted, "{last:?}, {kernel:?}");
+            }
+        }
+    }
+    for kernel in ROUND {
+        let wanted = next(None).contains(&(kernel, false));
+        assert_eq!(
+            LastLaunch(0).precedes(Epoch(1), kernel),
+            wanted,
+            "{kernel:?}"
+        );
+    }
+}

@@ -1,0 +1,11 @@
+//! Word of a block that says which launch was its last.
+
+use ferry_layout::LastLaunch;
+
+/// Word of this warp's block, which no other block reads or writes.
+pub trait Turns {
+    /// Last launch that this block was a part of before this one. All lanes.
+    fn last_launch(&self) -> LastLaunch;
+    /// Leaves this launch to the next one. By one warp of the block, all lanes.
+    fn leave_launch(&self, launch: LastLaunch);
+}
