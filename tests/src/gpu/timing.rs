@@ -151,13 +151,19 @@ fn measure(
             times.push(1000.0 * all.into_iter().fold(0.0, f32::max));
         }
     }
+    let [dispatch, combine] = &times;
+    let pairs = dispatch.iter().zip(combine);
+    let longest = pairs.fold(0.0, |most, (dispatch, combine)| {
+        f32::max(most, dispatch + combine)
+    });
     let median = |times: &mut Vec<f32>| {
         times.sort_by(f32::total_cmp);
         times[times.len() / 2]
     };
     let [dispatch, combine] = &mut times;
     Ok(format!(
-        "dispatch {:.1} us, combine {:.1} us (median of {ROUNDS}, slowest local rank)",
+        "dispatch {:.1} us, combine {:.1} us (median of {ROUNDS}, slowest local rank), longest pair \
+         {longest:.1} us",
         median(dispatch),
         median(combine)
     ))
