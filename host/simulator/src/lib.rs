@@ -265,7 +265,7 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] for a number of ranks that none has.
+    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] for none and for too many.
     pub fn start(options: Options) -> Result<Self, SimulatorError> {
         let ranks = options.ranks;
         if !(1..=MAX_RANKS).contains(&ranks) {
