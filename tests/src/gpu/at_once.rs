@@ -97,8 +97,8 @@ fn share_a_gpu(suite: &Suite<'_>) -> bool {
     gpu.is_some_and(|gpu| gpu.ranks().any(|rank| rank == Rank(1)))
 }
 
-/// A call whose second rank is given the first one's stream is refused, and nothing is enqueued: the next round
-/// is right.
+/// A call whose second rank is given the first one's stream is refused, and nothing is enqueued: the next
+/// round is right.
 fn one_stream(suite: &mut Suite<'_>) -> Result<Outcome> {
     if suite.group().local_ranks().len() < suite.ranks() || !share_a_gpu(suite) {
         return Ok(Outcome::Skipped(
