@@ -13,9 +13,6 @@ use crate::verify::{Compared, Oracle, Received, without_overflow};
 
 pub use crate::verify::{POISON, download};
 pub use case::*;
-
-/// A simulated rank has one.
-pub const STREAM: Stream = Stream::DEFAULT;
 /// Half calls that a round is made of; a fused rank skips the second and the fourth.
 pub const PHASES: usize = 4;
 
@@ -145,23 +142,29 @@ impl Tensors {
 }
 
 /// One half call of a round, or nothing where a fused rank has done both halves.
-fn enqueue(rank: &mut ExpertParallel, phase: usize, split: bool, t: &Tensors) -> Result<(), Error> {
+fn enqueue(
+    rank: &mut ExpertParallel,
+    stream: Stream,
+    phase: usize,
+    split: bool,
+    t: &Tensors,
+) -> Result<(), Error> {
     match (phase, split) {
-        (0, false) => drop(rank.dispatch(STREAM, &t.input, &t.output)?),
-        (0, true) => drop(rank.dispatch_async(STREAM, &t.input)?),
+        (0, false) => drop(rank.dispatch(stream, &t.input, &t.output)?),
+        (0, true) => drop(rank.dispatch_async(stream, &t.input)?),
         (2, false) => {
             let Unfinished::Combine(dispatched) = rank.unfinished() else {
                 panic!("no combine is due")
             };
-            dispatched.combine(STREAM, &t.expert_rows, &t.combined)?;
+            dispatched.combine(stream, &t.expert_rows, &t.combined)?;
         }
         (_, false) => {}
         (_, true) => match rank.unfinished() {
-            Unfinished::DispatchWait(sent) => drop(sent.wait(STREAM, &t.output)?),
+            Unfinished::DispatchWait(sent) => drop(sent.wait(stream, &t.output)?),
             Unfinished::Combine(dispatched) => {
-                drop(dispatched.combine_async(STREAM, &t.expert_rows, &t.combined)?);
+                drop(dispatched.combine_async(stream, &t.expert_rows, &t.combined)?);
             }
-            Unfinished::CombineWait(returned) => returned.wait(STREAM)?,
+            Unfinished::CombineWait(returned) => returned.wait(stream)?,
             Unfinished::Nothing => panic!("no half call is due"),
         },
     }
@@ -192,6 +195,8 @@ pub struct Run {
     pub case: Case,
     /// Its communicators.
     pub ranks: Vec<ExpertParallel>,
+    /// One for each rank: ranks that share a GPU cannot have one together.
+    streams: Vec<Stream>,
     /// `[round][rank]`.
     pub tensors: Vec<Vec<Tensors>>,
     /// By rank.
@@ -252,6 +257,10 @@ impl Run {
         let mut run = Self {
             case: case.clone(),
             outcomes: vec![Outcome::Finished; ranks.len()],
+            streams: ranks
+                .iter()
+                .map(|rank| rank.device().stream().unwrap())
+                .collect(),
             ranks,
             tensors,
             input_faults: Vec::new(),
@@ -276,7 +285,8 @@ impl Run {
             if self.outcomes[r] != Outcome::Finished || self.case.absent == Some(r) {
                 continue;
             }
-            match enqueue(rank, phase, self.case.is_split(r), &self.tensors[round][r]) {
+            let (stream, split) = (self.streams[r], self.case.is_split(r));
+            match enqueue(rank, stream, phase, split, &self.tensors[round][r]) {
                 Ok(()) => {}
                 Err(Error::Poisoned(fault)) => self.outcomes[r] = Outcome::Fault(fault),
                 Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
@@ -290,7 +300,7 @@ impl Run {
             if self.outcomes[r] != Outcome::Finished {
                 continue;
             }
-            match rank.synchronize(STREAM) {
+            match rank.synchronize(self.streams[r]) {
                 Ok(told) => self
                     .input_faults
                     .extend(told.map(|InputFault(fault)| fault)),
