@@ -170,6 +170,11 @@ typedef enum {
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     // A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
+    // A launch of this rank came out of turn, and wrote nothing: a dispatch before the combine of the
+    // round before, a combine before its dispatch, a wait before its half that sends, or one of them
+    // twice. A graph with a part of a round was launched twice, or at the wrong time. The launch
+    // before was of round saw (0: there was none), by the ferry_kernel index.
+    FERRY_FAULT_OUT_OF_TURN = 9,
 } ferry_fault_kind;
 
 // What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats",
@@ -243,6 +248,8 @@ typedef enum {
     FERRY_REGION_TOKENS_ON_DEVICE = 9,
     // Blocks of 128 rows of the caller's tiled scales.
     FERRY_REGION_SCALE_BLOCKS = 10,
+    // The last launch of this rank.
+    FERRY_REGION_LAST_LAUNCH = 11,
 } ferry_region;
 
 // How far a rank's round is: what comes next.
@@ -382,7 +389,7 @@ typedef struct {
 typedef struct {
     // sizeof(ferry_fault).
     size_t size;
-    // Which one: a token, a word, or a row.
+    // Which one: a token, a word, or a row; of FERRY_FAULT_OUT_OF_TURN a kernel.
     uint64_t index;
     // What was wanted: an epoch, or the first value that is out of range.
     uint64_t wanted;
@@ -814,7 +821,9 @@ ferry_status ferry_graph_capture(const ferry_device *device,
                                  ferry_graph **graph);
 
 // Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
-// another stream. Collective where rounds were captured. Does not synchronise.
+// another stream. A graph may have a part of a round, such as a dispatch; launched out of turn it is
+// refused on the device (FERRY_FAULT_OUT_OF_TURN). Collective where rounds were captured. Does not
+// synchronise.
 ferry_status ferry_graph_launch(ferry_graph *graph, void *stream);
 
 // Frees a graph, and sets `*graph` to NULL. A replay that runs goes on: its communicators are closed

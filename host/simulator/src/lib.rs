@@ -354,4 +354,25 @@ mod tests {
         }
         assert_eq!(started(MAX_RANKS), Ok(()));
     }
+
+    #[test]
+    fn warps_that_make_too_many_blocks_are_refused() {
+        for (warps, is_refused) in [
+            (MAX_BLOCKS - 1, false),
+            (2 * MAX_BLOCKS, false),
+            (MAX_BLOCKS + 1, true),
+            (2 * MAX_BLOCKS + 2, true),
+            (u32::MAX, true),
+        ] {
+            let simulator = Simulator::start(Options {
+                warps,
+                ..Options::new(1, 1)
+            })
+            .unwrap();
+            let silu = Args::Silu(bytemuck::Zeroable::zeroed());
+            let launched = simulator.launch(0, Kernel::FusedSilu, silu);
+            let refused = Err(SimulatorError::TooManyWarps { warps });
+            assert_eq!(launched == refused, is_refused, "{warps}: {launched:?}");
+        }
+    }
 }

@@ -29,6 +29,8 @@ mod moe_layer;
 mod on_devices;
 #[cfg(feature = "cudarc")]
 mod orders;
+#[cfg(feature = "cuda")]
+mod out_of_turn;
 mod rounds;
 pub mod sanitize;
 mod silu;
@@ -222,6 +224,8 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     // Last: they leave communicators behind that gave up.
     silu::run(suite)?;
     at_once::run_failing(suite)?;
+    #[cfg(feature = "cuda")]
+    out_of_turn::run(suite)?;
     faults::run(suite)
 }
 

@@ -100,9 +100,10 @@ impl<'a, M: Machine> Launch<'a, M> {
     /// stored; later launches find that first.
     #[inline(always)]
     pub fn enter(&self) -> Result<(), Aborted> {
-        self.check()?;
         let machine = self.machine;
+        // Loaded before the branch on the other word, so that nothing waits for the two in turn.
         let last = machine.last_launch();
+        self.check()?;
         if !last.precedes(self.epoch, self.kernel) {
             return self.refuse(last);
         }
