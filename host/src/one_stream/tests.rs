@@ -204,9 +204,16 @@ fn a_capture_may_begin_in_the_middle_of_a_round() {
             .collect();
         assert_eq!(run(&pair(), &calls), None, "from {:?}", kernels[start]);
     }
-    let captured = Lane::of(stream(9), Some(capture()));
-    let calls = [(0, Combine, captured), (1, Combine, captured)];
-    assert_eq!(run(&pair(), &calls), Some((1, SECOND)));
+    // The other rank's half is due where its own call shows that it was not sent before.
+    for (first, second) in [
+        (Combine, Combine),
+        (DispatchWait, DispatchAsync),
+        (CombineWait, CombineAsync),
+    ] {
+        let captured = Lane::of(stream(9), Some(capture()));
+        let calls = [(0, first, captured), (1, second, captured)];
+        assert_eq!(run(&pair(), &calls), Some((1, SECOND)), "{first:?}");
+    }
 }
 
 /// What a capture of these calls, each in a stream of its own, has recorded.

@@ -33,6 +33,8 @@ mod orders;
 mod out_of_turn;
 mod rounds;
 pub mod sanitize;
+#[cfg(feature = "cuda")]
+mod shared;
 mod silu;
 #[cfg(feature = "cuda")]
 mod timing;
@@ -221,6 +223,8 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     timing::run(suite)?;
     #[cfg(feature = "cudarc")]
     orders::run(suite)?;
+    #[cfg(feature = "cuda")]
+    shared::run(suite)?;
     // Last: they leave communicators behind that gave up.
     silu::run(suite)?;
     at_once::run_failing(suite)?;

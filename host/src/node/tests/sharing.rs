@@ -1,13 +1,20 @@
 //! Processes that share a GPU.
 
+use std::process::Command;
+
 use super::*;
+
+/// Set for the program that a test starts: whether the processes of its group are clients of MPS.
+const UNDER_MPS: &str = "FERRY_TEST_UNDER_MPS";
 
 /// What each rank of `node` finds where ranks 1 and 2 are on the GPU of rank 1, if they say so.
 fn each_of_three(node: &Node, says: [bool; 3]) -> Vec<Result<Option<u32>, Error>> {
+    let is_under_mps = std::env::var(UNDER_MPS).is_ok_and(|value| value == "yes");
     node.each(|process| {
         let mut place = process.place();
         place.gpu.uuid = [process.rank.min(1) as u8; 16];
         place.terms.shares = says[process.rank as usize];
+        place.terms.runs_beside_others = is_under_mps;
         let group = process.join_at(place)?;
         let mut rank = begin(&group)?;
         round(&mut rank)?;
@@ -44,5 +51,20 @@ fn a_rank_that_does_not_share_is_named_to_all() {
             assert!(is_refused, "{outcome:?}");
         }
         assert!(node.ledger().is_clean());
+    }
+}
+
+#[test]
+fn processes_that_take_turns_are_told_once_and_clients_of_mps_are_not() {
+    let name = "ranks_that_share_a_gpu_take_their_part_and_one_that_is_alone_all";
+    let name = format!("node::tests::sharing::{name}");
+    for (is_under_mps, told) in [("yes", 0), ("no", 1)] {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", &name, "--nocapture"]);
+        let output = program.env(UNDER_MPS, is_under_mps).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        let lines = text.lines().filter(|line| line.contains("without MPS"));
+        assert_eq!(lines.count(), told, "{is_under_mps}: {text}");
     }
 }
