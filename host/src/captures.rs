@@ -228,7 +228,7 @@ mod tests {
             for (number, wanted) in [
                 (IN_NONE, InGraph::No),
                 (Ok(Some(7)), InGraph::Foreign),
-                (Err(Error::NoRanks), InGraph::Foreign),
+                (Err(Error::RankCount { ranks: 0 }), InGraph::Foreign),
             ] {
                 assert_eq!(captures.hold(captures.mark(), &held, number), wanted);
             }
@@ -296,7 +296,7 @@ mod tests {
         let (whole, listed, begun) = (captures.begin(), captures.begin(), captures.begin());
         captures.end(&whole);
         captures.begun(&listed, 7);
-        let in_graph = captures.hold(captures.mark(), &held, Err(Error::NoRanks));
+        let in_graph = captures.hold(captures.mark(), &held, Err(Error::RankCount { ranks: 0 }));
         assert_eq!(in_graph, InGraph::Foreign);
         assert_eq!(holders(&held), 2);
         drop((listed, begun));

@@ -87,13 +87,10 @@ pub enum Error {
     /// The configuration does not work; every problem is listed.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A group without ranks.
-    #[error("ranks is 0, but a group has at least 1")]
-    NoRanks,
-    /// A group of more ranks than a window is laid out for.
-    #[error("ranks is {ranks}, but a group has at most {MAX_RANKS}")]
-    TooManyRanks {
-        /// How many it would have.
+    /// A group without ranks, or of more than a window is laid out for.
+    #[error("ranks is {ranks}, but a group has 1 to {MAX_RANKS}")]
+    RankCount {
+        /// Number of its ranks.
         ranks: u32,
     },
     /// A fabric that has ranks, but none in this process.

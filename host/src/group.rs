@@ -99,7 +99,7 @@ impl Group {
     /// that time, or the deadline, in `patience_ms`.
     ///
     /// # Errors
-    /// [`Error::NoRanks`] for zero ranks, [`Error::TooManyRanks`] for more than [`MAX_RANKS`].
+    /// [`Error::RankCount`] for zero ranks or more than [`MAX_RANKS`].
     pub fn simulated(ranks: u32, seed: u64) -> Result<Self, Error> {
         Self::simulated_with(SimulatorOptions::new(ranks, seed))
     }
@@ -132,7 +132,7 @@ impl Group {
     /// numbers; rank `r` is `devices[r]`. Not collective. Synchronises the devices.
     ///
     /// # Errors
-    /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
+    /// [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
     /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
     /// [`Error::Driver`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
@@ -165,7 +165,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::Node`] (different nodes, different numbers of ranks, no peer access, no CUDA IPC),
-    /// [`Error::GpuShared`], [`Error::PeerFailed`], [`Error::Bootstrap`], [`Error::NoRanks`],
+    /// [`Error::GpuShared`], [`Error::PeerFailed`], [`Error::Bootstrap`], [`Error::RankCount`],
     /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn node(bootstrap: Box<dyn crate::Bootstrap>, device: usize) -> Result<Self, Error> {
@@ -222,7 +222,7 @@ impl Group {
     /// A group over a fabric of your own, which it alone closes.
     ///
     /// # Errors
-    /// [`Error::NoRanks`] for zero ranks, [`Error::TooManyRanks`] for more than [`MAX_RANKS`],
+    /// [`Error::RankCount`] for zero ranks or more than [`MAX_RANKS`],
     /// [`Error::NoLocalRanks`] if none is in this process.
     pub fn with_fabric(fabric: Box<dyn Fabric>) -> Result<Self, Error> {
         let ranks = fabric.ranks();
@@ -345,9 +345,8 @@ impl Group {
 /// Refuses a number of ranks that no group has.
 fn require_ranks(ranks: u32) -> Result<(), Error> {
     match ranks {
-        0 => Err(Error::NoRanks),
         1..=MAX_RANKS => Ok(()),
-        _ => Err(Error::TooManyRanks { ranks }),
+        _ => Err(Error::RankCount { ranks }),
     }
 }
 
@@ -366,7 +365,10 @@ mod tests {
 
     #[test]
     fn zero_ranks_and_too_many_are_refused() {
-        assert!(matches!(Group::simulated(0, 1), Err(Error::NoRanks)));
+        assert!(matches!(
+            Group::simulated(0, 1),
+            Err(Error::RankCount { ranks: 0 })
+        ));
         assert!(Group::simulated(MAX_RANKS, 1).is_ok());
         for ranks in [MAX_RANKS + 1, u32::MAX] {
             let of_fabric = Group::with_fabric(Box::new(Elsewhere(ranks)));

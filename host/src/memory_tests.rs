@@ -228,8 +228,11 @@ fn a_plan_whose_ranks_span_nodes_is_refused_by_a_group_that_reaches_none() {
 #[test]
 fn a_rank_that_fails_says_why_also_where_it_cannot_tell_the_others() {
     let fabric = Failing::new(2, 1, 0);
-    let agreed = agree::<()>(&fabric, "testing", Err(Error::NoRanks));
-    assert!(matches!(agreed, Err(Error::NoRanks)), "{agreed:?}");
+    let agreed = agree::<()>(&fabric, "testing", Err(Error::RankCount { ranks: 0 }));
+    assert!(
+        matches!(agreed, Err(Error::RankCount { ranks: 0 })),
+        "{agreed:?}"
+    );
 }
 
 #[test]

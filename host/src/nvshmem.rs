@@ -113,7 +113,7 @@ impl NvshmemFabric {
     ) -> Result<Self, Error> {
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         if ranks == 0 {
-            return Err(Error::NoRanks);
+            return Err(Error::RankCount { ranks: 0 });
         }
         let prepared = prepare(rank, options, group);
         let announced = |prepared: &Prepared| {

@@ -204,7 +204,10 @@ fn a_rank_that_fails_itself_still_tells_the_others() {
         refuse_alloc: true,
         ..Notes::default()
     });
-    assert!(matches!(start(&notes, 2, config()), Err(Error::NoRanks)));
+    assert!(matches!(
+        start(&notes, 2, config()),
+        Err(Error::RankCount { ranks: 0 })
+    ));
     assert_eq!(
         notes.take(),
         ["all_gather", "alloc", "drop page", "all_gather"]

@@ -181,8 +181,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::Nvshmem(_)
         | Error::Driver(_) => FERRY_DEVICE,
         Error::LibraryMissing { .. } | Error::Io { .. } => FERRY_SYSTEM,
-        Error::NoRanks
-        | Error::TooManyRanks { .. }
+        Error::RankCount { .. }
         | Error::DeviceListedTwice { .. }
         | Error::NotLocal { .. }
         | Error::OtherDevice { .. }

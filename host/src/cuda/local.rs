@@ -23,7 +23,7 @@ impl LocalFabric {
     /// Synchronises.
     ///
     /// # Errors
-    /// [`Error::NoRanks`], [`Error::DeviceListedTwice`], [`Error::NoPeerAccess`] for the first
+    /// [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoPeerAccess`] for the first
     /// two that cannot, and those of [`CudaDevice::open`].
     pub fn new(devices: &[usize]) -> Result<Self, Error> {
         Self::new_with(devices, &GroupOptions::default())
@@ -82,7 +82,7 @@ impl LocalFabric {
 /// Refuses no devices, and one that is listed twice where GPUs are not to be shared.
 fn require_devices(devices: &[usize], share_gpus: bool) -> Result<(), Error> {
     if devices.is_empty() {
-        return Err(Error::NoRanks);
+        return Err(Error::RankCount { ranks: 0 });
     }
     if share_gpus {
         return Ok(());
@@ -210,7 +210,10 @@ mod tests {
 
     #[test]
     fn an_empty_list_and_a_repeated_device_are_refused_before_the_driver_is_asked() {
-        assert!(matches!(LocalFabric::new(&[]), Err(Error::NoRanks)));
+        assert!(matches!(
+            LocalFabric::new(&[]),
+            Err(Error::RankCount { ranks: 0 })
+        ));
         let Err(error) = LocalFabric::new(&[3, 1, 3]) else {
             panic!("a repeated device is accepted");
         };
@@ -220,6 +223,9 @@ mod tests {
             "{text}"
         );
         require_devices(&[3, 1, 3], true).unwrap();
-        assert!(matches!(require_devices(&[], true), Err(Error::NoRanks)));
+        assert!(matches!(
+            require_devices(&[], true),
+            Err(Error::RankCount { ranks: 0 })
+        ));
     }
 }

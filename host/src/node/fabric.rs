@@ -150,7 +150,7 @@ impl<S: Share> NodeFabric<S> {
     ) -> Result<Self, Error> {
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         if ranks == 0 {
-            return Err(Error::NoRanks);
+            return Err(Error::RankCount { ranks: 0 });
         }
         if rank >= ranks {
             return Err(Error::Bootstrap(BootstrapError::NotAmong { rank, ranks }));

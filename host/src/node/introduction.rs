@@ -154,7 +154,7 @@ pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<Vec<GpuRa
         }
     }
     let Some(first) = all.first() else {
-        return Err(Error::NoRanks);
+        return Err(Error::RankCount { ranks: 0 });
     };
     let elsewhere = |said: &&Introduction| !first.place.shares_node(&said.place);
     if let Some(second) = all.iter().find(elsewhere) {

@@ -75,7 +75,7 @@ unsafe impl Device for NotedDevice {
     fn alloc(&self, _bytes: u64) -> Result<DevicePtr, Error> {
         self.0.note("alloc");
         if self.0.refuse_alloc {
-            Err(Error::NoRanks)
+            Err(Error::RankCount { ranks: 0 })
         } else {
             Ok(self.0.address())
         }
