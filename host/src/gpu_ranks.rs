@@ -50,7 +50,8 @@ impl GpuRanks {
     /// Most multiprocessors that a kernel of `rank` occupies, where its [`Config::max_sms`](crate::Config)
     /// is `max_sms`; `None` for all. Of a rank that shares the GPU it is the least of that, of what its
     /// context reports, and of the [GPU's multiprocessors](Self::multiprocessors) divided by its ranks, but
-    /// at least 1. So the kernels of all ranks find room at one time.
+    /// at least 1. So the kernels of all ranks find room at one time. Where MPS limits every process there,
+    /// the share of each is divided once more: better let it limit none.
     pub fn limit(&self, rank: Rank, max_sms: Option<u32>) -> Option<u32> {
         let Some(reported) = self.reported(rank).filter(|_| self.is_shared()) else {
             return max_sms;

@@ -58,7 +58,8 @@ impl CudaDevice {
         self.core.ordinal
     }
 
-    /// Streaming multiprocessors.
+    /// Streaming multiprocessors, as the context reports them: under MPS with a limit for the process, its
+    /// share.
     pub fn multiprocessors(&self) -> u32 {
         self.core.multiprocessors
     }

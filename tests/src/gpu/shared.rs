@@ -214,8 +214,8 @@ fn calls(suite: &mut Suite<'_>) -> Result<Outcome> {
     team.dispatch(0, apart[0])?;
     require_refused(team.dispatch(1, apart[0]))?;
     // It still comes in time, in another stream.
-    for index in 1..apart.len() {
-        team.dispatch(index, apart[index])?;
+    for (index, &stream) in apart.iter().enumerate().skip(1) {
+        team.dispatch(index, stream)?;
     }
     for (index, &stream) in apart.iter().enumerate() {
         team.combine(index, stream)?;

@@ -4,12 +4,13 @@ use std::process::Command;
 
 use super::*;
 
-/// Set for the program that a test starts: whether the processes of its group are clients of MPS.
-const UNDER_MPS: &str = "FERRY_TEST_UNDER_MPS";
-
-/// What each rank of `node` finds where ranks 1 and 2 are on the GPU of rank 1, if they say so.
-fn each_of_three(node: &Node, says: [bool; 3]) -> Vec<Result<Option<u32>, Error>> {
-    let is_under_mps = std::env::var(UNDER_MPS).is_ok_and(|value| value == "yes");
+/// What each rank finds where ranks 1 and 2 are on the GPU of rank 1, if they say so, as clients of MPS or
+/// in turns.
+fn each_of_three(
+    node: &Node,
+    says: [bool; 3],
+    is_under_mps: bool,
+) -> Vec<Result<Option<u32>, Error>> {
     node.each(|process| {
         let mut place = process.place();
         place.gpu.uuid = [process.rank.min(1) as u8; 16];
@@ -26,20 +27,48 @@ fn each_of_three(node: &Node, says: [bool; 3]) -> Vec<Result<Option<u32>, Error>
     })
 }
 
-#[test]
-fn ranks_that_share_a_gpu_take_their_part_and_one_that_is_alone_all() {
+/// Passes a round, in which the ranks that share a GPU take their part of it, and the other one all.
+fn pass_a_round(is_under_mps: bool) {
     let node = Node::new(3);
-    let found = each_of_three(&node, [false, true, true]).into_iter();
+    let found = each_of_three(&node, [false, true, true], is_under_mps).into_iter();
     let found: Vec<_> = found.map(Result::unwrap).collect();
     assert_eq!(found, [None, Some(66), Some(66)]);
     assert!(node.ledger().is_clean(), "{:?}", node.ledger());
 }
 
 #[test]
+fn processes_that_take_turns_on_a_gpu_pass_a_round() {
+    pass_a_round(false);
+}
+
+#[test]
+fn clients_of_mps_pass_a_round_on_a_gpu() {
+    pass_a_round(true);
+}
+
+#[test]
+fn processes_that_take_turns_are_told_once_and_clients_of_mps_are_not() {
+    for (test, told) in [
+        ("processes_that_take_turns_on_a_gpu_pass_a_round", 1),
+        ("clients_of_mps_pass_a_round_on_a_gpu", 0),
+    ] {
+        let name = format!("node::tests::sharing::{test}");
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", &name, "--nocapture"]);
+        let output = program.output().unwrap();
+        let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+        assert!(output.status.success() && ran, "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        let lines = text.lines().filter(|line| line.contains("without MPS"));
+        assert_eq!(lines.count(), told, "{test}: {text}");
+    }
+}
+
+#[test]
 fn a_rank_that_does_not_share_is_named_to_all() {
     for says in [[true, false, true], [true, true, false]] {
         let node = Node::new(3);
-        for outcome in each_of_three(&node, says) {
+        for outcome in each_of_three(&node, says, false) {
             let is_refused = matches!(
                 outcome,
                 Err(Error::GpuShared {
@@ -51,20 +80,5 @@ fn a_rank_that_does_not_share_is_named_to_all() {
             assert!(is_refused, "{outcome:?}");
         }
         assert!(node.ledger().is_clean());
-    }
-}
-
-#[test]
-fn processes_that_take_turns_are_told_once_and_clients_of_mps_are_not() {
-    let name = "ranks_that_share_a_gpu_take_their_part_and_one_that_is_alone_all";
-    let name = format!("node::tests::sharing::{name}");
-    for (is_under_mps, told) in [("yes", 0), ("no", 1)] {
-        let mut program = Command::new(std::env::current_exe().unwrap());
-        program.args(["--exact", &name, "--nocapture"]);
-        let output = program.env(UNDER_MPS, is_under_mps).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let text = String::from_utf8(output.stderr).unwrap();
-        let lines = text.lines().filter(|line| line.contains("without MPS"));
-        assert_eq!(lines.count(), told, "{is_under_mps}: {text}");
     }
 }
