@@ -32,11 +32,12 @@ mod streams;
 /// ended, and waits for that itself before it reads or writes a tensor (programmatic stream
 /// serialization): a captured graph has such edges.
 ///
-/// A graph may have a part of a round, as long as launches of graphs and calls together make whole rounds:
-/// dispatch in one graph, experts enqueued by the host, combine in another. A launch that comes out of turn,
-/// such as a second dispatch before the combine, is refused on the device. It writes nothing, this rank gives
-/// up with [`OutOfTurn`](FaultKind::OutOfTurn), and its peers give up with a timeout whose `culprit` this rank
-/// is. With [`skip_a2a`](crate::Config::skip_a2a) nothing watches over that.
+/// A graph may have a part of a round, as long as launches of graphs and calls together make whole
+/// rounds: dispatch in one graph, experts enqueued by the host, combine in another. A launch out of
+/// turn, such as a second dispatch before the combine, is refused on the device and writes nothing.
+/// This rank then gives up with [`OutOfTurn`](FaultKind::OutOfTurn), and its peers with a timeout
+/// whose `culprit` is this rank. With [`skip_a2a`](crate::Config::skip_a2a) such a launch is not
+/// noticed.
 ///
 /// # What waits on a GPU at one time
 ///

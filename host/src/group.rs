@@ -30,8 +30,8 @@ use crate::{Device, Error, Fabric, GpuRanks, queues};
 ///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
 ///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
 ///    [`lost_rank`](crate::BootstrapError::lost_rank) it is where that is known. A rank whose own
-///    round ended well learns it in the next one, as the others do not come. So it is with a rank that launched
-///    a graph [out of turn](crate::FaultKind::OutOfTurn), which learns that itself. A rank that came late itself
+///    round ended well learns it in the next one, as the others do not come. A rank that launched a
+///    graph [out of turn](crate::FaultKind::OutOfTurn) is lost, too. A rank that came late itself
 ///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
 ///    deadline has passed by then. Nobody has to tell anybody.
 /// 2. **Close the communicators.** Drop their graphs, and

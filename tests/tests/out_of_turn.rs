@@ -17,7 +17,7 @@ struct Rig {
     case: Case,
     session: Session,
     guarded: GuardedGroup,
-    /// What each half of the last round launched.
+    /// Launches of each half of the last round.
     halves: [Piece; HALVES],
 }
 
@@ -149,8 +149,8 @@ impl Rig {
         memory
     }
 
-    /// That launches out of turn on `culprits` changed nothing of `before` but what says that they gave up. What
-    /// says so to another node may still be on its way.
+    /// Requires that launches out of turn on `culprits` changed nothing of `before` but what says that they
+    /// gave up. What says so to another node may still be on its way.
     fn assert_untouched(&mut self, before: &[(usize, &'static str, Vec<u8>)], culprits: &[usize]) {
         let shape = *self.session.plan().shape();
         let window = Window::of(&shape);
@@ -184,7 +184,8 @@ impl Rig {
         }
     }
 
-    /// That each of `culprits` was refused `kernel` of `epoch`, and names `last` as its launch before.
+    /// Requires that each of `culprits` was refused `kernel` of `epoch`, and names `last` as its launch
+    /// before.
     fn assert_refused(
         &self,
         culprits: &[usize],
@@ -213,8 +214,8 @@ impl Rig {
             .collect()
     }
 
-    /// That all others, which go on with the round's halves from `half` on and then with the next dispatch,
-    /// give up on the culprit, and that it can do nothing any more.
+    /// Requires that all others, which go on with the round's halves from `half` on and then with the
+    /// next dispatch, give up on the culprit, and that it can do nothing any more.
     fn assert_named(&mut self, culprit: usize, fault: Fault, half: usize) {
         let others: Vec<usize> = self.ranks().into_iter().filter(|&r| r != culprit).collect();
         let rest = half..HALVES;
@@ -286,8 +287,8 @@ fn a_combine_without_a_dispatch_of_its_own_is_refused() {
     repeat_last(31_000..31_120, HALVES);
 }
 
-/// Split calls: so many halves of the second round, then a half that is not the next one. On one node: rows of a
-/// half that only sends may come to another node later.
+/// Split calls: so many halves of the second round, then a half that is not the next one. On one node:
+/// rows of a half that only sends may come to another node later.
 #[test]
 fn a_half_out_of_turn_is_refused() {
     use Kernel::{CombineAsync, CombineWait, DispatchAsync, DispatchWait};

@@ -1,7 +1,8 @@
 //! The kernels. Each reads its arguments, builds the machine and calls the protocol.
 //!
-//! Launch: up to `MAX_BLOCKS` blocks, as many in every launch of a communicator, of any multiple of 32 threads
-//! from `2 * MAX_RANKS` on, all resident at once. What stops a kernel stands in the fault page, so the protocol's result is not needed here.
+//! Launch: up to `MAX_BLOCKS` blocks, as many in every launch of a communicator, all resident at
+//! once. A block has any multiple of 32 threads from `2 * MAX_RANKS` on. What stops a kernel stands
+//! in the fault page, so the protocol's result is not needed here.
 
 use ferry_gpu::machine::Gpu;
 use ferry_gpu::silu;

@@ -143,7 +143,7 @@ pub struct Fault {
     /// | `RowOutOfBounds` | the rank whose row it is |
     /// | `TooManyTokens` | the rank that claims them |
     /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k [`slot`](Self::slot) of token `index` |
-    /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall`, `OutOfTurn` | this rank: no other one is the cause |
+    /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall`, `OutOfTurn` | this rank, the only cause |
     pub peer: Rank,
     /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this

@@ -121,8 +121,8 @@ impl Kernel {
     }
 
     /// Blocks that the host launches on a device with so many `multiprocessors`, where a kernel may occupy at
-    /// most `max_sms` of them: one each, so that all are resident at once. At least 1, at most [`MAX_BLOCKS`],
-    /// and the same number in every launch of a communicator: each block has a
+    /// most `max_sms` of them: one each, so that all are resident at once. At least 1 and at most
+    /// [`MAX_BLOCKS`]. All launches of a communicator have the same number, as each block has a
     /// [`LastLaunch`](crate::LastLaunch) of its own.
     pub const fn blocks(max_sms: Option<u32>, multiprocessors: u32) -> u32 {
         let blocks = match max_sms {

@@ -1,4 +1,4 @@
-//! Which launch may follow which.
+//! Order of the launches of a round.
 
 use ferry_layout::{Epoch, Kernel, LastLaunch};
 

@@ -221,9 +221,9 @@ impl CudaDevice {
     /// `work` may fail with an error of yours that ours converts to. Where nothing else tells the compiler
     /// which, name it: `capture::<Error>(..)`, or give the closure its type.
     ///
-    /// A round may be captured in parts, each a graph of its own, which are launched in the order of a round. The
-    /// device refuses a graph that is launched [out of turn](crate::FaultKind::OutOfTurn), and this rank gives
-    /// up.
+    /// A round may be captured in parts, each a graph of its own, which are launched in the order of a
+    /// round. The device refuses one that is launched [out of turn](crate::FaultKind::OutOfTurn), and
+    /// this rank gives up.
     ///
     /// Make buffers and streams before, and look for faults after: `work` only enqueues. A
     /// [`synchronize`](crate::ExpertParallel::synchronize) of `stream` would end the capture with an error;

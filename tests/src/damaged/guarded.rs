@@ -1,5 +1,5 @@
-//! Group whose every allocation has guard zones on both sides, whose windows can be written, and whose launches
-//! can be repeated.
+//! Group whose every allocation has guard zones on both sides, whose windows can be written, and
+//! whose launches can be repeated.
 
 use std::any::Any;
 use std::collections::BTreeMap;

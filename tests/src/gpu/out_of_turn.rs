@@ -30,7 +30,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
             for all in [false, true] {
                 let ranks = if all { "all ranks" } else { "one rank" };
                 let name = format!("a graph of a {calls} {part:?} launched twice on {ranks}");
-                suite.check(&name, |suite| twice(suite, part, split, all))?;
+                suite.check(&name, |suite| twice(suite, Twice { part, split, all }))?;
             }
         }
     }
@@ -73,7 +73,7 @@ struct Graphs {
 }
 
 impl Graphs {
-    /// Of each local rank; `None` where there is nothing to capture with.
+    /// Captures the graphs of each local rank; `None` if there is nothing to capture with.
     fn of(suite: &Suite<'_>, session: &mut Session) -> Result<Option<Vec<Self>>> {
         let mut graphs = Vec::new();
         for (index, rank) in session.local_ranks().into_iter().enumerate() {
@@ -138,8 +138,8 @@ fn settings(problems: &[Problem], tokens: usize, split: bool, deadline: Duration
     }
 }
 
-/// Rounds whose dispatches and combines are graphs, with experts between them that the host plays, and a round
-/// of calls now and then.
+/// Rounds whose dispatches and combines are graphs, with experts between them that the host plays,
+/// and a round of calls now and then.
 fn in_turn(suite: &mut Suite<'_>, tokens: usize, split: bool) -> Result<Outcome> {
     let problems: Vec<_> = (0..ROUNDS)
         .map(|seed| problem(suite, tokens, seed))
@@ -186,9 +186,33 @@ fn rounds_in_turn(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]
     Ok(true)
 }
 
-/// Launches a part twice on the first rank, or on all: each of them is refused at once, and the others name it
-/// by their deadline.
-fn twice(suite: &mut Suite<'_>, part: Part, split: bool, all: bool) -> Result<Outcome> {
+/// A part that is launched twice.
+#[derive(Clone, Copy)]
+struct Twice {
+    part: Part,
+    split: bool,
+    /// Whether on all ranks, or on the first alone.
+    all: bool,
+}
+
+impl Twice {
+    /// Requires that a rank was refused the part's first kernel, after the part's last one in round 2.
+    fn named_itself(self, fault: &Fault) -> Result<()> {
+        let Self { part, split, .. } = self;
+        let (kernel, last) = part.kernels(split);
+        let epoch = if part == Part::Dispatch { 2 } else { 3 };
+        ensure!(fault.kind == FaultKind::OutOfTurn, "{fault}");
+        let own = (fault.rank, fault.rank);
+        ensure!((fault.peer, fault.culprit) == own, "{fault}");
+        ensure!((fault.kernel, fault.epoch) == (kernel, epoch), "{fault}");
+        ensure!(fault.last_launch() == Some((last, 2)), "{fault}");
+        Ok(())
+    }
+}
+
+/// Launches a part twice: whoever does is refused at once, and the others name it by their deadline.
+fn twice(suite: &mut Suite<'_>, twice: Twice) -> Result<Outcome> {
+    let Twice { split, all, .. } = twice;
     if !all && suite.ranks() == 1 {
         return Ok(Outcome::Skipped("needs two ranks".into()));
     }
@@ -196,7 +220,7 @@ fn twice(suite: &mut Suite<'_>, part: Part, split: bool, all: bool) -> Result<Ou
     let settings = settings(std::slice::from_ref(&problem), 128, split, SHORT_DEADLINE);
     let group = suite.group().clone();
     let mut session = suite.session(&group, &settings, 1)?;
-    let result = refused(suite, &mut session, &problem, (part, split, all));
+    let result = refused(suite, &mut session, &problem, twice);
     let outcome = result.as_ref().ok().copied();
     // Not closed: that is collective, and they gave up.
     drop(session);
@@ -212,8 +236,9 @@ fn refused(
     suite: &Suite<'_>,
     session: &mut Session,
     problem: &Problem,
-    (part, split, all): (Part, bool, bool),
+    twice: Twice,
 ) -> Result<bool> {
+    let Twice { part, all, .. } = twice;
     session.upload(0, problem)?;
     let Some(mut graphs) = Graphs::of(suite, session)? else {
         return Ok(false);
@@ -243,7 +268,7 @@ fn refused(
             bail!("rank {rank}: {outcome:?}");
         };
         if all || rank == 0 {
-            named_itself(&fault, part.kernels(split), part)?;
+            twice.named_itself(&fault)?;
         } else {
             let named = (fault.kind, fault.culprit);
             ensure!(
@@ -259,17 +284,4 @@ fn refused(
     };
     ensure!(waited < most, "the faults came after {waited:?}");
     Ok(true)
-}
-
-/// That a rank was refused the first of these kernels, after the second one of round 2.
-fn named_itself(fault: &Fault, (kernel, last): (Kernel, Kernel), part: Part) -> Result<()> {
-    let epoch = if part == Part::Dispatch { 2 } else { 3 };
-    ensure!(fault.kind == FaultKind::OutOfTurn, "{fault}");
-    ensure!(
-        (fault.peer, fault.culprit) == (fault.rank, fault.rank),
-        "{fault}"
-    );
-    ensure!((fault.kernel, fault.epoch) == (kernel, epoch), "{fault}");
-    ensure!(fault.last_launch() == Some((last, 2)), "{fault}");
-    Ok(())
 }

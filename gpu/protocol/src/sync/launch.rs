@@ -1,7 +1,7 @@
 //! Waits that end.
 
 use ferry_layout::{
-    Common, Counter, Epoch, Fault, FaultKind, Kernel, LastLaunch, LastRecord, Rank, Region, Table,
+    Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region, Table,
 };
 
 use crate::machine::Machine;
@@ -84,58 +84,6 @@ impl<'a, M: Machine> Launch<'a, M> {
             0 => Ok(()),
             _ => Err(Aborted),
         }
-    }
-
-    /// Makes sure that no earlier launch aborted and that this one is the next of its round, and leaves it to
-    /// the next. One that comes out of turn, as a graph with a part of a round was launched twice, is refused
-    /// before it has written anything but who is at fault. Not for `skip_a2a`, where nobody waits.
-    ///
-    /// Every block decides by itself, from a [`LastLaunch`] of its own, which no other block reads or writes.
-    /// So news of this launch cannot pass for those of an earlier one, however late a block begins: what a
-    /// block finds in its word, which it loads before the barrier of [`begun`](Self::begun) and stores behind
-    /// it, is always of an earlier launch. Launches of a communicator follow each other in stream order, so it
-    /// is of the last one that was not refused: each block of a launch leaves its word, and all launches have
-    /// the same number of blocks ([`Kernel::blocks`]). Hence all blocks of a launch find the same, and all or
-    /// none refuse. Only in a launch that aborts may a block leave nothing, if it begins after `Aborted` was
-    /// stored; later launches find that first.
-    #[inline(always)]
-    pub fn enter(&self) -> Result<(), Aborted> {
-        let machine = self.machine;
-        // Loaded before the branch on the other word, so that nothing waits for the two in turn.
-        let last = machine.last_launch();
-        self.check()?;
-        if !last.precedes(self.epoch, self.kernel) {
-            return self.refuse(last);
-        }
-        let position = machine.warp_position();
-        if position.index + 1 == position.in_block {
-            machine.leave_launch(LastLaunch::of(self.epoch, self.kernel));
-        }
-        Ok(())
-    }
-
-    /// Stops this rank, whose launch comes out of turn, and tells all ranks that it is at fault. By one warp,
-    /// as all have found it.
-    #[inline(always)]
-    fn refuse(&self, last: LastLaunch) -> Result<(), Aborted> {
-        let machine = self.machine;
-        if machine.warp() == 0 {
-            machine.lanes(|lane| {
-                if lane == 0 {
-                    let fault = Fault {
-                        region: Region::LastLaunch,
-                        index: last.kernel(),
-                        wanted: self.follows().0,
-                        saw: last.epoch(),
-                        ..self.fault()
-                    };
-                    self.record(FaultKind::OutOfTurn, fault);
-                }
-            });
-            machine.store(Counter::Aborted, ABORTED);
-            culprit::tell_culprit(machine, self.common, self.common.rank());
-        }
-        Err(Aborted)
     }
 
     /// The round of the launch that this one follows, and of the credits that it waits for, if it does: 0

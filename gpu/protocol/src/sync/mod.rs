@@ -3,4 +3,5 @@
 pub mod arrivals;
 pub mod culprit;
 pub mod launch;
+mod order;
 pub mod wait;
