@@ -114,7 +114,7 @@ pub struct Config {
     /// Whether the kernels are compiled for this very shape when the communicator is made: a few seconds for
     /// a shape's first one on a machine (the driver keeps the result), and faster calls, most of all with few
     /// tokens. Where [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have no code for many
-    /// tokens: a reason to give decoding a plan of its own. The device keeps such kernels until it is closed.
+    /// tokens: a reason to give decoding a plan of its own. Such kernels stay loaded as long as the process.
     /// Without effect on the simulator and where ranks are on several nodes.
     #[cfg_attr(feature = "serde", serde(default))]
     pub specialise: bool,

@@ -376,7 +376,7 @@ mod tests {
                 let text = refused.unwrap_err().to_string();
                 assert_eq!(
                     text,
-                    format!("ranks is {ranks}, but a group has at most 64")
+                    format!("ranks is {ranks}, but a group has 1 to 64")
                 );
             }
         }

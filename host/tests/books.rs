@@ -117,26 +117,6 @@ impl Alone {
 }
 
 #[test]
-fn a_graph_of_a_graph_holds_the_communicator() {
-    with_books("a_graph_of_a_graph_holds_the_communicator", |_| {
-        let (mut alone, device) = (Alone::new(), open());
-        let stream = device.stream().unwrap();
-        let inner = device.capture(stream, || alone.round(stream));
-        let mut inner = inner.unwrap();
-        let outer = device.capture(stream, || inner.launch(stream)).unwrap();
-        drop(inner);
-        let refused = alone.rank.close().unwrap_err();
-        assert!(
-            matches!(refused.error, Error::GraphsAlive { graphs: 1, .. }),
-            "{refused}"
-        );
-        drop(outer);
-        refused.communicator.unwrap().close().unwrap();
-        alone.group.close().unwrap();
-    });
-}
-
-#[test]
 fn a_rank_in_a_graph_of_others_that_is_dropped_is_leaked() {
     with_books(
         "a_rank_in_a_graph_of_others_that_is_dropped_is_leaked",

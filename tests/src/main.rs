@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use ferry_tests::group::GroupKind;
 use ferry_tests::{bench, damaged, demo, explain, gpu, replay, sharing, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
@@ -36,16 +37,18 @@ enum Command {
 }
 
 impl Command {
-    /// Whether ranks share GPUs.
+    /// Whether this process drives several ranks that share GPUs. Processes of a rank each need no more
+    /// queues than the driver gives: with 32 each, not all of 4 got a context under MPS.
     fn shares_gpus(&self) -> bool {
         match self {
             Self::Demo(args) => args.group_args.share_gpus,
-            Self::Replay(args) => args.group_args.share_gpus,
-            Self::Gpu(args) => args.group_args.share_gpus,
-            Self::Bench(args) => args.group_args.share_gpus,
-            Self::Soak(args) => args.group_args.share_gpus,
-            Self::Killed(args) => args.share_gpus,
-            Self::Explain(_) | Self::Sanitize(_) | Self::Damaged(_) => false,
+            Self::Replay(args) => args.group_args.share_gpus && !args.group.has_processes(),
+            Self::Gpu(args) => args.group_args.share_gpus && !args.group.has_processes(),
+            Self::Bench(args) => args.group_args.share_gpus && args.group == bench::GroupChoice::Local,
+            Self::Soak(args) => {
+                args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
+            }
+            Self::Killed(_) | Self::Explain(_) | Self::Sanitize(_) | Self::Damaged(_) => false,
         }
     }
 }

@@ -56,7 +56,7 @@ pub struct ReplayArgs {
     output: PathBuf,
     /// Where the ranks are
     #[arg(long, value_enum, default_value = "simulated")]
-    group: GroupKind,
+    pub group: GroupKind,
     /// How expert outputs come back: reduced (one row a rank, weighted where the experts are) or exact (one
     /// row a top-k slot, weighted at the source)
     #[arg(long, default_value_t)]

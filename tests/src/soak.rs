@@ -35,7 +35,7 @@ pub struct SoakArgs {
     gpus: Option<usize>,
     /// Run such shapes on the ranks of a group [default: local]
     #[arg(long, value_enum)]
-    group: Option<GroupKind>,
+    pub group: Option<GroupKind>,
     /// Ranks of the group [default: all GPUs]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{RwLock, TryLockError};
 
-use ferry::{CloseError, ExpertParallel, Unfinished};
+use ferry::{CloseError, Error, ExpertParallel, Unfinished};
 
 use crate::device::stream_of;
 use crate::fault::{ferry_fault, report};
@@ -174,10 +174,19 @@ pub unsafe extern "C" fn ferry_communicator_close(
             // SAFETY: the rules of pointers and handles.
             let handle = unsafe { get(read_place(communicator)?, "*communicator")? };
             let mut rank = write_lock(handle)?;
-            let mut open = rank.take().ok_or_else(closed_already)?;
-            // SAFETY: the rule of graphs.
-            unsafe { open.assume_no_foreign_graphs() };
-            match open.close() {
+            let open = rank.take().ok_or_else(closed_already)?;
+            let closed = match open.close() {
+                Err(CloseError {
+                    error: Error::ForeignGraphs { .. },
+                    communicator: Some(mut open),
+                }) => {
+                    // SAFETY: the rule of graphs. Said last, so that a close that is refused says nothing.
+                    unsafe { open.assume_no_foreign_graphs() };
+                    open.close()
+                }
+                closed => closed,
+            };
+            match closed {
                 Err(CloseError {
                     error,
                     communicator: Some(open),

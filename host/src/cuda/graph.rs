@@ -8,8 +8,7 @@ use super::core::{Core, raw};
 use super::device::CudaDevice;
 use super::error::check;
 use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
-use crate::captures::{Held, HeldList};
-use crate::device::InGraph;
+use crate::captures::HeldList;
 use crate::one_stream::Lane;
 use crate::one_stream::graphs::{Recorded, take};
 use crate::{Error, Stream};
@@ -20,7 +19,7 @@ pub struct CudaGraph {
     core: Arc<Core>,
     executable: CUgraphExec,
     /// The communicators whose calls it has: they are not closed before.
-    held: Arc<HeldList>,
+    _held: Arc<HeldList>,
     /// Of those whose ranks share a GPU, what their calls wait for.
     recorded: Vec<Recorded>,
 }
@@ -40,7 +39,6 @@ impl CudaGraph {
     /// GPU, and waits for what the graph has. Nothing is enqueued then.
     pub fn launch(&mut self, stream: Stream) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
-        let mark = CAPTURES.mark();
         let lane = match self.recorded.is_empty() {
             true => None,
             false => Some(Lane::of(stream, capture_number(raw(stream))?)),
@@ -54,11 +52,6 @@ impl CudaGraph {
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.executable, raw(stream))
         })?;
-        let held: Held = self.held.clone();
-        if CAPTURES.hold(mark, &held, capture_number(raw(stream))) == InGraph::Foreign {
-            // Nobody can say that the other graph is gone.
-            std::mem::forget(held);
-        }
         turns().for_each(|(of, lane)| of.enter(lane));
         Ok(())
     }
@@ -272,8 +265,7 @@ impl CudaDevice {
     /// gone. Tensors outlive its last launch. What is said above of a capture that fails and of communicators
     /// that gave up holds here, too.
     ///
-    /// A graph that is launched into a captured stream becomes a part of another graph. Of ours, that keeps
-    /// the communicators; of others', they are kept as long as the process.
+    /// A graph is not launched into a captured stream: the driver refuses it.
     ///
     /// # Errors
     /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.
@@ -287,7 +279,7 @@ impl CudaDevice {
         work()?;
         let Captured {
             template,
-            held,
+            _held: held,
             recorded,
         } = capture.end()?;
         let mut executable = ptr::null_mut();
@@ -297,7 +289,7 @@ impl CudaDevice {
         Ok(CudaGraph {
             core: self.core().clone(),
             executable,
-            held,
+            _held: held,
             recorded,
         })
     }

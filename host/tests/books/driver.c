@@ -157,7 +157,10 @@ int cuGraphInstantiateWithFlags(launches **out, launches *graph, unsigned long l
     *out = calloc(1, sizeof(launches));
     return **out = *graph, 0;
 }
-int cuGraphLaunch(launches *graph, stream *on) { return enqueue(on, graph); }
+int cuGraphLaunch(launches *graph, stream *on) {
+    on = on ? on : &default_stream;
+    return on->capture ? 900 : enqueue(on, graph); /* CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED */
+}
 int cuGraphDestroy(launches *graph) { return free(graph), 0; }
 int cuGraphExecDestroy(launches *graph) { return free(graph), 0; }
 

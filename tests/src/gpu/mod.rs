@@ -61,7 +61,7 @@ use crate::sharing;
 pub struct GpuArgs {
     /// Where the ranks are
     #[arg(long, value_enum, default_value = "local")]
-    group: GroupKind,
+    pub group: GroupKind,
     /// Ranks of a local or simulated group [default: all GPUs; 4 in the simulator]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
