@@ -79,12 +79,32 @@ struct Recording {
 }
 
 /// How far the ranks of an order are.
-#[derive(Clone)]
 struct Halves {
     /// By index; `None` for a rank that enqueued nothing here.
     ranks: Vec<Option<Progress>>,
-    /// Kernels that wait for halves that were not enqueued when they were.
+    /// Kernels that wait for halves, the last in each lane of each rank, and such as were met since.
     waits: Vec<Wait>,
+    /// Reservations whose launches are being made: until then no wait is forgotten.
+    reserved: usize,
+}
+
+/// Kernels that count as enqueued while their launch is being made, so that no other thread's kernel comes
+/// between check and launch. Dropped before it was [`launched`](Self::launched), it is taken back.
+#[must_use]
+pub(crate) struct Reserved {
+    order: Arc<Order>,
+    lane: Lane,
+    steps: Vec<Step>,
+    is_launched: bool,
+}
+
+/// A change of a rank's progress that can be taken back.
+struct Step {
+    index: usize,
+    /// Halves that it sends.
+    sends: u64,
+    before: Option<Progress>,
+    wait: Option<Wait>,
 }
 
 #[derive(Clone, Copy)]
@@ -102,7 +122,7 @@ struct Progress {
     by: Kernel,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Wait {
     lane: Lane,
     index: usize,
@@ -149,6 +169,7 @@ impl Halves {
         Self {
             ranks: vec![None; ranks],
             waits: Vec::new(),
+            reserved: 0,
         }
     }
 
@@ -175,38 +196,58 @@ impl Halves {
         self.waiting(index, sent, lane).filter(|_| sends)
     }
 
-    /// `kernel` of the rank at `index` was enqueued.
-    fn enter(&mut self, index: usize, kernel: Kernel, lane: Lane) {
+    /// Counts `kernel` of the rank at `index` as enqueued.
+    fn enter(&mut self, index: usize, kernel: Kernel, lane: Lane) -> Step {
         let mut progress = self.progress(index, kernel);
+        let before = self.ranks[index];
         let Effect { sends, until } = Effect::of(kernel, progress.sent);
         progress.sent += u64::from(sends);
-        if until > 0 {
-            (progress.until, progress.by) = (until, kernel);
-        }
-        self.ranks[index] = Some(progress);
-        self.forget_what_came();
-        self.wait(Wait {
+        let wait = (until > 0).then_some(Wait {
             lane,
             index,
             kernel,
             until,
         });
-    }
-
-    fn wait(&mut self, wait: Wait) {
-        if !self.is_met(&wait) {
-            let is_same = |known: &Wait| (known.lane, known.index) == (wait.lane, wait.index);
-            self.waits.retain(|known| !is_same(known));
-            self.waits.push(wait);
+        if wait.is_some() {
+            (progress.until, progress.by) = (until, kernel);
+        }
+        self.ranks[index] = Some(progress);
+        self.waits.extend(wait);
+        Step {
+            index,
+            sends: u64::from(sends),
+            before,
+            wait,
         }
     }
 
-    fn forget_what_came(&mut self) {
+    /// Counts as if the step had not been made.
+    fn take_back(&mut self, step: &Step) {
+        let sent = self.ranks[step.index].map_or(0, |progress| progress.sent);
+        self.ranks[step.index] = step.before.map(|before| Progress {
+            sent: sent.saturating_sub(step.sends),
+            ..before
+        });
+        let mut waits = self.waits.iter();
+        if let Some(at) = waits.rposition(|wait| Some(*wait) == step.wait) {
+            self.waits.remove(at);
+        }
+    }
+
+    /// Forgets waits that were met, and those with a later one of the same rank in the same lane, which waits
+    /// for more. Not while a step may be taken back.
+    fn settle(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+        if self.reserved > 0 {
+            return;
+        }
         let waits = std::mem::take(&mut self.waits);
-        self.waits = waits
-            .into_iter()
-            .filter(|wait| !self.is_met(wait))
-            .collect();
+        for (at, wait) in waits.iter().enumerate() {
+            let is_later = |later: &Wait| (later.lane, later.index) == (wait.lane, wait.index);
+            if !self.is_met(wait) && !waits[at + 1..].iter().any(is_later) {
+                self.waits.push(*wait);
+            }
+        }
     }
 
     /// Whether all that it waits for was enqueued.
@@ -242,35 +283,61 @@ impl Order {
         (0..order.ranks.len()).map(turn).collect()
     }
 
-    /// Looks at what was enqueued, or in the capture; not where launches are unseen.
-    fn look<T>(&self, lane: Lane, at: impl FnOnce(&Halves) -> Option<T>) -> Option<T> {
+    /// Changes what counts as enqueued, or in the capture, if there is something.
+    fn change<T>(&self, lane: Lane, change: impl FnOnce(&mut Halves) -> T) -> Option<T> {
         let Some(capture) = lane.capture else {
-            let is_uncertain = self.is_uncertain.load(Ordering::Relaxed);
-            return at(&lock(&self.enqueued)).filter(|_| !is_uncertain);
-        };
-        let recordings = lock(&RECORDINGS);
-        let mut known = recordings.iter();
-        at(&known.find(|known| known.is(capture, self))?.halves)
-    }
-
-    fn change(self: &Arc<Self>, lane: Lane, change: impl FnOnce(&mut Halves)) {
-        let Some(capture) = lane.capture else {
-            return change(&mut lock(&self.enqueued));
+            return Some(change(&mut lock(&self.enqueued)));
         };
         let mut recordings = lock(&RECORDINGS);
-        if let Some(known) = recordings.iter_mut().find(|known| known.is(capture, self)) {
-            return change(&mut known.halves);
+        let known = recordings
+            .iter_mut()
+            .find(|known| known.is(capture, self))?;
+        Some(change(&mut known.halves))
+    }
+
+    /// Makes a place for what is captured. Of too many, one of another capture is forgotten.
+    fn record(self: &Arc<Self>, capture: u64) {
+        let mut recordings = lock(&RECORDINGS);
+        if recordings.iter().any(|known| known.is(capture, self)) {
+            return;
         }
-        let mut halves = Halves::new(self.ranks.len());
-        change(&mut halves);
-        if recordings.len() == MOST_RECORDINGS {
-            recordings.remove(0);
+        let mut known = recordings.iter();
+        let of_another = known.position(|known| known.capture != capture);
+        if let (MOST_RECORDINGS.., Some(at)) = (recordings.len(), of_another) {
+            recordings.remove(at);
         }
         recordings.push(Recording {
             capture,
             order: self.clone(),
-            halves,
+            halves: Halves::new(self.ranks.len()),
         });
+    }
+
+    /// Enters what `enter` gives unless `refused` finds something, both under one lock. Where launches are
+    /// unseen, nothing is refused.
+    fn reserve(
+        self: &Arc<Self>,
+        lane: Lane,
+        refused: impl FnOnce(&Halves) -> Option<SharedGpuError>,
+        enter: impl FnOnce(&mut Halves) -> Vec<Step>,
+    ) -> Result<Reserved, SharedGpuError> {
+        if let Some(capture) = lane.capture {
+            self.record(capture);
+        }
+        let is_seen = lane.capture.is_some() || !self.is_uncertain.load(Ordering::Relaxed);
+        let steps = self.change(lane, |halves| {
+            if let Some(refused) = refused(halves).filter(|_| is_seen) {
+                return Err(refused);
+            }
+            halves.reserved += 1;
+            Ok(enter(halves))
+        });
+        Ok(Reserved {
+            order: self.clone(),
+            lane,
+            steps: steps.transpose()?.unwrap_or_default(),
+            is_launched: false,
+        })
     }
 
     fn refusal(&self, index: usize, kernel: Kernel, wait: &Wait) -> SharedGpuError {
@@ -295,52 +362,44 @@ impl Turn {
         self.order.ranks[self.index]
     }
 
-    /// Refuses a kernel that would come behind one that waits for it.
-    pub(crate) fn check(&self, kernel: Kernel, lane: Lane) -> Result<(), SharedGpuError> {
-        let Self { order, index } = self;
-        let refused = order.look(lane, |halves| {
-            let wait = halves.conflict(*index, kernel, lane)?;
-            Some(order.refusal(*index, kernel, wait))
-        });
-        refused.map_or(Ok(()), Err)
-    }
-
-    /// The kernel was enqueued. `is_seen`: should it be a part of a graph, its launches will be seen.
-    pub(crate) fn enter(&self, kernel: Kernel, lane: Lane, is_seen: bool) {
-        if lane.capture.is_some() && !is_seen {
-            self.order.is_uncertain.store(true, Ordering::Relaxed);
-        }
-        let enter = |halves: &mut Halves| halves.enter(self.index, kernel, lane);
-        self.order.change(lane, enter);
+    /// Refuses a kernel that would come behind one that waits for it; else counts it as enqueued.
+    pub(crate) fn reserve(&self, kernel: Kernel, lane: Lane) -> Result<Reserved, SharedGpuError> {
+        let (order, index) = (&self.order, self.index);
+        let refused = |halves: &Halves| {
+            let wait = halves.conflict(index, kernel, lane)?;
+            Some(order.refusal(index, kernel, wait))
+        };
+        order.reserve(lane, refused, |halves| {
+            vec![halves.enter(index, kernel, lane)]
+        })
     }
 }
 
-/// Refuses calls, to be enqueued one after another, of which one would come behind another that waits for
-/// it: whose call, and why.
-pub(crate) fn check_all(calls: &[(&Turn, Kernel, Lane)]) -> Result<(), (Rank, SharedGpuError)> {
-    let mut trials: Vec<(&Arc<Order>, Option<u64>, Halves)> = Vec::new();
-    for &(Turn { order, index }, kernel, lane) in calls {
-        let is_same = |(known, capture, _): &&mut (&Arc<Order>, Option<u64>, Halves)| {
-            Arc::ptr_eq(known, order) && *capture == lane.capture
-        };
-        let halves = match trials.iter_mut().find(is_same) {
-            Some((_, _, halves)) => halves,
-            None => {
-                let now = order.look(lane, |halves| Some(halves.clone()));
-                let now = now.unwrap_or_else(|| Halves::new(order.ranks.len()));
-                trials.push((order, lane.capture, now));
-                let Some((_, _, halves)) = trials.last_mut() else {
-                    continue;
-                };
-                halves
-            }
-        };
-        if let Some(wait) = halves.conflict(*index, kernel, lane) {
-            return Err((order.ranks[*index], order.refusal(*index, kernel, wait)));
+impl Reserved {
+    /// Keeps what was entered. `is_seen`: should it be a part of a graph, its launches will be seen.
+    pub(crate) fn launched(mut self, is_seen: bool) {
+        if self.lane.capture.is_some() && !is_seen {
+            self.order.is_uncertain.store(true, Ordering::Relaxed);
         }
-        halves.enter(*index, kernel, lane);
+        self.is_launched = true;
     }
-    Ok(())
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let Self {
+            order,
+            lane,
+            steps,
+            is_launched,
+        } = self;
+        order.change(*lane, |halves| {
+            if !*is_launched {
+                steps.iter().for_each(|step| halves.take_back(step));
+            }
+            halves.settle();
+        });
+    }
 }
 
 #[cfg(test)]

@@ -167,6 +167,30 @@ fn a_kernel_behind_one_that_waits_for_it_is_refused_before_it_is_enqueued() {
 }
 
 #[test]
+fn a_call_made_while_another_is_launched_is_refused_behind_it() {
+    let notes = notes_on("meanwhile");
+    let mut ranks = join_all(&group_of(&notes), config()).unwrap().into_iter();
+    let [mut first, mut second] = [(); 2].map(|()| ranks.next().unwrap());
+    let (tell, told) = std::sync::mpsc::channel();
+    *notes.during_launch.lock().unwrap() = Some(Box::new(move || {
+        let outcome = round(&mut second, stream(8));
+        tell.send((outcome, second)).unwrap();
+    }));
+    round(&mut first, stream(8)).unwrap();
+    let (outcome, mut second) = told.recv().unwrap();
+    let refused = outcome.unwrap_err();
+    assert_eq!(behind(&refused), [(1, "dispatch"), (0, "dispatch")]);
+    round(&mut second, stream(9)).unwrap();
+    // Nobody waits for a launch that failed.
+    *notes.refused_launch.lock().unwrap() = Some(0);
+    round(&mut first, stream(8)).unwrap_err();
+    *notes.refused_launch.lock().unwrap() = None;
+    round(&mut second, stream(8)).unwrap();
+    first.close().unwrap();
+    second.close().unwrap();
+}
+
+#[test]
 fn ranks_on_gpus_of_their_own_may_use_the_same_handle() {
     let notes = Arc::new(Notes {
         all_local: true,

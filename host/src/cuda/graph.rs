@@ -43,16 +43,15 @@ impl CudaGraph {
             true => None,
             false => Some(Lane::of(stream, capture_number(raw(stream))?)),
         };
-        let turns = || {
-            lane.into_iter()
-                .flat_map(|lane| self.recorded.iter().map(move |of| (of, lane)))
-        };
-        turns().try_for_each(|(of, lane)| of.check(lane))?;
+        let turns = lane
+            .into_iter()
+            .flat_map(|lane| self.recorded.iter().map(move |of| of.reserve(lane)));
+        let turns = turns.collect::<Result<Vec<_>, _>>()?;
         // SAFETY: the graph was instantiated in the current context.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.executable, raw(stream))
         })?;
-        turns().for_each(|(of, lane)| of.enter(lane));
+        turns.into_iter().for_each(|turn| turn.launched(false));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use ferry_layout::Kernel;
 
 use super::{ExpertParallel, Poison};
 use crate::device::{Args, InGraph, Launch};
-use crate::one_stream::{Lane, Turn, check_all};
+use crate::one_stream::{Lane, Reserved};
 use crate::{Error, LocalRanksError, Stream};
 
 /// A call whose checks were all made, and that was not launched. Dropped, it leaves the communicator as it
@@ -13,8 +13,6 @@ use crate::{Error, LocalRanksError, Stream};
 pub(crate) struct Prepared<'a, Next> {
     rank: &'a mut ExpertParallel,
     launch: Launch,
-    /// What it comes into, of a rank that shares its GPU with others of this process.
-    lane: Option<Lane>,
     /// What the round is then.
     next: Next,
 }
@@ -25,7 +23,8 @@ impl<'a, Next> Prepared<'a, Next> {
         mut self,
         then: impl FnOnce(&'a mut ExpertParallel, Next) -> T,
     ) -> Result<T, Error> {
-        self.enqueue()?;
+        let turn = self.reserve()?;
+        self.enqueue(turn)?;
         Ok(then(self.rank, self.next))
     }
 
@@ -35,13 +34,17 @@ impl<'a, Next> Prepared<'a, Next> {
         mut calls: Vec<Self>,
         mut then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
     ) -> Result<Vec<T>, LocalRanksError> {
-        let in_turns: Vec<_> = calls.iter().filter_map(Self::in_turn).collect();
-        if let Err((rank, refused)) = check_all(&in_turns) {
-            let source = Box::new(refused.into());
-            return Err(LocalRanksError::Refused { rank, source });
+        let mut turns = Vec::new();
+        for call in &calls {
+            turns.push(call.reserve().map_err(|refused| {
+                let (rank, source) = (call.rank.rank(), Box::new(refused));
+                LocalRanksError::Refused { rank, source }
+            })?);
         }
-        for (at, call) in calls.iter_mut().enumerate() {
-            let Err(error) = call.enqueue() else { continue };
+        for (at, (call, turn)) in calls.iter_mut().zip(turns).enumerate() {
+            let Err(error) = call.enqueue(turn) else {
+                continue;
+            };
             let (rank, source) = (call.rank.rank(), Box::new(error));
             if at == 0 {
                 return Err(LocalRanksError::Refused { rank, source });
@@ -55,12 +58,18 @@ impl<'a, Next> Prepared<'a, Next> {
         Ok(each.map(|call| then(call.rank, call.next)).collect())
     }
 
-    /// Of a rank that shares its GPU with others of this process, what comes into which stream.
-    fn in_turn(&self) -> Option<(&Turn, Kernel, Lane)> {
-        Some((self.rank.turn.as_ref()?, self.launch.kernel, self.lane?))
+    /// Of a rank that shares its GPU with others of this process, its kernel's turn: that no kernel of another
+    /// rank stands in the stream and waits for this one, nor will until it is launched.
+    fn reserve(&self) -> Result<Option<Reserved>, Error> {
+        let Some(turn) = &self.rank.turn else {
+            return Ok(None);
+        };
+        let stream = self.launch.stream;
+        let lane = Lane::of(stream, self.rank.device().capture(stream));
+        Ok(Some(turn.reserve(self.launch.kernel, lane)?))
     }
 
-    fn enqueue(&mut self) -> Result<(), Error> {
+    fn enqueue(&mut self, turn: Option<Reserved>) -> Result<(), Error> {
         self.rank.streams.enter(self.launch.stream);
         // SAFETY: the tensors were found to have memory for every element when `args` was made of
         // them; what else it names is this communicator's, allocated in the plan's sizes and kept
@@ -70,8 +79,8 @@ impl<'a, Next> Prepared<'a, Next> {
             device.launch_held(&self.launch, &self.rank.member)
         }?;
         self.rank.streams.launched(in_graph);
-        if let Some((turn, kernel, lane)) = self.in_turn() {
-            turn.enter(kernel, lane, in_graph == InGraph::Held);
+        if let Some(turn) = turn {
+            turn.launched(in_graph == InGraph::Held);
         }
         Ok(())
     }
@@ -106,23 +115,11 @@ impl ExpertParallel {
             stream,
         };
         self.require_room(stream)?;
-        let lane = self.require_turn(stream, kernel)?;
         Ok(Prepared {
             rank: self,
             launch,
-            lane,
             next,
         })
-    }
-
-    /// That no kernel of another rank stands in `stream` and waits for this one.
-    fn require_turn(&self, stream: Stream, kernel: Kernel) -> Result<Option<Lane>, Error> {
-        let Some(turn) = &self.turn else {
-            return Ok(None);
-        };
-        let lane = Lane::of(stream, self.device().capture(stream));
-        turn.check(kernel, lane)?;
-        Ok(Some(lane))
     }
 
     /// Whether `stream` has as many multiprocessors as a launch takes. Asked each time: a handle is another

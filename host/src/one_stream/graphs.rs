@@ -1,11 +1,10 @@
 //! Graphs of ranks that share a GPU: what their captures have recorded counts when they are launched.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ferry_layout::Kernel;
 
-use super::{Halves, Lane, Order, Progress, RECORDINGS, Recording, Wait, lock};
+use super::{Halves, Lane, Order, Progress, RECORDINGS, Recording, Reserved, Step, Wait, lock};
 use crate::SharedGpuError;
 
 /// What a graph has of an order.
@@ -25,30 +24,38 @@ impl Halves {
         })
     }
 
-    /// `graph` was launched into `lane`. It is one: within it, its capture has seen the order.
-    fn enter_all(&mut self, graph: &Self, lane: Lane) {
-        let mut waits = Vec::new();
+    /// Counts `graph` as launched into `lane`. It is one: within it, its capture has seen the order.
+    fn enter_all(&mut self, graph: &Self, lane: Lane) -> Vec<Step> {
+        let mut steps = Vec::new();
         for (index, part) in graph.ranks.iter().enumerate() {
             let Some(part) = part else { continue };
-            let progress = self.ranks[index].get_or_insert(Progress {
+            let before = self.ranks[index];
+            let mut progress = before.unwrap_or(Progress {
                 sent: part.before,
                 ..*part
             });
             let until = (progress.sent + part.until).saturating_sub(part.before);
-            progress.sent += part.sent - part.before;
-            if part.until > 0 {
+            let sends = part.sent - part.before;
+            progress.sent += sends;
+            let wait = (part.until > 0).then_some(Wait {
+                lane,
+                index,
+                kernel: part.by,
+                until,
+            });
+            if wait.is_some() {
                 (progress.until, progress.by) = (until, part.by);
-                let kernel = part.by;
-                waits.push(Wait {
-                    lane,
-                    index,
-                    kernel,
-                    until,
-                });
             }
+            self.ranks[index] = Some(progress);
+            self.waits.extend(wait);
+            steps.push(Step {
+                index,
+                sends,
+                before,
+                wait,
+            });
         }
-        self.forget_what_came();
-        waits.into_iter().for_each(|wait| self.wait(wait));
+        steps
     }
 }
 
@@ -62,22 +69,15 @@ pub(crate) fn take(capture: u64) -> Vec<Recorded> {
 }
 
 impl Recorded {
-    /// Refuses a launch of the graph that would come behind a kernel that waits for it.
-    pub(crate) fn check(&self, lane: Lane) -> Result<(), SharedGpuError> {
-        let refused = self.order.look(lane, |halves| {
+    /// Refuses a launch of the graph that would come behind a kernel that waits for it; else counts it as
+    /// launched.
+    pub(crate) fn reserve(&self, lane: Lane) -> Result<Reserved, SharedGpuError> {
+        let refused = |halves: &Halves| {
             let (index, wait) = halves.conflict_with(&self.halves, lane)?;
             let kernel = self.halves.ranks[index].map_or(Kernel::Dispatch, |part| part.by);
             Some(self.order.refusal(index, kernel, wait))
-        });
-        refused.map_or(Ok(()), Err)
-    }
-
-    /// The graph was launched, perhaps into a capture, whose graph may be launched unseen.
-    pub(crate) fn enter(&self, lane: Lane) {
-        if lane.capture.is_some() {
-            self.order.is_uncertain.store(true, Ordering::Relaxed);
-        }
+        };
         let enter = |halves: &mut Halves| halves.enter_all(&self.halves, lane);
-        self.order.change(lane, enter);
+        self.order.reserve(lane, refused, enter)
     }
 }

@@ -31,13 +31,13 @@ fn pair() -> [Turn; 2] {
 /// Makes calls of ranks, by index, until one is refused: which, and of which two.
 fn run(turns: &[Turn; 2], calls: &[(usize, Kernel, Lane)]) -> Option<(usize, [Rank; 2])> {
     for (place, &(index, kernel, lane)) in calls.iter().enumerate() {
-        if let Err(refused) = turns[index].check(kernel, lane) {
-            let SharedGpuError::OneStream { rank, waiting, .. } = refused else {
-                panic!("{refused}")
-            };
-            return Some((place, [rank, waiting]));
+        match turns[index].reserve(kernel, lane) {
+            Ok(turn) => turn.launched(true),
+            Err(SharedGpuError::OneStream { rank, waiting, .. }) => {
+                return Some((place, [rank, waiting]));
+            }
+            Err(other) => panic!("{other}"),
         }
-        turns[index].enter(kernel, lane, true);
     }
     None
 }
@@ -150,17 +150,15 @@ fn handles_0_and_1_are_one_stream_and_2_one_of_each_thread() {
 }
 
 #[test]
-fn calls_of_several_ranks_are_looked_at_together() {
+fn calls_of_several_ranks_are_reserved_together_and_taken_back() {
     let turns = pair();
-    let each = |kernel, [first, second]: [u64; 2]| {
-        let calls = [
-            (&turns[0], kernel, lane(first)),
-            (&turns[1], kernel, lane(second)),
-        ];
-        check_all(&calls).map_err(|(whose, refused)| {
-            assert!(matches!(refused, SharedGpuError::OneStream { rank, .. } if rank == whose));
-            whose
-        })
+    let each = |kernel, handles: [u64; 2]| {
+        let mut reserved = Vec::new();
+        for (turn, handle) in turns.iter().zip(handles) {
+            let refused = turn.reserve(kernel, lane(handle));
+            reserved.push(refused.map_err(|_| turn.rank())?);
+        }
+        Ok(())
     };
     assert_eq!(each(Dispatch, [8, 9]), Ok(()));
     assert_eq!(each(Dispatch, [9, 9]), Err(Rank(6)));
@@ -238,19 +236,20 @@ fn graphs_of_two_ranks_are_launched_into_two_streams() {
     let [first, second] = [0, 1].map(|at| recorded(&turns, &[(at, Dispatch), (at, Combine)]));
     for _ in 0..3 {
         for (graph, handle) in [(&first, 9), (&second, 8)] {
-            graph.check(lane(handle)).unwrap();
-            graph.enter(lane(handle));
+            graph.reserve(lane(handle)).unwrap().launched(true);
         }
     }
-    first.enter(lane(9));
-    let refused = second.check(lane(9)).unwrap_err();
+    first.reserve(lane(9)).unwrap().launched(true);
+    let refused = second.reserve(lane(9)).err().unwrap();
     let SharedGpuError::OneStream { rank, waiting, .. } = refused else {
         panic!("{refused}")
     };
     assert_eq!([rank, waiting], SECOND);
     // Nor is a call taken there.
-    assert!(turns[1].check(Dispatch, lane(9)).is_err());
-    second.check(lane(8)).unwrap();
+    assert!(turns[1].reserve(Dispatch, lane(9)).is_err());
+    drop(second.reserve(lane(8)).unwrap());
+    // A launch that failed met nothing.
+    assert!(turns[1].reserve(Dispatch, lane(9)).is_err());
 }
 
 #[test]
@@ -259,8 +258,7 @@ fn a_graph_with_branches_of_two_ranks_is_one_launch() {
     let calls = [(0, Dispatch), (1, Dispatch), (0, Combine), (1, Combine)];
     let graph = recorded(&turns, &calls);
     for _ in 0..3 {
-        graph.check(lane(9)).unwrap();
-        graph.enter(lane(9));
+        graph.reserve(lane(9)).unwrap().launched(true);
     }
     let calls = in_one(&[(0, DispatchAsync), (1, DispatchAsync), (1, DispatchWait)]);
     assert_eq!(run(&turns, &calls), None);
@@ -270,7 +268,32 @@ fn a_graph_with_branches_of_two_ranks_is_one_launch() {
 fn behind_a_capture_of_others_only_captures_are_looked_at() {
     let turns = pair();
     let captured = Lane::of(stream(9), Some(capture()));
-    turns[0].enter(Dispatch, captured, false);
-    assert!(turns[1].check(Dispatch, captured).is_err());
+    let turn = turns[0].reserve(Dispatch, captured).unwrap();
+    turn.launched(false);
+    assert!(turns[1].reserve(Dispatch, captured).is_err());
     assert_eq!(run(&turns, &in_one(&[(0, Dispatch), (1, Dispatch)])), None);
+}
+
+#[test]
+fn what_a_failed_launch_would_have_met_is_waited_for_again() {
+    let turns = pair();
+    let failing = turns[0].reserve(Dispatch, lane(8)).unwrap();
+    // Meanwhile the other rank's kernel stands behind nothing that it waits for, as it seems.
+    turns[1].reserve(Dispatch, lane(9)).unwrap().launched(true);
+    drop(failing);
+    assert_eq!(run(&turns, &in_one(&[(0, Dispatch)])), Some((0, FIRST)));
+    assert_eq!(run(&turns, &[(0, Dispatch, lane(8))]), None);
+    assert!(lock(&turns[0].order.enqueued).waits.is_empty());
+}
+
+#[test]
+fn a_capture_of_many_communicators_keeps_what_each_has_recorded() {
+    let captured = Lane::of(stream(9), Some(capture()));
+    let pairs: Vec<_> = (0..=MOST_RECORDINGS).map(|_| pair()).collect();
+    for turns in &pairs {
+        assert_eq!(run(turns, &[(0, Dispatch, captured)]), None);
+    }
+    for turns in &pairs {
+        assert_eq!(run(turns, &[(1, Dispatch, captured)]), Some((0, SECOND)));
+    }
 }

@@ -37,6 +37,8 @@ pub struct Notes {
     pub gpu: Option<GpuRanks>,
     /// A stream that is captured, and the capture's number.
     pub captured: Mutex<Option<(Stream, u64)>>,
+    /// Another call, made by the next launch.
+    pub during_launch: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Streams that were asked for their captures.
     pub captures_asked: Mutex<Vec<Stream>>,
 }
@@ -120,6 +122,8 @@ unsafe impl Device for NotedDevice {
             .map(|(_, number)| number)
     }
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let other = self.0.during_launch.lock().unwrap().take();
+        other.into_iter().for_each(|call| call());
         let mut refused = self.0.refused_launch.lock().unwrap();
         if *refused == Some(0) {
             return Err(Error::GroupClosed);
