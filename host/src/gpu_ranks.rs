@@ -40,8 +40,9 @@ impl GpuRanks {
         self.ranks.len() > 1
     }
 
-    /// Multiprocessors of the GPU, as far as its ranks know: the most that the context of one of them
-    /// reports. Under MPS with a limit for each process a context reports its share alone.
+    /// Multiprocessors of the GPU, as far as its ranks know: the most that the context of any of them
+    /// reports. Under MPS with a percentage for each process a context reports its share alone, so that this
+    /// is the largest share where all have one.
     pub fn multiprocessors(&self) -> u32 {
         let most = self.ranks.iter().map(|&(_, reported)| reported).max();
         most.unwrap_or(0).max(1)
@@ -49,9 +50,9 @@ impl GpuRanks {
 
     /// Most multiprocessors that a kernel of `rank` occupies, where its [`Config::max_sms`](crate::Config)
     /// is `max_sms`; `None` for all. Of a rank that shares the GPU it is the least of that, of what its
-    /// context reports, and of the [GPU's multiprocessors](Self::multiprocessors) divided by its ranks, but
-    /// at least 1. So the kernels of all ranks find room at one time. Where MPS limits every process there,
-    /// the share of each is divided once more: better let it limit none.
+    /// context reports, and of [the most that any of its ranks' reports](Self::multiprocessors) divided by its
+    /// ranks, but at least 1. So the kernels of all ranks find room at one time; side by side, there are at
+    /// most as many ranks. Percentages of MPS that divide the GPU already divide it twice: set none.
     pub fn limit(&self, rank: Rank, max_sms: Option<u32>) -> Option<u32> {
         let Some(reported) = self.reported(rank).filter(|_| self.is_shared()) else {
             return max_sms;
@@ -96,6 +97,8 @@ mod tests {
             // A process that MPS gives a tenth, beside one without a limit.
             (&[132, 14], 0, None, Some(66)),
             (&[132, 14], 1, None, Some(14)),
+            // Percentages that divide the GPU already divide it twice: 4 processes at 25 %.
+            (&[33; 4], 2, None, Some(8)),
             (&[3; 8], 7, None, Some(1)),
             (&[0; 2], 0, None, Some(1)),
         ] {

@@ -2,7 +2,7 @@
 
 use ferry_layout::Rank;
 
-use crate::{Error, GpuRanks};
+use crate::{Error, GpuRanks, SharedGpuError};
 
 /// Where Linux names a machine's boot: the same in all its containers.
 #[cfg(feature = "cuda")]
@@ -84,7 +84,7 @@ impl Terms {
 }
 
 /// The GPUs of all ranks, and who is on each. Refuses one that two ranks have, but where all that are there
-/// share it: their kernels wait for each other.
+/// share it, as their kernels wait for each other; and more ranks side by side than it has multiprocessors.
 pub(crate) fn require_own(ranks: &[(Gpu, Terms)]) -> Result<Vec<GpuRanks>, Error> {
     let mut gpus = Vec::new();
     for (first, (gpu, terms)) in ranks.iter().enumerate() {
@@ -104,8 +104,22 @@ pub(crate) fn require_own(ranks: &[(Gpu, Terms)]) -> Result<Vec<GpuRanks>, Error
                 device: gpu.name(),
             });
         }
+        let beside = here
+            .clone()
+            .filter(|(_, (_, terms))| terms.runs_beside_others);
+        let beside = beside.count();
         let here = here.map(|(rank, (_, terms))| (Rank(rank), terms.multiprocessors));
-        gpus.push(GpuRanks::new(gpu.name(), here));
+        let here = GpuRanks::new(gpu.name(), here);
+        let multiprocessors = here.multiprocessors();
+        if here.is_shared() && beside > multiprocessors as usize {
+            return Err(SharedGpuError::TooManyRanks {
+                device: gpu.name(),
+                multiprocessors,
+                ranks: beside,
+            }
+            .into());
+        }
+        gpus.push(here);
     }
     Ok(gpus)
 }
@@ -181,6 +195,33 @@ mod tests {
             let text = refused.to_string();
             assert!(text.starts_with("ranks 1 and 3"), "{text}");
         }
+    }
+
+    #[test]
+    fn side_by_side_there_are_at_most_as_many_ranks_as_multiprocessors() {
+        let ranks = |count, runs_beside_others| {
+            let terms = Terms {
+                multiprocessors: 3,
+                shares: true,
+                runs_beside_others,
+            };
+            require_own(&vec![(gpu(1, "a"), terms); count])
+        };
+        ranks(3, true).unwrap();
+        let refused = ranks(4, true).unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                Error::SharedGpu(SharedGpuError::TooManyRanks {
+                    multiprocessors: 3,
+                    ranks: 4,
+                    ..
+                })
+            ),
+            "{refused}"
+        );
+        // In turns, each has all of them.
+        ranks(4, false).unwrap();
     }
 
     #[test]

@@ -50,7 +50,8 @@ fn all() -> MutexGuard<'static, Residents> {
 /// Takes the ranks of a communicator in, if with them all residents find room on each GPU.
 ///
 /// Of a rank its largest communicator counts: a rank's communicators may be ordered in one stream. GPUs
-/// that no group shares are not looked at.
+/// that no group shares are not looked at. Ranks of other processes are not known here: a group divides a GPU
+/// among all of its own, but two groups of the same processes are not added up.
 pub(crate) fn admit(ranks: Vec<Resident>) -> Result<Vec<Residence>, SharedGpuError> {
     let mut residents = all();
     for new in &ranks {
@@ -151,7 +152,8 @@ mod tests {
             refused.to_string(),
             "kernels that wait for peers find no room on GPU-7 at one time: it has 100 multiprocessors, and \
              they take 60 (rank 0, local group), 40 (rank 1, local group), 8 (rank 3, local group); lower \
-             max_sms, or close a communicator first"
+             max_sms, or close a communicator first (one that was dropped counts while graphs of its calls are \
+             alive, and for ever if others made them)"
         );
         // Another GPU has room.
         drop(admit(vec![resident("GPU-8", 2, 3, 8)]).unwrap());

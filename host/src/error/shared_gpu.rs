@@ -10,7 +10,8 @@ pub enum SharedGpuError {
     /// until the deadline.
     #[error(
         "kernels that wait for peers find no room on {device} at one time: it has {multiprocessors} \
-         multiprocessors, and they take {}; lower max_sms, or close a communicator first",
+         multiprocessors, and they take {}; lower max_sms, or close a communicator first (one that was dropped \
+         counts while graphs of its calls are alive, and for ever if others made them)",
         listed(.ranks)
     )]
     NoRoom {
@@ -18,9 +19,22 @@ pub enum SharedGpuError {
         device: String,
         /// Its multiprocessors.
         multiprocessors: u32,
-        /// Of each rank of this process there, the kind of its group, its number, and the multiprocessors
+        /// Of each rank of this process there (those of others are not known), the kind of its group, its number, and the multiprocessors
         /// that its largest communicator takes.
         ranks: Vec<(&'static str, Rank, u32)>,
+    },
+    /// More ranks of a group on a GPU, side by side, than it has multiprocessors for.
+    #[error(
+        "{ranks} ranks run side by side on {device}, which has {multiprocessors} multiprocessors, as far as \
+         they know: each takes at least one, so at most {multiprocessors} find room"
+    )]
+    TooManyRanks {
+        /// The GPU, as the driver's tools name it.
+        device: String,
+        /// The most multiprocessors that the context of one of its ranks reports.
+        multiprocessors: u32,
+        /// Its ranks.
+        ranks: usize,
     },
     /// A kernel behind one that waits for it, in the same stream. The other one is enqueued already: it ends
     /// at its deadline, unless this call is made again with another stream before.
