@@ -265,10 +265,26 @@ fn a_deadline_on_a_shared_gpu_names_what_helps() {
     let ranks = join_all(&group_of(&notes), config()).unwrap();
     *notes.page.lock().unwrap() = ferry::device::FaultPage::of(&timeout(), 1);
     let text = ranks[0].check().unwrap_err().to_string();
-    for part in ["2 ranks share its GPU", "CUDA_DEVICE_MAX_CONNECTIONS=32"] {
+    for part in [
+        "2 ranks of its process share its GPU",
+        "CUDA_DEVICE_MAX_CONNECTIONS=32",
+    ] {
         assert!(text.contains(part), "{text}");
     }
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
+
+#[test]
+fn a_deadline_of_a_process_with_one_rank_on_the_gpu_says_nothing_of_streams() {
+    let notes = Arc::new(Notes {
+        gpu: Some(GpuRanks::new("apart", [(Rank(0), 132), (Rank(1), 132)])),
+        ..Notes::default()
+    });
+    let rank = join(&group_of(&notes), config());
+    *notes.page.lock().unwrap() = ferry::device::FaultPage::of(&timeout(), 1);
+    let text = rank.check().unwrap_err().to_string();
+    assert!(!text.contains("CONNECTIONS"), "{text}");
+    rank.close().unwrap();
 }
 
 /// Not a test of its own: a program that makes two groups whose ranks share a GPU. Without its variable it

@@ -163,7 +163,7 @@ pub struct Fault {
     /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at
     /// most, its patience or the deadline, in milliseconds.
     pub patience_ms: Option<u32>,
-    /// Where ranks share a GPU, how many are on that of `rank`. The host adds it.
+    /// Where several ranks of the process share the GPU of `rank`, how many are on it. The host adds it.
     pub gpu_ranks: Option<u32>,
 }
 
@@ -182,7 +182,7 @@ impl Fault {
         if let Some(ranks) = self.gpu_ranks.filter(|_| is_timeout) {
             write!(
                 f,
-                "; {ranks} ranks share its GPU: give each a stream of its own, and set \
+                "; {ranks} ranks of its process share its GPU: give each a stream of its own, and set \
                  CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver, as streams that share a \
                  hardware queue wait for each other"
             )?;

@@ -179,7 +179,8 @@ fn a_timeout_where_ranks_share_a_gpu_says_what_helps() {
     };
     let says = |kind, gpu_ranks| {
         let text = fault(kind, gpu_ranks).to_string();
-        text.contains("; 4 ranks share its GPU") && text.contains("CUDA_DEVICE_MAX_CONNECTIONS=32")
+        text.contains("; 4 ranks of its process share its GPU")
+            && text.contains("CUDA_DEVICE_MAX_CONNECTIONS=32")
     };
     for kind in KINDS {
         let is_timeout = matches!(kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);

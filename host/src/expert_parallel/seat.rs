@@ -13,7 +13,7 @@ pub(super) struct Seat {
     pub(super) rank: Rank,
     /// Most multiprocessors of its kernels; `None` for all.
     pub(super) max_sms: Option<u32>,
-    /// Where other ranks share the GPU, how many there are with it.
+    /// Where other ranks of this process share the GPU, how many there are with it.
     pub(super) gpu_ranks: Option<u32>,
     /// Where other ranks of this process do.
     pub(super) turn: Option<Turn>,
@@ -26,11 +26,11 @@ pub(super) fn seats(group: &Group, plan: &Plan) -> Result<Vec<Seat>, Error> {
     let (ranks, max_sms) = (group.local_ranks(), plan.config().max_sms);
     let seat = |&rank: &Rank| {
         let gpu = group.gpu_ranks(rank);
-        let shared = gpu.filter(|gpu| gpu.is_shared());
+        let here = gpu.map(|gpu| gpu.ranks().filter(|other| ranks.contains(other)).count());
         Seat {
             rank,
             max_sms: gpu.map_or(max_sms, |gpu| gpu.limit(rank, max_sms)),
-            gpu_ranks: shared.map(|gpu| gpu.ranks().len() as u32),
+            gpu_ranks: here.filter(|&here| here > 1).map(|here| here as u32),
             turn: None,
             residence: None,
         }
