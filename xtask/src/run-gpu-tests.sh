@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs Ferry's GPU tests: run-gpu-tests.sh [N] [--ranks R] [--only SUITE]... [--list] [--sanitize]
-# N GPUs (default: all of this machine), a rank each; with --ranks R, so many ranks share them.
+# N GPUs (default: all of this machine), a rank each; with --ranks R, so many ranks share the first N.
 # Needs: the NVIDIA driver, Open MPI, and NVSHMEM 3.4.5 (in LD_LIBRARY_PATH or python3's packages). Where ranks
 # share GPUs, NVSHMEM needs a daemon of MPS: one is started for each suite that does, and ended with it.
 # --only: only this suite; may be given several times. --list: only print the suites' names.
@@ -65,13 +65,24 @@ suite() {
     if wanted "$1"; then run "$@"; fi
 }
 
+# Where ranks share GPUs, every suite has the first N of those that are visible, and no daemon of MPS but its own.
+numbers= visible= nothing=
+set_apart() {
+    numbers=$(seq -s, 0 $((gpus - 1)))
+    visible=$(cut -d, -f"1-$gpus" <<< "${CUDA_VISIBLE_DEVICES-$numbers}")
+    nothing=$(mktemp -d)
+    export CUDA_VISIBLE_DEVICES=$visible CUDA_MPS_PIPE_DIRECTORY=$nothing
+}
+
 # The folder of the daemon of MPS that runs now, if one does.
 mps=
 start_mps() {
     mps=$(mktemp -d)
-    export CUDA_MPS_PIPE_DIRECTORY="$mps/pipe" CUDA_MPS_LOG_DIRECTORY="$mps/log"
-    mkdir "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    nvidia-cuda-mps-control -d
+    mkdir "$mps/pipe" "$mps/log"
+    export CUDA_MPS_PIPE_DIRECTORY=$mps/pipe
+    CUDA_MPS_LOG_DIRECTORY=$mps/log nvidia-cuda-mps-control -d || return
+    # The daemon numbers what it sees from 0 on.
+    CUDA_VISIBLE_DEVICES=$numbers
 }
 stop_mps() {
     if [[ -z "$mps" ]]; then return; fi
@@ -81,11 +92,11 @@ stop_mps() {
         # It and its servers, which nobody else has.
         kill -9 $(pgrep -P "$daemon") "$daemon" || true
     fi
-    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    CUDA_MPS_PIPE_DIRECTORY=$nothing CUDA_VISIBLE_DEVICES=$visible
     rm -rf "$mps"
     mps=
 }
-trap stop_mps EXIT
+trap 'stop_mps; rm -rf "$nothing"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 # suite_with_mps NAME COMMAND...
@@ -125,7 +136,7 @@ PYTHON
     export LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }
 
-mpi() { echo "mpirun --allow-run-as-root -n $1 ./ferry-tests"; }
+mpi() { echo "mpirun --allow-run-as-root --oversubscribe -n $1 ./ferry-tests"; }
 
 # A rank a GPU.
 suites() {
@@ -193,6 +204,7 @@ for name in "${only[@]}"; do
 done
 chosen="${only[*]:-${names[*]}}"
 if [[ "$chosen" == *nvshmem* ]]; then find_nvshmem; fi
+if [[ -n "$ranks" ]]; then set_apart; fi
 $all
 echo "ferry: $passed passed, $failed failed, $skipped skipped"
 [[ "$failed" -eq 0 ]]

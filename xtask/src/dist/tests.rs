@@ -17,14 +17,20 @@ fn run_script(arguments: &[&str]) -> Output {
 struct Folder(PathBuf);
 
 /// Says how it was called; a suite in which `$FAILS` stands fails.
-const TESTS: &str = r#"echo "ferry-tests $* ${CUDA_MPS_PIPE_DIRECTORY:+under MPS}"
+const TESTS: &str = r#"mps=; [[ -e "${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}/control" ]] && mps="under MPS"
+echo "ferry-tests $* $mps"
+if [[ -n "${SAYS_GPUS:-}" ]]; then echo "sees ${CUDA_VISIBLE_DEVICES-all}"; fi
 [[ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" || -d "$CUDA_MPS_PIPE_DIRECTORY" ]] || exit 1
 if [[ -n "${SLEEPS:-}" ]]; then touch begun; sleep "$SLEEPS"; fi
 [[ -z "${FAILS:-}" || "$*" != *"$FAILS"* ]]"#;
-const MPIRUN: &str = r#"echo "mpirun $1 $2 $3"; shift 3; exec "$@""#;
+const MPIRUN: &str = r#"echo "mpirun $1 $2 $3 $4"; shift 4; exec "$@""#;
 /// Notes what it was asked.
 const MPS: &str = r#"if [[ "${1:-}" == -d ]]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> mps
+touch "$CUDA_MPS_PIPE_DIRECTORY/control"; echo "daemon sees ${CUDA_VISIBLE_DEVICES-all}"
 else read -r word; echo "$word" >> mps; fi"#;
+
+/// What a process sees of a machine's GPUs.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 impl Folder {
     fn new(name: &str) -> Self {
@@ -98,7 +104,8 @@ fn the_script_turns_multicast_off_and_requires_the_gpus() {
     assert_eq!(text.matches("\nferry-tests ").count(), 5, "{text}");
     assert_eq!(text.matches("--require-gpus 2 \n").count(), 5, "{text}");
     assert_eq!(
-        text.matches("mpirun --allow-run-as-root -n 2\n").count(),
+        text.matches("mpirun --allow-run-as-root --oversubscribe -n 2\n")
+            .count(),
         2,
         "{text}"
     );
@@ -158,6 +165,56 @@ fn ranks_that_share_a_gpu_run_every_suite() {
         );
     }
     assert_eq!(folder.daemons(), 5);
+}
+
+#[test]
+fn ranks_share_the_first_of_the_gpus_that_are_visible() {
+    let folder = Folder::new("visible");
+    let seen = |arguments: &str, visible: Option<&str>| {
+        let mut command = folder.command(arguments);
+        command.env("SAYS_GPUS", "yes").env_remove(VISIBLE);
+        let output = command.envs(visible.map(|gpus| (VISIBLE, gpus))).output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        let lines = text.lines().filter(|line| line.contains("sees "));
+        lines.map(String::from).collect::<Vec<_>>().join(", ")
+    };
+    for suite in ["local", "demo"] {
+        let only = |gpus| format!("{gpus} --ranks 4 --only {suite}");
+        assert_eq!(seen(&only(1), None), "sees 0");
+        assert_eq!(seen(&only(2), None), "sees 0,1");
+        assert_eq!(seen(&only(2), Some("5,3,6")), "sees 5,3");
+        assert_eq!(seen(&only(2), Some("")), "sees ");
+    }
+    let sanitize = "1 --ranks 2 --sanitize --only racecheck";
+    assert_eq!(seen(sanitize, Some("GPU-7,GPU-8")), "sees GPU-7");
+    // A daemon numbers what it sees from 0 on.
+    let mps = "2 --ranks 2 --only killed-nvshmem --only local";
+    let lines = "sees 5,3, daemon sees 5,3, sees 0,1";
+    assert_eq!(seen(mps, Some("5,3,6")), lines);
+    // Ranks with a GPU each have what is there.
+    assert_eq!(seen("1 --only local", Some("5,3,6")), "sees 5,3,6");
+}
+
+#[test]
+fn ranks_that_take_turns_have_no_daemon_of_the_users() {
+    let folder = Folder::new("turns");
+    let users = folder.0.join("users");
+    fs::create_dir(&users).unwrap();
+    fs::write(users.join("control"), "").unwrap();
+    let run = |arguments: &str| {
+        let mut command = folder.command(arguments);
+        let output = command.env("CUDA_MPS_PIPE_DIRECTORY", &users).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    // The second suite comes after one with a daemon of its own.
+    let text = run("1 --ranks 2 --only killed-node --only nvshmem-1 --only node");
+    let with_mps = |line: &&str| line.contains("under MPS");
+    let of_programs = text.lines().filter(|line| line.starts_with("ferry-tests"));
+    let under: Vec<&str> = of_programs.filter(with_mps).collect();
+    assert_eq!(under.len(), 1, "{text}");
+    assert!(under[0].contains("--group nvshmem"), "{text}");
+    assert!(text.contains("3 passed"), "{text}");
+    assert!(run("1 --only node").contains("under MPS"));
 }
 
 #[test]
