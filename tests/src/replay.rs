@@ -11,6 +11,7 @@ use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
 use crate::session::{Session, Settings};
+use crate::sharing;
 use crate::verify::{Placement, largest};
 use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 
@@ -126,6 +127,9 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
 fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Result<()> {
     let prepared = given.and_then(|given| prepare(&open, args, given));
     let (given, settings) = open.agree(prepared)?;
+    if let Some(title) = sharing::title(open.ranks_per_gpu).filter(|_| open.is_first()) {
+        println!("{title}");
+    }
     let session = Session::new(&open.group, &settings);
     let mut session = open.agree(session.map_err(Into::into))?;
     session.call_all_at_once(args.all_at_once);

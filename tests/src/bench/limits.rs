@@ -133,7 +133,8 @@ fn time(
         .median)
 }
 
-/// Multiprocessors that a rank's calls occupy.
+/// Multiprocessors that a rank's calls occupy, on the first rank's GPU: where ranks have GPUs in turns, none
+/// has more ranks.
 fn multiprocessors(rig: &Rig, max_sms: Option<u32>) -> u32 {
     let gpu = &rig.gpus[0];
     let rank = Rank(gpu.rank as u32);

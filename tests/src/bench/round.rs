@@ -171,7 +171,7 @@ impl<'a> Bench<'a> {
         Traffic::of(&self.inputs.problems[0], self.plan.shape(), tokens)
     }
 
-    /// What device memory reads and writes, of the first set, where ranks share a GPU.
+    /// What device memory reads and writes, of the first set, where all ranks share one GPU.
     pub fn memory_traffic(&self) -> Option<MemoryTraffic> {
         let of = || {
             MemoryTraffic::of(
@@ -180,7 +180,8 @@ impl<'a> Bench<'a> {
                 self.ranks[0].tokens,
             )
         };
-        (self.rig.ranks_per_gpu > 1).then(of)
+        let ranks = self.rig.ranks();
+        (ranks > 1 && self.rig.ranks_per_gpu == ranks).then(of)
     }
 
     /// The outputs of each rank of this process.

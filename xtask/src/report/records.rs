@@ -125,13 +125,19 @@ impl RoundLine {
             ranks: self.ranks,
         }
     }
+
+    /// A call's limit in device memory. That of ranks on several GPUs would be some of each.
+    fn memory_us(&self, phase: &PhaseLine) -> Option<f64> {
+        let on_one_gpu = self.ranks_per_gpu == self.ranks;
+        phase.memory_us.filter(|_| on_one_gpu)
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
 struct PhaseLine {
     gpu_us: Summary,
     floor_us: Option<f64>,
-    /// The limit in device memory, where ranks share a GPU.
+    /// The limit in device memory, where all ranks share one GPU.
     memory_us: Option<f64>,
     nccl_us: Option<f64>,
 }
@@ -218,7 +224,7 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    /// The limit over the time: 1 is as fast as the wire, or where ranks share a GPU, its memory.
+    /// The limit over the time: 1 is as fast as the wire, or where all ranks share one GPU, its memory.
     pub(super) fn share(&self) -> Option<f64> {
         self.floor_us.map(|floor| floor / self.us)
     }
@@ -333,7 +339,7 @@ impl Round {
             nccl_us: median(runs.iter().filter_map(|run| pick(run).nccl_us)),
             floor_us: median(
                 runs.iter()
-                    .filter_map(|run| pick(run).memory_us.or(pick(run).floor_us)),
+                    .filter_map(|run| run.memory_us(pick(run)).or(pick(run).floor_us)),
             ),
         };
         Round {

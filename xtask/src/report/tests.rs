@@ -116,6 +116,12 @@ fn figures_of_ranks_that_share_a_gpu_stand_by_themselves_beside_its_memorys_limi
     );
     assert_eq!(chart::draw(&results).matches("GPUs</text>").count(), 2);
 
+    // The memory of several GPUs is no limit of one.
+    let on_two = [(NAME, shared(&round(4, "fp8", 1, 60.0), 2))];
+    let page = measured(&super::tests::results(&on_two).unwrap());
+    let (_, behind) = page.split_once("### 4 ranks that share 2 GPUs\n").unwrap();
+    assert!(!behind.contains("| 1 | 60.0 (10 %) |"), "{page}");
+
     let mixed = own.clone() + &shared(&own, 2);
     let complaint = ":2: 4 ranks that share 2 GPUs in a file of 4 GPUs";
     assert!(error(&[(NAME, mixed)]).contains(complaint));
