@@ -374,10 +374,7 @@ mod tests {
             let of_fabric = Group::with_fabric(Box::new(Elsewhere(ranks)));
             for refused in [of_fabric, Group::simulated(ranks, 1)] {
                 let text = refused.unwrap_err().to_string();
-                assert_eq!(
-                    text,
-                    format!("ranks is {ranks}, but a group has 1 to 64")
-                );
+                assert_eq!(text, format!("ranks is {ranks}, but a group has 1 to 64"));
             }
         }
     }

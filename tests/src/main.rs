@@ -44,7 +44,9 @@ impl Command {
             Self::Demo(args) => args.group_args.share_gpus,
             Self::Replay(args) => args.group_args.share_gpus && !args.group.has_processes(),
             Self::Gpu(args) => args.group_args.share_gpus && !args.group.has_processes(),
-            Self::Bench(args) => args.group_args.share_gpus && args.group == bench::GroupChoice::Local,
+            Self::Bench(args) => {
+                args.group_args.share_gpus && args.group == bench::options::GroupChoice::Local
+            }
             Self::Soak(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }

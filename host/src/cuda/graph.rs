@@ -39,13 +39,9 @@ impl CudaGraph {
     /// GPU, and waits for what the graph has. Nothing is enqueued then.
     pub fn launch(&mut self, stream: Stream) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
-        let lane = match self.recorded.is_empty() {
-            true => None,
-            false => Some(Lane::of(stream, capture_number(raw(stream))?)),
-        };
-        let turns = lane
-            .into_iter()
-            .flat_map(|lane| self.recorded.iter().map(move |of| of.reserve(lane)));
+        // The driver refuses a stream that is captured.
+        let lane = Lane::of(stream, None);
+        let turns = self.recorded.iter().map(|of| of.reserve(lane));
         let turns = turns.collect::<Result<Vec<_>, _>>()?;
         // SAFETY: the graph was instantiated in the current context.
         check("cuGraphLaunch", unsafe {
