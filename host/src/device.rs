@@ -89,9 +89,12 @@ pub enum InGraph {
 pub unsafe trait Device: Send + Sync {
     /// For people: "NVIDIA H200 (cuda:0)".
     fn name(&self) -> String;
-    /// Allocates `bytes` of device memory, not cleared. Synchronises.
+    /// Allocates `bytes` of device memory, not cleared. Synchronises: where ranks share a GPU, perhaps with
+    /// kernels of other ranks, see [`free`](Self::free).
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
-    /// Frees what [`alloc`](Self::alloc) gave. Synchronises.
+    /// Frees what [`alloc`](Self::alloc) gave. Synchronises: where ranks share a GPU, also with kernels of other
+    /// ranks, which may wait for a launch that this thread has yet to make, until their deadline. So free between
+    /// rounds.
     ///
     /// # Safety
     /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued,

@@ -54,9 +54,15 @@ mod streams;
 /// that are still in the round before.
 ///
 /// Streams wait for each other, too, where they share a hardware queue of the driver's: a process has
-/// 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` said when the driver was initialised, at most 32. At
-/// most as many streams may have kernels at work that wait for peers. Where the variable is 1, the
-/// rounds of two communicators are enqueued in the same order on every rank.
+/// 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` said when the driver was initialised, at most 32, and
+/// all its streams are spread over them as they are made, so that two may share one also if few are in
+/// use. More queues make that rarer; with more streams than queues it stays possible. Where the variable
+/// is 1, the rounds of two communicators are enqueued in the same order on every rank.
+///
+/// Freeing memory ([`close`](Self::close), [`Device::free`]), at times allocating it, and synchronizing the
+/// device wait for kernels of other ranks on the GPU. If those wait for a launch that the same thread has
+/// yet to make, or one that waits itself, they do until the deadline: so free and close between rounds,
+/// while no kernel of another rank waits for a launch to come.
 ///
 /// Under MPS the same counts for all processes of a GPU together. In a stream of a green context a
 /// launch that takes more multiprocessors than the context has is refused
@@ -68,15 +74,17 @@ mod streams;
 /// group's kernels fit together. What this process knows beyond is checked as a communicator is made: on each
 /// GPU that ranks of a group share, the largest live communicator of every rank of this process, of whichever
 /// group, counts, and the sum is at most the GPU's multiprocessors
-/// ([`SharedGpuError::NoRoom`](crate::SharedGpuError) lists them). Two communicators of one rank may be
-/// ordered in one stream; where they overlap, give both a smaller `max_sms`.
+/// ([`SharedGpuError::NoRoom`](crate::SharedGpuError) lists them). What other processes have there is not
+/// known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if their
+/// `max_sms` make them. Two communicators of one rank may be ordered in one stream; where they overlap, give
+/// both a smaller `max_sms`.
 ///
 /// Ranks of one process each have streams of their own there. A call is refused
 /// ([`SharedGpuError::OneStream`](crate::SharedGpuError), and nothing is enqueued) whose kernel would come
 /// behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the
 /// same stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel
 /// ends at its deadline, unless the call is made with another stream before. Split calls may share a
-/// stream: send on all ranks, then wait. The handles 0 and 1 are one stream, and 2 is one for each thread.
+/// stream: send on all ranks, then wait; threads that enqueue there agree on that order. The handles 0 and 1 are one stream, and 2 is one for each thread.
 /// Not seen are orders by events, those of the default stream with streams that do not opt out of it, those
 /// between communicators, and of a rank whose calls others captured (torch, say) all but captures.
 ///
@@ -106,7 +114,7 @@ pub struct ExpertParallel {
     rank: Rank,
     /// See [`max_sms`](Self::max_sms).
     max_sms: Option<u32>,
-    /// Where other ranks share its GPU, how many there are with it.
+    /// Where other ranks of this process share its GPU, how many there are with it.
     gpu_ranks: Option<u32>,
     /// Where other ranks of this process do.
     turn: Option<Turn>,

@@ -1,7 +1,9 @@
 //! Hardware queues, of which a process has too few for many ranks.
 //!
-//! The driver spreads a process's streams over them. Streams that share one wait for each other's kernels,
-//! whatever the multiprocessors could hold, so that a rank's kernel may stand behind one that waits for it.
+//! The driver spreads all streams of a process over them as they are made. Streams that share one wait for
+//! each other's kernels, whatever the multiprocessors could hold and however few are in use, so that a rank's
+//! kernel may stand behind one that waits for it. More queues make that rarer; with more streams than queues
+//! it stays possible.
 
 use std::ffi::OsStr;
 

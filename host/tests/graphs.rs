@@ -5,6 +5,7 @@ mod noted;
 #[cfg(feature = "cuda")]
 #[expect(dead_code, reason = "the README has no program around it")]
 #[path = "readme/graphs.rs"]
+#[rustfmt::skip] // In fewer lines.
 mod readme;
 
 use std::sync::Arc;

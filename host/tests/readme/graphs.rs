@@ -1,18 +1,12 @@
 //! What README.md shows of graphs, word for word below this line.
 
 use ferry::cuda::{CudaDevice, CudaGraph};
-use ferry::{
-    CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream,
-};
+use ferry::{CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream};
 
 // On each rank; `device` is what `group.cuda(rank.rank())` gives. Everything outlives the graph.
 fn capture(
-    device: &CudaDevice,
-    stream: Stream,
-    rank: &mut ExpertParallel,
-    input: &DispatchInput,
-    rows: &DispatchOutput,
-    sums: &CombineOutput,
+    device: &CudaDevice, stream: Stream, rank: &mut ExpertParallel,
+    input: &DispatchInput, rows: &DispatchOutput, sums: &CombineOutput,
 ) -> Result<CudaGraph, Error> {
     device.capture(stream, || {
         let dispatched = rank.dispatch(stream, input, rows)?;

@@ -1,0 +1,67 @@
+//! Why a call for all ranks of a process failed.
+
+use ferry_layout::Rank;
+
+use crate::Error;
+
+/// A call of [`LocalRanks`](crate::LocalRanks) that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalRanksError {
+    /// Not one value for each rank. Nothing was launched.
+    #[error(
+        "{given} {argument} were given, but the call is for {} ranks, {local:?}, and takes one for each",
+        local.len()
+    )]
+    Count {
+        /// Of what: "streams", "inputs", "outputs".
+        argument: &'static str,
+        /// How many there are.
+        given: usize,
+        /// The ranks of the call.
+        local: Vec<u32>,
+    },
+    /// A check of a rank failed, or the first launch. Nothing was launched, on any rank.
+    #[error("rank {}: {source}; nothing was launched on any rank", rank.0)]
+    Refused {
+        /// The first rank whose check failed, or whose launch was the first.
+        rank: Rank,
+        /// What was found.
+        source: Box<Error>,
+    },
+    /// The kernel of a rank could not be launched, and those of ranks before it were. All ranks of the call
+    /// give [`Poisoned`](Self::Poisoned) from now on; the kernels that were launched end by their deadline.
+    #[error(
+        "the launch on rank {} failed, and all ranks of the call must be built anew: {source}",
+        rank.0
+    )]
+    NotLaunched {
+        /// The rank.
+        rank: Rank,
+        /// What the launch reported.
+        source: Box<Error>,
+    },
+    /// An earlier call was [not launched](Self::NotLaunched) on one of its ranks, and this communicator is of
+    /// no use any more.
+    #[error(
+        "the communicator must be built anew: a call for all ranks of this process could not be launched on \
+         rank {}",
+        rank.0
+    )]
+    Poisoned {
+        /// Where it could not be launched.
+        rank: Rank,
+    },
+    /// The ranks have come to different points of a round, by calls of single ranks. Finish each of them by
+    /// [`ExpertParallel::unfinished`](crate::ExpertParallel::unfinished).
+    #[error(
+        "ranks {} and {} have come to different points of a round; finish each by itself",
+        first.0, second.0
+    )]
+    Apart {
+        /// The first rank.
+        first: Rank,
+        /// The first one that is elsewhere.
+        second: Rank,
+    },
+}
