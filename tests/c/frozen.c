@@ -81,7 +81,7 @@ FIELD(ferry_config, skip_a2a, 76);
 FIELD(ferry_config, specialise, 80);
 FIELD(ferry_config, options, 84);
 
-SIZE(ferry_plan_info, 80);
+SIZE(ferry_plan_info, 88);
 FIELD(ferry_plan_info, size, 0);
 FIELD(ferry_plan_info, ranks, 8);
 FIELD(ferry_plan_info, local_experts, 16);
@@ -92,6 +92,7 @@ FIELD(ferry_plan_info, window_bytes, 48);
 FIELD(ferry_plan_info, workspace_bytes, 56);
 FIELD(ferry_plan_info, max_rows_distinct, 64);
 FIELD(ferry_plan_info, max_scale_blocks_distinct, 72);
+FIELD(ferry_plan_info, max_sms, 80);
 
 SIZE(ferry_dispatch_input, 528);
 FIELD(ferry_dispatch_input, size, 0);

@@ -23,12 +23,14 @@ void test_plan(ferry_group *group) {
         ferry_dispatch_output output = FERRY_DISPATCH_OUTPUT_INIT;
         uint32_t ranks;
         config.shared_expert = shared;
+        config.max_sms = 5 * shared;
         OK(ferry_group_ranks(group, &ranks));
         OK(ferry_plan_new(group, &config, &plan));
         OK(ferry_plan_query(plan, &info));
         uint64_t local = EXPERTS / ranks, own = shared ? MANY : 0;
         uint64_t tokens = (uint64_t)ranks * MANY, all = tokens * NAMED, distinct = tokens * least(NAMED, local);
         HOLDS(info.ranks == ranks && info.local_experts == local && info.groups == local + shared);
+        HOLDS(info.max_sms == config.max_sms); // No GPU is shared.
         HOLDS(info.max_rows == all + own && info.max_rows_distinct == distinct + own);
         HOLDS(info.max_scale_blocks == blocks_of(all, local) + blocks_of(own, 1));
         HOLDS(info.max_scale_blocks_distinct == blocks_of(distinct, local) + blocks_of(own, 1));

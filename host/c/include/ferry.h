@@ -75,7 +75,7 @@
 #define FERRY_GROUP_OPTIONS_INIT \
     { sizeof(ferry_group_options), NULL, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
     { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
@@ -116,7 +116,8 @@ typedef enum {
     FERRY_WRONG_ORDER = 16,
     // Another thread is in a call of the same communicator or graph.
     FERRY_BUSY = 17,
-    // Communicators or graphs are alive that need what was to be closed. Nothing was done.
+    // Communicators or graphs are alive that need what was to be closed, or the multiprocessors of a GPU that
+    // ranks share. Nothing was done.
     FERRY_IN_USE = 18,
     // This library was built without the feature that the call needs.
     FERRY_NOT_BUILT = 19,
@@ -599,6 +600,9 @@ typedef struct {
     uint64_t max_rows_distinct;
     // As max_scale_blocks, where the experts of each token differ.
     uint64_t max_scale_blocks_distinct;
+    // Most multiprocessors that a kernel of this process's ranks occupies: max_sms of the configuration, or
+    // where ranks share a GPU the least part of it that one of them has, if that is less. 0: all.
+    uint64_t max_sms;
 } ferry_plan_info;
 
 // Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that
@@ -727,7 +731,8 @@ ferry_status ferry_combine_buffers_free(ferry_combine_buffers **buffers);
 
 // Makes a communicator, and stores a handle for each rank that this process drives, ascending;
 // `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
-// compare their sizes. Where it fails, all handles are NULL. Collective. Synchronises.
+// compare their sizes. Where it fails, all handles are NULL: FERRY_IN_USE where ranks share a GPU that has
+// no room for the kernels of all communicators of this process. Collective. Synchronises.
 ferry_status ferry_communicators_new(const ferry_group *group,
                                      const ferry_plan *plan,
                                      ferry_communicator **communicators,
@@ -822,8 +827,9 @@ ferry_status ferry_graph_capture(const ferry_device *device,
 
 // Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
 // another stream. A graph may have a part of a round, such as a dispatch; launched out of turn it is
-// refused on the device (FERRY_FAULT_OUT_OF_TURN). Collective where rounds were captured. Does not
-// synchronise.
+// refused on the device (FERRY_FAULT_OUT_OF_TURN). Where ranks share a GPU, FERRY_WRONG_ORDER if it would
+// come behind a kernel of another rank in the same stream that waits for it; nothing is enqueued then.
+// Collective where rounds were captured. Does not synchronise.
 ferry_status ferry_graph_launch(ferry_graph *graph, void *stream);
 
 // Frees a graph, and sets `*graph` to NULL. A replay that runs goes on: its communicators are closed

@@ -65,7 +65,8 @@ impl ferry_round {
 
 /// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
 /// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
-/// compare their sizes. Where it fails, all handles are NULL. Collective. Synchronises.
+/// compare their sizes. Where it fails, all handles are NULL: FERRY_IN_USE where ranks share a GPU that has
+/// no room for the kernels of all communicators of this process. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicators_new(
     group: *const ferry_group,

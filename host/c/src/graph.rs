@@ -52,8 +52,9 @@ pub unsafe extern "C" fn ferry_graph_capture(
 
 /// Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
 /// another stream. A graph may have a part of a round, such as a dispatch; launched out of turn it is
-/// refused on the device (FERRY_FAULT_OUT_OF_TURN). Collective where rounds were captured. Does not
-/// synchronise.
+/// refused on the device (FERRY_FAULT_OUT_OF_TURN). Where ranks share a GPU, FERRY_WRONG_ORDER if it would
+/// come behind a kernel of another rank in the same stream that waits for it; nothing is enqueued then.
+/// Collective where rounds were captured. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_graph_launch(
     graph: *mut ferry_graph,

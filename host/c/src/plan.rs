@@ -44,6 +44,9 @@ pub struct ferry_plan_info {
     pub max_rows_distinct: u64,
     /// As max_scale_blocks, where the experts of each token differ.
     pub max_scale_blocks_distinct: u64,
+    /// Most multiprocessors that a kernel of this process's ranks occupies: max_sms of the configuration, or
+    /// where ranks share a GPU the least part of it that one of them has, if that is less. 0: all.
+    pub max_sms: u64,
 }
 sized!(ferry_plan_info, 64);
 
@@ -136,6 +139,7 @@ pub unsafe extern "C" fn ferry_plan_query(
             workspace_bytes: plan.workspace_bytes(),
             max_rows_distinct: plan.max_rows_distinct() as u64,
             max_scale_blocks_distinct: plan.max_scale_blocks_distinct() as u64,
+            max_sms: plan.max_sms().unwrap_or(0).into(),
         };
         // SAFETY: the rule of pointers.
         unsafe { write(info, "info", known) }
