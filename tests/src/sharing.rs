@@ -62,6 +62,13 @@ pub unsafe fn ask_for_queues() {
     }
 }
 
+/// Hardware queues that this process asks for; 8 if it does not, as the driver gives.
+#[cfg(feature = "cudarc")]
+pub fn queues() -> usize {
+    let set = env::var(QUEUES).ok();
+    set.and_then(|set| set.parse().ok()).unwrap_or(8)
+}
+
 /// For people: how many ranks have a GPU, and how many hardware queues a process asks for. `None` where
 /// every rank has a GPU of its own.
 pub fn title(ranks_per_gpu: usize) -> Option<String> {

@@ -17,6 +17,9 @@ mod damaged;
 mod ending;
 mod epilogue;
 pub mod exact;
+#[cfg(any(feature = "cudarc", test))]
+#[path = "orders/expected.rs"]
+mod expected;
 mod faults;
 #[cfg(feature = "cuda")]
 mod held;

@@ -6,7 +6,7 @@ use ferry::{Device, Stream};
 
 use super::super::Suite;
 use super::driver::{self, Memory, Module};
-use super::{Scene, check};
+use super::{Scene, Told, check};
 
 /// Bytes that are allocated or copied.
 const BYTES: usize = 16 << 20;
@@ -72,7 +72,7 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
             let device = scene.device.clone();
             let _current = device.enter()?;
             let call = case(&device)?;
-            Ok(scene.others_behind_the_first(call)?.to_string())
+            Ok(scene.others_behind_the_first(call)?.into())
         })?;
     }
     check(
@@ -83,7 +83,7 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
 }
 
 /// The thread begins to wait when the first rank's kernel is at work; meanwhile the others' are launched.
-fn in_a_thread(scene: &mut Scene) -> Result<String> {
+fn in_a_thread(scene: &mut Scene) -> Result<Told> {
     let device = scene.device.clone();
     let wait = move || -> Result<()> {
         let _current = device.enter()?;
@@ -97,5 +97,5 @@ fn in_a_thread(scene: &mut Scene) -> Result<String> {
     })?;
     let waited = thread.context("the thread was started")?.join();
     waited.map_err(|_| anyhow::anyhow!("the thread panicked"))??;
-    Ok(ending.to_string())
+    Ok(ending.into())
 }

@@ -10,10 +10,12 @@ use ferry_probes::{ProbeArgs, TensorCopy, WriteArgs};
 
 use super::super::Suite;
 use super::super::ending::{Ending, by_number};
+use super::super::expected::{STREAMS_BEYOND_QUEUES, STREAMS_WITH_QUEUES};
 use super::driver::Graph;
-use super::{DEADLINE, Kernels, Scene, check};
+use super::{DEADLINE, Kernels, Scene, Told, check};
 use crate::probes::{Gate, Probe, ProbePtx, Probes};
 use crate::session::Turn;
+use crate::sharing;
 
 /// Numbers of streams in which kernels wait, beside those of the ranks.
 const STREAMS: [usize; 6] = [4, 16, 24, 28, 32, 48];
@@ -47,12 +49,12 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 /// The first round with kernels that were compiled for its shape: each rank's first launches of them.
 fn first_round(suite: &mut Suite<'_>) -> Result<()> {
-    let name = "order on one GPU: kernels of a shape are launched for the first time";
-    suite.check(name, |suite| {
+    let name = "kernels of a shape are launched for the first time";
+    suite.check(&format!("order on one GPU: {name}"), |suite| {
         let mut scene = Scene::new(suite, Kernels::New)?;
         let ending = scene.others_behind_the_first(|_| Ok(()));
         scene.close();
-        Ok(super::Outcome::Measured(ending?.to_string()))
+        Told::from(ending?).outcome(name)
     })
 }
 
@@ -135,7 +137,7 @@ impl Drop for Waiting {
     }
 }
 
-fn streams_at_work(scene: &mut Scene, ptx: &ProbePtx) -> Result<String> {
+fn streams_at_work(scene: &mut Scene, ptx: &ProbePtx) -> Result<Told> {
     let waiting = Waiting::new(scene, ptx)?;
     let mut endings = Vec::new();
     for (value, number) in (1..).zip(STREAMS) {
@@ -155,10 +157,21 @@ fn streams_at_work(scene: &mut Scene, ptx: &ProbePtx) -> Result<String> {
             break;
         }
     }
-    Ok(by_number(&endings))
+    let text = by_number(&endings);
+    let most = sharing::queues().saturating_sub(scene.ranks());
+    let case = |number| match number <= most {
+        true => STREAMS_WITH_QUEUES,
+        false => STREAMS_BEYOND_QUEUES,
+    };
+    let endings = endings.into_iter();
+    let endings = endings.map(|(number, ending)| (Some(case(number)), ending));
+    Ok(Told {
+        text,
+        endings: endings.collect(),
+    })
 }
 
-fn many_launches(scene: &mut Scene, launches: usize) -> Result<String> {
+fn many_launches(scene: &mut Scene, launches: usize) -> Result<Told> {
     scene.session.poison()?;
     let start = Instant::now();
     let ranks = scene.ranks();
@@ -174,12 +187,13 @@ fn many_launches(scene: &mut Scene, launches: usize) -> Result<String> {
     }
     scene.wait()?;
     let ending = scene.ending(start.elapsed(), launched)?;
-    Ok(format!(
-        "{ending} (the first rank's were enqueued in {first_took:?})"
-    ))
+    Ok(Told {
+        text: format!("{ending} (the first rank's were enqueued in {first_took:?})"),
+        endings: vec![(None, ending)],
+    })
 }
 
-fn one_graph(scene: &mut Scene) -> Result<String> {
+fn one_graph(scene: &mut Scene) -> Result<Told> {
     scene.session.poison()?;
     let ranks = scene.ranks();
     let streams: Vec<Stream> = (0..ranks)
@@ -196,7 +210,7 @@ fn one_graph(scene: &mut Scene) -> Result<String> {
     let start = Instant::now();
     graph.launch(streams[0])?;
     scene.wait()?;
-    Ok(scene.ending(start.elapsed(), Ok(()))?.to_string())
+    Ok(scene.ending(start.elapsed(), Ok(()))?.into())
 }
 
 /// Memory whose copy lasts longer than a round.
@@ -209,7 +223,7 @@ const COPIED_BYTES: u64 = 64 << 20;
 
 /// Each rank's own kernel copies the rows that arrived to where combine takes them, last, and lets combine
 /// begin before.
-fn early_trigger(scene: &mut Scene, ptx: &ProbePtx) -> Result<String> {
+fn early_trigger(scene: &mut Scene, ptx: &ProbePtx) -> Result<Told> {
     let probes = Probes::new(&scene.device, ptx)?;
     let copied: Vec<Copied> = (0..scene.ranks())
         .map(|_| {
@@ -238,7 +252,10 @@ fn early_trigger(scene: &mut Scene, ptx: &ProbePtx) -> Result<String> {
             scene.device.free(to)?;
         }
     }
-    Ok(format!("rounds {}", by_number(&endings)))
+    Ok(Told {
+        text: format!("rounds {}", by_number(&endings)),
+        endings: endings.into_iter().map(|(_, end)| (None, end)).collect(),
+    })
 }
 
 fn dispatch_copy_combine(
