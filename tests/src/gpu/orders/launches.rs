@@ -210,7 +210,13 @@ fn one_graph(scene: &mut Scene) -> Result<Told> {
     let start = Instant::now();
     graph.launch(streams[0])?;
     scene.wait()?;
-    Ok(scene.ending(start.elapsed(), Ok(()))?.into())
+    let took = start.elapsed();
+    drop(graph);
+    for index in 0..ranks {
+        // SAFETY: the graph has ended, and is gone.
+        unsafe { scene.session.local(index).0.assume_no_foreign_graphs() };
+    }
+    Ok(scene.ending(took, Ok(()))?.into())
 }
 
 /// Memory whose copy lasts longer than a round.
