@@ -65,10 +65,10 @@ fn check(
     })
 }
 
-/// How the rounds of a case ended, each as one of a case of the table.
+/// Ends of the rounds of a case.
 struct Told {
     text: String,
-    /// Of another case than the one that ran if it is named.
+    /// Each with the case of the table that it belongs to, where that is not the one that ran.
     endings: Vec<(Option<&'static str>, Ending)>,
 }
 

@@ -1,15 +1,15 @@
-//! How each case must end.
+//! The end that each case must have.
 
 use anyhow::{Context, Result, ensure};
 
 use super::ending::Ending;
 
-/// How a round may end.
+/// End that a round may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Right,
     Deadline,
-    /// As the driver has it: it is written down.
+    /// Whatever the driver makes of it: it is written down.
     Any,
 }
 
