@@ -29,7 +29,7 @@ const MPS: &str = r#"if [[ "${1:-}" == -d ]]; then echo "start $CUDA_MPS_PIPE_DI
 touch "$CUDA_MPS_PIPE_DIRECTORY/control"; echo "daemon sees ${CUDA_VISIBLE_DEVICES-all}"
 else read -r word; echo "$word" >> mps; fi"#;
 
-/// What a process sees of a machine's GPUs.
+/// Name of the variable that limits which GPUs a process sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 impl Folder {
