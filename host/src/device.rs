@@ -92,9 +92,9 @@ pub unsafe trait Device: Send + Sync {
     /// Allocates `bytes` of device memory, not cleared. Synchronises: where ranks share a GPU, perhaps with
     /// kernels of other ranks, see [`free`](Self::free).
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
-    /// Frees what [`alloc`](Self::alloc) gave. Synchronises: where ranks share a GPU, also with kernels of other
-    /// ranks, which may wait for a launch that this thread has yet to make, until their deadline. So free between
-    /// rounds.
+    /// Frees what [`alloc`](Self::alloc) gave. Synchronises: where ranks share a GPU, also with kernels of
+    /// other ranks, which may wait for a launch that this thread has yet to make, until their deadline. So
+    /// free between rounds.
     ///
     /// # Safety
     /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued,

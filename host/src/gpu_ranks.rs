@@ -50,9 +50,9 @@ impl GpuRanks {
 
     /// Most multiprocessors that a kernel of `rank` occupies, where its [`Config::max_sms`](crate::Config)
     /// is `max_sms`; `None` for all. Of a rank that shares the GPU it is the least of that, of what its
-    /// context reports, and of [the most that any of its ranks' reports](Self::multiprocessors) divided by its
-    /// ranks, but at least 1. So the kernels of all ranks find room at one time; side by side, there are at
-    /// most as many ranks. Percentages of MPS that divide the GPU already divide it twice: set none.
+    /// context reports, and of [the most that any of its ranks' reports](Self::multiprocessors) divided by
+    /// its ranks, but at least 1. So the kernels of all ranks find room at one time; side by side, there
+    /// are at most as many ranks. Percentages of MPS that divide the GPU already divide it twice: set none.
     pub fn limit(&self, rank: Rank, max_sms: Option<u32>) -> Option<u32> {
         let Some(reported) = self.reported(rank).filter(|_| self.is_shared()) else {
             return max_sms;

@@ -27,16 +27,15 @@ pub struct GroupOptions {
     /// Each takes a [part](crate::GpuRanks::limit) of the GPU's multiprocessors, and
     /// [rules](crate::ExpertParallel#ranks-that-share-a-gpu) hold for what they do at one time.
     ///
-    /// In a process of several ranks there, streams in one hardware queue wait for each other:
-    /// `CUDA_DEVICE_MAX_CONNECTIONS=32`, set before anything uses the driver, makes it rare that two share one,
-    /// not impossible where there are more streams than that. As the driver cannot be asked how
-    /// many queues it made, the variable is read as the group is made, for a warning alone where it says
-    /// fewer.
+    /// In a process of several ranks there, streams in one hardware queue wait for each other: set
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=32` before anything uses the driver, and let no more streams than that
+    /// have kernels at work that wait. As the driver cannot be asked how many queues it made, the variable
+    /// is read as the group is made, for a warning alone where it says fewer.
     ///
     /// Processes on one GPU run side by side under MPS (`nvidia-cuda-mps-control -d`, before all of them;
     /// whether a process is its client is asked of the driver). Without, those of a node group take turns,
     /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem_with` refuses
-    /// ([`SharedGpuError::NeedsMps`](crate::SharedGpuError)). Side by side, there are at most as many ranks as
-    /// multiprocessors ([`SharedGpuError::TooManyRanks`](crate::SharedGpuError)).
+    /// ([`SharedGpuError::NeedsMps`](crate::SharedGpuError)). Side by side, there are at most as many ranks
+    /// as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::SharedGpuError)).
     pub share_gpus: bool,
 }

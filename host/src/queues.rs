@@ -1,9 +1,10 @@
 //! Hardware queues, of which a process has too few for many ranks.
 //!
-//! The driver spreads all streams of a process over them as they are made. Streams that share one wait for
-//! each other's kernels, whatever the multiprocessors could hold and however few are in use, so that a rank's
-//! kernel may stand behind one that waits for it. More queues make that rarer; with more streams than queues
-//! it stays possible.
+//! The driver gives streams with work a queue each as long as there are any; beyond that, streams share one
+//! and wait for each other's kernels, whatever the multiprocessors could hold, so that a rank's kernel may
+//! stand behind one that waits for it. (Seen on an H200 with driver 580: of 40 streams none held up another
+//! while two had work; with 32 queues, 4 ranks and 28 other streams that waited went on, 4 ranks and 32 did
+//! not.)
 
 use std::ffi::OsStr;
 

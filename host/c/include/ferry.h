@@ -116,8 +116,8 @@ typedef enum {
     FERRY_WRONG_ORDER = 16,
     // Another thread is in a call of the same communicator or graph.
     FERRY_BUSY = 17,
-    // Communicators or graphs are alive that need what was to be closed, or the multiprocessors of a GPU that
-    // ranks share. Nothing was done.
+    // Communicators or graphs are alive that need what was to be closed, or the multiprocessors of a GPU
+    // that ranks share. Nothing was done.
     FERRY_IN_USE = 18,
     // This library was built without the feature that the call needs.
     FERRY_NOT_BUILT = 19,

@@ -10,8 +10,8 @@ pub enum SharedGpuError {
     /// until the deadline.
     #[error(
         "kernels that wait for peers find no room on {device} at one time: it has {multiprocessors} \
-         multiprocessors, and they take {}; lower max_sms, or close a communicator first (one that was dropped \
-         counts while graphs of its calls are alive, and for ever if others made them)",
+         multiprocessors, and they take {}; lower max_sms, or close a communicator first (one that was \
+         dropped counts while graphs of its calls are alive, and for ever if others made them)",
         listed(.ranks)
     )]
     NoRoom {
@@ -19,8 +19,8 @@ pub enum SharedGpuError {
         device: String,
         /// Its multiprocessors.
         multiprocessors: u32,
-        /// Of each rank of this process there (those of others are not known), the kind of its group, its number, and the multiprocessors
-        /// that its largest communicator takes.
+        /// Of each rank of this process there (those of others are not known), the kind of its group, its
+        /// number, and the multiprocessors that its largest communicator takes.
         ranks: Vec<(&'static str, Rank, u32)>,
     },
     /// More ranks of a group on a GPU, side by side, than it has multiprocessors for.

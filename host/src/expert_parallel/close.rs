@@ -100,9 +100,9 @@ impl ExpertParallel {
     /// barrier with the other processes. Synchronise the streams in use first. Collective.
     /// Synchronises.
     ///
-    /// Where ranks share a GPU, freeing can wait for kernels of other ranks. If those wait for a launch that this
-    /// thread, or one that waits, has yet to make, it does until the deadline: close between rounds, while none
-    /// waits so.
+    /// Where ranks share a GPU, freeing can wait for kernels of other ranks. If those wait for a launch
+    /// that this thread, or one that waits, has yet to make, it does until the deadline: close between
+    /// rounds, while none waits so.
     ///
     /// A rank's last combine may end before its peers have told it that they read its tokens: their kernels
     /// still store into its window then. So a process of several comes here before it ends, also when it is

@@ -58,8 +58,8 @@ impl<'a, Next> Prepared<'a, Next> {
         Ok(each.map(|call| then(call.rank, call.next)).collect())
     }
 
-    /// Of a rank that shares its GPU with others of this process, its kernel's turn: that no kernel of another
-    /// rank stands in the stream and waits for this one, nor will until it is launched.
+    /// Reserves the kernel's turn, of a rank that shares its GPU with others of this process: no kernel of
+    /// another rank stands in the stream and waits for this one, nor will until it is launched.
     fn reserve(&self) -> Result<Option<Reserved>, Error> {
         let Some(turn) = &self.rank.turn else {
             return Ok(None);
