@@ -274,7 +274,7 @@ impl CudaDevice {
         work()?;
         let Captured {
             template,
-            _held: held,
+            held,
             recorded,
         } = capture.end()?;
         let mut executable = ptr::null_mut();
