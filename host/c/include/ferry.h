@@ -550,9 +550,9 @@ typedef struct {
     uint64_t max_tokens_per_rank;
     // Ranks of one node; divides the ranks. 0: all ranks are on one node.
     uint64_t p2p_world_size;
-    // Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. A dispatch waits for
-    // ranks whose combine has not yet read the round before no longer than until the deadline of this
-    // rank's combine (if it was split, of its wait) before; once that has passed, not at all.
+    // Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. On one node a dispatch
+    // waits for ranks whose combine has not yet read the round before no longer than until the deadline of
+    // this rank's combine (if it was split, of its wait) before; once that has passed, not at all.
     uint64_t deadline_ns;
     // A ferry_format.
     uint32_t format;
@@ -1008,8 +1008,8 @@ ferry_status ferry_communicator_device_pointers(const ferry_communicator *commun
                                                 ferry_device_pointers *pointers);
 
 // Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
-// kernel. It also waits for ranks whose combine has not yet read the round before, at most until
-// the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
+// kernel. On one node it also waits for ranks whose combine has not yet read the round before, at most
+// until the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
 // the stream has passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate
 // or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
 ferry_status ferry_dispatch(ferry_communicator *communicator,
@@ -1017,8 +1017,8 @@ ferry_status ferry_dispatch(ferry_communicator *communicator,
                             const ferry_dispatch_input *input,
                             const ferry_dispatch_output *output);
 
-// The first half of ferry_dispatch: sends. Waits only for ranks whose combine has not yet read the
-// round before, at most until the deadline of this rank's own.
+// The first half of ferry_dispatch: sends. Waits only, on one node, for ranks whose combine has not yet
+// read the round before, at most until the deadline of this rank's own.
 // Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
 // that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
 // was enqueued.

@@ -63,9 +63,9 @@ pub struct ferry_config {
     pub max_tokens_per_rank: u64,
     /// Ranks of one node; divides the ranks. 0: all ranks are on one node.
     pub p2p_world_size: u64,
-    /// Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. A dispatch waits for
-    /// ranks whose combine has not yet read the round before no longer than until the deadline of this
-    /// rank's combine (if it was split, of its wait) before; once that has passed, not at all.
+    /// Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. On one node a dispatch
+    /// waits for ranks whose combine has not yet read the round before no longer than until the deadline of
+    /// this rank's combine (if it was split, of its wait) before; once that has passed, not at all.
     pub deadline_ns: u64,
     /// A ferry_format.
     pub format: u32,

@@ -113,8 +113,8 @@ pub struct ferry_combine_output {
 sized!(ferry_combine_output, 112);
 
 /// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
-/// kernel. It also waits for ranks whose combine has not yet read the round before, at most until
-/// the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
+/// kernel. On one node it also waits for ranks whose combine has not yet read the round before, at most
+/// until the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
 /// the stream has passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate
 /// or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
 #[unsafe(no_mangle)]
@@ -138,8 +138,8 @@ pub unsafe extern "C" fn ferry_dispatch(
     })
 }
 
-/// The first half of ferry_dispatch: sends. Waits only for ranks whose combine has not yet read the
-/// round before, at most until the deadline of this rank's own.
+/// The first half of ferry_dispatch: sends. Waits only, on one node, for ranks whose combine has not yet
+/// read the round before, at most until the deadline of this rank's own.
 /// Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
 /// that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
 /// was enqueued.
