@@ -27,7 +27,8 @@ use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
 /// Dropping it waits for nothing, and ends nothing that was enqueued. Its kernels and its primary context
 /// stay for the life of the process, and so do the streams that it gave and memory that was not freed:
 /// their values are plain numbers, and graphs have the kernels, so all may outlive it. Opened again with
-/// the same kernels, a device finds those that are loaded.
+/// the same kernels, a device finds those that are loaded: so nobody resets the primary context
+/// (`cudaDeviceReset`) in between.
 pub struct CudaDevice {
     core: Arc<Core>,
 }
