@@ -53,6 +53,7 @@ int cuInit(unsigned flags) { return 0; }
 int cuGetProcAddress(const char *name, void **at, int version, unsigned long long flags) { return 500; }
 int cuGetErrorName(int code, const char **name) { return *name = "AN_ERROR", 0; }
 int cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+int cuDeviceGetExecAffinitySupport(int *is_supported, int kind, int device) { return *is_supported = 0, 0; }
 int cuDeviceGetCount(int *count) { return *count = 1, 0; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetName(char *name, int bytes, int device) { return snprintf(name, bytes, "books"), 0; }
