@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
     Activation, CloseError, CombineBuffers, CombineInput, Config, DataType, Device, DevicePtr,
-    DispatchBuffers, DispatchInput, Error, ExpertParallel, FusedSilu, Plan, Tensor, TokenFormat,
+    DispatchBuffers, DispatchInput, Error, ExpertParallel, FusedSilu, Group, Plan, Tensor,
+    TokenFormat,
 };
 
 use super::{Outcome, Suite};
@@ -30,12 +31,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 /// dropped before either has ended.
 fn outlive_their_device(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
-    let ranks = group.local_ranks();
-    let Some(cuda) = ranks
-        .iter()
-        .map(|&rank| group.cuda(rank))
-        .collect::<Option<Vec<_>>>()
-    else {
+    let Some(cuda) = cuda_devices(&group) else {
         return Ok(Outcome::Skipped("needs CUDA graphs".into()));
     };
     for cuda in cuda {
@@ -83,19 +79,20 @@ fn ones(device: &dyn Device) -> Result<FusedSilu> {
     })
 }
 
-/// Captures a round without tokens on every rank, through another handle of its GPU, and launches it not.
+/// CUDA devices of the ranks of this process; `None` where they have others.
+fn cuda_devices(group: &Group) -> Option<Vec<Arc<CudaDevice>>> {
+    let ranks = group.local_ranks();
+    ranks.iter().map(|&rank| group.cuda(rank)).collect()
+}
+
+/// Captures a round without tokens on every rank, through another handle of its GPU, and launches no graph.
 fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
     let config = Config {
         deadline: suite.deadline(),
         ..Config::new(suite.ranks(), 1, HIDDEN, 1)
     };
-    let ranks = group.local_ranks();
-    let Some(cuda) = ranks
-        .iter()
-        .map(|&rank| group.cuda(rank))
-        .collect::<Option<Vec<_>>>()
-    else {
+    let Some(cuda) = cuda_devices(&group) else {
         return Ok(Outcome::Skipped("needs CUDA graphs".into()));
     };
     let plan = Plan::new(&group, config)?;
