@@ -84,89 +84,47 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod allocations;
-mod arguments;
-mod bootstrap;
 mod buffers;
-#[cfg(feature = "candle")]
-pub mod candle;
-mod capacity;
-#[cfg(any(feature = "cuda", test))]
-mod captures;
-mod config;
-mod copies;
+mod call;
+mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-#[cfg(feature = "cudarc")]
-pub mod cudarc;
-#[cfg(feature = "cust")]
-pub mod cust;
-mod data_type;
-mod decode;
 pub mod device;
-mod device_pointers;
-mod epilogue;
 mod error;
-mod expert_parallel;
-mod fabric;
-#[cfg(any(feature = "cuda", test))]
-mod fault_page;
-mod gpu_ranks;
 mod group;
-#[cfg(feature = "cuda")]
-mod group_options;
-mod handles;
-mod input_fault;
-#[cfg(any(feature = "cuda", test))]
-mod job;
+mod interop;
 #[cfg(any(feature = "cuda", test))]
 mod kernels;
-mod leak;
-mod loaded_kernels;
-mod local_ranks;
-mod memory;
-#[cfg(any(feature = "cuda", test))]
-mod node;
-mod notice;
-#[cfg(feature = "nvshmem")]
-mod nvshmem;
-mod one_stream;
-mod output_layout;
-#[cfg(any(feature = "cuda", test))]
-mod own_gpu;
 mod plan;
-mod queues;
-mod residents;
-mod round;
-mod scales;
-mod silu;
-mod simulated;
-#[cfg(any(feature = "cuda", test))]
-mod specialise;
 mod tensor;
-#[cfg(test)]
-mod warnings_tests;
 
-pub use arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-pub use bootstrap::function::FnBootstrap;
-pub use bootstrap::tcp::TcpBootstrap;
-pub use bootstrap::{Bootstrap, BootstrapError};
+pub use buffers::copies::ReceivedRows;
+pub use buffers::decode::decode_rows;
 pub use buffers::{CombineBuffers, DispatchBuffers};
-pub use capacity::Capacity;
-pub use config::Config;
-pub use copies::ReceivedRows;
-pub use data_type::{DataType, TensorElement};
-pub use decode::decode_rows;
+pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
+pub use call::silu::FusedSilu;
+pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+pub use communicator::ExpertParallel;
+pub use communicator::all::{
+    CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
+};
+pub use communicator::close::{CloseAllError, CloseError};
+pub use communicator::pointers::DevicePointers;
+pub use communicator::round::owned::{
+    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
+};
+pub use communicator::round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use device::Device;
-pub use device_pointers::DevicePointers;
-pub use epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
+pub use device::loaded_kernels::LoadedKernels;
+pub use device::sharing::gpu_ranks::GpuRanks;
+pub use error::bootstrap::BootstrapError;
+pub use error::input_fault::InputFault;
+#[cfg(feature = "cuda")]
+pub use error::kernels::KernelsError;
 pub use error::{
     CudaError, DriverError, EpilogueError, Error, LocalRanksError, NodeError, NvshmemError,
     PlanError, Problem, SharedGpuError, TensorError,
 };
-pub use expert_parallel::ExpertParallel;
-pub use expert_parallel::close::{CloseAllError, CloseError};
-pub use fabric::Fabric;
 pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
@@ -175,26 +133,28 @@ pub use ferry_layout::{
 };
 pub use ferry_simulator as simulator;
 pub use ferry_simulator::Options as SimulatorOptions;
-pub use gpu_ranks::GpuRanks;
 pub use group::Group;
-#[cfg(feature = "cuda")]
-pub use group_options::GroupOptions;
-pub use handles::{DevicePtr, Stream};
-pub use input_fault::InputFault;
-#[cfg(feature = "cuda")]
-pub use kernels::{Kernels, KernelsError};
-pub use loaded_kernels::LoadedKernels;
-pub use local_ranks::{
-    CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
-};
+pub use group::bootstrap::Bootstrap;
+pub use group::bootstrap::function::FnBootstrap;
+pub use group::bootstrap::tcp::TcpBootstrap;
+pub use group::fabric::Fabric;
 #[cfg(feature = "nvshmem")]
-pub use nvshmem::NvshmemOptions;
-pub use output_layout::{OutputTensors, TensorLayout};
+pub use group::nvshmem::NvshmemOptions;
+#[cfg(feature = "cuda")]
+pub use group::options::GroupOptions;
+#[cfg(feature = "candle")]
+pub use interop::candle;
+#[cfg(feature = "cudarc")]
+pub use interop::cudarc;
+#[cfg(feature = "cust")]
+pub use interop::cust;
+#[cfg(feature = "cuda")]
+pub use kernels::Kernels;
 pub use plan::Plan;
-pub use round::owned::{
-    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
-};
-pub use round::{CombinePending, DispatchPending, Dispatched, Unfinished};
-pub use scales::ScaleTensor;
-pub use silu::FusedSilu;
+pub use plan::capacity::Capacity;
+pub use plan::config::Config;
+pub use plan::scales::ScaleTensor;
+pub use plan::tensors::{OutputTensors, TensorLayout};
 pub use tensor::Tensor;
+pub use tensor::data_type::{DataType, TensorElement};
+pub use tensor::handles::{DevicePtr, Stream};

@@ -4,8 +4,8 @@ use std::ptr;
 
 use super::error::check;
 use super::sys::{self, CUstream};
-use crate::Error;
-use crate::captures::Captures;
+use crate::device::captures::Captures;
+use crate::error::Error;
 
 /// The captures of this process. Not of a device: the driver numbers captures throughout the process, and
 /// the stream of one may be launched into by way of another device of the same GPU.

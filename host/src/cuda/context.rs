@@ -7,7 +7,7 @@ use std::ptr;
 use super::error::{check, error};
 use super::library::dotted;
 use super::sys::{self, CUcontext, CUdevice};
-use crate::Error;
+use crate::error::Error;
 
 /// Initialises the driver and counts its devices.
 ///
@@ -32,7 +32,7 @@ pub fn device_count() -> Result<usize, Error> {
 }
 
 /// The CUDA version that the driver supports, as people write it: "13.0".
-pub(super) fn driver_version() -> Result<String, Error> {
+pub(crate) fn driver_version() -> Result<String, Error> {
     let mut version = 0;
     // SAFETY: `version` is a live integer.
     check("cuDriverGetVersion", unsafe {
@@ -46,7 +46,7 @@ pub(super) fn driver_version() -> Result<String, Error> {
 /// It is retained for the life of the process: addresses and streams are plain values, which safe
 /// code may use after the last device was dropped, and with the context their memory and streams
 /// would go.
-pub(super) struct PrimaryContext {
+pub(crate) struct PrimaryContext {
     device: CUdevice,
     /// Never released.
     context: CUcontext,
@@ -60,7 +60,7 @@ unsafe impl Sync for PrimaryContext {}
 impl PrimaryContext {
     /// Retains the primary context of device number `ordinal`. The thread's current context
     /// stays what it was.
-    pub(super) fn retain(ordinal: usize) -> Result<Self, Error> {
+    pub(crate) fn retain(ordinal: usize) -> Result<Self, Error> {
         let devices = device_count()?;
         let missing = Error::NoSuchDevice {
             device: ordinal,
@@ -85,12 +85,12 @@ impl PrimaryContext {
     }
 
     /// The driver's handle.
-    pub(super) const fn raw(&self) -> CUcontext {
+    pub(crate) const fn raw(&self) -> CUcontext {
         self.context
     }
 
     /// Makes the context current on this thread until the guard is dropped.
-    pub(super) fn enter(&self) -> Result<Current, Error> {
+    pub(crate) fn enter(&self) -> Result<Current, Error> {
         let current = current()?;
         if ptr::eq(current, self.raw()) {
             return Ok(Current::unchanged());
@@ -103,7 +103,7 @@ impl PrimaryContext {
     }
 
     /// An attribute of the device, by its number.
-    pub(super) fn attribute(&self, attribute: c_int) -> Result<u32, Error> {
+    pub(crate) fn attribute(&self, attribute: c_int) -> Result<u32, Error> {
         let mut value = 0;
         // SAFETY: `value` is a live integer, and the device exists.
         check("cuDeviceGetAttribute", unsafe {
@@ -113,7 +113,7 @@ impl PrimaryContext {
     }
 
     /// The device's name: "NVIDIA H200".
-    pub(super) fn device_name(&self) -> Result<String, Error> {
+    pub(crate) fn device_name(&self) -> Result<String, Error> {
         let mut name = [0_u8; 256];
         // SAFETY: `name` has as many bytes as is said, and the device exists.
         check("cuDeviceGetName", unsafe {
@@ -125,7 +125,7 @@ impl PrimaryContext {
     }
 
     /// What no other device has; of a part of a GPU, the part's.
-    pub(super) fn uuid(&self) -> Result<[u8; 16], Error> {
+    pub(crate) fn uuid(&self) -> Result<[u8; 16], Error> {
         let mut uuid = [0; 16];
         // SAFETY: `uuid` is a live array of `CUuuid`'s size, and the device exists.
         check("cuDeviceGetUuid", unsafe {
@@ -135,7 +135,7 @@ impl PrimaryContext {
     }
 
     /// Whether the device is a part of a GPU (MIG): only parts have an identifier beside the GPU's.
-    pub(super) fn is_part(&self) -> Result<bool, Error> {
+    pub(crate) fn is_part(&self) -> Result<bool, Error> {
         let mut whole = [0; 16];
         // SAFETY: `whole` is a live array of `CUuuid`'s size, and the device exists.
         check("cuDeviceGetUuid", unsafe {
@@ -146,7 +146,7 @@ impl PrimaryContext {
 
     /// Whether this process is a client of MPS: contexts with some of a GPU's multiprocessors, which it is
     /// asked whether it can make, are for clients alone.
-    pub(super) fn is_mps_client(&self) -> Result<bool, Error> {
+    pub(crate) fn is_mps_client(&self) -> Result<bool, Error> {
         let mut supported = 0;
         // SAFETY: `supported` is a live integer, and the device exists.
         check("cuDeviceGetExecAffinitySupport", unsafe {
@@ -157,7 +157,7 @@ impl PrimaryContext {
     }
 
     /// Whether this device can address the memory of `peer`.
-    pub(super) fn can_access(&self, peer: &Self) -> Result<bool, Error> {
+    pub(crate) fn can_access(&self, peer: &Self) -> Result<bool, Error> {
         let mut can = 0;
         // SAFETY: `can` is a live integer, and both devices exist.
         check("cuDeviceCanAccessPeer", unsafe {
@@ -172,7 +172,7 @@ impl PrimaryContext {
 /// # Safety
 /// The context lives.
 #[cfg(any(feature = "cust", feature = "cudarc"))]
-pub(super) unsafe fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
+pub(crate) unsafe fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
     // SAFETY: that the context lives is the caller's promise.
     check("cuCtxPushCurrent", unsafe {
         sys::cuCtxPushCurrent_v2(context)
@@ -187,7 +187,7 @@ pub(super) unsafe fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
 }
 
 /// This thread's current context; null for none.
-pub(super) fn current() -> Result<CUcontext, Error> {
+pub(crate) fn current() -> Result<CUcontext, Error> {
     let mut context = ptr::null_mut();
     // SAFETY: `context` is a live pointer to write to.
     check("cuCtxGetCurrent", unsafe {

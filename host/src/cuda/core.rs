@@ -9,8 +9,10 @@ use super::green::GreenContexts;
 use super::module::Module;
 use super::modules::Modules;
 use super::sys::{self, CUstream};
+use crate::error::Error;
 use crate::kernels::KernelSet;
-use crate::{Error, Kernels, Stream};
+use crate::kernels::Kernels;
+use crate::tensor::handles::Stream;
 
 /// What a device has.
 pub(super) struct Core {

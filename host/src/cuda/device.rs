@@ -14,10 +14,14 @@ use super::error::{check, check_about, error};
 use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
+use crate::device::Device;
+use crate::device::loaded_kernels::LoadedKernels;
+use crate::device::sharing::own_gpu::Terms;
 use crate::device::{Args, InGraph, Launch, SharedPage};
+use crate::error::Error;
 use crate::kernels::KernelSet;
-use crate::own_gpu::Terms;
-use crate::{Device, DevicePtr, Error, Kernels, LoadedKernels, Stream};
+use crate::kernels::Kernels;
+use crate::tensor::handles::{DevicePtr, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
 ///
@@ -83,7 +87,7 @@ impl CudaDevice {
         &self.core
     }
 
-    pub(super) fn context(&self) -> &PrimaryContext {
+    pub(crate) fn context(&self) -> &PrimaryContext {
         &self.core.context
     }
 

@@ -5,15 +5,15 @@ use std::ptr;
 
 use super::library::{NAME, NotLoaded};
 use super::sys::{self, Code};
-use crate::{CudaError, Error};
+use crate::error::{CudaError, Error};
 
 /// Turns what a driver function returned into a result.
-pub(super) fn check(call: &'static str, code: Code) -> Result<(), Error> {
+pub(crate) fn check(call: &'static str, code: Code) -> Result<(), Error> {
     check_about(call, code, String::new)
 }
 
 /// As [`check`]; `detail` says what the call was about.
-pub(super) fn check_about(
+pub(crate) fn check_about(
     call: &'static str,
     code: Code,
     detail: impl FnOnce() -> String,
@@ -26,7 +26,7 @@ pub(super) fn check_about(
 }
 
 /// The error of a call that did not return success.
-pub(super) fn error(call: &'static str, code: Code, detail: String) -> Error {
+pub(crate) fn error(call: &'static str, code: Code, detail: String) -> Error {
     if code == sys::STUB_LIBRARY {
         return stub_found();
     }

@@ -6,7 +6,8 @@ use std::ptr;
 use super::core::raw;
 use super::error::check;
 use super::{CudaDevice, context, sys};
-use crate::{DevicePtr, Error, Stream};
+use crate::error::Error;
+use crate::tensor::handles::{DevicePtr, Stream};
 
 impl CudaDevice {
     /// That this thread's current context is the device's primary one.

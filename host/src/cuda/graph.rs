@@ -8,10 +8,11 @@ use super::core::{Core, raw};
 use super::device::CudaDevice;
 use super::error::check;
 use super::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream};
-use crate::captures::HeldList;
-use crate::one_stream::Lane;
-use crate::one_stream::graphs::{Recorded, take};
-use crate::{Error, Stream};
+use crate::device::captures::HeldList;
+use crate::device::sharing::one_stream::Lane;
+use crate::device::sharing::one_stream::graphs::{Recorded, take};
+use crate::error::Error;
+use crate::tensor::handles::Stream;
 
 /// A captured sequence of launches that can be replayed. Its kernels see what their tensors
 /// hold at the time of the replay.

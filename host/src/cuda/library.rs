@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-use crate::{DriverError, Error};
+use crate::error::{DriverError, Error};
 
 /// What the loader is asked for. The driver brings the file; the one without a number is for linking.
 pub(super) const NAME: &str = "libcuda.so.1";
@@ -16,7 +16,7 @@ const ADVICE: &str =
 
 /// Why the driver's functions cannot be called.
 #[derive(Clone, Debug)]
-pub(super) enum NotLoaded {
+pub(crate) enum NotLoaded {
     /// The loader does not find the library, or refuses it.
     Library {
         /// What it was asked for.

@@ -1,9 +1,8 @@
 //! GPUs through the CUDA driver.
 //!
-//! [`LocalFabric`] drives several GPUs from one process; [`CudaDevice`] is one of them, with
-//! what only CUDA has: [graphs](CudaDevice::capture), [events](CudaDevice::event) and
-//! [PTX of yours](CudaDevice::load_ptx). The driver is loaded by the first call that needs one,
-//! which fails where there is none.
+//! [`CudaDevice`] is one of them, with [graphs](CudaDevice::capture), [events](CudaDevice::event)
+//! and [PTX of yours](CudaDevice::load_ptx), which only CUDA has. The driver is loaded by the first
+//! call that needs one, which fails if there is none.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), ferry::Error> {
@@ -19,28 +18,24 @@
 //! ```
 
 mod captures;
-mod context;
+pub(crate) mod context;
 mod core;
 mod device;
-mod error;
+pub(crate) mod error;
 #[cfg(feature = "cust")]
 mod foreign;
 mod graph;
 mod green;
-mod ipc;
 mod library;
-mod local;
 mod module;
 mod modules;
 #[cfg(any(feature = "cust", feature = "cudarc"))]
 mod owner;
 mod page;
-mod sys;
+pub(crate) mod sys;
 mod user_ptx;
 
 pub use context::{Current, device_count};
 pub use device::CudaDevice;
 pub use graph::{CudaEvent, CudaGraph};
-pub(crate) use ipc::Ipc;
-pub use local::LocalFabric;
 pub use user_ptx::{CudaKernel, CudaModule, Grid};

@@ -10,10 +10,11 @@ use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUmodule};
 #[cfg(feature = "nvshmem")]
-use crate::KernelsError;
-use crate::kernels::{self, KernelSet, Kernels, Ptx, Target};
-use crate::specialise::{KERNELS, specialised};
-use crate::{DriverError, Error};
+use crate::error::kernels::KernelsError;
+use crate::error::{DriverError, Error};
+use crate::kernels;
+use crate::kernels::specialize::{KERNELS, specialised};
+use crate::kernels::{KernelSet, Kernels, Ptx, Target};
 
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;

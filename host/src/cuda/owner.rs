@@ -5,8 +5,8 @@ use std::ptr;
 use super::CudaDevice;
 use super::context::{self, PrimaryContext};
 use super::sys::CUcontext;
-use crate::Error;
 use crate::device::Device;
+use crate::error::Error;
 
 impl CudaDevice {
     /// That a context is the device's primary one.

@@ -9,9 +9,10 @@ use ferry_layout::FaultPage;
 use super::core::Core;
 use super::error::check;
 use super::sys;
-use crate::Error;
 use crate::device::SharedPage;
-use crate::fault_page::{self, WORDS};
+use crate::device::fault_page;
+use crate::device::fault_page::WORDS;
+use crate::error::Error;
 
 /// Pinned host memory that the device writes over the bus and the host reads directly.
 ///

@@ -23,7 +23,7 @@ macro_rules! handles {
             opaque: [u8; 0],
         }
 
-        pub(super) type $handle = *mut $object;
+        pub(crate) type $handle = *mut $object;
     )*};
 }
 
@@ -39,63 +39,63 @@ handles! {
 }
 
 /// A device's number, as the driver gives it.
-pub(super) type CUdevice = c_int;
+pub(crate) type CUdevice = c_int;
 /// An address in device memory.
-pub(super) type CUdeviceptr = c_ulonglong;
+pub(crate) type CUdeviceptr = c_ulonglong;
 
 /// What a driver function returns.
-pub(super) type Code = u32;
+pub(crate) type Code = u32;
 
 /// Not the driver's: there is none, or a function is missing. [`why_not_loaded`] says more.
-pub(super) const NOT_LOADED: Code = Code::MAX;
+pub(crate) const NOT_LOADED: Code = Code::MAX;
 /// `CUDA_SUCCESS`.
-pub(super) const SUCCESS: Code = 0;
+pub(crate) const SUCCESS: Code = 0;
 /// `CUDA_ERROR_INVALID_VALUE`.
-pub(super) const INVALID_VALUE: Code = 1;
+pub(crate) const INVALID_VALUE: Code = 1;
 /// `CUDA_ERROR_STUB_LIBRARY`: the library is one to link with, not a driver.
-pub(super) const STUB_LIBRARY: Code = 34;
+pub(crate) const STUB_LIBRARY: Code = 34;
 /// `CUDA_ERROR_NO_DEVICE`.
-pub(super) const NO_DEVICE: Code = 100;
+pub(crate) const NO_DEVICE: Code = 100;
 /// `CUDA_ERROR_INVALID_PTX`.
-pub(super) const INVALID_PTX: Code = 218;
+pub(crate) const INVALID_PTX: Code = 218;
 /// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`.
-pub(super) const UNSUPPORTED_PTX_VERSION: Code = 222;
+pub(crate) const UNSUPPORTED_PTX_VERSION: Code = 222;
 /// `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES`.
-pub(super) const LAUNCH_OUT_OF_RESOURCES: Code = 701;
+pub(crate) const LAUNCH_OUT_OF_RESOURCES: Code = 701;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
-pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
-pub(super) const MULTIPROCESSOR_COUNT: c_int = 16;
+pub(crate) const MULTIPROCESSOR_COUNT: c_int = 16;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
-pub(super) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
-pub(super) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
 /// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`.
-pub(super) const EXEC_AFFINITY_SM_COUNT: c_int = 0;
+pub(crate) const EXEC_AFFINITY_SM_COUNT: c_int = 0;
 /// `CU_JIT_MAX_REGISTERS`.
-pub(super) const JIT_MAX_REGISTERS: c_int = 0;
+pub(crate) const JIT_MAX_REGISTERS: c_int = 0;
 /// `CU_JIT_INFO_LOG_BUFFER`.
-pub(super) const JIT_INFO_LOG_BUFFER: c_int = 3;
+pub(crate) const JIT_INFO_LOG_BUFFER: c_int = 3;
 /// `CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES`.
-pub(super) const JIT_INFO_LOG_BYTES: c_int = 4;
+pub(crate) const JIT_INFO_LOG_BYTES: c_int = 4;
 /// `CU_JIT_ERROR_LOG_BUFFER`.
-pub(super) const JIT_ERROR_LOG_BUFFER: c_int = 5;
+pub(crate) const JIT_ERROR_LOG_BUFFER: c_int = 5;
 /// `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
-pub(super) const JIT_ERROR_LOG_BYTES: c_int = 6;
+pub(crate) const JIT_ERROR_LOG_BYTES: c_int = 6;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
-pub(super) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+pub(crate) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 #[cfg(feature = "cust")]
-pub(super) const POINTER_DEVICE_ORDINAL: c_int = 9;
+pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy default stream.
-pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DEFAULT`: with timing.
-pub(super) const EVENT_DEFAULT: c_uint = 0;
+pub(crate) const EVENT_DEFAULT: c_uint = 0;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
-pub(super) const MEMHOSTALLOC_PORTABLE: c_uint = 1;
+pub(crate) const MEMHOSTALLOC_PORTABLE: c_uint = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: devices may address it.
-pub(super) const MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
+pub(crate) const MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin when each block of
 /// the one before it has ended or allows it, and says itself where it waits for its end.
@@ -103,7 +103,7 @@ const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 /// `CUlaunchAttribute`.
 #[repr(C)]
-pub(super) struct LaunchAttribute {
+pub(crate) struct LaunchAttribute {
     id: c_uint,
     padding: c_uint,
     value: [c_ulonglong; 8],
@@ -111,7 +111,7 @@ pub(super) struct LaunchAttribute {
 
 impl LaunchAttribute {
     /// The kernel waits by itself for those before it.
-    pub(super) const PROGRAMMATIC: Self = Self {
+    pub(crate) const PROGRAMMATIC: Self = Self {
         id: PROGRAMMATIC_STREAM_SERIALIZATION,
         padding: 0,
         value: [1, 0, 0, 0, 0, 0, 0, 0],
@@ -120,47 +120,47 @@ impl LaunchAttribute {
 
 /// `CUlaunchConfig`.
 #[repr(C)]
-pub(super) struct LaunchConfig {
-    pub(super) grid: [c_uint; 3],
-    pub(super) block: [c_uint; 3],
-    pub(super) shared_bytes: c_uint,
-    pub(super) stream: CUstream,
-    pub(super) attributes: *const LaunchAttribute,
-    pub(super) attribute_count: c_uint,
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: CUstream,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) attribute_count: c_uint,
 }
 
 /// `CU_STREAM_LEGACY`: a handle of the default stream; null is another.
-pub(super) const STREAM_LEGACY: usize = 1;
+pub(crate) const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
-pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
+pub(crate) const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
-pub(super) const CAPTURE_ACTIVE: c_uint = 1;
+pub(crate) const CAPTURE_ACTIVE: c_uint = 1;
 /// `CU_DEV_RESOURCE_TYPE_SM`.
-pub(super) const RESOURCE_SM: c_uint = 1;
+pub(crate) const RESOURCE_SM: c_uint = 1;
 /// The CUDA version that has green contexts, as the driver writes it.
-pub(super) const GREEN_CONTEXTS_VERSION: c_int = 12_040;
+pub(crate) const GREEN_CONTEXTS_VERSION: c_int = 12_040;
 
 /// `CUgreenCtx`.
-pub(super) type GreenContext = *mut c_void;
+pub(crate) type GreenContext = *mut c_void;
 /// `cuStreamGetGreenCtx`, of CUDA 12.4.
-pub(super) type StreamGetGreenCtx =
+pub(crate) type StreamGetGreenCtx =
     unsafe extern "C" fn(stream: CUstream, context: *mut GreenContext) -> Code;
 /// `cuGreenCtxGetDevResource`, of CUDA 12.4.
-pub(super) type GreenCtxGetDevResource =
+pub(crate) type GreenCtxGetDevResource =
     unsafe extern "C" fn(context: GreenContext, resource: *mut DevResource, kind: c_uint) -> Code;
 
 /// `CUdevResource` (`CUdevResource_v1`), of multiprocessors.
 #[repr(C, align(8))]
-pub(super) struct DevResource {
-    pub(super) kind: c_uint,
+pub(crate) struct DevResource {
+    pub(crate) kind: c_uint,
     padding: [u8; 92],
-    pub(super) multiprocessors: c_uint,
+    pub(crate) multiprocessors: c_uint,
     /// The union has 48 bytes. Later versions may have more, so there is room.
     rest: [u8; 412],
 }
 
 impl DevResource {
-    pub(super) const EMPTY: Self = Self {
+    pub(crate) const EMPTY: Self = Self {
         kind: 0,
         padding: [0; 92],
         multiprocessors: 0,
@@ -215,58 +215,58 @@ macro_rules! driver_functions {
 
 // Signatures and symbol names are those of `cuda.h`, where a macro gives some names a version.
 driver_functions! {
-    pub(super) fn cuInit(flags: c_uint) -> Code;
-    pub(super) fn cuGetProcAddress(
+    pub(crate) fn cuInit(flags: c_uint) -> Code;
+    pub(crate) fn cuGetProcAddress(
         symbol: *const c_char,
         function: *mut *mut c_void,
         version: c_int,
         flags: c_ulonglong,
     ) -> Code;
-    pub(super) fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code;
-    pub(super) fn cuDriverGetVersion(version: *mut c_int) -> Code;
-    pub(super) fn cuDeviceGetCount(count: *mut c_int) -> Code;
-    pub(super) fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Code;
-    pub(super) fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: CUdevice) -> Code;
-    pub(super) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> Code;
-    pub(super) fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: CUdevice) -> Code;
-    pub(super) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
-    pub(super) fn cuDeviceGetExecAffinitySupport(
+    pub(crate) fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code;
+    pub(crate) fn cuDriverGetVersion(version: *mut c_int) -> Code;
+    pub(crate) fn cuDeviceGetCount(count: *mut c_int) -> Code;
+    pub(crate) fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Code;
+    pub(crate) fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: CUdevice) -> Code;
+    pub(crate) fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> Code;
+    pub(crate) fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: CUdevice) -> Code;
+    pub(crate) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice) -> Code;
+    pub(crate) fn cuDeviceGetExecAffinitySupport(
         supported: *mut c_int,
         kind: c_int,
         device: CUdevice,
     ) -> Code;
-    pub(super) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
+    pub(crate) fn cuDeviceCanAccessPeer(can: *mut c_int, from: CUdevice, to: CUdevice) -> Code;
 
-    pub(super) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Code;
-    pub(super) fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;
+    pub(crate) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> Code;
+    pub(crate) fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;
     #[cfg(any(feature = "cust", feature = "cudarc"))]
-    pub(super) fn cuCtxGetDevice(device: *mut CUdevice) -> Code;
-    pub(super) fn cuCtxPushCurrent_v2(context: CUcontext) -> Code;
-    pub(super) fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code;
-    pub(super) fn cuCtxSynchronize() -> Code;
-    pub(super) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> Code;
+    pub(crate) fn cuCtxGetDevice(device: *mut CUdevice) -> Code;
+    pub(crate) fn cuCtxPushCurrent_v2(context: CUcontext) -> Code;
+    pub(crate) fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code;
+    pub(crate) fn cuCtxSynchronize() -> Code;
+    pub(crate) fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> Code;
 
-    pub(super) fn cuModuleLoadDataEx(
+    pub(crate) fn cuModuleLoadDataEx(
         module: *mut CUmodule,
         image: *const c_void,
         options: c_uint,
         option_names: *mut c_int,
         option_values: *mut *mut c_void,
     ) -> Code;
-    pub(super) fn cuModuleUnload(module: CUmodule) -> Code;
-    pub(super) fn cuModuleGetFunction(
+    pub(crate) fn cuModuleUnload(module: CUmodule) -> Code;
+    pub(crate) fn cuModuleGetFunction(
         function: *mut CUfunction,
         module: CUmodule,
         name: *const c_char,
     ) -> Code;
-    pub(super) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut c_int,
         function: CUfunction,
         threads_per_block: c_int,
         shared_bytes: usize,
     ) -> Code;
-    pub(super) fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> Code;
-    pub(super) fn cuLaunchKernelEx(
+    pub(crate) fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> Code;
+    pub(crate) fn cuLaunchKernelEx(
         launch: *const LaunchConfig,
         function: CUfunction,
         parameters: *mut *mut c_void,
@@ -274,51 +274,51 @@ driver_functions! {
     ) -> Code;
 
     #[cfg(feature = "cust")]
-    pub(super) fn cuPointerGetAttribute(
+    pub(crate) fn cuPointerGetAttribute(
         value: *mut c_void,
         attribute: c_int,
         at: CUdeviceptr,
     ) -> Code;
-    pub(super) fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> Code;
-    pub(super) fn cuMemFree_v2(at: CUdeviceptr) -> Code;
-    pub(super) fn cuMemGetAddressRange_v2(
+    pub(crate) fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> Code;
+    pub(crate) fn cuMemFree_v2(at: CUdeviceptr) -> Code;
+    pub(crate) fn cuMemGetAddressRange_v2(
         base: *mut CUdeviceptr,
         bytes: *mut usize,
         at: CUdeviceptr,
     ) -> Code;
-    pub(super) fn cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code;
-    pub(super) fn cuMemHostGetDevicePointer_v2(
+    pub(crate) fn cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code;
+    pub(crate) fn cuMemHostGetDevicePointer_v2(
         device: *mut CUdeviceptr,
         host: *mut c_void,
         flags: c_uint,
     ) -> Code;
-    pub(super) fn cuMemFreeHost(at: *mut c_void) -> Code;
-    pub(super) fn cuMemcpyHtoDAsync_v2(
+    pub(crate) fn cuMemFreeHost(at: *mut c_void) -> Code;
+    pub(crate) fn cuMemcpyHtoDAsync_v2(
         to: CUdeviceptr,
         from: *const c_void,
         bytes: usize,
         stream: CUstream,
     ) -> Code;
-    pub(super) fn cuMemcpyDtoHAsync_v2(
+    pub(crate) fn cuMemcpyDtoHAsync_v2(
         to: *mut c_void,
         from: CUdeviceptr,
         bytes: usize,
         stream: CUstream,
     ) -> Code;
-    pub(super) fn cuMemsetD8Async(
+    pub(crate) fn cuMemsetD8Async(
         at: CUdeviceptr,
         value: u8,
         bytes: usize,
         stream: CUstream,
     ) -> Code;
 
-    pub(super) fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> Code;
-    pub(super) fn cuStreamDestroy_v2(stream: CUstream) -> Code;
-    pub(super) fn cuStreamSynchronize(stream: CUstream) -> Code;
+    pub(crate) fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> Code;
+    pub(crate) fn cuStreamDestroy_v2(stream: CUstream) -> Code;
+    pub(crate) fn cuStreamSynchronize(stream: CUstream) -> Code;
     #[cfg(feature = "cust")]
-    pub(super) fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> Code;
-    pub(super) fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) -> Code;
-    pub(super) fn cuStreamGetCaptureInfo_v2(
+    pub(crate) fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> Code;
+    pub(crate) fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) -> Code;
+    pub(crate) fn cuStreamGetCaptureInfo_v2(
         stream: CUstream,
         status: *mut c_uint,
         id: *mut c_ulonglong,
@@ -326,38 +326,38 @@ driver_functions! {
         dependencies: *mut *const CUgraphNode,
         dependency_count: *mut usize,
     ) -> Code;
-    pub(super) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Code;
-    pub(super) fn cuGraphInstantiateWithFlags(
+    pub(crate) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> Code;
+    pub(crate) fn cuGraphInstantiateWithFlags(
         executable: *mut CUgraphExec,
         graph: CUgraph,
         flags: c_ulonglong,
     ) -> Code;
-    pub(super) fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> Code;
-    pub(super) fn cuGraphDestroy(graph: CUgraph) -> Code;
-    pub(super) fn cuGraphExecDestroy(executable: CUgraphExec) -> Code;
+    pub(crate) fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> Code;
+    pub(crate) fn cuGraphDestroy(graph: CUgraph) -> Code;
+    pub(crate) fn cuGraphExecDestroy(executable: CUgraphExec) -> Code;
 
-    pub(super) fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> Code;
-    pub(super) fn cuEventRecord(event: CUevent, stream: CUstream) -> Code;
-    pub(super) fn cuEventSynchronize(event: CUevent) -> Code;
-    pub(super) fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Code;
-    pub(super) fn cuEventDestroy_v2(event: CUevent) -> Code;
+    pub(crate) fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> Code;
+    pub(crate) fn cuEventRecord(event: CUevent, stream: CUstream) -> Code;
+    pub(crate) fn cuEventSynchronize(event: CUevent) -> Code;
+    pub(crate) fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Code;
+    pub(crate) fn cuEventDestroy_v2(event: CUevent) -> Code;
 
-    pub(super) fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, at: CUdeviceptr) -> Code;
-    pub(super) fn cuIpcOpenMemHandle_v2(
+    pub(crate) fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, at: CUdeviceptr) -> Code;
+    pub(crate) fn cuIpcOpenMemHandle_v2(
         at: *mut CUdeviceptr,
         handle: IpcMemHandle,
         flags: c_uint,
     ) -> Code;
-    pub(super) fn cuIpcCloseMemHandle(at: CUdeviceptr) -> Code;
+    pub(crate) fn cuIpcCloseMemHandle(at: CUdeviceptr) -> Code;
 }
 
 /// `CUipcMemHandle`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct IpcMemHandle(pub(super) [u8; 64]);
+pub(crate) struct IpcMemHandle(pub(crate) [u8; 64]);
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: opening a handle also gives access to the memory's device.
-pub(super) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+pub(crate) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 /// The driver, loaded by the first call that finds one.
 #[inline]
@@ -382,7 +382,7 @@ fn kept<T>(
 }
 
 /// Why there is no driver to call, if there is none.
-pub(super) fn why_not_loaded() -> Option<NotLoaded> {
+pub(crate) fn why_not_loaded() -> Option<NotLoaded> {
     driver().err()
 }
 

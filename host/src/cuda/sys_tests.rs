@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
-use crate::{DriverError, Error};
+use crate::error::{DriverError, Error};
 
 #[test]
 fn a_library_that_is_missing_is_named_with_what_helps() {

@@ -2,7 +2,7 @@
 
 use ferry_layout::Rank;
 
-use crate::Error;
+use crate::error::Error;
 
 /// A call of [`LocalRanks`](crate::LocalRanks) that failed.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,70 @@
+//! Memory that is allocated piece by piece, and freed at once.
+
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::tensor::handles::DevicePtr;
+
+/// Allocations on one device.
+pub(crate) struct Allocations {
+    device: Arc<dyn Device>,
+    at: Vec<DevicePtr>,
+}
+
+impl Allocations {
+    /// Lets `make` allocate; where it fails, gives back what it had.
+    pub(crate) fn with<T>(
+        device: &Arc<dyn Device>,
+        make: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<(T, Self), Error> {
+        let mut memory = Self {
+            device: device.clone(),
+            at: Vec::new(),
+        };
+        match make(&mut memory) {
+            Ok(made) => Ok((made, memory)),
+            Err(error) => {
+                // SAFETY: the addresses went nowhere.
+                if let Err(error) = unsafe { memory.free() } {
+                    tracing::warn!(%error, "cannot free a part of some buffers");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// So many bytes, not cleared.
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
+        let at = self.device.alloc(bytes)?;
+        self.at.push(at);
+        Ok(at)
+    }
+
+    /// Whose memory it is.
+    pub(crate) const fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// All of them.
+    pub(crate) fn at(&self) -> &[DevicePtr] {
+        &self.at
+    }
+
+    /// Sets every byte.
+    pub(crate) fn fill(&self, value: u8) -> Result<(), Error> {
+        let mut all = self.at.iter();
+        all.try_for_each(|&at| self.device.fill(at, value, at.bytes()))
+    }
+
+    /// Frees all, also behind one that cannot be freed.
+    ///
+    /// # Safety
+    /// As [`Device::free`], of every allocation.
+    pub(crate) unsafe fn free(self) -> Result<(), Error> {
+        // SAFETY: this device's `alloc` gave them, and each is freed once, also behind one that
+        // cannot be freed. The rest is the caller's promise.
+        let freed = self.at.iter().map(|&at| unsafe { self.device.free(at) });
+        freed.fold(Ok(()), Result::and)
+    }
+}

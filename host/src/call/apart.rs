@@ -1,0 +1,106 @@
+//! That a dispatch writes nothing that it reads, and nothing twice.
+
+use super::combine::{Extent, extent};
+use super::{DispatchInput, DispatchOutput, Sent};
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::plan::scales::ScaleTensor;
+use crate::tensor::Tensor;
+
+/// What a tensor of this name takes, if there is one.
+type Named = (&'static str, Option<Extent>);
+
+impl DispatchOutput {
+    /// Checks that no output, each of which was found to fit, is in the memory of an input: kernels
+    /// still read these while they write.
+    pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
+        let ids = ("topk_ids", extent(Some(&input.topk_ids)));
+        let weights = ("topk_weights", extent(input.topk_weights.as_ref()));
+        let scale = ("input_scale", extent(input.input_scale.as_ref()));
+        let count = ("tokens_on_device", extent(input.tokens_on_device.as_ref()));
+        self.require_outside(&input.x, &[ids, weights, scale, count])
+    }
+
+    /// The same for the wait of a split dispatch, which reads inputs only for a shared expert.
+    pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
+        if !plan.config().shared_expert {
+            return Ok(());
+        }
+        let scale = ("input_scale", extent(sent.input.input_scale.as_ref()));
+        self.require_outside(&sent.input.x, &[scale])
+    }
+
+    fn require_outside(&self, x: &Tensor<2>, read: &[Named]) -> Result<(), Error> {
+        for (first, written) in self.written() {
+            let Some(written) = written else { continue };
+            if rows_overlap(x, &written) {
+                return Err(Error::TensorsOverlap { first, second: "x" });
+            }
+            written.require_outside(first, read)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that no two outputs, each of which was found to fit, have memory in common.
+    pub(super) fn require_disjoint(&self) -> Result<(), Error> {
+        let all = self.written();
+        for (index, (first, written)) in all.iter().enumerate() {
+            let Some(written) = written else { continue };
+            written.require_outside(first, &all[index + 1..])?;
+        }
+        Ok(())
+    }
+
+    fn written(&self) -> [Named; 7] {
+        let (scales, offsets) = match &self.scales {
+            None => (None, None),
+            Some(ScaleTensor::Transposed(scales)) => (extent(Some(scales)), None),
+            Some(ScaleTensor::RowMajor(scales)) => (extent(Some(scales)), None),
+            Some(ScaleTensor::Tiled { scales, offsets }) => {
+                (extent(Some(scales)), extent(Some(offsets)))
+            }
+        };
+        [
+            ("tokens", extent(Some(&self.tokens))),
+            ("scales", scales),
+            ("scale_offsets", offsets),
+            ("row_scales", extent(self.row_scales.as_ref())),
+            ("row_offsets", extent(Some(&self.row_offsets))),
+            ("expert_ids", extent(Some(&self.expert_ids))),
+            ("src_info", extent(Some(&self.src_info))),
+        ]
+    }
+}
+
+impl Extent {
+    /// Checks that `self`, of the tensor `first`, has no byte in common with any of `others`.
+    fn require_outside(&self, first: &'static str, others: &[Named]) -> Result<(), Error> {
+        let is_in = |(_, other): &&Named| other.as_ref().is_some_and(|other| self.overlaps(other));
+        match others.iter().find(is_in) {
+            Some(&(second, _)) => Err(Error::TensorsOverlap { first, second }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether rows of BF16, which need not follow each other, have a byte in common with `written`.
+fn rows_overlap(x: &Tensor<2>, written: &Extent) -> bool {
+    let [rows, row_bytes] = [x.dims[0], 2 * x.dims[1]].map(|count| count as u64);
+    if rows == 0 || written.bytes == 0 {
+        return false;
+    }
+    let Some(distance) = written.address.checked_sub(x.at.address()) else {
+        return x.at.address() - written.address < written.bytes;
+    };
+    let stride = match rows {
+        1 => row_bytes,
+        _ => 2 * x.strides[0] as u64,
+    };
+    if stride < row_bytes {
+        // Rows that have bytes in common leave no gaps.
+        return u128::from(distance)
+            < u128::from(stride) * u128::from(rows - 1) + u128::from(row_bytes);
+    }
+    let (row, within) = (distance / stride, distance % stride);
+    row < rows && within < row_bytes || row + 1 < rows && stride - within < written.bytes
+}

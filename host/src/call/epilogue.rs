@@ -1,0 +1,137 @@
+//! What a combine does with sums before it stores them.
+
+use bytemuck::{NoUninit, Zeroable};
+use ferry_layout::{EpilogueWords, MAX_EPILOGUE_BYTES, Steps};
+
+use crate::error::EpilogueError;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::tensor::Element;
+use crate::tensor::Tensor;
+
+/// What a combine does with the sum of a token's rows before it is stored. Sums are f32; what comes
+/// of them is converted once, to what `combined` is made of. With a shared expert, its row was
+/// added before, in exact mode to the sum rounded to BF16.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum CombineEpilogue {
+    /// Nothing.
+    #[default]
+    None,
+    /// Ferry's own steps.
+    Steps(CombineSteps),
+    /// Yours: what your device crate's `Epilogue` is given.
+    Own(OwnEpilogue),
+}
+
+/// Steps on each sum, in the order of the fields; each result is rounded to f32. What is `None` is left out.
+///
+/// Where every rank has all tokens ([`Config::skip_a2a`](crate::Config::skip_a2a)), each rank's
+/// result is a part of the sum: what each of them adds counts as often. Give biases and residual on
+/// one rank.
+///
+/// The tensors are in use until the stream has passed the kernel that sums: of a split combine that
+/// of the wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CombineSteps {
+    /// f32 `[tokens]`: each token is multiplied with its scale.
+    pub row_scales: Option<Tensor<1>>,
+    /// BF16 `[hidden]`, 16-byte aligned: added to each token, one after the other.
+    pub biases: [Option<Tensor<1>>; 2],
+    /// BF16 `[tokens, hidden]`, 16-byte aligned: added. Like the others, not in the memory of `combined`.
+    pub residual: Option<Tensor<2>>,
+}
+
+/// A value of your device crate's `Epilogue`, which travels with the launch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct OwnEpilogue {
+    words: EpilogueWords,
+    bytes: usize,
+}
+
+impl OwnEpilogue {
+    /// Keeps the bytes of `epilogue`.
+    ///
+    /// # Errors
+    /// [`Error::Epilogue`] if it is larger than 256 bytes, or needs an alignment above 8.
+    ///
+    /// # Safety
+    /// `E` is the type that the kernels of the group were built with: only its size is compared. What
+    /// `Epilogue::apply` reads with the value is memory that the rank's device may read, until the stream has
+    /// passed the kernels of the combines that the value is given to, and no graph of one is
+    /// launched any more.
+    pub unsafe fn new<E: NoUninit>(epilogue: &E) -> Result<Self, Error> {
+        let given = bytemuck::bytes_of(epilogue);
+        if given.len() > MAX_EPILOGUE_BYTES || align_of::<E>() > 8 {
+            return Err(Error::Epilogue(EpilogueError::TooLarge {
+                bytes: given.len(),
+                align: align_of::<E>(),
+            }));
+        }
+        let mut words = EpilogueWords::zeroed();
+        bytemuck::bytes_of_mut(&mut words)[..given.len()].copy_from_slice(given);
+        Ok(Self {
+            words,
+            bytes: given.len(),
+        })
+    }
+}
+
+impl std::fmt::Debug for OwnEpilogue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnEpilogue")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CombineEpilogue {
+    /// The words that a launch takes, if there is an epilogue. `taken`: bytes of the epilogue that
+    /// the device's kernels take, rounded up to 8, if they are not Ferry's own.
+    pub(crate) fn words(
+        &self,
+        plan: &Plan,
+        tokens: usize,
+        taken: Option<usize>,
+    ) -> Result<Option<EpilogueWords>, Error> {
+        match (self, taken) {
+            (Self::None, _) => Ok(None),
+            (Self::Steps(steps), None) => steps.words(plan, tokens).map(Some),
+            (Self::Own(own), Some(taken)) if own.bytes.next_multiple_of(8) == taken => {
+                Ok(Some(own.words))
+            }
+            (Self::Own(own), taken) => Err(Error::Epilogue(EpilogueError::Size {
+                given: own.bytes,
+                taken,
+            })),
+            (Self::Steps(_), Some(_)) => Err(Error::Epilogue(EpilogueError::StepsNotLoaded)),
+        }
+    }
+}
+
+impl CombineSteps {
+    fn words(&self, plan: &Plan, tokens: usize) -> Result<EpilogueWords, Error> {
+        let hidden = plan.config().hidden;
+        if let Some(scales) = &self.row_scales {
+            scales.require("row_scales", [tokens], Element::F32)?;
+        }
+        for (name, bias) in ["biases[0]", "biases[1]"].into_iter().zip(&self.biases) {
+            if let Some(bias) = bias {
+                bias.require(name, [hidden], Element::BF16_ROW)?;
+            }
+        }
+        if let Some(residual) = &self.residual {
+            residual.require("residual", [tokens, hidden], Element::BF16_ROW)?;
+        }
+        let address = |tensor: Tensor<1>| tensor.at.address();
+        let steps = Steps {
+            row_scales: self.row_scales.map_or(0, address),
+            biases: self.biases.map(|bias| bias.map_or(0, address)),
+            residual: self.residual.map_or(0, |tensor| tensor.at.address()),
+            hidden: hidden as u64,
+        };
+        let mut words = EpilogueWords::zeroed();
+        bytemuck::bytes_of_mut(&mut words)[..size_of::<Steps>()]
+            .copy_from_slice(bytemuck::bytes_of(&steps));
+        Ok(words)
+    }
+}

@@ -1,0 +1,253 @@
+//! How a communicator ends.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ferry_layout::Rank;
+
+use super::ExpertParallel;
+use crate::communicator::memory::Leave;
+use crate::error::{Error, leak};
+
+/// Why a communicator was not closed, or not in order. It becomes an [`Error`] by `?`, and then drops a
+/// communicator that it has.
+pub struct CloseError {
+    /// What went wrong.
+    pub error: Error,
+    /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`] and
+    /// [`Error::ForeignGraphs`]. Dropped, it is leaked.
+    pub communicator: Option<Box<ExpertParallel>>,
+}
+
+impl fmt::Debug for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for CloseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<CloseError> for Error {
+    fn from(refused: CloseError) -> Self {
+        refused.error
+    }
+}
+
+impl From<Error> for CloseError {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            communicator: None,
+        }
+    }
+}
+
+/// Why some of the ranks that were given to [`ExpertParallel::close_all`] were not closed, or not
+/// in order. It becomes an [`Error`], the first rank's, by `?`; the others' are then warnings.
+#[derive(Debug)]
+pub struct CloseAllError {
+    /// In the order of the ranks that were given; never empty.
+    failures: Vec<(Rank, CloseError)>,
+    ranks: usize,
+}
+
+impl CloseAllError {
+    /// Every rank that failed, in the order in which the ranks were given. At least one.
+    pub fn failures(&self) -> &[(Rank, CloseError)] {
+        &self.failures
+    }
+
+    /// The same, with the communicators that were given back.
+    pub fn into_failures(self) -> Vec<(Rank, CloseError)> {
+        self.failures
+    }
+}
+
+impl fmt::Display for CloseAllError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (failed, ranks) = (self.failures.len(), self.ranks);
+        write!(f, "closing {failed} of {ranks} ranks failed")?;
+        self.failures
+            .iter()
+            .try_for_each(|(rank, failure)| write!(f, "; rank {}: {failure}", rank.0))
+    }
+}
+
+impl std::error::Error for CloseAllError {}
+
+impl From<CloseAllError> for Error {
+    fn from(failed: CloseAllError) -> Self {
+        let mut failures = failed.failures;
+        for (rank, error) in failures.drain(1..) {
+            tracing::warn!(rank = rank.0, %error, "cannot close");
+        }
+        failures.swap_remove(0).1.into()
+    }
+}
+
+impl ExpertParallel {
+    /// Frees this rank's memory, and with the last rank of this process the windows, after a
+    /// barrier with the other processes. Synchronise the streams in use first. Collective.
+    /// Synchronises.
+    ///
+    /// Where ranks share a GPU, freeing can wait for kernels of other ranks. If those wait for a launch
+    /// that this thread, or one that waits, has yet to make, it does until the deadline: close between
+    /// rounds, while none waits so.
+    ///
+    /// A rank's last combine may end before its peers have told it that they read its tokens: their kernels
+    /// still store into its window then. So a process of several comes here before it ends, also when it is
+    /// done.
+    ///
+    /// A communicator that gave up is closed without a barrier; if it spans processes, its
+    /// windows are leaked; a node group frees them when all its ranks [close](crate::Group::close)
+    /// it. If another process's gave up or was lost and this one's did not, the barrier fails as
+    /// soon as the group's bootstrap says so, at the latest after its timeout, and the windows are
+    /// leaked, with a warning. In an NVSHMEM group a rank that is lost after the barrier, while
+    /// windows are freed, can keep the others waiting for ever, see
+    /// [`Group::close`](crate::Group::close).
+    ///
+    /// # Errors
+    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls, and
+    /// [`Error::ForeignGraphs`] where others made some and nobody has
+    /// [said](Self::assume_no_foreign_graphs) that they are gone: nothing is freed, and [`CloseError`] gives
+    /// the communicator back.
+    /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
+    pub fn close(mut self) -> Result<(), CloseError> {
+        if let Err(error) = self.require_no_graphs() {
+            return Err(CloseError {
+                error,
+                communicator: Some(Box::new(self)),
+            });
+        }
+        let gave_up = self.require_alive().is_err()
+            || self
+                .fault()
+                .is_ok_and(|fault| fault.is_some_and(|(fault, _)| !fault.kind.is_input()))
+            || self.has_stopped().unwrap_or(true)
+            || self.require_peers().is_err();
+        self.closed = true;
+        let freed = self.memory.free();
+        let left = self.windows.leave(if gave_up {
+            Leave::GaveUp
+        } else {
+            Leave::Closed
+        });
+        Ok(freed.and(left)?)
+    }
+
+    fn require_no_graphs(&self) -> Result<(), Error> {
+        let (rank, graphs) = (self.rank(), Arc::strong_count(&self.member) - 1);
+        if graphs > 0 {
+            return Err(Error::GraphsAlive { rank, graphs });
+        }
+        match self.streams.have_foreign_graphs() {
+            true => Err(Error::ForeignGraphs { rank }),
+            false => Ok(()),
+        }
+    }
+
+    /// Says that the graphs that others than `CudaDevice::capture` made of this rank's calls so far are gone:
+    /// [`close`](Self::close) is not refused then, and a drop may free. Not collective. Does not synchronise.
+    ///
+    /// # Safety
+    /// None of them is at work or will be launched.
+    pub const unsafe fn assume_no_foreign_graphs(&mut self) {
+        self.streams.forget_foreign_graphs();
+    }
+
+    /// [`close`](Self::close)s all these ranks of this process, one after another, also behind one
+    /// that fails. Collective. Synchronises.
+    ///
+    /// ```
+    /// use ferry::{Config, ExpertParallel, Group, Plan};
+    ///
+    /// # fn main() -> Result<(), ferry::Error> {
+    /// let group = Group::simulated(4, 7)?;
+    /// let plan = Plan::new(&group, Config::new(8, 2, 8, 3))?;
+    /// let ranks = ExpertParallel::new(&group, &plan)?;
+    /// if let Err(failed) = ExpertParallel::close_all(ranks) {
+    ///     for (rank, error) in failed.failures() {
+    ///         eprintln!("rank {}: {error}", rank.0);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`CloseAllError`], with what [`close`](Self::close) gave for each rank that failed.
+    pub fn close_all(ranks: impl IntoIterator<Item = Self>) -> Result<(), CloseAllError> {
+        let (mut failures, mut count) = (Vec::new(), 0);
+        for each in ranks {
+            let rank = each.rank();
+            count += 1;
+            if let Err(failure) = each.close() {
+                failures.push((rank, failure));
+            }
+        }
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(CloseAllError {
+                failures,
+                ranks: count,
+            }),
+        }
+    }
+}
+
+impl ExpertParallel {
+    /// Whether nothing that was launched into its memory can be at work, nor be launched any more. Waits for
+    /// nobody. Between nodes, what a kernel sends may still be under way after its end.
+    fn is_done(&mut self) -> bool {
+        self.windows.are_all_here()
+            && !self.plan.shape().spans_nodes()
+            && Arc::strong_count(&self.member) == 1
+            && self.streams.are_done()
+    }
+}
+
+impl Drop for ExpertParallel {
+    /// See [Dropped](ExpertParallel#dropped).
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        let rank = self.rank().0;
+        if self.is_done() {
+            let freed = self.memory.free();
+            // All ranks are here, so that this waits for nobody.
+            let left = self.windows.leave(Leave::Closed);
+            if let Err(error) = freed.and(left) {
+                tracing::warn!(rank, %error, "cannot free the memory of a communicator that was dropped");
+            }
+            return;
+        }
+        self.memory.leak();
+        let first = match self.streams.have_foreign_graphs() {
+            false => "",
+            true => {
+                // Its group is not closed any more, as if we had made the graph.
+                std::mem::forget(self.member.clone());
+                "ExpertParallel::assume_no_foreign_graphs once the graphs that others made of its calls are \
+                 gone, then "
+            }
+        };
+        tracing::warn!(rank, "dropped without close: its memory is leaked");
+        leak::tell(&format!(
+            "rank {rank}'s communicator was dropped without close, and its memory is leaked: something may \
+             still use it; call {first}ExpertParallel::close"
+        ));
+        // A dropped holder makes this no more than a count.
+        let _ = self.windows.leave(Leave::Dropped);
+    }
+}

@@ -1,0 +1,259 @@
+//! What a communicator owns on its devices, and when it is given back.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ferry_layout::{Rank, Window};
+
+use crate::device::Device;
+use crate::device::SharedPage;
+use crate::device::loaded_kernels::LoadedKernels;
+use crate::error::Error;
+use crate::group::fabric::Fabric;
+use crate::plan::Plan;
+use crate::tensor::handles::DevicePtr;
+
+/// Memory of one rank that no other rank touches. Dropped, it is freed, which synchronises.
+pub(crate) struct Private {
+    device: Arc<dyn Device>,
+    /// `Workspace::of(shape)`.
+    pub(crate) workspace: DevicePtr,
+    /// `[u64; ranks]`: every rank's window as this one addresses it.
+    pub(crate) peers: DevicePtr,
+    /// This rank's window: the fabric's.
+    pub(crate) window: DevicePtr,
+    /// The kernels that work in it.
+    pub(crate) kernels: LoadedKernels,
+    /// Those that take options, if the plan asks for them.
+    pub(crate) kernels_with_options: Option<LoadedKernels>,
+    /// Where kernels say why they gave up. `None` once freed or leaked.
+    pub(crate) page: Option<Box<dyn SharedPage>>,
+}
+
+impl Private {
+    /// Allocates, and has kernels compiled for the plan if it says so; nothing is cleared but the fault
+    /// page. Synchronises.
+    pub(crate) fn alloc(fabric: &dyn Fabric, rank: Rank, plan: &Plan) -> Result<Self, Error> {
+        let device = fabric.device(rank)?;
+        let mut memory = Self {
+            device,
+            workspace: DevicePtr::NULL,
+            peers: DevicePtr::NULL,
+            window: DevicePtr::NULL,
+            kernels: LoadedKernels::GENERAL,
+            kernels_with_options: None,
+            page: None,
+        };
+        // Where nothing travels, all kernels take options.
+        if plan.config().specialise && !plan.config().skip_a2a {
+            memory.kernels = memory.device.kernels(plan.shape())?;
+        }
+        if plan.takes_options() {
+            let shape = plan.config().specialise.then(|| plan.shape());
+            memory.kernels_with_options = Some(fabric.kernels_with_options(rank, shape)?);
+        }
+        memory.page = Some(memory.device.fault_page()?);
+        memory.workspace = memory.device.alloc(plan.workspace_bytes())?;
+        memory.peers = memory.device.alloc(8 * u64::from(plan.shape().ranks))?;
+        Ok(memory)
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Clears the workspace, the signals and the rows with inline flags of `window`, and writes the
+    /// peers' table. Synchronises.
+    pub(crate) fn set_up(
+        &self,
+        plan: &Plan,
+        window: DevicePtr,
+        peers: &[DevicePtr],
+    ) -> Result<(), Error> {
+        let peers: Vec<u8> = peers
+            .iter()
+            .flat_map(|peer| peer.address().to_le_bytes())
+            .collect();
+        self.device
+            .fill(self.workspace, 0, plan.workspace_bytes())?;
+        let layout = Window::of(plan.shape());
+        self.device.fill(window, 0, layout.signal_bytes)?;
+        // `SENTINEL`, byte by byte.
+        let inline = window.plus(layout.inline_start);
+        self.device.fill(inline, 0xff, layout.inline_bytes)?;
+        self.device.upload(self.peers, &peers)
+    }
+
+    /// Frees everything; the first error is returned. Synchronises.
+    pub(crate) fn free(&mut self) -> Result<(), Error> {
+        let mut result = Ok(());
+        for at in [&mut self.workspace, &mut self.peers] {
+            let at = std::mem::replace(at, DevicePtr::NULL);
+            if at != DevicePtr::NULL {
+                // SAFETY: `alloc` got it from this device, and nobody but this communicator's
+                // kernels uses it. Its owner synchronises with them, or leaks.
+                result = result.and(unsafe { self.device.free(at) });
+            }
+        }
+        self.page = None;
+        result
+    }
+
+    /// Gives it up without freeing: a kernel may still be at work, and freeing would wait.
+    pub(crate) fn leak(&mut self) {
+        self.workspace = DevicePtr::NULL;
+        self.peers = DevicePtr::NULL;
+        std::mem::forget(self.page.take());
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        if let Err(error) = self.free() {
+            tracing::warn!(%error, "cannot free a communicator's memory");
+        }
+    }
+}
+
+/// The windows of all ranks of this process, which they leave one by one.
+pub(crate) struct Windows {
+    fabric: Arc<dyn Fabric>,
+    at: Vec<DevicePtr>,
+    holders: Mutex<Holders>,
+}
+
+/// Who still holds the windows, and how those left who do not.
+#[derive(Debug)]
+struct Holders {
+    open: usize,
+    /// One was dropped: its kernels may still be at work.
+    dropped: bool,
+    /// One gave up: ranks of other processes may never come to a barrier.
+    gave_up: bool,
+}
+
+/// How a rank leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Closed, in order; or dropped, and none of its kernels is at work.
+    Closed,
+    /// Closed after it gave up.
+    GaveUp,
+    /// Dropped, and a kernel may be at work.
+    Dropped,
+}
+
+impl Windows {
+    pub(crate) fn new(fabric: Arc<dyn Fabric>, at: Vec<DevicePtr>) -> Self {
+        let holders = Holders {
+            open: at.len(),
+            dropped: false,
+            gave_up: false,
+        };
+        Self {
+            fabric,
+            at,
+            holders: Mutex::new(holders),
+        }
+    }
+
+    /// Whether all ranks of the group are this process's.
+    pub(crate) fn are_all_here(&self) -> bool {
+        self.at.len() == self.fabric.ranks() as usize
+    }
+
+    /// Counts one holder out. The last one waits for the other processes and frees the windows,
+    /// unless that could wait for ever or pull memory from under a kernel: then they are leaked.
+    pub(crate) fn leave(&self, how: Leave) -> Result<(), Error> {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.open -= 1;
+        holders.dropped |= how == Leave::Dropped;
+        holders.gave_up |= how == Leave::GaveUp;
+        if holders.open > 0 {
+            return Ok(());
+        }
+        if holders.dropped || (holders.gave_up && !self.are_all_here()) {
+            tracing::warn!(
+                windows = self.at.len(),
+                "the windows of a communicator are not freed: a rank was dropped without close, or gave \
+                 up while other processes may still be waiting; Group::close of a node group frees \
+                 them, in other groups they are leaked"
+            );
+            return Ok(());
+        }
+        self.fabric.barrier().inspect_err(|error| {
+            tracing::warn!(
+                %error, windows = self.at.len(),
+                "the windows of a communicator are not freed; Group::close of a node group frees them, in \
+                 other groups they are leaked"
+            );
+        })?;
+        // SAFETY: the fabric gave them, and all ranks have left them in order.
+        unsafe { self.fabric.free_windows(&self.at) }
+    }
+}
+
+/// Checks that `call` of `fabric` gave `count` windows of `bytes` bytes at least.
+pub(crate) fn require_windows(
+    fabric: &dyn Fabric,
+    call: &'static str,
+    windows: &[DevicePtr],
+    count: usize,
+    bytes: u64,
+) -> Result<(), Error> {
+    let refused = |unit, wanted, given| Error::FabricAnswer {
+        fabric: fabric.name(),
+        call,
+        unit,
+        wanted,
+        given,
+    };
+    if windows.len() != count {
+        return Err(refused("windows", count as u64, windows.len() as u64));
+    }
+    match windows.iter().find(|window| window.bytes() < bytes) {
+        Some(window) => Err(refused("bytes of a window", bytes, window.bytes())),
+        None => Ok(()),
+    }
+}
+
+/// Gives back the windows of a communicator that did not come about, when nobody knows how the others fared:
+/// where freeing them waits for other processes, they are leaked.
+pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
+    if windows.len() < fabric.ranks() as usize {
+        tracing::warn!(
+            windows = windows.len(),
+            "windows are leaked: freeing them waits for ranks that may not come"
+        );
+        return;
+    }
+    // SAFETY: the fabric gave them to a communicator that did not come about: no rank has launched a kernel.
+    if let Err(error) = unsafe { fabric.free_windows(windows) } {
+        tracing::warn!(%error, "cannot free windows");
+    }
+}
+
+/// Whether all ranks come out of a step well. The outer error is that of asking, or this rank's own
+/// if it has one; then nobody knows. Collective.
+pub(crate) fn agree<T>(
+    fabric: &dyn Fabric,
+    step: &'static str,
+    result: Result<T, Error>,
+) -> Result<Result<T, Error>, Error> {
+    let well = match fabric.all_gather(u64::from(result.is_ok())) {
+        Ok(well) => well,
+        // This rank's own error says more than that of telling it.
+        Err(asking) => return Err(result.err().unwrap_or(asking)),
+    };
+    let failed = well.iter().position(|&well| well == 0);
+    Ok(result.and_then(|value| match failed {
+        Some(rank) => Err(Error::PeerFailed {
+            rank: Rank(rank as u32),
+            step,
+        }),
+        None => Ok(value),
+    }))
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -1,0 +1,173 @@
+//! How a communicator comes about.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
+
+use super::seat::{Seat, seats};
+use super::streams::Streams;
+use super::{ExpertParallel, Launchable, Round};
+use crate::communicator::memory::{Private, Windows, agree, give_up, require_windows};
+use crate::error::Error;
+use crate::group::Group;
+use crate::group::Member;
+use crate::group::fabric::Fabric;
+use crate::plan::Plan;
+use crate::tensor::handles::DevicePtr;
+
+impl ExpertParallel {
+    /// Allocates windows and workspaces, lets the ranks find each other, and compares their
+    /// configurations. One value for each rank of this process, ascending. Collective.
+    /// Synchronises.
+    ///
+    /// Threads that make communicators of one group take turns. Which comes first must be the same in all
+    /// processes.
+    ///
+    /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one;
+    /// what they had allocated is freed, but for windows that only all ranks can free: those are
+    /// leaked, with a warning. In an NVSHMEM group a rank that is lost while the windows are
+    /// allocated can keep the others waiting for ever, see [`Group::close`].
+    ///
+    /// # Errors
+    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`],
+    /// [`Error::PeerFailed`], [`Error::FabricAnswer`], [`Error::Bootstrap`] that names the lost
+    /// rank, and what the group's devices report; [`Error::SharedGpu`] where ranks share a GPU whose
+    /// multiprocessors do not suffice for all communicators of this process.
+    pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
+        let (fabric, shape) = (&group.fabric, plan.shape());
+        if plan.ranks() != group.ranks() {
+            return Err(Error::PlanForOtherGroup {
+                plan: plan.ranks(),
+                group: group.ranks(),
+            });
+        }
+        if shape.spans_nodes() && !group.reaches_other_nodes() {
+            return Err(Error::PlanSpansNodes {
+                p2p_world_size: shape.p2p_world_size,
+                ranks: shape.ranks,
+                group: group.name(),
+            });
+        }
+        let ranks = fabric.local_ranks();
+        // Before anything is allocated, so that the group is not closed meanwhile.
+        let members: Vec<Member> = ranks.iter().map(|_| group.enter()).collect();
+        let _turn = group.turn();
+        compare_shapes(&**fabric, plan)?;
+        let alloc = |seat: Seat| Ok((Private::alloc(&**fabric, seat.rank, plan)?, seat));
+        let memory = seats(group, plan)
+            .and_then(|seats| seats.into_iter().map(alloc).collect::<Result<Vec<_>, _>>());
+        let memory = agree(&**fabric, "allocating device memory", memory)??;
+        let (mut memory, seats): (Vec<_>, Vec<_>) = memory.into_iter().unzip();
+        let at = fabric.alloc_windows(plan.window_bytes())?;
+        for (memory, &window) in memory.iter_mut().zip(&at) {
+            memory.window = window;
+        }
+        let set_up = set_up(&**fabric, plan, &memory, &at);
+        // Also the barrier: nobody signals before all signals are clear.
+        let agreed = agree(&**fabric, "setting up device memory", set_up)
+            .inspect_err(|_| give_up(&**fabric, &at))?;
+        if let Err(error) = agreed {
+            // SAFETY: they are those of a moment ago, and no rank has launched a kernel.
+            if let Err(error) = unsafe { fabric.free_windows(&at) } {
+                tracing::warn!(%error, "cannot free windows");
+            }
+            return Err(error);
+        }
+        let windows = Arc::new(Windows::new(fabric.clone(), at));
+        let all = seats.into_iter().zip(members).zip(memory);
+        Ok(all
+            .map(|((seat, member), memory)| {
+                Self::of_rank(seat, member, plan, memory, windows.clone())
+            })
+            .collect())
+    }
+
+    fn of_rank(
+        seat: Seat,
+        member: Member,
+        plan: &Plan,
+        memory: Private,
+        windows: Arc<Windows>,
+    ) -> Self {
+        let rank = seat.rank;
+        let common = Common {
+            rank: match plan.config().skip_a2a {
+                true => 0,
+                false => rank.0 as u16,
+            },
+            debug_checks: u16::from(plan.config().debug_checks),
+            deadline_ns: plan.deadline_ns(),
+            peers: memory.peers.address(),
+            own_window: memory.window.address(),
+            workspace: memory.workspace.address(),
+            fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
+            ..Common::of(plan.shape())
+        };
+        let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
+        let member = Arc::new(Launchable {
+            _member: member,
+            _residence: seat.residence,
+            _windows: windows.clone(),
+        });
+        Self {
+            plan: *plan,
+            rank,
+            max_sms: seat.max_sms,
+            gpu_ranks: seat.gpu_ranks,
+            turn: seat.turn,
+            common,
+            round,
+            memory,
+            windows,
+            member,
+            streams: Streams::default(),
+            poison,
+            told,
+            closed: false,
+        }
+    }
+}
+
+/// Sets up the memory of the ranks of this process, if the fabric gave what they need.
+fn set_up(
+    fabric: &dyn Fabric,
+    plan: &Plan,
+    memory: &[Private],
+    windows: &[DevicePtr],
+) -> Result<(), Error> {
+    let (shape, bytes) = (plan.shape(), plan.window_bytes());
+    require_windows(fabric, "alloc_windows", windows, memory.len(), bytes)?;
+    let all = fabric.local_ranks().into_iter().zip(memory).zip(windows);
+    for ((rank, memory), &own) in all {
+        if plan.config().skip_a2a {
+            memory.set_up(plan, own, &[own])?;
+            continue;
+        }
+        let peers = fabric.peer_windows(rank, windows, shape)?;
+        let count = shape.ranks as usize;
+        require_windows(fabric, "peer_windows", &peers, count, bytes)?;
+        memory.set_up(plan, own, &peers)?;
+    }
+    Ok(())
+}
+
+/// Finds ranks that were configured differently. Collective.
+fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
+    // Where all ranks have all tokens, they share those of the shared expert.
+    let shares = plan.config().skip_a2a && plan.config().shared_expert;
+    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION) ^ u64::from(shares);
+    let all = fabric.all_gather(ours)?;
+    let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
+    match all.iter().position(|&theirs| theirs != ours) {
+        Some(peer) => {
+            let (peer, theirs) = (Rank(peer as u32), all[peer]);
+            Err(Error::ShapeMismatch {
+                rank,
+                peer,
+                ours,
+                theirs,
+            })
+        }
+        None => Ok(()),
+    }
+}

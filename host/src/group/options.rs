@@ -1,0 +1,41 @@
+//! How a group of GPUs is made.
+
+use crate::kernels::Kernels;
+
+/// What a group of GPUs is made with, besides its ranks.
+///
+/// ```no_run
+/// use ferry::{Group, GroupOptions};
+///
+/// # fn main() -> Result<(), ferry::Error> {
+/// // Four ranks on one GPU, for a machine that has no more.
+/// let group = Group::local_with(&[0; 4], &GroupOptions {
+///     share_gpus: true,
+///     ..GroupOptions::default()
+/// })?;
+/// # group.close()
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct GroupOptions {
+    /// The kernels of this process's devices. All processes give the same.
+    pub kernels: Kernels,
+    /// Whether several ranks may be on one GPU: for machines that have no more, to develop and to test.
+    /// Without, a GPU that two ranks have is refused ([`Error::DeviceListedTwice`](crate::Error),
+    /// [`Error::GpuShared`](crate::Error)), as it is mostly a mistake. All ranks on a GPU say so.
+    ///
+    /// Each takes a [part](crate::GpuRanks::limit) of the GPU's multiprocessors, and
+    /// [rules](crate::ExpertParallel#ranks-that-share-a-gpu) hold for what they do at one time.
+    ///
+    /// In a process of several ranks there, streams in one hardware queue wait for each other: set
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=32` before anything uses the driver, and let no more streams than that
+    /// have kernels at work that wait. As the driver cannot be asked how many queues it made, the variable
+    /// is read as the group is made, for a warning alone where it says fewer.
+    ///
+    /// Processes on one GPU run side by side under MPS (`nvidia-cuda-mps-control -d`, before all of them;
+    /// whether a process is its client is asked of the driver). Without, those of a node group take turns,
+    /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem_with` refuses
+    /// ([`SharedGpuError::NeedsMps`](crate::SharedGpuError)). Side by side, there are at most as many ranks
+    /// as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::SharedGpuError)).
+    pub share_gpus: bool,
+}

@@ -1,0 +1,220 @@
+//! A group and devices that exist only in memory, for machines without GPUs.
+
+use std::mem::offset_of;
+use std::sync::Arc;
+
+use bytemuck::{Zeroable, bytes_of, bytes_of_mut};
+use ferry_layout::{FaultPage, Rank, Shape};
+use ferry_simulator::{Options as SimulatorOptions, Simulator};
+
+use crate::device::Device;
+use crate::device::{Args, Launch, SharedPage};
+use crate::error::Error;
+use crate::group::fabric::Fabric;
+use crate::tensor::handles::{DevicePtr, Stream};
+
+/// Bytes that a fill writes at a time.
+const FILL_BYTES: u64 = 1 << 20;
+
+/// Simulated ranks, all driven by this process.
+pub(crate) struct SimulatedFabric {
+    simulator: Simulator,
+    ranks: u32,
+    epilogue_bytes: Option<usize>,
+}
+
+impl SimulatedFabric {
+    pub(crate) fn new(options: SimulatorOptions) -> Result<Self, Error> {
+        let ranks = options.ranks;
+        Ok(Self {
+            epilogue_bytes: options.combines.epilogue_bytes(),
+            simulator: Simulator::start(options)?,
+            ranks,
+        })
+    }
+}
+
+// SAFETY: the simulator allocates each window for its rank, in the size asked for, lets all its
+// ranks address it, and refuses accesses elsewhere. Its ranks are all in this process, and it
+// simulates the network between nodes.
+unsafe impl Fabric for SimulatedFabric {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn local_ranks(&self) -> Vec<Rank> {
+        (0..self.ranks).map(Rank).collect()
+    }
+
+    fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
+        Ok(Arc::new(SimulatedDevice {
+            simulator: self.simulator.clone(),
+            rank,
+            epilogue_bytes: self.epilogue_bytes,
+        }))
+    }
+
+    fn reaches_other_nodes(&self) -> bool {
+        true
+    }
+
+    fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
+        Ok(vec![value; self.ranks as usize])
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
+        let windows = self.simulator.alloc_symmetric(bytes)?;
+        Ok(windows
+            .into_iter()
+            // SAFETY: the simulator allocated them, and refuses addresses of what it freed.
+            .map(|window| unsafe { DevicePtr::new(window, bytes) })
+            .collect())
+    }
+
+    fn peer_windows(
+        &self,
+        rank: Rank,
+        windows: &[DevicePtr],
+        shape: &Shape,
+    ) -> Result<Vec<DevicePtr>, Error> {
+        let own = windows[rank.0 as usize];
+        let as_seen = |peer| {
+            if shape.same_node(rank, Rank(peer)) {
+                windows[peer as usize]
+            } else {
+                own
+            }
+        };
+        Ok((0..self.ranks).map(as_seen).collect())
+    }
+
+    unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
+        windows
+            .iter()
+            .try_for_each(|window| Ok(self.simulator.free(window.address())?))
+    }
+}
+
+/// One simulated rank's memory and its only stream.
+struct SimulatedDevice {
+    simulator: Simulator,
+    rank: Rank,
+    epilogue_bytes: Option<usize>,
+}
+
+// SAFETY: the simulator allocates what is asked for and refuses accesses elsewhere. The only stream
+// lives as long as it, and the kernels are the simulator's own, for all shapes.
+unsafe impl Device for SimulatedDevice {
+    fn name(&self) -> String {
+        format!("simulated rank {}", self.rank.0)
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
+        let at = self.simulator.alloc(self.rank.0, bytes)?;
+        // SAFETY: the simulator allocated them, and refuses addresses of what it freed.
+        Ok(unsafe { DevicePtr::new(at, bytes) })
+    }
+
+    unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
+        Ok(self.simulator.free(at.address())?)
+    }
+
+    fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
+        to.require("upload", bytes.len() as u64)?;
+        Ok(self.simulator.write(to.address(), bytes)?)
+    }
+
+    fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error> {
+        from.require("download", bytes.len() as u64)?;
+        Ok(self.simulator.read(from.address(), bytes)?)
+    }
+
+    fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error> {
+        at.require("fill", bytes)?;
+        let chunk = vec![value; bytes.min(FILL_BYTES) as usize];
+        for done in (0..bytes).step_by(FILL_BYTES as usize) {
+            let here = FILL_BYTES.min(bytes - done) as usize;
+            self.simulator
+                .write(at.plus(done).address(), &chunk[..here])?;
+        }
+        Ok(())
+    }
+
+    fn epilogue_bytes(&self) -> Option<usize> {
+        self.epilogue_bytes
+    }
+
+    fn stream(&self) -> Result<Stream, Error> {
+        Ok(Stream::DEFAULT)
+    }
+
+    fn synchronize(&self, _stream: Stream) -> Result<(), Error> {
+        Ok(self.simulator.synchronize(self.rank.0)?)
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let args = match launch.args {
+            Args::Dispatch(with) => ferry_simulator::Args::Dispatch(with),
+            Args::Combine(with) => ferry_simulator::Args::Combine(with),
+            Args::Silu(args) => ferry_simulator::Args::Silu(args),
+        };
+        Ok(self.simulator.launch(self.rank.0, launch.kernel, args)?)
+    }
+
+    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
+        let address = self.alloc(size_of::<FaultPage>() as u64)?;
+        self.upload(address, bytes_of(&FaultPage::zeroed()))?;
+        Ok(Box::new(SimulatedPage {
+            simulator: self.simulator.clone(),
+            address,
+        }))
+    }
+}
+
+/// A fault page in a simulated rank's memory.
+struct SimulatedPage {
+    simulator: Simulator,
+    address: DevicePtr,
+}
+
+// SAFETY: the address is of memory of this rank's, as large as a page, which is freed when the
+// value is dropped; the host asks the simulator for it.
+unsafe impl SharedPage for SimulatedPage {
+    fn address(&self) -> u64 {
+        self.address.address()
+    }
+
+    fn read(&self) -> FaultPage {
+        let mut page = FaultPage::zeroed();
+        // Only a simulation that has ended cannot be read; whatever is asked of it next says so.
+        if let Err(error) = self
+            .simulator
+            .read(self.address.address(), bytes_of_mut(&mut page))
+        {
+            tracing::warn!(%error, "cannot read a fault page");
+        }
+        page
+    }
+
+    fn acknowledge(&self, number: u64) {
+        let at = self.address.address() + offset_of!(FaultPage, acknowledged) as u64;
+        if let Err(error) = self.simulator.write(at, bytes_of(&number)) {
+            tracing::warn!(%error, "cannot acknowledge a fault");
+        }
+    }
+}
+
+impl Drop for SimulatedPage {
+    fn drop(&mut self) {
+        // Fails only if the simulation has ended, and its memory with it.
+        let _ = self.simulator.free(self.address.address());
+    }
+}

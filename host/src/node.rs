@@ -1,8 +1,0 @@
-//! One process a GPU, all on one node, over windows that the processes map from each other.
-
-pub(crate) mod exchange;
-pub(crate) mod fabric;
-pub(crate) mod introduction;
-#[cfg(test)]
-mod tests;
-mod time_slices;

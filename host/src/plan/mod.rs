@@ -1,0 +1,428 @@
+//! A configuration that was checked.
+
+pub(crate) mod capacity;
+pub(crate) mod config;
+pub(crate) mod scales;
+pub(crate) mod tensors;
+
+use std::time::Duration;
+
+use ferry_layout::{
+    AssignmentWords, CombineMode, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank,
+    Shape, SharedTokens, Window, Workspace, scale_placement,
+};
+
+use crate::error::{Error, PlanError, Problem};
+use crate::group::Group;
+use crate::plan::config::Config;
+
+/// Most elements of a token: its bytes, and the header behind them, count in 32 bits.
+const MAX_HIDDEN: usize = 1 << 20;
+/// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are taken.
+pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
+/// Longest deadline: a day.
+const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Proof that a [`Config`] fits a [`Group`]: sizes were checked once, so nothing downstream
+/// checks them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    config: Config,
+    /// Ranks of the group.
+    ranks: u32,
+    /// That of a group of one rank with its experts, where nothing travels.
+    shape: Shape,
+    /// See [`max_sms`](Self::max_sms).
+    max_sms: Option<u32>,
+}
+
+/// Collects problems.
+#[derive(Default)]
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn require(
+        &mut self,
+        holds: bool,
+        field: &'static str,
+        value: impl ToString,
+        rule: impl ToString,
+    ) {
+        if !holds {
+            self.0.push(Problem {
+                field,
+                value: value.to_string(),
+                rule: rule.to_string(),
+            });
+        }
+    }
+}
+
+impl Plan {
+    /// Checks `config` for `group`. Not collective; does not synchronise.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] with every problem at once.
+    pub fn new(group: &Group, config: Config) -> Result<Self, Error> {
+        let (ranks, reaches_other_nodes) = (group.ranks(), group.reaches_other_nodes());
+        let plan = Self::check(ranks, reaches_other_nodes, config)?;
+        let local = group.local_ranks().into_iter();
+        let limits = local.filter_map(|rank| match group.gpu_ranks(rank) {
+            Some(gpu) => gpu.limit(rank, config.max_sms),
+            None => config.max_sms,
+        });
+        let max_sms = limits.min();
+        Ok(Self { max_sms, ..plan })
+    }
+
+    pub(crate) fn check(
+        ranks: u32,
+        reaches_other_nodes: bool,
+        config: Config,
+    ) -> Result<Self, PlanError> {
+        let mut problems = Problems::default();
+        check_routing(&mut problems, ranks, &config);
+        // Those whose tokens a rank may receive.
+        let sources = if config.skip_a2a { 1 } else { ranks };
+        let local_experts = config.experts.checked_div(ranks as usize).unwrap_or(0);
+        check_sizes(&mut problems, sources, local_experts, &config);
+        problems.require(
+            !config.skip_a2a || local_experts <= MAX_COUNTED_EXPERTS as usize,
+            "experts",
+            config.experts,
+            format_args!(
+                "with skip_a2a a rank has at most {MAX_COUNTED_EXPERTS} experts, and with {ranks} ranks it \
+                 has {local_experts}"
+            ),
+        );
+        check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
+        check_behaviour(&mut problems, &config);
+        if !problems.0.is_empty() {
+            return Err(PlanError {
+                problems: problems.0,
+            });
+        }
+        // Every number was found to fit above.
+        let shape = Shape {
+            ranks: sources,
+            p2p_world_size: match config.p2p_world_size {
+                Some(size) if !config.skip_a2a => size as u32,
+                _ => sources,
+            },
+            experts: config.experts as u32 * sources / ranks,
+            top_k: config.top_k as u32,
+            hidden: config.hidden as u32,
+            max_tokens_per_rank: config.max_tokens_per_rank as u32,
+            combine_mode: match config.combine {
+                CombineMode::Reduced => 0,
+                CombineMode::Exact => 1,
+            },
+            token_format: config.format.number(),
+        };
+        Ok(Self {
+            config,
+            ranks,
+            shape,
+            max_sms: config.max_sms,
+        })
+    }
+
+    /// What was checked.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Ranks of the group.
+    pub const fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Most multiprocessors that a kernel of this process's ranks occupies; `None` for all of the device.
+    /// [`Config::max_sms`], or where ranks share a GPU the [part](crate::GpuRanks::limit) of the one that has
+    /// the least, if that is less. [`ExpertParallel::max_sms`](crate::ExpertParallel::max_sms) is each
+    /// rank's own.
+    pub const fn max_sms(&self) -> Option<u32> {
+        self.max_sms
+    }
+
+    /// The sizes as kernels see them: with [`skip_a2a`](Config::skip_a2a) those of a group of one rank that
+    /// has as many experts as each rank of the group.
+    pub const fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Experts that live on each rank.
+    pub const fn local_experts(&self) -> usize {
+        self.shape.local_experts() as usize
+    }
+
+    /// The first expert that lives on `rank`. The others follow it.
+    pub const fn first_expert(&self, rank: Rank) -> usize {
+        rank.0 as usize * self.local_experts()
+    }
+
+    /// Groups of rows that a dispatch gives: one for each local expert, and with a
+    /// [shared expert](Config::shared_expert) one before these.
+    pub const fn groups(&self) -> usize {
+        self.local_experts() + self.config.shared_expert as usize
+    }
+
+    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k` (with
+    /// [`skip_a2a`](Config::skip_a2a) of one rank alone, since all have the same tokens), and in
+    /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
+    /// transposed scales want it. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
+    /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
+    /// capacity are never too small.
+    pub const fn max_rows(&self) -> usize {
+        let alignment = self.shape.row_alignment() as u64;
+        let routed = self.shape.max_rows().next_multiple_of(alignment);
+        (routed + self.max_shared_rows()) as usize
+    }
+
+    /// As [`max_rows`](Self::max_rows), where the experts of each token differ, as those of a top-k do. Then
+    /// a token brings a rank no more rows than the rank has experts: `ranks * max_tokens_per_rank *
+    /// min(top_k, local_experts)`, and the padding and the shared expert's rows as there. For 256 experts on
+    /// 64 ranks and top-8 that is half.
+    ///
+    /// Not safe where a token can name an expert twice, say because filler tokens name expert 0 in every slot
+    /// (-1 names none) or because two logical experts of a token are one physical expert. What comes beyond
+    /// the outputs is then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
+    pub const fn max_rows_distinct(&self) -> usize {
+        let alignment = self.shape.row_alignment() as u64;
+        let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
+        (routed + self.max_shared_rows()) as usize
+    }
+
+    /// The tokens, of `tokens`, whose rows are the [shared expert](Config::shared_expert)'s on `rank`: all of
+    /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have, in
+    /// runs one after another, the first `tokens % ranks` of them one token longer; none without a shared
+    /// expert, and none for a rank that the group has not. They are the first rows of dispatch's outputs, in
+    /// order.
+    pub const fn shared_tokens(&self, rank: Rank, tokens: usize) -> std::ops::Range<usize> {
+        let index = if self.config.skip_a2a { rank.0 } else { 0 };
+        if index > 0 && index >= self.ranks {
+            return tokens..tokens;
+        }
+        let shared = SharedTokens::of(tokens as u32, self.shared_of(), index);
+        shared.start as usize..(shared.start + shared.count) as usize
+    }
+
+    /// Whether kernels take options.
+    pub(crate) const fn takes_options(&self) -> bool {
+        self.config.options || self.config.shared_expert || self.config.skip_a2a
+    }
+
+    /// Ranks that share the shared expert's tokens; 0: there is no shared expert.
+    pub(crate) const fn shared_of(&self) -> u32 {
+        match (self.config.shared_expert, self.config.skip_a2a) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => self.ranks,
+        }
+    }
+
+    /// Most rows of the shared expert, those that pad the group included; 0 where there is none.
+    pub(crate) const fn max_shared_rows(&self) -> u64 {
+        match self.config.shared_expert {
+            true => {
+                let alignment = self.shape.row_alignment() as u64;
+                let tokens = match self.config.skip_a2a {
+                    true => self.shape.max_tokens_per_rank.div_ceil(self.ranks),
+                    false => self.shape.max_tokens_per_rank,
+                };
+                (tokens as u64).next_multiple_of(alignment)
+            }
+            false => 0,
+        }
+    }
+
+    /// Most blocks of 128 rows that tiled scales can take on one rank.
+    pub const fn max_scale_blocks(&self) -> usize {
+        self.scale_blocks_of(self.shape.max_rows())
+    }
+
+    /// As [`max_scale_blocks`](Self::max_scale_blocks), where the experts of each token differ: see
+    /// [`max_rows_distinct`](Self::max_rows_distinct).
+    pub const fn max_scale_blocks_distinct(&self) -> usize {
+        self.scale_blocks_of(self.shape.max_rows_distinct())
+    }
+
+    /// Most blocks of so many rows that were routed here, and of the shared expert's.
+    const fn scale_blocks_of(&self, routed: u64) -> usize {
+        let routed = scale_placement::max_blocks(routed, self.shape.local_experts());
+        // The shared expert's rows begin a block of their own.
+        let shared = scale_placement::max_blocks(self.max_shared_rows(), 1);
+        (routed + shared) as usize
+    }
+
+    /// Bytes of each rank's receive window.
+    pub const fn window_bytes(&self) -> u64 {
+        Window::of(&self.shape).bytes
+    }
+
+    /// Bytes of each rank's private workspace.
+    pub const fn workspace_bytes(&self) -> u64 {
+        Workspace::of(&self.shape).bytes
+    }
+
+    /// The deadline as kernels see it.
+    pub(crate) fn deadline_ns(&self) -> u64 {
+        // At most a day: `check_behaviour`.
+        self.config.deadline.as_nanos() as u64
+    }
+}
+
+fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
+    let Config { experts, top_k, .. } = *config;
+    problems.require(
+        (1..=MAX_RANKS).contains(&ranks),
+        "ranks",
+        ranks,
+        format_args!("a group has 1 to {MAX_RANKS} ranks"),
+    );
+    problems.require(
+        (1..=MAX_EXPERTS as usize).contains(&experts),
+        "experts",
+        experts,
+        format_args!("it must be 1 to {MAX_EXPERTS}"),
+    );
+    problems.require(
+        ranks == 0 || experts.is_multiple_of(ranks as usize),
+        "experts",
+        experts,
+        format_args!("it must be divisible by the {ranks} ranks"),
+    );
+    problems.require(
+        (1..=MAX_TOP_K as usize).contains(&top_k),
+        "top_k",
+        top_k,
+        format_args!("it must be 1 to {MAX_TOP_K}"),
+    );
+    problems.require(
+        top_k <= experts,
+        "top_k",
+        top_k,
+        format_args!("a token cannot name more than the {experts} experts"),
+    );
+}
+
+fn check_sizes(problems: &mut Problems, ranks: u32, local_experts: usize, config: &Config) {
+    let Config {
+        experts,
+        top_k,
+        hidden,
+        max_tokens_per_rank,
+        ..
+    } = *config;
+    problems.require(
+        hidden > 0 && hidden.is_multiple_of(8),
+        "hidden",
+        hidden,
+        "it must be a multiple of 8 above 0",
+    );
+    let (name, word) = (
+        config.format.name(),
+        config.format.sizes().elements_of_word(),
+    );
+    problems.require(
+        word == 0 || hidden.is_multiple_of(word as usize),
+        "hidden",
+        hidden,
+        format_args!(
+            "the scales of {name} are moved as words, of {word} elements each, so it must be a multiple of \
+             {word}"
+        ),
+    );
+    problems.require(
+        hidden <= MAX_HIDDEN,
+        "hidden",
+        hidden,
+        format_args!("it must be at most {MAX_HIDDEN}"),
+    );
+    problems.require(
+        max_tokens_per_rank > 0,
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        "it must be at least 1",
+    );
+    let rows =
+        u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
+    let (all, of) = most_rows(rows, local_experts, config);
+    problems.require(
+        all <= MAX_ROWS,
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        format_args!(
+            "ranks * max_tokens_per_rank * top_k{of} is {all}, and at most {MAX_ROWS} rows can be counted"
+        ),
+    );
+    let entries = max_tokens_per_rank as u128 * top_k as u128;
+    let most = AssignmentWords::of(experts.min(MAX_EXPERTS as usize) as u32).max_ranks_in_expert();
+    problems.require(
+        rows > MAX_ROWS || entries <= u128::from(most),
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        format_args!(
+            "max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told \
+             apart where there are {experts} experts"
+        ),
+    );
+}
+
+/// Most rows of a dispatch's outputs where `routed` rows may arrive, and what is added to them.
+fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
+    let alignment = u128::from(config.format.sizes().row_alignment);
+    let padding = local_experts as u128 * (alignment - 1);
+    let routed = (routed + padding).next_multiple_of(alignment);
+    let tokens = config.max_tokens_per_rank as u128;
+    match (config.shared_expert, alignment) {
+        (false, 1) => (routed, ""),
+        (false, _) => (routed, ", with padding,"),
+        (true, 1) => (routed + tokens, " + max_tokens_per_rank"),
+        (true, _) => (
+            routed + tokens.next_multiple_of(alignment),
+            " + max_tokens_per_rank, with padding,",
+        ),
+    }
+}
+
+fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, config: &Config) {
+    let Some(size) = config.p2p_world_size else {
+        return;
+    };
+    let divides = size > 0 && (ranks as usize).is_multiple_of(size);
+    problems.require(
+        divides,
+        "p2p_world_size",
+        size,
+        format_args!("it must divide the {ranks} ranks"),
+    );
+    problems.require(
+        !divides || size >= ranks as usize || reaches_other_nodes,
+        "p2p_world_size",
+        size,
+        format_args!("this group cannot reach ranks of other nodes, so it must be {ranks}"),
+    );
+}
+
+fn check_behaviour(problems: &mut Problems, config: &Config) {
+    let Config {
+        deadline, max_sms, ..
+    } = *config;
+    problems.require(
+        !deadline.is_zero() && deadline <= MAX_DEADLINE,
+        "deadline",
+        format_args!("{deadline:?}"),
+        "it must be above zero and at most a day",
+    );
+    problems.require(
+        max_sms != Some(0),
+        "max_sms",
+        "0",
+        "it must be at least 1, or None for all",
+    );
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

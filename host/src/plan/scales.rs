@@ -1,0 +1,113 @@
+//! The scales of rows: which tensors a format has, and the one check of them.
+
+use ferry_layout::{ScaleLayout, Shape};
+
+use crate::error::{Error, TensorError};
+use crate::plan::capacity::countable;
+use crate::tensor::Element;
+use crate::tensor::Tensor;
+use crate::tensor::data_type::DataType;
+
+/// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
+/// are refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleTensor {
+    /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
+    /// want it, which load it by TMA. So it is 16-byte aligned, and so is its stride: `capacity` is a
+    /// multiple of 4. The columns of padding rows are left as they are.
+    Transposed(Tensor<2>),
+    /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
+    Tiled {
+        /// One byte a scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
+        /// of (an expert's row `r`, group `g`) at `[b, g / 4, r % 32, r % 128 / 32, g % 4]` with
+        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. Scales of rows that an
+        /// expert's last block has and the expert has not are zero; other blocks are left as they
+        /// are. [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice.
+        scales: Tensor<5>,
+        /// u32 `[local_experts]`, written.
+        offsets: Tensor<1>,
+    },
+    /// One byte a scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
+    /// [`ScaleLayout::RowMajor`](crate::ScaleLayout).
+    RowMajor(Tensor<2>),
+}
+
+/// Where scales go: 0 for what the format has not.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ScaleAddresses {
+    pub(crate) scales: u64,
+    pub(crate) offsets: u64,
+    /// Blocks of tiled scales.
+    pub(crate) blocks: u64,
+}
+
+impl ScaleTensor {
+    /// Checks that `given` are what rows of `shape`'s format and hidden size have, `capacity` of them in
+    /// `experts` groups. The one check of scales, for a dispatch and for a fused SiLU.
+    pub(crate) fn check(
+        given: Option<&Self>,
+        shape: &Shape,
+        experts: usize,
+        capacity: usize,
+    ) -> Result<ScaleAddresses, Error> {
+        let groups = groups(shape);
+        let byte = DataType::of_scales(shape.format()).unwrap_or(DataType::U8);
+        let at = |scales: u64| ScaleAddresses {
+            scales,
+            ..ScaleAddresses::default()
+        };
+        match (given, shape.format().scale_layout()) {
+            (None, None) if groups == 0 => Ok(at(0)),
+            (Some(Self::Transposed(scales)), None) if groups > 0 => {
+                // TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
+                // "cuTensorMapEncodeTiled").
+                scales.require("scales", [groups, capacity], Element::row(DataType::F32))?;
+                if !capacity.is_multiple_of(shape.row_alignment() as usize) {
+                    return Err(TensorError {
+                        tensor: "scales",
+                        wanted: "a number of rows that is a multiple of 4, as 16 bytes hold".into(),
+                        given: capacity.to_string(),
+                    }
+                    .into());
+                }
+                Ok(at(scales.at.address()))
+            }
+            (Some(Self::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
+                countable(shape, capacity, 0)?;
+                scales.require("scales", [capacity, groups], Element::word(byte))?;
+                Ok(at(scales.at.address()))
+            }
+            (Some(Self::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
+                let blocks = scales.dims[0];
+                countable(shape, 0, blocks)?;
+                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(byte))?;
+                offsets.require("scale_offsets", [experts], Element::U32)?;
+                Ok(ScaleAddresses {
+                    scales: scales.at.address(),
+                    offsets: offsets.at.address(),
+                    blocks: blocks as u64,
+                })
+            }
+            _ => Err(Error::WrongScales {
+                given: Self::title(given),
+                format: shape.format(),
+            }),
+        }
+    }
+
+    /// For error messages.
+    pub(crate) const fn title(scales: Option<&Self>) -> &'static str {
+        match scales {
+            None => "no scales",
+            Some(Self::Transposed(_)) => "transposed scales",
+            Some(Self::Tiled { .. }) => "tiled scales",
+            Some(Self::RowMajor(_)) => "row-major scales",
+        }
+    }
+}
+
+/// Scales of a row, without its own.
+fn groups(shape: &Shape) -> usize {
+    let group = shape.sizes().group;
+    shape.hidden.checked_div(group).unwrap_or(0) as usize
+}

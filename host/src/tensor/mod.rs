@@ -1,0 +1,422 @@
+//! Tensors as they come in from outside: an address, sizes and strides.
+
+pub(crate) mod data_type;
+pub(crate) mod handles;
+
+use crate::error::TensorError;
+use crate::tensor::data_type::DataType;
+use crate::tensor::handles::DevicePtr;
+
+/// A view of device memory of the rank it is given to. Ferry does not own it; the caller keeps
+/// it alive until the kernels that use it are done ([`DevicePtr::new`]).
+///
+/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), but for the rows of a dispatch's
+/// `x` ([`with_row_stride`](Tensor::with_row_stride)). Anything else is refused, and so are elements of
+/// another type than the argument's ([`DataType`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor<const N: usize> {
+    /// The first element.
+    pub at: DevicePtr,
+    /// What the elements are.
+    pub data_type: DataType,
+    /// Sizes, slowest first, in elements.
+    pub dims: [usize; N],
+    /// From one to the next in each dimension, in elements.
+    pub strides: [usize; N],
+}
+
+impl<const N: usize> Tensor<N> {
+    /// A tensor without gaps.
+    pub const fn contiguous(at: DevicePtr, data_type: DataType, dims: [usize; N]) -> Self {
+        Self {
+            at,
+            data_type,
+            dims,
+            strides: dense_strides(dims),
+        }
+    }
+
+    /// Elements; [`usize::MAX`] where that is not enough.
+    pub fn elements(&self) -> usize {
+        if self.dims.contains(&0) {
+            return 0;
+        }
+        self.dims
+            .iter()
+            .fold(1, |all, &dim| all.saturating_mul(dim))
+    }
+
+    /// Whether the elements stand without gaps. The stride of a dimension of size 1 does not
+    /// matter, and none of an empty tensor.
+    pub fn is_contiguous(&self) -> bool {
+        let dense = dense_strides(self.dims);
+        self.elements() == 0 || (0..N).all(|i| self.dims[i] == 1 || self.strides[i] == dense[i])
+    }
+
+    /// Bytes of all elements, without gaps; [`u64::MAX`] where that is not enough.
+    pub fn bytes(&self) -> u64 {
+        bytes_of(self.dims, self.data_type).unwrap_or(u64::MAX)
+    }
+
+    /// Checks an argument named `tensor`: its elements and sizes, no gaps, an address unless it is empty,
+    /// the address's alignment, and that there is memory for all elements.
+    pub(crate) fn require(
+        &self,
+        tensor: &'static str,
+        dims: [usize; N],
+        element: Element,
+    ) -> Result<(), TensorError> {
+        self.require_elements(tensor, dims, element)?;
+        if !self.is_contiguous() {
+            let dense = dense_strides(self.dims);
+            let given = format!("{:?} (shape {dims:?})", self.strides);
+            let wanted = format!("strides {dense:?}, in elements: make it contiguous");
+            return refused(tensor, wanted, given);
+        }
+        self.require_memory(tensor, bytes_of(dims, element.data_type))
+    }
+
+    /// That there are elements of this type and number, at an address as it must be.
+    fn require_elements(
+        &self,
+        tensor: &'static str,
+        dims: [usize; N],
+        Element {
+            data_type,
+            align_bytes,
+        }: Element,
+    ) -> Result<(), TensorError> {
+        if !data_type.takes(self.data_type) {
+            let wanted = format!("elements of {data_type}");
+            return refused(tensor, wanted, self.data_type.to_string());
+        }
+        if self.dims != dims {
+            return refused(
+                tensor,
+                format!("shape {dims:?}"),
+                format!("{:?}", self.dims),
+            );
+        }
+        if self.elements() != 0 && self.at.address() == 0 {
+            let wanted = format!("an address (shape {dims:?})");
+            return refused(tensor, wanted, "null".to_owned());
+        }
+        if !self.at.address().is_multiple_of(align_bytes) {
+            let given = format!("{:#x}", self.at.address());
+            let wanted = format!("an address that is a multiple of {align_bytes}");
+            return refused(tensor, wanted, given);
+        }
+        Ok(())
+    }
+
+    /// That there are so many bytes at the address; `None` are too many for any.
+    fn require_memory(&self, tensor: &'static str, bytes: Option<u64>) -> Result<(), TensorError> {
+        if bytes.is_some_and(|bytes| bytes <= self.at.bytes()) {
+            return Ok(());
+        }
+        let wanted = bytes.map_or("too many".to_owned(), |bytes| bytes.to_string());
+        refused(
+            tensor,
+            format!("{wanted} bytes at its address (shape {:?})", self.dims),
+            self.at.bytes().to_string(),
+        )
+    }
+}
+
+impl Tensor<2> {
+    /// Rows that are `stride` elements apart, as in a view of columns; the elements of a row stand without
+    /// gaps. [`DispatchInput::x`](crate::DispatchInput::x) may be such a tensor, with a stride that is a
+    /// multiple of 8 elements (16 bytes) below 2^31; all others are refused unless there is but one row.
+    /// 0 is the same row again and again.
+    pub const fn with_row_stride(self, stride: usize) -> Self {
+        Self {
+            strides: [stride, self.strides[1]],
+            ..self
+        }
+    }
+
+    /// As [`require`](Self::require) for rows of BF16 that may have a stride.
+    pub(crate) fn require_rows(
+        &self,
+        tensor: &'static str,
+        dims: [usize; 2],
+    ) -> Result<(), TensorError> {
+        self.require_elements(tensor, dims, Element::BF16_ROW)?;
+        let [rows, columns] = dims;
+        let [stride, between] = self.strides;
+        if rows == 0 || self.is_contiguous() {
+            return self.require_memory(tensor, bytes_of(dims, self.data_type));
+        }
+        let given = format!("strides {:?} (shape {dims:?})", self.strides);
+        if columns > 1 && between != 1 {
+            let wanted = "columns without gaps: make it contiguous".to_owned();
+            return refused(tensor, wanted, given);
+        }
+        if !stride.is_multiple_of(8) || stride >= 1 << 31 {
+            let wanted = "rows a multiple of 8 elements apart, fewer than 2^31: make it contiguous";
+            return refused(tensor, wanted.to_owned(), given);
+        }
+        let elements = (stride as u64)
+            .checked_mul(rows as u64 - 1)
+            .and_then(|before| before.checked_add(columns as u64));
+        self.require_memory(tensor, elements.and_then(|all| all.checked_mul(2)))
+    }
+}
+
+fn refused(tensor: &'static str, wanted: String, given: String) -> Result<(), TensorError> {
+    Err(TensorError {
+        tensor,
+        wanted,
+        given,
+    })
+}
+
+/// What an argument's elements are, and where the first one may stand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Element {
+    pub(crate) data_type: DataType,
+    /// What the address is a multiple of.
+    pub(crate) align_bytes: u64,
+}
+
+impl Element {
+    /// BF16 in rows.
+    pub(crate) const BF16_ROW: Self = Self::row(DataType::Bf16);
+    /// f32, one by one.
+    pub(crate) const F32: Self = Self::word(DataType::F32);
+    /// i32, one by one.
+    pub(crate) const I32: Self = Self::word(DataType::I32);
+    /// u32, one by one.
+    pub(crate) const U32: Self = Self::word(DataType::U32);
+    /// BF16 that is written one by one.
+    pub(crate) const BF16: Self = Self {
+        data_type: DataType::Bf16,
+        align_bytes: 2,
+    };
+
+    /// Elements of rows: kernels move 16 bytes at a time.
+    pub(crate) const fn row(data_type: DataType) -> Self {
+        Self {
+            data_type,
+            align_bytes: 16,
+        }
+    }
+
+    /// Elements that are written as words of 32 bits.
+    pub(crate) const fn word(data_type: DataType) -> Self {
+        Self {
+            data_type,
+            align_bytes: 4,
+        }
+    }
+}
+
+/// Bytes of a tensor without gaps; `None` if they cannot be counted.
+pub(crate) fn bytes_of<const N: usize>(dims: [usize; N], data_type: DataType) -> Option<u64> {
+    if dims.contains(&0) {
+        return Some(0);
+    }
+    let bits = dims
+        .iter()
+        .try_fold(u128::from(data_type.bits()), |bits, &dim| {
+            bits.checked_mul(dim as u128)
+        })?;
+    u64::try_from(bits.div_ceil(8)).ok()
+}
+
+const fn dense_strides<const N: usize>(dims: [usize; N]) -> [usize; N] {
+    let mut strides = [1_usize; N];
+    let mut i = N;
+    while i > 1 {
+        i -= 1;
+        strides[i - 1] = strides[i].wrapping_mul(dims[i]);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn memory(address: u64) -> DevicePtr {
+        // SAFETY: nothing is done with it but looking at its numbers.
+        unsafe { DevicePtr::new(address, 48) }
+    }
+
+    fn refused<const N: usize>(tensor: Tensor<N>, dims: [usize; N]) -> String {
+        tensor
+            .require("x", dims, Element::BF16_ROW)
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn a_dense_tensor_passes() {
+        let tensor = Tensor::contiguous(memory(32), DataType::Bf16, [3, 8]);
+        assert_eq!(tensor.strides, [8, 1]);
+        assert_eq!(tensor.require("x", [3, 8], Element::BF16_ROW), Ok(()));
+        assert_eq!(
+            Tensor::contiguous(memory(32), DataType::Bf16, [2, 3, 8]).strides,
+            [24, 8, 1]
+        );
+    }
+
+    #[test]
+    fn each_misfit_is_named() {
+        let tensor = Tensor::contiguous(memory(32), DataType::Bf16, [3, 8]);
+        assert_eq!(
+            refused(tensor, [3, 16]),
+            "tensor x: wanted shape [3, 16], given [3, 8]"
+        );
+        assert_eq!(
+            refused(
+                Tensor {
+                    strides: [16, 1],
+                    ..tensor
+                },
+                [3, 8]
+            ),
+            "tensor x: wanted strides [8, 1], in elements: make it contiguous, given [16, 1] (shape [3, 8])"
+        );
+        assert_eq!(
+            refused(
+                Tensor {
+                    at: DevicePtr::NULL,
+                    ..tensor
+                },
+                [3, 8]
+            ),
+            "tensor x: wanted an address (shape [3, 8]), given null"
+        );
+        assert_eq!(
+            refused(
+                Tensor {
+                    at: memory(0x28),
+                    ..tensor
+                },
+                [3, 8]
+            ),
+            "tensor x: wanted an address that is a multiple of 16, given 0x28"
+        );
+    }
+
+    #[test]
+    fn elements_of_another_type_are_refused() {
+        let of = |data_type| Tensor::contiguous(memory(32), data_type, [3, 8]);
+        assert_eq!(
+            refused(of(DataType::I32), [3, 8]),
+            "tensor x: wanted elements of bf16, given i32"
+        );
+        refused(of(DataType::F16), [3, 8]);
+        // Bits as they are.
+        assert_eq!(
+            of(DataType::U16).require("x", [3, 8], Element::BF16_ROW),
+            Ok(())
+        );
+        let words = Tensor::contiguous(memory(32), DataType::U32, [2]);
+        assert_eq!(words.require("topk_ids", [2], Element::I32), Ok(()));
+        assert!(words.require("topk_weights", [2], Element::F32).is_err());
+    }
+
+    #[test]
+    fn a_tensor_longer_than_its_memory_is_refused() {
+        let at = memory(32);
+        assert_eq!(
+            refused(Tensor::contiguous(at, DataType::Bf16, [4, 8]), [4, 8]),
+            "tensor x: wanted 64 bytes at its address (shape [4, 8]), given 48"
+        );
+        assert!(
+            Tensor::contiguous(at.plus(16), DataType::Bf16, [2, 8])
+                .require("x", [2, 8], Element::BF16_ROW)
+                .is_ok()
+        );
+        refused(
+            Tensor::contiguous(at.plus(32), DataType::Bf16, [2, 8]),
+            [2, 8],
+        );
+        let half = [3, 32];
+        assert_eq!(
+            Tensor::contiguous(at, DataType::E2m1, half).require(
+                "x",
+                half,
+                Element::row(DataType::E2m1)
+            ),
+            Ok(())
+        );
+        let huge = [usize::MAX, usize::MAX];
+        assert!(
+            refused(Tensor::contiguous(at, DataType::Bf16, huge), huge).contains("too many bytes")
+        );
+    }
+
+    #[test]
+    fn rows_may_have_a_stride_where_an_argument_says_so() {
+        let tensor = |dims| Tensor::contiguous(memory(32), DataType::Bf16, dims);
+        let told = |tensor: Tensor<2>| {
+            let refused = tensor.require_rows("x", tensor.dims);
+            refused.map_err(|error| error.to_string())
+        };
+        let view = tensor([2, 8]).with_row_stride(16);
+        assert_eq!(told(view), Ok(()));
+        let refused = view.require("residual", [2, 8], Element::BF16_ROW);
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "tensor residual: wanted strides [8, 1], in elements: make it contiguous, given [16, 1] (shape \
+             [2, 8])"
+        );
+        // The same row again.
+        assert_eq!(told(tensor([99, 8]).with_row_stride(0)), Ok(()));
+        let of_strides = |strides| {
+            told(Tensor {
+                strides,
+                ..tensor([2, 8])
+            })
+        };
+        for (strides, wanted) in [
+            (
+                [12, 1],
+                "rows a multiple of 8 elements apart, fewer than 2^31: make it contiguous",
+            ),
+            (
+                [1 << 31, 1],
+                "rows a multiple of 8 elements apart, fewer than 2^31",
+            ),
+            (
+                [1, 2],
+                "columns without gaps: make it contiguous, given strides [1, 2]",
+            ),
+            ([24, 1], "64 bytes at its address (shape [2, 8]), given 48"),
+        ] {
+            let text = of_strides(strides).unwrap_err();
+            assert!(text.contains(wanted), "{text}");
+        }
+        assert!(told(tensor([1, 8]).with_row_stride(usize::MAX)).is_ok());
+        let nothing = Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, 8]);
+        assert_eq!(told(nothing.with_row_stride(3)), Ok(()));
+    }
+
+    #[test]
+    fn strides_matter_only_where_there_is_a_next_element() {
+        let one_row = Tensor {
+            at: memory(32),
+            data_type: DataType::Bf16,
+            dims: [1, 8],
+            strides: [100, 1],
+        };
+        assert_eq!(one_row.require("x", [1, 8], Element::BF16_ROW), Ok(()));
+        let empty = Tensor {
+            at: DevicePtr::NULL,
+            data_type: DataType::Bf16,
+            dims: [0, 8],
+            strides: [3, 3],
+        };
+        assert_eq!(empty.require("x", [0, 8], Element::BF16_ROW), Ok(()));
+        let columns = Tensor {
+            at: memory(32),
+            data_type: DataType::Bf16,
+            dims: [1, 8],
+            strides: [1, 2],
+        };
+        assert!(columns.require("x", [1, 8], Element::BF16_ROW).is_err());
+    }
+}
