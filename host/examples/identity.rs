@@ -10,8 +10,8 @@
 use std::time::{Duration, Instant};
 
 use ferry::{
-    CombineBuffers, CombineInput, CombineMode, Config, DispatchBuffers, DispatchInput, Error,
-    ExpertParallel, Group, Plan, Stream, Tensor,
+    CombineBuffers, CombineInput, CombineMode, Communicator, Config, DispatchBuffers,
+    DispatchInput, Error, Group, Plan, Stream, Tensor,
 };
 
 const TOP_K: usize = 8;
@@ -53,7 +53,7 @@ fn main() -> Result<(), Error> {
         ..Config::new(EXPERTS, TOP_K, hidden, tokens)
     };
     let plan = Plan::new(&group, config)?;
-    let mut ranks = ExpertParallel::new(&group, &plan)?;
+    let mut ranks = Communicator::new(&group, &plan)?;
     let tensors = ranks
         .iter()
         .map(|rank| prepare(rank, tokens))
@@ -88,7 +88,7 @@ fn main() -> Result<(), Error> {
 }
 
 /// Random tokens, each routed to `TOP_K` different experts.
-fn prepare(rank: &ExpertParallel, tokens: usize) -> Result<Tensors, Error> {
+fn prepare(rank: &Communicator, tokens: usize) -> Result<Tensors, Error> {
     let hidden = rank.plan().config().hidden;
     let mut state = 0x9e37_79b9_u64 + u64::from(rank.rank().0);
     let mut random = move || {

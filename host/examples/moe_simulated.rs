@@ -7,8 +7,8 @@
 //! The functions from [`main`] to [`wait`] are all that a program needs of Ferry. The rest is a model.
 
 use ferry::{
-    CombineBuffers, Config, DispatchBuffers, Error, ExpertParallel, Group, Plan, Stream,
-    TokenFormat, decode_rows,
+    CombineBuffers, Communicator, Config, DispatchBuffers, Error, Group, Plan, Stream, TokenFormat,
+    decode_rows,
 };
 use half::bf16;
 
@@ -39,7 +39,7 @@ pub fn main() -> Result<(), Error> {
         ..Config::new(EXPERTS, TOP_K, HIDDEN, TOKENS)
     };
     let plan = Plan::new(&group, config)?;
-    let mut ranks = ExpertParallel::new(&group, &plan)?;
+    let mut ranks = Communicator::new(&group, &plan)?;
     let mut states = Vec::new();
     for (number, rank) in ranks.iter().enumerate() {
         // A different number of tokens on each rank.
@@ -71,7 +71,7 @@ pub fn main() -> Result<(), Error> {
 fn run(
     layer: &Layer,
     routes: &[Route],
-    ranks: &mut [ExpertParallel],
+    ranks: &mut [Communicator],
     states: &mut [RankState],
 ) -> Result<(), Error> {
     let mut rounds = Vec::new();
@@ -100,7 +100,7 @@ fn run(
 
 /// Waits for what was enqueued on a rank. After a fault of the input (an expert that does not exist) the
 /// round goes on, and so must this rank, or the others wait for it in vain. All other errors end it.
-fn wait(rank: &ExpertParallel) -> Result<(), Error> {
+fn wait(rank: &Communicator) -> Result<(), Error> {
     if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
         eprintln!("{fault}");
     }

@@ -2,7 +2,7 @@
 //! mixture-of-experts models.
 //!
 //! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and an
-//! [`ExpertParallel`] one rank's end. [`dispatch`](ExpertParallel::dispatch) brings every token
+//! [`Communicator`] one rank's end. [`dispatch`](Communicator::dispatch) brings every token
 //! to the ranks of its experts, in expert order; [`combine`](Dispatched::combine) brings the
 //! experts' outputs back and sums them. The same kernels run on GPUs (feature `cuda`) and, as
 //! here, in a simulator:
@@ -20,7 +20,7 @@
 //!     specialise: true,
 //!     ..Config::new(4, 2, 8, 3)
 //! })?;
-//! let mut ranks = ExpertParallel::new(&group, &plan)?;
+//! let mut ranks = Communicator::new(&group, &plan)?;
 //! let stream = Stream::DEFAULT;
 //!
 //! // Every rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
@@ -56,7 +56,7 @@
 //! # Errors, faults and waits
 //!
 //! What is wrong with an argument is an [`Error`] before anything is launched. What a kernel
-//! meets is a [`Fault`], which [`ExpertParallel::check`] returns: as a value, an [`InputFault`], if the
+//! meets is a [`Fault`], which [`Communicator::check`] returns: as a value, an [`InputFault`], if the
 //! input was at fault and the round went on, and as [`Error::Fault`] if the rank gave up. Every wait of
 //! a kernel ends at the deadline of the [`Config`], and no kernel traps, so the device stays usable.
 //!
@@ -104,7 +104,7 @@ pub use buffers::{CombineBuffers, DispatchBuffers};
 pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
 pub use call::silu::FusedSilu;
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-pub use communicator::ExpertParallel;
+pub use communicator::Communicator;
 pub use communicator::all::{
     CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
 };

@@ -84,7 +84,7 @@ fn a_device_that_is_opened_again_has_the_kernels_that_are_loaded() {
 /// A rank alone, and a round that it enqueues on `stream`.
 struct Alone {
     group: Group,
-    rank: ExpertParallel,
+    rank: Communicator,
     input: DispatchInput,
     rows: DispatchOutput,
     sums: CombineOutput,
@@ -94,7 +94,7 @@ impl Alone {
     fn new() -> Self {
         let group = Group::local(&[0]).unwrap();
         let plan = Plan::new(&group, Config::new(2, 1, 8, 4)).unwrap();
-        let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+        let rank = Communicator::new(&group, &plan).unwrap().remove(0);
         let device = rank.device();
         let x = device.upload_tensor([1, 8], &[0_u16; 8]).unwrap();
         let topk_ids = device.upload_tensor([1, 1], &[0_i32]).unwrap();

@@ -5,14 +5,14 @@ use ferry::*;
 const FORMAT: TokenFormat = TokenFormat::Mxfp8(ScaleLayout::Tiled);
 
 /// A rank of its own with 2 experts.
-fn alone() -> (ExpertParallel, Plan) {
+fn alone() -> (Communicator, Plan) {
     let group = Group::simulated(1, 1).unwrap();
     let config = Config {
         format: FORMAT,
         ..Config::new(2, 1, 128, 4)
     };
     let plan = Plan::new(&group, config).unwrap();
-    (ExpertParallel::new(&group, &plan).unwrap().remove(0), plan)
+    (Communicator::new(&group, &plan).unwrap().remove(0), plan)
 }
 
 #[test]

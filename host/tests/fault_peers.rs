@@ -6,7 +6,7 @@ use ferry::*;
 use support::*;
 
 /// What rank 1 reports of a dispatch to which it brings what `change` makes of its tensors.
-fn fault(change: fn(&mut Tensors, &ExpertParallel)) -> Fault {
+fn fault(change: fn(&mut Tensors, &Communicator)) -> Fault {
     let config = Config {
         debug_checks: true,
         options: true,
@@ -29,7 +29,7 @@ fn fault_of(result: Result<Option<InputFault>, Error>) -> Fault {
     }
 }
 
-fn ids(given: [i32; TOP_K], t: &mut Tensors, rank: &ExpertParallel) {
+fn ids(given: [i32; TOP_K], t: &mut Tensors, rank: &Communicator) {
     t.input.topk_ids = rank.device().upload_tensor([1, TOP_K], &given).unwrap();
 }
 

@@ -12,7 +12,7 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
     let good = tensors[1].input;
     let ids = upload(&ranks[1], &words(&[3, 4], i32::to_le_bytes));
     tensors[1].input.topk_ids = Tensor::contiguous(ids, DataType::I32, [1, TOP_K]);
-    let round = |ranks: &mut [ExpertParallel], tensors: &[Tensors]| {
+    let round = |ranks: &mut [Communicator], tensors: &[Tensors]| {
         for (rank, t) in ranks.iter_mut().zip(tensors) {
             let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
             let output = t.combine_output(false);
@@ -175,7 +175,7 @@ fn a_lost_rank_is_named_by_the_others_which_then_refuse_and_close() {
             },
         )
         .unwrap();
-        let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let mut ranks = Communicator::new(&group, &plan).unwrap();
         let token = (1.0, [1, 4], [1.0, 1.0]);
         let tensors: Vec<_> = ranks
             .iter()
@@ -216,7 +216,7 @@ fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
     };
     let group = Group::simulated_with(options).unwrap();
     let plan = Plan::new(&group, config()).unwrap();
-    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
     let t = Tensors::new(&ranks[0], &[(1.0, [99, 3], [1.0, 1.0])]);
     drop(ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap());
     ranks[0].device().synchronize(STREAM).unwrap();

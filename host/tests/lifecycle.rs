@@ -277,6 +277,6 @@ fn a_page_that_makes_no_sense_is_shown() {
 #[test]
 fn a_rank_can_move_to_another_thread() {
     fn send<T: Send>() {}
-    send::<ExpertParallel>();
+    send::<Communicator>();
     send::<Dispatched<'_>>();
 }

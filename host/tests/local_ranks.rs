@@ -414,7 +414,7 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
             } else {
                 drop(ranks.dispatch_all(&streams, &inputs, &outputs).unwrap());
             }
-            let each = |of: &dyn Fn(&Tensors, &ExpertParallel)| {
+            let each = |of: &dyn Fn(&Tensors, &Communicator)| {
                 for (t, rank) in tensors.iter().zip(&ranks) {
                     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                     of(t, rank);

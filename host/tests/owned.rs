@@ -82,7 +82,7 @@ struct Round {
 }
 
 impl Round {
-    fn of(rank: &ExpertParallel) -> Self {
+    fn of(rank: &Communicator) -> Self {
         let (input, output) = empty_tensors(rank);
         Self {
             input,
@@ -118,7 +118,7 @@ impl Round {
 }
 
 /// Rank 0 of two, which takes notes.
-fn noted_rank() -> (Arc<Notes>, ExpertParallel, Round) {
+fn noted_rank() -> (Arc<Notes>, Communicator, Round) {
     let notes = Arc::default();
     let rank = start(&notes, 2, noted::config()).unwrap();
     let round = Round::of(&rank);
@@ -243,7 +243,7 @@ fn an_error_alone_drops_the_rank() {
     let group = noted::group_of(&notes);
     let rank = noted::join(&group, noted::config());
     let tensors = Round::of(&rank);
-    let call = |rank: ExpertParallel| -> Result<(), Error> {
+    let call = |rank: Communicator| -> Result<(), Error> {
         *notes.refused_launch.lock().unwrap() = Some(0);
         let _ = rank.dispatch_owned(STREAM, &tensors.input, &tensors.output)?;
         Ok(())

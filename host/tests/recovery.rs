@@ -25,13 +25,13 @@ fn group(ranks: u32) -> Group {
     Group::simulated_with(options).unwrap()
 }
 
-fn begin(group: &Group) -> Vec<ExpertParallel> {
+fn begin(group: &Group) -> Vec<Communicator> {
     let plan = Plan::new(group, config()).unwrap();
-    ExpertParallel::new(group, &plan).unwrap()
+    Communicator::new(group, &plan).unwrap()
 }
 
 /// Each of these ranks sends its token to the next rank's first expert; gives what each has then.
-fn round(ranks: &mut [ExpertParallel]) -> Vec<Result<Vec<u16>, Error>> {
+fn round(ranks: &mut [Communicator]) -> Vec<Result<Vec<u16>, Error>> {
     let mut sums = Vec::new();
     for rank in &mut *ranks {
         let (device, plan) = (rank.device().clone(), *rank.plan());
@@ -61,7 +61,7 @@ fn token(rank: Rank) -> [u16; HIDDEN] {
 }
 
 /// That a round of all ranks brings every token back.
-fn require_round(ranks: &mut [ExpertParallel]) {
+fn require_round(ranks: &mut [Communicator]) {
     let sums = round(ranks);
     for (rank, sum) in ranks.iter().zip(sums) {
         assert_eq!(sum.unwrap(), token(rank.rank()));
@@ -85,18 +85,18 @@ fn a_process_recovers_as_the_documentation_of_a_group_says() {
         );
     }
     // 2. Close the communicators.
-    ExpertParallel::close_all(ranks).unwrap();
+    Communicator::close_all(ranks).unwrap();
     // 3. to 6., where the lost one is only a thread that did not call: the same group.
     let mut ranks = begin(&group_of_four);
     require_round(&mut ranks);
-    ExpertParallel::close_all(ranks).unwrap();
+    Communicator::close_all(ranks).unwrap();
     // 4. to 6., where it is lost: three are left.
     let group_of_three = group(3);
     let mut ranks = begin(&group_of_three);
     assert_eq!(ranks[0].plan().local_experts(), 4);
     // 7. Repeat.
     require_round(&mut ranks);
-    ExpertParallel::close_all(ranks).unwrap();
+    Communicator::close_all(ranks).unwrap();
 }
 
 /// Rank 3 comes when the others have given up on it. Their rows are there, so its dispatch lacks nothing.
@@ -131,5 +131,5 @@ fn a_rank_that_comes_late_learns_that_its_peers_gave_up() {
         matches!(refused, Some(Error::PeerGaveUp { .. })),
         "{refused:?}"
     );
-    ExpertParallel::close_all(ranks).unwrap();
+    Communicator::close_all(ranks).unwrap();
 }

@@ -274,7 +274,7 @@ fn more_scales_than_kernels_can_count_are_refused() {
 #[test]
 fn a_plan_for_another_group_is_refused() {
     let plan = Plan::new(&Group::simulated(2, 1).unwrap(), config()).unwrap();
-    let refused = ExpertParallel::new(&Group::simulated(4, 1).unwrap(), &plan);
+    let refused = Communicator::new(&Group::simulated(4, 1).unwrap(), &plan);
     assert!(matches!(
         refused,
         Err(Error::PlanForOtherGroup { plan: 2, group: 4 })

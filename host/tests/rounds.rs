@@ -6,7 +6,7 @@ use ferry::*;
 use support::*;
 
 /// Fused calls.
-fn fused(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart: bool) {
+fn fused(ranks: &mut [Communicator], tensors: &[Tensors], weights: bool, apart: bool) {
     let dispatched: Vec<_> = ranks
         .iter_mut()
         .zip(tensors)
@@ -32,7 +32,7 @@ fn fused(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart
 }
 
 /// Split calls: every rank sends before any waits.
-fn split(ranks: &mut [ExpertParallel], tensors: &[Tensors], weights: bool, apart: bool) {
+fn split(ranks: &mut [Communicator], tensors: &[Tensors], weights: bool, apart: bool) {
     let sent: Vec<_> = ranks
         .iter_mut()
         .zip(tensors)

@@ -17,7 +17,7 @@ const WINDOWS: [&str; 2] = ["barrier", "free_windows"];
 const NOTHING: [&str; 0] = [];
 
 /// All ranks of a group of two, which take notes.
-fn two(config: Config) -> (Arc<Notes>, Group, [ExpertParallel; 2]) {
+fn two(config: Config) -> (Arc<Notes>, Group, [Communicator; 2]) {
     let notes = Arc::new(Notes {
         all_local: true,
         ..Notes::default()
@@ -28,7 +28,7 @@ fn two(config: Config) -> (Arc<Notes>, Group, [ExpertParallel; 2]) {
     };
     let group = Group::with_fabric(Box::new(fabric)).unwrap();
     let plan = Plan::new(&group, config).unwrap();
-    let ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
     notes.take();
     (notes, group, ranks.try_into().unwrap())
 }
@@ -170,7 +170,7 @@ fn simulated_ranks_give_their_memory_back_and_the_group_goes_on() {
     let group = Group::simulated(2, 3).unwrap();
     let plan = Plan::new(&group, config).unwrap();
     for is_combined in [true, false] {
-        let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let mut ranks = Communicator::new(&group, &plan).unwrap();
         let tensors: Vec<_> = (ranks.iter().zip(support::TOKENS))
             .map(|(rank, tokens)| support::Tensors::new(rank, tokens))
             .collect();
@@ -213,7 +213,7 @@ fn all_ranks_are_closed_and_every_failure_is_given() {
     noted::round(&mut two, stream(8)).unwrap();
     notes.take();
 
-    let failed = ExpertParallel::close_all([one, two]).unwrap_err();
+    let failed = Communicator::close_all([one, two]).unwrap_err();
     assert_eq!(freed(&notes), OWN);
     let text = failed.to_string();
     assert!(
@@ -228,7 +228,7 @@ fn all_ranks_are_closed_and_every_failure_is_given() {
         "{failure}"
     );
     drop(graph);
-    ExpertParallel::close_all(failure.communicator.map(|rank| *rank)).unwrap();
+    Communicator::close_all(failure.communicator.map(|rank| *rank)).unwrap();
     assert_eq!(freed(&notes), [&OWN[..], &WINDOWS].concat());
     group.close().unwrap();
 }
@@ -240,7 +240,7 @@ fn all_failures_of_closing_become_the_first_one() {
     noted::round(&mut one, stream(8)).unwrap();
     let first = notes.graph.lock().unwrap().replace(Vec::new());
     noted::round(&mut two, stream(8)).unwrap();
-    let close = |ranks| -> Result<(), Error> { Ok(ExpertParallel::close_all(ranks)?) };
+    let close = |ranks| -> Result<(), Error> { Ok(Communicator::close_all(ranks)?) };
     let error = close(LocalRanks::from(vec![one, two])).unwrap_err();
     assert!(
         matches!(error, Error::GraphsAlive { rank: Rank(0), .. }),

@@ -149,7 +149,7 @@ impl LocalCase {
     pub fn run(&self, group: &Group, deadline: Duration) -> Result<()> {
         let about = || format!("{self:?}");
         let plan = Plan::new(group, self.config(deadline)).with_context(about)?;
-        let ranks = ExpertParallel::new(group, &plan).with_context(about)?;
+        let ranks = Communicator::new(group, &plan).with_context(about)?;
         for rank in ranks {
             let (rank, result) = self.run_on(rank).with_context(about)?;
             result.with_context(about)?;
@@ -159,7 +159,7 @@ impl LocalCase {
     }
 
     /// All rounds on a rank.
-    fn run_on(&self, mut rank: ExpertParallel) -> Result<(ExpertParallel, Result<()>)> {
+    fn run_on(&self, mut rank: Communicator) -> Result<(Communicator, Result<()>)> {
         let stream = rank.device().stream()?;
         let rounds: Vec<_> = (0..self.tokens.len())
             .map(|round| self.round(&rank, round))
@@ -182,7 +182,7 @@ impl LocalCase {
     }
 
     /// Tensors and what they must become. The experts' answers are there beforehand.
-    fn round(&self, rank: &ExpertParallel, round: usize) -> Result<Round> {
+    fn round(&self, rank: &Communicator, round: usize) -> Result<Round> {
         let (device, plan) = (rank.device(), rank.plan());
         let share = share_of(&self.problem(round), self.ranks, rank.rank().0 as usize);
         let scale = self.scale_of(rank.rank().0 as usize);
@@ -325,7 +325,7 @@ impl LocalCase {
 
 impl Round {
     /// Compares what a round left.
-    fn verify(&self, rank: &ExpertParallel, format: TokenFormat) -> Result<()> {
+    fn verify(&self, rank: &Communicator, format: TokenFormat) -> Result<()> {
         let device = &**rank.device();
         let received = Received::download(device, &self.output, format)?;
         self.oracle.verify_dispatch(0, &received)?;

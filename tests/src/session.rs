@@ -6,8 +6,7 @@ mod local_rank;
 use std::time::{Duration, Instant};
 
 use ferry::{
-    Capacity, Config, DevicePtr, Error, ExpertParallel, Group, InputFault, Plan, Stream,
-    TokenFormat,
+    Capacity, Communicator, Config, DevicePtr, Error, Group, InputFault, Plan, Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -75,7 +74,7 @@ impl Session {
     /// The same, with room for the inputs of `slots` problems. Collective.
     pub fn with_slots(group: &Group, settings: &Settings, slots: usize) -> Result<Self, Error> {
         let plan = Plan::new(group, settings.config)?;
-        let ranks = ExpertParallel::new(group, &plan)?
+        let ranks = Communicator::new(group, &plan)?
             .into_iter()
             .map(|ep| LocalRank::new(Lent::of(ep), settings, slots))
             .collect::<Result<_, _>>()?;
@@ -282,7 +281,7 @@ impl Session {
     }
 
     /// A local rank's communicator and stream, for what only one kind of device can do.
-    pub fn local(&mut self, index: usize) -> (&mut ExpertParallel, Stream) {
+    pub fn local(&mut self, index: usize) -> (&mut Communicator, Stream) {
         let rank = &mut self.ranks[index];
         (&mut *rank.ep, rank.stream)
     }
@@ -367,7 +366,7 @@ impl Session {
             rank.free()?;
         }
         let ranks = self.ranks.into_iter().map(|rank| rank.ep.into_inner());
-        Ok(ExpertParallel::close_all(ranks)?)
+        Ok(Communicator::close_all(ranks)?)
     }
 
     fn each(

@@ -76,7 +76,7 @@ pub struct Tensors {
 }
 
 /// Memory of a rank that is full of [`POISON`].
-pub fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
+pub fn poisoned(rank: &Communicator, bytes: usize) -> DevicePtr {
     let bytes = bytes.max(16) as u64;
     let at = rank.device().alloc(bytes).unwrap();
     rank.device().fill(at, POISON, bytes).unwrap();
@@ -85,7 +85,7 @@ pub fn poisoned(rank: &ExpertParallel, bytes: usize) -> DevicePtr {
 
 impl Tensors {
     /// `rows` arrive; the experts' answers are there beforehand, so that nobody has to wait.
-    fn new(rank: &ExpertParallel, case: &Case, problem: &Problem, expected: &Expected) -> Self {
+    fn new(rank: &Communicator, case: &Case, problem: &Problem, expected: &Expected) -> Self {
         let r = rank.rank().0 as usize;
         let input = &problem.inputs[r];
         let (top_k, hidden) = (case.top_k, case.hidden);
@@ -143,7 +143,7 @@ impl Tensors {
 
 /// One half call of a round, or nothing where a fused rank has done both halves.
 fn enqueue(
-    rank: &mut ExpertParallel,
+    rank: &mut Communicator,
     stream: Stream,
     phase: usize,
     split: bool,
@@ -194,7 +194,7 @@ pub struct Run {
     /// What was run.
     pub case: Case,
     /// Its communicators.
-    pub ranks: Vec<ExpertParallel>,
+    pub ranks: Vec<Communicator>,
     /// One for each rank: ranks that share a GPU cannot have one together.
     streams: Vec<Stream>,
     /// `[round][rank]`.
@@ -217,7 +217,7 @@ impl Run {
     pub fn with(
         case: &Case,
         problems: &[Problem],
-        change: impl Fn(&mut Vec<Vec<Tensors>>, &[ExpertParallel]),
+        change: impl Fn(&mut Vec<Vec<Tensors>>, &[Communicator]),
     ) -> Self {
         let group = Group::simulated_with(case.machine()).unwrap();
         Self::on(&group, case.config(), case, problems, change)
@@ -229,7 +229,7 @@ impl Run {
         config: Config,
         case: &Case,
         problems: &[Problem],
-        change: impl Fn(&mut Vec<Vec<Tensors>>, &[ExpertParallel]),
+        change: impl Fn(&mut Vec<Vec<Tensors>>, &[Communicator]),
     ) -> Self {
         let plan = Plan::new(group, config).unwrap();
         // Ranks need not have allocated alike before.
@@ -237,7 +237,7 @@ impl Run {
             let device = group.device(rank).unwrap();
             device.alloc(1_000 * u64::from(rank.0)).unwrap();
         }
-        let ranks = ExpertParallel::new(group, &plan).unwrap();
+        let ranks = Communicator::new(group, &plan).unwrap();
         let expected: Vec<_> = problems
             .iter()
             .enumerate()

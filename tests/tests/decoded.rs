@@ -1,7 +1,7 @@
 //! What a dispatch leaves in each format, downloaded and decoded, is what the reference makes of the tokens.
 
 use ferry::{
-    CombineBuffers, CombineMode, Config, DispatchBuffers, ExpertParallel, Group, Plan, ScaleLayout,
+    CombineBuffers, CombineMode, Communicator, Config, DispatchBuffers, Group, Plan, ScaleLayout,
     Stream, TokenFormat, decode_rows,
 };
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
@@ -82,7 +82,7 @@ fn run(format: TokenFormat) {
         ..Config::new(EXPERTS, TOP_K, HIDDEN, TOKENS)
     };
     let plan = Plan::new(&group, config).unwrap();
-    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
     let mut dice = Dice::new(3);
     let given: Vec<Brought> = (0..RANKS).map(|_| brought(&mut dice)).collect();
     let scale = matches!(format, TokenFormat::Nvfp4(_)).then_some(INPUT_SCALE);
@@ -147,7 +147,7 @@ fn copies_that_do_not_fit_are_named() {
         ..Config::new(EXPERTS, TOP_K, HIDDEN, 2)
     };
     let plan = Plan::new(&group, config).unwrap();
-    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let rank = Communicator::new(&group, &plan).unwrap().remove(0);
     let mut rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
     let mut sums = CombineBuffers::new(rank.device(), &plan).unwrap();
     let token = [bf16::ONE; HIDDEN];

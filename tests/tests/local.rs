@@ -99,7 +99,7 @@ fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
     let group = Group::simulated(case.ranks as u32, case.seed).unwrap();
     let plan = Plan::new(&group, case.config(Duration::from_secs(3600))).unwrap();
     let mut faults = Vec::new();
-    for mut rank in ExpertParallel::new(&group, &plan).unwrap() {
+    for mut rank in Communicator::new(&group, &plan).unwrap() {
         let device = rank.device().clone();
         let tokens = ids.len() / case.top_k;
         let x = device.upload_tensor([tokens, case.hidden], &vec![0u16; tokens * case.hidden]);
@@ -192,7 +192,7 @@ fn split_calls_are_refused_and_the_round_goes_on() {
     let plan = Plan::new(&group, case.config(Duration::from_secs(3600))).unwrap();
     // Any other rank's tokens come too: as many rows as one rank's can be.
     assert_eq!((plan.max_rows(), plan.local_experts()), (8, 4));
-    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
     let (rank, stream) = (&mut ranks[1], Stream::DEFAULT);
     let device = rank.device().clone();
     let x = device.upload_tensor([1, 16], &[0u16; 16]).unwrap();

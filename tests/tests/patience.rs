@@ -16,13 +16,13 @@ fn config(deadline: Duration) -> Config {
     }
 }
 
-fn ranks(group: &Group, deadline: Duration) -> Vec<ExpertParallel> {
+fn ranks(group: &Group, deadline: Duration) -> Vec<Communicator> {
     let plan = Plan::new(group, config(deadline)).unwrap();
-    ExpertParallel::new(group, &plan).unwrap()
+    Communicator::new(group, &plan).unwrap()
 }
 
 /// Tensors of a rank without tokens, which receives none.
-fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
+fn tensors(rank: &Communicator) -> (DispatchInput, DispatchOutput) {
     let input = DispatchInput::new(
         Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, 8]),
         Tensor::contiguous(DevicePtr::NULL, DataType::I32, [0, 1]),
@@ -32,7 +32,7 @@ fn tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
 }
 
 /// A round in which the experts take so long, on the host.
-fn round(mut rank: ExpertParallel, experts: Duration) -> Result<(), Error> {
+fn round(mut rank: Communicator, experts: Duration) -> Result<(), Error> {
     let (input, output) = tensors(&rank);
     let dispatched = rank.dispatch(STREAM, &input, &output)?;
     std::thread::sleep(experts);
@@ -116,7 +116,7 @@ fn every_rank_is_told_within_its_own_deadline() {
         ..config(deadline)
     };
     let plan = Plan::new(&group, config).unwrap();
-    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
     let others = ranks.split_off(1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = others
@@ -213,7 +213,7 @@ fn a_lost_rank_is_not_waited_for() {
         ..config(Duration::from_secs(3600))
     };
     let plan = Plan::new(&group, config).unwrap();
-    let mut ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
     let (input, output) = tensors(&ranks[0]);
     drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
     let outcome = ranks[0].synchronize(STREAM);
@@ -268,7 +268,7 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
         ..Config::new(1, 1, 8, TOKENS)
     };
     let plan = Plan::new(&group, config).unwrap();
-    let mut rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
     let device = rank.device().clone();
     let x: Vec<u16> = (0..8 * TOKENS).map(|index| (index % 100) as u16).collect();
     let x = device.upload_tensor([TOKENS, 8], &x).unwrap();

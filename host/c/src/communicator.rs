@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{RwLock, TryLockError};
 
-use ferry::{CloseError, Error, ExpertParallel, Unfinished};
+use ferry::{CloseError, Communicator, Error, Unfinished};
 
 use crate::device::stream_of;
 use crate::fault::{ferry_fault, report};
@@ -20,7 +20,7 @@ pub struct ferry_communicator(());
 
 impl Opaque for ferry_communicator {
     /// None while it is closed, and where a panic cut that short.
-    type Value = RwLock<Option<ExpertParallel>>;
+    type Value = RwLock<Option<Communicator>>;
     const NAME: &'static str = "ferry_communicator";
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/co");
 }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn ferry_communicators_new(
             let rule = format!("this process drives {local} ranks");
             return Err(Failure::value("count", count, &rule));
         }
-        for (index, rank) in ExpertParallel::new(group, plan)?.into_iter().enumerate() {
+        for (index, rank) in Communicator::new(group, plan)?.into_iter().enumerate() {
             // SAFETY: checked above; there are as many as local ranks.
             unsafe { put(communicators.add(index), RwLock::new(Some(rank))) };
         }
@@ -230,7 +230,7 @@ type Rank = <ferry_communicator as Opaque>::Value;
 
 pub(crate) fn write_lock(
     rank: &Rank,
-) -> Result<std::sync::RwLockWriteGuard<'_, Option<ExpertParallel>>, Failure> {
+) -> Result<std::sync::RwLockWriteGuard<'_, Option<Communicator>>, Failure> {
     rank.try_write().map_err(|refused| locked(&refused))
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn closed_already() -> Failure {
 /// The rule of handles.
 pub(crate) unsafe fn with_rank(
     communicator: *mut ferry_communicator,
-    call: impl FnOnce(&mut ExpertParallel) -> Result<(), Failure>,
+    call: impl FnOnce(&mut Communicator) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let rank = unsafe { get(communicator, "communicator")? };
@@ -270,7 +270,7 @@ pub(crate) unsafe fn with_rank(
 /// The rule of handles.
 pub(crate) unsafe fn look_at(
     communicator: *const ferry_communicator,
-    call: impl FnOnce(&ExpertParallel) -> Result<(), Failure>,
+    call: impl FnOnce(&Communicator) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let rank = unsafe { get(communicator, "communicator")? };
@@ -292,7 +292,7 @@ pub(crate) mod tests {
     pub(crate) fn communicators() -> Vec<*mut ferry_communicator> {
         let group = Group::simulated(2, 7).unwrap();
         let plan = Plan::new(&group, Config::new(4, 2, 8, 3)).unwrap();
-        let ranks = ExpertParallel::new(&group, &plan).unwrap();
+        let ranks = Communicator::new(&group, &plan).unwrap();
         let handle = |rank| {
             let mut place = ptr::null_mut();
             // SAFETY: `place` lives.

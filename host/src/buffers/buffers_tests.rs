@@ -1,7 +1,7 @@
 //! Buffers of every format are what a dispatch and a combine take.
 
 use super::*;
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::group::Group;
 use crate::plan::config::Config;
 use crate::plan::tensors::OutputTensors;
@@ -273,7 +273,7 @@ fn values_go_to_a_tensor_and_come_back() {
 fn buffers_of_a_communicator_outlive_it() {
     let group = Group::simulated(1, 1).unwrap();
     let plan = Plan::new(&group, Config::new(1, 1, 8, 1)).unwrap();
-    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let rank = Communicator::new(&group, &plan).unwrap().remove(0);
     let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
     buffers.fill(7).unwrap();
     let device = rank.device().clone();

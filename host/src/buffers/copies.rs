@@ -49,7 +49,7 @@ impl ReceivedRows {
 
 impl DispatchOutput {
     /// Copies what a dispatch wrote from `device`, the rank's. Call
-    /// [`synchronize`](crate::ExpertParallel::synchronize) first. Not collective; synchronises, but not with
+    /// [`synchronize`](crate::Communicator::synchronize) first. Not collective; synchronises, but not with
     /// other streams than the device's own.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ impl CombineBuffers {
     }
 
     /// Copies the result of a round to which this rank brought `tokens` tokens. Call
-    /// [`synchronize`](crate::ExpertParallel::synchronize) first. Not collective; synchronises, but not with
+    /// [`synchronize`](crate::Communicator::synchronize) first. Not collective; synchronises, but not with
     /// other streams than the device's own.
     ///
     /// # Errors

@@ -14,11 +14,11 @@ use crate::plan::Plan;
 ///
 /// ```
 /// # fn main() -> Result<(), ferry::Error> {
-/// use ferry::{CombineBuffers, Config, DispatchBuffers, ExpertParallel, Group, Plan, Stream, decode_rows};
+/// use ferry::{CombineBuffers, Config, DispatchBuffers, Communicator, Group, Plan, Stream, decode_rows};
 ///
 /// let group = Group::simulated(1, 7)?;
 /// let plan = Plan::new(&group, Config::new(2, 1, 8, 1))?;
-/// let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
+/// let mut rank = Communicator::new(&group, &plan)?.remove(0);
 /// let mut rows = DispatchBuffers::new(rank.device(), &plan)?;
 /// let input = rows.upload(&[0x4000_u16; 8], &[1], None)?; // 2.0
 /// let dispatched = rank.dispatch(Stream::DEFAULT, &input, rows.output())?;

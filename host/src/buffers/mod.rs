@@ -41,12 +41,12 @@ use crate::tensor::handles::DevicePtr;
 /// [`free`](Self::free) gives it back.
 ///
 /// ```
-/// use ferry::{Config, DispatchBuffers, ExpertParallel, Group, Plan};
+/// use ferry::{Config, DispatchBuffers, Communicator, Group, Plan};
 ///
 /// # fn main() -> Result<(), ferry::Error> {
 /// let group = Group::simulated(2, 7)?;
 /// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
-/// for rank in ExpertParallel::new(&group, &plan)? {
+/// for rank in Communicator::new(&group, &plan)? {
 ///     let buffers = DispatchBuffers::new(rank.device(), &plan)?;
 ///     assert_eq!(buffers.output().tokens.dims, [plan.max_rows(), 8]);
 ///     rank.close()?;
@@ -93,7 +93,7 @@ impl Inputs {
 
 impl DispatchBuffers {
     /// Allocates outputs that are never too small, on the device of a rank of `plan`'s group
-    /// ([`ExpertParallel::device`](crate::ExpertParallel::device)). Their bytes are not cleared. Not
+    /// ([`Communicator::device`](crate::Communicator::device)). Their bytes are not cleared. Not
     /// collective; synchronises.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl DispatchBuffers {
         })
     }
 
-    /// The tensors, for [`ExpertParallel::dispatch`](crate::ExpertParallel::dispatch) and for what reads
+    /// The tensors, for [`Communicator::dispatch`](crate::Communicator::dispatch) and for what reads
     /// them.
     pub const fn output(&self) -> &DispatchOutput {
         &self.output

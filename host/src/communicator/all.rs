@@ -6,7 +6,7 @@ use std::ops::{Index, IndexMut};
 use ferry_layout::Rank;
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::communicator::Round;
 use crate::communicator::launch::Prepared;
 use crate::communicator::round::{CombinePending, DispatchPending, Dispatched, Unfinished};
@@ -18,7 +18,7 @@ use crate::tensor::handles::Stream;
 /// The ranks of a communicator that this process drives, to be called together.
 ///
 /// Each call takes slices with one value for every rank, in the order of the ranks here: that of
-/// [`ExpertParallel::new`], which is ascending. It makes all checks of all ranks first. Where a check fails,
+/// [`Communicator::new`], which is ascending. It makes all checks of all ranks first. Where a check fails,
 /// nothing is launched on any rank (`LocalRanksError::Count`, `LocalRanksError::Refused`). Then it
 /// enqueues the kernels, one rank after another, from the calling thread; no launch waits for a kernel.
 /// Where the first launch fails, nothing was enqueued, and the round stays as it was
@@ -28,7 +28,7 @@ use crate::tensor::handles::Stream;
 /// A call takes no device memory; on the host it allocates lists with an entry for each rank.
 ///
 /// So a process can give all ranks of a round away or none, and no rank waits for one that was refused. What
-/// each rank does is what the calls of [`ExpertParallel`] do, also those for single ranks, which stay:
+/// each rank does is what the calls of [`Communicator`] do, also those for single ranks, which stay:
 /// `ranks[0].dispatch(..)`. A round may mix them.
 ///
 /// ```
@@ -60,37 +60,37 @@ use crate::tensor::handles::Stream;
 /// ```
 #[derive(Debug)]
 pub struct LocalRanks {
-    ranks: Vec<ExpertParallel>,
+    ranks: Vec<Communicator>,
 }
 
 impl LocalRanks {
-    /// [`ExpertParallel::new`], whose ranks are called together. Collective. Synchronises.
+    /// [`Communicator::new`], whose ranks are called together. Collective. Synchronises.
     ///
     /// # Errors
-    /// As [`ExpertParallel::new`].
+    /// As [`Communicator::new`].
     pub fn new(group: &Group, plan: &Plan) -> Result<Self, Error> {
-        Ok(Self::from(ExpertParallel::new(group, plan)?))
+        Ok(Self::from(Communicator::new(group, plan)?))
     }
 
     /// The ranks by themselves, to be moved to threads or closed.
-    pub fn into_ranks(self) -> Vec<ExpertParallel> {
+    pub fn into_ranks(self) -> Vec<Communicator> {
         self.ranks
     }
 
     /// The ranks, in the order of every call's slices.
-    pub fn iter(&self) -> std::slice::Iter<'_, ExpertParallel> {
+    pub fn iter(&self) -> std::slice::Iter<'_, Communicator> {
         self.ranks.iter()
     }
 
     /// The ranks, to make calls of single ones.
-    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, ExpertParallel> {
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Communicator> {
         self.ranks.iter_mut()
     }
 
-    /// [`ExpertParallel::dispatch`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`Communicator::dispatch`] of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors
-    /// [`Error::LocalRanks`], with what [`ExpertParallel::dispatch`] gives for the rank that it names. Only
+    /// [`Error::LocalRanks`], with what [`Communicator::dispatch`] gives for the rank that it names. Only
     /// after `LocalRanksError::NotLaunched` anything is enqueued.
     pub fn dispatch_all(
         &mut self,
@@ -113,7 +113,7 @@ impl LocalRanks {
         Ok(DispatchedAll { each })
     }
 
-    /// [`ExpertParallel::dispatch_async`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`Communicator::dispatch_async`] of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors
     /// As [`dispatch_all`](Self::dispatch_all).
@@ -133,7 +133,7 @@ impl LocalRanks {
         Ok(DispatchAllPending { each })
     }
 
-    /// As [`ExpertParallel::unfinished`], of all ranks: the round that stands open because what a call gave
+    /// As [`Communicator::unfinished`], of all ranks: the round that stands open because what a call gave
     /// was dropped, or because the next call was refused. Not collective.
     ///
     /// # Errors
@@ -143,14 +143,8 @@ impl LocalRanks {
             return Ok(UnfinishedAll::Nothing);
         };
         let (round, first) = (first.round, first.rank());
-        let is_elsewhere =
-            |rank: &&ExpertParallel| discriminant(&rank.round) != discriminant(&round);
-        if let Some(second) = self
-            .ranks
-            .iter()
-            .find(is_elsewhere)
-            .map(ExpertParallel::rank)
-        {
+        let is_elsewhere = |rank: &&Communicator| discriminant(&rank.round) != discriminant(&round);
+        if let Some(second) = self.ranks.iter().find(is_elsewhere).map(Communicator::rank) {
             return Err(LocalRanksError::Apart { first, second }.into());
         }
         let ranks = self.ranks.iter_mut();
@@ -178,31 +172,31 @@ impl LocalRanks {
     }
 }
 
-impl From<Vec<ExpertParallel>> for LocalRanks {
-    /// Of what [`ExpertParallel::new`] gave, all of it or some, in any order.
-    fn from(ranks: Vec<ExpertParallel>) -> Self {
+impl From<Vec<Communicator>> for LocalRanks {
+    /// Of what [`Communicator::new`] gave, all of it or some, in any order.
+    fn from(ranks: Vec<Communicator>) -> Self {
         Self { ranks }
     }
 }
 
 impl Index<usize> for LocalRanks {
-    type Output = ExpertParallel;
+    type Output = Communicator;
 
     /// By place, not by number: the first rank of this process is at 0.
-    fn index(&self, at: usize) -> &ExpertParallel {
+    fn index(&self, at: usize) -> &Communicator {
         &self.ranks[at]
     }
 }
 
 impl IndexMut<usize> for LocalRanks {
-    fn index_mut(&mut self, at: usize) -> &mut ExpertParallel {
+    fn index_mut(&mut self, at: usize) -> &mut Communicator {
         &mut self.ranks[at]
     }
 }
 
 impl IntoIterator for LocalRanks {
-    type Item = ExpertParallel;
-    type IntoIter = std::vec::IntoIter<ExpertParallel>;
+    type Item = Communicator;
+    type IntoIter = std::vec::IntoIter<Communicator>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.ranks.into_iter()
@@ -210,8 +204,8 @@ impl IntoIterator for LocalRanks {
 }
 
 impl<'a> IntoIterator for &'a LocalRanks {
-    type Item = &'a ExpertParallel;
-    type IntoIter = std::slice::Iter<'a, ExpertParallel>;
+    type Item = &'a Communicator;
+    type IntoIter = std::slice::Iter<'a, Communicator>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
@@ -219,8 +213,8 @@ impl<'a> IntoIterator for &'a LocalRanks {
 }
 
 impl<'a> IntoIterator for &'a mut LocalRanks {
-    type Item = &'a mut ExpertParallel;
-    type IntoIter = std::slice::IterMut<'a, ExpertParallel>;
+    type Item = &'a mut Communicator;
+    type IntoIter = std::slice::IterMut<'a, Communicator>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter_mut()
@@ -292,7 +286,7 @@ impl<'a> DispatchedAll<'a> {
             self.each,
             &counts_of(streams, inputs, outputs),
             |at, dispatched| dispatched.prepare_combine(streams[at], &inputs[at], &outputs[at]),
-            ExpertParallel::end_round,
+            Communicator::end_round,
         );
         each.map(drop)
     }
@@ -337,7 +331,7 @@ impl CombineAllPending<'_> {
             self.each,
             &[("streams", streams.len())],
             |at, returned| returned.prepare_wait(streams[at]),
-            ExpertParallel::end_round,
+            Communicator::end_round,
         );
         each.map(drop)
     }
@@ -348,9 +342,9 @@ trait Local {
     fn rank(&self) -> Rank;
 }
 
-impl Local for &mut ExpertParallel {
+impl Local for &mut Communicator {
     fn rank(&self) -> Rank {
-        ExpertParallel::rank(self)
+        Communicator::rank(self)
     }
 }
 
@@ -392,7 +386,7 @@ fn call_all<'a, L: Local, Next, T>(
     ranks: Vec<L>,
     counts: Counts<'_>,
     prepare: impl Fn(usize, L) -> Result<Prepared<'a, Next>, Error>,
-    then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
+    then: impl FnMut(&'a mut Communicator, Next) -> T,
 ) -> Result<Vec<T>, Error> {
     if let Some(&(argument, given)) = counts.iter().find(|(_, given)| *given != ranks.len()) {
         let local = ranks.iter().map(|rank| rank.rank().0).collect();
@@ -416,7 +410,7 @@ fn call_all<'a, L: Local, Next, T>(
 
 /// What is left to do of each rank, which is the same for all.
 fn each_of<'a, T>(
-    ranks: impl Iterator<Item = &'a mut ExpertParallel>,
+    ranks: impl Iterator<Item = &'a mut Communicator>,
     of: impl Fn(Unfinished<'a>) -> Option<T>,
 ) -> Vec<T> {
     ranks.filter_map(|rank| of(rank.unfinished())).collect()

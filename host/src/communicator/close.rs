@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferry_layout::Rank;
 
-use super::ExpertParallel;
+use super::Communicator;
 use crate::communicator::memory::Leave;
 use crate::error::{Error, leak};
 
@@ -16,7 +16,7 @@ pub struct CloseError {
     pub error: Error,
     /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`] and
     /// [`Error::ForeignGraphs`]. Dropped, it is leaked.
-    pub communicator: Option<Box<ExpertParallel>>,
+    pub communicator: Option<Box<Communicator>>,
 }
 
 impl fmt::Debug for CloseError {
@@ -52,7 +52,7 @@ impl From<Error> for CloseError {
     }
 }
 
-/// Why some of the ranks that were given to [`ExpertParallel::close_all`] were not closed, or not
+/// Why some of the ranks that were given to [`Communicator::close_all`] were not closed, or not
 /// in order. It becomes an [`Error`], the first rank's, by `?`; the others' are then warnings.
 #[derive(Debug)]
 pub struct CloseAllError {
@@ -95,7 +95,7 @@ impl From<CloseAllError> for Error {
     }
 }
 
-impl ExpertParallel {
+impl Communicator {
     /// Frees this rank's memory, and with the last rank of this process the windows, after a
     /// barrier with the other processes. Synchronise the streams in use first. Collective.
     /// Synchronises.
@@ -169,13 +169,13 @@ impl ExpertParallel {
     /// that fails. Collective. Synchronises.
     ///
     /// ```
-    /// use ferry::{Config, ExpertParallel, Group, Plan};
+    /// use ferry::{Config, Communicator, Group, Plan};
     ///
     /// # fn main() -> Result<(), ferry::Error> {
     /// let group = Group::simulated(4, 7)?;
     /// let plan = Plan::new(&group, Config::new(8, 2, 8, 3))?;
-    /// let ranks = ExpertParallel::new(&group, &plan)?;
-    /// if let Err(failed) = ExpertParallel::close_all(ranks) {
+    /// let ranks = Communicator::new(&group, &plan)?;
+    /// if let Err(failed) = Communicator::close_all(ranks) {
     ///     for (rank, error) in failed.failures() {
     ///         eprintln!("rank {}: {error}", rank.0);
     ///     }
@@ -205,7 +205,7 @@ impl ExpertParallel {
     }
 }
 
-impl ExpertParallel {
+impl Communicator {
     /// Whether nothing that was launched into its memory can be at work, nor be launched any more. Waits for
     /// nobody. Between nodes, what a kernel sends may still be under way after its end.
     fn is_done(&mut self) -> bool {
@@ -216,8 +216,8 @@ impl ExpertParallel {
     }
 }
 
-impl Drop for ExpertParallel {
-    /// See [Dropped](ExpertParallel#dropped).
+impl Drop for Communicator {
+    /// See [Dropped](Communicator#dropped).
     fn drop(&mut self) {
         if self.closed {
             return;
@@ -238,14 +238,14 @@ impl Drop for ExpertParallel {
             true => {
                 // Its group is not closed any more, as if we had made the graph.
                 std::mem::forget(self.member.clone());
-                "ExpertParallel::assume_no_foreign_graphs once the graphs that others made of its calls are \
+                "Communicator::assume_no_foreign_graphs once the graphs that others made of its calls are \
                  gone, then "
             }
         };
         tracing::warn!(rank, "dropped without close: its memory is leaked");
         leak::tell(&format!(
             "rank {rank}'s communicator was dropped without close, and its memory is leaked: something may \
-             still use it; call {first}ExpertParallel::close"
+             still use it; call {first}Communicator::close"
         ));
         // A dropped holder makes this no more than a count.
         let _ = self.windows.leave(Leave::Dropped);

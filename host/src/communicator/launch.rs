@@ -2,7 +2,7 @@
 
 use ferry_layout::Kernel;
 
-use super::{ExpertParallel, Poison};
+use super::{Communicator, Poison};
 use crate::device::sharing::one_stream::{Lane, Reserved};
 use crate::device::{Args, InGraph, Launch};
 use crate::error::{Error, LocalRanksError};
@@ -12,7 +12,7 @@ use crate::tensor::handles::Stream;
 /// was.
 #[must_use]
 pub(crate) struct Prepared<'a, Next> {
-    rank: &'a mut ExpertParallel,
+    rank: &'a mut Communicator,
     launch: Launch,
     /// What the round is then.
     next: Next,
@@ -22,7 +22,7 @@ impl<'a, Next> Prepared<'a, Next> {
     /// Enqueues the kernel; `then` opens what comes after it.
     pub(crate) fn launch<T>(
         mut self,
-        then: impl FnOnce(&'a mut ExpertParallel, Next) -> T,
+        then: impl FnOnce(&'a mut Communicator, Next) -> T,
     ) -> Result<T, Error> {
         let turn = self.reserve()?;
         self.enqueue(turn)?;
@@ -33,7 +33,7 @@ impl<'a, Next> Prepared<'a, Next> {
     /// enqueued, none is, and all ranks stay as they are; where a later one cannot, all are poisoned.
     pub(crate) fn launch_all<T>(
         mut calls: Vec<Self>,
-        mut then: impl FnMut(&'a mut ExpertParallel, Next) -> T,
+        mut then: impl FnMut(&'a mut Communicator, Next) -> T,
     ) -> Result<Vec<T>, LocalRanksError> {
         let mut turns = Vec::new();
         for call in &calls {
@@ -87,7 +87,7 @@ impl<'a, Next> Prepared<'a, Next> {
     }
 }
 
-impl ExpertParallel {
+impl Communicator {
     /// Makes all checks of a launch: that the communicator has not given up, that the kernels are loaded,
     /// that there is room for them.
     pub(crate) fn prepare<Next>(

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::error::bootstrap::BootstrapError;
 use crate::error::warnings_tests::Warnings;
 use crate::group::Group;
@@ -136,10 +136,10 @@ fn config() -> Config {
     }
 }
 
-fn begin(fabric: &Arc<Failing>) -> Result<Vec<ExpertParallel>, Error> {
+fn begin(fabric: &Arc<Failing>) -> Result<Vec<Communicator>, Error> {
     let group = Group::with_fabric(Box::new(fabric.clone()))?;
     let plan = Plan::new(&group, config())?;
-    ExpertParallel::new(&group, &plan)
+    Communicator::new(&group, &plan)
 }
 
 fn names_rank_1<T>(result: &Result<T, Error>) -> bool {
@@ -222,7 +222,7 @@ fn a_plan_whose_ranks_span_nodes_is_refused_by_a_group_that_reaches_none() {
         ..config()
     };
     let plan = Plan::new(&Group::simulated(2, 1).unwrap(), spans).unwrap();
-    let refused = ExpertParallel::new(&near.unwrap(), &plan).map(|_| "accepted");
+    let refused = Communicator::new(&near.unwrap(), &plan).map(|_| "accepted");
     let refused = refused.unwrap_err().to_string();
     for part in ["p2p_world_size", " 1", "failing"] {
         assert!(refused.contains(part), "{refused}");
@@ -245,7 +245,7 @@ fn a_group_is_not_closed_while_a_communicator_begins() {
     let group = Group::with_fabric(Box::new(fabric.clone())).unwrap();
     let plan = Plan::new(&group, config()).unwrap();
     *fabric.group.lock().unwrap() = Some(group.clone());
-    let ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
     let closed = fabric.closed.lock().unwrap().take();
     let refused = matches!(
         closed,

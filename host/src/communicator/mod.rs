@@ -123,7 +123,7 @@ mod streams;
 /// default stream that each thread has of its own.
 ///
 /// What peers do when a rank is gone, [`Group`](crate::Group#after-a-rank-was-lost) says.
-pub struct ExpertParallel {
+pub struct Communicator {
     pub(crate) plan: Plan,
     rank: Rank,
     /// See [`max_sms`](Self::max_sms).
@@ -199,7 +199,7 @@ struct Launchable {
     _windows: Arc<Windows>,
 }
 
-impl ExpertParallel {
+impl Communicator {
     /// This rank.
     pub const fn rank(&self) -> Rank {
         self.rank
@@ -229,7 +229,7 @@ impl ExpertParallel {
     /// one of [`OutputTooSmall`](FaultKind::OutputTooSmall) goes before the others: those are not told.
     ///
     /// ```
-    /// # fn all(rank: &ferry::ExpertParallel) -> Result<(), ferry::Error> {
+    /// # fn all(rank: &ferry::Communicator) -> Result<(), ferry::Error> {
     /// if let Some(fault) = rank.check()? {
     ///     eprintln!("{fault}");
     /// }
@@ -265,8 +265,8 @@ impl ExpertParallel {
     ///
     /// ```
     /// # use ferry::*;
-    /// # fn work(rank: &mut ExpertParallel, stream: Stream, rounds: u32) -> Result<(), Error> {
-    /// # fn round(_: &mut ExpertParallel) -> Result<(), Error> { Ok(()) }
+    /// # fn work(rank: &mut Communicator, stream: Stream, rounds: u32) -> Result<(), Error> {
+    /// # fn round(_: &mut Communicator) -> Result<(), Error> { Ok(()) }
     /// for _ in 0..rounds {
     ///     round(rank)?; // dispatch, experts, combine
     ///     if let Some(fault) = rank.synchronize(stream)? {
@@ -399,9 +399,9 @@ impl ExpertParallel {
     }
 }
 
-impl std::fmt::Debug for ExpertParallel {
+impl std::fmt::Debug for Communicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ExpertParallel")
+        f.debug_struct("Communicator")
             .field("rank", &self.rank())
             .field("plan", &self.plan)
             .field("round", &self.round)

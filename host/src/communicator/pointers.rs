@@ -2,12 +2,12 @@
 
 use ferry_layout::{CombineMode, Counter, Rank, Window};
 
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 
 /// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that copies device
 /// memory. Nothing of it may be written; what stands there changes while kernels of this rank or of a peer
-/// run, and the addresses are good until the rank is [closed](ExpertParallel::close) or
-/// [dropped](ExpertParallel#dropped).
+/// run, and the addresses are good until the rank is [closed](Communicator::close) or
+/// [dropped](Communicator#dropped).
 ///
 /// Sizes in terms of the plan's [`Shape`](crate::Shape). A row's stride is its bytes, rounded up to a
 /// multiple of 128.
@@ -47,7 +47,7 @@ impl DevicePointers {
     pub const COUNTER_STRIDE: u64 = Counter::STRIDE_BYTES;
 }
 
-impl ExpertParallel {
+impl Communicator {
     /// Where this rank's memory lies on its device. Reads no device memory. Not collective; does not
     /// synchronise.
     pub const fn device_pointers(&self) -> DevicePointers {

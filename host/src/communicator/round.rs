@@ -6,14 +6,14 @@ use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::call::{Received, Returned, Sent};
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::communicator::Round;
 use crate::communicator::launch::Prepared;
 use crate::device::Args;
 use crate::error::Error;
 use crate::tensor::handles::Stream;
 
-impl ExpertParallel {
+impl Communicator {
     /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
     /// in one kernel. Enqueues only; `input` and `output` are in use until `stream` has passed
     /// the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), where it keeps the assignments
@@ -62,7 +62,7 @@ impl ExpertParallel {
     /// ```
     /// # use ferry::*;
     /// struct Layer {
-    ///     rank: ExpertParallel,
+    ///     rank: Communicator,
     ///     rows: DispatchBuffers,
     ///     sums: CombineBuffers,
     ///     tokens: usize,
@@ -155,7 +155,7 @@ impl ExpertParallel {
     }
 }
 
-/// What is left to do in an open round; see [`ExpertParallel::unfinished`].
+/// What is left to do in an open round; see [`Communicator::unfinished`].
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -173,23 +173,23 @@ pub enum Unfinished<'a> {
 }
 
 /// A dispatch that was sent and not received; [`wait`](Self::wait) receives it. Until the round
-/// has ended, its [`ExpertParallel`] cannot be used for another.
+/// has ended, its [`Communicator`] cannot be used for another.
 #[must_use = "a dispatch that is neither waited for nor taken back (`unfinished`) blocks its communicator"]
 #[derive(Debug)]
 pub struct DispatchPending<'a> {
-    rank: &'a mut ExpertParallel,
+    rank: &'a mut Communicator,
     sent: Sent,
 }
 
 impl<'a> DispatchPending<'a> {
     /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut ExpertParallel, sent: Sent) -> Self {
+    pub(crate) const fn of(rank: &'a mut Communicator, sent: Sent) -> Self {
         rank.round = Round::Sent(sent);
         Self { rank, sent }
     }
 
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         self.rank
     }
 
@@ -201,7 +201,7 @@ impl<'a> DispatchPending<'a> {
     /// # Errors
     /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`],
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
-    /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
+    /// enqueued then, and [`Communicator::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
         self.prepare_wait(stream, output)?.launch(Dispatched::of)
     }
@@ -221,23 +221,23 @@ impl<'a> DispatchPending<'a> {
 }
 
 /// A dispatch whose tokens are (or, in stream order, will be) in its outputs, and whose combine
-/// is due. Until the round has ended, its [`ExpertParallel`] cannot be used for another.
+/// is due. Until the round has ended, its [`Communicator`] cannot be used for another.
 #[must_use = "a dispatch that is neither combined nor taken back (`unfinished`) blocks its communicator"]
 #[derive(Debug)]
 pub struct Dispatched<'a> {
-    rank: &'a mut ExpertParallel,
+    rank: &'a mut Communicator,
     received: Received,
 }
 
 impl<'a> Dispatched<'a> {
     /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut ExpertParallel, received: Received) -> Self {
+    pub(crate) const fn of(rank: &'a mut Communicator, received: Received) -> Self {
         rank.round = Round::Received(received);
         Self { rank, received }
     }
 
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         self.rank
     }
 
@@ -251,7 +251,7 @@ impl<'a> Dispatched<'a> {
     /// [`Error::WeightsInReducedMode`],
     /// [`Error::ApartInReducedMode`], [`Error::WrongCombineOutput`] where weights, output and mode
     /// do not fit together; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or what
-    /// the launch reports. Nothing is enqueued then, and [`ExpertParallel::unfinished`] gives the dispatch
+    /// the launch reports. Nothing is enqueued then, and [`Communicator::unfinished`] gives the dispatch
     /// back.
     pub fn combine(
         self,
@@ -260,7 +260,7 @@ impl<'a> Dispatched<'a> {
         output: &CombineOutput,
     ) -> Result<(), Error> {
         self.prepare_combine(stream, input, output)?
-            .launch(ExpertParallel::end_round)
+            .launch(Communicator::end_round)
     }
 
     /// The first half of [`combine`](Self::combine): sends, and waits for no peer. Enqueues
@@ -334,19 +334,19 @@ impl<'a> Dispatched<'a> {
 #[must_use = "a combine that is neither waited for nor taken back (`unfinished`) blocks its communicator"]
 #[derive(Debug)]
 pub struct CombinePending<'a> {
-    rank: &'a mut ExpertParallel,
+    rank: &'a mut Communicator,
     returned: Returned,
 }
 
 impl<'a> CombinePending<'a> {
     /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut ExpertParallel, returned: Returned) -> Self {
+    pub(crate) const fn of(rank: &'a mut Communicator, returned: Returned) -> Self {
         rank.round = Round::Returned(returned);
         Self { rank, returned }
     }
 
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         self.rank
     }
 
@@ -356,9 +356,9 @@ impl<'a> CombinePending<'a> {
     ///
     /// # Errors
     /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
-    /// enqueued then, and [`ExpertParallel::unfinished`] gives the wait back.
+    /// enqueued then, and [`Communicator::unfinished`] gives the wait back.
     pub fn wait(self, stream: Stream) -> Result<(), Error> {
-        self.prepare_wait(stream)?.launch(ExpertParallel::end_round)
+        self.prepare_wait(stream)?.launch(Communicator::end_round)
     }
 
     /// [`wait`](Self::wait), but for the launch.

@@ -6,7 +6,7 @@ use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
 
 use super::seat::{Seat, seats};
 use super::streams::Streams;
-use super::{ExpertParallel, Launchable, Round};
+use super::{Communicator, Launchable, Round};
 use crate::communicator::memory::{Private, Windows, agree, give_up, require_windows};
 use crate::error::Error;
 use crate::group::Group;
@@ -15,7 +15,7 @@ use crate::group::fabric::Fabric;
 use crate::plan::Plan;
 use crate::tensor::handles::DevicePtr;
 
-impl ExpertParallel {
+impl Communicator {
     /// Allocates windows and workspaces, lets the ranks find each other, and compares their
     /// configurations. One value for each rank of this process, ascending. Collective.
     /// Synchronises.

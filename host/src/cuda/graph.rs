@@ -215,8 +215,8 @@ impl CudaDevice {
     /// this rank gives up.
     ///
     /// Make buffers and streams before, and look for faults after: `work` only enqueues. A
-    /// [`synchronize`](crate::ExpertParallel::synchronize) of `stream` would end the capture with an error;
-    /// [`check`](crate::ExpertParallel::check) asks nothing of the device, and may be called.
+    /// [`synchronize`](crate::Communicator::synchronize) of `stream` would end the capture with an error;
+    /// [`check`](crate::Communicator::check) asks nothing of the device, and may be called.
     ///
     /// # Where `work` fails in the middle of a round
     ///
@@ -229,7 +229,7 @@ impl CudaDevice {
     /// ```no_run
     /// # use ferry::*;
     /// # fn end(
-    /// #     device: &cuda::CudaDevice, rank: &mut ExpertParallel, stream: Stream,
+    /// #     device: &cuda::CudaDevice, rank: &mut Communicator, stream: Stream,
     /// #     experts: &CombineInput, sums: &CombineOutput,
     /// # ) -> Result<(), Error> {
     /// device.capture(stream, || match rank.unfinished() {
@@ -257,7 +257,7 @@ impl CudaDevice {
     /// so, but nobody tells Ferry when such a graph is gone. So from then on closing the communicator is
     /// refused ([`Error::ForeignGraphs`]), and if it is dropped, its memory is leaked and its group is not
     /// closed any more, until
-    /// [`assume_no_foreign_graphs`](crate::ExpertParallel::assume_no_foreign_graphs) says that the graph is
+    /// [`assume_no_foreign_graphs`](crate::Communicator::assume_no_foreign_graphs) says that the graph is
     /// gone. Tensors outlive its last launch. What is said above of a capture that fails and of communicators
     /// that gave up holds here, too.
     ///

@@ -53,7 +53,7 @@ pub enum LocalRanksError {
         rank: Rank,
     },
     /// The ranks have come to different points of a round, by calls of single ranks. Finish each of them by
-    /// [`ExpertParallel::unfinished`](crate::ExpertParallel::unfinished).
+    /// [`Communicator::unfinished`](crate::Communicator::unfinished).
     #[error(
         "ranks {} and {} have come to different points of a round; finish each by itself",
         first.0, second.0

@@ -316,19 +316,19 @@ pub enum Error {
     /// The previous dispatch has not been combined.
     #[error(
         "dispatch was called again before the combine of the dispatch before; \
-         ExpertParallel::unfinished gives it back"
+         Communicator::unfinished gives it back"
     )]
     DispatchWithoutCombine,
     /// The previous `dispatch_async` has not been waited for.
     #[error(
         "dispatch was called again before the wait of the dispatch_async before; \
-         ExpertParallel::unfinished gives it back"
+         Communicator::unfinished gives it back"
     )]
     DispatchNotWaited,
     /// The previous `combine_async` has not been waited for.
     #[error(
         "dispatch was called before the wait of the combine_async before; \
-         ExpertParallel::unfinished gives it back"
+         Communicator::unfinished gives it back"
     )]
     CombineNotWaited,
     /// A kernel met this and gave up: the communicator is poisoned. A fault of the input is no error but
@@ -408,10 +408,10 @@ pub enum Error {
         /// Graphs that `CudaDevice::capture` gave.
         graphs: usize,
     },
-    /// The same, of [graphs of others](crate::ExpertParallel::assume_no_foreign_graphs): destroy them first.
+    /// The same, of [graphs of others](crate::Communicator::assume_no_foreign_graphs): destroy them first.
     #[error(
         "rank {}'s communicator cannot be closed: others made a graph of its calls; destroy it, and say so \
-         by ExpertParallel::assume_no_foreign_graphs",
+         by Communicator::assume_no_foreign_graphs",
         rank.0
     )]
     ForeignGraphs {

@@ -34,8 +34,8 @@ use crate::error::bootstrap::BootstrapError;
 /// |---|---|---|
 /// | `Group::node` | 7 | 600 |
 /// | `Group::nvshmem` | 3 | 600 |
-/// | [`ExpertParallel::new`](crate::ExpertParallel::new) | 5 | 128 |
-/// | [`close`](crate::ExpertParallel::close) of a communicator | 2; NVSHMEM: 1, behind a barrier | 128 |
+/// | [`Communicator::new`](crate::Communicator::new) | 5 | 128 |
+/// | [`close`](crate::Communicator::close) of a communicator | 2; NVSHMEM: 1, behind a barrier | 128 |
 /// | the same, after it gave up | none | |
 /// | [`Group::close`](crate::Group::close) | 1 | 64, and 8 for each communicator not closed |
 ///

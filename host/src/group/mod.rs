@@ -43,7 +43,7 @@ use crate::group::simulated::SimulatedFabric;
 /// rank that is left takes these steps, in this order, by itself. No step waits for the lost rank
 /// longer than the [`deadline`](crate::Config::deadline), or the bootstrap's own.
 ///
-/// 1. **Learn of it.** [`synchronize`](crate::ExpertParallel::synchronize) gives [`Error::Fault`] with a
+/// 1. **Learn of it.** [`synchronize`](crate::Communicator::synchronize) gives [`Error::Fault`] with a
 ///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
 ///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
 ///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
@@ -53,8 +53,8 @@ use crate::group::simulated::SimulatedFabric;
 ///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
 ///    deadline has passed by then. Nobody has to tell anybody.
 /// 2. **Close the communicators.** Drop their graphs, and
-///    [say so](crate::ExpertParallel::assume_no_foreign_graphs) of those that others made, then
-///    [`close_all`](crate::ExpertParallel::close_all). A communicator that gave up waits for nobody. One that
+///    [say so](crate::Communicator::assume_no_foreign_graphs) of those that others made, then
+///    [`close_all`](crate::Communicator::close_all). A communicator that gave up waits for nobody. One that
 ///    did not waits for the bootstrap, and has its error. Either way the rank's own memory is free; note the
 ///    error, and go on.
 /// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node
@@ -107,7 +107,7 @@ impl Group {
     /// that is for peers that launch nothing, and ends at the deadline.
     ///
     /// The simulation runs while some thread waits in
-    /// [`ExpertParallel::synchronize`](crate::ExpertParallel::synchronize), in a time of its own,
+    /// [`Communicator::synchronize`](crate::Communicator::synchronize), in a time of its own,
     /// of which a step takes 100 ns. A deadline passes when so much of that time has passed, or
     /// when nothing more can happen: at once if every rank has a kernel running or was lost;
     /// otherwise some thread may still launch one, and until it does, simulated time passes as wall

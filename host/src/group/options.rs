@@ -25,7 +25,7 @@ pub struct GroupOptions {
     /// [`Error::GpuShared`](crate::Error)), as it is mostly a mistake. All ranks on a GPU say so.
     ///
     /// Each takes a [part](crate::GpuRanks::limit) of the GPU's multiprocessors, and
-    /// [rules](crate::ExpertParallel#ranks-that-share-a-gpu) hold for what they do at one time.
+    /// [rules](crate::Communicator#ranks-that-share-a-gpu) hold for what they do at one time.
     ///
     /// In a process of several ranks there, streams in one hardware queue wait for each other: set
     /// `CUDA_DEVICE_MAX_CONNECTIONS=32` before anything uses the driver, and let no more streams than that

@@ -22,7 +22,7 @@
 //! # let [x, topk_ids, topk_weights]: [Tensor; 3] = std::process::exit(0);
 //! let group = Group::local(&[0])?;
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
-//! let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
+//! let mut rank = Communicator::new(&group, &plan)?.remove(0);
 //! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");
 //! let gpu = Device::new_cuda_with_stream(device.ordinal())?;
 //!
@@ -48,7 +48,7 @@ use ::candle_core::{
 use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, DeviceSlice as _};
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::communicator::round::Dispatched;
 use crate::cuda::CudaDevice;
 use crate::error::TensorError;
@@ -237,7 +237,7 @@ fn addresses<'v>(
     each.collect()
 }
 
-/// Enqueues a dispatch on the stream of `tokens.x`'s device: [`ExpertParallel::dispatch`]. `device` is the
+/// Enqueues a dispatch on the stream of `tokens.x`'s device: [`Communicator::dispatch`]. `device` is the
 /// rank's. Collective. Does not synchronise.
 ///
 /// # Safety
@@ -251,7 +251,7 @@ fn addresses<'v>(
 /// of another candle device than the others, for rows that are not what [`Rows::new`] makes, and for a
 /// candle device with another stream on each thread. Then nothing was enqueued.
 pub unsafe fn dispatch<'r>(
-    rank: &'r mut ExpertParallel,
+    rank: &'r mut Communicator,
     device: &CudaDevice,
     tokens: &Tokens<'_>,
     rows: &Rows,

@@ -15,7 +15,7 @@
 //!
 //! let group = Group::local(&[0])?;
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
-//! let mut rank = ExpertParallel::new(&group, &plan)?.remove(0);
+//! let mut rank = Communicator::new(&group, &plan)?.remove(0);
 //! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");
 //! let rows = DispatchBuffers::new(rank.device(), &plan)?;
 //! let sums = CombineBuffers::new(rank.device(), &plan)?;
@@ -44,7 +44,7 @@
 //!   the driver refuses.
 //! - The graph keeps neither slices nor communicators. Drop it before the slices, and say that it is gone,
 //!   so that the communicator can be closed:
-//!   [`assume_no_foreign_graphs`](crate::ExpertParallel::assume_no_foreign_graphs).
+//!   [`assume_no_foreign_graphs`](crate::Communicator::assume_no_foreign_graphs).
 //!   [`CudaDevice::capture`] makes a graph that keeps what it needs of Ferry.
 //! - A captured round is collective: every rank replays its graph as often as the others.
 

@@ -21,7 +21,7 @@ use ferry_layout::{CombineMode, TokenFormat};
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
 /// `specialise`, `options` and, without `skip_a2a`, `shared_expert`;
-/// [`ExpertParallel::new`](crate::ExpertParallel::new) compares.
+/// [`Communicator::new`](crate::Communicator::new) compares.
 ///
 /// # In files
 ///
@@ -85,7 +85,7 @@ pub struct Config {
     /// dispatch also waits for ranks whose combine has not yet read the round before: for these until the
     /// deadline of this rank's combine before (if it was split, of its wait), if that comes first; once that
     /// has passed, not at all. After it the kernel returns, and
-    /// [`ExpertParallel::check`](crate::ExpertParallel::check) says what it waited for.
+    /// [`Communicator::check`](crate::Communicator::check) says what it waited for.
     #[cfg_attr(feature = "serde", serde(default = "deadline"))]
     pub deadline: Duration,
     /// Whether kernels look for experts that a token lists twice.
@@ -95,7 +95,7 @@ pub struct Config {
     ///
     /// A kernel holds them whole while it waits for its peers. What waits for peers on a GPU at one time must
     /// fit on it together: two communicators in two streams, or one beside NCCL. See
-    /// [`ExpertParallel`](crate::ExpertParallel#what-waits-on-a-gpu-at-one-time). In the stream of a green
+    /// [`Communicator`](crate::Communicator#what-waits-on-a-gpu-at-one-time). In the stream of a green
     /// context (CUDA 12.4), at most as many as that has. Of ranks that share a GPU, no kernel occupies more
     /// than its [part](crate::GpuRanks::limit) of it, whatever this says.
     #[cfg_attr(feature = "serde", serde(default))]

@@ -2,7 +2,7 @@
 
 use ferry::*;
 
-fn overlap(rank: &mut ExpertParallel, input: &DispatchInput, output: &DispatchOutput) {
+fn overlap(rank: &mut Communicator, input: &DispatchInput, output: &DispatchOutput) {
     let first = rank.dispatch(Stream::DEFAULT, input, output);
     let second = rank.dispatch(Stream::DEFAULT, input, output);
     drop((first, second));

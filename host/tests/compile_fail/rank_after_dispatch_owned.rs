@@ -2,7 +2,7 @@
 
 use ferry::*;
 
-fn overlap(rank: ExpertParallel, input: &DispatchInput, output: &DispatchOutput) {
+fn overlap(rank: Communicator, input: &DispatchInput, output: &DispatchOutput) {
     let first = rank.dispatch_owned(Stream::DEFAULT, input, output);
     let second = rank.dispatch_owned(Stream::DEFAULT, input, output);
     drop((first, second));

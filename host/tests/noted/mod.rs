@@ -250,17 +250,17 @@ pub fn config() -> Config {
     }
 }
 
-pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<ExpertParallel, Error> {
+pub fn start(notes: &Arc<Notes>, ranks: u32, config: Config) -> Result<Communicator, Error> {
     let fabric = NotedFabric {
         notes: notes.clone(),
         ranks,
     };
     let group = Group::with_fabric(Box::new(fabric))?;
     let plan = Plan::new(&group, config)?;
-    Ok(ExpertParallel::new(&group, &plan)?.remove(0))
+    Ok(Communicator::new(&group, &plan)?.remove(0))
 }
 
-pub fn empty_tensors(rank: &ExpertParallel) -> (DispatchInput, DispatchOutput) {
+pub fn empty_tensors(rank: &Communicator) -> (DispatchInput, DispatchOutput) {
     let (at, out) = (memory(4096), memory(16384));
     let local = rank.plan().local_experts();
     let input = DispatchInput::new(
@@ -304,13 +304,13 @@ pub fn group_of(notes: &Arc<Notes>) -> Group {
     Group::with_fabric(Box::new(fabric)).unwrap()
 }
 
-pub fn join(group: &Group, config: Config) -> ExpertParallel {
+pub fn join(group: &Group, config: Config) -> Communicator {
     let plan = Plan::new(group, config).unwrap();
-    ExpertParallel::new(group, &plan).unwrap().remove(0)
+    Communicator::new(group, &plan).unwrap().remove(0)
 }
 
 /// Enqueues a round.
-pub fn round(rank: &mut ExpertParallel, stream: Stream) -> Result<(), Error> {
+pub fn round(rank: &mut Communicator, stream: Stream) -> Result<(), Error> {
     let (input, output) = empty_tensors(rank);
     let combine = CombineInput::new(output.tokens);
     let combined =

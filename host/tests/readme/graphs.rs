@@ -1,11 +1,11 @@
 //! What README.md shows of graphs, word for word below this line.
 
 use ferry::cuda::{CudaDevice, CudaGraph};
-use ferry::{CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, ExpertParallel, Stream};
+use ferry::{CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, Communicator, Stream};
 
 // On each rank; `device` is what `group.cuda(rank.rank())` gives. Everything outlives the graph.
 fn capture(
-    device: &CudaDevice, stream: Stream, rank: &mut ExpertParallel,
+    device: &CudaDevice, stream: Stream, rank: &mut Communicator,
     input: &DispatchInput, rows: &DispatchOutput, sums: &CombineOutput,
 ) -> Result<CudaGraph, Error> {
     device.capture(stream, || {
@@ -16,7 +16,7 @@ fn capture(
 }
 
 // On each rank, as often as on the others. Kernels see what the tensors hold at the time.
-fn replay(graph: &mut CudaGraph, rank: &ExpertParallel, stream: Stream) -> Result<(), Error> {
+fn replay(graph: &mut CudaGraph, rank: &Communicator, stream: Stream) -> Result<(), Error> {
     graph.launch(stream)?;
     if let Some(fault) = rank.synchronize(stream)? {
         eprintln!("{fault}"); // of an input: the round went on

@@ -74,13 +74,13 @@ pub fn words<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> 
     values.iter().flat_map(|&value| bytes(value)).collect()
 }
 
-pub fn upload(rank: &ExpertParallel, bytes: &[u8]) -> DevicePtr {
+pub fn upload(rank: &Communicator, bytes: &[u8]) -> DevicePtr {
     let at = rank.device().alloc(bytes.len().max(16) as u64).unwrap();
     rank.device().upload(at, bytes).unwrap();
     at
 }
 
-pub fn download(rank: &ExpertParallel, at: DevicePtr, bytes: usize) -> Vec<u8> {
+pub fn download(rank: &Communicator, at: DevicePtr, bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     rank.device().download(at, &mut data).unwrap();
     data
@@ -97,7 +97,7 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    pub fn new(rank: &ExpertParallel, tokens: &[Token]) -> Self {
+    pub fn new(rank: &Communicator, tokens: &[Token]) -> Self {
         let (device, count) = (rank.device(), tokens.len());
         let values: Vec<f32> = tokens.iter().map(|token| token.0).collect();
         let ids: Vec<i32> = tokens.iter().flat_map(|token| token.1).collect();
@@ -144,7 +144,7 @@ impl Tensors {
     }
 
     /// Compares what was dispatched, and lets the experts answer in place.
-    pub fn answer(&self, rank: &ExpertParallel) {
+    pub fn answer(&self, rank: &Communicator) {
         let wanted = &RECEIVED[rank.rank().0 as usize];
         let count = wanted.values.len();
         let DispatchOutput {
@@ -171,7 +171,7 @@ impl Tensors {
     }
 
     /// Compares what was combined.
-    pub fn compare(&self, rank: &ExpertParallel, apart: bool) {
+    pub fn compare(&self, rank: &Communicator, apart: bool) {
         let (wanted, at) = if apart {
             (APART, self.apart.at)
         } else {
@@ -183,10 +183,10 @@ impl Tensors {
 }
 
 /// A communicator of two simulated ranks, with the tensors of [`TOKENS`].
-pub fn two_ranks(seed: u64, config: Config) -> (Vec<ExpertParallel>, Vec<Tensors>) {
+pub fn two_ranks(seed: u64, config: Config) -> (Vec<Communicator>, Vec<Tensors>) {
     let group = Group::simulated(2, seed).unwrap();
     let plan = Plan::new(&group, config).unwrap();
-    let ranks = ExpertParallel::new(&group, &plan).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
     let tensors = ranks
         .iter()
         .zip(TOKENS)
@@ -196,22 +196,22 @@ pub fn two_ranks(seed: u64, config: Config) -> (Vec<ExpertParallel>, Vec<Tensors
 }
 
 /// One rank with a token for each of its two experts, whose rounds nobody has to take part in.
-pub fn alone(config: Config) -> (ExpertParallel, Tensors) {
+pub fn alone(config: Config) -> (Communicator, Tensors) {
     alone_with(config, &[(1.0, [0, 1], [1.0, 1.0])])
 }
 
 /// The same, with these tokens.
-pub fn alone_with(config: Config, tokens: &[Token]) -> (ExpertParallel, Tensors) {
+pub fn alone_with(config: Config, tokens: &[Token]) -> (Communicator, Tensors) {
     let group = Group::simulated(1, 1).unwrap();
     let experts = 2;
     let plan = Plan::new(&group, Config { experts, ..config }).unwrap();
-    let rank = ExpertParallel::new(&group, &plan).unwrap().remove(0);
+    let rank = Communicator::new(&group, &plan).unwrap().remove(0);
     let tensors = Tensors::new(&rank, tokens);
     (rank, tensors)
 }
 
 /// Ends the round that stands open on all ranks, and finds no fault in it.
-pub fn combine_all(ranks: &mut [ExpertParallel], tensors: &[Tensors]) {
+pub fn combine_all(ranks: &mut [Communicator], tensors: &[Tensors]) {
     for (rank, t) in ranks.iter_mut().zip(tensors) {
         let Unfinished::Combine(dispatched) = rank.unfinished() else {
             panic!("the round stands open");
@@ -224,6 +224,6 @@ pub fn combine_all(ranks: &mut [ExpertParallel], tensors: &[Tensors]) {
     }
 }
 
-pub fn close(ranks: Vec<ExpertParallel>) {
+pub fn close(ranks: Vec<Communicator>) {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }

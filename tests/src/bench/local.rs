@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry::{
-    Capacity, CombineBuffers, CombineInput, Config, DataType, DevicePtr, DispatchBuffers,
-    DispatchInput, ExpertParallel, Plan, Stream, Tensor, TokenFormat, Unfinished,
+    Capacity, CombineBuffers, CombineInput, Communicator, Config, DataType, DevicePtr,
+    DispatchBuffers, DispatchInput, Plan, Stream, Tensor, TokenFormat, Unfinished,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, share_of};
@@ -35,7 +35,7 @@ pub struct LocalTime {
 
 /// A rank at work.
 struct RankBench {
-    ep: ExpertParallel,
+    ep: Communicator,
     stream: Stream,
     input: DispatchInput,
     rows: DispatchBuffers,
@@ -121,7 +121,7 @@ fn time(
     let shares: Vec<Problem> = (0..rig.ranks())
         .map(|rank| share_of(problem, rig.ranks(), rank))
         .collect();
-    let eps = ExpertParallel::new(&rig.group, &plan)?.into_iter();
+    let eps = Communicator::new(&rig.group, &plan)?.into_iter();
     let mut ranks: Vec<RankBench> = eps
         .zip(&rig.gpus)
         .map(|(ep, gpu)| RankBench::new(ep, gpu.stream, problem, &shares[gpu.rank]))
@@ -182,7 +182,7 @@ fn bytes(share: &Problem, format: TokenFormat) -> [u64; 2] {
 }
 
 impl RankBench {
-    fn new(ep: ExpertParallel, stream: Stream, all: &Problem, share: &Problem) -> Result<Self> {
+    fn new(ep: Communicator, stream: Stream, all: &Problem, share: &Problem) -> Result<Self> {
         let (device, plan, given) = (ep.device().clone(), *ep.plan(), &all.inputs[0]);
         let tokens = given.tokens;
         let capacity = capacity_for(share, plan.config().format);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use ferry::cuda::CudaGraph;
-use ferry::{Capacity, Config, DispatchInput, Error, ExpertParallel, Plan, Stream, Unfinished};
+use ferry::{Capacity, Communicator, Config, DispatchInput, Error, Plan, Stream, Unfinished};
 
 use super::inputs::{Extras, Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
@@ -32,7 +32,7 @@ pub struct Bench<'a> {
 struct RankBench<'a> {
     /// Its number among those of this process.
     local: usize,
-    ep: ExpertParallel,
+    ep: Communicator,
     inputs: &'a Inputs,
     outputs: Outputs,
     stream: Stream,
@@ -123,7 +123,7 @@ impl<'a> Bench<'a> {
             }
         };
         let mut ranks = Vec::new();
-        let eps = ExpertParallel::new(&rig.group, &plan)?.into_iter();
+        let eps = Communicator::new(&rig.group, &plan)?.into_iter();
         for (local, (ep, gpu)) in eps.zip(&rig.gpus).enumerate() {
             let outputs = Outputs::new(&gpu.device, &plan, capacity)?;
             outputs.poison(0)?;

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::candle::{self, Rows, Tokens};
 use ferry::cuda::CudaDevice;
-use ferry::{Capacity, Config, Dispatched, ExpertParallel, Plan, TokenFormat};
+use ferry::{Capacity, Communicator, Config, Dispatched, Plan, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
     CombineMode, Problem, RankInput, apply_expert_scale, bf16, combine, dispatch,
@@ -55,7 +55,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 /// A rank, and what its rounds use.
 struct Rank {
-    communicator: ExpertParallel,
+    communicator: Communicator,
     memory: Memory,
 }
 
@@ -237,8 +237,8 @@ fn prepare(
         ..Config::new(problem.experts, TOP_K, HIDDEN, TOKENS)
     };
     let plan = Plan::new(group, config)?;
-    let communicators = ExpertParallel::new(group, &plan)?;
-    let rank = |(communicator, device): (ExpertParallel, &Arc<CudaDevice>)| {
+    let communicators = Communicator::new(group, &plan)?;
+    let rank = |(communicator, device): (Communicator, &Arc<CudaDevice>)| {
         let number = communicator.rank().0 as usize;
         let gpu = Gpu::new_cuda_with_stream(device.ordinal())?;
         Ok(Rank {

@@ -8,8 +8,8 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
 use ferry::cuda::CudaDevice;
 use ferry::cudarc::Lease;
 use ferry::{
-    CloseError, CombineInput, CombineOutput, Config, DispatchInput, DispatchOutput, Error,
-    ExpertParallel, Plan,
+    CloseError, CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchOutput,
+    Error, Plan,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{CombineMode, Dispatched, Problem, RankInput, bf16, combine, dispatch};
@@ -36,7 +36,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 struct Rank {
     number: usize,
     device: Arc<CudaDevice>,
-    communicator: ExpertParallel,
+    communicator: Communicator,
     stream: Arc<CudaStream>,
     memory: Memory,
 }
@@ -144,7 +144,7 @@ fn prepare(suite: &Suite<'_>, devices: &Devices, track: bool) -> Result<(Vec<Ran
             ..Config::new(experts, TOP_K, HIDDEN, TOKENS)
         },
     )?;
-    let communicators = ExpertParallel::new(group, &plan)?;
+    let communicators = Communicator::new(group, &plan)?;
     let mut ranks = Vec::new();
     for (communicator, device) in communicators.into_iter().zip(devices) {
         let context = CudaContext::new(device.ordinal())?;

@@ -7,7 +7,7 @@ use cust::memory::DeviceBuffer;
 use cust::stream::{Stream, StreamFlags};
 use ferry::cuda::CudaDevice;
 use ferry::{
-    CombineInput, CombineOutput, Config, DispatchInput, DispatchOutput, Error, ExpertParallel, Plan,
+    CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchOutput, Error, Plan,
 };
 
 use super::Suite;
@@ -65,7 +65,7 @@ impl Memory {
     }
 
     /// Enqueues a round whose experts return what they get.
-    fn enqueue(&mut self, device: &CudaDevice, rank: &mut ExpertParallel) -> Result<ferry::Stream> {
+    fn enqueue(&mut self, device: &CudaDevice, rank: &mut Communicator) -> Result<ferry::Stream> {
         let plan = *rank.plan();
         let (rows, local) = (plan.max_rows(), plan.local_experts());
         // SAFETY: the round ends, and the communicator is closed, before these are used or dropped.
@@ -105,7 +105,7 @@ fn round(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
             ..Config::new(2 * suite.ranks(), TOP_K, HIDDEN, TOKENS)
         },
     )?;
-    let mut ranks = ExpertParallel::new(group, &plan)?;
+    let mut ranks = Communicator::new(group, &plan)?;
     let mut memory = Vec::new();
     for device in devices {
         let _current = device.enter()?;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
-    Activation, CloseError, CombineBuffers, CombineInput, Config, DataType, Device, DevicePtr,
-    DispatchBuffers, DispatchInput, Error, ExpertParallel, FusedSilu, Group, Plan, Tensor,
-    TokenFormat,
+    Activation, CloseError, CombineBuffers, CombineInput, Communicator, Config, DataType, Device,
+    DevicePtr, DispatchBuffers, DispatchInput, Error, FusedSilu, Group, Plan, Tensor, TokenFormat,
 };
 
 use super::{Outcome, Suite};
@@ -96,7 +95,7 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
         return Ok(Outcome::Skipped("needs CUDA graphs".into()));
     };
     let plan = Plan::new(&group, config)?;
-    for (mut communicator, cuda) in ExpertParallel::new(&group, &plan)?.into_iter().zip(cuda) {
+    for (mut communicator, cuda) in Communicator::new(&group, &plan)?.into_iter().zip(cuda) {
         let other = Arc::new(CudaDevice::open(cuda.ordinal())?);
         let graph = capture(&other, &mut communicator)?;
         let communicator = not_closed(communicator)?;
@@ -109,7 +108,7 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
 }
 
 /// Sees that a communicator is not closed, as a graph holds it.
-fn not_closed(communicator: ExpertParallel) -> Result<ExpertParallel> {
+fn not_closed(communicator: Communicator) -> Result<Communicator> {
     let Err(CloseError {
         error: Error::GraphsAlive { graphs, .. },
         communicator: Some(communicator),
@@ -122,7 +121,7 @@ fn not_closed(communicator: ExpertParallel) -> Result<ExpertParallel> {
 }
 
 /// A round of no tokens as a graph.
-fn capture(device: &Arc<CudaDevice>, communicator: &mut ExpertParallel) -> Result<CudaGraph> {
+fn capture(device: &Arc<CudaDevice>, communicator: &mut Communicator) -> Result<CudaGraph> {
     let (shared, plan): (Arc<dyn Device>, _) = (device.clone(), *communicator.plan());
     let rows = DispatchBuffers::new(&shared, &plan)?;
     let sums = CombineBuffers::new(&shared, &plan)?;

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::CudaGraph;
 use ferry::{
-    CombineBuffers, CombineInput, CombineOutput, Config, DispatchBuffers, DispatchInput,
-    DispatchOutput, Error, ExpertParallel, Group, GroupOptions, LocalRanks, LocalRanksError, Plan,
+    CombineBuffers, CombineInput, CombineOutput, Communicator, Config, DispatchBuffers,
+    DispatchInput, DispatchOutput, Error, Group, GroupOptions, LocalRanks, LocalRanksError, Plan,
     SharedGpuError, Stream,
 };
 
@@ -39,7 +39,7 @@ fn parts(suite: &mut Suite<'_>) -> Result<Outcome> {
         return Ok(Outcome::Skipped("every rank has a GPU of its own".into()));
     }
     let plan = Plan::new(&group, config(suite))?;
-    let ranks = ExpertParallel::new(&group, &plan);
+    let ranks = Communicator::new(&group, &plan);
     let ranks = suite.open.agree(ranks.map_err(Into::into))?;
     let mut told = Vec::new();
     for rank in &ranks {

@@ -2,22 +2,20 @@
 
 use std::ops::{Deref, DerefMut};
 
-use ferry::{
-    CombineInput, CombineOutput, Error, ExpertParallel, LocalRanks, Stream, UnfinishedAll,
-};
+use ferry::{CombineInput, CombineOutput, Communicator, Error, LocalRanks, Stream, UnfinishedAll};
 
 use super::{Session, Turn};
 
 /// A communicator that is lent to a call of all ranks, and back when that has returned.
-pub(super) struct Lent(Option<ExpertParallel>);
+pub(super) struct Lent(Option<Communicator>);
 
 impl Lent {
-    pub(super) const fn of(ep: ExpertParallel) -> Self {
+    pub(super) const fn of(ep: Communicator) -> Self {
         Self(Some(ep))
     }
 
     /// It, which nobody else has.
-    pub(super) fn into_inner(self) -> ExpertParallel {
+    pub(super) fn into_inner(self) -> Communicator {
         self.0.expect(BACK)
     }
 }
@@ -25,15 +23,15 @@ impl Lent {
 const BACK: &str = "a call of all ranks gives every communicator back";
 
 impl Deref for Lent {
-    type Target = ExpertParallel;
+    type Target = Communicator;
 
-    fn deref(&self) -> &ExpertParallel {
+    fn deref(&self) -> &Communicator {
         self.0.as_ref().expect(BACK)
     }
 }
 
 impl DerefMut for Lent {
-    fn deref_mut(&mut self) -> &mut ExpertParallel {
+    fn deref_mut(&mut self) -> &mut Communicator {
         self.0.as_mut().expect(BACK)
     }
 }

@@ -111,7 +111,7 @@ impl Options {
     pub(crate) fn give(
         &self,
         subject: &Subject<'_>,
-        ep: &ExpertParallel,
+        ep: &Communicator,
         input: &mut CombineInput,
         output: &mut CombineOutput,
     ) {

@@ -1,14 +1,14 @@
 //! A round in the simulator, and with feature `cuda` on this machine's first GPU, if there is one.
 
 use ferry::{
-    CombineBuffers, CombineInput, Config, DispatchBuffers, DispatchInput, Error, ExpertParallel,
+    CombineBuffers, CombineInput, Config, DispatchBuffers, DispatchInput, Error, Communicator,
     Group, Plan, Stream,
 };
 
 /// Every token goes to experts 0 and 3 with weight 1, and experts return what they get: the sum is twice it.
 fn round(group: &Group) -> Result<bool, Error> {
     let plan = Plan::new(group, Config::new(4, 2, 64, 8))?;
-    let mut ranks = ExpertParallel::new(group, &plan)?;
+    let mut ranks = Communicator::new(group, &plan)?;
     let one = 0x3f80_u16;
     let mut memory = Vec::new();
     for rank in &ranks {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use ferry::cuda::CudaDevice;
-use ferry::{Config, ExpertParallel, Group, Plan, TokenFormat};
+use ferry::{Communicator, Config, Group, Plan, TokenFormat};
 use libloading::Library;
 
 pub use rank::Outcome;
@@ -229,7 +229,7 @@ impl Drop for ToldOfPanic<'_> {
 }
 
 /// A communicator for each rank, and its device.
-fn ranks(group: &Group, job: &Job<'_>) -> Result<Vec<(ExpertParallel, Arc<CudaDevice>)>> {
+fn ranks(group: &Group, job: &Job<'_>) -> Result<Vec<(Communicator, Arc<CudaDevice>)>> {
     let Shape {
         ranks,
         tokens,
@@ -250,19 +250,19 @@ fn ranks(group: &Group, job: &Job<'_>) -> Result<Vec<(ExpertParallel, Arc<CudaDe
             ..Config::new(experts, top_k, hidden, tokens)
         },
     )?;
-    let with_device = |communicator: ExpertParallel| {
+    let with_device = |communicator: Communicator| {
         let device = group
             .cuda(communicator.rank())
             .context("this group has no CUDA devices")?;
         Ok((communicator, device))
     };
-    let communicators = ExpertParallel::new(group, &plan)?;
+    let communicators = Communicator::new(group, &plan)?;
     communicators.into_iter().map(with_device).collect()
 }
 
 fn run_rank(
     job: &Job<'_>,
-    communicator: ExpertParallel,
+    communicator: Communicator,
     device: Arc<CudaDevice>,
     nccl: Option<&mut Nccl>,
 ) -> Result<Outcome> {

@@ -8,8 +8,8 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr as _};
 use ferry::cuda::CudaDevice;
 use ferry::cudarc::Lease;
 use ferry::{
-    Activation, CombineInput, CombineOutput, DataType, Device, DispatchBuffers, DispatchInput,
-    ExpertParallel, FusedSilu, ScaleTensor, Stream, Tensor, TokenFormat,
+    Activation, CombineInput, CombineOutput, Communicator, DataType, Device, DispatchBuffers,
+    DispatchInput, FusedSilu, ScaleTensor, Stream, Tensor, TokenFormat,
 };
 use half::bf16;
 
@@ -34,7 +34,7 @@ pub struct Layer<'a> {
     job: &'a Job<'a>,
     rank: usize,
     device: Arc<CudaDevice>,
-    ferry: ExpertParallel,
+    ferry: Communicator,
     nccl: Option<&'a mut Nccl>,
     stream: Arc<CudaStream>,
     router: Bf16Gemm,
@@ -125,7 +125,7 @@ impl<'a> Layer<'a> {
     pub fn new(
         job: &'a Job<'a>,
         device: Arc<CudaDevice>,
-        ferry: ExpertParallel,
+        ferry: Communicator,
         nccl: Option<&'a mut Nccl>,
     ) -> Result<Self> {
         let (rank, plan) = (ferry.rank().0 as usize, *ferry.plan());

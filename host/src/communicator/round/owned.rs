@@ -5,21 +5,21 @@ use std::fmt;
 use super::{CombinePending, DispatchPending, Dispatched};
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::call::{Received, Returned, Sent};
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::communicator::Round;
 use crate::error::Error;
 use crate::tensor::handles::Stream;
 
 /// Why a call of an owned round was refused, and its rank. It becomes an [`Error`] by `?`, and then drops the
-/// rank, [which tears it down](ExpertParallel#dropped).
+/// rank, [which tears it down](Communicator#dropped).
 ///
 /// A refused call leaves the round as it was:
-/// [`unfinished_owned`](ExpertParallel::unfinished_owned) gives it back.
+/// [`unfinished_owned`](Communicator::unfinished_owned) gives it back.
 pub struct RoundError {
     /// What went wrong.
     pub error: Error,
     /// The rank.
-    pub communicator: Box<ExpertParallel>,
+    pub communicator: Box<Communicator>,
 }
 
 impl fmt::Debug for RoundError {
@@ -49,7 +49,7 @@ impl From<RoundError> for Error {
 impl RoundError {
     /// Only this allocates: a call that succeeds moves its rank, about 1.3 KiB, and a `Box` would cost more.
     #[cold]
-    fn of(error: Error, rank: ExpertParallel) -> Self {
+    fn of(error: Error, rank: Communicator) -> Self {
         Self {
             error,
             communicator: Box::new(rank),
@@ -57,7 +57,7 @@ impl RoundError {
     }
 }
 
-impl ExpertParallel {
+impl Communicator {
     /// [`dispatch`](Self::dispatch), and what comes of it has the rank. Enqueues only. Collective.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl ExpertParallel {
 
 /// How far a round is, with its rank: what an engine keeps between its calls. The owned forms are those that
 /// borrow ([`Unfinished`](crate::Unfinished)) in all else; the two may be mixed. Dropped, it
-/// [tears the rank down](ExpertParallel#dropped).
+/// [tears the rank down](Communicator#dropped).
 ///
 /// A call takes the value and gives the next one, or a [`RoundError`] with the rank:
 ///
@@ -167,7 +167,7 @@ impl ExpertParallel {
 /// # fn main() -> Result<(), Error> {
 /// let group = Group::simulated(1, 7)?;
 /// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
-/// let rank = ExpertParallel::new(&group, &plan)?.remove(0);
+/// let rank = Communicator::new(&group, &plan)?.remove(0);
 /// let device = rank.device().clone();
 /// let x = device.upload_tensor([1, 8], &[0x3f80_u16; 8])?;
 /// let input = DispatchInput::new(x, device.upload_tensor([1, 2], &[1_i32, 2])?);
@@ -193,7 +193,7 @@ impl ExpertParallel {
 )]
 pub enum UnfinishedOwned {
     /// No round is open.
-    Nothing(ExpertParallel),
+    Nothing(Communicator),
     /// The wait of a `dispatch_async`.
     DispatchWait(DispatchPendingOwned),
     /// The combine of a dispatch.
@@ -203,8 +203,8 @@ pub enum UnfinishedOwned {
 }
 
 impl UnfinishedOwned {
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         match self {
             Self::Nothing(rank) => rank,
             Self::DispatchWait(pending) => pending.expert_parallel(),
@@ -214,7 +214,7 @@ impl UnfinishedOwned {
     }
 
     /// The rank, whose round stays as it is.
-    pub fn into_expert_parallel(self) -> ExpertParallel {
+    pub fn into_expert_parallel(self) -> Communicator {
         match self {
             Self::Nothing(rank) => rank,
             Self::DispatchWait(pending) => pending.into_expert_parallel(),
@@ -224,27 +224,27 @@ impl UnfinishedOwned {
     }
 }
 
-/// A [`DispatchPending`] that has its rank. Dropped, it [tears the rank down](ExpertParallel#dropped).
+/// A [`DispatchPending`] that has its rank. Dropped, it [tears the rank down](Communicator#dropped).
 #[must_use = "a dispatch that is not waited for blocks its communicator"]
 #[derive(Debug)]
 pub struct DispatchPendingOwned {
-    rank: ExpertParallel,
+    rank: Communicator,
     sent: Sent,
 }
 
 impl DispatchPendingOwned {
     /// After the kernel was enqueued.
-    const fn of(rank: ExpertParallel, sent: Sent) -> Self {
+    const fn of(rank: Communicator, sent: Sent) -> Self {
         Self { rank, sent }
     }
 
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         &self.rank
     }
 
     /// The rank, whose round stays open.
-    pub fn into_expert_parallel(self) -> ExpertParallel {
+    pub fn into_expert_parallel(self) -> Communicator {
         self.rank
     }
 
@@ -265,27 +265,27 @@ impl DispatchPendingOwned {
     }
 }
 
-/// A [`Dispatched`] that has its rank. Dropped, it [tears the rank down](ExpertParallel#dropped).
+/// A [`Dispatched`] that has its rank. Dropped, it [tears the rank down](Communicator#dropped).
 #[must_use = "a dispatch that is not combined blocks its communicator"]
 #[derive(Debug)]
 pub struct DispatchedOwned {
-    rank: ExpertParallel,
+    rank: Communicator,
     received: Received,
 }
 
 impl DispatchedOwned {
     /// After the kernel was enqueued.
-    const fn of(rank: ExpertParallel, received: Received) -> Self {
+    const fn of(rank: Communicator, received: Received) -> Self {
         Self { rank, received }
     }
 
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         &self.rank
     }
 
     /// The rank, whose round stays open.
-    pub fn into_expert_parallel(self) -> ExpertParallel {
+    pub fn into_expert_parallel(self) -> Communicator {
         self.rank
     }
 
@@ -298,7 +298,7 @@ impl DispatchedOwned {
         stream: Stream,
         input: &CombineInput,
         output: &CombineOutput,
-    ) -> Result<ExpertParallel, RoundError> {
+    ) -> Result<Communicator, RoundError> {
         match Dispatched::of(&mut self.rank, self.received).combine(stream, input, output) {
             Ok(()) => Ok(self.rank),
             Err(error) => Err(RoundError::of(error, self.rank)),
@@ -324,27 +324,27 @@ impl DispatchedOwned {
     }
 }
 
-/// A [`CombinePending`] that has its rank. Dropped, it [tears the rank down](ExpertParallel#dropped).
+/// A [`CombinePending`] that has its rank. Dropped, it [tears the rank down](Communicator#dropped).
 #[must_use = "a combine that is not waited for blocks its communicator"]
 #[derive(Debug)]
 pub struct CombinePendingOwned {
-    rank: ExpertParallel,
+    rank: Communicator,
     returned: Returned,
 }
 
 impl CombinePendingOwned {
     /// After the kernel was enqueued.
-    const fn of(rank: ExpertParallel, returned: Returned) -> Self {
+    const fn of(rank: Communicator, returned: Returned) -> Self {
         Self { rank, returned }
     }
 
-    /// The rank, to read and to [`synchronize`](ExpertParallel::synchronize).
-    pub const fn expert_parallel(&self) -> &ExpertParallel {
+    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
+    pub const fn expert_parallel(&self) -> &Communicator {
         &self.rank
     }
 
     /// The rank, whose round stays open.
-    pub fn into_expert_parallel(self) -> ExpertParallel {
+    pub fn into_expert_parallel(self) -> Communicator {
         self.rank
     }
 
@@ -352,7 +352,7 @@ impl CombinePendingOwned {
     ///
     /// # Errors
     /// As [`CombinePending::wait`], with the rank.
-    pub fn wait(mut self, stream: Stream) -> Result<ExpertParallel, RoundError> {
+    pub fn wait(mut self, stream: Stream) -> Result<Communicator, RoundError> {
         match CombinePending::of(&mut self.rank, self.returned).wait(stream) {
             Ok(()) => Ok(self.rank),
             Err(error) => Err(RoundError::of(error, self.rank)),

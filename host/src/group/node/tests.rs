@@ -17,7 +17,7 @@ use super::fabric::NodeFabric;
 use super::introduction::Place;
 use crate::buffers::{CombineBuffers, DispatchBuffers};
 use crate::call::{CombineInput, DispatchInput};
-use crate::communicator::ExpertParallel;
+use crate::communicator::Communicator;
 use crate::communicator::close::CloseError;
 use crate::error::bootstrap::BootstrapError;
 use crate::error::{Error, NodeError};
@@ -41,17 +41,17 @@ fn peer_failed<T>(outcome: &Result<T, Error>) -> &'static str {
 }
 
 /// A communicator of `group`, for one token a rank.
-fn begin(group: &Group) -> Result<ExpertParallel, Error> {
+fn begin(group: &Group) -> Result<Communicator, Error> {
     begin_with(group, config(group.ranks()))
 }
 
-fn begin_with(group: &Group, config: Config) -> Result<ExpertParallel, Error> {
+fn begin_with(group: &Group, config: Config) -> Result<Communicator, Error> {
     let plan = Plan::new(group, config)?;
-    Ok(ExpertParallel::new(group, &plan)?.remove(0))
+    Ok(Communicator::new(group, &plan)?.remove(0))
 }
 
 /// Each rank's token goes to the next rank's first expert and comes back.
-fn round(rank: &mut ExpertParallel) -> Result<(), Error> {
+fn round(rank: &mut Communicator) -> Result<(), Error> {
     let (device, plan, stream) = (rank.device().clone(), *rank.plan(), Stream::DEFAULT);
     let number = rank.rank().0;
     let token = [0x3f80 + 16 * number as u16; HIDDEN];

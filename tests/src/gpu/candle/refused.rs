@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::candle::{self, Rows, Tokens};
-use ferry::{Dispatched, Error, ExpertParallel, TokenFormat, Unfinished};
+use ferry::{Communicator, Dispatched, Error, TokenFormat, Unfinished};
 use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
 
 use super::{HIDDEN, Memory, Rank, TOP_K, close, prepare, problem, run_round};
@@ -207,7 +207,7 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
 }
 
 /// The round whose dispatch was enqueued.
-fn open(communicator: &mut ExpertParallel) -> Result<Dispatched<'_>> {
+fn open(communicator: &mut Communicator) -> Result<Dispatched<'_>> {
     match communicator.unfinished() {
         Unfinished::Combine(dispatched) => Ok(dispatched),
         _ => bail!("no round is open"),

@@ -32,7 +32,7 @@ fn processes_that_are_left_recover_as_the_documentation_of_a_group_says() {
             (FaultKind::PeerTimeout, Rank(1))
         );
         // 2. Close the communicators. This one gave up, and waits for nobody.
-        ExpertParallel::close_all([rank])?;
+        Communicator::close_all([rank])?;
         // 3. Close the group.
         let left = group.close();
         assert_eq!(lost_rank(&left), Some(1), "{left:?}");
@@ -44,7 +44,7 @@ fn processes_that_are_left_recover_as_the_documentation_of_a_group_says() {
         assert_eq!(rank.plan().local_experts(), 3);
         // 7. Repeat.
         round(&mut rank)?;
-        ExpertParallel::close_all([rank])?;
+        Communicator::close_all([rank])?;
         group.close()
     });
     outcomes.into_iter().for_each(|outcome| outcome.unwrap());
