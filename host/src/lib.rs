@@ -3,7 +3,7 @@
 //!
 //! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and an
 //! [`Communicator`] one rank's end. [`dispatch`](Communicator::dispatch) brings every token
-//! to the ranks of its experts, in expert order; [`combine`](Dispatched::combine) brings the
+//! to the ranks of its experts, in expert order; [`combine`](Communicator::combine) brings the
 //! experts' outputs back and sums them. The same kernels run on GPUs (feature `cuda`) and, as
 //! here, in a simulator:
 //!
@@ -38,9 +38,9 @@
 //! // Enqueue on every rank, then wait for every rank. Experts would work in between, on
 //! // `rows.output().tokens`; here they return what they get.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
-//!     let dispatched = rank.dispatch(stream, input, rows.output())?;
+//!     rank.dispatch(stream, input, rows.output())?;
 //!     let expert_rows = CombineInput::new(rows.output().tokens);
-//!     dispatched.combine(stream, &expert_rows, &sums.output(1)?)?;
+//!     rank.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
 //!     if let Some(fault) = rank.synchronize(stream)? {
@@ -105,15 +105,8 @@ pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
 pub use call::silu::FusedSilu;
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
-pub use communicator::all::{
-    CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
-};
 pub use communicator::close::{CloseAllError, CloseError};
 pub use communicator::pointers::DevicePointers;
-pub use communicator::round::owned::{
-    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
-};
-pub use communicator::round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use device::Device;
 pub use device::loaded_kernels::LoadedKernels;
 pub use device::sharing::gpu_ranks::GpuRanks;
@@ -121,6 +114,7 @@ pub use error::bootstrap::BootstrapError;
 pub use error::input_fault::InputFault;
 #[cfg(feature = "cuda")]
 pub use error::kernels::KernelsError;
+pub use error::round::Round;
 pub use error::{
     CudaError, DriverError, EpilogueError, Error, LocalRanksError, NodeError, NvshmemError,
     PlanError, Problem, SharedGpuError, TensorError,

@@ -30,9 +30,9 @@
 //! let tokens = Tokens { x: &x, topk_ids: &topk_ids, topk_weights: Some(&topk_weights) };
 //! // SAFETY: no other stream uses the tensors, and no graph is captured.
 //! let sums = unsafe {
-//!     let dispatched = candle::dispatch(&mut rank, &device, &tokens, &rows)?;
+//!     candle::dispatch(&mut rank, &device, &tokens, &rows)?;
 //!     let outputs = experts(&rows.tokens, &rows.row_offsets)?;
-//!     candle::combine(dispatched, &device, &outputs, x.dim(0)?)?
+//!     candle::combine(&mut rank, &device, &outputs, x.dim(0)?)?
 //! };
 //! # let _ = sums;
 //! # Ok(())
@@ -49,7 +49,6 @@ use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, DeviceSlice 
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::communicator::Communicator;
-use crate::communicator::round::Dispatched;
 use crate::cuda::CudaDevice;
 use crate::error::TensorError;
 use crate::interop::cudarc::Lease;
@@ -250,12 +249,12 @@ fn addresses<'v>(
 /// [`Error::Tensor`](crate::Error::Tensor) for a tensor of another type or shape, with gaps, not on a GPU, or
 /// of another candle device than the others, for rows that are not what [`Rows::new`] makes, and for a
 /// candle device with another stream on each thread. Then nothing was enqueued.
-pub unsafe fn dispatch<'r>(
-    rank: &'r mut Communicator,
+pub unsafe fn dispatch(
+    rank: &mut Communicator,
     device: &CudaDevice,
     tokens: &Tokens<'_>,
     rows: &Rows,
-) -> Result<Dispatched<'r>> {
+) -> Result<()> {
     let plan = *rank.plan();
     rows.require(&plan)?;
     let (format, hidden, groups) = (plan.config().format, plan.config().hidden, plan.groups());
@@ -320,16 +319,16 @@ fn scale_tensor(format: TokenFormat, at: DevicePtr, hidden: usize, capacity: usi
 /// # Errors
 /// As [`dispatch`].
 pub unsafe fn combine(
-    dispatched: Dispatched<'_>,
+    rank: &mut Communicator,
     device: &CudaDevice,
     expert_rows: &Candle,
     tokens: usize,
 ) -> Result<Candle> {
-    let hidden = dispatched.expert_parallel().plan().config().hidden;
+    let hidden = rank.plan().config().hidden;
     // SAFETY: combine writes every row.
     let combined = unsafe { Candle::empty((tokens, hidden), DType::BF16, expert_rows.device()) }?;
     // SAFETY: the caller's promise; nobody has the new tensor yet.
-    unsafe { combine_into(dispatched, device, expert_rows, None, &combined) }?;
+    unsafe { combine_into(rank, device, expert_rows, None, &combined) }?;
     Ok(combined)
 }
 
@@ -343,7 +342,7 @@ pub unsafe fn combine(
 /// # Errors
 /// As [`dispatch`].
 pub unsafe fn combine_into(
-    dispatched: Dispatched<'_>,
+    rank: &mut Communicator,
     device: &CudaDevice,
     expert_rows: &Candle,
     topk_weights: Option<&Candle>,
@@ -372,7 +371,7 @@ pub unsafe fn combine_into(
         _ => CombineOutput::Summed(held[1].tensor(at[1])?),
     };
     let stream = lease.stream();
-    dispatched.combine(stream, &input, &output).map_err(wrap)?;
+    rank.combine(stream, &input, &output).map_err(wrap)?;
     Ok(())
 }
 

@@ -26,9 +26,9 @@
 //! // SAFETY: its tensors are used until `drop`, and no graph is captured.
 //! let mut lease = unsafe { Lease::new(&device, &stream)? };
 //! let input = DispatchInput::new(lease.read(&x, [4, 7168])?, lease.read(&topk_ids, [4, 2])?);
-//! let dispatched = rank.dispatch(lease.stream(), &input, rows.output())?;
+//! rank.dispatch(lease.stream(), &input, rows.output())?;
 //! let experts = CombineInput::new(rows.output().tokens);
-//! dispatched.combine(lease.stream(), &experts, &sums.output(4)?)?;
+//! rank.combine(lease.stream(), &experts, &sums.output(4)?)?;
 //! drop(lease);
 //! # Ok(())
 //! # }
