@@ -21,8 +21,8 @@ use crate::plan::Plan;
 /// let mut rank = Communicator::new(&group, &plan)?.remove(0);
 /// let mut rows = DispatchBuffers::new(rank.device(), &plan)?;
 /// let input = rows.upload(&[0x4000_u16; 8], &[1], None)?; // 2.0
-/// let dispatched = rank.dispatch(Stream::DEFAULT, &input, rows.output())?;
-/// if let Some(fault) = dispatched.expert_parallel().synchronize(Stream::DEFAULT)? {
+/// rank.dispatch(Stream::DEFAULT, &input, rows.output())?;
+/// if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
 ///     eprintln!("{fault}");
 /// }
 /// assert_eq!(decode_rows(&plan, &rows.download()?, None)?, [2.0; 8]);
