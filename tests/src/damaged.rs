@@ -2,7 +2,7 @@
 //! outside of what was allocated, and no wait beyond the deadline.
 
 pub mod guarded;
-mod sweep;
+pub mod sweep;
 mod words;
 
 use std::time::{Duration, Instant};
@@ -17,7 +17,6 @@ use crate::session::{HALVES, Session, Settings};
 use crate::simulated::{Case, Dice, Return, any_case, inline_case};
 use crate::verify::capacity_with;
 use guarded::GuardedGroup;
-pub use sweep::{DamagedArgs, run};
 use words::Damage;
 
 /// Longest wait of a kernel.

@@ -8,8 +8,8 @@ use ferry::{Capacity, Communicator, Config, DispatchInput, Error, Plan, Stream, 
 
 use super::inputs::{Extras, Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
+use super::round_options::Options;
 use super::traffic::{MemoryTraffic, Traffic};
-use super::with_options::Options;
 use crate::session::strict;
 
 /// Pairs of dispatch and combine in a graph.

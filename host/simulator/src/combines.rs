@@ -1,4 +1,4 @@
-//! How combines run: as kernels without options, or with the epilogue that the machine was made for.
+//! Ways to run combines: as kernels without options, or with the epilogue that the machine was made for.
 
 use bytemuck::AnyBitPattern;
 use ferry_layout::{
@@ -7,12 +7,12 @@ use ferry_layout::{
 };
 use ferry_protocol::Aborted;
 
-use super::Warp;
+use crate::warp::Warp;
 
 /// Runs combines.
 type RunCombine = fn(&Warp<'_>, Kernel, &CombineWith<EpilogueWords>) -> Result<(), Aborted>;
 
-/// How a simulated machine runs combines: with which epilogue.
+/// Way in which a simulated machine runs combines: the epilogue.
 #[derive(Clone, Copy, Debug)]
 pub struct Combines {
     run: RunCombine,
@@ -21,7 +21,7 @@ pub struct Combines {
 }
 
 impl Combines {
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         warp: &Warp<'_>,
         kernel: Kernel,
@@ -30,7 +30,7 @@ impl Combines {
         (self.run)(warp, kernel, with)
     }
 
-    /// With Ferry's own steps.
+    /// Runs them with Ferry's own steps.
     pub const STEPS: Self = Self {
         run: combine::<Steps>,
         bytes: None,
@@ -41,7 +41,7 @@ impl Combines {
         self.bytes
     }
 
-    /// With an epilogue of another crate, which travels as the first words of a launch's.
+    /// Runs them with an epilogue of another crate, which travels as the first words of a launch's.
     pub const fn with<E: Epilogue + AnyBitPattern>() -> Self {
         const {
             assert!(

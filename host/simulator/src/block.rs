@@ -4,43 +4,41 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use ferry_layout::Counter;
-use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, BlockMemory, LANES, Machine};
+use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
-use super::Warp;
-use crate::SimulatorError;
 use crate::store_buffer::{StoreBuffer, Write};
 
 /// What the warps of a block share.
 #[derive(Default)]
 pub struct Block {
     /// What counters held when the launch began.
-    pub(super) peeked: [OnceCell<u64>; Counter::COUNT as usize],
+    pub peeked: [OnceCell<u64>; Counter::COUNT as usize],
     /// Its last launch before this one.
-    pub(super) last_launch: OnceCell<u64>,
+    pub last_launch: OnceCell<u64>,
     /// The credits of all ranks by then, if they were asked for.
-    pub(super) credits: OnceCell<Vec<u64>>,
+    pub credits: OnceCell<Vec<u64>>,
     /// How many warps have arrived on each block arrival counter.
-    pub(super) arrivals: [Cell<u32>; BlockCounter::COUNT],
+    pub arrivals: [Cell<u32>; BlockCounter::COUNT],
     /// What each has handed over.
-    pub(super) handed: [Cell<u64>; LANES as usize],
+    pub handed: [Cell<u64>; LANES as usize],
     /// What those who have handed over wrote, not yet visible to other ranks.
-    pub(super) writes: RefCell<Vec<Write>>,
+    pub writes: RefCell<Vec<Write>>,
     /// The store buffers of its warps.
     pub buffers: RefCell<Vec<Rc<RefCell<StoreBuffer>>>>,
-    memory: RefCell<Memory>,
-    barrier: Barrier,
+    pub memory: RefCell<Memory>,
+    pub barrier: Barrier,
 }
 
 impl Block {
     /// Barriers that all its warps have passed.
-    pub(super) fn barriers(&self) -> u16 {
+    pub fn barriers(&self) -> u16 {
         self.memory.borrow().barriers
     }
 }
 
 /// Where the warps of a block wait for each other.
 #[derive(Default)]
-struct Barrier {
+pub struct Barrier {
     /// Warps that wait.
     arrived: Cell<u32>,
     /// Warps whose launch has ended.
@@ -49,11 +47,11 @@ struct Barrier {
 
 /// Some warps of a block wait for others that have ended.
 #[derive(Debug, PartialEq, Eq)]
-struct Missed;
+pub struct Missed;
 
 impl Barrier {
     /// One of `warps` arrives: whether that was the last one, after which nobody waits.
-    fn arrive(&self, warps: u32) -> Result<bool, Missed> {
+    pub fn arrive(&self, warps: u32) -> Result<bool, Missed> {
         if self.ended.get() > 0 {
             return Err(Missed);
         }
@@ -63,7 +61,7 @@ impl Barrier {
     }
 
     /// One ends.
-    fn leave(&self) -> Result<(), Missed> {
+    pub fn leave(&self) -> Result<(), Missed> {
         self.ended.set(self.ended.get() + 1);
         match self.arrived.get() {
             0 => Ok(()),
@@ -74,11 +72,11 @@ impl Barrier {
 
 /// Memory that finds accesses whose outcome depends on the order of warps, whichever order they came in.
 #[derive(Default)]
-struct Memory {
+pub struct Memory {
     /// As far as anything was stored.
     bytes: Vec<Byte>,
     /// Barriers that all warps have passed.
-    barriers: u16,
+    pub barriers: u16,
 }
 
 /// A byte of a block's memory.
@@ -96,17 +94,17 @@ struct Byte {
 
 /// Lanes of a warp that add to words at a time.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Adder {
-    warp: u32,
+pub struct Adder {
+    pub warp: u32,
     /// Which of the times that the warp's lanes did something each.
-    call: u64,
+    pub call: u64,
 }
 
 /// What is wrong with an access, and where.
-type Wrong = (&'static str, u32);
+pub type Wrong = (&'static str, u32);
 
 impl Memory {
-    fn store(&mut self, at: u32, bytes: &[u8]) -> Result<(), Wrong> {
+    pub fn store(&mut self, at: u32, bytes: &[u8]) -> Result<(), Wrong> {
         let end = at as usize + bytes.len();
         if end > BLOCK_MEMORY_BYTES as usize {
             return Err(("stores outside", at));
@@ -136,7 +134,7 @@ impl Memory {
     }
 
     /// Adds to a word, and gives what it was before. `adder`: who adds, if what it was before is needed.
-    fn add(&mut self, at: u32, value: u32, adder: Option<Adder>) -> Result<u32, Wrong> {
+    pub fn add(&mut self, at: u32, value: u32, adder: Option<Adder>) -> Result<u32, Wrong> {
         let barriers = self.barriers;
         let bytes = self.bytes.get_mut(at as usize..at as usize + 4);
         let Some(bytes) = bytes.filter(|_| at.is_multiple_of(4)) else {
@@ -166,7 +164,7 @@ impl Memory {
         Ok(before)
     }
 
-    fn load<const COUNT: usize>(&mut self, at: u32) -> Result<[u8; COUNT], Wrong> {
+    pub fn load<const COUNT: usize>(&mut self, at: u32) -> Result<[u8; COUNT], Wrong> {
         if !(at as usize).is_multiple_of(COUNT) {
             return Err(("loads out of alignment", at));
         }
@@ -187,105 +185,6 @@ impl Memory {
             }
         }
         Ok(values)
-    }
-}
-
-impl Warp<'_> {
-    fn in_block<T>(&self, access: impl FnOnce(&mut Memory) -> Result<T, Wrong>) -> T {
-        let result = access(&mut self.block.memory.borrow_mut());
-        result.unwrap_or_else(|(what, at)| {
-            let error = SimulatorError::BlockMemory {
-                seed: self.shared.seed,
-                by: self.name(),
-                what,
-                at,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.end_here()
-        })
-    }
-
-    /// Ends the simulation where a barrier was missed.
-    fn checked_barrier<T>(&self, result: Result<T, Missed>) -> T {
-        result.unwrap_or_else(|Missed| {
-            let error = SimulatorError::MissedBarrier {
-                seed: self.shared.seed,
-                rank: self.rank,
-                block: self.warp_position().block,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.end_here()
-        })
-    }
-
-    /// Notes that this warp's launch has ended: no warp of its block may wait for it any more.
-    pub(super) fn leave_block(&self) {
-        self.checked_barrier(self.block.barrier.leave());
-    }
-}
-
-impl BlockMemory for Warp<'_> {
-    fn thread(&self, lane: u32) -> u32 {
-        self.warp_position().index * LANES + lane
-    }
-
-    fn threads(&self) -> u32 {
-        self.warp_position().in_block * LANES
-    }
-
-    fn store_block(&self, at: u32, word: u32) {
-        self.in_block(|memory| memory.store(at, &word.to_le_bytes()));
-    }
-
-    fn store_block_byte(&self, at: u32, byte: u32) {
-        self.in_block(|memory| memory.store(at, &[byte as u8]));
-    }
-
-    fn store_block_vector(&self, at: u32, words: [u32; 4]) {
-        let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
-        self.in_block(|memory| memory.store(at, &bytes));
-    }
-
-    fn count_in_block(&self, at: u32) {
-        self.in_block(|memory| memory.add(at, 1, None));
-    }
-
-    fn add_in_block(&self, at: u32, value: u32) -> u32 {
-        let adder = Adder {
-            warp: self.number,
-            call: self.lanes_calls.get(),
-        };
-        self.in_block(|memory| memory.add(at, value, Some(adder)))
-    }
-
-    fn load_block(&self, at: u32) -> u32 {
-        u32::from_le_bytes(self.in_block(|memory| memory.load(at)))
-    }
-
-    fn load_block_byte(&self, at: u32) -> u32 {
-        let [byte] = self.in_block(|memory| memory.load(at));
-        u32::from(byte)
-    }
-
-    fn load_block_vector(&self, at: u32) -> [u32; 4] {
-        let bytes: [u8; 16] = self.in_block(|memory| memory.load(at));
-        bytemuck::cast::<_, [[u8; 4]; 4]>(bytes).map(u32::from_le_bytes)
-    }
-
-    fn block_barrier(&self) {
-        let memory = &self.block.memory;
-        let barriers = || memory.borrow().barriers;
-        let before = barriers();
-        if self.checked_barrier(self.block.barrier.arrive(self.warp_position().in_block)) {
-            memory.borrow_mut().barriers += 1;
-            self.shared.bump(self.rank);
-            return self.pause();
-        }
-        while barriers() == before {
-            // Nothing but the last warp of the block can end this.
-            self.idle_at.set(Some(self.shared.version(self.rank)));
-            self.pause();
-        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! Formats as words, which people write on command lines and in files.
+//! Names of formats and modes, which people write on command lines and in files.
 
 use core::fmt;
 use core::str::FromStr;
 
-use super::format::{ScaleLayout, TokenFormat};
-use crate::CombineMode;
+use crate::formats::format::{ScaleLayout, TokenFormat};
+use crate::shape::CombineMode;
 
 /// A word that names nothing. Its text lists what there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,13 @@
 
 use ferry_layout::{DispatchWith, Kernel};
 
-use super::Warp;
-use crate::Args;
+use crate::args::Args;
+use crate::combines::Combines;
+use crate::silu;
+use crate::warp::Warp;
 
-/// Runs a kernel on a warp. What aborts it stands in the fault page.
-pub fn run(warp: &Warp<'_>, kernel: Kernel) {
+/// Runs a kernel on a warp, `combines` if it is a combine. What aborts it stands in the fault page.
+pub fn run(warp: &Warp<'_>, kernel: Kernel, combines: Combines) {
     // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
     let _ = match (&*warp.args, kernel) {
         (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
@@ -15,9 +17,9 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel) {
             Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
             _ => ferry_protocol::dispatch(warp, args, options),
         },
-        (Args::Combine(with), kernel) => warp.shared.combines.run(warp, kernel, with),
+        (Args::Combine(with), kernel) => combines.run(warp, kernel, with),
         (Args::Silu(args), _) => {
-            crate::silu::run(warp, args);
+            silu::run(warp, args);
             Ok(())
         }
     };
