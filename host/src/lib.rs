@@ -84,7 +84,6 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod buffers;
 mod call;
 mod communicator;
 #[cfg(feature = "cuda")]
@@ -93,21 +92,23 @@ pub mod device;
 mod error;
 mod group;
 mod interop;
-#[cfg(any(feature = "cuda", test))]
-mod kernels;
 mod plan;
 mod tensor;
 
-pub use buffers::copies::ReceivedRows;
-pub use buffers::decode::decode_rows;
-pub use buffers::{CombineBuffers, DispatchBuffers};
+pub use call::buffers::copies::ReceivedRows;
+pub use call::buffers::decode::decode_rows;
+pub use call::buffers::{CombineBuffers, DispatchBuffers};
 pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
+pub use call::scales::ScaleTensor;
 pub use call::silu::FusedSilu;
+pub use call::tensors::{DispatchTensors, TensorLayout};
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};
 pub use communicator::pointers::DevicePointers;
 pub use device::Device;
+#[cfg(feature = "cuda")]
+pub use device::kernels::Kernels;
 pub use device::loaded_kernels::LoadedKernels;
 pub use device::sharing::gpu_ranks::GpuRanks;
 pub use error::bootstrap::BootstrapError;
@@ -142,13 +143,9 @@ pub use interop::candle;
 pub use interop::cudarc;
 #[cfg(feature = "cust")]
 pub use interop::cust;
-#[cfg(feature = "cuda")]
-pub use kernels::Kernels;
 pub use plan::Plan;
 pub use plan::capacity::Capacity;
 pub use plan::config::Config;
-pub use plan::scales::ScaleTensor;
-pub use plan::tensors::{OutputTensors, TensorLayout};
 pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};

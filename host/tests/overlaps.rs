@@ -78,7 +78,7 @@ fn outputs_that_overlap_each_other_are_refused() {
     assert_overlap(rank.dispatch(STREAM, &t.input, &output), wanted);
     rank.dispatch_async(STREAM, &t.input).unwrap();
     assert_overlap(rank.dispatch_wait(STREAM, &output), wanted);
-    let addresses = OutputTensors {
+    let addresses = DispatchTensors {
         tokens: t.output.tokens.at,
         row_offsets: t.output.row_offsets.at,
         expert_ids: at,

@@ -2,7 +2,7 @@
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    OutputTensors, Plan, ScaleTensor, TensorLayout, TokenFormat,
+    DispatchTensors, Plan, ScaleTensor, TensorLayout, TokenFormat,
 };
 
 use crate::config::is_tiled;
@@ -143,7 +143,7 @@ impl ferry_dispatch_output {
     }
 
     /// Tensors that are not allocated yet.
-    pub(crate) fn planned(layout: &OutputTensors<TensorLayout>) -> Self {
+    pub(crate) fn planned(layout: &DispatchTensors<TensorLayout>) -> Self {
         let some = |tensor: &Option<TensorLayout>| {
             tensor
                 .as_ref()

@@ -4,6 +4,8 @@
 pub(crate) mod captures;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod fault_page;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod kernels;
 pub(crate) mod loaded_kernels;
 pub(crate) mod sharing;
 
@@ -16,7 +18,7 @@ use ferry_layout::{Kernel, Shape};
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::error::{Error, TensorError};
 use crate::tensor::Tensor;
-use crate::tensor::data_type::{DataType, TensorElement};
+use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 pub use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Arguments of a kernel launch.
@@ -260,14 +262,6 @@ impl dyn Device + '_ {
         self.download(tensor.at, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
-}
-
-/// Refuses, when it is compiled, a type of another size than that of what it stands for.
-pub(crate) const fn has_its_bits<T: TensorElement>() {
-    assert!(
-        8 * size_of::<T>() == T::DATA_TYPE.bits() as usize,
-        "a TensorElement has as many bits as its DATA_TYPE"
-    );
 }
 
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.

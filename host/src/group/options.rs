@@ -1,6 +1,6 @@
 //! How a group of GPUs is made.
 
-use crate::kernels::Kernels;
+use crate::device::kernels::Kernels;
 
 /// What a group of GPUs is made with, besides its ranks.
 ///

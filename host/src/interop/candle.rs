@@ -47,13 +47,13 @@ use ::candle_core::{
 };
 use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, DeviceSlice as _};
 
+use crate::call::scales::ScaleTensor;
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::communicator::Communicator;
 use crate::cuda::CudaDevice;
 use crate::error::TensorError;
 use crate::interop::cudarc::Lease;
 use crate::plan::Plan;
-use crate::plan::scales::ScaleTensor;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;

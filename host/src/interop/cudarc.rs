@@ -54,10 +54,9 @@ use ::cudarc::driver::{CudaContext, CudaStream, DevicePtr as Readable, DevicePtr
 use ::cudarc::driver::{DeviceRepr, SyncOnDrop};
 
 use crate::cuda::CudaDevice;
-use crate::device::has_its_bits;
 use crate::error::{Error, TensorError};
 use crate::tensor::Tensor;
-use crate::tensor::data_type::{DataType, TensorElement};
+use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Checks that a context is the primary one of `device`, as those of `CudaContext::new` are. Not collective.

@@ -15,7 +15,7 @@ use ferry_layout::Rank;
 use super::exchange::{Extent, Share, require_whole};
 use super::fabric::NodeFabric;
 use super::introduction::Place;
-use crate::buffers::{CombineBuffers, DispatchBuffers};
+use crate::call::buffers::{CombineBuffers, DispatchBuffers};
 use crate::call::{CombineInput, DispatchInput};
 use crate::communicator::Communicator;
 use crate::communicator::close::CloseError;

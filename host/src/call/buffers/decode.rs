@@ -3,8 +3,8 @@
 use ferry_layout::{ScaleLayout, Sizes, TokenFormat, e2m1, e8m0, fp8, scale_placement};
 use half::bf16;
 
-use crate::buffers::copies::ReceivedRows;
-use crate::buffers::copies::{require_length, require_offsets};
+use crate::call::buffers::copies::ReceivedRows;
+use crate::call::buffers::copies::{require_length, require_offsets};
 use crate::error::Error;
 use crate::plan::Plan;
 

@@ -1,10 +1,10 @@
 //! Buffers of every format are what a dispatch and a combine take.
 
 use super::*;
+use crate::call::tensors::DispatchTensors;
 use crate::communicator::Communicator;
 use crate::group::Group;
 use crate::plan::config::Config;
-use crate::plan::tensors::OutputTensors;
 use ferry_layout::{Rank, ScaleLayout, TokenFormat};
 
 fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
@@ -161,12 +161,12 @@ fn addresses_that_do_not_fit_the_format_are_named() {
         let refused = DispatchOutput::from_addresses(plan, capacity, &at);
         refused.unwrap_err().to_string()
     };
-    let none = OutputTensors { scales: None, ..at };
+    let none = DispatchTensors { scales: None, ..at };
     assert_eq!(
         told(&plan_of, none),
         "tensor scales: wanted an address, given none"
     );
-    let none = OutputTensors {
+    let none = DispatchTensors {
         scale_offsets: None,
         ..at
     };
@@ -174,7 +174,7 @@ fn addresses_that_do_not_fit_the_format_are_named() {
         told(&plan_of, none),
         "tensor scale_offsets: wanted an address, given none"
     );
-    let more = OutputTensors {
+    let more = DispatchTensors {
         row_scales: Some(at.tokens),
         ..at
     };
@@ -187,7 +187,7 @@ fn addresses_that_do_not_fit_the_format_are_named() {
         told(&bf16, at),
         "tensor scales: wanted none, given an address"
     );
-    let short = OutputTensors {
+    let short = DispatchTensors {
         tokens: at.src_info,
         ..at
     };

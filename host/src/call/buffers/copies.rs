@@ -3,17 +3,16 @@
 
 use half::bf16;
 
-use crate::buffers::Inputs;
-use crate::buffers::allocations::Allocations;
-use crate::buffers::{CombineBuffers, DispatchBuffers};
+use crate::call::buffers::Inputs;
+use crate::call::buffers::allocations::Allocations;
+use crate::call::buffers::{CombineBuffers, DispatchBuffers};
+use crate::call::scales::ScaleTensor;
 use crate::call::{CombineInput, DispatchInput, DispatchOutput};
 use crate::device::Device;
-use crate::device::has_its_bits;
 use crate::error::{Error, TensorError};
-use crate::plan::scales::ScaleTensor;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
-use crate::tensor::data_type::{DataType, TensorElement};
+use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 use crate::tensor::handles::DevicePtr;
 
 /// What a dispatch left in a rank's outputs, on the host: of each tensor as much as has rows.

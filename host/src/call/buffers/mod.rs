@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferry_layout::{CombineMode, OutputElement};
 
-use crate::buffers::allocations::Allocations;
+use crate::call::buffers::allocations::Allocations;
 use crate::call::{CombineOutput, DispatchOutput};
 use crate::device::Device;
 use crate::error::Error;

@@ -3,17 +3,17 @@
 use ferry_layout::ScaleLayout;
 
 use crate::call::DispatchOutput;
+use crate::call::scales::ScaleTensor;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
-use crate::plan::scales::ScaleTensor;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 
 /// A value for each tensor that a dispatch writes: `None` for those that the plan's format has not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OutputTensors<T> {
+pub struct DispatchTensors<T> {
     /// Of [`DispatchOutput::tokens`].
     pub tokens: T,
     /// Of the scales in [`DispatchOutput::scales`], whatever their layout.
@@ -33,7 +33,7 @@ pub struct OutputTensors<T> {
 /// A tensor without gaps that is not allocated yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorLayout {
-    /// Its name in [`OutputTensors`].
+    /// Its name in [`DispatchTensors`].
     pub name: &'static str,
     /// What the elements are.
     pub data_type: DataType,
@@ -45,7 +45,7 @@ pub struct TensorLayout {
     pub align: u64,
 }
 
-impl<T> OutputTensors<T> {
+impl<T> DispatchTensors<T> {
     /// The same with each value replaced by what `map` makes of it, in the order of the fields: memory for a
     /// layout, say.
     ///
@@ -54,8 +54,8 @@ impl<T> OutputTensors<T> {
     pub fn try_map<U, E>(
         self,
         mut map: impl FnMut(T) -> Result<U, E>,
-    ) -> Result<OutputTensors<U>, E> {
-        Ok(OutputTensors {
+    ) -> Result<DispatchTensors<U>, E> {
+        Ok(DispatchTensors {
             tokens: map(self.tokens)?,
             scales: self.scales.map(&mut map).transpose()?,
             scale_offsets: self.scale_offsets.map(&mut map).transpose()?,
@@ -117,7 +117,10 @@ impl Plan {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn output_layout(&self, capacity: Capacity) -> Result<OutputTensors<TensorLayout>, Error> {
+    pub fn output_layout(
+        &self,
+        capacity: Capacity,
+    ) -> Result<DispatchTensors<TensorLayout>, Error> {
         let output = self.outputs(capacity)?;
         let (scales, scale_offsets) = match &output.scales {
             None => (None, None),
@@ -130,7 +133,7 @@ impl Plan {
             ),
         };
         let row_scales = output.row_scales.as_ref();
-        Ok(OutputTensors {
+        Ok(DispatchTensors {
             tokens: TensorLayout::of("tokens", &output.tokens),
             scales,
             scale_offsets,
@@ -180,7 +183,7 @@ impl DispatchOutput {
     pub fn from_addresses(
         plan: &Plan,
         capacity: Capacity,
-        at: &OutputTensors<DevicePtr>,
+        at: &DispatchTensors<DevicePtr>,
     ) -> Result<Self, Error> {
         let none = plan.outputs(capacity)?;
         let scales = match (none.scales, at.scales, at.scale_offsets) {
