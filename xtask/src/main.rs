@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use ferry_ptx_builder::Variant;
+use ferry_build::Variant;
 
 mod bench;
 #[cfg(feature = "bindgen")]
@@ -153,7 +153,7 @@ impl Places {
     fn find() -> Places {
         let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = manifest_dir.parent().unwrap_or(manifest_dir).to_owned();
-        let target_dir = ferry_ptx_builder::target_dir(&root);
+        let target_dir = ferry_build::target_dir(&root);
         Places { root, target_dir }
     }
 }

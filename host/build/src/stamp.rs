@@ -8,20 +8,21 @@ use crate::error::{FileContext, Result};
 
 /// Collects inputs; [`Stamp::finish`] names them all in a few characters.
 #[derive(Default)]
-pub(crate) struct Stamp(DefaultHasher);
+pub struct Stamp(DefaultHasher);
 
 impl Stamp {
-    pub(crate) fn new() -> Stamp {
+    /// A stamp of nothing yet.
+    pub fn new() -> Stamp {
         Stamp::default()
     }
 
     /// Adds a text.
-    pub(crate) fn text(&mut self, text: &str) {
+    pub fn text(&mut self, text: &str) {
         text.hash(&mut self.0);
     }
 
     /// Adds the contents of a file, or the fact that it is not there.
-    pub(crate) fn file(&mut self, path: &Path) -> Result<()> {
+    pub fn file(&mut self, path: &Path) -> Result<()> {
         let contents = match fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             outcome => Some(outcome.file("read", path)?),
@@ -31,7 +32,7 @@ impl Stamp {
     }
 
     /// Adds the names and contents of all Rust sources and manifests below `folder`, sorted.
-    pub(crate) fn sources(&mut self, folder: &Path) -> Result<()> {
+    pub fn sources(&mut self, folder: &Path) -> Result<()> {
         let mut files = Vec::new();
         collect_sources(folder, &mut files)?;
         files.sort();
@@ -43,7 +44,7 @@ impl Stamp {
     }
 
     /// The stamp of everything added.
-    pub(crate) fn finish(self) -> String {
+    pub fn finish(self) -> String {
         format!("{:016x}", self.0.finish())
     }
 }

@@ -5,8 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::compile::Package;
-use crate::error::{Error, FileContext, Result};
+use ferry_build::{Error, FileContext, Package, Result};
 
 use super::checkout::Checkout;
 

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf, absolute};
 
-use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
-use crate::compile::{TARGET, Variant, missing_cargo, profile, rustflags};
-use crate::error::{Error, FileContext, Result};
-use crate::nvshmem::device_bitcode;
+use ferry_build::{
+    Error, FileContext, Result, TARGET, Variant, device_bitcode, llvm_tools, missing_cargo,
+    output_of, profile, rustflags, stdout_of, toolchain_command,
+};
 
 /// Builds the PTX of one variant of the library of a crate, by its manifest, with the flags of
 /// Ferry's own kernels and this workspace's compiler. The crate depends on this workspace's
@@ -15,7 +15,7 @@ use crate::nvshmem::device_bitcode;
 ///
 /// # Errors
 ///
-/// As [`build`](crate::build()); a manifest whose library is no `cdylib` of kernels.
+/// As [`build`](ferry_build::build()); a manifest whose library is no `cdylib` of kernels.
 pub fn build_own(
     workspace_root: &Path,
     target_dir: &Path,

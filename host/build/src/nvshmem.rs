@@ -24,7 +24,7 @@ pub const DEVICE_FUNCTIONS: [&str; 3] = [
     "nvshmem_quiet",
 ];
 
-/// What the host library writes into when a module is registered.
+/// Variables that the host library writes into when a module is registered.
 const DEVICE_STATE: [&str; 2] = ["nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"];
 
 /// The sums of [`NVSHMEM_VERSION`]'s bitcode in [`Wheel::NVSHMEM`] for x86_64 and for aarch64. In
@@ -34,11 +34,11 @@ const BITCODE_SHA256: [&str; 2] = [
     "9281a1361d05365fd37b217f9ca98f9e3ae765b25e5a8c79a5c5dadee9d83389",
 ];
 
-/// Where the bitcode lies below an NVSHMEM folder.
+/// Place of the bitcode below an NVSHMEM folder.
 const BITCODE: &str = "lib/libnvshmem_device.bc";
 
 /// The small bitcode file to link, made on first use and kept under `target_dir`.
-pub(crate) fn device_bitcode(
+pub fn device_bitcode(
     target_dir: &Path,
     llvm_tools: impl FnOnce() -> Result<PathBuf>,
 ) -> Result<PathBuf> {

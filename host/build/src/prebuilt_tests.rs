@@ -1,6 +1,8 @@
-//! What is refused of a folder of PTX, and what is taken.
+//! Folders of PTX that are refused, and those that are taken.
 
 use std::path::PathBuf;
+
+use crate::package::FOLDER_VARIABLE;
 
 use super::*;
 

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 
+use ferry_build::Result;
 use ferry_ptx::{function_name, next_function, opcode, without_comments};
 
-use crate::error::Result;
 use crate::ptx::{InstructionKind, PtxModule};
 
 mod names;

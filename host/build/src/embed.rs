@@ -1,16 +1,17 @@
-//! For build scripts: finds PTX or builds it, and tells cargo where it lies.
+//! PTX for build scripts: found or built, and its place told to cargo.
 
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::compile::{Artifact, Package, Variant, build_all};
+use crate::compile::build_all;
 use crate::error::{Error, FileContext, Result};
-use crate::prebuilt::{FOLDER_VARIABLE, prebuilt, require};
+use crate::package::{Artifact, FOLDER_VARIABLE, Package, Variant};
+use crate::prebuilt::{prebuilt, require};
 use crate::stamp::Stamp;
 
-/// What the builder looks at, below the workspace root, to tell whether its last result still holds.
+/// Inputs of a build, below the workspace root: if none is newer, its last result still holds.
 const WATCHED: [&str; 6] = [
     "gpu",
     "tests/epilogue",
@@ -23,11 +24,11 @@ const WATCHED: [&str; 6] = [
 /// Below `OUT_DIR`: the PTX that is embedded.
 const EMBEDDED: &str = "embedded";
 
-/// In a package that publishes: PTX for one node, and the kernels' sources, as they lie in the workspace.
+/// PTX for one node in a package that publishes; [`PACKAGED_SOURCES`] are the kernels' sources beside it.
 pub const PACKAGED_PTX: &str = "prebuilt";
 /// See [`PACKAGED_PTX`].
 pub const PACKAGED_SOURCES: &str = "device";
-/// What a manifest is called in there: a package has no other packages in it.
+/// Name of a manifest in there: a package has no other packages in it.
 pub const PACKAGED_MANIFEST: &str = "Cargo.toml.packaged";
 
 /// Finds or builds all variants of these packages, and sets a variable for each while the build script's
@@ -217,7 +218,7 @@ fn modified(path: &Path) -> Result<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prebuilt::PrebuiltProblem;
+    use crate::error::PrebuiltProblem;
 
     #[test]
     fn what_is_embedded_was_checked_and_its_name_follows_its_text() {

@@ -1,10 +1,8 @@
 //! What libNVVM's PTX lacks: its target, functions that are linked, the layout's fingerprint, limits.
 
+use ferry_build::{Error, Package, Result, Variant, with_limits};
 use ferry_layout::FINGERPRINT_VARIABLE as FINGERPRINT;
 use ferry_ptx::Module;
-
-use crate::compile::{Package, Variant, with_limits};
-use crate::error::{Error, Result};
 
 fn error(detail: String) -> Error {
     Error::Parse {

@@ -28,52 +28,6 @@ impl Wheel {
             "6dc2a197f38e5d0376ad52cd1a2a3617d3cdc150fd5966f4aee9bcebb1d68fe9",
         ],
     };
-    /// `ptxas`.
-    pub const NVCC: Wheel = Wheel {
-        name: "nvidia-cuda-nvcc",
-        version: "13.0.88",
-        sha256: [
-            "56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03",
-            "c7ff28f86a24effdc6c034fa15230c549a273e4771b10a7fec14996f8cf3307f",
-        ],
-    };
-    /// `cuda.h`, `cuda_runtime.h`.
-    pub const RUNTIME: Wheel = Wheel {
-        name: "nvidia-cuda-runtime",
-        version: "13.0.96",
-        sha256: [
-            "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
-            "ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55",
-        ],
-    };
-    /// The runtime headers' inner half.
-    pub const CRT: Wheel = Wheel {
-        name: "nvidia-cuda-crt",
-        version: "13.0.88",
-        sha256: [
-            "2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4",
-            "ee2ea2a97073e02ee62bb27841f437332be2c248e3eac013df07997ada39c003",
-        ],
-    };
-    /// `cuda/std`, which NVSHMEM's headers include.
-    pub const CCCL: Wheel = Wheel {
-        name: "nvidia-cuda-cccl",
-        version: "13.0.85",
-        sha256: [
-            "e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649",
-            "6f0203e29fed809ee2b7fe9b1344df66ecab990c37d6a2e0e189b26d6c97ed7c",
-        ],
-    };
-
-    /// libNVVM, its header and libdevice.
-    pub const NVVM: Wheel = Wheel {
-        name: "nvidia-nvvm",
-        version: "13.0.88",
-        sha256: [
-            "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
-            "c4376a291d72d22a315d9d2f69bdae8f8cd83a627f75bad395cee49a0fe65dc1",
-        ],
-    };
 
     /// The command that gets this wheel.
     pub fn get_command(&self) -> String {
@@ -89,7 +43,7 @@ impl Wheel {
             .join(format!("{}-{}-{sum}", self.name, self.version))
     }
 
-    /// What stands in a requirements file: the only place where pip takes sums.
+    /// Text of a requirements file: the only place where pip takes sums.
     fn requirement(&self) -> String {
         let [x86_64, aarch64] = self.sha256;
         let (name, version) = (self.name, self.version);
@@ -97,7 +51,7 @@ impl Wheel {
     }
 
     /// Whether this very version is installed in one of Python's folders for packages.
-    pub(crate) fn is_in(&self, packages: &Path) -> bool {
+    pub fn is_in(&self, packages: &Path) -> bool {
         let name = self.name.replace('-', "_");
         let record = format!("{name}-{}.dist-info", self.version);
         packages.join(record).is_dir()
@@ -153,7 +107,7 @@ fn pip(requirements: &Path, folder: &Path) -> Command {
 }
 
 /// The folders that Python searches for packages; none where there is no Python.
-pub(crate) fn site_packages() -> Vec<PathBuf> {
+pub fn site_packages() -> Vec<PathBuf> {
     let mut python = Command::new("python3");
     python.args(["-c", "import sys; print('\\n'.join(sys.path))"]);
     let printed = stdout_of(&mut python, missing_python).unwrap_or_default();
@@ -185,20 +139,12 @@ mod tests {
         }
         // The package comes from the list, where its sums stand, alone.
         assert!(!arguments.iter().any(|a| a.contains("nvidia")));
-        for wheel in [
-            Wheel::NVSHMEM,
-            Wheel::NVCC,
-            Wheel::RUNTIME,
-            Wheel::CRT,
-            Wheel::CCCL,
-            Wheel::NVVM,
-        ] {
-            let requirement = wheel.requirement();
-            assert!(requirement.starts_with(&format!("{}=={} ", wheel.name, wheel.version)));
-            for sum in wheel.sha256 {
-                assert_eq!(sum.len(), 64, "{requirement}");
-                assert!(requirement.contains(&format!("--hash=sha256:{sum}")));
-            }
+        let wheel = Wheel::NVSHMEM;
+        let requirement = wheel.requirement();
+        assert!(requirement.starts_with(&format!("{}=={} ", wheel.name, wheel.version)));
+        for sum in wheel.sha256 {
+            assert_eq!(sum.len(), 64, "{requirement}");
+            assert!(requirement.contains(&format!("--hash=sha256:{sum}")));
         }
     }
 }

@@ -6,65 +6,8 @@ use std::path::Path;
 use ferry_layout::{FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT};
 use ferry_ptx::Module;
 
-use crate::compile::{Artifact, Package, Variant};
-use crate::error::{Error, FileContext, Result};
-
-/// The variable that names a folder of PTX, to build nothing.
-pub const FOLDER_VARIABLE: &str = "FERRY_PTX_DIR";
-
-/// Why PTX that was built before is not used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PrebuiltProblem {
-    /// A build script runs elsewhere than the user's shell.
-    #[error("it is no absolute path")]
-    NotAbsolute,
-    /// There is no such folder.
-    #[error("there is no such folder")]
-    NoFolder,
-    /// A file is missing.
-    #[error("there is no such file")]
-    NoFile,
-    /// The text is no PTX.
-    #[error("it is not PTX: {reason}")]
-    NotPtx {
-        /// What it lacks.
-        reason: String,
-    },
-    /// The PTX is for another GPU generation than its name says.
-    #[error("its .target is `{found}`, not {wanted}")]
-    Target {
-        /// What the file's name says.
-        wanted: Variant,
-        /// What its `.target` line names.
-        found: String,
-    },
-    /// The PTX was built from another memory layout than this version's.
-    #[error(
-        "its {FINGERPRINT_VARIABLE} is {}, but this version's layout has {wanted:#018x}",
-        found.map_or_else(|| "missing".to_owned(), |found| format!("{found:#018x}"))
-    )]
-    Layout {
-        /// The fingerprint of this version.
-        wanted: u64,
-        /// The one in the PTX; `None` if it has none.
-        found: Option<u64>,
-    },
-    /// A kernel is missing.
-    #[error("it has no kernel {kernel}")]
-    NoKernel {
-        /// Its name.
-        kernel: String,
-    },
-    /// A kernel is missing that only builds with NVSHMEM have.
-    #[error(
-        "it has no kernel {kernel}: it was built without NVSHMEM, which the feature `nvshmem` needs"
-    )]
-    WithoutNvshmem {
-        /// Its name.
-        kernel: String,
-    },
-}
+use crate::error::{Error, FileContext, PrebuiltProblem, Result};
+use crate::package::{Artifact, Package, Variant, place};
 
 /// The files of a folder that are these packages' PTX, in [`build_all`](crate::build_all())'s places below
 /// `target/ptx`: `sm_90a.ptx`, and with options `options/sm_90a.ptx`. Each was built from this version's
@@ -105,15 +48,7 @@ pub fn prebuilt(folder: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// Where a package's PTX lies in a folder of PTX.
-pub fn place(package: Package, variant: Variant) -> String {
-    match package {
-        Package::Options | Package::NodeOptions => format!("options/{variant}.ptx"),
-        _ => format!("{variant}.ptx"),
-    }
-}
-
-/// That a file's text is a package's PTX, of this version's memory layout.
+/// Checks that a file's text is a package's PTX, of this version's memory layout.
 pub(crate) fn require(path: &Path, text: &str, package: Package, variant: Variant) -> Result<()> {
     check(text, package, variant).map_err(|problem| Error::Prebuilt {
         path: path.into(),

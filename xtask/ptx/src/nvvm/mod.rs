@@ -13,18 +13,16 @@ use std::fs;
 use std::path::{Path, PathBuf, absolute};
 use std::process::Command;
 
-use crate::command::{llvm_tools, output_of, toolchain_command};
-use crate::compile::{Artifact, Package, Variant, missing_cargo};
+use ferry_build::{
+    Artifact, Error, FileContext, Package, Result, Variant, device_bitcode, llvm_tools,
+    missing_cargo, output_of, toolchain_command,
+};
+
 use crate::cuda_folder;
-use crate::error::{Error, FileContext, Result};
-use crate::nvshmem::device_bitcode;
 
-use self::checkout::Checkout;
+use self::checkout::{Checkout, TOOLCHAIN};
 
-pub use self::checkout::TESTED_COMMIT;
-
-/// The toolchain that the checkout's compiler plugs into.
-const TOOLCHAIN: &str = "nightly-2026-04-02";
+pub use self::checkout::{CheckoutError, TESTED_COMMIT};
 
 /// The program that calls `cuda_builder`: the architecture that is compiled for, the crate, the PTX, and the
 /// LLVM module that it was made of; then cargo's arguments.
@@ -71,7 +69,11 @@ impl NvvmBuild {
     ///
     /// A folder that is no checkout of rust-cuda, or one without LLVM 19 or for another toolchain; a missing
     /// tool; a backend that does not compile.
-    pub fn prepare(workspace_root: &Path, target_dir: &Path, checkout: &Path) -> Result<Self> {
+    pub fn prepare(
+        workspace_root: &Path,
+        target_dir: &Path,
+        checkout: &Path,
+    ) -> Result<Self, CheckoutError> {
         let absolute = |path: &Path| absolute(path).file("resolve", path);
         let target_dir = absolute(target_dir)?;
         let checkout = Checkout::open(&absolute(checkout)?)?;

@@ -1,13 +1,15 @@
-//! What can go wrong, each with the command that helps.
+//! Errors, each with the command that helps.
 
 use std::path::PathBuf;
 
-use crate::prebuilt::{FOLDER_VARIABLE, PrebuiltProblem};
+use ferry_layout::FINGERPRINT_VARIABLE;
+
+use crate::package::{FOLDER_VARIABLE, Variant};
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why PTX was not built, assembled or compared.
+/// The reason for which PTX was not found or built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,7 +18,7 @@ pub enum Error {
     MissingTool {
         /// The program or component.
         tool: String,
-        /// What it is needed for.
+        /// Purpose of it.
         needed_for: &'static str,
         /// The command that gets it.
         get: String,
@@ -28,17 +30,17 @@ pub enum Error {
         command: String,
         /// Its exit status.
         status: std::process::ExitStatus,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
     /// A file could not be read or written.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     File {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// NVSHMEM was found, but it is not the version that Ferry links.
@@ -92,7 +94,7 @@ pub enum Error {
     Prebuilt {
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         problem: PrebuiltProblem,
     },
     /// A copy of the host library's package alone: it has neither PTX nor what it is built from.
@@ -109,39 +111,83 @@ pub enum Error {
     /// A build script's function was called by something else.
     #[error("{variable} is not set: only a build script may call this")]
     NoBuildScript {
-        /// What cargo sets for build scripts.
+        /// The variable that cargo sets for build scripts.
         variable: &'static str,
-    },
-    /// A folder that was named as a checkout of rust-cuda lacks something.
-    #[error("{path} {problem}; get a checkout that works with `{get}`", path = path.display())]
-    RustCuda {
-        /// The folder.
-        path: PathBuf,
-        /// What it lacks.
-        problem: String,
-        /// The command that makes one.
-        get: String,
     },
     /// The compiler finished without the file that it should have written.
     #[error("no {what} in {path} after the build", path = path.display())]
     MissingOutput {
-        /// What should be there.
+        /// The missing file, for people.
         what: &'static str,
-        /// Where it was looked for.
+        /// Its place.
         path: PathBuf,
     },
     /// The text of a PTX file, of `ptxas -v` or of a digest was not understood.
     #[error("cannot read {what}: {detail}")]
     Parse {
-        /// Which text.
+        /// The text.
         what: &'static str,
-        /// What is wrong with it.
+        /// The mistake in it.
         detail: String,
     },
 }
 
+/// The reason for which PTX that was built before is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrebuiltProblem {
+    /// A build script runs elsewhere than the user's shell.
+    #[error("it is no absolute path")]
+    NotAbsolute,
+    /// There is no such folder.
+    #[error("there is no such folder")]
+    NoFolder,
+    /// A file is missing.
+    #[error("there is no such file")]
+    NoFile,
+    /// The text is no PTX.
+    #[error("it is not PTX: {reason}")]
+    NotPtx {
+        /// The missing part.
+        reason: String,
+    },
+    /// The PTX is for another GPU generation than its name says.
+    #[error("its .target is `{found}`, not {wanted}")]
+    Target {
+        /// The variant in the file's name.
+        wanted: Variant,
+        /// The variant in its `.target` line.
+        found: String,
+    },
+    /// The PTX was built from another memory layout than this version's.
+    #[error(
+        "its {FINGERPRINT_VARIABLE} is {}, but this version's layout has {wanted:#018x}",
+        found.map_or_else(|| "missing".to_owned(), |found| format!("{found:#018x}"))
+    )]
+    Layout {
+        /// The fingerprint of this version.
+        wanted: u64,
+        /// The one in the PTX; `None` if it has none.
+        found: Option<u64>,
+    },
+    /// A kernel is missing.
+    #[error("it has no kernel {kernel}")]
+    NoKernel {
+        /// Its name.
+        kernel: String,
+    },
+    /// A kernel is missing that only builds with NVSHMEM have.
+    #[error(
+        "it has no kernel {kernel}: it was built without NVSHMEM, which the feature `nvshmem` needs"
+    )]
+    WithoutNvshmem {
+        /// Its name.
+        kernel: String,
+    },
+}
+
 /// Adds the path and what was tried to an I/O error.
-pub(crate) trait FileContext<T> {
+pub trait FileContext<T> {
     /// Turns an I/O error into [`Error::File`].
     fn file(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T>;
 }

@@ -1,15 +1,16 @@
 //! Assembles PTX with `ptxas` and reads back what each kernel takes of a multiprocessor.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::command::{on_path, output_of, stdout_of};
-use crate::compile::{Artifact, Variant};
-use crate::error::{Error, FileContext, Result};
-use crate::stamp::Stamp;
-use crate::wheel::{Wheel, site_packages};
+use ferry_build::{
+    Artifact, Error, FileContext, Result, Stamp, Variant, output_of, site_packages, stdout_of,
+};
+
+use crate::wheels::NVCC;
 
 /// The release whose register counts the digest holds.
 const PTXAS_RELEASE: &str = "release 13.0";
@@ -47,17 +48,13 @@ impl Ptxas {
         let wheel_file = |folder: &Path| folder.join("nvidia/cu13/bin/ptxas");
         let installed = on_path("ptxas")
             .into_iter()
-            .chain(
-                Wheel::NVCC
-                    .fetched(target_dir)
-                    .map(|folder| wheel_file(&folder)),
-            )
+            .chain(NVCC.fetched(target_dir).map(|folder| wheel_file(&folder)))
             .find(|program| program.is_file() && is_wanted_release(program));
         let program = match installed {
             Some(program) => program,
             None => match packaged(wheel_file) {
                 Some(program) => program,
-                None => wheel_file(&Wheel::NVCC.fetch(target_dir)?),
+                None => wheel_file(&NVCC.fetch(target_dir)?),
             },
         };
         Ok(Ptxas { program })
@@ -87,6 +84,14 @@ fn is_wanted_release(program: &Path) -> bool {
         eprintln!("not used: {} is not of CUDA 13.0", program.display());
     }
     wanted
+}
+
+/// Where `name` lies on `PATH`.
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
 }
 
 /// Assembles the PTX and gives every kernel's resources, sorted by name.
@@ -140,7 +145,7 @@ fn missing_ptxas() -> Error {
     Error::MissingTool {
         tool: "ptxas of CUDA 13.0".into(),
         needed_for: "it checks the PTX and counts registers",
-        get: Wheel::NVCC.get_command(),
+        get: NVCC.get_command(),
     }
 }
 

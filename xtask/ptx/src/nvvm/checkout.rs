@@ -4,15 +4,34 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Error, FileContext, Result};
-
-use super::TOOLCHAIN;
+use ferry_build::{Error, FileContext, Result};
 
 /// The commit of rust-cuda that Ferry was tested with: the head of its pull request 375, "llvm19".
 pub const TESTED_COMMIT: &str = "ebfe81ba0a4e113a3bfb1e4b050dcc2cc8d26f99";
 
+/// The toolchain that the checkout's compiler plugs into.
+pub(super) const TOOLCHAIN: &str = "nightly-2026-04-02";
+
 /// What is said of a commit that git cannot name.
 const UNKNOWN: &str = "a commit that git does not tell";
+
+/// The reason for which nothing was built of a checkout.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckoutError {
+    /// The folder lacks something.
+    #[error("{path} {problem}; get a checkout that works with `{get}`", path = path.display())]
+    Unfit {
+        /// The folder.
+        path: PathBuf,
+        /// The missing part.
+        problem: String,
+        /// The command that makes one.
+        get: String,
+    },
+    /// A tool is missing or failed.
+    #[error(transparent)]
+    Build(#[from] Error),
+}
 
 /// A checkout that has what is needed.
 #[derive(Clone, Debug)]
@@ -24,10 +43,10 @@ pub(super) struct Checkout {
 
 impl Checkout {
     /// Looks at the folder: whether it is rust-cuda, knows LLVM 19, and is for the toolchain.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self, CheckoutError> {
         let read = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
         let refuse = |problem: String| {
-            Err(Error::RustCuda {
+            Err(CheckoutError::Unfit {
                 path: path.into(),
                 problem,
                 get: get_command(),

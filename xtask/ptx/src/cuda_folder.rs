@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::error::{FileContext, Result};
-use crate::wheel::Wheel;
+use ferry_build::{FileContext, Result, Wheel};
+
+use crate::wheels::{CCCL, CRT, NVCC, NVVM, RUNTIME};
 
 /// Where a wheel of CUDA 13 has its files.
 const INSIDE: &str = "nvidia/cu13";
@@ -18,7 +19,7 @@ const INSIDE: &str = "nvidia/cu13";
 pub fn with_compiler(target_dir: &Path, folder: &Path) -> Result<()> {
     make(target_dir, folder)?;
     let of = |wheel: Wheel| Ok(wheel.fetch(target_dir)?.join(INSIDE));
-    let (nvcc, nvvm, runtime) = (of(Wheel::NVCC)?, of(Wheel::NVVM)?, of(Wheel::RUNTIME)?);
+    let (nvcc, nvvm, runtime) = (of(NVCC)?, of(NVVM)?, of(RUNTIME)?);
     for inside in ["bin", "include"] {
         link_tree(&nvcc.join(inside), &folder.join(inside))?;
     }
@@ -31,8 +32,8 @@ pub fn with_compiler(target_dir: &Path, folder: &Path) -> Result<()> {
 
 /// Makes a folder with libNVVM and CUDA's headers, unless it is there, and gives it back.
 pub(crate) fn make(target_dir: &Path, folder: &Path) -> Result<PathBuf> {
-    let nvvm = Wheel::NVVM.fetch(target_dir)?.join(INSIDE);
-    for wheel in [Wheel::RUNTIME, Wheel::CRT, Wheel::CCCL] {
+    let nvvm = NVVM.fetch(target_dir)?.join(INSIDE);
+    for wheel in [RUNTIME, CRT, CCCL] {
         let include = wheel.fetch(target_dir)?.join(INSIDE).join("include");
         link_tree(&include, &folder.join("include"))?;
     }

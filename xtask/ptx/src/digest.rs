@@ -8,11 +8,11 @@ use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ferry_build::{Artifact, FileContext, Package, Result, Variant};
 use sha2::{Digest as _, Sha256};
 
 use crate::assemble::{Resources, assemble};
-use crate::compile::{Artifact, CodeGenerator, Package, Variant};
-use crate::error::{FileContext, Result};
+use crate::generator::CodeGenerator;
 use crate::nvvm::NvvmBuild;
 use crate::ptx::{PtxFunction, PtxModule};
 use crate::violation::{Violation, violations};
@@ -110,14 +110,14 @@ impl Digest {
 
     /// Where it is committed.
     fn file(&self, workspace_root: &Path) -> PathBuf {
-        workspace_root.join(self.package.digest_file(self.generator))
+        workspace_root.join(self.generator.digest_file(self.package))
     }
 
     /// This one as it is committed: that of the second code generator names the stock one in each section.
     fn to_commit(&self, workspace_root: &Path) -> Result<Digest> {
         let mut digest = self.clone();
         if self.generator == CodeGenerator::Nvvm {
-            let stock = self.package.digest_file(CodeGenerator::Stock);
+            let stock = CodeGenerator::Stock.digest_file(self.package);
             let stock = committed_text(&workspace_root.join(stock))?;
             for Section { variant, text, .. } in &mut digest.sections {
                 text.insert_str(title(*variant).len(), &stock_line(&stock, *variant));
@@ -368,7 +368,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("ferry-digests-{}", std::process::id()));
         let package = Package::Probes;
         let [stock, nvvm] = [CodeGenerator::Stock, CodeGenerator::Nvvm]
-            .map(|generator| root.join(package.digest_file(generator)));
+            .map(|generator| root.join(generator.digest_file(package)));
         fs::create_dir_all(stock.parent().unwrap()).unwrap();
         let text = "\n[sm_80]\nptx 8.0\n\n[sm_90a]\nptx 8.3\n\n[sm_100a]\nptx 8.6\n";
         fs::write(&stock, text).unwrap();

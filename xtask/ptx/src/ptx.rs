@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fmt, fs};
 
+use ferry_build::{Error, FileContext, Result};
 use ferry_ptx::{Function, opcode};
-
-use crate::error::{Error, FileContext, Result};
 
 /// First parts of the opcodes that touch or order memory.
 const MEMORY_OPCODES: [&str; 15] = [

@@ -46,7 +46,7 @@ fn belongs_to_outer_build(name: &str) -> bool {
 }
 
 /// A command for the toolchain that the workspace pins, as if called by hand in its root.
-pub(crate) fn toolchain_command(program: &str, workspace_root: &Path) -> Command {
+pub fn toolchain_command(program: &str, workspace_root: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(workspace_root);
     for (name, _) in env::vars_os() {
@@ -58,12 +58,12 @@ pub(crate) fn toolchain_command(program: &str, workspace_root: &Path) -> Command
 }
 
 /// Runs a command and gives back what it printed on standard output.
-pub(crate) fn stdout_of(command: &mut Command, missing: impl FnOnce() -> Error) -> Result<String> {
+pub fn stdout_of(command: &mut Command, missing: impl FnOnce() -> Error) -> Result<String> {
     Ok(String::from_utf8_lossy(&output_of(command, missing)?.stdout).into_owned())
 }
 
 /// Runs a command to its end; a program that is not there gives `missing()`.
-pub(crate) fn output_of(
+pub fn output_of(
     command: &mut Command,
     missing: impl FnOnce() -> Error,
 ) -> Result<std::process::Output> {
@@ -99,18 +99,10 @@ fn command_line(command: &Command) -> String {
         .join(" ")
 }
 
-/// Where `name` lies on `PATH`.
-pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH")?;
-    env::split_paths(&path)
-        .map(|folder| folder.join(name))
-        .find(|file| file.is_file())
-}
-
 /// The folder of LLVM tools (`llvm-link`, `opt`, `llvm-dis`, `llvm-as`) of the pinned toolchain.
 ///
 /// Checks at the same time that the components which the PTX build needs are there.
-pub(crate) fn llvm_tools(workspace_root: &Path) -> Result<PathBuf> {
+pub fn llvm_tools(workspace_root: &Path) -> Result<PathBuf> {
     let missing_rustc = || Error::MissingTool {
         tool: "rustc".into(),
         needed_for: "it compiles the kernels",

@@ -1,10 +1,8 @@
 //! Compiles a crate of kernels for each variant with a cargo of its own.
 
 use std::env;
-use std::fmt;
 use std::fs::{self, File};
 use std::path::{self, Path, PathBuf};
-use std::str::FromStr;
 use std::thread;
 
 use ferry_layout::{Kernel, MAX_REGISTERS};
@@ -13,185 +11,11 @@ use ferry_ptx::Module;
 use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
 use crate::error::{Error, FileContext, Result};
 use crate::nvshmem::device_bitcode;
+use crate::package::{Artifact, Package, Variant};
 use crate::stamp::Stamp;
 
 /// The target of the stock compiler.
-pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
-
-/// A GPU generation that PTX is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Variant {
-    /// The portable floor: the driver compiles it for Ampere and anything later.
-    Sm80,
-    /// Hopper with its own instructions; runs on no other generation.
-    Sm90a,
-    /// Blackwell with its own instructions; runs on no other generation.
-    Sm100a,
-}
-
-impl Variant {
-    /// Every variant, oldest first.
-    pub const ALL: [Variant; 3] = [Variant::Sm80, Variant::Sm90a, Variant::Sm100a];
-
-    /// The name that rustc, ptxas and file names use.
-    pub const fn target_cpu(self) -> &'static str {
-        match self {
-            Variant::Sm80 => "sm_80",
-            Variant::Sm90a => "sm_90a",
-            Variant::Sm100a => "sm_100a",
-        }
-    }
-
-    /// The PTX version as the compiler's feature.
-    ///
-    /// Each is at most 9.0, which drivers of CUDA 13.0 accept, and the lowest that has the
-    /// instructions in use: 8.0 the cache hints, 8.3 what NVSHMEM's own code is built for,
-    /// 8.6 is the first that knows sm_100a.
-    pub(crate) const fn ptx_feature(self) -> &'static str {
-        match self {
-            Variant::Sm80 => "+ptx80",
-            Variant::Sm90a => "+ptx83",
-            Variant::Sm100a => "+ptx86",
-        }
-    }
-}
-
-impl fmt::Display for Variant {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.target_cpu())
-    }
-}
-
-impl FromStr for Variant {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Variant> {
-        let found = Variant::ALL
-            .into_iter()
-            .find(|variant| variant.target_cpu() == text);
-        found.ok_or_else(|| Error::Parse {
-            what: "the architecture",
-            detail: format!("`{text}` is none of sm_80, sm_90a, sm_100a"),
-        })
-    }
-}
-
-/// A crate of kernels, compiled to a PTX of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Package {
-    /// `ferry-kernels`: what the host library embeds.
-    Kernels,
-    /// `ferry-options`: what the host library embeds besides, for launches with options.
-    Options,
-    /// Of [`Kernels`](Self::Kernels) those that reach ranks of one node: without anything of NVSHMEM.
-    NodeKernels,
-    /// Of [`Options`](Self::Options) those that reach ranks of one node.
-    NodeOptions,
-    /// `ferry-probes`: what the tests and the benchmark launch besides.
-    Probes,
-    /// `ferry-own-epilogue`: kernels with an epilogue of their own, which tests launch.
-    OwnEpilogue,
-}
-
-impl Package {
-    /// Every package with a digest of its own.
-    pub const ALL: [Package; 4] = [
-        Package::Kernels,
-        Package::Options,
-        Package::Probes,
-        Package::OwnEpilogue,
-    ];
-
-    /// The package's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Package::Kernels | Package::NodeKernels => "ferry-kernels",
-            Package::Options | Package::NodeOptions => "ferry-options",
-            Package::Probes => "ferry-probes",
-            Package::OwnEpilogue => "ferry-own-epilogue",
-        }
-    }
-
-    /// Where its digest is committed, below the workspace root. Kernels for one node have that of all.
-    pub const fn digest_file(self, generator: CodeGenerator) -> &'static str {
-        let [stock, nvvm] = match self {
-            Package::Kernels | Package::NodeKernels => {
-                ["gpu/ptx-digest.txt", "gpu/nvvm-digest.txt"]
-            }
-            Package::Options | Package::NodeOptions => {
-                ["gpu/options/ptx-digest.txt", "gpu/options/nvvm-digest.txt"]
-            }
-            Package::Probes => ["gpu/probes/ptx-digest.txt", "gpu/probes/nvvm-digest.txt"],
-            Package::OwnEpilogue => [
-                "tests/epilogue/ptx-digest.txt",
-                "tests/epilogue/nvvm-digest.txt",
-            ],
-        };
-        match generator {
-            CodeGenerator::Stock => stock,
-            CodeGenerator::Nvvm => nvvm,
-        }
-    }
-
-    /// Where its PTX files lie.
-    pub(crate) fn folder(self, target_dir: &Path) -> PathBuf {
-        match self {
-            Package::Kernels => target_dir.join("ptx"),
-            Package::Options => target_dir.join("ptx/options"),
-            Package::NodeKernels => target_dir.join("ptx/node"),
-            Package::NodeOptions => target_dir.join("ptx/node/options"),
-            Package::Probes => target_dir.join("ptx/probes"),
-            Package::OwnEpilogue => target_dir.join("ptx/own-epilogue"),
-        }
-    }
-
-    /// The middle of the variables that [`embed`](crate::embed()) sets.
-    pub(crate) const fn variable(self) -> &'static str {
-        match self {
-            Package::Kernels | Package::NodeKernels | Package::Probes => "PTX",
-            Package::Options | Package::NodeOptions => "OPTIONS_PTX",
-            Package::OwnEpilogue => "EPILOGUE_PTX",
-        }
-    }
-
-    /// Whether its kernels call NVSHMEM, to reach other nodes.
-    pub(crate) const fn calls_nvshmem(self) -> bool {
-        matches!(
-            self,
-            Package::Kernels | Package::Options | Package::OwnEpilogue
-        )
-    }
-}
-
-/// What makes PTX of the crates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CodeGenerator {
-    /// The stock compiler: LLVM.
-    Stock,
-    /// `rustc_codegen_nvvm`: libNVVM.
-    Nvvm,
-}
-
-impl CodeGenerator {
-    /// The command that renews its digests.
-    pub const fn bless_command(self) -> &'static str {
-        match self {
-            CodeGenerator::Stock => "cargo xtask build-ptx --bless",
-            CodeGenerator::Nvvm => "cargo xtask build-ptx --backend nvvm --rust-cuda PATH --bless",
-        }
-    }
-}
-
-/// One built PTX file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Artifact {
-    /// Whose kernels it has.
-    pub package: Package,
-    /// What it was built for.
-    pub variant: Variant,
-    /// The file: `<variant>.ptx` in `<target_dir>/ptx`, or for other packages in a folder of theirs below it.
-    pub ptx_path: PathBuf,
-}
+pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Builds all variants of a package, as many at a time as there are processors.
 ///
@@ -259,7 +83,7 @@ fn absolute(folder: &Path) -> Result<PathBuf> {
     path::absolute(folder).file("resolve", folder)
 }
 
-/// What the builds of a package's variants share.
+/// Inputs that the builds of a package's variants share.
 struct Build<'a> {
     workspace_root: &'a Path,
     target_dir: PathBuf,
@@ -390,7 +214,7 @@ impl<'a> Build<'a> {
 
 /// Arguments of cargo for all that kernels depend on in a profile: on the command line, as the user's
 /// configuration of cargo goes before the manifest. Debug information would name this machine's folders.
-pub(crate) fn profile() -> impl Iterator<Item = &'static str> {
+pub fn profile() -> impl Iterator<Item = &'static str> {
     let keys = [
         "profile.release.debug=false",
         "profile.release.codegen-units=1",
@@ -403,8 +227,8 @@ pub(crate) fn profile() -> impl Iterator<Item = &'static str> {
     keys.into_iter().flat_map(|key| ["--config", key])
 }
 
-/// Why nothing can be compiled.
-pub(crate) fn missing_cargo() -> Error {
+/// The reason for which nothing can be compiled.
+pub fn missing_cargo() -> Error {
     Error::MissingTool {
         tool: "cargo".into(),
         needed_for: "it compiles the kernels",
@@ -414,7 +238,7 @@ pub(crate) fn missing_cargo() -> Error {
 
 /// The PTX with the number of registers of every kernel that may use fewer than the others: the
 /// compiler has no attribute for it.
-pub(crate) fn with_limits(ptx: &str) -> Result<String> {
+pub fn with_limits(ptx: &str) -> Result<String> {
     let error = |detail| Error::Parse {
         what: "the PTX",
         detail,
@@ -442,7 +266,7 @@ pub(crate) fn with_limits(ptx: &str) -> Result<String> {
 
 /// Flags for every crate of the device build, core included. Tables for `match` would lie in global
 /// memory, whose latency is longer than the comparisons that they replace.
-pub(crate) fn rustflags(variant: Variant) -> String {
+pub fn rustflags(variant: Variant) -> String {
     format!(
         "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={} -Ctarget-feature={}",
         variant.target_cpu(),
@@ -466,26 +290,5 @@ mod tests {
             "{limited}"
         );
         assert!(with_limits(dispatch).is_err());
-    }
-
-    #[test]
-    fn names_and_variants_go_both_ways() {
-        for variant in Variant::ALL {
-            assert_eq!(variant.target_cpu().parse::<Variant>().unwrap(), variant);
-        }
-        let text = "sm_70".parse::<Variant>().unwrap_err().to_string();
-        assert!(text.contains("sm_70") && text.contains("sm_90a"), "{text}");
-    }
-
-    #[test]
-    fn no_ptx_is_too_new_for_a_driver_of_cuda_13_0() {
-        for variant in Variant::ALL {
-            let version: u32 = variant
-                .ptx_feature()
-                .trim_start_matches("+ptx")
-                .parse()
-                .unwrap();
-            assert!(version <= 90, "{variant} asks for {version}");
-        }
     }
 }

@@ -4,10 +4,9 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::command::{stdout_of, toolchain_command};
-use crate::error::{Error, Result};
+use ferry_build::{Error, Result, stdout_of, toolchain_command};
 
-use super::TOOLCHAIN;
+use super::checkout::TOOLCHAIN;
 
 /// The command that gets the toolchain with its components.
 pub(super) const GET_TOOLCHAIN: &str = "rustup toolchain install nightly-2026-04-02 --profile minimal \

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use ferry_build::Variant;
+
 use crate::assemble::Resources;
-use crate::compile::Variant;
 use crate::ptx::PtxModule;
 
 /// Kernels that may use local memory: for what, the kernel, the most bytes, and the reason.
