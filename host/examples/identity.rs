@@ -30,7 +30,10 @@ struct Tensors {
 
 #[cfg(feature = "cuda")]
 fn group(ranks: usize) -> Result<Group, Error> {
-    Group::local(&(0..ranks).collect::<Vec<_>>())
+    Group::local(
+        &(0..ranks).collect::<Vec<_>>(),
+        &ferry::GroupOptions::default(),
+    )
 }
 
 #[cfg(not(feature = "cuda"))]

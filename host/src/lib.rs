@@ -133,8 +133,6 @@ pub use group::bootstrap::Bootstrap;
 pub use group::bootstrap::function::FnBootstrap;
 pub use group::bootstrap::tcp::TcpBootstrap;
 pub use group::fabric::Fabric;
-#[cfg(feature = "nvshmem")]
-pub use group::nvshmem::NvshmemOptions;
 #[cfg(feature = "cuda")]
 pub use group::options::GroupOptions;
 #[cfg(feature = "candle")]

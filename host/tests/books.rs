@@ -92,7 +92,7 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        let group = Group::local(&[0]).unwrap();
+        let group = Group::local(&[0], &GroupOptions::default()).unwrap();
         let plan = Plan::new(&group, Config::new(2, 1, 8, 4)).unwrap();
         let rank = Communicator::new(&group, &plan).unwrap().remove(0);
         let device = rank.device();

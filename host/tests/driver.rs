@@ -3,7 +3,7 @@
 
 use std::env;
 
-use ferry::{DriverError, Error, Group};
+use ferry::{DriverError, Error, Group, GroupOptions};
 
 /// The error of a call that needs a driver, unless this machine has one.
 fn error_of<T>(result: Result<T, Error>) -> Option<Error> {
@@ -31,7 +31,7 @@ fn require_advice(error: &Error) {
 
 #[test]
 fn a_local_group_says_what_is_missing() {
-    if let Some(error) = error_of(Group::local(&[0])) {
+    if let Some(error) = error_of(Group::local(&[0], &GroupOptions::default())) {
         require_advice(&error);
     }
 }

@@ -109,6 +109,7 @@ impl GroupOptions {
         ferry::GroupOptions {
             kernels,
             share_gpus: self.args.share_gpus,
+            ..ferry::GroupOptions::default()
         }
     }
 }
@@ -192,7 +193,7 @@ pub fn open(options: &GroupOptions) -> Result<OpenGroup> {
 #[cfg(feature = "cuda")]
 fn local(options: &GroupOptions) -> Result<Group> {
     let of_library = options.of_library(options.files.kernels()?);
-    Ok(Group::local_with(&options.devices(), &of_library)?)
+    Ok(Group::local(&options.devices(), &of_library)?)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -240,12 +241,8 @@ pub(crate) fn over(
     let bootstrap = Arc::new(Mutex::new(bootstrap));
     let shared = Box::new(Shared(bootstrap.clone()));
     let group = match options.kind {
-        GroupKind::Node => Group::node_with(shared, device, &of_library)?,
-        _ => {
-            let library = None;
-            let nvshmem = ferry::NvshmemOptions { device, library };
-            Group::nvshmem_with(shared, nvshmem, &of_library)?
-        }
+        GroupKind::Node => Group::node(shared, device, &of_library)?,
+        _ => Group::nvshmem(shared, device, &of_library)?,
     };
     debug_assert_eq!(group.local_ranks()[0].0, rank);
     let gather: Gather = Box::new(move |bytes| {

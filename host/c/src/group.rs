@@ -325,7 +325,7 @@ unsafe fn make(
 
 #[cfg(feature = "cuda")]
 fn local(devices: &[usize], given: &Given<'_>) -> Result<Group, Failure> {
-    Ok(Group::local_with(devices, &given.options())?)
+    Ok(Group::local(devices, &given.options())?)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -343,7 +343,7 @@ unsafe fn node(
 ) -> Result<Group, Failure> {
     // SAFETY: the caller's promise.
     let bootstrap = unsafe { open(bootstrap)? };
-    Ok(Group::node_with(bootstrap, device, &given.options())?)
+    Ok(Group::node(bootstrap, device, &given.options())?)
 }
 
 /// # Safety
@@ -373,8 +373,11 @@ unsafe fn nvshmem(
     let library = library.map(|path| OsStr::from_bytes(path.to_bytes()).into());
     // SAFETY: the caller's promise.
     let bootstrap = unsafe { open(bootstrap)? };
-    let options = ferry::NvshmemOptions { device, library };
-    Ok(Group::nvshmem_with(bootstrap, options, &given.options())?)
+    let options = ferry::GroupOptions {
+        nvshmem_library: library,
+        ..given.options()
+    };
+    Ok(Group::nvshmem(bootstrap, device, &options)?)
 }
 
 /// # Safety

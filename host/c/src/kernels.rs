@@ -89,6 +89,7 @@ impl Given<'_> {
         ferry::GroupOptions {
             kernels: self.kernels.cloned().unwrap_or_default(),
             share_gpus: self.share_gpus,
+            ..ferry::GroupOptions::default()
         }
     }
 }

@@ -18,7 +18,7 @@ use std::{panic, process};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use ferry::{Group, Rank};
+use ferry::{Group, GroupOptions, Rank};
 
 use layer::nccl::{self, Nccl};
 use layer::weights::{BLOCK, Tiles};
@@ -93,7 +93,8 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool> {
     let shape = shape(args)?;
     let devices: Vec<_> = (0..shape.ranks).collect();
-    let group = Group::local(&devices).context("this example runs on GPUs")?;
+    let group =
+        Group::local(&devices, &GroupOptions::default()).context("this example runs on GPUs")?;
     layer::require_libraries()?;
     let mut nccl = match nccl::load(args.nccl.as_deref()) {
         Ok(library) => Nccl::all(library, shape.ranks)?,

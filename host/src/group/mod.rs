@@ -23,9 +23,11 @@ use crate::device::Device;
 use crate::device::sharing::gpu_ranks::GpuRanks;
 use crate::device::sharing::queues;
 use crate::error::Error;
+#[cfg(feature = "cuda")]
+use crate::group::bootstrap::Bootstrap;
 use crate::group::fabric::Fabric;
-#[cfg(feature = "nvshmem")]
-use crate::group::nvshmem::NvshmemOptions;
+#[cfg(feature = "cuda")]
+use crate::group::options::GroupOptions;
 use crate::group::simulated::SimulatedFabric;
 
 /// The ranks that exchange tokens, and how they reach each other. Cheap to clone; clones are the
@@ -149,25 +151,21 @@ impl Group {
     /// One rank a GPU, all driven by this process, over peer access. `devices` are CUDA device
     /// numbers; rank `r` is `devices[r]`. Not collective. Synchronises the devices.
     ///
+    /// ```no_run
+    /// use ferry::{Group, GroupOptions};
+    ///
+    /// # fn main() -> Result<(), ferry::Error> {
+    /// let group = Group::local(&[0, 1, 2, 3], &GroupOptions::default())?;
+    /// # group.close()
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
     /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
-    /// [`Error::Driver`], [`Error::Cuda`].
+    /// [`Error::Driver`], also for kernels of other devices, [`Error::Cuda`].
     #[cfg(feature = "cuda")]
-    pub fn local(devices: &[usize]) -> Result<Self, Error> {
-        Self::local_with(devices, &crate::group::options::GroupOptions::default())
-    }
-
-    /// As [`local`](Self::local), with other kernels on every device, or with several ranks on one. Not
-    /// collective. Synchronises the devices.
-    ///
-    /// # Errors
-    /// As [`local`](Self::local); [`Error::Driver`] where the kernels are for other devices.
-    #[cfg(feature = "cuda")]
-    pub fn local_with(
-        devices: &[usize],
-        options: &crate::group::options::GroupOptions,
-    ) -> Result<Self, Error> {
+    pub fn local(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
         Self::with_fabric(Box::new(local::LocalFabric::new(devices, options)?))
     }
 
@@ -185,67 +183,35 @@ impl Group {
     /// # Errors
     /// [`Error::Node`] (different nodes, different numbers of ranks, no peer access, no CUDA IPC),
     /// [`Error::GpuShared`], [`Error::PeerFailed`], [`Error::Bootstrap`], [`Error::RankCount`],
-    /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Cuda`].
+    /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], also
+    /// for kernels of other devices, [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn node(
-        bootstrap: Box<dyn crate::group::bootstrap::Bootstrap>,
+        bootstrap: Box<dyn Bootstrap>,
         device: usize,
+        options: &GroupOptions,
     ) -> Result<Self, Error> {
-        Self::node_with(
-            bootstrap,
-            device,
-            &crate::group::options::GroupOptions::default(),
-        )
+        let open = || node::ipc::Ipc::open(device, options);
+        let fabric = node::fabric::NodeFabric::join(bootstrap, open)?;
+        Self::with_fabric(Box::new(fabric))
     }
 
-    /// As [`node`](Self::node), with other kernels on this process's device, or with several processes on
-    /// one. Collective. Synchronises.
-    ///
-    /// # Errors
-    /// As [`node`](Self::node); [`Error::Driver`] where the kernels are for other devices.
-    #[cfg(feature = "cuda")]
-    pub fn node_with(
-        bootstrap: Box<dyn crate::group::bootstrap::Bootstrap>,
-        device: usize,
-        options: &crate::group::options::GroupOptions,
-    ) -> Result<Self, Error> {
-        let open = || crate::group::node::ipc::Ipc::open(device, options);
-        Self::with_fabric(Box::new(crate::group::node::fabric::NodeFabric::join(
-            bootstrap, open,
-        )?))
-    }
-
-    /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. Collective.
+    /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. `device` is the number of
+    /// this process's GPU. Kernels of yours were linked with NVSHMEM's device code, as Ferry's are.
+    /// Collective.
     ///
     /// # Errors
     /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`] without a CUDA driver or
-    /// NVSHMEM's library, [`Error::Driver`], [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`].
+    /// NVSHMEM's library, [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`];
+    /// [`Error::Driver`], also for kernels of other devices, and [`Error::Kernels`] for kernels that were
+    /// built without NVSHMEM; [`Error::SharedGpu`] if ranks share a GPU without MPS.
     #[cfg(feature = "nvshmem")]
     pub fn nvshmem(
-        bootstrap: Box<dyn crate::group::bootstrap::Bootstrap>,
-        options: NvshmemOptions,
+        bootstrap: Box<dyn Bootstrap>,
+        device: usize,
+        options: &GroupOptions,
     ) -> Result<Self, Error> {
-        Self::nvshmem_with(
-            bootstrap,
-            options,
-            &crate::group::options::GroupOptions::default(),
-        )
-    }
-
-    /// As [`nvshmem`](Self::nvshmem), with other kernels on this process's device, which were linked with
-    /// NVSHMEM's device code, as Ferry's are; or with several processes on one. Collective.
-    ///
-    /// # Errors
-    /// As [`nvshmem`](Self::nvshmem); [`Error::Driver`] where the kernels are for other devices,
-    /// [`Error::Kernels`] where they were built without NVSHMEM; [`Error::SharedGpu`] where ranks share a GPU
-    /// without MPS.
-    #[cfg(feature = "nvshmem")]
-    pub fn nvshmem_with(
-        bootstrap: Box<dyn crate::group::bootstrap::Bootstrap>,
-        options: NvshmemOptions,
-        group: &crate::group::options::GroupOptions,
-    ) -> Result<Self, Error> {
-        let fabric = crate::group::nvshmem::NvshmemFabric::new(bootstrap, options, group)?;
+        let fabric = nvshmem::NvshmemFabric::new(bootstrap, device, options)?;
         Self::with_fabric(Box::new(fabric))
     }
 

@@ -21,15 +21,6 @@ use crate::group::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::group::options::GroupOptions;
 use crate::tensor::handles::DevicePtr;
 
-/// How a rank of an NVSHMEM group finds its GPU and its library.
-#[derive(Clone, Debug, Default)]
-pub struct NvshmemOptions {
-    /// The number of this process's GPU.
-    pub device: usize,
-    /// The NVSHMEM host library; `None` to look in the loader's usual places.
-    pub library: Option<PathBuf>,
-}
-
 /// A rank's membership of an NVSHMEM job.
 ///
 /// [`close`](Fabric::close) leaves the job; dropping does not, because leaving waits for the
@@ -113,14 +104,14 @@ impl NvshmemFabric {
     /// [`Error::Kernels`] for kernels that were built without NVSHMEM, and those of [`CudaDevice::open`].
     pub fn new(
         mut bootstrap: Box<dyn Bootstrap>,
-        options: NvshmemOptions,
-        group: &GroupOptions,
+        device: usize,
+        options: &GroupOptions,
     ) -> Result<Self, Error> {
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         if ranks == 0 {
             return Err(Error::RankCount { ranks: 0 });
         }
-        let prepared = prepare(rank, options, group);
+        let prepared = prepare(rank, device, options);
         let announced = |prepared: &Prepared| {
             let id = prepared.id.map(UniqueId::to_bytes);
             let id = id.as_ref().map_or(&[][..], |id| &id[..]);
@@ -333,14 +324,13 @@ struct Prepared {
     id: Option<UniqueId>,
 }
 
-fn prepare(rank: u32, options: NvshmemOptions, group: &GroupOptions) -> Result<Prepared, Error> {
-    let NvshmemOptions { device, library } = options;
-    let path = library.as_deref();
+fn prepare(rank: u32, device: usize, options: &GroupOptions) -> Result<Prepared, Error> {
+    let path = options.nvshmem_library.as_deref();
     let library = HostLibrary::load(path).map_err(|error| not_loaded(path, &error))?;
-    let device = Arc::new(CudaDevice::open_with(device, &group.kernels)?);
+    let device = Arc::new(CudaDevice::open_with(device, &options.kernels)?);
     device.module().require_shmem()?;
     let gpu = Gpu::here(device.uuid()?);
-    let terms = device.terms(group.share_gpus)?;
+    let terms = device.terms(options.share_gpus)?;
     let _current = device.enter()?;
     let id = match rank {
         0 => Some(library.new_unique_id().map_err(refused)?),

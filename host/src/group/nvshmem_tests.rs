@@ -22,12 +22,12 @@ unsafe impl Bootstrap for Recorded {
 
 #[test]
 fn a_missing_library_is_named_on_its_own_rank() {
-    let options = NvshmemOptions {
-        library: Some(PathBuf::from("no/such/libnvshmem_host.so.3")),
-        ..NvshmemOptions::default()
+    let options = GroupOptions {
+        nvshmem_library: Some(PathBuf::from("no/such/libnvshmem_host.so.3")),
+        ..GroupOptions::default()
     };
     let bootstrap = Box::new(Recorded(vec![vec![1]]));
-    let Err(error) = NvshmemFabric::new(bootstrap, options, &GroupOptions::default()) else {
+    let Err(error) = NvshmemFabric::new(bootstrap, 0, &options) else {
         panic!("there is no such library");
     };
     assert!(matches!(error, Error::LibraryMissing { .. }), "{error}");

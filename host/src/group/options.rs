@@ -1,15 +1,17 @@
-//! How a group of GPUs is made.
+//! Options of groups of GPUs.
+
+use std::path::PathBuf;
 
 use crate::device::kernels::Kernels;
 
-/// What a group of GPUs is made with, besides its ranks.
+/// Options of a group of GPUs: kernels, whether ranks share GPUs, and where NVSHMEM is.
 ///
 /// ```no_run
 /// use ferry::{Group, GroupOptions};
 ///
 /// # fn main() -> Result<(), ferry::Error> {
 /// // Four ranks on one GPU, for a machine that has no more.
-/// let group = Group::local_with(&[0; 4], &GroupOptions {
+/// let group = Group::local(&[0; 4], &GroupOptions {
 ///     share_gpus: true,
 ///     ..GroupOptions::default()
 /// })?;
@@ -34,8 +36,10 @@ pub struct GroupOptions {
     ///
     /// Processes on one GPU run side by side under MPS (`nvidia-cuda-mps-control -d`, before all of them;
     /// whether a process is its client is asked of the driver). Without, those of a node group take turns,
-    /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem_with` refuses
+    /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem` refuses
     /// ([`SharedGpuError::NeedsMps`](crate::SharedGpuError)). Side by side, there are at most as many ranks
     /// as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::SharedGpuError)).
     pub share_gpus: bool,
+    /// The NVSHMEM host library, for `Group::nvshmem` alone; `None` to look in the loader's usual places.
+    pub nvshmem_library: Option<PathBuf>,
 }

@@ -20,7 +20,7 @@
 //! #     rows.broadcast_add(ends)
 //! # }
 //! # let [x, topk_ids, topk_weights]: [Tensor; 3] = std::process::exit(0);
-//! let group = Group::local(&[0])?;
+//! let group = Group::local(&[0], &GroupOptions::default())?;
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
 //! let mut rank = Communicator::new(&group, &plan)?.remove(0);
 //! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");

@@ -13,7 +13,7 @@
 //! use ferry::*;
 //! use half::bf16;
 //!
-//! let group = Group::local(&[0])?;
+//! let group = Group::local(&[0], &GroupOptions::default())?;
 //! let plan = Plan::new(&group, Config::new(8, 2, 7168, 4))?;
 //! let mut rank = Communicator::new(&group, &plan)?.remove(0);
 //! let device = group.cuda(Rank(0)).expect("a local group has CUDA devices");

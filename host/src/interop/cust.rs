@@ -16,7 +16,7 @@
 //! use cust::memory::DeviceBuffer;
 //! use cust::stream::{Stream, StreamFlags};
 //!
-//! let group = ferry::Group::local(&[0])?;
+//! let group = ferry::Group::local(&[0], &ferry::GroupOptions::default())?;
 //! let device = group.cuda(ferry::Rank(0)).expect("a local group has CUDA devices");
 //! let _current = device.enter()?;
 //! let stream = Stream::new(StreamFlags::DEFAULT, None)?;

@@ -142,7 +142,7 @@ fn own_group(suite: &Suite<'_>) -> Result<Option<Group>> {
                 // SAFETY: the kernels are Ferry's with an epilogue that reads what the test gives it.
                 let kernels = unsafe { ferry::Kernels::default().with_epilogue(text) }?;
                 let of_library = options.of_library(kernels);
-                anyhow::Ok(Group::local_with(&options.devices(), &of_library)?)
+                anyhow::Ok(Group::local(&options.devices(), &of_library)?)
             };
             match of(include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"))) {
                 Ok(group) => Some(group),

@@ -82,11 +82,12 @@ fn room(suite: &mut Suite<'_>) -> Result<Outcome> {
     let gpu = group.gpu_ranks(group.local_ranks()[0]).context("a GPU")?;
     let half = gpu.multiprocessors() / suite.ranks() as u32 / 2;
     let device = group.cuda(group.local_ranks()[0]).context("a device")?;
-    let other = Group::local_with(
+    let other = Group::local(
         &vec![device.ordinal(); suite.ranks()],
         &GroupOptions {
             kernels: suite.args.files.kernels()?,
             share_gpus: true,
+            ..GroupOptions::default()
         },
     )?;
     let all = config(suite);

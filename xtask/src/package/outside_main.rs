@@ -1,5 +1,7 @@
 //! A round in the simulator, and with feature `cuda` on this machine's first GPU, if there is one.
 
+#[cfg(feature = "cuda")]
+use ferry::GroupOptions;
 use ferry::{
     CombineBuffers, CombineInput, Config, DispatchBuffers, DispatchInput, Error, Communicator,
     Group, Plan, Stream,
@@ -51,7 +53,7 @@ fn main() {
     assert!(right, "a sum is wrong");
     println!("simulated: every sum is right");
     #[cfg(feature = "cuda")]
-    match Group::local(&[0]).and_then(|group| round(&group)) {
+    match Group::local(&[0], &GroupOptions::default()).and_then(|group| round(&group)) {
         Ok(right) => assert!(right, "a sum of the GPU is wrong"),
         Err(error @ (Error::LibraryMissing { .. } | Error::Cuda(_))) => println!("cuda: {error}"),
         Err(error) => panic!("{error}"),

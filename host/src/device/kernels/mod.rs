@@ -41,7 +41,7 @@ impl Kernels {
     /// Kernels in a PTX text: that of a crate that has entries of the same names as Ferry's, of the same
     /// arguments, and was linked with the `ferry-gpu` of this version, whose fingerprint of the memory layout
     /// is compared. More entries are allowed; those that reach ranks of other nodes are needed by
-    /// `Group::nvshmem_with` alone, where all must be there. The text is for one architecture, which each
+    /// `Group::nvshmem` alone, where all must be there. The text is for one architecture, which each
     /// device compares with its own when a group is made. Kernels for a shape are made of it, too.
     ///
     /// # Errors
