@@ -62,6 +62,8 @@
 //!
 //! # Features
 //!
+//! `simulator`, a default one: the group `Group::simulated`, whose ranks run the same protocol on the CPU.
+//!
 //! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
 //! run time, by the first call that needs one. So a program builds and starts without it. Nothing depends
 //! on the environment: one variable is read for a warning alone, where ranks of a process share a GPU
@@ -83,6 +85,11 @@
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Misuse does not compile.
+#[cfg(doctest)]
+#[doc = include_str!("../tests/misuse.md")]
+struct Misuse;
 
 mod call;
 mod communicator;
@@ -126,7 +133,9 @@ pub use ferry_layout::{
     CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, MAX_RANKS, OutputElement, Rank, Region,
     ScaleLayout, Shape, Sizes, TokenFormat, UnknownName,
 };
+#[cfg(feature = "simulator")]
 pub use ferry_simulator as simulator;
+#[cfg(feature = "simulator")]
 pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
 pub use group::bootstrap::Bootstrap;

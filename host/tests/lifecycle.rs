@@ -253,6 +253,13 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
     assert!(rank.dispatch(Stream::DEFAULT, &input, &output).is_ok());
     assert_eq!(rank.check().unwrap(), Some(InputFault(fault)));
     assert_eq!(rank.check().unwrap(), None);
+    let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
+    rank.combine(
+        Stream::DEFAULT,
+        &CombineInput::new(output.tokens),
+        &CombineOutput::Apart(apart),
+    )
+    .unwrap();
     rank.close().unwrap();
 }
 

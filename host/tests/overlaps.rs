@@ -60,7 +60,7 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
         .output();
     rank.dispatch_wait(STREAM, &apart).unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-    rank.close().unwrap();
+    finish(rank, &t);
 }
 
 #[test]
@@ -90,5 +90,6 @@ fn outputs_that_overlap_each_other_are_refused() {
     let capacity = Capacity::max(rank.plan());
     let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);
     assert_overlap(made, wanted);
-    rank.close().unwrap();
+    rank.dispatch_wait(STREAM, &t.output).unwrap();
+    finish(rank, &t);
 }

@@ -367,6 +367,7 @@ pub enum Error {
         page: Box<FaultPage>,
     },
     /// The simulator refused.
+    #[cfg(feature = "simulator")]
     #[error(transparent)]
     Simulator(#[from] ferry_simulator::SimulatorError),
     /// The CUDA driver refused.

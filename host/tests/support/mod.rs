@@ -221,6 +221,14 @@ pub fn combine_all(ranks: &mut [Communicator], tensors: &[Tensors]) {
     }
 }
 
+/// Ends the open round of a rank that has no peers, and closes it.
+pub fn finish(mut rank: Communicator, t: &Tensors) {
+    rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+        .unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    rank.close().unwrap();
+}
+
 pub fn close(ranks: Vec<Communicator>) {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
