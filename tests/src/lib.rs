@@ -8,6 +8,7 @@ pub mod explain;
 pub mod formats;
 pub mod gpu;
 pub mod group;
+pub mod halves;
 pub mod kernel_files;
 pub mod local;
 #[cfg(feature = "mpi")]
