@@ -12,6 +12,7 @@ pub mod formats;
 #[cfg(feature = "suites")]
 pub mod gpu;
 pub mod group;
+pub mod halves;
 pub mod kernel_files;
 #[cfg(feature = "suites")]
 pub mod local;

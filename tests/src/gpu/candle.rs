@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::candle::{self, Rows, Tokens};
 use ferry::cuda::CudaDevice;
-use ferry::{Capacity, Communicator, Config, Dispatched, Plan, TokenFormat};
+use ferry::{Capacity, Communicator, Config, Plan, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
     CombineMode, Problem, RankInput, apply_expert_scale, bf16, combine, dispatch,
@@ -61,20 +61,20 @@ struct Rank {
 
 impl Rank {
     /// Enqueues a dispatch.
-    fn dispatch(&mut self) -> Result<(Dispatched<'_>, &mut Memory)> {
+    fn dispatch(&mut self) -> Result<()> {
         let memory = &mut self.memory;
         let tokens = memory.tokens();
         // SAFETY: the tensors' stream alone uses them; it is synchronised before the group is closed, and no
         // graph is captured.
-        let dispatched = unsafe {
+        unsafe {
             candle::dispatch(
                 &mut self.communicator,
                 &memory.device,
                 &tokens,
                 &memory.rows,
             )
-        };
-        Ok((dispatched?, memory))
+        }?;
+        Ok(())
     }
 }
 
@@ -268,17 +268,18 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
     let scale = scale(problem.experts);
     let placements = Placement::of(problem, format, Compared::ALL);
     ranks.iter_mut().try_for_each(|rank| rank.memory.poison())?;
-    let waiting: Vec<_> = ranks
-        .iter_mut()
-        .map(Rank::dispatch)
-        .collect::<Result<_>>()?;
-    for (dispatched, memory) in waiting {
+    ranks.iter_mut().try_for_each(Rank::dispatch)?;
+    for Rank {
+        communicator,
+        memory,
+    } in &mut *ranks
+    {
         let (number, capacity) = (memory.number, memory.rows.tokens.dim(0)?);
         let answers = placements[number].expert_rows(problem, &scale, number, capacity);
         let answers = Tensor::from_vec(answers, (capacity, HIDDEN), &memory.gpu)?;
         let (device, combined) = (&memory.device, memory.combined()?);
         // SAFETY: as in `Rank::dispatch`.
-        unsafe { candle::combine_into(dispatched, device, &answers, None, &combined) }?;
+        unsafe { candle::combine_into(communicator, device, &answers, None, &combined) }?;
     }
     let oracle = Oracle::new(problem, &scale, format);
     let outputs = ranks.iter().map(|rank| rank.memory.outputs(format));
@@ -336,18 +337,16 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 
 /// Enqueues a round on all ranks. Their tokens are its sums then.
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
-    let waiting: Vec<_> = ranks
-        .iter_mut()
-        .map(Rank::dispatch)
-        .collect::<Result<_>>()?;
-    let mut answered = Vec::new();
-    for (dispatched, memory) in waiting {
-        answered.push((dispatched, experts.enqueue(&memory.rows.tokens)?, memory));
-    }
-    for (dispatched, answers, memory) in answered {
+    ranks.iter_mut().try_for_each(Rank::dispatch)?;
+    let answers = ranks
+        .iter()
+        .map(|rank| experts.enqueue(&rank.memory.rows.tokens));
+    let answers = answers.collect::<candle_core::Result<Vec<_>>>()?;
+    for (rank, answers) in ranks.iter_mut().zip(answers) {
+        let (communicator, memory) = (&mut rank.communicator, &mut rank.memory);
         let tokens = memory.x.dim(0)?;
         // SAFETY: as in `Rank::dispatch`.
-        memory.x = unsafe { candle::combine(dispatched, &memory.device, &answers, tokens) }?;
+        memory.x = unsafe { candle::combine(communicator, &memory.device, &answers, tokens) }?;
     }
     Ok(())
 }

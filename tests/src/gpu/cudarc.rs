@@ -93,8 +93,9 @@ impl Rank {
         };
         let sums = CombineOutput::Summed(lease.write(&mut memory.combined, [TOKENS, HIDDEN])?);
         let stream = lease.stream();
-        let dispatched = self.communicator.dispatch(stream, &input, &output)?;
-        dispatched.combine(stream, &CombineInput::new(output.tokens), &sums)?;
+        self.communicator.dispatch(stream, &input, &output)?;
+        self.communicator
+            .combine(stream, &CombineInput::new(output.tokens), &sums)?;
         Ok(())
     }
 

@@ -89,9 +89,9 @@ impl Memory {
                 sums,
             )
         };
-        let dispatched = rank.dispatch(stream, &input, &output)?;
+        rank.dispatch(stream, &input, &output)?;
         let expert_rows = CombineInput::new(output.tokens);
-        dispatched.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
+        rank.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
         Ok(stream)
     }
 }

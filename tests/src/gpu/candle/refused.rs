@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::candle::{self, Rows, Tokens};
-use ferry::{Communicator, Dispatched, Error, TokenFormat, Unfinished};
+use ferry::{Error, TokenFormat};
 use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
 
 use super::{HIDDEN, Memory, Rank, TOP_K, close, prepare, problem, run_round};
@@ -33,7 +33,7 @@ fn require_refused(rank: &mut Rank, tokens: &Tokens<'_>, rows: &Rows, wanted: &s
     } = rank;
     // SAFETY: nothing is enqueued.
     let result = unsafe { candle::dispatch(communicator, &memory.device, tokens, rows) };
-    let said = refusal(wanted, result.map(drop))?;
+    let said = refusal(wanted, result)?;
     ensure!(said.starts_with(wanted), "wanted {wanted}, given {said}");
     Ok(())
 }
@@ -173,10 +173,7 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
 
 /// A combine that was refused is done again.
 fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
-    for rank in &mut *ranks {
-        // As if its result was lost: the round stays open.
-        drop(rank.dispatch()?);
-    }
+    ranks.iter_mut().try_for_each(Rank::dispatch)?;
     let mut results = Vec::new();
     for Rank {
         communicator,
@@ -186,16 +183,14 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
         let (rows, tokens) = (&memory.rows.tokens, problem.inputs[memory.number].tokens);
         let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
         // SAFETY: nothing is enqueued.
-        let result =
-            unsafe { candle::combine(open(communicator)?, &memory.device, &wrong, tokens) };
+        let result = unsafe { candle::combine(communicator, &memory.device, &wrong, tokens) };
         let said = refusal("expert rows", result)?;
         ensure!(
             said.starts_with("tensor expert_rows: wanted [BF16]"),
             "{said}"
         );
         // SAFETY: as in `Rank::dispatch`.
-        results
-            .push(unsafe { candle::combine(open(communicator)?, &memory.device, rows, tokens) }?);
+        results.push(unsafe { candle::combine(communicator, &memory.device, rows, tokens) }?);
     }
     let rows = dispatch(problem).into_iter().map(|rank| rank.tokens);
     let sums = combine(problem, &rows.collect::<Vec<_>>(), CombineMode::Reduced);
@@ -204,14 +199,6 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
         compare_rows(memory.number, "sums", &sums[memory.number], &result, HIDDEN)?;
     }
     Ok(())
-}
-
-/// The round whose dispatch was enqueued.
-fn open(communicator: &mut Communicator) -> Result<Dispatched<'_>> {
-    match communicator.unfinished() {
-        Unfinished::Combine(dispatched) => Ok(dispatched),
-        _ => bail!("no round is open"),
-    }
 }
 
 /// Where this process has several.
