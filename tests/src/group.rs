@@ -277,7 +277,7 @@ unsafe impl Bootstrap for Shared {
         self.inner().ranks()
     }
 
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ferry::BootstrapError> {
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ferry::error::BootstrapError> {
         self.inner().all_gather(bytes)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ferry::error::Problem;
 use ferry::*;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{

@@ -4,6 +4,8 @@
 mod case;
 pub mod finish;
 
+use ferry::error::Problem;
+use ferry::layout::{Kernel, Region};
 use ferry::simulator::SimulatorError;
 use ferry::*;
 use ferry_reference::{Problem, bf16};

@@ -52,7 +52,7 @@ use crate::group::simulated::SimulatedFabric;
 ///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
 ///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
 ///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
-///    [`lost_rank`](crate::BootstrapError::lost_rank) it is where that is known. A rank whose own
+///    [`lost_rank`](crate::error::BootstrapError::lost_rank) it is where that is known. A rank whose own
 ///    round ended well learns it in the next one, as the others do not come. A rank that launched a
 ///    graph [out of turn](crate::FaultKind::OutOfTurn) is lost, too. A rank that came late itself
 ///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
@@ -133,7 +133,8 @@ impl Group {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use ferry::{Group, SimulatorOptions};
+    /// use ferry::Group;
+    /// use ferry::simulator::Options as SimulatorOptions;
     ///
     /// # fn main() -> Result<(), ferry::Error> {
     /// // Two ranks that are missed after 50 ms, whatever the deadline.

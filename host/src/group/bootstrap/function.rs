@@ -22,7 +22,7 @@ use crate::group::bootstrap::Bootstrap;
 /// ```
 /// use ferry::{Bootstrap, FnBootstrap};
 ///
-/// # fn main() -> Result<(), ferry::BootstrapError> {
+/// # fn main() -> Result<(), ferry::error::BootstrapError> {
 /// // A group of one has nobody to ask.
 /// // SAFETY: the only rank's bytes are all there is to gather.
 /// let mut bootstrap = unsafe { FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()])) }?;
