@@ -146,6 +146,7 @@ pub use interop::candle;
 pub use interop::cudarc;
 #[cfg(feature = "cust")]
 pub use interop::cust;
+pub use interop::lease::{AsStream, AsTensor, Lease};
 #[cfg(feature = "cuda")]
 pub use kernels::Kernels;
 pub use plan::Plan;
