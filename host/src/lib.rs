@@ -124,9 +124,7 @@ pub use ferry_layout::{CombineMode, Fault, FaultKind, Rank, ScaleLayout, TokenFo
 #[cfg(feature = "simulator")]
 pub use ferry_simulator as simulator;
 pub use group::Group;
-pub use group::bootstrap::Bootstrap;
-pub use group::bootstrap::function::FnBootstrap;
-pub use group::bootstrap::tcp::TcpBootstrap;
+pub use group::bootstrap;
 pub use group::fabric::Fabric;
 #[cfg(feature = "cuda")]
 pub use group::options::GroupOptions;
@@ -136,6 +134,7 @@ pub use interop::candle;
 pub use interop::cudarc;
 #[cfg(feature = "cust")]
 pub use interop::cust;
+pub use interop::lease::{AsStream, AsTensor, Lease};
 pub use plan::Plan;
 pub use plan::capacity::Capacity;
 pub use plan::config::Config;

@@ -161,6 +161,10 @@ impl CudaDevice {
 // bytes than there are. The kernels are of modules that were loaded on this device, for all shapes
 // or for the one asked for.
 unsafe impl Device for CudaDevice {
+    fn cuda(&self) -> Option<&CudaDevice> {
+        Some(self)
+    }
+
     fn name(&self) -> String {
         self.core.name.clone()
     }

@@ -9,6 +9,8 @@ mod newcomer;
 mod peer;
 pub(crate) mod tcp;
 
+pub use self::function::FnBootstrap;
+pub use self::tcp::TcpBootstrap;
 use ferry_layout::MAX_RANKS;
 
 use crate::error::bootstrap::BootstrapError;

@@ -1,6 +1,6 @@
 //! Who takes part.
 
-pub(crate) mod bootstrap;
+pub mod bootstrap;
 pub(crate) mod fabric;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod job;

@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use candle_core::{DType, Device as Gpu, Tensor};
-use ferry::candle::{self, Rows, Tokens};
 use ferry::cuda::CudaDevice;
-use ferry::{Capacity, Communicator, Config, Plan, TokenFormat};
+use ferry::{
+    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, Error,
+    Lease, DispatchTensors, Plan, TokenFormat,
+};
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
     CombineMode, Problem, RankInput, apply_expert_scale, bf16, combine, dispatch,
@@ -63,19 +65,55 @@ impl Rank {
     /// Enqueues a dispatch.
     fn dispatch(&mut self) -> Result<()> {
         let memory = &mut self.memory;
-        let tokens = memory.tokens();
-        // SAFETY: the tensors' stream alone uses them; it is synchronised before the group is closed, and no
-        // graph is captured.
-        unsafe {
-            candle::dispatch(
-                &mut self.communicator,
-                &memory.device,
-                &tokens,
-                &memory.rows,
-            )
-        }?;
-        Ok(())
+        Ok(dispatch_of(&mut self.communicator, &memory.tokens(), &memory.rows)?)
     }
+}
+
+/// Tensors of a [`DispatchInput`], and the device that a dispatch is enqueued with.
+#[derive(Clone, Copy)]
+struct Tokens<'a> {
+    gpu: &'a Gpu,
+    x: &'a Tensor,
+    topk_ids: &'a Tensor,
+    topk_weights: Option<&'a Tensor>,
+}
+
+/// Enqueues a dispatch of these tensors.
+fn dispatch_of(
+    communicator: &mut Communicator,
+    tokens: &Tokens<'_>,
+    rows: &DispatchTensors<Tensor>,
+) -> Result<(), Error> {
+    let plan = *communicator.plan();
+    let count = tokens.topk_ids.dims()[0];
+    // SAFETY: the tensors' stream alone uses them; it is synchronised before the group is closed, and no
+    // graph is captured.
+    let mut lease = unsafe { Lease::new(communicator.device(), tokens.gpu)? };
+    let mut input = DispatchInput::new(
+        lease.tensor(tokens.x, [count, HIDDEN])?,
+        lease.tensor(tokens.topk_ids, [count, TOP_K])?,
+    );
+    if let Some(weights) = tokens.topk_weights {
+        input.topk_weights = Some(lease.tensor(weights, [count, TOP_K])?);
+    }
+    let output = lease.dispatch_output(&plan, rows)?;
+    communicator.dispatch(lease.stream(), &input, &output)
+}
+
+/// Enqueues a combine of these tensors.
+fn combine_of(
+    communicator: &mut Communicator,
+    memory: &Memory,
+    expert_rows: &Tensor,
+    sums: &Tensor,
+) -> Result<(), Error> {
+    let capacity = memory.rows.tokens.dims()[0];
+    let count = memory.x.dims()[0];
+    // SAFETY: as in `dispatch_of`.
+    let mut lease = unsafe { Lease::new(communicator.device(), &memory.gpu)? };
+    let input = CombineInput::new(lease.tensor(expert_rows, [capacity, HIDDEN])?);
+    let output = CombineOutput::Summed(lease.tensor(sums, [count, HIDDEN])?);
+    communicator.combine(lease.stream(), &input, &output)
 }
 
 struct Memory {
@@ -85,7 +123,7 @@ struct Memory {
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    rows: Rows,
+    rows: DispatchTensors<Tensor>,
     /// The result, which has a row of poison before and behind it.
     framed: Tensor,
 }
@@ -107,7 +145,7 @@ impl Memory {
             x: x.narrow(0, 1, input.tokens)?,
             topk_ids: of_token(&input.topk_ids, &gpu)?,
             topk_weights: of_token(&input.topk_weights, &gpu)?,
-            rows: Rows::new(plan, plan.max_rows(), &gpu)?,
+            rows: outputs(plan, &gpu)?,
             framed: Tensor::zeros((input.tokens + 2, HIDDEN), DType::BF16, &gpu)?,
             gpu,
         })
@@ -115,20 +153,14 @@ impl Memory {
 
     /// Fills what a round writes.
     fn poison(&mut self) -> Result<()> {
-        let rows = &self.rows;
-        self.rows = Rows {
-            tokens: poisoned(&rows.tokens)?,
-            scales: rows.scales.as_ref().map(poisoned).transpose()?,
-            row_offsets: poisoned(&rows.row_offsets)?,
-            expert_ids: poisoned(&rows.expert_ids)?,
-            src_info: poisoned(&rows.src_info)?,
-        };
+        self.rows = self.rows.clone().try_map(|tensor| poisoned(&tensor))?;
         self.framed = poisoned(&self.framed)?;
         Ok(())
     }
 
     fn tokens(&self) -> Tokens<'_> {
         Tokens {
+            gpu: &self.gpu,
             x: &self.x,
             topk_ids: &self.topk_ids,
             topk_weights: Some(&self.topk_weights),
@@ -171,6 +203,12 @@ impl Memory {
             beyond: [before?, behind?].concat(),
         })
     }
+}
+
+/// Outputs of a dispatch, as large as they may have to be.
+fn outputs(plan: &Plan, gpu: &Gpu) -> Result<DispatchTensors<Tensor>> {
+    let layout = plan.output_layout(Capacity::max(plan))?;
+    Ok(layout.try_map(|layout| ferry::candle::zeros(&layout, gpu))?)
 }
 
 /// `[tokens, top_k]`.
@@ -277,9 +315,7 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
         let (number, capacity) = (memory.number, memory.rows.tokens.dim(0)?);
         let answers = placements[number].expert_rows(problem, &scale, number, capacity);
         let answers = Tensor::from_vec(answers, (capacity, HIDDEN), &memory.gpu)?;
-        let (device, combined) = (&memory.device, memory.combined()?);
-        // SAFETY: as in `Rank::dispatch`.
-        unsafe { candle::combine_into(communicator, device, &answers, None, &combined) }?;
+        combine_of(communicator, memory, &answers, &memory.combined()?)?;
     }
     let oracle = Oracle::new(problem, &scale, format);
     let outputs = ranks.iter().map(|rank| rank.memory.outputs(format));
@@ -338,15 +374,12 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 /// Enqueues a round on all ranks. Their tokens are its sums then.
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
-    let answers = ranks
-        .iter()
-        .map(|rank| experts.enqueue(&rank.memory.rows.tokens));
-    let answers = answers.collect::<candle_core::Result<Vec<_>>>()?;
-    for (rank, answers) in ranks.iter_mut().zip(answers) {
-        let (communicator, memory) = (&mut rank.communicator, &mut rank.memory);
-        let tokens = memory.x.dim(0)?;
-        // SAFETY: as in `Rank::dispatch`.
-        memory.x = unsafe { candle::combine(communicator, &memory.device, &answers, tokens) }?;
+    let enqueue = |rank: &Rank| experts.enqueue(&rank.memory.rows.tokens);
+    let answers = ranks.iter().map(enqueue).collect::<candle_core::Result<Vec<_>>>()?;
+    for (Rank { communicator, memory }, answers) in ranks.iter_mut().zip(answers) {
+        let sums = memory.x.zeros_like()?;
+        combine_of(communicator, memory, &answers, &sums)?;
+        memory.x = sums;
     }
     Ok(())
 }

@@ -5,11 +5,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
-use ferry::cuda::CudaDevice;
-use ferry::cudarc::Lease;
 use ferry::{
-    CloseError, CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchOutput,
-    Error, Plan,
+    CloseError, CombineInput, CombineOutput, Communicator, Config, Device, DispatchInput,
+    DispatchOutput, Error, Lease, Plan,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{CombineMode, Dispatched, Problem, RankInput, bf16, combine, dispatch};
@@ -35,7 +33,6 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 /// A rank, and what its rounds use.
 struct Rank {
     number: usize,
-    device: Arc<CudaDevice>,
     communicator: Communicator,
     stream: Arc<CudaStream>,
     memory: Memory,
@@ -75,23 +72,23 @@ impl Rank {
         let (rows, groups, memory) = (plan.max_rows(), plan.groups(), &mut self.memory);
         // SAFETY: the tensors are used until the lease is dropped; graphs are dropped before the slices, and
         // captured by this thread.
-        let mut lease = unsafe { Lease::new(&self.device, &self.stream)? };
+        let mut lease = unsafe { Lease::new(self.communicator.device(), &self.stream)? };
         let input = DispatchInput {
-            topk_weights: Some(lease.read(&memory.topk_weights, [TOKENS, TOP_K])?),
+            topk_weights: Some(lease.tensor(&memory.topk_weights, [TOKENS, TOP_K])?),
             ..DispatchInput::new(
-                lease.read(&memory.x, [TOKENS, HIDDEN])?,
-                lease.read(&memory.topk_ids, [TOKENS, TOP_K])?,
+                lease.tensor(&memory.x, [TOKENS, HIDDEN])?,
+                lease.tensor(&memory.topk_ids, [TOKENS, TOP_K])?,
             )
         };
         let output = DispatchOutput {
-            tokens: lease.write(&mut memory.tokens, [rows, HIDDEN])?,
+            tokens: lease.tensor(&mut memory.tokens, [rows, HIDDEN])?,
             scales: None,
             row_scales: None,
-            row_offsets: lease.write(&mut memory.row_offsets, [groups + 1])?,
-            expert_ids: lease.write(&mut memory.expert_ids, [groups])?,
-            src_info: lease.write(&mut memory.src_info, [rows, 2])?,
+            row_offsets: lease.tensor(&mut memory.row_offsets, [groups + 1])?,
+            expert_ids: lease.tensor(&mut memory.expert_ids, [groups])?,
+            src_info: lease.tensor(&mut memory.src_info, [rows, 2])?,
         };
-        let sums = CombineOutput::Summed(lease.write(&mut memory.combined, [TOKENS, HIDDEN])?);
+        let sums = CombineOutput::Summed(lease.tensor(&mut memory.combined, [TOKENS, HIDDEN])?);
         let stream = lease.stream();
         self.communicator.dispatch(stream, &input, &output)?;
         self.communicator
@@ -159,7 +156,6 @@ fn prepare(suite: &Suite<'_>, devices: &Devices, track: bool) -> Result<(Vec<Ran
         ranks.push(Rank {
             memory: Memory::new(&stream, &plan, &problem.inputs[number])?,
             number,
-            device: device.clone(),
             communicator,
             stream,
         });
@@ -233,9 +229,10 @@ fn short_slice(_: &Suite<'_>, devices: &Devices) -> Result<()> {
     for device in devices {
         let stream = CudaContext::new(device.ordinal())?.new_stream()?;
         let slice = stream.clone_htod(&[bf16::ONE; TOKENS])?;
+        let device: Arc<dyn Device> = device.clone();
         // SAFETY: nothing is enqueued.
-        let mut lease = unsafe { Lease::new(device, &stream)? };
-        let tensor = lease.read(&slice, [TOKENS, 2]);
+        let mut lease = unsafe { Lease::new(&device, &stream)? };
+        let tensor = lease.tensor(&slice, [TOKENS, 2]);
         let Err(Error::Tensor(error)) = tensor else {
             bail!("a tensor is longer than its slice: {tensor:?}");
         };
@@ -260,20 +257,22 @@ fn others(_: &Suite<'_>, devices: &Devices) -> Result<()> {
     let context = CudaContext::new(first.ordinal())?;
     let (stream, default) = (context.new_stream()?, context.default_stream());
     let slice = stream.clone_htod(&[bf16::ONE; HIDDEN])?;
+    let leased: Arc<dyn Device> = first.clone();
     // SAFETY: nothing is enqueued.
-    drop(unsafe { Lease::new(first, &default)? });
+    drop(unsafe { Lease::new(&leased, &default)? });
     // Ranks that share a GPU have one context, too.
     for other in devices
         .iter()
         .filter(|other| other.ordinal() != first.ordinal())
     {
-        // SAFETY: nothing is enqueued.
-        require_refused("a stream", unsafe { Lease::new(other, &stream) })?;
         require_refused("a context", ferry::cudarc::require_context(other, &context))?;
         let own = CudaContext::new(other.ordinal())?.new_stream()?;
+        let other: Arc<dyn Device> = other.clone();
         // SAFETY: nothing is enqueued.
-        let mut lease = unsafe { Lease::new(other, &own)? };
-        require_refused("memory", lease.read(&slice, [HIDDEN]))?;
+        require_refused("a stream", unsafe { Lease::new(&other, &stream) })?;
+        // SAFETY: nothing is enqueued.
+        let mut lease = unsafe { Lease::new(&other, &own)? };
+        require_refused("memory", lease.tensor(&slice, [HIDDEN]))?;
     }
     Ok(())
 }

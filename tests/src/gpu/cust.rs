@@ -1,5 +1,7 @@
 //! Streams, buffers and contexts of the crate `cust`: a round in its memory, and what is refused.
 
+use std::sync::Arc;
+
 use anyhow::{Result, bail, ensure};
 use cust::context::CurrentContext;
 use cust::context::legacy::{Context, ContextFlags};
@@ -7,7 +9,8 @@ use cust::memory::DeviceBuffer;
 use cust::stream::{Stream, StreamFlags};
 use ferry::cuda::CudaDevice;
 use ferry::{
-    CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchOutput, Error, Plan,
+    AsStream as _, CombineInput, CombineOutput, Communicator, Config, Device, DispatchInput,
+    DispatchOutput, Error, Lease, Plan,
 };
 
 use super::Suite;
@@ -65,30 +68,24 @@ impl Memory {
     }
 
     /// Enqueues a round whose experts return what they get.
-    fn enqueue(&mut self, device: &CudaDevice, rank: &mut Communicator) -> Result<ferry::Stream> {
+    fn enqueue(&mut self, rank: &mut Communicator) -> Result<ferry::Stream> {
         let plan = *rank.plan();
         let (rows, local) = (plan.max_rows(), plan.local_experts());
         // SAFETY: the round ends, and the communicator is closed, before these are used or dropped.
-        let (stream, input, output, sums) = unsafe {
-            let x = ferry::cust::tensor(device, &self.x, [TOKENS, HIDDEN])?;
-            let topk_ids = ferry::cust::tensor(device, &self.topk_ids, [TOKENS, TOP_K])?;
-            let output = DispatchOutput {
-                tokens: ferry::cust::tensor_mut(device, &mut self.tokens, [rows, HIDDEN])?,
-                scales: None,
-                row_scales: None,
-                row_offsets: ferry::cust::tensor_mut(device, &mut self.row_offsets, [local + 1])?,
-                expert_ids: ferry::cust::tensor_mut(device, &mut self.expert_ids, [local])?,
-                src_info: ferry::cust::tensor_mut(device, &mut self.src_info, [rows, 2])?,
-            };
-            let input = DispatchInput::new(x, topk_ids);
-            let sums = ferry::cust::tensor_mut(device, &mut self.combined, [TOKENS, HIDDEN])?;
-            (
-                ferry::cust::stream(device, &self.stream)?,
-                input,
-                output,
-                sums,
-            )
+        let mut lease = unsafe { Lease::new(rank.device(), &self.stream)? };
+        let x = lease.tensor(&self.x, [TOKENS, HIDDEN])?;
+        let topk_ids = lease.tensor(&self.topk_ids, [TOKENS, TOP_K])?;
+        let output = DispatchOutput {
+            tokens: lease.tensor(&mut self.tokens, [rows, HIDDEN])?,
+            scales: None,
+            row_scales: None,
+            row_offsets: lease.tensor(&mut self.row_offsets, [local + 1])?,
+            expert_ids: lease.tensor(&mut self.expert_ids, [local])?,
+            src_info: lease.tensor(&mut self.src_info, [rows, 2])?,
         };
+        let input = DispatchInput::new(x, topk_ids);
+        let sums = lease.tensor(&mut self.combined, [TOKENS, HIDDEN])?;
+        let stream = lease.stream();
         rank.dispatch(stream, &input, &output)?;
         let expert_rows = CombineInput::new(output.tokens);
         rank.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
@@ -113,8 +110,8 @@ fn round(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
         memory.push(Memory::new(&plan)?);
     }
     let mut streams = Vec::new();
-    for ((device, rank), memory) in devices.iter().zip(&mut ranks).zip(&mut memory) {
-        streams.push(memory.enqueue(device, rank)?);
+    for (rank, memory) in ranks.iter_mut().zip(&mut memory) {
+        streams.push(memory.enqueue(rank)?);
     }
     for (rank, stream) in ranks.into_iter().zip(streams) {
         strict(rank.synchronize(stream))?;
@@ -133,8 +130,10 @@ fn short_buffer(_: &Suite<'_>, devices: &Devices) -> Result<()> {
     for device in devices {
         let _current = device.enter()?;
         let buffer = DeviceBuffer::from_slice(&[ONE; TOKENS * HIDDEN])?;
+        let device: Arc<dyn Device> = device.clone();
         // SAFETY: nothing is enqueued.
-        let tensor = unsafe { ferry::cust::tensor(device, &buffer, [TOKENS + 1, HIDDEN]) };
+        let mut lease = unsafe { Lease::new(&device, &ferry::Stream::DEFAULT)? };
+        let tensor = lease.tensor(&buffer, [TOKENS + 1, HIDDEN]);
         let Err(Error::Tensor(error)) = tensor else {
             bail!("a tensor is longer than its buffer: {tensor:?}");
         };
@@ -165,14 +164,19 @@ fn others(_: &Suite<'_>, devices: &Devices) -> Result<()> {
         let _current = first.enter()?;
         let stream = Stream::new(StreamFlags::DEFAULT, None)?;
         let buffer = DeviceBuffer::from_slice(&[ONE; HIDDEN])?;
-        // SAFETY: nothing is enqueued.
-        unsafe {
-            ferry::cust::stream(first, &stream)?;
-            ferry::cust::memory(first, &buffer)?;
-            require_refused("a stream", ferry::cust::stream(other, &stream))?;
-            require_refused("memory", ferry::cust::memory(other, &buffer))?;
-        }
         require_refused("a context", ferry::cust::require_current(other))?;
+        let [first, other]: [Arc<dyn Device>; 2] = [first.clone(), other.clone()];
+        // SAFETY: nothing is enqueued.
+        let (mut own, mut elsewhere, refused) = unsafe {
+            (
+                Lease::new(&first, &stream)?,
+                Lease::new(&other, &ferry::Stream::DEFAULT)?,
+                Lease::new(&other, &stream),
+            )
+        };
+        own.tensor(&buffer, [HIDDEN])?;
+        require_refused("a stream", refused)?;
+        require_refused("memory", elsewhere.tensor(&buffer, [HIDDEN]))?;
     }
     Ok(())
 }
@@ -184,7 +188,7 @@ fn of_another_context(device: &CudaDevice) -> Result<()> {
     let context = Context::create_and_push(ContextFlags::SCHED_AUTO, number)?;
     let stream = Stream::new(StreamFlags::DEFAULT, None)?;
     // SAFETY: nothing is enqueued.
-    let taken = unsafe { ferry::cust::stream(device, &stream) };
+    let taken = unsafe { stream.as_stream(device) };
     let current = ferry::cust::require_current(device);
     drop(stream);
     drop(context);

@@ -6,10 +6,9 @@ use anyhow::{Context, Result, bail};
 use cudarc::driver::result::memcpy_dtoh_async;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr as _};
 use ferry::cuda::CudaDevice;
-use ferry::cudarc::Lease;
 use ferry::{
     Activation, CombineInput, CombineOutput, Communicator, DataType, Device, DispatchBuffers,
-    DispatchInput, FusedSilu, ScaleTensor, Stream, Tensor, TokenFormat,
+    DispatchInput, FusedSilu, Lease, ScaleTensor, Stream, Tensor, TokenFormat,
 };
 use half::bf16;
 
@@ -241,7 +240,7 @@ impl<'a> Layer<'a> {
         let (memory, format) = (&mut self.memory, self.job.format.token_format());
         let capacity = self.rows.output().tokens.dims[0];
         // SAFETY: its tensors are used until it is dropped; no graph is captured.
-        let mut lease = unsafe { Lease::new(&self.device, &self.stream)? };
+        let mut lease = unsafe { Lease::new(self.ferry.device(), &self.stream)? };
         let (tokens, x, ids, weights, y) = match &mut memory.all {
             None => (
                 tokens,
@@ -259,10 +258,10 @@ impl<'a> Layer<'a> {
             ),
         };
         let input = DispatchInput {
-            topk_weights: Some(lease.read(weights, [tokens, top_k])?),
+            topk_weights: Some(lease.tensor(weights, [tokens, top_k])?),
             ..DispatchInput::new(
-                lease.read(x, [tokens, hidden])?,
-                lease.read(ids, [tokens, top_k])?,
+                lease.tensor(x, [tokens, hidden])?,
+                lease.tensor(ids, [tokens, top_k])?,
             )
         };
         let output = *self.rows.output();
@@ -278,15 +277,14 @@ impl<'a> Layer<'a> {
             capacity,
             offsets: &self.offsets,
         };
-        let gate_up = lease.write(&mut memory.gate_up, [capacity, 2 * intermediate])?;
+        let gate_up = lease.tensor(&mut memory.gate_up, [capacity, 2 * intermediate])?;
         // SAFETY: rows, weights and output are of these sizes, of this stream.
         unsafe { self.experts.gate_up(&rows, gate_up.at.address())? };
         clock.mark(stream)?;
 
-        let (at, columns) = (
-            lease.write_bytes(&mut memory.activated)?,
-            [capacity, intermediate],
-        );
+        let bytes = memory.activated.len();
+        let at = lease.tensor(&mut memory.activated, [bytes])?.at;
+        let columns = [capacity, intermediate];
         let activated = Tensor::contiguous(at, DataType::of_tokens(format), columns);
         let scales = activated_scales(&mut lease, &mut memory.activated_scales, &activated)?;
         let silu = activation(gate_up, output.row_offsets, format, activated, scales);
@@ -295,14 +293,13 @@ impl<'a> Layer<'a> {
         clock.mark(stream)?;
 
         (rows.at, rows.scales) = (activated.at.address(), scales_at(scales));
-        let expert_rows = lease.write(&mut memory.expert_rows, [capacity, hidden])?;
+        let expert_rows = lease.tensor(&mut memory.expert_rows, [capacity, hidden])?;
         // SAFETY: as above.
         unsafe { self.experts.down(&rows, expert_rows.at.address())? };
         clock.mark(stream)?;
 
-        let sums = CombineOutput::Summed(lease.write(y, [tokens, hidden])?);
-        self.ferry
-            .combine(stream, &CombineInput::new(expert_rows), &sums)?;
+        let sums = CombineOutput::Summed(lease.tensor(y, [tokens, hidden])?);
+        self.ferry.combine(stream, &CombineInput::new(expert_rows), &sums)?;
         clock.mark(stream)
     }
 
@@ -406,7 +403,7 @@ fn scales_at(scales: Option<ScaleTensor>) -> u64 {
 
 /// Where the activation's scales go, in the format that has some.
 fn activated_scales<'a>(
-    lease: &mut Lease<'a>,
+    lease: &mut Lease<'a, Arc<CudaStream>>,
     memory: &'a mut CudaSlice<f32>,
     activated: &Tensor<2>,
 ) -> Result<Option<ScaleTensor>> {
@@ -414,6 +411,6 @@ fn activated_scales<'a>(
     if activated.data_type == DataType::Bf16 {
         return Ok(None);
     }
-    let scales = lease.write(memory, [columns / BLOCK, capacity])?;
+    let scales = lease.tensor(memory, [columns / BLOCK, capacity])?;
     Ok(Some(ScaleTensor::Transposed(scales)))
 }

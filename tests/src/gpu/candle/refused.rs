@@ -2,37 +2,34 @@
 
 use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device as Gpu, Tensor};
-use ferry::candle::{self, Rows, Tokens};
-use ferry::{Error, TokenFormat};
+use ferry::{DispatchTensors, Error, TokenFormat};
 use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
 
-use super::{HIDDEN, Memory, Rank, TOP_K, close, prepare, problem, run_round};
+use super::{
+    HIDDEN, Memory, Rank, TOP_K, Tokens, close, combine_of, dispatch_of, prepare, problem,
+    run_round,
+};
 use crate::gpu::Suite;
 use crate::gpu::on_devices::Devices;
 use crate::verify::compare_rows;
 
-/// What Ferry says in an error of candle's, which must be of tensors or of devices.
-fn refusal<T>(wanted: &str, result: candle_core::Result<T>) -> Result<String> {
-    let Err(error) = result else {
-        bail!("{wanted}: nothing was refused");
-    };
-    let candle_core::Error::Cuda(inner) = &error else {
-        bail!("{wanted}: {error}");
-    };
-    match inner.downcast_ref() {
-        Some(error @ (Error::Tensor(_) | Error::OtherDevice { .. })) => Ok(error.to_string()),
-        _ => bail!("{wanted}: {error}"),
+/// The text of an error of Ferry's, which must be of tensors or of devices.
+fn refusal(wanted: &str, result: Result<(), Error>) -> Result<String> {
+    match result {
+        Err(error @ (Error::Tensor(_) | Error::OtherDevice { .. })) => Ok(error.to_string()),
+        Err(error) => bail!("{wanted}: {error}"),
+        Ok(_) => bail!("{wanted}: nothing was refused"),
     }
 }
 
 /// Checks that `rank` refuses a dispatch of these tensors with a text that begins so.
-fn require_refused(rank: &mut Rank, tokens: &Tokens<'_>, rows: &Rows, wanted: &str) -> Result<()> {
-    let Rank {
-        communicator,
-        memory,
-    } = rank;
-    // SAFETY: nothing is enqueued.
-    let result = unsafe { candle::dispatch(communicator, &memory.device, tokens, rows) };
+fn require_refused(
+    rank: &mut Rank,
+    tokens: &Tokens<'_>,
+    rows: &DispatchTensors<Tensor>,
+    wanted: &str,
+) -> Result<()> {
+    let result = dispatch_of(&mut rank.communicator, tokens, rows);
     let said = refusal(wanted, result)?;
     ensure!(said.starts_with(wanted), "wanted {wanted}, given {said}");
     Ok(())
@@ -50,8 +47,14 @@ pub(super) fn stream_on_each_thread(suite: &Suite<'_>, devices: &Devices) -> Res
             Gpu::new_cuda(rank.memory.device.ordinal())?,
         );
         let other = Memory::new(&device, gpu, &plan, number, &problem.inputs[number])?;
-        let text = "tensor x: wanted a device of `Device::new_cuda_with_stream`";
+        let text = "tensor of candle: wanted a device of `Device::new_cuda_with_stream`";
         require_refused(rank, &other.tokens(), &other.rows, text)?;
+        let (gpu, rows) = (rank.memory.gpu.clone(), rank.memory.rows.clone());
+        let tokens = Tokens {
+            gpu: &gpu,
+            ..other.tokens()
+        };
+        require_refused(rank, &tokens, &rows, text)?;
     }
     run_round(&mut ranks, &problem, format)?;
     close(ranks)
@@ -77,7 +80,9 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
     let (rows, gpu, count) = (memory.rows.clone(), &memory.gpu, memory.x.dim(0)?);
     let [x, topk_ids, weights] =
         [&memory.x, &memory.topk_ids, &memory.topk_weights].map(Tensor::clone);
+    let own = gpu.clone();
     let good = Tokens {
+        gpu: &own,
         x: &x,
         topk_ids: &topk_ids,
         topk_weights: Some(&weights),
@@ -85,23 +90,23 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
     let wrong_x = [
         (
             Tensor::zeros((count, HIDDEN), DType::F32, gpu)?,
-            "tensor x: wanted [BF16]",
+            "tensor x: wanted elements of bf16",
         ),
         (
             Tensor::zeros((HIDDEN, count), DType::BF16, gpu)?.t()?,
-            "tensor x: wanted no gaps",
+            "tensor of candle: wanted no gaps",
         ),
         (
             Tensor::zeros((count, HIDDEN, 1), DType::BF16, gpu)?,
-            "tensor x: wanted 2 dimensions",
+            "tensor of candle: wanted shape",
         ),
         (
             Tensor::zeros((count, HIDDEN / 2), DType::BF16, gpu)?,
-            "tensor x: wanted",
+            "tensor of candle: wanted shape",
         ),
         (
             Tensor::zeros((count, HIDDEN), DType::BF16, &Gpu::Cpu)?,
-            "tensor x: wanted memory of a GPU",
+            "tensor of candle: wanted memory of a GPU",
         ),
     ];
     for (x, text) in &wrong_x {
@@ -113,21 +118,31 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
         topk_ids: &wrong_ids,
         ..good
     };
-    require_refused(rank, &tokens, &rows, "tensor topk_ids: wanted [I32, U32]")?;
+    require_refused(
+        rank,
+        &tokens,
+        &rows,
+        "tensor of candle: wanted BF16, F16, F32, I32, U32 or U8",
+    )?;
     let elsewhere = Gpu::new_cuda_with_stream(rank.memory.device.ordinal())?;
     let other_stream = Tensor::zeros((count, TOP_K), DType::I32, &elsewhere)?;
     let tokens = Tokens {
         topk_ids: &other_stream,
         ..good
     };
-    let text = "tensor topk_ids: wanted a tensor of the same candle device";
+    let text = "tensor of candle: wanted a tensor of the lease's candle device";
     require_refused(rank, &tokens, &rows, text)?;
     let wrong_weights = Tensor::zeros((count, TOP_K), DType::BF16, gpu)?;
     let tokens = Tokens {
         topk_weights: Some(&wrong_weights),
         ..good
     };
-    require_refused(rank, &tokens, &rows, "tensor topk_weights: wanted [F32]")
+    require_refused(
+        rank,
+        &tokens,
+        &rows,
+        "tensor topk_weights: wanted elements of f32",
+    )
 }
 
 fn wrong_rows(rank: &mut Rank) -> Result<()> {
@@ -138,21 +153,21 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
     let offsets = Tensor::zeros(groups, DType::U32, &gpu)?;
     let wrong = [
         (
-            Rows {
+            DispatchTensors {
                 tokens: codes,
                 ..good.clone()
             },
             "tensor tokens: wanted BF16",
         ),
         (
-            Rows {
+            DispatchTensors {
                 scales: Some(scales),
                 ..good.clone()
             },
             "tensor scales: wanted none",
         ),
         (
-            Rows {
+            DispatchTensors {
                 row_offsets: offsets,
                 ..good
             },
@@ -161,6 +176,7 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
     ];
     let [x, topk_ids] = [&rank.memory.x, &rank.memory.topk_ids].map(Tensor::clone);
     let tokens = Tokens {
+        gpu: &gpu,
         x: &x,
         topk_ids: &topk_ids,
         topk_weights: None,
@@ -180,17 +196,16 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
         memory,
     } in &mut *ranks
     {
-        let (rows, tokens) = (&memory.rows.tokens, problem.inputs[memory.number].tokens);
+        let (rows, sums) = (&memory.rows.tokens, memory.x.zeros_like()?);
         let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
-        // SAFETY: nothing is enqueued.
-        let result = unsafe { candle::combine(communicator, &memory.device, &wrong, tokens) };
+        let result = combine_of(communicator, memory, &wrong, &sums);
         let said = refusal("expert rows", result)?;
         ensure!(
-            said.starts_with("tensor expert_rows: wanted [BF16]"),
+            said.starts_with("tensor expert_rows: wanted elements of bf16"),
             "{said}"
         );
-        // SAFETY: as in `Rank::dispatch`.
-        results.push(unsafe { candle::combine(communicator, &memory.device, rows, tokens) }?);
+        combine_of(communicator, memory, rows, &sums)?;
+        results.push(sums);
     }
     let rows = dispatch(problem).into_iter().map(|rank| rank.tokens);
     let sums = combine(problem, &rows.collect::<Vec<_>>(), CombineMode::Reduced);
@@ -212,7 +227,9 @@ pub(super) fn other_gpus(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
         let all = other.memory.tokens();
         require_refused(rank, &all, &other.memory.rows, "the stream")?;
         let x = rank.memory.x.clone();
+        let gpu = rank.memory.gpu.clone();
         let weights = Tokens {
+            gpu: &gpu,
             x: &x,
             topk_ids: &own,
             ..all
