@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry::TcpBootstrap;
+use ferry::bootstrap::TcpBootstrap;
 use ferry::error::BootstrapError;
 
 /// Set for the process that this test starts.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use ferry::{Bootstrap, Group, TcpBootstrap};
+use ferry::Group;
+use ferry::bootstrap::{Bootstrap, TcpBootstrap};
 
 use crate::kernel_files::KernelFiles;
 use crate::sharing;

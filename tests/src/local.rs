@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::error::Problem;
 use ferry::*;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{

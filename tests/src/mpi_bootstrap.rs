@@ -1,7 +1,7 @@
 //! Bootstrap over MPI.
 
 use anyhow::{Context, Result};
-use ferry::Bootstrap;
+use ferry::bootstrap::Bootstrap;
 use ferry::error::BootstrapError;
 use mpi::environment::Universe;
 use mpi::traits::{Communicator, CommunicatorCollectives};

@@ -4,7 +4,6 @@
 mod case;
 pub mod finish;
 
-use ferry::error::Problem;
 use ferry::layout::{Kernel, Region};
 use ferry::simulator::SimulatorError;
 use ferry::*;

@@ -71,7 +71,7 @@ use crate::group::simulated::SimulatedFabric;
 /// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
 ///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
 ///    All are told the same.
-/// 5. **Meet again**: a new [`Bootstrap`](crate::Bootstrap), and of it a new group, in the same processes.
+/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and of it a new group, in the same processes.
 /// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds experts
 ///    `r * experts / ranks` and up, so load those of the lost rank, and have the router name them. Make
 ///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the number of ranks.
@@ -290,10 +290,10 @@ impl Group {
     ///
     /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing
     /// windows does, and nothing bounds that. So all ranks come to a barrier of their
-    /// [`Bootstrap`](crate::Bootstrap) first. Where that fails, because a rank was lost, its error
+    /// [`Bootstrap`](crate::bootstrap::Bootstrap) first. Where that fails, because a rank was lost, its error
     /// is returned, and this process stays joined until it ends. Two things can still wait for
     /// ever: NVSHMEM itself, if a rank is lost just when the barrier lets all go on
-    /// ([`TcpBootstrap`](crate::TcpBootstrap) says when), or after it and before its call is over;
+    /// ([`TcpBootstrap`](crate::bootstrap::TcpBootstrap) says when), or after it and before its call is over;
     /// and a bootstrap whose own waits do not end, as MPI's.
     ///
     /// # Errors

@@ -53,12 +53,12 @@ use ::candle_core::{DType, Device as CandleDevice, Result, Storage, StorageRef, 
 use ::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
 use crate::call::DispatchOutput;
+use crate::call::tensors::{DispatchTensors, TensorLayout};
 use crate::device::Device;
 use crate::error::{Error, TensorError};
 use crate::interop::lease::{AsStream, AsTensor, Lease};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
-use crate::call::tensors::{DispatchTensors, TensorLayout};
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement};
 use crate::tensor::handles::Stream;

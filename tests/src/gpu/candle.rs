@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::cuda::CudaDevice;
 use ferry::{
-    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, Error,
-    Lease, DispatchTensors, Plan, TokenFormat,
+    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchTensors,
+    Error, Lease, Plan, TokenFormat,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
@@ -65,7 +65,11 @@ impl Rank {
     /// Enqueues a dispatch.
     fn dispatch(&mut self) -> Result<()> {
         let memory = &mut self.memory;
-        Ok(dispatch_of(&mut self.communicator, &memory.tokens(), &memory.rows)?)
+        Ok(dispatch_of(
+            &mut self.communicator,
+            &memory.tokens(),
+            &memory.rows,
+        )?)
     }
 }
 
@@ -375,8 +379,18 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
     let enqueue = |rank: &Rank| experts.enqueue(&rank.memory.rows.tokens);
-    let answers = ranks.iter().map(enqueue).collect::<candle_core::Result<Vec<_>>>()?;
-    for (Rank { communicator, memory }, answers) in ranks.iter_mut().zip(answers) {
+    let answers = ranks
+        .iter()
+        .map(enqueue)
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    for (
+        Rank {
+            communicator,
+            memory,
+        },
+        answers,
+    ) in ranks.iter_mut().zip(answers)
+    {
         let sums = memory.x.zeros_like()?;
         combine_of(communicator, memory, &answers, &sums)?;
         memory.x = sums;

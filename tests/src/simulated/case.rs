@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use ferry::error::Problem;
 use ferry::simulator::{Lost, Options};
 use ferry::*;
 use ferry_reference::Problem;

@@ -1,6 +1,5 @@
 //! What combines with options are given, drawn from a seed, and what the oracle says of it.
 
-use ferry::error::Problem;
 use ferry::layout::OutputElement;
 use ferry::*;
 use ferry_own_epilogue::LimitedWithOffsets;

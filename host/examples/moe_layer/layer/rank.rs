@@ -299,7 +299,8 @@ impl<'a> Layer<'a> {
         clock.mark(stream)?;
 
         let sums = CombineOutput::Summed(lease.tensor(y, [tokens, hidden])?);
-        self.ferry.combine(stream, &CombineInput::new(expert_rows), &sums)?;
+        self.ferry
+            .combine(stream, &CombineInput::new(expert_rows), &sums)?;
         clock.mark(stream)
     }
 

@@ -20,7 +20,7 @@ use crate::group::bootstrap::Bootstrap;
 /// nothing of the group itself.
 ///
 /// ```
-/// use ferry::{Bootstrap, FnBootstrap};
+/// use ferry::bootstrap::{Bootstrap, FnBootstrap};
 ///
 /// # fn main() -> Result<(), ferry::error::BootstrapError> {
 /// // A group of one has nobody to ask.
