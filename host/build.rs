@@ -7,7 +7,7 @@ fn main() {
 
 #[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
-    use ferry_ptx_builder::{Package, embed};
+    use ferry_build::{Package, embed};
 
     // Those of one node have nothing of NVSHMEM.
     let packages = match cfg!(feature = "nvshmem") {

@@ -7,7 +7,7 @@ fn main() {
 
 #[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
-    use ferry_ptx_builder::{Package, embed};
+    use ferry_build::{Package, embed};
 
     match embed(&[Package::Probes, Package::OwnEpilogue]) {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -64,12 +64,12 @@ fn main() -> Result<(), Error> {
     for round in 0..ROUNDS {
         let start = Instant::now();
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            let dispatched = rank.dispatch(t.stream, &t.input, t.rows.output())?;
+            rank.dispatch(t.stream, &t.input, t.rows.output())?;
             let rows = CombineInput {
                 topk_weights: Some(t.weights),
                 ..CombineInput::new(t.rows.output().tokens)
             };
-            dispatched.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
+            rank.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }
         for (rank, t) in ranks.iter().zip(&tensors) {
             if let Some(fault) = rank.synchronize(t.stream)? {

@@ -74,14 +74,13 @@ fn run(
     ranks: &mut [Communicator],
     states: &mut [RankState],
 ) -> Result<(), Error> {
-    let mut rounds = Vec::new();
     for ((rank, state), Route { ids, weights }) in ranks.iter_mut().zip(&mut *states).zip(routes) {
         let input = state.rows.upload(&state.x, ids, Some(weights))?;
-        rounds.push(rank.dispatch(Stream::DEFAULT, &input, state.rows.output())?);
+        rank.dispatch(Stream::DEFAULT, &input, state.rows.output())?;
     }
-    for (round, state) in rounds.into_iter().zip(states) {
-        wait(round.expert_parallel())?;
-        let (received, rank) = (state.rows.download()?, round.expert_parallel());
+    for (rank, state) in ranks.iter_mut().zip(states) {
+        wait(rank)?;
+        let received = state.rows.download()?;
         let values = decode_rows(rank.plan(), &received, None)?;
         let mut answers = vec![bf16::ZERO; values.len()];
         let first = rank.plan().first_expert(rank.rank());
@@ -93,7 +92,7 @@ fn run(
         }
         let answers = state.sums.upload(state.rows.output(), &answers)?;
         let output = state.sums.output(state.x.len() / HIDDEN)?;
-        round.combine(Stream::DEFAULT, &answers, &output)?;
+        rank.combine(Stream::DEFAULT, &answers, &output)?;
     }
     Ok(())
 }

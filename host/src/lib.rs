@@ -3,7 +3,7 @@
 //!
 //! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and an
 //! [`Communicator`] one rank's end. [`dispatch`](Communicator::dispatch) brings every token
-//! to the ranks of its experts, in expert order; [`combine`](Dispatched::combine) brings the
+//! to the ranks of its experts, in expert order; [`combine`](Communicator::combine) brings the
 //! experts' outputs back and sums them. The same kernels run on GPUs (feature `cuda`) and, as
 //! here, in a simulator:
 //!
@@ -38,9 +38,9 @@
 //! // Enqueue on every rank, then wait for every rank. Experts would work in between, on
 //! // `rows.output().tokens`; here they return what they get.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
-//!     let dispatched = rank.dispatch(stream, input, rows.output())?;
+//!     rank.dispatch(stream, input, rows.output())?;
 //!     let expert_rows = CombineInput::new(rows.output().tokens);
-//!     dispatched.combine(stream, &expert_rows, &sums.output(1)?)?;
+//!     rank.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
 //!     if let Some(fault) = rank.synchronize(stream)? {
@@ -61,6 +61,8 @@
 //! a kernel ends at the deadline of the [`Config`], and no kernel traps, so the device stays usable.
 //!
 //! # Features
+//!
+//! `simulator`, a default one: the group `Group::simulated`, whose ranks run the same protocol on the CPU.
 //!
 //! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
 //! run time, by the first call that needs one. So a program builds and starts without it. Nothing depends
@@ -84,7 +86,11 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod buffers;
+/// Misuse does not compile.
+#[cfg(doctest)]
+#[doc = include_str!("../tests/misuse.md")]
+struct Misuse;
+
 mod call;
 mod communicator;
 #[cfg(feature = "cuda")]
@@ -93,34 +99,30 @@ pub mod device;
 mod error;
 mod group;
 mod interop;
-#[cfg(any(feature = "cuda", test))]
-mod kernels;
 mod plan;
 mod tensor;
 
-pub use buffers::copies::ReceivedRows;
-pub use buffers::decode::decode_rows;
-pub use buffers::{CombineBuffers, DispatchBuffers};
+pub use call::buffers::copies::ReceivedRows;
+pub use call::buffers::decode::decode_rows;
+pub use call::buffers::{CombineBuffers, DispatchBuffers};
 pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
+pub use call::scales::ScaleTensor;
 pub use call::silu::FusedSilu;
+pub use call::tensors::{DispatchTensors, TensorLayout};
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
-pub use communicator::all::{
-    CombineAllPending, DispatchAllPending, DispatchedAll, LocalRanks, UnfinishedAll,
-};
 pub use communicator::close::{CloseAllError, CloseError};
 pub use communicator::pointers::DevicePointers;
-pub use communicator::round::owned::{
-    CombinePendingOwned, DispatchPendingOwned, DispatchedOwned, RoundError, UnfinishedOwned,
-};
-pub use communicator::round::{CombinePending, DispatchPending, Dispatched, Unfinished};
 pub use device::Device;
+#[cfg(feature = "cuda")]
+pub use device::kernels::Kernels;
 pub use device::loaded_kernels::LoadedKernels;
 pub use device::sharing::gpu_ranks::GpuRanks;
 pub use error::bootstrap::BootstrapError;
 pub use error::input_fault::InputFault;
 #[cfg(feature = "cuda")]
 pub use error::kernels::KernelsError;
+pub use error::round::Round;
 pub use error::{
     CudaError, DriverError, EpilogueError, Error, LocalRanksError, NodeError, NvshmemError,
     PlanError, Problem, SharedGpuError, TensorError,
@@ -131,7 +133,9 @@ pub use ferry_layout::{
     CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, MAX_RANKS, OutputElement, Rank, Region,
     ScaleLayout, Shape, Sizes, TokenFormat, UnknownName,
 };
+#[cfg(feature = "simulator")]
 pub use ferry_simulator as simulator;
+#[cfg(feature = "simulator")]
 pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
 pub use group::bootstrap::Bootstrap;
@@ -147,13 +151,9 @@ pub use interop::cudarc;
 #[cfg(feature = "cust")]
 pub use interop::cust;
 pub use interop::lease::{AsStream, AsTensor, Lease};
-#[cfg(feature = "cuda")]
-pub use kernels::Kernels;
 pub use plan::Plan;
 pub use plan::capacity::Capacity;
 pub use plan::config::Config;
-pub use plan::scales::ScaleTensor;
-pub use plan::tensors::{OutputTensors, TensorLayout};
 pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};

@@ -111,8 +111,8 @@ impl Alone {
 
     fn round(&mut self, stream: Stream) -> Result<(), Error> {
         let experts = CombineInput::new(self.rows.tokens);
-        let dispatched = self.rank.dispatch(stream, &self.input, &self.rows)?;
-        dispatched.combine(stream, &experts, &self.sums)
+        self.rank.dispatch(stream, &self.input, &self.rows)?;
+        self.rank.combine(stream, &experts, &self.sums)
     }
 }
 

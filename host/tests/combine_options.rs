@@ -13,16 +13,13 @@ fn sentence<T>(result: Result<T, Error>) -> String {
 fn refused(config: Config, change: fn(&mut CombineInput, &mut CombineOutput, DevicePtr)) -> String {
     let (mut rank, t) = alone(config);
     let memory = rank.device().alloc(256).unwrap();
-    drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
-    let Unfinished::Combine(dispatched) = rank.unfinished() else {
-        panic!("no combine is due")
-    };
+    rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     let (mut input, mut output) = (t.combine_input(None), t.combine_output(false));
     if config.combine == CombineMode::Exact {
         input.topk_weights = Some(Tensor::contiguous(memory, DataType::F32, [1, 2]));
     }
     change(&mut input, &mut output, memory);
-    sentence(dispatched.combine(STREAM, &input, &output))
+    sentence(rank.combine(STREAM, &input, &output))
 }
 
 fn with_options() -> Config {
@@ -149,15 +146,12 @@ fn rows_that_are_kept_apart_are_bf16() {
         options: true,
         ..config()
     });
-    drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
-    let Unfinished::Combine(dispatched) = rank.unfinished() else {
-        panic!("no combine is due")
-    };
+    rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     let output = CombineOutput::Apart(Tensor {
         data_type: DataType::F16,
         ..t.apart
     });
-    let text = sentence(dispatched.combine(STREAM, &t.combine_input(None), &output));
+    let text = sentence(rank.combine(STREAM, &t.combine_input(None), &output));
     assert_eq!(text, "tensor combined: wanted elements of bf16, given f16");
 }
 
@@ -171,12 +165,9 @@ fn rows_that_are_kept_apart_take_no_shared_expert() {
     });
     let plan = rank.plan().to_owned();
     let buffers = DispatchBuffers::new(rank.device(), &plan).unwrap();
-    drop(rank.dispatch(STREAM, &t.input, buffers.output()).unwrap());
-    let Unfinished::Combine(dispatched) = rank.unfinished() else {
-        panic!("no combine is due")
-    };
+    rank.dispatch(STREAM, &t.input, buffers.output()).unwrap();
     let input = CombineInput::new(buffers.output().tokens);
-    let text = sentence(dispatched.combine(STREAM, &input, &t.combine_output(true)));
+    let text = sentence(rank.combine(STREAM, &input, &t.combine_output(true)));
     assert!(
         text.contains("a shared expert is given, but the rows of a token are kept apart"),
         "{text}"

@@ -15,7 +15,7 @@ fn fault(change: fn(&mut Tensors, &Communicator)) -> Fault {
     let (mut ranks, mut tensors) = two_ranks(8, config);
     change(&mut tensors[1], &ranks[1]);
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
-        drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     }
     let fault = fault_of(ranks[1].synchronize(STREAM));
     assert_eq!(fault.rank, Rank(1));
@@ -79,7 +79,7 @@ fn of_a_time_out_the_peer_is_the_rank_that_was_waited_for() {
     };
     let (mut ranks, tensors) = two_ranks(8, config);
     let t = &tensors[0];
-    drop(ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap());
+    ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap();
     let fault = fault_of(ranks[0].synchronize(STREAM));
     assert_eq!((fault.kind, fault.peer), (FaultKind::PeerTimeout, Rank(1)));
 }
@@ -91,10 +91,9 @@ fn both_assignments_of_a_duplicate_are_routed() {
     ids([0, 0], &mut tensors[1], &ranks[1]);
     let mut outputs = Vec::new();
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
-        let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         let output = t.combine_output(false);
-        dispatched
-            .combine(STREAM, &t.combine_input(None), &output)
+        rank.combine(STREAM, &t.combine_input(None), &output)
             .unwrap();
         outputs.push(output);
     }

@@ -14,10 +14,9 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
     tensors[1].input.topk_ids = Tensor::contiguous(ids, DataType::I32, [1, TOP_K]);
     let round = |ranks: &mut [Communicator], tensors: &[Tensors]| {
         for (rank, t) in ranks.iter_mut().zip(tensors) {
-            let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+            rank.dispatch(STREAM, &t.input, &t.output).unwrap();
             let output = t.combine_output(false);
-            dispatched
-                .combine(STREAM, &t.combine_input(None), &output)
+            rank.combine(STREAM, &t.combine_input(None), &output)
                 .unwrap();
         }
     };
@@ -53,7 +52,7 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
             tensors[0].output = whole;
         }
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+            rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         }
         let told = ranks[0].synchronize(STREAM).unwrap();
         assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
@@ -95,7 +94,7 @@ fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
         tensors[1].output.tokens.dims[0] = 1;
         tensors[1].output.src_info.dims[0] = 1;
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+            rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         }
         assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
         let told = ranks[1].synchronize(STREAM).unwrap();
@@ -135,7 +134,7 @@ fn tiled_scales_that_are_too_small_take_the_first_blocks() {
                 scales: Tensor::contiguous(scales, DataType::E8m0, [1, 1, 32, 4, 4]),
                 offsets: Tensor::contiguous(space(16), DataType::U32, [2]),
             });
-            drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+            rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         }
         assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
         let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
@@ -181,12 +180,9 @@ fn a_lost_rank_is_named_by_the_others_which_then_refuse_and_close() {
             .iter()
             .map(|rank| Tensors::new(rank, &[token]))
             .collect();
-        let dispatched: Vec<_> = ranks
-            .iter_mut()
-            .zip(&tensors)
-            .map(|(rank, t)| rank.dispatch(STREAM, &t.input, &t.output).unwrap())
-            .collect();
-        drop(dispatched);
+        for (rank, t) in ranks.iter_mut().zip(&tensors) {
+            rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+        }
         for (rank, t) in ranks.iter_mut().zip(&tensors).take(2) {
             let Err(Error::Fault(fault)) = rank.synchronize(STREAM) else {
                 panic!("seed {seed}: rank {} did not notice", rank.rank().0)
@@ -218,7 +214,7 @@ fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
     let plan = Plan::new(&group, config()).unwrap();
     let mut ranks = Communicator::new(&group, &plan).unwrap();
     let t = Tensors::new(&ranks[0], &[(1.0, [99, 3], [1.0, 1.0])]);
-    drop(ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap());
+    ranks[0].dispatch(STREAM, &t.input, &t.output).unwrap();
     ranks[0].device().synchronize(STREAM).unwrap();
     let fault = fault_of(ranks[0].check());
     assert_eq!((fault.kind, fault.peer), (FaultKind::PeerTimeout, Rank(1)));

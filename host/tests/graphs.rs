@@ -47,19 +47,20 @@ fn a_round_whose_capture_failed_is_ended_in_a_capture_that_is_thrown_away() {
     let sums = CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     // The experts' kernels fail behind the dispatch.
     let failed = capture(&notes, || {
-        let _ = rank.dispatch(STREAM, &input, &output)?;
+        rank.dispatch(STREAM, &input, &output)?;
         Err(Error::GroupClosed)
     });
     assert!(matches!(failed, Err(Error::GroupClosed)));
-    let again = capture(&notes, || {
-        rank.dispatch(STREAM, &input, &output).map(|_| ())
-    });
-    assert!(matches!(again, Err(Error::DispatchWithoutCombine)));
+    let again = capture(&notes, || rank.dispatch(STREAM, &input, &output));
+    assert!(matches!(
+        again,
+        Err(Error::WrongOrder {
+            open: Round::Dispatched,
+            ..
+        })
+    ));
 
-    let ended = capture(&notes, || match rank.unfinished() {
-        Unfinished::Combine(dispatched) => dispatched.combine(STREAM, &experts, &sums),
-        other => panic!("{other:?}"),
-    });
+    let ended = capture(&notes, || rank.combine(STREAM, &experts, &sums));
     let (held, kernels) = ended.unwrap();
     assert_eq!((held.len(), &kernels[..]), (1, &["combine".to_owned()][..]));
     drop(held);

@@ -11,10 +11,10 @@ use noted::{Notes, empty_tensors, group_of, memory};
 use support::{STREAM, TOKENS, Tensors, two_ranks};
 
 /// Two ranks that are only noted.
-fn noted_pair(notes: &Arc<Notes>) -> LocalRanks {
+fn noted_pair(notes: &Arc<Notes>) -> Vec<Communicator> {
     let group = group_of(notes);
     let plan = Plan::new(&group, noted::config()).unwrap();
-    let ranks = LocalRanks::new(&group, &plan).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
     notes.take();
     ranks
 }
@@ -35,7 +35,7 @@ struct Given {
     combined: [CombineOutput; 2],
 }
 
-fn given(ranks: &LocalRanks) -> Given {
+fn given(ranks: &[Communicator]) -> Given {
     let (input, output) = empty_tensors(&ranks[0]);
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
@@ -50,7 +50,7 @@ fn given(ranks: &LocalRanks) -> Given {
     }
 }
 
-fn close(ranks: LocalRanks) {
+fn close(ranks: Vec<Communicator>) {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 
@@ -73,19 +73,12 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    let dispatched = ranks
-        .dispatch_all(&g.streams, &g.inputs, &g.outputs)
-        .unwrap();
-    dispatched
-        .combine_all(&g.streams, &g.rows, &g.combined)
-        .unwrap();
-    let sent = ranks.dispatch_all_async(&g.streams, &g.inputs).unwrap();
-    let dispatched = sent.wait(&g.streams, &g.outputs).unwrap();
-    dispatched
-        .combine_all_async(&g.streams, &g.rows, &g.combined)
-        .unwrap()
-        .wait(&g.streams)
-        .unwrap();
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
+    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
+    Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
     let kernels = [
         "dispatch",
         "combine",
@@ -115,50 +108,39 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
     };
     let three = [g.inputs[0]; 3];
     says(
-        ranks.dispatch_all(&g.streams, &three, &g.outputs).map(drop),
+        Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs),
         ("inputs", 3),
     );
     says(
-        ranks
-            .dispatch_all(&g.streams[..1], &g.inputs, &g.outputs)
-            .map(drop),
+        Communicator::dispatch_all(&mut ranks, &g.streams[..1], &g.inputs, &g.outputs),
         ("streams", 1),
     );
     says(
-        ranks.dispatch_all(&g.streams, &g.inputs, &[]).map(drop),
+        Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &[]),
         ("outputs", 0),
     );
     says(
-        ranks.dispatch_all_async(&g.streams, &three).map(drop),
+        Communicator::dispatch_async_all(&mut ranks, &g.streams, &three),
         ("inputs", 3),
     );
-    let sent = ranks.dispatch_all_async(&g.streams, &g.inputs).unwrap();
+    Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
     says(
-        sent.wait(&g.streams, &g.outputs[1..]).map(drop),
+        Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs[1..]),
         ("outputs", 1),
     );
-    let UnfinishedAll::DispatchWait(sent) = ranks.unfinished_all().unwrap() else {
-        panic!("no open wait")
-    };
-    let dispatched = sent.wait(&g.streams, &g.outputs).unwrap();
+    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
     says(
-        dispatched.combine_all(&g.streams, &g.rows[..1], &g.combined),
+        Communicator::combine_all(&mut ranks, &g.streams, &g.rows[..1], &g.combined),
         ("inputs", 1),
     );
-    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
-        panic!("no open dispatch")
-    };
-    let returned = dispatched
-        .combine_all_async(&g.streams, &g.rows, &g.combined)
-        .unwrap();
-    says(returned.wait(&[g.streams[0]; 4]), ("streams", 4));
-    let UnfinishedAll::CombineWait(returned) = ranks.unfinished_all().unwrap() else {
-        panic!("no open wait")
-    };
-    returned.wait(&g.streams).unwrap();
-    let refused = ranks
-        .dispatch_all(&g.streams, &three, &g.outputs)
-        .unwrap_err();
+    Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    says(
+        Communicator::combine_wait_all(&mut ranks, &[g.streams[0]; 4]),
+        ("streams", 4),
+    );
+    Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
+    let refused =
+        Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "3 inputs were given, but the call is for 2 ranks, [0, 1], and takes one for each"
@@ -167,7 +149,7 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
 }
 
 /// That a call was refused because of rank 1, and why.
-fn of_rank_1<T>(result: Result<T, Error>) -> Error {
+fn of_rank_1(result: Result<(), Error>) -> Error {
     match result.err() {
         Some(Error::LocalRanks(LocalRanksError::Refused {
             rank: Rank(1),
@@ -184,8 +166,8 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
     let g = given(&ranks);
     let mut inputs = g.inputs;
     inputs[1].x.dims[0] = 5;
-    let refused = ranks.dispatch_all(&g.streams, &inputs, &g.outputs);
-    let text = refused.as_ref().map(drop).unwrap_err().to_string();
+    let refused = Communicator::dispatch_all(&mut ranks, &g.streams, &inputs, &g.outputs);
+    let text = refused.as_ref().unwrap_err().to_string();
     assert!(
         text.starts_with("rank 1: 5 tokens given") && text.ends_with("launched on any rank"),
         "{text}"
@@ -195,12 +177,16 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
         matches!(refused, Error::TooManyTokens { given: 5, max: 4 }),
         "{refused}"
     );
-    let refused = of_rank_1(ranks.dispatch_all_async(&g.streams, &inputs));
+    let refused = of_rank_1(Communicator::dispatch_async_all(
+        &mut ranks, &g.streams, &inputs,
+    ));
     assert!(matches!(refused, Error::TooManyTokens { .. }), "{refused}");
 
     // A stream without room is found before rank 0 is launched, too.
     *notes.green.lock().unwrap() = vec![(g.streams[1], 3)];
-    let refused = of_rank_1(ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs));
+    let refused = of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
     assert!(
         matches!(
             refused,
@@ -215,26 +201,26 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
 
     let mut rows = g.rows;
     rows[1].expert_rows.dims[0] = 7;
-    let dispatched = ranks
-        .dispatch_all(&g.streams, &g.inputs, &g.outputs)
-        .unwrap();
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
     assert_eq!(notes.take(), ["dispatch"; 2]);
-    let refused = of_rank_1(dispatched.combine_all(&g.streams, &rows, &g.combined));
+    let refused = of_rank_1(Communicator::combine_all(
+        &mut ranks,
+        &g.streams,
+        &rows,
+        &g.combined,
+    ));
     assert!(matches!(refused, Error::Tensor(_)), "{refused}");
-    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
-        panic!("no open dispatch")
-    };
-    let refused = of_rank_1(dispatched.combine_all_async(&g.streams, &rows, &g.combined));
+    let refused = of_rank_1(Communicator::combine_async_all(
+        &mut ranks,
+        &g.streams,
+        &rows,
+        &g.combined,
+    ));
     assert!(matches!(refused, Error::Tensor(_)), "{refused}");
     assert_eq!(notes.take(), [""; 0]);
-    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
-        panic!("no open dispatch")
-    };
-    dispatched
-        .combine_all(&g.streams, &g.rows, &g.combined)
-        .unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
     assert_eq!(notes.take(), ["combine"; 2]);
-    assert!(matches!(ranks.unfinished_all(), Ok(UnfinishedAll::Nothing)));
+    assert!(ranks.iter().all(|rank| rank.round() == Round::Idle));
     close(ranks);
 }
 
@@ -246,7 +232,9 @@ fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
     *notes.graph.lock().unwrap() = Some(Vec::new());
     let mut inputs = g.inputs;
     inputs[1].x.dims[0] = 5;
-    of_rank_1(ranks.dispatch_all(&g.streams, &inputs, &g.outputs));
+    of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &inputs, &g.outputs,
+    ));
     assert_eq!(notes.graph.lock().unwrap().as_ref().map(Vec::len), Some(0));
     close(ranks);
 }
@@ -260,7 +248,9 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
     *notes.page.lock().unwrap() = FaultPage::of(&noted::timeout(), 1);
     ranks[1].check().unwrap_err();
     *notes.page.lock().unwrap() = FaultPage::default();
-    let refused = of_rank_1(ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs));
+    let refused = of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
     assert!(
         matches!(refused, Error::Poisoned(fault) if fault == noted::timeout()),
         "{refused}"
@@ -278,9 +268,8 @@ fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
         let mut ranks = noted_pair(&notes);
         let g = given(&ranks);
         *notes.refused_launch.lock().unwrap() = Some(failing);
-        let refused = ranks
-            .dispatch_all(&g.streams, &g.inputs, &g.outputs)
-            .unwrap_err();
+        let refused =
+            Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap_err();
         let Error::LocalRanks(LocalRanksError::NotLaunched { rank, source }) = refused else {
             panic!("{refused}")
         };
@@ -300,7 +289,7 @@ fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
             let refused = rank.dispatch(STREAM, &g.inputs[0], &g.outputs[0]);
             assert!(is_poisoned(&refused.unwrap_err()));
         }
-        let refused = ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs);
+        let refused = Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs);
         assert!(matches!(
             refused,
             Err(Error::LocalRanks(LocalRanksError::Refused { rank: Rank(0), source })) if is_poisoned(&source)
@@ -324,34 +313,25 @@ fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
         assert!(launched(&notes).is_empty());
     };
     *notes.refused_launch.lock().unwrap() = Some(0);
-    of_rank_0(
-        ranks
-            .dispatch_all(&g.streams, &g.inputs, &g.outputs)
-            .map(drop),
-    );
+    of_rank_0(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
     *notes.refused_launch.lock().unwrap() = None;
-    drop(
-        ranks
-            .dispatch_all(&g.streams, &g.inputs, &g.outputs)
-            .unwrap(),
-    );
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
     assert_eq!(launched(&notes).len(), 2);
 
     *notes.refused_launch.lock().unwrap() = Some(0);
-    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
-        panic!("no open dispatch")
-    };
-    of_rank_0(dispatched.combine_all(&g.streams, &g.rows, &g.combined));
+    of_rank_0(Communicator::combine_all(
+        &mut ranks,
+        &g.streams,
+        &g.rows,
+        &g.combined,
+    ));
     *notes.refused_launch.lock().unwrap() = None;
     ranks
         .iter()
         .for_each(|rank| assert!(rank.check().unwrap().is_none()));
-    let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
-        panic!("no open dispatch")
-    };
-    dispatched
-        .combine_all(&g.streams, &g.rows, &g.combined)
-        .unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
     close(ranks);
 }
 
@@ -360,29 +340,90 @@ fn ranks_at_different_points_are_named() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    drop(ranks[1].dispatch_async(g.streams[1], &g.inputs[1]).unwrap());
-    let refused = of_rank_1(ranks.dispatch_all(&g.streams, &g.inputs, &g.outputs));
-    assert!(matches!(refused, Error::DispatchNotWaited), "{refused}");
-    let apart = ranks.unfinished_all().map(drop);
-    assert!(matches!(
-        apart,
-        Err(Error::LocalRanks(LocalRanksError::Apart {
-            first: Rank(0),
-            second: Rank(1)
-        }))
+    ranks[1].dispatch_async(g.streams[1], &g.inputs[1]).unwrap();
+    let refused = of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
     ));
+    assert!(
+        matches!(
+            refused,
+            Error::WrongOrder {
+                call: "dispatch",
+                rank: Rank(1),
+                open: Round::DispatchSent
+            }
+        ),
+        "{refused}"
+    );
+    let refused = Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "rank 0: dispatch_wait of rank 0 is out of order: no round is open; dispatch or dispatch_async \
+         comes next; nothing was launched on any rank"
+    );
     assert_eq!(launched(&notes), [("dispatch_async", 1, g.streams[1])]);
-    drop(ranks[0].dispatch_async(g.streams[0], &g.inputs[0]).unwrap());
-    assert!(matches!(
-        ranks.unfinished_all(),
-        Ok(UnfinishedAll::DispatchWait(_))
-    ));
-    let none = &mut LocalRanks::from(Vec::new());
-    assert!(matches!(none.unfinished_all(), Ok(UnfinishedAll::Nothing)));
-    none.dispatch_all(&[], &[], &[])
-        .unwrap()
-        .combine_all(&[], &[], &[])
-        .unwrap();
+    ranks[0].dispatch_async(g.streams[0], &g.inputs[0]).unwrap();
+    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    close(ranks);
+}
+
+#[test]
+fn a_slice_has_all_ranks_of_one_communicator_in_any_order() {
+    let notes = all_local();
+    let group = group_of(&notes);
+    let plan = Plan::new(&group, noted::config()).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
+    let mut others = Communicator::new(&group, &plan).unwrap();
+    let g = given(&ranks);
+    notes.take();
+    let dispatch = |ranks: &mut [Communicator]| {
+        let count = ranks.len();
+        Communicator::dispatch_all(
+            ranks,
+            &g.streams[..count],
+            &g.inputs[..count],
+            &g.outputs[..count],
+        )
+    };
+    let refused = |ranks: &mut [Communicator]| dispatch(ranks).unwrap_err().to_string();
+    assert_eq!(
+        refused(&mut ranks[..1]),
+        "rank 1 is missing: ranks [0] were given, but the call is for all ranks of this process"
+    );
+    assert_eq!(
+        refused(&mut ranks[1..]),
+        "rank 0 is missing: ranks [1] were given, but the call is for all ranks of this process"
+    );
+    assert_eq!(
+        refused(&mut []),
+        "no communicators were given; the call is for all ranks of this process"
+    );
+    std::mem::swap(&mut ranks[1], &mut others[1]);
+    assert_eq!(
+        refused(&mut ranks),
+        "rank 1 is of another communicator than rank 0, which is given first; give all ranks of one \
+         Communicator::new"
+    );
+    std::mem::swap(&mut ranks[1], &mut others[1]);
+    assert_eq!(notes.take(), [""; 0]);
+    ranks.reverse();
+    dispatch(&mut ranks).unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    assert_eq!(
+        launched(&notes),
+        [
+            ("dispatch", 1, g.streams[0]),
+            ("dispatch", 0, g.streams[1]),
+            ("combine", 1, g.streams[0]),
+            ("combine", 0, g.streams[1])
+        ]
+    );
+    close(others);
+    // One that was closed is missing, too.
+    let last = ranks.pop().unwrap();
+    last.close().unwrap();
+    assert!(refused(&mut ranks).starts_with("rank 0 is missing"));
     close(ranks);
 }
 
@@ -399,8 +440,7 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
             combine: mode,
             ..support::config()
         };
-        let (ranks, tensors) = two_ranks(seed, config);
-        let mut ranks = LocalRanks::from(ranks);
+        let (mut ranks, tensors) = two_ranks(seed, config);
         let apart = mode == CombineMode::Exact;
         let streams = [STREAM; 2];
         let inputs: Vec<_> = tensors.iter().map(|t| t.input).collect();
@@ -409,10 +449,10 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
         let combined: Vec<_> = tensors.iter().map(|t| t.combine_output(apart)).collect();
         for _ in 0..3 {
             if split {
-                let sent = ranks.dispatch_all_async(&streams, &inputs).unwrap();
-                drop(sent.wait(&streams, &outputs).unwrap());
+                Communicator::dispatch_async_all(&mut ranks, &streams, &inputs).unwrap();
+                Communicator::dispatch_wait_all(&mut ranks, &streams, &outputs).unwrap();
             } else {
-                drop(ranks.dispatch_all(&streams, &inputs, &outputs).unwrap());
+                Communicator::dispatch_all(&mut ranks, &streams, &inputs, &outputs).unwrap();
             }
             let each = |of: &dyn Fn(&Tensors, &Communicator)| {
                 for (t, rank) in tensors.iter().zip(&ranks) {
@@ -421,14 +461,11 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
                 }
             };
             each(&|t, rank| t.answer(rank));
-            let UnfinishedAll::Combine(dispatched) = ranks.unfinished_all().unwrap() else {
-                panic!("no open dispatch")
-            };
             if split {
-                let returned = dispatched.combine_all_async(&streams, &rows, &combined);
-                returned.unwrap().wait(&streams).unwrap();
+                Communicator::combine_async_all(&mut ranks, &streams, &rows, &combined).unwrap();
+                Communicator::combine_wait_all(&mut ranks, &streams).unwrap();
             } else {
-                dispatched.combine_all(&streams, &rows, &combined).unwrap();
+                Communicator::combine_all(&mut ranks, &streams, &rows, &combined).unwrap();
             }
             for (t, rank) in tensors.iter().zip(&ranks) {
                 assert_eq!(rank.synchronize(STREAM).unwrap(), None);

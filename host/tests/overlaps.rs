@@ -37,11 +37,8 @@ fn outputs_within_rows_that_overlap_each_other_are_refused() {
             assert_overlap(dispatch(at), ["expert_ids", "x"]);
         }
         dispatch(end).unwrap();
-        let Unfinished::Combine(dispatched) = rank.unfinished() else {
-            panic!("no open dispatch")
-        };
         let (rows, sums) = (t.combine_input(None), t.combine_output(false));
-        dispatched.combine(STREAM, &rows, &sums).unwrap();
+        rank.combine(STREAM, &rows, &sums).unwrap();
     }
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
@@ -55,22 +52,15 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
     };
     let (mut rank, t) = alone_with(config, &[TOKEN]);
     let x = Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]);
-    let sent = rank
-        .dispatch_async(STREAM, &DispatchInput { x, ..t.input })
+    rank.dispatch_async(STREAM, &DispatchInput { x, ..t.input })
         .unwrap();
-    assert_overlap(sent.wait(STREAM, &t.output), ["tokens", "x"]);
-    let Unfinished::DispatchWait(sent) = rank.unfinished() else {
-        panic!("no open dispatch")
-    };
-    let apart = *DispatchBuffers::new(
-        sent.expert_parallel().device(),
-        sent.expert_parallel().plan(),
-    )
-    .unwrap()
-    .output();
-    drop(sent.wait(STREAM, &apart).unwrap());
+    assert_overlap(rank.dispatch_wait(STREAM, &t.output), ["tokens", "x"]);
+    let apart = *DispatchBuffers::new(rank.device(), rank.plan())
+        .unwrap()
+        .output();
+    rank.dispatch_wait(STREAM, &apart).unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-    rank.close().unwrap();
+    finish(rank, &t);
 }
 
 #[test]
@@ -86,9 +76,9 @@ fn outputs_that_overlap_each_other_are_refused() {
     };
     let wanted = ["expert_ids", "src_info"];
     assert_overlap(rank.dispatch(STREAM, &t.input, &output), wanted);
-    let sent = rank.dispatch_async(STREAM, &t.input).unwrap();
-    assert_overlap(sent.wait(STREAM, &output), wanted);
-    let addresses = OutputTensors {
+    rank.dispatch_async(STREAM, &t.input).unwrap();
+    assert_overlap(rank.dispatch_wait(STREAM, &output), wanted);
+    let addresses = DispatchTensors {
         tokens: t.output.tokens.at,
         row_offsets: t.output.row_offsets.at,
         expert_ids: at,
@@ -100,5 +90,6 @@ fn outputs_that_overlap_each_other_are_refused() {
     let capacity = Capacity::max(rank.plan());
     let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);
     assert_overlap(made, wanted);
-    rank.close().unwrap();
+    rank.dispatch_wait(STREAM, &t.output).unwrap();
+    finish(rank, &t);
 }

@@ -20,7 +20,7 @@ fn pointers(p2p_world_size: usize, combine: CombineMode) -> (DevicePointers, Pla
     };
     let mut rank = noted::start(&notes, 2, config).unwrap();
     let (input, output) = noted::empty_tensors(&rank);
-    drop(rank.dispatch(STREAM, &input, &output).unwrap());
+    rank.dispatch(STREAM, &input, &output).unwrap();
     let launches = notes.launches.lock().unwrap().clone();
     let [
         Launch {
@@ -32,9 +32,7 @@ fn pointers(p2p_world_size: usize, combine: CombineMode) -> (DevicePointers, Pla
         panic!("not one dispatch: {launches:?}")
     };
     let told = [args.common.own_window, args.common.workspace];
-    let found = (rank.device_pointers(), *rank.plan(), told);
-    rank.close().unwrap();
-    found
+    (rank.device_pointers(), *rank.plan(), told)
 }
 
 #[test]
@@ -80,9 +78,8 @@ fn the_table_names_the_places_that_kernels_use() {
 fn counts_are_where_the_table_says() {
     let (mut ranks, tensors) = two_ranks(3, support::config());
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
-        let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
-        dispatched
-            .combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+        rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
             .unwrap();
     }
     for rank in &ranks {

@@ -43,9 +43,9 @@ fn round(ranks: &mut [Communicator]) -> Vec<Result<Vec<u16>, Error>> {
         let rows = DispatchBuffers::new(&device, &plan).unwrap();
         let sum = CombineBuffers::new(&device, &plan).unwrap();
         let (input, output) = (DispatchInput::new(x, topk_ids), *rows.output());
-        let dispatched = rank.dispatch(STREAM, &input, &output).unwrap();
+        rank.dispatch(STREAM, &input, &output).unwrap();
         let (experts, sum) = (CombineInput::new(output.tokens), sum.output(1).unwrap());
-        dispatched.combine(STREAM, &experts, &sum).unwrap();
+        rank.combine(STREAM, &experts, &sum).unwrap();
         sums.push(sum.rows());
     }
     let each = ranks.iter().zip(sums);
@@ -116,7 +116,7 @@ fn a_rank_that_comes_late_learns_that_its_peers_gave_up() {
     let topk_ids = device.upload_tensor([1, 1], &[0]).unwrap();
     let rows = DispatchBuffers::new(&device, &plan).unwrap();
     let input = DispatchInput::new(x, topk_ids);
-    drop(late.dispatch(STREAM, &input, rows.output()).unwrap());
+    late.dispatch(STREAM, &input, rows.output()).unwrap();
     for _ in 0..2 {
         let Err(error) = late.synchronize(STREAM) else {
             panic!("rank 3 was not told");

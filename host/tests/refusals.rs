@@ -100,10 +100,10 @@ fn combine(mode: CombineMode, weights: bool, apart: bool) -> Result<(), Error> {
         ..config()
     });
     let input = t.combine_input(weights.then_some(t.weights));
-    let dispatched = rank.dispatch(STREAM, &t.input, &t.output)?;
-    let combined = dispatched.combine(STREAM, &input, &t.combine_output(apart));
+    rank.dispatch(STREAM, &t.input, &t.output)?;
+    let combined = rank.combine(STREAM, &input, &t.combine_output(apart));
     assert_eq!(rank.synchronize(STREAM)?, None);
-    rank.close()?;
+    assert_eq!(combined.is_err(), rank.round() == Round::Dispatched);
     combined
 }
 
@@ -145,47 +145,12 @@ fn a_refused_combine_can_be_made_again() {
         DataType::Bf16,
         [capacity - 1, HIDDEN],
     ));
-    let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
-    let refused = sentence(dispatched.combine(STREAM, &short, &t.combine_output(false)));
+    rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+    let refused = sentence(rank.combine(STREAM, &short, &t.combine_output(false)));
     assert!(refused.starts_with("tensor expert_rows: wanted shape [6, 8], given [5, 8]"));
-    let Unfinished::Combine(dispatched) = rank.unfinished() else {
-        panic!("no open dispatch")
-    };
-    dispatched
-        .combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+    rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
         .unwrap();
-    assert!(matches!(rank.unfinished(), Unfinished::Nothing));
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-    rank.close().unwrap();
-}
-
-#[test]
-fn an_open_round_is_named_and_can_be_taken_up_again() {
-    let (mut rank, t) = alone(config());
-    drop(rank.dispatch_async(STREAM, &t.input).unwrap());
-    let refused = rank.dispatch(STREAM, &t.input, &t.output);
-    assert!(matches!(refused, Err(Error::DispatchNotWaited)));
-
-    let Unfinished::DispatchWait(sent) = rank.unfinished() else {
-        panic!("no open wait")
-    };
-    drop(sent.wait(STREAM, &t.output).unwrap());
-    let refused = rank.dispatch(STREAM, &t.input, &t.output);
-    assert!(matches!(refused, Err(Error::DispatchWithoutCombine)));
-
-    let Unfinished::Combine(dispatched) = rank.unfinished() else {
-        panic!("no open dispatch")
-    };
-    let (input, output) = (t.combine_input(None), t.combine_output(false));
-    drop(dispatched.combine_async(STREAM, &input, &output).unwrap());
-    let refused = rank.dispatch_async(STREAM, &t.input);
-    assert!(matches!(refused, Err(Error::CombineNotWaited)));
-
-    let Unfinished::CombineWait(returned) = rank.unfinished() else {
-        panic!("no open wait")
-    };
-    returned.wait(STREAM).unwrap();
-    assert!(rank.dispatch(STREAM, &t.input, &t.output).is_ok());
+    assert_eq!(rank.round(), Round::Idle);
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }
@@ -195,14 +160,11 @@ fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
     let (mut rank, t) = alone(config());
     let rows = t.output.tokens;
     let bytes = (2 * rows.elements()) as u64;
-    drop(rank.dispatch(STREAM, &t.input, &t.output).unwrap());
+    rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     let mut combine = |at: DevicePtr| {
         let combined = Tensor::contiguous(at, DataType::Bf16, [1, HIDDEN]);
         let output = CombineOutput::Summed(combined);
-        let Unfinished::Combine(dispatched) = rank.unfinished() else {
-            panic!("no open dispatch")
-        };
-        dispatched.combine(STREAM, &t.combine_input(None), &output)
+        rank.combine(STREAM, &t.combine_input(None), &output)
     };
     for at in [rows.at, rows.at.plus(bytes - 16)] {
         let refused = combine(at);
@@ -442,7 +404,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         "{text}"
     );
     // What was sent is read no more.
-    let sent = rank.dispatch_async(STREAM, &x).unwrap();
-    drop(sent.wait(STREAM, &t.output).unwrap());
-    rank.close().unwrap();
+    rank.dispatch_async(STREAM, &x).unwrap();
+    rank.dispatch_wait(STREAM, &t.output).unwrap();
+    finish(rank, &t);
 }

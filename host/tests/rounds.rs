@@ -7,62 +7,48 @@ use support::*;
 
 /// Fused calls.
 fn fused(ranks: &mut [Communicator], tensors: &[Tensors], weights: bool, apart: bool) {
-    let dispatched: Vec<_> = ranks
-        .iter_mut()
-        .zip(tensors)
-        .map(|(rank, t)| rank.dispatch(STREAM, &t.input, &t.output).unwrap())
-        .collect();
-    for (dispatched, t) in dispatched.iter().zip(tensors) {
-        assert_eq!(
-            dispatched.expert_parallel().synchronize(STREAM).unwrap(),
-            None
-        );
-        t.answer(dispatched.expert_parallel());
+    for (rank, t) in ranks.iter_mut().zip(tensors) {
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     }
-    for (dispatched, t) in dispatched.into_iter().zip(tensors) {
+    answer_all(ranks, tensors);
+    for (rank, t) in ranks.iter_mut().zip(tensors) {
         let input = t.combine_input(weights.then_some(t.weights));
-        dispatched
-            .combine(STREAM, &input, &t.combine_output(apart))
+        rank.combine(STREAM, &input, &t.combine_output(apart))
             .unwrap();
     }
-    for (rank, t) in ranks.iter().zip(tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-        t.compare(rank, apart);
-    }
+    compare_all(ranks, tensors, apart);
 }
 
 /// Split calls: every rank sends before any waits.
 fn split(ranks: &mut [Communicator], tensors: &[Tensors], weights: bool, apart: bool) {
-    let sent: Vec<_> = ranks
-        .iter_mut()
-        .zip(tensors)
-        .map(|(rank, t)| rank.dispatch_async(STREAM, &t.input).unwrap())
-        .collect();
-    let received: Vec<_> = sent
-        .into_iter()
-        .zip(tensors)
-        .map(|(sent, t)| sent.wait(STREAM, &t.output).unwrap())
-        .collect();
-    for (received, t) in received.iter().zip(tensors) {
-        assert_eq!(
-            received.expert_parallel().synchronize(STREAM).unwrap(),
-            None
-        );
-        t.answer(received.expert_parallel());
+    for (rank, t) in ranks.iter_mut().zip(tensors) {
+        rank.dispatch_async(STREAM, &t.input).unwrap();
     }
-    let returned: Vec<_> = received
-        .into_iter()
-        .zip(tensors)
-        .map(|(received, t)| {
-            let input = t.combine_input(weights.then_some(t.weights));
-            received
-                .combine_async(STREAM, &input, &t.combine_output(apart))
-                .unwrap()
-        })
-        .collect();
-    returned
-        .into_iter()
-        .for_each(|returned| returned.wait(STREAM).unwrap());
+    for (rank, t) in ranks.iter_mut().zip(tensors) {
+        rank.dispatch_wait(STREAM, &t.output).unwrap();
+    }
+    answer_all(ranks, tensors);
+    for (rank, t) in ranks.iter_mut().zip(tensors) {
+        let input = t.combine_input(weights.then_some(t.weights));
+        rank.combine_async(STREAM, &input, &t.combine_output(apart))
+            .unwrap();
+    }
+    for rank in ranks.iter_mut() {
+        rank.combine_wait(STREAM).unwrap();
+    }
+    compare_all(ranks, tensors, apart);
+}
+
+/// Waits for all dispatches, compares their outputs, and lets the experts answer.
+fn answer_all(ranks: &[Communicator], tensors: &[Tensors]) {
+    for (rank, t) in ranks.iter().zip(tensors) {
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        t.answer(rank);
+    }
+}
+
+/// Waits for all combines, and compares their outputs.
+fn compare_all(ranks: &[Communicator], tensors: &[Tensors], apart: bool) {
     for (rank, t) in ranks.iter().zip(tensors) {
         assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         t.compare(rank, apart);
@@ -91,13 +77,10 @@ fn all_kinds(combine: CombineMode, weights: bool, apart: bool) {
 #[test]
 fn the_inputs_are_free_once_a_dispatch_is_sent() {
     let (mut ranks, tensors) = two_ranks(5, config());
-    let sent: Vec<_> = ranks
-        .iter_mut()
-        .zip(&tensors)
-        .map(|(rank, t)| rank.dispatch_async(STREAM, &t.input).unwrap())
-        .collect();
-    for (sent, t) in sent.iter().zip(&tensors) {
-        let rank = sent.expert_parallel();
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        rank.dispatch_async(STREAM, &t.input).unwrap();
+    }
+    for (rank, t) in ranks.iter().zip(&tensors) {
         assert_eq!(rank.synchronize(STREAM).unwrap(), None);
         let weights = t.input.topk_weights.map(|weights| weights.at);
         for at in [t.input.x.at, t.input.topk_ids.at]
@@ -108,27 +91,16 @@ fn the_inputs_are_free_once_a_dispatch_is_sent() {
             unsafe { rank.device().free(at) }.unwrap();
         }
     }
-    let received = sent.into_iter().zip(&tensors);
-    let received: Vec<_> = received
-        .map(|(sent, t)| sent.wait(STREAM, &t.output).unwrap())
-        .collect();
-    for (received, t) in received.iter().zip(&tensors) {
-        assert_eq!(
-            received.expert_parallel().synchronize(STREAM).unwrap(),
-            None
-        );
-        t.answer(received.expert_parallel());
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        rank.dispatch_wait(STREAM, &t.output).unwrap();
     }
-    for (received, t) in received.into_iter().zip(&tensors) {
+    answer_all(&ranks, &tensors);
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
         let output = t.combine_output(false);
-        received
-            .combine(STREAM, &t.combine_input(None), &output)
+        rank.combine(STREAM, &t.combine_input(None), &output)
             .unwrap();
     }
-    for (rank, t) in ranks.iter().zip(&tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-        t.compare(rank, false);
-    }
+    compare_all(&ranks, &tensors, false);
     close(ranks);
 }
 
@@ -155,15 +127,11 @@ fn ranks_may_live_on_threads_of_their_own() {
         .zip(tensors)
         .map(|(mut rank, t)| {
             std::thread::spawn(move || {
-                let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
-                assert_eq!(
-                    dispatched.expert_parallel().synchronize(STREAM).unwrap(),
-                    None
-                );
-                t.answer(dispatched.expert_parallel());
+                rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                t.answer(&rank);
                 let output = t.combine_output(false);
-                dispatched
-                    .combine(STREAM, &t.combine_input(None), &output)
+                rank.combine(STREAM, &t.combine_input(None), &output)
                     .unwrap();
                 assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                 t.compare(&rank, false);
@@ -211,10 +179,9 @@ fn a_rank_may_have_no_tokens_and_null_tensors() {
         t.summed = none(DataType::Bf16, HIDDEN);
     }
     for (rank, t) in ranks.iter_mut().zip(&tensors) {
-        let dispatched = rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         let output = t.combine_output(false);
-        dispatched
-            .combine(STREAM, &t.combine_input(None), &output)
+        rank.combine(STREAM, &t.combine_input(None), &output)
             .unwrap();
     }
     for (rank, t) in ranks.iter().zip(&tensors) {

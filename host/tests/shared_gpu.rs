@@ -20,8 +20,8 @@ fn notes_on(gpu: &str) -> Arc<Notes> {
     })
 }
 
-fn join_all(group: &Group, config: Config) -> Result<LocalRanks, Error> {
-    LocalRanks::new(group, &Plan::new(group, config)?)
+fn join_all(group: &Group, config: Config) -> Result<Vec<Communicator>, Error> {
+    Communicator::new(group, &Plan::new(group, config)?)
 }
 
 /// Any number of multiprocessors.
@@ -57,7 +57,7 @@ fn each_rank_launches_into_its_part_of_the_gpu() {
             (plan.max_sms(), plan.config().max_sms),
             (Some(wanted), max_sms)
         );
-        let mut ranks = LocalRanks::new(&group, &plan).unwrap();
+        let mut ranks = Communicator::new(&group, &plan).unwrap();
         for (index, handle) in [(0, 8), (1, 9)] {
             assert_eq!(ranks[index].max_sms(), Some(wanted));
             round(&mut ranks[index], stream(handle)).unwrap();
@@ -212,10 +212,7 @@ fn a_call_of_all_ranks_in_one_stream_is_refused_whole_unless_it_is_split() {
     let (inputs, outputs) = ([input; 2], [output; 2]);
     let (apart, one) = ([stream(8), stream(9)], [stream(8); 2]);
     notes.take();
-    let refused = ranks
-        .dispatch_all(&one, &inputs, &outputs)
-        .map(drop)
-        .unwrap_err();
+    let refused = Communicator::dispatch_all(&mut ranks, &one, &inputs, &outputs).unwrap_err();
     let Error::LocalRanks(LocalRanksError::Refused { rank, source }) = refused else {
         panic!("{refused}")
     };
@@ -224,20 +221,16 @@ fn a_call_of_all_ranks_in_one_stream_is_refused_whole_unless_it_is_split() {
         (1, [(1, "dispatch"), (0, "dispatch")])
     );
     assert_eq!(notes.take(), [""; 0]);
-    let sent = ranks.dispatch_all_async(&one, &inputs).unwrap();
-    let dispatched = sent.wait(&one, &outputs).unwrap();
+    Communicator::dispatch_async_all(&mut ranks, &one, &inputs).unwrap();
+    Communicator::dispatch_wait_all(&mut ranks, &one, &outputs).unwrap();
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     let rows = [CombineInput::new(output.tokens); 2];
-    let returned = dispatched
-        .combine_all_async(&one, &rows, &[combined; 2])
-        .unwrap();
-    returned.wait(&one).unwrap();
+    Communicator::combine_async_all(&mut ranks, &one, &rows, &[combined; 2]).unwrap();
+    Communicator::combine_wait_all(&mut ranks, &one).unwrap();
     // Fused calls take a stream each.
-    let dispatched = ranks.dispatch_all(&apart, &inputs, &outputs).unwrap();
-    dispatched
-        .combine_all(&apart, &rows, &[combined; 2])
-        .unwrap();
+    Communicator::dispatch_all(&mut ranks, &apart, &inputs, &outputs).unwrap();
+    Communicator::combine_all(&mut ranks, &apart, &rows, &[combined; 2]).unwrap();
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 

@@ -175,11 +175,11 @@ fn simulated_ranks_give_their_memory_back_and_the_group_goes_on() {
             .map(|(rank, tokens)| support::Tensors::new(rank, tokens))
             .collect();
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
-            let dispatched = rank.dispatch(support::STREAM, &t.input, &t.output).unwrap();
+            rank.dispatch(support::STREAM, &t.input, &t.output).unwrap();
             if is_combined {
                 let sums = t.combine_output(false);
                 let rows = t.combine_input(None);
-                dispatched.combine(support::STREAM, &rows, &sums).unwrap();
+                rank.combine(support::STREAM, &rows, &sums).unwrap();
             }
         }
         let mut memory = Vec::new();
@@ -241,7 +241,7 @@ fn all_failures_of_closing_become_the_first_one() {
     let first = notes.graph.lock().unwrap().replace(Vec::new());
     noted::round(&mut two, stream(8)).unwrap();
     let close = |ranks| -> Result<(), Error> { Ok(Communicator::close_all(ranks)?) };
-    let error = close(LocalRanks::from(vec![one, two])).unwrap_err();
+    let error = close(vec![one, two]).unwrap_err();
     assert!(
         matches!(error, Error::GraphsAlive { rank: Rank(0), .. }),
         "{error}"

@@ -6,8 +6,8 @@ use std::format;
 use std::path::Path;
 use std::string::String;
 
-use crate::LINKED_VERSION;
 use crate::error::{CallError, LoadError};
+use crate::version::LINKED_VERSION;
 
 #[allow(
     dead_code,

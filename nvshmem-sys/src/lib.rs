@@ -17,13 +17,10 @@ pub mod device;
 mod error;
 #[cfg(feature = "host")]
 pub mod host;
+mod version;
 
 #[cfg(feature = "host")]
 pub use error::{CallError, LoadError};
 #[cfg(feature = "host")]
 pub use host::{HostLibrary, UniqueId};
-
-/// The version whose device code is linked into the kernels: major, minor, patch.
-///
-/// The device code reads a state that the host library writes, so the two must be one version.
-pub const LINKED_VERSION: (u32, u32, u32) = (3, 4, 5);
+pub use version::LINKED_VERSION;

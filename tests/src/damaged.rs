@@ -2,7 +2,7 @@
 //! outside of what was allocated, and no wait beyond the deadline.
 
 pub mod guarded;
-mod sweep;
+pub mod sweep;
 mod words;
 
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use ferry::{Capacity, Config, Error, Group, Shape};
 use ferry_layout::Window;
 
 use crate::formats;
-use crate::session::{HALVES, Session, Settings};
+use crate::halves::HALVES;
+use crate::session::{Session, Settings};
 use crate::simulated::{Case, Dice, Return, any_case, inline_case};
 use crate::verify::capacity_with;
 use guarded::GuardedGroup;
-pub use sweep::{DamagedArgs, run};
 use words::Damage;
 
 /// Longest wait of a kernel.
@@ -124,7 +124,8 @@ impl DamagedCase {
                     bail!("half {half} of round {round}: {damage}");
                 }
                 if !goes_on {
-                    return session.close().map(|()| windows).map_err(Into::into);
+                    session.close_after_fault()?;
+                    return Ok(windows);
                 }
             }
         }

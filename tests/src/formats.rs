@@ -5,8 +5,6 @@ use std::ops::Range;
 use ferry::{Capacity, DataType, DevicePtr, ScaleLayout, ScaleTensor, Tensor, TokenFormat};
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
 
-use crate::verify::Received;
-
 /// A token as the oracle encodes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
@@ -194,7 +192,7 @@ impl Layout {
     }
 
     /// The bytes of a scale in the tensor of scales.
-    fn scale_at(&self, place: Place, group: usize) -> Range<usize> {
+    pub fn scale_at(&self, place: Place, group: usize) -> Range<usize> {
         let groups = self.groups();
         let Place { start, block, row } = place;
         let at = match self.format.scale_layout() {
@@ -263,20 +261,6 @@ impl Images {
         }
         if let Some(scale) = row.row_scale {
             self.row_scales[at] = scale;
-        }
-    }
-
-    /// Makes a row, which is not compared, the same as what was received in the same layout.
-    pub fn copy_row(&mut self, place: Place, from: &Received) {
-        let (at, bytes) = (place.start + place.row, self.layout.row_bytes());
-        let row = at * bytes..(at + 1) * bytes;
-        self.tokens[row.clone()].copy_from_slice(&from.tokens[row]);
-        for group in 0..self.layout.groups() {
-            let scale = self.layout.scale_at(place, group);
-            self.scales[scale.clone()].copy_from_slice(&from.scales[scale]);
-        }
-        if let Some(scale) = self.row_scales.get_mut(at) {
-            *scale = from.row_scales[at];
         }
     }
 

@@ -1,23 +1,33 @@
 //! Runs Ferry on any group and compares it with the oracle. The program `ferry-tests` and the
 //! integration tests are built on it.
 
+#[cfg(feature = "suites")]
 pub mod bench;
+#[cfg(feature = "suites")]
 pub mod damaged;
 pub mod demo;
+#[cfg(feature = "suites")]
 pub mod explain;
 pub mod formats;
+#[cfg(feature = "suites")]
 pub mod gpu;
 pub mod group;
+pub mod halves;
 pub mod kernel_files;
+#[cfg(feature = "suites")]
 pub mod local;
 #[cfg(feature = "mpi")]
 mod mpi_bootstrap;
 #[cfg(feature = "cuda")]
 pub mod probes;
+#[cfg(feature = "suites")]
 pub mod replay;
 pub mod session;
 pub mod sharing;
+#[cfg(feature = "suites")]
 pub mod silu;
+#[cfg(feature = "suites")]
 pub mod simulated;
+#[cfg(feature = "suites")]
 pub mod soak;
 pub mod verify;

@@ -165,8 +165,8 @@ impl LocalCase {
             .map(|round| self.round(&rank, round))
             .collect::<Result<_>>()?;
         for round in &rounds {
-            rank.dispatch(stream, &round.input, &round.output)?
-                .combine(stream, &round.expert_rows, &round.combined)?;
+            rank.dispatch(stream, &round.input, &round.output)?;
+            rank.combine(stream, &round.expert_rows, &round.combined)?;
         }
         match rank.synchronize(stream)? {
             Some(fault) if self.short && fault.kind == FaultKind::OutputTooSmall => {}

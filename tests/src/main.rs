@@ -33,7 +33,7 @@ enum Command {
     /// Run rounds with fresh seeds until the time is up, each compared with the oracle
     Soak(soak::SoakArgs),
     /// Damage windows of simulated ranks: nobody touches what is not theirs, and everybody ends
-    Damaged(damaged::DamagedArgs),
+    Damaged(damaged::sweep::DamagedArgs),
 }
 
 impl Command {
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         Command::Sanitize(args) => gpu::sanitize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Soak(args) => soak::run(&args),
-        Command::Damaged(args) => damaged::run(&args),
+        Command::Damaged(args) => damaged::sweep::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

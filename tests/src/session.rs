@@ -1,21 +1,19 @@
 //! A session: the ranks of a group that this process drives, their tensors, and rounds on them.
 
-mod at_once;
 mod local_rank;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ferry::{
-    Capacity, Communicator, Config, DevicePtr, Error, Group, InputFault, Plan, Stream, TokenFormat,
+    Capacity, CombineInput, CombineOutput, Communicator, Config, DevicePtr, Error, Group,
+    InputFault, Plan, Round, Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 
+use crate::halves::HALVES;
 use crate::verify::{Placement, RankOutputs, SHARED_FACTOR};
-use at_once::Lent;
 use local_rank::LocalRank;
-
-/// Half calls that a round is made of, each followed by its wait; a fused rank skips the waits.
-pub const HALVES: usize = 4;
 
 /// What a session is made for.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +53,8 @@ pub struct Phases {
 /// The local ranks of a group at work.
 pub struct Session {
     settings: Settings,
+    communicators: Vec<Communicator>,
+    /// In the order of the communicators.
     ranks: Vec<LocalRank>,
     phases: Phases,
     /// Whether rounds are made in calls of all local ranks.
@@ -74,12 +74,14 @@ impl Session {
     /// The same, with room for the inputs of `slots` problems. Collective.
     pub fn with_slots(group: &Group, settings: &Settings, slots: usize) -> Result<Self, Error> {
         let plan = Plan::new(group, settings.config)?;
-        let ranks = Communicator::new(group, &plan)?
-            .into_iter()
-            .map(|ep| LocalRank::new(Lent::of(ep), settings, slots))
+        let communicators = Communicator::new(group, &plan)?;
+        let ranks = communicators
+            .iter()
+            .map(|communicator| LocalRank::new(communicator, settings, slots))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             settings: *settings,
+            communicators,
             ranks,
             phases: Phases::default(),
             all_at_once: false,
@@ -183,27 +185,61 @@ impl Session {
     }
 
     fn enqueue_dispatch(&mut self) -> Result<(), Error> {
-        let split = self.settings.split;
         if self.all_at_once {
             return self.dispatch_at_once(|_, own| own);
         }
-        self.each(|rank| rank.start_dispatch(split))?;
-        if split {
-            self.each(LocalRank::finish_half)?;
+        self.launch_halves(0..2, true)
+    }
+
+    fn enqueue_combine(&mut self, weights: bool) -> Result<(), Error> {
+        if self.all_at_once {
+            return self.combine_at_once(weights);
+        }
+        self.launch_halves(2..HALVES, weights)
+    }
+
+    /// Enqueues each of these half calls on all local ranks, one rank after another.
+    fn launch_halves(&mut self, halves: Range<usize>, weights: bool) -> Result<(), Error> {
+        for half in halves {
+            for index in 0..self.ranks.len() {
+                self.launch_half(index, half, weights)?;
+            }
         }
         Ok(())
     }
 
-    fn enqueue_combine(&mut self, weights: bool) -> Result<(), Error> {
-        let split = self.settings.split;
-        if self.all_at_once {
-            return self.combine_at_once(weights);
+    /// Enqueues the dispatches of a [first](Turn::FIRST) round in calls of all local ranks, each in the stream
+    /// that `stream` returns for its place and its own stream.
+    pub fn dispatch_at_once(
+        &mut self,
+        stream: impl Fn(usize, Stream) -> Stream,
+    ) -> Result<(), Error> {
+        let ranks = self.ranks.iter().enumerate();
+        let streams: Vec<_> = ranks.map(|(at, rank)| stream(at, rank.stream)).collect();
+        let tensors = self.ranks.iter().map(|rank| rank.tensors(true));
+        let (inputs, outputs): (Vec<_>, Vec<_>) = tensors.map(|t| (t.input, t.output)).unzip();
+        let all = &mut self.communicators;
+        if self.settings.split {
+            Communicator::dispatch_async_all(all, &streams, &inputs)?;
+            Communicator::dispatch_wait_all(all, &streams, &outputs)
+        } else {
+            Communicator::dispatch_all(all, &streams, &inputs, &outputs)
         }
-        self.each(|rank| rank.start_combine(split, weights))?;
-        if split {
-            self.each(LocalRank::finish_half)?;
+    }
+
+    /// Enqueues the combines of a [first](Turn::FIRST) round in calls of all local ranks.
+    fn combine_at_once(&mut self, weights: bool) -> Result<(), Error> {
+        let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();
+        let tensors = self.ranks.iter().map(|rank| rank.tensors(weights));
+        let (inputs, outputs): (Vec<CombineInput>, Vec<CombineOutput>) =
+            tensors.map(|t| (t.expert_rows, t.combined)).unzip();
+        let all = &mut self.communicators;
+        if self.settings.split {
+            Communicator::combine_async_all(all, &streams, &inputs, &outputs)?;
+            Communicator::combine_wait_all(all, &streams)
+        } else {
+            Communicator::combine_all(all, &streams, &inputs, &outputs)
         }
-        Ok(())
     }
 
     /// Gives NVFP4 this global scale from now on, in place of [`INPUT_SCALE`](crate::formats::INPUT_SCALE).
@@ -225,20 +261,17 @@ impl Session {
             .try_for_each(|rank| rank.poison(&self.settings))
     }
 
-    /// Enqueues a half call of a round on one local rank: dispatch, its wait, combine, its wait.
-    /// Experts return whatever lies in their rows.
+    /// Enqueues a half call of a [first](Turn::FIRST) round on one local rank; see [`HALVES`]. Experts return
+    /// whatever lies in their rows. Does not synchronise.
     pub fn launch_half(&mut self, index: usize, half: usize, weights: bool) -> Result<(), Error> {
-        let (rank, split) = (&mut self.ranks[index], self.settings.split);
-        match half {
-            0 => rank.start_dispatch(split),
-            2 => rank.start_combine(split, weights),
-            _ => rank.finish_half(),
-        }
+        let (rank, split) = (&self.ranks[index], self.settings.split);
+        let tensors = rank.tensors(weights);
+        tensors.enqueue(&mut self.communicators[index], rank.stream, half, split)
     }
 
     /// What the local ranks' communicators were made with.
     pub fn plan(&self) -> &Plan {
-        self.ranks[0].ep.plan()
+        self.communicators[0].plan()
     }
 
     /// What the dispatch's outputs hold.
@@ -256,7 +289,7 @@ impl Session {
     ) -> Result<(), Error> {
         for &index in order {
             before(index);
-            self.ranks[index].launch_identity(turn)?;
+            self.launch_identity_on(index, turn)?;
         }
         Ok(())
     }
@@ -269,26 +302,31 @@ impl Session {
 
     /// Waits for all local ranks; the first fault in rank order, an input's too.
     pub fn synchronize(&self) -> Result<(), Error> {
-        self.ranks
-            .iter()
-            .try_for_each(|rank| strict(rank.ep.synchronize(rank.stream)))
+        self.said().try_for_each(|(_, said)| strict(said))
     }
 
     /// Waits for each local rank, and what each says.
     pub fn outcomes(&self) -> Vec<(usize, Result<Option<InputFault>, Error>)> {
-        let of = |rank: &LocalRank| (rank.rank(), rank.ep.synchronize(rank.stream));
-        self.ranks.iter().map(of).collect()
+        self.said().collect()
+    }
+
+    /// Waits for each local rank as its turn comes.
+    fn said(&self) -> impl Iterator<Item = (usize, Result<Option<InputFault>, Error>)> {
+        let ranks = self.ranks.iter().zip(&self.communicators);
+        ranks.map(|(rank, communicator)| (rank.rank(), communicator.synchronize(rank.stream)))
     }
 
     /// A local rank's communicator and stream, for what only one kind of device can do.
     pub fn local(&mut self, index: usize) -> (&mut Communicator, Stream) {
-        let rank = &mut self.ranks[index];
-        (&mut *rank.ep, rank.stream)
+        (&mut self.communicators[index], self.ranks[index].stream)
     }
 
     /// Enqueues a round on one local rank. See [`launch_identity`](Self::launch_identity).
     pub fn launch_identity_on(&mut self, index: usize, turn: Turn) -> Result<(), Error> {
-        self.ranks[index].launch_identity(turn)
+        let (rank, communicator) = (&self.ranks[index], &mut self.communicators[index]);
+        let tensors = rank.identity(turn);
+        tensors.enqueue(communicator, rank.stream, 0, false)?;
+        tensors.enqueue(communicator, rank.stream, 2, false)
     }
 
     /// Whether dispatches are given the router's weights from now on. They are until this is called.
@@ -322,16 +360,6 @@ impl Session {
         self.ranks[index].expert_rows(&self.settings)
     }
 
-    /// Enqueues the dispatch of a [first](Turn::FIRST) round on one local rank. Does not synchronise.
-    pub fn dispatch_on(&mut self, index: usize) -> Result<(), Error> {
-        self.ranks[index].start_dispatch(false)
-    }
-
-    /// Enqueues the combine behind [`dispatch_on`](Self::dispatch_on). Does not synchronise.
-    pub fn combine_on(&mut self, index: usize) -> Result<(), Error> {
-        self.ranks[index].start_combine(false, true)
-    }
-
     /// What stands in a local rank's outputs; `weights` as for [`round`](Self::round). Synchronises, but not
     /// with the rank's stream.
     pub fn outputs_on(&self, index: usize, weights: bool) -> Result<RankOutputs, Error> {
@@ -346,18 +374,34 @@ impl Session {
         index: usize,
         events: Option<&[ferry::cuda::CudaEvent; 3]>,
     ) -> Result<(), Error> {
-        let rank = &mut self.ranks[index];
-        let (input, output, stream) = (rank.input(0), rank.output, rank.stream);
-        let (rows, combined) = rank.combine_tensors(Turn::FIRST, output.tokens.at, true);
+        let (rank, communicator) = (&self.ranks[index], &mut self.communicators[index]);
+        let (tensors, stream) = (rank.identity(Turn::FIRST), rank.stream);
         let record = |which: usize| match events {
             Some(events) => events[which].record(stream),
             None => Ok(()),
         };
         record(0)?;
-        let dispatched = rank.ep.dispatch(stream, &input, &output)?;
+        tensors.enqueue(communicator, stream, 0, false)?;
         record(1)?;
-        dispatched.combine(stream, &rows, &combined)?;
+        tensors.enqueue(communicator, stream, 2, false)?;
         record(2)
+    }
+
+    /// As [`close`](Self::close), after a rank gave up: ranks whose round is open go on first, until they know
+    /// it, too.
+    pub fn close_after_fault(mut self) -> Result<(), Error> {
+        for index in 0..self.ranks.len() {
+            let next = match self.communicators[index].round() {
+                Round::Idle => HALVES,
+                Round::DispatchSent => 1,
+                Round::Dispatched => 2,
+                Round::CombineSent => 3,
+            };
+            // Refused on ranks that gave up.
+            let _ = (next..HALVES).try_for_each(|half| self.launch_half(index, half, true));
+        }
+        self.outcomes();
+        self.close()
     }
 
     /// Frees everything. Collective.
@@ -365,8 +409,7 @@ impl Session {
         for rank in &self.ranks {
             rank.free()?;
         }
-        let ranks = self.ranks.into_iter().map(|rank| rank.ep.into_inner());
-        Ok(Communicator::close_all(ranks)?)
+        Ok(Communicator::close_all(self.communicators)?)
     }
 
     fn each(

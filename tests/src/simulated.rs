@@ -9,12 +9,11 @@ use ferry::*;
 use ferry_reference::{Problem, bf16};
 
 use crate::formats;
+use crate::halves::{HALVES, Tensors};
 use crate::verify::{Compared, Oracle, Received, without_overflow};
 
 pub use crate::verify::{POISON, download};
 pub use case::*;
-/// Half calls that a round is made of; a fused rank skips the second and the fourth.
-pub const PHASES: usize = 4;
 
 /// What a round must give, on every rank.
 struct Expected {
@@ -60,19 +59,6 @@ impl Expected {
 pub fn scale_of(case: &Case, round: usize) -> Vec<f32> {
     let factor = |expert| 1.0 + (expert % 7) as f32 / 8.0 + round as f32;
     (0..case.experts).map(factor).collect()
-}
-
-/// A rank's tensors of one round.
-#[derive(Clone, Copy)]
-pub struct Tensors {
-    /// What dispatch takes.
-    pub input: DispatchInput,
-    /// What it writes.
-    pub output: DispatchOutput,
-    /// What combine takes.
-    pub expert_rows: CombineInput,
-    /// What it writes.
-    pub combined: CombineOutput,
 }
 
 /// Memory of a rank that is full of [`POISON`].
@@ -139,36 +125,6 @@ impl Tensors {
             combined,
         }
     }
-}
-
-/// One half call of a round, or nothing where a fused rank has done both halves.
-fn enqueue(
-    rank: &mut Communicator,
-    stream: Stream,
-    phase: usize,
-    split: bool,
-    t: &Tensors,
-) -> Result<(), Error> {
-    match (phase, split) {
-        (0, false) => drop(rank.dispatch(stream, &t.input, &t.output)?),
-        (0, true) => drop(rank.dispatch_async(stream, &t.input)?),
-        (2, false) => {
-            let Unfinished::Combine(dispatched) = rank.unfinished() else {
-                panic!("no combine is due")
-            };
-            dispatched.combine(stream, &t.expert_rows, &t.combined)?;
-        }
-        (_, false) => {}
-        (_, true) => match rank.unfinished() {
-            Unfinished::DispatchWait(sent) => drop(sent.wait(stream, &t.output)?),
-            Unfinished::Combine(dispatched) => {
-                drop(dispatched.combine_async(stream, &t.expert_rows, &t.combined)?);
-            }
-            Unfinished::CombineWait(returned) => returned.wait(stream)?,
-            Unfinished::Nothing => panic!("no half call is due"),
-        },
-    }
-    Ok(())
 }
 
 /// How a rank came out of a run.
@@ -267,10 +223,10 @@ impl Run {
             expected,
         };
         for round in 0..run.tensors.len() {
-            for phase in 0..PHASES {
-                run.enqueue(round, phase);
+            for half in 0..HALVES {
+                run.enqueue(round, half);
                 if case.synchronize {
-                    let (waits, ends) = (phase >= 1, phase >= 3);
+                    let (waits, ends) = (half >= 1, half >= 3);
                     run.synchronize(round + usize::from(waits), round + usize::from(ends));
                 }
             }
@@ -280,13 +236,13 @@ impl Run {
         run
     }
 
-    fn enqueue(&mut self, round: usize, phase: usize) {
+    fn enqueue(&mut self, round: usize, half: usize) {
         for (r, rank) in self.ranks.iter_mut().enumerate() {
             if self.outcomes[r] != Outcome::Finished || self.case.absent == Some(r) {
                 continue;
             }
             let (stream, split) = (self.streams[r], self.case.is_split(r));
-            match enqueue(rank, stream, phase, split, &self.tensors[round][r]) {
+            match self.tensors[round][r].enqueue(rank, stream, half, split) {
                 Ok(()) => {}
                 Err(Error::Poisoned(fault)) => self.outcomes[r] = Outcome::Fault(fault),
                 Err(error) => panic!("{:?}: rank {r}: {error}", self.case),

@@ -2,7 +2,7 @@
 //!
 //! 100,000 windows take minutes: `cargo run --release -p ferry-tests -- damaged`.
 
-use ferry_tests::damaged::{DamagedArgs, run};
+use ferry_tests::damaged::sweep::{DamagedArgs, run};
 
 #[test]
 fn damaged_windows_harm_nobody_else() {

@@ -93,18 +93,14 @@ fn run(format: TokenFormat) {
             (buffers, CombineBuffers::new(rank.device(), &plan).unwrap())
         })
         .collect();
-    let mut rounds = Vec::new();
     for ((rank, (rows, _)), given) in ranks.iter_mut().zip(&mut buffers).zip(&given) {
         let device = rank.device().clone();
         let mut input = rows.upload(&given.x, &given.ids, None).unwrap();
         input.input_scale = scale.map(|scale| device.upload_tensor([1], &[scale]).unwrap());
-        rounds.push(
-            rank.dispatch(Stream::DEFAULT, &input, rows.output())
-                .unwrap(),
-        );
+        rank.dispatch(Stream::DEFAULT, &input, rows.output())
+            .unwrap();
     }
-    for (dispatched, (rows, _)) in rounds.iter().zip(&buffers) {
-        let rank = dispatched.expert_parallel();
+    for (rank, (rows, _)) in ranks.iter().zip(&buffers) {
         assert_eq!(rank.synchronize(Stream::DEFAULT).unwrap(), None);
         let received = rows.download().unwrap();
         let values = decode_rows(&plan, &received, scale).unwrap();

@@ -113,10 +113,9 @@ fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
         let sums = CombineBuffers::new(&device, &plan).unwrap();
         let experts = CombineInput::new(rows.output().tokens);
         let sums = sums.output(tokens).unwrap();
-        let dispatched = rank
-            .dispatch(Stream::DEFAULT, &input, rows.output())
+        rank.dispatch(Stream::DEFAULT, &input, rows.output())
             .unwrap();
-        drop(dispatched.combine(Stream::DEFAULT, &experts, &sums));
+        rank.combine(Stream::DEFAULT, &experts, &sums).unwrap();
         match rank.synchronize(Stream::DEFAULT) {
             Err(Error::Fault(fault) | Error::Poisoned(fault)) => faults.push(fault),
             Ok(told) => faults.extend(told.map(|InputFault(fault)| fault)),
@@ -201,7 +200,7 @@ fn split_calls_are_refused_and_the_round_goes_on() {
         DispatchInput::new(x, ids),
         DispatchBuffers::new(&device, &plan).unwrap(),
     );
-    let refused = rank.dispatch_async(stream, &input).map(drop);
+    let refused = rank.dispatch_async(stream, &input);
     let Err(Error::SplitWithoutTravel { call }) = refused else {
         panic!("{refused:?}");
     };
@@ -211,15 +210,14 @@ fn split_calls_are_refused_and_the_round_goes_on() {
         CombineInput::new(rows.output().tokens),
         sums.output(1).unwrap(),
     );
-    let dispatched = rank.dispatch(stream, &input, rows.output()).unwrap();
-    let refused = dispatched.combine_async(stream, &experts, &sums).map(drop);
+    assert_eq!(rank.round(), Round::Idle);
+    rank.dispatch(stream, &input, rows.output()).unwrap();
+    let refused = rank.combine_async(stream, &experts, &sums);
     assert!(
         matches!(&refused, Err(Error::SplitWithoutTravel { call }) if *call == "combine_async"),
         "{refused:?}"
     );
-    let Unfinished::Combine(dispatched) = rank.unfinished() else {
-        panic!("the round stands open");
-    };
-    dispatched.combine(stream, &experts, &sums).unwrap();
+    assert_eq!(rank.round(), Round::Dispatched);
+    rank.combine(stream, &experts, &sums).unwrap();
     assert_eq!(rank.synchronize(stream).unwrap(), None);
 }

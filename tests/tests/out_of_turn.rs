@@ -4,7 +4,8 @@
 use ferry::*;
 use ferry_layout::{Counter, CulpritWord, Window};
 use ferry_tests::damaged::guarded::GuardedGroup;
-use ferry_tests::session::{HALVES, Session, Settings};
+use ferry_tests::halves::HALVES;
+use ferry_tests::session::{Session, Settings};
 use ferry_tests::simulated::{Case, Dice, Return, any_case, inline_case, scale_of};
 use ferry_tests::verify::{Compared, Oracle, capacity_with};
 use ferry_tests::{formats, verify::RankOutputs};
@@ -273,7 +274,7 @@ fn repeat_last(seeds: std::ops::Range<u64>, halves: usize) {
             rig.assert_named(*culprit, *fault, halves);
         }
         // One that gave up waits for nobody.
-        rig.session.close().unwrap();
+        rig.session.close_after_fault().unwrap();
     }
 }
 
@@ -312,7 +313,7 @@ fn a_half_out_of_turn_is_refused() {
                 let last = (kernels[halves - 1], 2);
                 rig.assert_refused(&culprits, kernels[half], epoch, last);
                 rig.assert_untouched(&before, &culprits);
-                rig.session.close().unwrap();
+                rig.session.close_after_fault().unwrap();
             }
         }
     }

@@ -34,18 +34,18 @@ fn tensors(rank: &Communicator) -> (DispatchInput, DispatchOutput) {
 /// A round in which the experts take so long, on the host.
 fn round(mut rank: Communicator, experts: Duration) -> Result<(), Error> {
     let (input, output) = tensors(&rank);
-    let dispatched = rank.dispatch(STREAM, &input, &output)?;
+    rank.dispatch(STREAM, &input, &output)?;
     std::thread::sleep(experts);
-    combine(dispatched, &output)?;
+    combine(&mut rank, &output)?;
     assert_eq!(rank.synchronize(STREAM)?, None);
     Ok(rank.close()?)
 }
 
-fn combine(dispatched: Dispatched<'_>, output: &DispatchOutput) -> Result<(), Error> {
+fn combine(rank: &mut Communicator, output: &DispatchOutput) -> Result<(), Error> {
     let rows = CombineInput::new(output.tokens);
     let combined = Tensor::contiguous(output.tokens.at, DataType::Bf16, [0, 8]);
     let combined = CombineOutput::Summed(combined);
-    dispatched.combine(STREAM, &rows, &combined)
+    rank.combine(STREAM, &rows, &combined)
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn alone(patience: Option<Duration>, deadline: Duration) -> Fault {
     .unwrap();
     let mut ranks = ranks(&group, deadline);
     let (input, output) = tensors(&ranks[0]);
-    drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
+    ranks[0].dispatch(STREAM, &input, &output).unwrap();
     let Err(Error::Fault(fault)) = ranks[0].synchronize(STREAM) else {
         panic!("nobody was missed");
     };
@@ -126,7 +126,7 @@ fn every_rank_is_told_within_its_own_deadline() {
                     std::thread::sleep(between * (rank.rank().0 - 1));
                     let (input, output) = tensors(&rank);
                     let launched = Instant::now();
-                    drop(rank.dispatch(STREAM, &input, &output).unwrap());
+                    rank.dispatch(STREAM, &input, &output).unwrap();
                     let outcome = rank.synchronize(STREAM);
                     (rank, outcome, launched.elapsed())
                 })
@@ -159,19 +159,19 @@ fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
             .map(|mut rank| {
                 scope.spawn(move || {
                     let (input, output) = tensors(&rank);
-                    let dispatched = rank.dispatch(STREAM, &input, &output).unwrap();
-                    if dispatched.expert_parallel().rank() == Rank(2) {
+                    rank.dispatch(STREAM, &input, &output).unwrap();
+                    if rank.rank() == Rank(2) {
                         assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                         return (rank, None);
                     }
-                    combine(dispatched, &output).unwrap();
+                    combine(&mut rank, &output).unwrap();
                     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
                     if rank.rank() == Rank(0) {
                         // Rank 1 waits meanwhile, so that time passes.
                         std::thread::sleep(late);
                     }
                     let launched = Instant::now();
-                    drop(rank.dispatch(STREAM, &input, &output).unwrap());
+                    rank.dispatch(STREAM, &input, &output).unwrap();
                     let outcome = rank.synchronize(STREAM);
                     let Err(Error::Fault(fault)) = outcome else {
                         panic!("nobody was missed: {outcome:?}");
@@ -215,7 +215,7 @@ fn a_lost_rank_is_not_waited_for() {
     let plan = Plan::new(&group, config).unwrap();
     let mut ranks = Communicator::new(&group, &plan).unwrap();
     let (input, output) = tensors(&ranks[0]);
-    drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
+    ranks[0].dispatch(STREAM, &input, &output).unwrap();
     let outcome = ranks[0].synchronize(STREAM);
     let Err(Error::Fault(fault)) = outcome else {
         panic!("nobody was missed: {outcome:?}");
@@ -235,7 +235,7 @@ fn other_calls_do_not_renew_the_patience() {
     let mut ranks = ranks(&group, Duration::from_secs(3600));
     let others = ranks.split_off(1);
     let (input, output) = tensors(&ranks[0]);
-    drop(ranks[0].dispatch(STREAM, &input, &output).unwrap());
+    ranks[0].dispatch(STREAM, &input, &output).unwrap();
     let (done, is_done) = channel();
     let other = &others[0];
     std::thread::scope(|scope| {
@@ -275,11 +275,15 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
     let ids = device.upload_tensor([TOKENS, 1], &[0i32; TOKENS]).unwrap();
     let buffers = DispatchBuffers::new(&device, &plan).unwrap();
     let input = DispatchInput::new(x, ids);
-    let dispatched = rank.dispatch(STREAM, &input, buffers.output());
-    drop(dispatched.unwrap());
+    rank.dispatch(STREAM, &input, buffers.output()).unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     let rows: Vec<u16> = device.download_tensor(&buffers.output().tokens).unwrap();
     let sent: Vec<u16> = device.download_tensor(&x).unwrap();
     assert!(rows == sent);
+    let sums = CombineBuffers::new(&device, &plan).unwrap();
+    let experts = CombineInput::new(buffers.output().tokens);
+    rank.combine(STREAM, &experts, &sums.output(TOKENS).unwrap())
+        .unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     rank.close().unwrap();
 }

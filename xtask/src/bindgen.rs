@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use ferry_ptx_builder::{DEVICE_FUNCTIONS, Wheel};
+use ferry_build::{DEVICE_FUNCTIONS, Wheel};
+use ferry_ptx_tools::wheels::{CCCL, CRT, RUNTIME};
 
 /// Host functions that `nvshmem-sys` loads. `cargo xtask bindgen` generates nothing else.
 const HOST_FUNCTIONS: [&str; 17] = [
@@ -77,7 +78,7 @@ impl Headers {
                 .fetch(target_dir)?
                 .join("nvidia/nvshmem/include"),
         ];
-        for wheel in [Wheel::RUNTIME, Wheel::CRT, Wheel::CCCL] {
+        for wheel in [RUNTIME, CRT, CCCL] {
             let include = wheel.fetch(target_dir)?.join("nvidia/cu13/include");
             include_folders.extend([include.join("cccl"), include]);
         }

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use ferry_ptx_builder::{
-    Artifact, CodeGenerator, Digest, NvvmBuild, Package, Resources, TESTED_COMMIT, Variant,
-    assemble_file, build, build_all, build_own,
+use ferry_build::{Artifact, Package, Variant, build, build_all};
+use ferry_ptx_tools::{
+    CodeGenerator, DIGESTED, Digest, NvvmBuild, Resources, TESTED_COMMIT, assemble_file, build_own,
 };
 
 use crate::Places;
@@ -46,7 +46,7 @@ impl Mode {
 pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<()> {
     let Places { root, target_dir } = places;
     let mut digests = Vec::new();
-    for package in Package::ALL {
+    for package in DIGESTED {
         let artifacts = match arch {
             Some(variant) => vec![build(root, target_dir, package, variant)?],
             None => build_all(root, target_dir, package)?,
@@ -78,7 +78,7 @@ pub(crate) fn run_nvvm(
     }
     let variants = arch.map_or(NvvmBuild::VARIANTS.to_vec(), |variant| vec![variant]);
     let mut digests = Vec::new();
-    for package in Package::ALL {
+    for package in DIGESTED {
         let artifacts: Result<Vec<_>, _> = {
             let variants = variants.iter();
             variants
@@ -131,7 +131,7 @@ fn title(artifact: &Artifact) -> String {
 fn complete(places: &Places, build: &NvvmBuild) -> Result<()> {
     let Places { root, target_dir } = places;
     for package in [Package::Kernels, Package::Options] {
-        let stock = ferry_ptx_builder::build(root, target_dir, package, Variant::Sm80)?;
+        let stock = ferry_build::build(root, target_dir, package, Variant::Sm80)?;
         let to = build.ptx_folder(package).join("sm_80.ptx");
         fs::copy(&stock.ptx_path, &to).with_context(|| format!("cannot write {}", to.display()))?;
     }
@@ -198,7 +198,7 @@ fn judge(
     digest: &Digest,
     mode: Mode,
 ) -> Result<()> {
-    let (root, file) = (&places.root, package.digest_file(generator));
+    let (root, file) = (&places.root, generator.digest_file(package));
     let bless = generator.bless_command();
     for violation in &digest.violations {
         eprintln!("{violation}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use ferry_ptx_builder::Comparison;
+use ferry_ptx_tools::Comparison;
 
 /// Compares two files, or the files of two folders by name. The exit code is 1 where one differs.
 pub(crate) fn run(before: &Path, after: &Path) -> Result<ExitCode> {

@@ -37,7 +37,7 @@ pub(crate) fn find(places: &Places) -> Result<PathBuf> {
         return Ok(folder.into());
     }
     let folder = places.target_dir.join("cuda-folder");
-    ferry_ptx_builder::cuda_folder(&places.target_dir, &folder)?;
+    ferry_ptx_tools::cuda_folder(&places.target_dir, &folder)?;
     for [library, loaded, prefix] in LINKED {
         let names = functions(&places.root, prefix)?;
         let stubs = folder.join("lib64/stubs");

@@ -1,11 +1,11 @@
-//! The one front door: builds the kernels, tests, demonstrates, packs, and keeps the tree tidy.
+//! All commands of the front door but the demo: builds the kernels, tests, packs, and keeps the tree tidy.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
-use ferry_ptx_builder::Variant;
+use ferry_build::Variant;
 
 mod bench;
 #[cfg(feature = "bindgen")]
@@ -17,7 +17,6 @@ mod commit;
 mod compare_ptx;
 mod cuda_folder;
 mod cuda_stub;
-mod demo;
 mod dist;
 mod gpu_tests;
 mod package;
@@ -95,7 +94,7 @@ enum Task {
     /// Carry a text's tokens to their experts and back (`cargo xtask demo --help` lists all)
     #[command(disable_help_flag = true)]
     Demo {
-        /// Arguments of `ferry-tests demo`
+        /// Arguments of the demo
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -153,7 +152,7 @@ impl Places {
     fn find() -> Places {
         let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = manifest_dir.parent().unwrap_or(manifest_dir).to_owned();
-        let target_dir = ferry_ptx_builder::target_dir(&root);
+        let target_dir = ferry_build::target_dir(&root);
         Places { root, target_dir }
     }
 }
@@ -176,6 +175,11 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             gpus: Some(count),
             options,
         } => return gpu_tests::run(places, count, &options),
+        // The front door runs it before it builds this program, which lists it.
+        Task::Demo { arguments } => {
+            let status = xtask_front::demo(&arguments)?;
+            ensure!(status.success(), "the demo failed");
+        }
         Task::BuildPtx {
             compare: Some(paths),
             ..
@@ -198,7 +202,6 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,
         Task::Bindgen { check } => generate_bindings(places, check)?,
         Task::Tidy { print_allowances } => tidy::run(&places.root, print_allowances)?,
-        Task::Demo { arguments } => demo::run(places, &arguments)?,
         Task::Bench {
             report: Some(files),
             check,

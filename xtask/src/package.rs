@@ -10,10 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry_ptx_builder::{
-    CodeGenerator, Comparison, Digest, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package,
-    Verdict, build_all, place,
-};
+use ferry_build::{PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, build_all, place};
+use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict};
 use xshell::{Shell, cmd};
 
 use crate::Places;

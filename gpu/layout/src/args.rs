@@ -2,11 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::dispatch_row::DispatchRow;
+use crate::formats::format::{ScaleLayout, TokenFormat};
+use crate::scale_placement;
+use crate::shape::{Rank, Shape};
 use crate::silu::Activation;
-use crate::{
-    Counter, DispatchRow, Rank, ScaleLayout, Shape, Table, TokenFormat, Window, Workspace,
-    scale_placement,
-};
+use crate::window::Window;
+use crate::workspace::{Counter, Table, Workspace};
 
 /// What every kernel of a communicator needs. Addresses are device addresses.
 ///

@@ -5,8 +5,8 @@
 //! that says how many assignments of the group are for that expert. A rank within an expert is a sum over the
 //! groups before.
 
-use crate::Shape;
 use crate::limits::{HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS};
+use crate::shape::Shape;
 
 /// Assignments of a group: one for each lane of a warp.
 const GROUP: u32 = 32;

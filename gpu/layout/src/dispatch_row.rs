@@ -2,8 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::shape::cut;
-use crate::{ByteOffset, ScaleLayout, Shape, TokenFormat, scale_placement};
+use crate::formats::format::{ScaleLayout, TokenFormat};
+use crate::scale_placement;
+use crate::shape::{Shape, cut};
+use crate::window::ByteOffset;
 
 /// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The
 /// host works it out once for all launches: kernels of all shapes would keep it in registers.

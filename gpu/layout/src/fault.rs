@@ -4,7 +4,8 @@ use core::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Kernel, Rank};
+use crate::kernel::Kernel;
+use crate::shape::Rank;
 
 /// Why a kernel aborted or refused an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

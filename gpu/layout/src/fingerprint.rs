@@ -2,11 +2,16 @@
 
 use core::mem::offset_of;
 
-use crate::{
-    CombineArgs, CombineOptions, CombineWith, Common, DispatchArgs, DispatchOptions, DispatchRow,
-    DispatchWith, FaultPage, Kernel, PIPELINE_BYTES, PIPELINE_STAGES, PROTOCOL_VERSION,
-    SMALL_BLOCK_TOKENS, Shape, SiluArgs, Steps, Window, Workspace,
-};
+use crate::args::{CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs};
+use crate::dispatch_row::DispatchRow;
+use crate::epilogue::Steps;
+use crate::fault::FaultPage;
+use crate::kernel::Kernel;
+use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
+use crate::options::{CombineOptions, CombineWith, DispatchOptions, DispatchWith};
+use crate::shape::Shape;
+use crate::window::Window;
+use crate::workspace::Workspace;
 
 /// The sizes of structs, and where their fields stand: two fields of one size that change places count, too.
 /// Where a field is not listed, it does not compile.

@@ -18,6 +18,7 @@ mod header;
 mod kernel;
 mod last_launch;
 mod limits;
+mod names;
 mod options;
 mod row_groups;
 pub mod scale_placement;
@@ -40,7 +41,6 @@ pub use fingerprint::{FINGERPRINT_VARIABLE, LAYOUT_FINGERPRINT};
 pub use formats::arithmetic::Arithmetic;
 pub use formats::float::{bf16_bits, f16_bits, f32_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
-pub use formats::names::UnknownName;
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
 pub use kernel::{Kernel, MAX_REGISTERS};
@@ -50,6 +50,7 @@ pub use limits::{
     PART_ITEMS, PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS,
     TILE_ASSIGNMENTS,
 };
+pub use names::UnknownName;
 pub use options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,
     SharedTokens,

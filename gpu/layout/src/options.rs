@@ -2,7 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Arguments, CombineArgs, Common, DispatchArgs, OutputElement, Table, Tensor};
+use crate::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
+use crate::epilogue::OutputElement;
+use crate::workspace::Table;
 
 /// Options of dispatch. All zero: none.
 #[repr(C)]

@@ -2,8 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::formats::format::{ScaleLayout, Sizes, TokenFormat};
+use crate::header::{AssignmentWords, Header};
 use crate::limits::{MAX_PARTS, PART_ITEMS};
-use crate::{AssignmentWords, Header, ScaleLayout, Sizes, TokenFormat, scale_placement};
+use crate::scale_placement;
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
 const WARP_VECTOR_BYTES: u32 = 512;

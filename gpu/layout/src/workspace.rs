@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::limits::{MAX_BLOCKS, TILE_ASSIGNMENTS};
-use crate::{Rank, Shape};
+use crate::shape::{Rank, Shape};
 
 /// A 64-bit word shared by the warps of one GPU: device scope, no rank. Zero at init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

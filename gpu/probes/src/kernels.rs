@@ -16,7 +16,7 @@ use ferry_layout::fp8::Divisor;
 use ferry_layout::sigmoids::GateRange;
 use ferry_layout::silu::Activation;
 
-use crate::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, TensorCopy, WriteArgs};
+use crate::args::{ClearArgs, Conversion, ConvertArgs, ProbeArgs, TensorCopy, WriteArgs};
 
 /// Lanes of a warp.
 const LANES: u32 = 32;

@@ -5,14 +5,14 @@ use ferry_protocol::{Bits, ByteRange, OutputRow, Row, Tiles, TokenPart};
 
 use super::{Gpu, tile};
 use crate::elements::{Elements, LANE_ELEMENTS, TILE_ELEMENTS};
-use crate::ptx::memory::Vector;
+use crate::ptx::memory::{Vector, WARP_BYTES};
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
 
 /// Vectors of a lane in a tile: those that it encodes at a time.
 const DEPTH: usize = 2;
 /// Bytes of a tile.
-const TILE_BYTES: u32 = DEPTH as u32 * tile::WARP_BYTES;
+const TILE_BYTES: u32 = DEPTH as u32 * WARP_BYTES;
 /// Tiles that the pipeline holds.
 const SLOTS: u32 = PIPELINE_BYTES / TILE_BYTES;
 

@@ -9,7 +9,7 @@ use ferry_protocol::{ByteRange, Finish, Row, Tiles};
 
 use super::Gpu;
 use super::tile;
-use crate::ptx::memory::{self, Vector};
+use crate::ptx::memory::{self, Vector, WARP_BYTES};
 #[cfg(ferry_sm = "90")]
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
@@ -23,7 +23,7 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
     type Vector = Vector;
     type Sums = [f32; 8];
     const VECTOR_BYTES: u32 = size_of::<Vector>() as u32;
-    const WARP_BYTES: u32 = tile::WARP_BYTES;
+    const WARP_BYTES: u32 = WARP_BYTES;
     const SENTINELS: Vector = [SENTINEL; 4];
 
     #[inline(always)]
@@ -190,7 +190,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 sums = core::array::from_fn(|i| tile::add(sums[i], tile[i], weight));
             }
             self.store_finished(to, target, tile_start, range.end, sums, &finish);
-            tile_start += DEPTH as u32 * tile::WARP_BYTES;
+            tile_start += DEPTH as u32 * WARP_BYTES;
         }
     }
 }
@@ -207,9 +207,9 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         to: Row,
         finish: impl Finish<Self>,
     ) {
-        const DEPTH: usize = (PIPELINE_BYTES / PIPELINE_STAGES / tile::WARP_BYTES) as usize;
+        const DEPTH: usize = (PIPELINE_BYTES / PIPELINE_STAGES / WARP_BYTES) as usize;
         // What is loaded to finish sums takes the registers of deeper tiles.
-        let is_short = range.end - range.start <= SHORT as u32 * tile::WARP_BYTES;
+        let is_short = range.end - range.start <= SHORT as u32 * WARP_BYTES;
         match is_short || !finish.is_rounding() {
             true => self.sum_slots::<SHORT>(range, sources, &from, to, &finish),
             false => self.sum_slots::<DEPTH>(range, sources, &from, to, &Rounding),
@@ -227,7 +227,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         to: Row,
         finish: &impl Finish<Self>,
     ) {
-        let tile_bytes = DEPTH as u32 * tile::WARP_BYTES;
+        let tile_bytes = DEPTH as u32 * WARP_BYTES;
         let (pipeline, target) = (Pipeline::<PIPELINE_STAGES>::of_lane(), self.row(to));
         let lane_start = self.lane_start();
         let next = |slot: u32| (slot + 1) % PIPELINE_STAGES;

@@ -1,12 +1,7 @@
 //! A tile of a row in registers: a few vectors a lane, a warp's width apart.
 
-use ferry_protocol::LANES;
-
-use crate::ptx::memory::{self, Vector};
+use crate::ptx::memory::{self, Vector, WARP_BYTES};
 use crate::ptx::number;
-
-/// Bytes that the lanes of a warp move with one instruction.
-pub const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 
 /// Bytes from a lane's first vector of a tile to another one, which instructions hold, and where
 /// in the row that is, if the tile begins at `start`.

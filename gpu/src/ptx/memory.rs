@@ -12,8 +12,13 @@
 
 use core::arch::asm;
 
+use ferry_protocol::LANES;
+
 /// Sixteen bytes: the widest access of one lane.
 pub type Vector = [u32; 4];
+
+/// Bytes that the lanes of a warp move with one instruction.
+pub const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 
 /// `ld.global.nc`, one word: memory that nobody writes while the kernel runs.
 ///

@@ -7,8 +7,7 @@ use core::arch::{asm, global_asm};
 
 use ferry_layout::PIPELINE_BYTES;
 
-use crate::machine::tile::WARP_BYTES;
-use crate::ptx::memory::Vector;
+use crate::ptx::memory::{Vector, WARP_BYTES};
 use crate::ptx::thread;
 
 global_asm!(".extern .shared .align 128 .b8 ferry_ring[];");

@@ -2,11 +2,11 @@
 
 use ferry::{CombineBuffers, DispatchBuffers, OutputElement, Plan};
 
+use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
 use crate::config::output_element;
 use crate::device::ferry_device;
 use crate::handle::{Opaque, get, put, require_place, take};
 use crate::plan::{ferry_capacity, ferry_plan};
-use crate::round::{ferry_combine_output, ferry_dispatch_output};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, write};
 

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{RwLock, TryLockError};
 
-use ferry::{CloseError, Communicator, Error, Unfinished};
+use ferry::{CloseError, Communicator, Error, Round};
 
 use crate::device::stream_of;
 use crate::fault::{ferry_fault, report};
@@ -39,27 +39,14 @@ pub enum ferry_round {
     FERRY_ROUND_RETURNED = 3,
 }
 
-impl ferry_round {
-    pub(crate) const fn of(open: &Unfinished<'_>) -> Self {
-        match open {
-            Unfinished::Nothing => Self::FERRY_ROUND_IDLE,
-            Unfinished::DispatchWait(_) => Self::FERRY_ROUND_SENT,
-            Unfinished::Combine(_) => Self::FERRY_ROUND_DISPATCHED,
-            Unfinished::CombineWait(_) => Self::FERRY_ROUND_RETURNED,
+impl From<Round> for ferry_round {
+    fn from(round: Round) -> Self {
+        match round {
+            Round::Idle => Self::FERRY_ROUND_IDLE,
+            Round::DispatchSent => Self::FERRY_ROUND_SENT,
+            Round::Dispatched => Self::FERRY_ROUND_DISPATCHED,
+            Round::CombineSent => Self::FERRY_ROUND_RETURNED,
         }
-    }
-
-    /// Of a call that does not come next.
-    pub(crate) fn out_of_order(self) -> Failure {
-        let next = match self {
-            Self::FERRY_ROUND_IDLE => {
-                "no round is open: ferry_dispatch or ferry_dispatch_async comes next"
-            }
-            Self::FERRY_ROUND_SENT => "ferry_dispatch_wait comes next",
-            Self::FERRY_ROUND_DISPATCHED => "ferry_combine or ferry_combine_async comes next",
-            Self::FERRY_ROUND_RETURNED => "ferry_combine_wait comes next",
-        };
-        Failure::new(FERRY_WRONG_ORDER, next)
     }
 }
 
@@ -117,8 +104,7 @@ pub unsafe extern "C" fn ferry_communicator_round(
         // SAFETY: the rule of handles.
         unsafe {
             with_rank(communicator, |rank| {
-                let open = ferry_round::of(&rank.unfinished());
-                store(round, "round", open as u32)
+                store(round, "round", ferry_round::from(rank.round()) as u32)
             })
         }
     })
@@ -162,10 +148,11 @@ pub unsafe extern "C" fn ferry_synchronize(
 
 /// Frees the rank's memory, with the last rank of this process the windows after a barrier with the
 /// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first, those of
-/// replays, too. FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then
-/// nothing was done, and `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise
-/// that none is at work or will be launched. After any other failure `*communicator` is NULL, and what
-/// could not be freed is leaked. Collective. Synchronises.
+/// replays, too. FERRY_WRONG_ORDER while a round is open that no kernel gave up on, and FERRY_IN_USE while
+/// graphs that ferry_graph_capture made of its calls are alive: then nothing was done, and
+/// `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise that none is at work
+/// or will be launched. After any other failure `*communicator` is NULL, and what could not be freed is
+/// leaked. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_close(
     communicator: *mut *mut ferry_communicator,

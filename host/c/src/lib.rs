@@ -33,6 +33,7 @@
     reason = "the header says once, at its top, what callers promise"
 )]
 
+pub mod arguments;
 pub mod bootstrap;
 pub mod buffers;
 pub mod communicator;

@@ -2,22 +2,19 @@
 
 use std::ffi::c_void;
 
-use ferry::{
-    CombineInput, CombineOutput, DispatchInput, DispatchOutput, DispatchedAll, LocalRanks, Stream,
-    UnfinishedAll,
-};
+use ferry::{CombineInput, CombineOutput, Communicator, DispatchInput, DispatchOutput, Stream};
 
-use crate::communicator::{closed_already, ferry_communicator, ferry_round, write_lock};
-use crate::device::stream_of;
-use crate::handle::{get, values};
-use crate::round::{
+use crate::arguments::{
     ferry_combine_input, ferry_combine_output, ferry_dispatch_input, ferry_dispatch_output,
 };
+use crate::communicator::{closed_already, ferry_communicator, write_lock};
+use crate::device::stream_of;
+use crate::handle::{get, values};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{Sized0, read};
 
-/// ferry_dispatch of several ranks of this process, in one call: of all that it drives, or of some.
-/// Each array has `count` values, one for each of `communicators`, in their order. First all checks
+/// ferry_dispatch of all ranks of this process, in one call: all communicators of one
+/// ferry_communicators_new, in any order; others, or a part of them, are FERRY_INVALID_ARGUMENT. Each array has `count` values, one for each of `communicators`, in their order. First all checks
 /// of all ranks are made, then the kernels are enqueued, one rank after another; no launch waits
 /// for a kernel. Where a check or the first launch fails, nothing was enqueued on any rank, and
 /// their rounds stay as they were. Where a later launch fails, FERRY_POISONED: all communicators of
@@ -37,15 +34,15 @@ pub unsafe extern "C" fn ferry_dispatch_all(
             with_all(communicators, streams, count, |ranks, streams| {
                 let inputs = dispatch_inputs(inputs, count)?;
                 let outputs = dispatch_outputs(outputs, ranks, count)?;
-                // What is left of the round is kept by the communicators.
-                let _ = ranks.dispatch_all(streams, &inputs, &outputs)?;
-                Ok(())
+                Ok(Communicator::dispatch_all(
+                    ranks, streams, &inputs, &outputs,
+                )?)
             })
         }
     })
 }
 
-/// ferry_dispatch_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+/// ferry_dispatch_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
 /// Collective with the other processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_all_async(
@@ -59,14 +56,13 @@ pub unsafe extern "C" fn ferry_dispatch_all_async(
         unsafe {
             with_all(communicators, streams, count, |ranks, streams| {
                 let inputs = dispatch_inputs(inputs, count)?;
-                let _ = ranks.dispatch_all_async(streams, &inputs)?;
-                Ok(())
+                Ok(Communicator::dispatch_async_all(ranks, streams, &inputs)?)
             })
         }
     })
 }
 
-/// ferry_dispatch_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+/// ferry_dispatch_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
 /// other processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_all_wait(
@@ -80,19 +76,13 @@ pub unsafe extern "C" fn ferry_dispatch_all_wait(
         unsafe {
             with_all(communicators, streams, count, |ranks, streams| {
                 let outputs = dispatch_outputs(outputs, ranks, count)?;
-                match ranks.unfinished_all()? {
-                    UnfinishedAll::DispatchWait(pending) => {
-                        let _ = pending.wait(streams, &outputs)?;
-                        Ok(())
-                    }
-                    other => Err(out_of_order(&other)),
-                }
+                Ok(Communicator::dispatch_wait_all(ranks, streams, &outputs)?)
             })
         }
     })
 }
 
-/// ferry_combine of several ranks of this process, as ferry_dispatch_all. Collective with the other
+/// ferry_combine of all ranks of this process, as ferry_dispatch_all. Collective with the other
 /// processes (not with skip_a2a). Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_all(
@@ -106,15 +96,17 @@ pub unsafe extern "C" fn ferry_combine_all(
         // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
             with_all(communicators, streams, count, |ranks, streams| {
-                combine_next(ranks, inputs, outputs, count, |due, inputs, outputs| {
-                    due.combine_all(streams, inputs, outputs)
-                })
+                let inputs = combine_inputs(inputs, count)?;
+                let outputs = combine_outputs(outputs, count)?;
+                Ok(Communicator::combine_all(
+                    ranks, streams, &inputs, &outputs,
+                )?)
             })
         }
     })
 }
 
-/// ferry_combine_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+/// ferry_combine_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
 /// Collective with the other processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_all_async(
@@ -128,16 +120,17 @@ pub unsafe extern "C" fn ferry_combine_all_async(
         // SAFETY: the rules of handles, pointers, memory and streams.
         unsafe {
             with_all(communicators, streams, count, |ranks, streams| {
-                combine_next(ranks, inputs, outputs, count, |due, inputs, outputs| {
-                    let pending = due.combine_all_async(streams, inputs, outputs);
-                    pending.map(drop)
-                })
+                let inputs = combine_inputs(inputs, count)?;
+                let outputs = combine_outputs(outputs, count)?;
+                Ok(Communicator::combine_async_all(
+                    ranks, streams, &inputs, &outputs,
+                )?)
             })
         }
     })
 }
 
-/// ferry_combine_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+/// ferry_combine_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
 /// other processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_all_wait(
@@ -148,15 +141,9 @@ pub unsafe extern "C" fn ferry_combine_all_wait(
     guard("ferry_combine_all_wait", || {
         // SAFETY: the rules of handles, pointers and streams.
         unsafe {
-            with_all(
-                communicators,
-                streams,
-                count,
-                |ranks, streams| match ranks.unfinished_all()? {
-                    UnfinishedAll::CombineWait(pending) => Ok(pending.wait(streams)?),
-                    other => Err(out_of_order(&other)),
-                },
-            )
+            with_all(communicators, streams, count, |ranks, streams| {
+                Ok(Communicator::combine_wait_all(ranks, streams)?)
+            })
         }
     })
 }
@@ -169,7 +156,7 @@ unsafe fn with_all(
     communicators: *const *mut ferry_communicator,
     streams: *const *mut c_void,
     count: usize,
-    call: impl FnOnce(&mut LocalRanks, &[Stream]) -> Result<(), Failure>,
+    call: impl FnOnce(&mut [Communicator], &[Stream]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if count == 0 {
         return Err(Failure::value("count", 0, "the call is for 1 rank or more"));
@@ -195,44 +182,12 @@ unsafe fn with_all(
         places.push(place);
     }
     // A panic drops the ranks, and leaves their handles poisoned.
-    let ranks: Vec<_> = places.iter_mut().filter_map(|place| place.take()).collect();
-    let mut ranks = LocalRanks::from(ranks);
+    let mut ranks: Vec<_> = places.iter_mut().filter_map(|place| place.take()).collect();
     let called = call(&mut ranks, &streams);
     for (place, rank) in places.iter_mut().zip(ranks) {
         **place = Some(rank);
     }
     called
-}
-
-/// A call that ends or returns what a dispatch of all ranks brought.
-///
-/// # Safety
-/// The rules of pointers and memory.
-unsafe fn combine_next(
-    ranks: &mut LocalRanks,
-    inputs: *const *const ferry_combine_input,
-    outputs: *const *const ferry_combine_output,
-    count: usize,
-    call: impl FnOnce(DispatchedAll<'_>, &[CombineInput], &[CombineOutput]) -> Result<(), ferry::Error>,
-) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
-    let inputs = unsafe { each(inputs, "inputs", count, |_, input| input.get())? };
-    // SAFETY: the caller's promise.
-    let outputs = unsafe { each(outputs, "outputs", count, |_, output| output.get())? };
-    match ranks.unfinished_all()? {
-        UnfinishedAll::Combine(dispatched) => Ok(call(dispatched, &inputs, &outputs)?),
-        other => Err(out_of_order(&other)),
-    }
-}
-
-fn out_of_order(open: &UnfinishedAll<'_>) -> Failure {
-    let round = match open {
-        UnfinishedAll::Nothing => ferry_round::FERRY_ROUND_IDLE,
-        UnfinishedAll::DispatchWait(_) => ferry_round::FERRY_ROUND_SENT,
-        UnfinishedAll::Combine(_) => ferry_round::FERRY_ROUND_DISPATCHED,
-        UnfinishedAll::CombineWait(_) => ferry_round::FERRY_ROUND_RETURNED,
-    };
-    round.out_of_order()
 }
 
 /// # Safety
@@ -249,7 +204,7 @@ unsafe fn dispatch_inputs(
 /// The rules of pointers and memory.
 unsafe fn dispatch_outputs(
     outputs: *const *const ferry_dispatch_output,
-    ranks: &LocalRanks,
+    ranks: &[Communicator],
     count: usize,
 ) -> Result<Vec<DispatchOutput>, Failure> {
     let plan = |index: usize| ranks[index].plan();
@@ -259,6 +214,26 @@ unsafe fn dispatch_outputs(
             output.get(plan(index))
         })
     }
+}
+
+/// # Safety
+/// The rules of pointers and memory.
+unsafe fn combine_inputs(
+    inputs: *const *const ferry_combine_input,
+    count: usize,
+) -> Result<Vec<CombineInput>, Failure> {
+    // SAFETY: the rules of pointers and memory, which the caller keeps.
+    unsafe { each(inputs, "inputs", count, |_, input| input.get()) }
+}
+
+/// # Safety
+/// The rules of pointers and memory.
+unsafe fn combine_outputs(
+    outputs: *const *const ferry_combine_output,
+    count: usize,
+) -> Result<Vec<CombineOutput>, Failure> {
+    // SAFETY: the rules of pointers and memory, which the caller keeps.
+    unsafe { each(outputs, "outputs", count, |_, output| output.get()) }
 }
 
 /// What `get` makes of the struct of each rank; a failure names whose.

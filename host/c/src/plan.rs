@@ -2,10 +2,10 @@
 
 use ferry::{Capacity, CombineMode, CombineOutput, DataType, DevicePtr, Plan, Rank, Tensor};
 
+use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
 use crate::config::{ferry_config, output_element};
 use crate::group::ferry_group;
 use crate::handle::{Opaque, get, put, require_place, store, take};
-use crate::round::{ferry_combine_output, ferry_dispatch_output};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, require_room, sized, write};
 

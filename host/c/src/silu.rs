@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use ferry::{Activation, FusedSilu};
 
+use crate::arguments::scales;
 use crate::config::format;
 use crate::device::{ferry_device, stream_of};
 use crate::handle::get;
-use crate::round::scales;
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, sized};
 use crate::tensor::ferry_tensor;

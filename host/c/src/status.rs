@@ -142,14 +142,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let text = match error {
-            Error::DispatchWithoutCombine => {
-                "a combine comes next: the dispatch before has none yet".into()
-            }
-            Error::DispatchNotWaited => "ferry_dispatch_wait comes next".into(),
-            Error::CombineNotWaited => "ferry_combine_wait comes next".into(),
-            _ => error.to_string(),
-        };
+        let text = error.to_string();
         Self::new(status_of(&error), text)
     }
 }
@@ -163,9 +156,8 @@ fn status_of(error: &Error) -> ferry_status {
             FERRY_INVALID_TENSOR
         }
         Error::Plan(_) => FERRY_INVALID_CONFIG,
-        Error::DispatchWithoutCombine
-        | Error::DispatchNotWaited
-        | Error::CombineNotWaited
+        Error::WrongOrder { .. }
+        | Error::RoundOpen { .. }
         | Error::SplitWithoutTravel { .. }
         | Error::GroupClosed => FERRY_WRONG_ORDER,
         Error::GraphsAlive { .. }
@@ -213,8 +205,10 @@ fn status_of(error: &Error) -> ferry_status {
         },
         Error::LocalRanks(error) => match error {
             LocalRanksError::Refused { source, .. } => status_of(source),
-            LocalRanksError::Count { .. } => FERRY_INVALID_ARGUMENT,
-            LocalRanksError::Apart { .. } => FERRY_WRONG_ORDER,
+            LocalRanksError::Count { .. }
+            | LocalRanksError::NoRanks
+            | LocalRanksError::OtherCommunicator { .. }
+            | LocalRanksError::Missing { .. } => FERRY_INVALID_ARGUMENT,
             LocalRanksError::NotLaunched { .. } | LocalRanksError::Poisoned { .. } => {
                 FERRY_POISONED
             }

@@ -23,9 +23,16 @@
 //! time does, or the next deadline passes after [`Options::patience`] of wall time.
 #![forbid(unsafe_code)]
 
+mod args;
+mod block;
+mod combines;
+mod command;
 pub mod encode;
+mod error;
 mod memory;
 mod network;
+mod options;
+mod run;
 mod scheduler;
 mod shared;
 mod silu;
@@ -33,229 +40,16 @@ mod store_buffer;
 mod warp;
 
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
 
+pub use args::Args;
+pub use combines::Combines;
+use command::Command;
+pub use error::SimulatorError;
 use ferry_layout::MAX_RANKS;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs};
-use scheduler::{Command, World};
+pub use options::{Lost, Options};
+use scheduler::World;
 pub use silu::Portable;
-pub use warp::Combines;
-
-/// How a simulated machine behaves. [`Options::new`] has the defaults; `ranks` and `seed` have none.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Ranks of the group, 1 to [`MAX_RANKS`].
-    pub ranks: u32,
-    /// Decides every choice of the scheduler: the same seed and the same calls make the same run. Any number.
-    pub seed: u64,
-    /// Warps that a launch has on each rank, at least 1. An even number makes blocks of two warps, an odd one
-    /// of one, and there are at most [`MAX_BLOCKS`]. Default: 4.
-    pub warps: u32,
-    /// One in how many of its turns a warp begins to stall, for up to 50 turns of all warps; 0: never.
-    /// Default: 64.
-    pub stall_one_in: u32,
-    /// A rank that dies on the way. Default: `None`, nobody does.
-    pub lost: Option<Lost>,
-    /// How long a simulation in which nothing more can happen, but some rank runs nothing, waits for a
-    /// launch from another thread before it lets the next deadline pass, in wall time. Each launch, and each
-    /// deadline that passes, makes it start anew. `None`, the default: simulated time passes as
-    /// wall time does while the simulation waits so, and each launch times out when its own
-    /// deadline has passed, whoever else launches meanwhile. Faults that come of it name the
-    /// patience, or the deadline. Set it where a rank is to be missed quickly.
-    pub patience: Option<Duration>,
-    /// Whether a signal may arrive when its round is over: where a test damages windows, rounds end early.
-    /// Default: false, such a signal ends the simulation with an error.
-    pub allow_late_signals: bool,
-    /// With which epilogue combines run. Default: [`Combines::STEPS`], Ferry's own steps.
-    pub combines: Combines,
-}
-
-/// A rank that dies: what runs on it ends, and nothing more begins there.
-#[derive(Clone, Copy, Debug)]
-pub struct Lost {
-    /// Its number, below [`Options::ranks`].
-    pub rank: u32,
-    /// After how many turns of the scheduler, of all ranks together. A turn takes 100 ns of simulated time.
-    pub after_steps: u64,
-}
-
-impl Options {
-    /// Four warps a rank, occasional stalls, nobody lost, as patient as the deadlines.
-    pub fn new(ranks: u32, seed: u64) -> Self {
-        Self {
-            ranks,
-            seed,
-            warps: 4,
-            stall_one_in: 64,
-            lost: None,
-            patience: None,
-            allow_late_signals: false,
-            combines: Combines::STEPS,
-        }
-    }
-
-    /// Blocks of a launch: of two warps each, if that comes out even.
-    fn blocks(&self) -> u32 {
-        match self.warps.is_multiple_of(2) {
-            true => self.warps / 2,
-            false => self.warps,
-        }
-    }
-}
-
-/// Arguments of a launch.
-#[derive(Clone, Copy, Debug)]
-pub enum Args {
-    /// Of the dispatch kernels.
-    Dispatch(DispatchWith),
-    /// Of the combine kernels.
-    Combine(CombineWith<EpilogueWords>),
-    /// Of the fused SiLU kernel.
-    Silu(SiluArgs),
-}
-
-/// What went wrong in a simulation. The text names the seed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SimulatorError {
-    /// An access outside every live allocation.
-    #[error(
-        "simulator (seed {seed}): {what} of {bytes} bytes at {address:#x} is outside every allocation{by}"
-    )]
-    BadAccess {
-        /// The run's seed.
-        seed: u64,
-        /// "read", "write", ...
-        what: &'static str,
-        /// Where.
-        address: u64,
-        /// How many.
-        bytes: u64,
-        /// Which warp, if it was one.
-        by: String,
-    },
-    /// An access that left the allocation of the tensor, window or workspace that it was for.
-    #[error(
-        "simulator (seed {seed}): an access at {address:#x} is outside the allocation of {base:#x}, \
-         for which it was, by {by}"
-    )]
-    StrayAccess {
-        /// The run's seed.
-        seed: u64,
-        /// Where.
-        address: u64,
-        /// Where the tensor, window or workspace begins.
-        base: u64,
-        /// Which warp.
-        by: String,
-    },
-    /// A warp used the memory of its block so that what comes of it depends on which warp is first, or is
-    /// anything.
-    #[error("simulator (seed {seed}): {by} {what}: byte {at} of its block's memory")]
-    BlockMemory {
-        /// The run's seed.
-        seed: u64,
-        /// Which warp.
-        by: String,
-        /// What it did.
-        what: &'static str,
-        /// Bytes from the start.
-        at: u32,
-    },
-    /// Some warps of a block wait at a barrier at which others will not arrive, as they have ended.
-    #[error(
-        "simulator (seed {seed}): not all warps of block {block} of rank {rank} arrive at a barrier"
-    )]
-    MissedBarrier {
-        /// The run's seed.
-        seed: u64,
-        /// Whose block.
-        rank: u32,
-        /// Which one.
-        block: u32,
-    },
-    /// A launch goes on waiting long after its deadline. One that works longer than that does not.
-    #[error(
-        "simulator (seed {seed}): a launch of rank {rank} goes on waiting {late_ns} ns after its deadline"
-    )]
-    Overdue {
-        /// The run's seed.
-        seed: u64,
-        /// Whose.
-        rank: u32,
-        /// How late it is, in simulated time.
-        late_ns: u64,
-    },
-    /// A warp touched the window of a rank of another node.
-    #[error(
-        "simulator (seed {seed}): rank {rank} wrote directly into the window of rank {peer}, \
-         which is on another node"
-    )]
-    NotMapped {
-        /// The run's seed.
-        seed: u64,
-        /// Who.
-        rank: u32,
-        /// Whose window.
-        peer: u32,
-    },
-    /// A signal arrived at a rank that had finished its round without it.
-    #[error(
-        "simulator (seed {seed}): a signal of round {round} arrived at rank {rank}, which had finished it"
-    )]
-    LateSignal {
-        /// The run's seed.
-        seed: u64,
-        /// Where.
-        rank: u32,
-        /// Its round.
-        round: u64,
-    },
-    /// A rank's addresses, 1 TiB, or this process's memory do not suffice for an allocation.
-    #[error("simulator: no memory for an allocation of {bytes} bytes on rank {rank}")]
-    OutOfMemory {
-        /// Whose.
-        rank: u32,
-        /// Of what size.
-        bytes: u64,
-    },
-    /// The rank was lost.
-    #[error("simulator (seed {seed}): rank {rank} was lost")]
-    RankLost {
-        /// The run's seed.
-        seed: u64,
-        /// Which.
-        rank: u32,
-    },
-    /// The kernel and its arguments do not belong together.
-    #[error("simulator: {kernel} was given the arguments of another kernel")]
-    WrongArguments {
-        /// Which kernel.
-        kernel: &'static str,
-    },
-    /// A machine without ranks, or of more than a group has.
-    #[error("simulator: ranks is {ranks}, but a machine has 1 to {MAX_RANKS}")]
-    Ranks {
-        /// How many it would have.
-        ranks: u32,
-    },
-    /// There is no such rank.
-    #[error("simulator: rank {rank} is not among {ranks} ranks")]
-    NoSuchRank {
-        /// Which.
-        rank: u32,
-        /// How many there are.
-        ranks: u32,
-    },
-    /// Launches would have more blocks than there may be.
-    #[error("simulator: warps is {warps}, which makes more than {MAX_BLOCKS} blocks")]
-    TooManyWarps {
-        /// [`Options::warps`].
-        warps: u32,
-    },
-    /// The simulation ended because a kernel panicked.
-    #[error("simulator: the simulation has ended; a kernel panicked")]
-    Ended,
-}
 
 /// A simulated machine: device memory and a stream for each rank. A handle; clones share the
 /// machine, which ends with the last of them.

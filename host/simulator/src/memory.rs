@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::SimulatorError;
+use crate::error::SimulatorError;
 
 /// A rank's addresses start at `(rank + 1) << RANK_SHIFT`.
 const RANK_SHIFT: u32 = 40;

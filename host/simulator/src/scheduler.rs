@@ -5,7 +5,7 @@ mod time;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
 use bytemuck::Zeroable;
@@ -15,11 +15,16 @@ use ferry_layout::{Common, Counter, Kernel, MAX_BLOCKS, Rank};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::args::Args;
+use crate::block::Block;
+use crate::command::{Command, Reply};
+use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
+use crate::options::Options;
+use crate::run::run;
 use crate::shared::{KnownWindow, Shared};
 use crate::store_buffer::StoreBuffer;
-use crate::warp::{Block, Warp, run};
-use crate::{Args, Options, SimulatorError};
+use crate::warp::Warp;
 
 /// Simulated time that a turn takes.
 const TURN_NS: u64 = 100;
@@ -29,45 +34,6 @@ const STACK_BYTES: usize = 1 << 20;
 /// Turns that each warp of the machine may have while one of them stalls, at most: a turn is one warp's, so
 /// that a stall of a fixed number of turns would be over at once where there are many warps.
 const LONGEST_STALL: u64 = 50;
-
-type Reply<T> = Sender<Result<T, SimulatorError>>;
-
-/// What a handle asks of the machine.
-pub enum Command {
-    Alloc {
-        rank: u32,
-        bytes: u64,
-        reply: Reply<u64>,
-    },
-    AllocSymmetric {
-        bytes: u64,
-        reply: Reply<Vec<u64>>,
-    },
-    Free {
-        address: u64,
-        reply: Reply<()>,
-    },
-    Write {
-        address: u64,
-        bytes: Vec<u8>,
-        reply: Reply<()>,
-    },
-    Read {
-        address: u64,
-        count: usize,
-        reply: Reply<Vec<u8>>,
-    },
-    Launch {
-        rank: u32,
-        kernel: Kernel,
-        args: Box<Args>,
-        reply: Reply<()>,
-    },
-    Synchronize {
-        rank: u32,
-        reply: Reply<()>,
-    },
-}
 
 type Fibre = Coroutine<(), (), (), DefaultStack>;
 
@@ -118,7 +84,6 @@ impl World {
             violation: RefCell::default(),
             windows: RefCell::default(),
             allow_late_signals: options.allow_late_signals,
-            combines: options.combines,
         };
         Self {
             shared: Rc::new(shared),
@@ -429,7 +394,8 @@ impl World {
             };
             self.shared.know(known);
         }
-        let (warps, blocks) = (self.options.warps, self.options.blocks());
+        let options = &self.options;
+        let (warps, blocks, combines) = (options.warps, options.blocks(), options.combines);
         let shared_by_block: Vec<Rc<Block>> = (0..blocks).map(|_| Rc::default()).collect();
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));
@@ -467,7 +433,7 @@ impl World {
                     times_out_at: waits_until,
                     aborted_at,
                 };
-                run(&warp, kernel);
+                run(&warp, kernel, combines);
             });
             self.running.push(Running {
                 rank,

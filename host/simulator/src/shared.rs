@@ -6,10 +6,9 @@ use std::time::Duration;
 use ferry_layout::Counter;
 use rand_chacha::ChaCha8Rng;
 
-use crate::SimulatorError;
+use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
-use crate::warp::Combines;
 
 /// What the fibres share with the scheduler.
 pub struct Shared {
@@ -31,7 +30,6 @@ pub struct Shared {
     /// The windows that launches have named so far.
     pub windows: RefCell<Vec<KnownWindow>>,
     pub allow_late_signals: bool,
-    pub combines: Combines,
 }
 
 /// A rank's window, and where it counts its rounds.

@@ -2,9 +2,9 @@
 
 use super::combine::{Extent, extent};
 use super::{DispatchInput, DispatchOutput, Sent};
+use crate::call::scales::ScaleTensor;
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::plan::scales::ScaleTensor;
 use crate::tensor::Tensor;
 
 /// What a tensor of this name takes, if there is one.

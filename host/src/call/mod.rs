@@ -1,7 +1,10 @@
 //! What dispatch and combine take, and how it is checked.
 
+pub(crate) mod buffers;
 pub(crate) mod epilogue;
+pub(crate) mod scales;
 pub(crate) mod silu;
+pub(crate) mod tensors;
 
 mod apart;
 mod combine;
@@ -13,10 +16,10 @@ use ferry_layout::{
 };
 
 use crate::call::epilogue::CombineEpilogue;
+use crate::call::scales::ScaleAddresses;
+use crate::call::scales::ScaleTensor;
 use crate::error::{Error, Problem, TensorError};
 use crate::plan::Plan;
-use crate::plan::scales::ScaleAddresses;
-use crate::plan::scales::ScaleTensor;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;

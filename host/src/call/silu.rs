@@ -6,11 +6,11 @@ use ferry_layout::silu::Activation;
 use ferry_layout::{Kernel, Shape, SiluArgs, TokenFormat};
 
 use crate::call::address_or_none;
+use crate::call::scales::ScaleTensor;
 use crate::device::Device;
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::device::{Args, Launch};
 use crate::error::Error;
-use crate::plan::scales::ScaleTensor;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;

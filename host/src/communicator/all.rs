@@ -1,35 +1,32 @@
 //! One call for all ranks of a process.
 
-use std::mem::discriminant;
-use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
 use ferry_layout::Rank;
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::communicator::Communicator;
-use crate::communicator::Round;
 use crate::communicator::launch::Prepared;
-use crate::communicator::round::{CombinePending, DispatchPending, Dispatched, Unfinished};
-use crate::error::{Error, LocalRanksError};
-use crate::group::Group;
-use crate::plan::Plan;
+use crate::error::Error;
+use crate::error::local_ranks::LocalRanksError;
 use crate::tensor::handles::Stream;
 
-/// The ranks of a communicator that this process drives, to be called together.
+/// Numbers of arguments, each with its name.
+type Counts<'c> = &'c [(&'static str, usize)];
+
+/// # All ranks of a process in one call
 ///
-/// Each call takes slices with one value for every rank, in the order of the ranks here: that of
-/// [`Communicator::new`], which is ascending. It makes all checks of all ranks first. Where a check fails,
-/// nothing is launched on any rank (`LocalRanksError::Count`, `LocalRanksError::Refused`). Then it
-/// enqueues the kernels, one rank after another, from the calling thread; no launch waits for a kernel.
-/// Where the first launch fails, nothing was enqueued, and the round stays as it was
-/// (`LocalRanksError::Refused`). Where a later one fails, every rank of the call is poisoned
-/// (`LocalRanksError::NotLaunched`), and the kernels that were launched before it end by their deadline.
+/// `ranks` are all communicators of this process that one [`new`](Self::new) returned, in any order. Each
+/// other slice has one value for every rank, in the order of `ranks`. All checks of all ranks come first. If
+/// one fails, nothing is launched on any rank ([`LocalRanksError`]: `Count`, `OtherCommunicator`,
+/// `Missing`, `Refused`). Then the kernels are enqueued, one rank after another, from the calling thread; no
+/// launch waits for a kernel. If the first launch fails, nothing was enqueued, and every round stays as it
+/// was (`Refused`). If a later one fails, every rank of the call is poisoned (`NotLaunched`), and the kernels
+/// that were launched before it end by their deadline.
 ///
-/// A call takes no device memory; on the host it allocates lists with an entry for each rank.
-///
-/// So a process can give all ranks of a round away or none, and no rank waits for one that was refused. What
-/// each rank does is what the calls of [`Communicator`] do, also those for single ranks, which stay:
-/// `ranks[0].dispatch(..)`. A round may mix them.
+/// A call takes no device memory; on the host it allocates lists with an entry for each rank. So a process
+/// enqueues a step of a round on all of its ranks or on none, and no rank waits for one that was refused. A
+/// round may mix these calls with those of single ranks.
 ///
 /// ```
 /// use ferry::*;
@@ -37,9 +34,9 @@ use crate::tensor::handles::Stream;
 /// # fn main() -> Result<(), Error> {
 /// let group = Group::simulated(2, 7)?;
 /// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
-/// let mut ranks = LocalRanks::new(&group, &plan)?;
+/// let mut ranks = Communicator::new(&group, &plan)?;
 /// let (mut inputs, mut rows, mut sums) = (Vec::new(), Vec::new(), Vec::new());
-/// for rank in ranks.iter() {
+/// for rank in &ranks {
 ///     let device = rank.device();
 ///     let x = device.upload_tensor([1, 8], &[0x3f80_u16; 8])?;
 ///     inputs.push(DispatchInput::new(x, device.upload_tensor([1, 2], &[1_i32, 2])?));
@@ -47,327 +44,115 @@ use crate::tensor::handles::Stream;
 ///     sums.push(CombineBuffers::new(device, &plan)?.output(1)?);
 /// }
 /// let streams = [Stream::DEFAULT; 2];
-/// let dispatched = ranks.dispatch_all(&streams, &inputs, &rows)?;
+/// Communicator::dispatch_all(&mut ranks, &streams, &inputs, &rows)?;
 /// let answers: Vec<_> = rows.iter().map(|rows| CombineInput::new(rows.tokens)).collect();
-/// dispatched.combine_all(&streams, &answers, &sums)?;
+/// Communicator::combine_all(&mut ranks, &streams, &answers, &sums)?;
 /// for (rank, stream) in ranks.iter().zip(streams) {
 ///     if let Some(fault) = rank.synchronize(stream)? {
 ///         eprintln!("{fault}");
 ///     }
 /// }
-/// ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
+/// Ok(Communicator::close_all(ranks)?)
 /// # }
 /// ```
-#[derive(Debug)]
-pub struct LocalRanks {
-    ranks: Vec<Communicator>,
-}
-
-impl LocalRanks {
-    /// [`Communicator::new`], whose ranks are called together. Collective. Synchronises.
+impl Communicator {
+    /// [`dispatch`](Self::dispatch) of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors
-    /// As [`Communicator::new`].
-    pub fn new(group: &Group, plan: &Plan) -> Result<Self, Error> {
-        Ok(Self::from(Communicator::new(group, plan)?))
-    }
-
-    /// The ranks by themselves, to be moved to threads or closed.
-    pub fn into_ranks(self) -> Vec<Communicator> {
-        self.ranks
-    }
-
-    /// The ranks, in the order of every call's slices.
-    pub fn iter(&self) -> std::slice::Iter<'_, Communicator> {
-        self.ranks.iter()
-    }
-
-    /// The ranks, to make calls of single ones.
-    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Communicator> {
-        self.ranks.iter_mut()
-    }
-
-    /// [`Communicator::dispatch`] of all ranks. Enqueues only. Collective with the other processes.
-    ///
-    /// # Errors
-    /// [`Error::LocalRanks`], with what [`Communicator::dispatch`] gives for the rank that it names. Only
-    /// after `LocalRanksError::NotLaunched` anything is enqueued.
+    /// [`Error::LocalRanks`], with the error of [`dispatch`](Self::dispatch) for the rank that it names.
+    /// Kernels were enqueued only with `LocalRanksError::NotLaunched`.
     pub fn dispatch_all(
-        &mut self,
+        ranks: &mut [Self],
         streams: &[Stream],
         inputs: &[DispatchInput],
         outputs: &[DispatchOutput],
-    ) -> Result<DispatchedAll<'_>, Error> {
+    ) -> Result<(), Error> {
         let counts = [
             ("streams", streams.len()),
             ("inputs", inputs.len()),
             ("outputs", outputs.len()),
         ];
-        let ranks = self.ranks.iter_mut().collect();
-        let each = call_all(
-            ranks,
-            &counts,
-            |at, rank| rank.prepare_dispatch(streams[at], &inputs[at], &outputs[at]),
-            Dispatched::of,
-        )?;
-        Ok(DispatchedAll { each })
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_dispatch(streams[at], &inputs[at], &outputs[at])
+        })
     }
 
-    /// [`Communicator::dispatch_async`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`dispatch_async`](Self::dispatch_async) of all ranks. Enqueues only. Collective with the other
+    /// processes.
     ///
     /// # Errors
     /// As [`dispatch_all`](Self::dispatch_all).
-    pub fn dispatch_all_async(
-        &mut self,
+    pub fn dispatch_async_all(
+        ranks: &mut [Self],
         streams: &[Stream],
         inputs: &[DispatchInput],
-    ) -> Result<DispatchAllPending<'_>, Error> {
+    ) -> Result<(), Error> {
         let counts = [("streams", streams.len()), ("inputs", inputs.len())];
-        let ranks = self.ranks.iter_mut().collect();
-        let each = call_all(
-            ranks,
-            &counts,
-            |at, rank| rank.prepare_dispatch_async(streams[at], &inputs[at]),
-            DispatchPending::of,
-        )?;
-        Ok(DispatchAllPending { each })
-    }
-
-    /// As [`Communicator::unfinished`], of all ranks: the round that stands open because what a call gave
-    /// was dropped, or because the next call was refused. Not collective.
-    ///
-    /// # Errors
-    /// `LocalRanksError::Apart` where calls of single ranks have brought them to different points.
-    pub fn unfinished_all(&mut self) -> Result<UnfinishedAll<'_>, Error> {
-        let Some(first) = self.ranks.first() else {
-            return Ok(UnfinishedAll::Nothing);
-        };
-        let (round, first) = (first.round, first.rank());
-        let is_elsewhere = |rank: &&Communicator| discriminant(&rank.round) != discriminant(&round);
-        if let Some(second) = self.ranks.iter().find(is_elsewhere).map(Communicator::rank) {
-            return Err(LocalRanksError::Apart { first, second }.into());
-        }
-        let ranks = self.ranks.iter_mut();
-        Ok(match round {
-            Round::Idle => UnfinishedAll::Nothing,
-            Round::Sent(_) => UnfinishedAll::DispatchWait(DispatchAllPending {
-                each: each_of(ranks, |rest| match rest {
-                    Unfinished::DispatchWait(pending) => Some(pending),
-                    _ => None,
-                }),
-            }),
-            Round::Received(_) => UnfinishedAll::Combine(DispatchedAll {
-                each: each_of(ranks, |rest| match rest {
-                    Unfinished::Combine(dispatched) => Some(dispatched),
-                    _ => None,
-                }),
-            }),
-            Round::Returned(_) => UnfinishedAll::CombineWait(CombineAllPending {
-                each: each_of(ranks, |rest| match rest {
-                    Unfinished::CombineWait(pending) => Some(pending),
-                    _ => None,
-                }),
-            }),
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_dispatch_async(streams[at], &inputs[at])
         })
     }
-}
 
-impl From<Vec<Communicator>> for LocalRanks {
-    /// Of what [`Communicator::new`] gave, all of it or some, in any order.
-    fn from(ranks: Vec<Communicator>) -> Self {
-        Self { ranks }
-    }
-}
-
-impl Index<usize> for LocalRanks {
-    type Output = Communicator;
-
-    /// By place, not by number: the first rank of this process is at 0.
-    fn index(&self, at: usize) -> &Communicator {
-        &self.ranks[at]
-    }
-}
-
-impl IndexMut<usize> for LocalRanks {
-    fn index_mut(&mut self, at: usize) -> &mut Communicator {
-        &mut self.ranks[at]
-    }
-}
-
-impl IntoIterator for LocalRanks {
-    type Item = Communicator;
-    type IntoIter = std::vec::IntoIter<Communicator>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.ranks.into_iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a LocalRanks {
-    type Item = &'a Communicator;
-    type IntoIter = std::slice::Iter<'a, Communicator>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a mut LocalRanks {
-    type Item = &'a mut Communicator;
-    type IntoIter = std::slice::IterMut<'a, Communicator>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter_mut()
-    }
-}
-
-/// What is left to do in an open round of all ranks; see [`LocalRanks::unfinished_all`].
-#[derive(Debug)]
-pub enum UnfinishedAll<'a> {
-    /// No round is open.
-    Nothing,
-    /// The wait of a `dispatch_all_async`.
-    DispatchWait(DispatchAllPending<'a>),
-    /// The combine of a dispatch.
-    Combine(DispatchedAll<'a>),
-    /// The wait of a `combine_all_async`.
-    CombineWait(CombineAllPending<'a>),
-}
-
-/// A dispatch of all ranks that was sent and not received; [`wait`](Self::wait) receives it.
-#[must_use = "a dispatch that is not waited for blocks its communicators"]
-#[derive(Debug)]
-pub struct DispatchAllPending<'a> {
-    each: Vec<DispatchPending<'a>>,
-}
-
-impl<'a> DispatchAllPending<'a> {
-    /// [`DispatchPending::wait`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`dispatch_wait`](Self::dispatch_wait) of all ranks. Enqueues only. Collective with the other
+    /// processes.
     ///
     /// # Errors
-    /// [`Error::LocalRanks`], with what [`DispatchPending::wait`] gives for the rank that it names.
-    /// [`LocalRanks::unfinished_all`] gives the wait back, but after `LocalRanksError::NotLaunched`.
-    pub fn wait(
-        self,
+    /// As [`dispatch_all`](Self::dispatch_all).
+    pub fn dispatch_wait_all(
+        ranks: &mut [Self],
         streams: &[Stream],
         outputs: &[DispatchOutput],
-    ) -> Result<DispatchedAll<'a>, Error> {
+    ) -> Result<(), Error> {
         let counts = [("streams", streams.len()), ("outputs", outputs.len())];
-        let each = call_all(
-            self.each,
-            &counts,
-            |at, sent| sent.prepare_wait(streams[at], &outputs[at]),
-            Dispatched::of,
-        )?;
-        Ok(DispatchedAll { each })
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_dispatch_wait(streams[at], &outputs[at])
+        })
     }
-}
 
-/// A dispatch of all ranks whose combine is due.
-#[must_use = "a dispatch that is not combined blocks its communicators"]
-#[derive(Debug)]
-pub struct DispatchedAll<'a> {
-    each: Vec<Dispatched<'a>>,
-}
-
-impl<'a> DispatchedAll<'a> {
-    /// [`Dispatched::combine`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`combine`](Self::combine) of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors
-    /// [`Error::LocalRanks`], with what [`Dispatched::combine`] gives for the rank that it names.
-    /// [`LocalRanks::unfinished_all`] gives the dispatch back, but after `LocalRanksError::NotLaunched`.
+    /// As [`dispatch_all`](Self::dispatch_all).
     pub fn combine_all(
-        self,
+        ranks: &mut [Self],
         streams: &[Stream],
         inputs: &[CombineInput],
         outputs: &[CombineOutput],
     ) -> Result<(), Error> {
-        let each = call_all(
-            self.each,
-            &counts_of(streams, inputs, outputs),
-            |at, dispatched| dispatched.prepare_combine(streams[at], &inputs[at], &outputs[at]),
-            Communicator::end_round,
-        );
-        each.map(drop)
+        let counts = counts_of(streams, inputs, outputs);
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_combine(streams[at], &inputs[at], &outputs[at])
+        })
     }
 
-    /// [`Dispatched::combine_async`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`combine_async`](Self::combine_async) of all ranks. Enqueues only. Collective with the other
+    /// processes.
     ///
     /// # Errors
-    /// As [`combine_all`](Self::combine_all).
-    pub fn combine_all_async(
-        self,
+    /// As [`dispatch_all`](Self::dispatch_all).
+    pub fn combine_async_all(
+        ranks: &mut [Self],
         streams: &[Stream],
         inputs: &[CombineInput],
         outputs: &[CombineOutput],
-    ) -> Result<CombineAllPending<'a>, Error> {
-        let each = call_all(
-            self.each,
-            &counts_of(streams, inputs, outputs),
-            |at, dispatched| {
-                dispatched.prepare_combine_async(streams[at], &inputs[at], &outputs[at])
-            },
-            CombinePending::of,
-        )?;
-        Ok(CombineAllPending { each })
+    ) -> Result<(), Error> {
+        let counts = counts_of(streams, inputs, outputs);
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_combine_async(streams[at], &inputs[at], &outputs[at])
+        })
     }
-}
 
-/// A combine of all ranks that was sent and not received; [`wait`](Self::wait) receives it.
-#[must_use = "a combine that is not waited for blocks its communicators"]
-#[derive(Debug)]
-pub struct CombineAllPending<'a> {
-    each: Vec<CombinePending<'a>>,
-}
-
-impl CombineAllPending<'_> {
-    /// [`CombinePending::wait`] of all ranks. Enqueues only. Collective with the other processes.
+    /// [`combine_wait`](Self::combine_wait) of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors
-    /// [`Error::LocalRanks`], with what [`CombinePending::wait`] gives for the rank that it names.
-    /// [`LocalRanks::unfinished_all`] gives the wait back, but after `LocalRanksError::NotLaunched`.
-    pub fn wait(self, streams: &[Stream]) -> Result<(), Error> {
-        let each = call_all(
-            self.each,
-            &[("streams", streams.len())],
-            |at, returned| returned.prepare_wait(streams[at]),
-            Communicator::end_round,
-        );
-        each.map(drop)
+    /// As [`dispatch_all`](Self::dispatch_all).
+    pub fn combine_wait_all(ranks: &mut [Self], streams: &[Stream]) -> Result<(), Error> {
+        let counts = [("streams", streams.len())];
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_combine_wait(streams[at])
+        })
     }
 }
-
-/// What a rank's part of a call begins with.
-trait Local {
-    fn rank(&self) -> Rank;
-}
-
-impl Local for &mut Communicator {
-    fn rank(&self) -> Rank {
-        Communicator::rank(self)
-    }
-}
-
-impl Local for DispatchPending<'_> {
-    fn rank(&self) -> Rank {
-        self.expert_parallel().rank()
-    }
-}
-
-impl Local for Dispatched<'_> {
-    fn rank(&self) -> Rank {
-        self.expert_parallel().rank()
-    }
-}
-
-impl Local for CombinePending<'_> {
-    fn rank(&self) -> Rank {
-        self.expert_parallel().rank()
-    }
-}
-
-/// How many arguments of each kind there are.
-type Counts<'c> = &'c [(&'static str, usize)];
 
 const fn counts_of(
     streams: &[Stream],
@@ -381,13 +166,13 @@ const fn counts_of(
     ]
 }
 
-/// Prepares the call of each rank, which stands at a place of the arguments, and launches all or none.
-fn call_all<'a, L: Local, Next, T>(
-    ranks: Vec<L>,
+/// Prepares the call of each rank, given its place in the arguments, and launches all or none.
+fn call_all(
+    ranks: &mut [Communicator],
     counts: Counts<'_>,
-    prepare: impl Fn(usize, L) -> Result<Prepared<'a, Next>, Error>,
-    then: impl FnMut(&'a mut Communicator, Next) -> T,
-) -> Result<Vec<T>, Error> {
+    prepare: impl Fn(usize, &Communicator) -> Result<Prepared, Error>,
+) -> Result<(), Error> {
+    require_whole(ranks)?;
     if let Some(&(argument, given)) = counts.iter().find(|(_, given)| *given != ranks.len()) {
         let local = ranks.iter().map(|rank| rank.rank().0).collect();
         return Err(LocalRanksError::Count {
@@ -397,21 +182,35 @@ fn call_all<'a, L: Local, Next, T>(
         }
         .into());
     }
-    let prepare = |(at, of): (usize, L)| {
-        let rank = of.rank();
-        prepare(at, of).map_err(|error| LocalRanksError::Refused {
-            rank,
+    let prepare = |(at, rank): (usize, &Communicator)| {
+        prepare(at, rank).map_err(|error| LocalRanksError::Refused {
+            rank: rank.rank(),
             source: Box::new(error),
         })
     };
-    let calls = (ranks.into_iter().enumerate().map(prepare)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Prepared::launch_all(calls, then)?)
+    let calls = (ranks.iter().enumerate().map(prepare)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Prepared::launch_all(ranks, calls)?)
 }
 
-/// What is left to do of each rank, which is the same for all.
-fn each_of<'a, T>(
-    ranks: impl Iterator<Item = &'a mut Communicator>,
-    of: impl Fn(Unfinished<'a>) -> Option<T>,
-) -> Vec<T> {
-    ranks.filter_map(|rank| of(rank.unfinished())).collect()
+/// Checks that these are all ranks of this process of one communicator.
+fn require_whole(ranks: &[Communicator]) -> Result<(), LocalRanksError> {
+    let Some(first) = ranks.first() else {
+        return Err(LocalRanksError::NoRanks);
+    };
+    let is_other = |rank: &&Communicator| !Arc::ptr_eq(&rank.windows, &first.windows);
+    if let Some(other) = ranks.iter().find(is_other) {
+        return Err(LocalRanksError::OtherCommunicator {
+            first: first.rank(),
+            other: other.rank(),
+        });
+    }
+    let mut local = first.windows.local_ranks().into_iter();
+    let is_missing = |local: &Rank| ranks.iter().all(|rank| rank.rank() != *local);
+    match local.find(is_missing) {
+        Some(rank) => Err(LocalRanksError::Missing {
+            rank,
+            given: ranks.iter().map(|rank| rank.rank().0).collect(),
+        }),
+        None => Ok(()),
+    }
 }

@@ -7,6 +7,7 @@ use ferry_layout::Rank;
 
 use super::Communicator;
 use crate::communicator::memory::Leave;
+use crate::error::round::Round;
 use crate::error::{Error, leak};
 
 /// Why a communicator was not closed, or not in order. It becomes an [`Error`] by `?`, and then drops a
@@ -14,8 +15,8 @@ use crate::error::{Error, leak};
 pub struct CloseError {
     /// What went wrong.
     pub error: Error,
-    /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`] and
-    /// [`Error::ForeignGraphs`]. Dropped, it is leaked.
+    /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`],
+    /// [`Error::ForeignGraphs`] and [`Error::RoundOpen`]. Dropped, it is leaked.
     pub communicator: Option<Box<Communicator>>,
 }
 
@@ -120,21 +121,20 @@ impl Communicator {
     /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls, and
     /// [`Error::ForeignGraphs`] where others made some and nobody has
     /// [said](Self::assume_no_foreign_graphs) that they are gone: nothing is freed, and [`CloseError`] gives
-    /// the communicator back.
+    /// the communicator back; so it does with [`Error::RoundOpen`] while a round is open that no kernel gave
+    /// up on.
     /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
     pub fn close(mut self) -> Result<(), CloseError> {
-        if let Err(error) = self.require_no_graphs() {
+        if let Err(error) = self
+            .require_no_round()
+            .and_then(|()| self.require_no_graphs())
+        {
             return Err(CloseError {
                 error,
                 communicator: Some(Box::new(self)),
             });
         }
-        let gave_up = self.require_alive().is_err()
-            || self
-                .fault()
-                .is_ok_and(|fault| fault.is_some_and(|(fault, _)| !fault.kind.is_input()))
-            || self.has_stopped().unwrap_or(true)
-            || self.require_peers().is_err();
+        let gave_up = self.has_given_up();
         self.closed = true;
         let freed = self.memory.free();
         let left = self.windows.leave(if gave_up {
@@ -143,6 +143,25 @@ impl Communicator {
             Leave::Closed
         });
         Ok(freed.and(left)?)
+    }
+
+    /// Checks that no round is open, unless it can never be finished.
+    fn require_no_round(&self) -> Result<(), Error> {
+        let (rank, open) = (self.rank, self.round());
+        if open == Round::Idle || self.has_given_up() {
+            return Ok(());
+        }
+        Err(Error::RoundOpen { rank, open })
+    }
+
+    /// Whether this rank gave up, or a peer on it, as far as the host or the device knows. Synchronizes.
+    fn has_given_up(&self) -> bool {
+        self.require_alive().is_err()
+            || self
+                .fault()
+                .is_ok_and(|fault| fault.is_some_and(|(fault, _)| !fault.kind.is_input()))
+            || self.has_stopped().unwrap_or(true)
+            || self.require_peers().is_err()
     }
 
     fn require_no_graphs(&self) -> Result<(), Error> {

@@ -161,6 +161,11 @@ impl Windows {
         self.at.len() == self.fabric.ranks() as usize
     }
 
+    /// The ranks of this process that have one.
+    pub(crate) fn local_ranks(&self) -> Vec<Rank> {
+        self.fabric.local_ranks()
+    }
+
     /// Counts one holder out. The last one waits for the other processes and frees the windows,
     /// unless that could wait for ever or pull memory from under a kernel: then they are leaked.
     pub(crate) fn leave(&self, how: Leave) -> Result<(), Error> {

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank, Window};
 
-use crate::call::{Received, Returned, Sent};
+use self::round::Open;
+use self::streams::Streams;
 use crate::communicator::memory::{Private, Windows};
 use crate::device::Device;
 use crate::device::sharing::one_stream::Turn;
@@ -20,7 +21,6 @@ use crate::error::{Error, LocalRanksError};
 use crate::group::Member;
 use crate::plan::Plan;
 use crate::tensor::handles::Stream;
-use streams::Streams;
 
 pub(crate) mod close;
 pub(crate) mod launch;
@@ -29,7 +29,7 @@ mod set_up;
 mod streams;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
-/// brings the experts' outputs back ([`Dispatched::combine`](crate::Dispatched::combine)).
+/// brings the experts' outputs back ([`combine`](Self::combine)).
 ///
 /// The two alternate. Calls only enqueue kernels: none allocates, synchronises, compiles or
 /// reads device memory, so all can be captured in a CUDA graph and replayed. A round is
@@ -134,7 +134,8 @@ pub struct Communicator {
     turn: Option<Turn>,
     /// As the kernels see it: where nothing travels, of the only rank.
     pub(crate) common: Common,
-    pub(crate) round: Round,
+    /// The round, as the calls so far left it.
+    pub(crate) open: Open,
     memory: Private,
     windows: Arc<Windows>,
     /// A [`Launchable`], which graphs hold, too.
@@ -146,23 +147,6 @@ pub struct Communicator {
     /// An input fault that was told, until it is known that nothing worse came behind it.
     told: Mutex<Option<Fault>>,
     closed: bool,
-}
-
-/// How far a rank's round is.
-#[derive(Clone, Copy, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "an epilogue is kept by value: no call allocates"
-)]
-pub(crate) enum Round {
-    /// None is open.
-    Idle,
-    /// `dispatch_async` was enqueued.
-    Sent(Sent),
-    /// The dispatch was enqueued whole.
-    Received(Received),
-    /// `combine_async` was enqueued.
-    Returned(Returned),
 }
 
 /// Why a communicator is of no use any more.
@@ -325,17 +309,6 @@ impl Communicator {
         }
     }
 
-    /// That no round is open.
-    pub(crate) fn require_idle(&self) -> Result<(), Error> {
-        self.require_alive()?;
-        match self.round {
-            Round::Idle => Ok(()),
-            Round::Sent(_) => Err(Error::DispatchNotWaited),
-            Round::Received(_) => Err(Error::DispatchWithoutCombine),
-            Round::Returned(_) => Err(Error::CombineNotWaited),
-        }
-    }
-
     fn require_alive(&self) -> Result<(), Error> {
         self.poison
             .get()
@@ -404,7 +377,7 @@ impl std::fmt::Debug for Communicator {
         f.debug_struct("Communicator")
             .field("rank", &self.rank())
             .field("plan", &self.plan)
-            .field("round", &self.round)
+            .field("round", &self.round())
             .field("poison", &self.poison.get())
             .finish_non_exhaustive()
     }

@@ -1,144 +1,295 @@
-//! A round under way: what may be called next, as types.
-
-pub(crate) mod owned;
+//! The calls of a round, in the order in which they come.
 
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::call::{Received, Returned, Sent};
 use crate::communicator::Communicator;
-use crate::communicator::Round;
 use crate::communicator::launch::Prepared;
 use crate::device::Args;
 use crate::error::Error;
+use crate::error::round::Round;
 use crate::tensor::handles::Stream;
 
+/// A round with the arguments that its next call needs.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an epilogue is kept by value: no call allocates"
+)]
+pub(crate) enum Open {
+    /// None is open.
+    Idle,
+    /// `dispatch_async` was enqueued.
+    Sent(Sent),
+    /// The dispatch was enqueued whole.
+    Received(Received),
+    /// `combine_async` was enqueued.
+    Returned(Returned),
+}
+
+impl Open {
+    const fn round(&self) -> Round {
+        match self {
+            Self::Idle => Round::Idle,
+            Self::Sent(_) => Round::DispatchSent,
+            Self::Received(_) => Round::Dispatched,
+            Self::Returned(_) => Round::CombineSent,
+        }
+    }
+}
+
 impl Communicator {
+    /// How far this rank's round is, by the calls that were enqueued. Not collective; does not
+    /// synchronize.
+    pub const fn round(&self) -> Round {
+        self.open.round()
+    }
+
     /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
-    /// in one kernel. Enqueues only; `input` and `output` are in use until `stream` has passed
-    /// the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), where it keeps the assignments
-    /// of its own experts and waits for nobody.
+    /// in one kernel; [`combine`](Self::combine) or [`combine_async`](Self::combine_async) comes next.
+    /// Enqueues only; `input` and `output` are in use until `stream` has passed the kernel.
+    /// Collective; not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the assignments of this
+    /// rank's own experts and waits for nobody.
     ///
     /// # Errors
+    /// [`Error::WrongOrder`] if a round is open;
     /// [`Error::TooManyTokens`], [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`];
-    /// [`Error::TensorsOverlap`]; [`Error::WithoutOptions`];
-    /// [`Error::DispatchWithoutCombine`], [`Error::DispatchNotWaited`], [`Error::CombineNotWaited`]
-    /// where the round before has not ended; [`Error::GreenContext`], [`Error::SharedGpu`];
-    /// [`Error::Poisoned`]; or what the launch reports. Nothing is enqueued then.
+    /// [`Error::TensorsOverlap`]; [`Error::WithoutOptions`]; [`Error::GreenContext`],
+    /// [`Error::SharedGpu`]; [`Error::Poisoned`]; or the launch's own. Nothing is enqueued then, and the
+    /// round stays as it was.
     pub fn dispatch(
         &mut self,
         stream: Stream,
         input: &DispatchInput,
         output: &DispatchOutput,
-    ) -> Result<Dispatched<'_>, Error> {
-        self.prepare_dispatch(stream, input, output)?
-            .launch(Dispatched::of)
+    ) -> Result<(), Error> {
+        let call = self.prepare_dispatch(stream, input, output)?;
+        self.launch(call)
     }
 
-    /// The first half of [`dispatch`](Self::dispatch): sends. It waits until every rank has read
-    /// what the round before brought, which is usually so when it begins, and for nothing else that
-    /// a peer does. Enqueues only; `input` is in use until `stream` has passed the kernel; with a
-    /// [shared expert](crate::Config::shared_expert), its `x` and `input_scale` until `stream` has passed the
-    /// kernel of the wait. Collective.
+    /// The first half of [`dispatch`](Self::dispatch): sends; [`dispatch_wait`](Self::dispatch_wait) comes
+    /// next. It waits until every rank has read the rows of the round before, which is usually so when it
+    /// begins, and for nothing else that a peer does. Enqueues only; `input` is in use until `stream` has
+    /// passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x` and `input_scale`
+    /// until `stream` has passed the kernel of the wait. Collective.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch); [`Error::SplitWithoutTravel`] with
     /// [`skip_a2a`](crate::Config::skip_a2a).
-    pub fn dispatch_async(
+    pub fn dispatch_async(&mut self, stream: Stream, input: &DispatchInput) -> Result<(), Error> {
+        let call = self.prepare_dispatch_async(stream, input)?;
+        self.launch(call)
+    }
+
+    /// The second half of [`dispatch`](Self::dispatch): receives the tokens for this rank's experts;
+    /// [`combine`](Self::combine) or [`combine_async`](Self::combine_async) comes next. Enqueues only;
+    /// `output` is in use until `stream` has passed the kernel, which must come after that of
+    /// [`dispatch_async`](Self::dispatch_async). The inputs of that are not used; with a
+    /// [shared expert](crate::Config::shared_expert), `x` and `input_scale` are. Collective.
+    ///
+    /// # Errors
+    /// [`Error::WrongOrder`] if no `dispatch_async` waits for this; [`Error::TooManyScales`],
+    /// [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::GreenContext`],
+    /// [`Error::Poisoned`], or the launch's own. Nothing is enqueued then, and it can be called again.
+    pub fn dispatch_wait(&mut self, stream: Stream, output: &DispatchOutput) -> Result<(), Error> {
+        let call = self.prepare_dispatch_wait(stream, output)?;
+        self.launch(call)
+    }
+
+    /// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's
+    /// tokens, in one kernel; ends the round. Enqueues only; `input` and `output` are in use
+    /// until `stream` has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a),
+    /// which sums the rows of this rank's experts alone.
+    ///
+    /// # Errors
+    /// [`Error::WrongOrder`] unless a dispatch is to be combined;
+    /// [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::Epilogue`], [`Error::WithoutOptions`];
+    /// [`Error::WeightsInReducedMode`],
+    /// [`Error::ApartInReducedMode`], [`Error::WrongCombineOutput`] if weights, output and mode
+    /// do not fit together; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or the
+    /// launch's own. Nothing is enqueued then, and it can be called again.
+    pub fn combine(
         &mut self,
         stream: Stream,
-        input: &DispatchInput,
-    ) -> Result<DispatchPending<'_>, Error> {
-        self.prepare_dispatch_async(stream, input)?
-            .launch(DispatchPending::of)
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<(), Error> {
+        let call = self.prepare_combine(stream, input, output)?;
+        self.launch(call)
     }
 
-    /// The round that stands open because its [`Dispatched`] or pending half was dropped, or
-    /// because its next call was refused. Not collective.
+    /// The first half of [`combine`](Self::combine): sends, and waits for no peer;
+    /// [`combine_wait`](Self::combine_wait) comes next. Enqueues only; `input` and `output` are in use until
+    /// `stream` has passed the kernel of the wait. Collective.
     ///
-    /// What a call gives borrows the rank. A struct may keep the rank alone: it drops what a call
-    /// gives, and takes it back here.
-    ///
-    /// ```
-    /// # use ferry::*;
-    /// struct Layer {
-    ///     rank: Communicator,
-    ///     rows: DispatchBuffers,
-    ///     sums: CombineBuffers,
-    ///     tokens: usize,
-    /// }
-    ///
-    /// impl Layer {
-    ///     fn dispatch(&mut self, stream: Stream, input: &DispatchInput) -> Result<(), Error> {
-    ///         let _ = self.rank.dispatch(stream, input, self.rows.output())?;
-    ///         Ok(())
-    ///     }
-    ///
-    ///     fn combine(&mut self, stream: Stream, experts: &CombineInput) -> Result<(), Error> {
-    ///         let Unfinished::Combine(dispatched) = self.rank.unfinished() else {
-    ///             panic!("combine comes after dispatch");
-    ///         };
-    ///         dispatched.combine(stream, experts, &self.sums.output(self.tokens)?)?;
-    ///         Ok(())
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// The owned forms have the rank within them, so that the type says how far a round is:
-    /// [`dispatch_owned`](Self::dispatch_owned), [`dispatch_async_owned`](Self::dispatch_async_owned) and
-    /// [`unfinished_owned`](Self::unfinished_owned); [`UnfinishedOwned`](crate::UnfinishedOwned) has an
-    /// example.
-    pub fn unfinished(&mut self) -> Unfinished<'_> {
-        match self.round {
-            Round::Idle => Unfinished::Nothing,
-            Round::Sent(sent) => Unfinished::DispatchWait(DispatchPending::of(self, sent)),
-            Round::Received(received) => Unfinished::Combine(Dispatched::of(self, received)),
-            Round::Returned(returned) => {
-                Unfinished::CombineWait(CombinePending::of(self, returned))
-            }
-        }
-    }
-
-    /// [`dispatch`](Self::dispatch), but for the launch.
-    pub(crate) fn prepare_dispatch(
+    /// # Errors
+    /// As [`combine`](Self::combine); [`Error::SplitWithoutTravel`] with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
+    pub fn combine_async(
         &mut self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<(), Error> {
+        let call = self.prepare_combine_async(stream, input, output)?;
+        self.launch(call)
+    }
+
+    /// The second half of [`combine`](Self::combine): receives and sums the rows of this rank's tokens, into
+    /// the output that was given to [`combine_async`](Self::combine_async); ends the round. Enqueues only;
+    /// the kernel must come after that of `combine_async`. Collective.
+    ///
+    /// # Errors
+    /// [`Error::WrongOrder`] if no `combine_async` waits for this; [`Error::GreenContext`],
+    /// [`Error::Poisoned`], or the launch's own. Nothing is enqueued then, and it can be called again.
+    pub fn combine_wait(&mut self, stream: Stream) -> Result<(), Error> {
+        let call = self.prepare_combine_wait(stream)?;
+        self.launch(call)
+    }
+
+    /// Makes all checks of [`dispatch`](Self::dispatch).
+    pub(crate) fn prepare_dispatch(
+        &self,
         stream: Stream,
         input: &DispatchInput,
         output: &DispatchOutput,
-    ) -> Result<Prepared<'_, Received>, Error> {
-        self.require_idle()?;
+    ) -> Result<Prepared, Error> {
+        self.require_round("dispatch", Round::Idle)?;
         let args = input.args(&self.common, &self.plan)?;
-        let (kernel, args) = match self.plan.config().skip_a2a {
-            true => (Kernel::LocalDispatch, self.local(args)),
-            false => (Kernel::Dispatch, args),
+        let (kernel, args) = if self.plan.config().skip_a2a {
+            (Kernel::LocalDispatch, self.local(args))
+        } else {
+            (Kernel::Dispatch, args)
         };
         let args = output.add_to(args, &self.plan)?;
         output.require_apart(input)?;
         let received = Received::of(&input.sent(), output);
-        self.prepare(stream, kernel, Args::Dispatch(args), received)
+        self.prepare(
+            stream,
+            kernel,
+            Args::Dispatch(args),
+            Open::Received(received),
+        )
     }
 
-    /// [`dispatch_async`](Self::dispatch_async), but for the launch.
+    /// Makes all checks of [`dispatch_async`](Self::dispatch_async).
     pub(crate) fn prepare_dispatch_async(
-        &mut self,
+        &self,
         stream: Stream,
         input: &DispatchInput,
-    ) -> Result<Prepared<'_, Sent>, Error> {
+    ) -> Result<Prepared, Error> {
         self.require_split("dispatch_async")?;
-        self.require_idle()?;
-        let (args, sent) = (input.args(&self.common, &self.plan)?, input.sent());
-        self.prepare(stream, Kernel::DispatchAsync, Args::Dispatch(args), sent)
+        self.require_round("dispatch_async", Round::Idle)?;
+        let args = Args::Dispatch(input.args(&self.common, &self.plan)?);
+        self.prepare(
+            stream,
+            Kernel::DispatchAsync,
+            args,
+            Open::Sent(input.sent()),
+        )
     }
 
-    /// That sending and waiting are two things.
-    const fn require_split(&self, call: &'static str) -> Result<(), Error> {
-        match self.plan.config().skip_a2a {
-            true => Err(Error::SplitWithoutTravel { call }),
-            false => Ok(()),
+    /// Makes all checks of [`dispatch_wait`](Self::dispatch_wait).
+    pub(crate) fn prepare_dispatch_wait(
+        &self,
+        stream: Stream,
+        output: &DispatchOutput,
+    ) -> Result<Prepared, Error> {
+        let Open::Sent(sent) = &self.open else {
+            return Err(self.wrong_order("dispatch_wait"));
+        };
+        let args = output.add_to(sent.args(&self.common, &self.plan), &self.plan)?;
+        output.require_apart_from_sent(sent, &self.plan)?;
+        let received = Received::of(sent, output);
+        let args = Args::Dispatch(args);
+        self.prepare(stream, Kernel::DispatchWait, args, Open::Received(received))
+    }
+
+    /// Makes all checks of [`combine`](Self::combine).
+    pub(crate) fn prepare_combine(
+        &self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<Prepared, Error> {
+        let Open::Received(received) = self.open else {
+            return Err(self.wrong_order("combine"));
+        };
+        let taken = self.device().epilogue_bytes();
+        let mut args = input.args(output, &self.common, &self.plan, received, taken)?;
+        let kernel = if self.plan.config().skip_a2a {
+            args.options.shared_index = self.rank().0;
+            Kernel::LocalCombine
+        } else {
+            Kernel::Combine
+        };
+        self.prepare(stream, kernel, Args::Combine(args), Open::Idle)
+    }
+
+    /// Makes all checks of [`combine_async`](Self::combine_async).
+    pub(crate) fn prepare_combine_async(
+        &self,
+        stream: Stream,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> Result<Prepared, Error> {
+        self.require_split("combine_async")?;
+        let Open::Received(received) = self.open else {
+            return Err(self.wrong_order("combine_async"));
+        };
+        let taken = self.device().epilogue_bytes();
+        let args = input.args(output, &self.common, &self.plan, received, taken)?;
+        let returned = Returned {
+            received,
+            input: *input,
+            output: *output,
+        };
+        let args = Args::Combine(args);
+        self.prepare(stream, Kernel::CombineAsync, args, Open::Returned(returned))
+    }
+
+    /// Makes all checks of [`combine_wait`](Self::combine_wait).
+    pub(crate) fn prepare_combine_wait(&self, stream: Stream) -> Result<Prepared, Error> {
+        let Open::Returned(Returned {
+            received,
+            input,
+            output,
+        }) = &self.open
+        else {
+            return Err(self.wrong_order("combine_wait"));
+        };
+        let taken = self.device().epilogue_bytes();
+        let args = input.args(output, &self.common, &self.plan, *received, taken)?;
+        self.prepare(stream, Kernel::CombineWait, Args::Combine(args), Open::Idle)
+    }
+
+    /// Checks that the communicator is of use and its round at `wanted`.
+    fn require_round(&self, call: &'static str, wanted: Round) -> Result<(), Error> {
+        self.require_alive()?;
+        if self.round() == wanted {
+            return Ok(());
         }
+        Err(self.wrong_order(call))
     }
 
-    /// A dispatch where nothing travels.
+    /// The error of a call that does not come next; of one that is of no use any more, the reason.
+    fn wrong_order(&self, call: &'static str) -> Error {
+        let open = self.round();
+        let rank = self.rank();
+        let wrong = Error::WrongOrder { call, rank, open };
+        self.require_alive().err().unwrap_or(wrong)
+    }
+
+    /// Checks that sending and waiting are two things.
+    const fn require_split(&self, call: &'static str) -> Result<(), Error> {
+        if self.plan.config().skip_a2a {
+            return Err(Error::SplitWithoutTravel { call });
+        }
+        Ok(())
+    }
+
+    /// Arguments of a dispatch without travel.
     fn local(&self, with: DispatchWith) -> DispatchWith {
         let options = DispatchOptions {
             first_expert: self.rank().0 * self.plan.shape().experts,
@@ -147,235 +298,5 @@ impl Communicator {
             ..with.options
         };
         DispatchWith { options, ..with }
-    }
-
-    /// After the kernel that ends a round was enqueued.
-    pub(crate) const fn end_round(&mut self, _: ()) {
-        self.round = Round::Idle;
-    }
-}
-
-/// What is left to do in an open round; see [`Communicator::unfinished`].
-#[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "an epilogue is kept by value: no call allocates"
-)]
-pub enum Unfinished<'a> {
-    /// No round is open.
-    Nothing,
-    /// The wait of a `dispatch_async`.
-    DispatchWait(DispatchPending<'a>),
-    /// The combine of a dispatch.
-    Combine(Dispatched<'a>),
-    /// The wait of a `combine_async`.
-    CombineWait(CombinePending<'a>),
-}
-
-/// A dispatch that was sent and not received; [`wait`](Self::wait) receives it. Until the round
-/// has ended, its [`Communicator`] cannot be used for another.
-#[must_use = "a dispatch that is neither waited for nor taken back (`unfinished`) blocks its communicator"]
-#[derive(Debug)]
-pub struct DispatchPending<'a> {
-    rank: &'a mut Communicator,
-    sent: Sent,
-}
-
-impl<'a> DispatchPending<'a> {
-    /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut Communicator, sent: Sent) -> Self {
-        rank.round = Round::Sent(sent);
-        Self { rank, sent }
-    }
-
-    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
-    pub const fn expert_parallel(&self) -> &Communicator {
-        self.rank
-    }
-
-    /// Receives the tokens for this rank's experts. Enqueues only; `output` is in use until
-    /// `stream` has passed the kernel, which must come after that of the `dispatch_async`. The inputs of that
-    /// are not used; with a [shared expert](crate::Config::shared_expert), `x` and `input_scale`
-    /// are. Collective.
-    ///
-    /// # Errors
-    /// [`Error::TooManyScales`], [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`],
-    /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
-    /// enqueued then, and [`Communicator::unfinished`] gives the wait back.
-    pub fn wait(self, stream: Stream, output: &DispatchOutput) -> Result<Dispatched<'a>, Error> {
-        self.prepare_wait(stream, output)?.launch(Dispatched::of)
-    }
-
-    /// [`wait`](Self::wait), but for the launch.
-    pub(crate) fn prepare_wait(
-        self,
-        stream: Stream,
-        output: &DispatchOutput,
-    ) -> Result<Prepared<'a, Received>, Error> {
-        let Self { rank, sent } = self;
-        let args = output.add_to(sent.args(&rank.common, &rank.plan), &rank.plan)?;
-        output.require_apart_from_sent(&sent, &rank.plan)?;
-        let received = Received::of(&sent, output);
-        rank.prepare(stream, Kernel::DispatchWait, Args::Dispatch(args), received)
-    }
-}
-
-/// A dispatch whose tokens are (or, in stream order, will be) in its outputs, and whose combine
-/// is due. Until the round has ended, its [`Communicator`] cannot be used for another.
-#[must_use = "a dispatch that is neither combined nor taken back (`unfinished`) blocks its communicator"]
-#[derive(Debug)]
-pub struct Dispatched<'a> {
-    rank: &'a mut Communicator,
-    received: Received,
-}
-
-impl<'a> Dispatched<'a> {
-    /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut Communicator, received: Received) -> Self {
-        rank.round = Round::Received(received);
-        Self { rank, received }
-    }
-
-    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
-    pub const fn expert_parallel(&self) -> &Communicator {
-        self.rank
-    }
-
-    /// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's
-    /// tokens, in one kernel; ends the round. Enqueues only; `input` and `output` are in use
-    /// until `stream` has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a),
-    /// where it sums the rows of this rank's experts alone.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::Epilogue`], [`Error::WithoutOptions`];
-    /// [`Error::WeightsInReducedMode`],
-    /// [`Error::ApartInReducedMode`], [`Error::WrongCombineOutput`] where weights, output and mode
-    /// do not fit together; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or what
-    /// the launch reports. Nothing is enqueued then, and [`Communicator::unfinished`] gives the dispatch
-    /// back.
-    pub fn combine(
-        self,
-        stream: Stream,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> Result<(), Error> {
-        self.prepare_combine(stream, input, output)?
-            .launch(Communicator::end_round)
-    }
-
-    /// The first half of [`combine`](Self::combine): sends, and waits for no peer. Enqueues
-    /// only; `input` and `output` are in use until `stream` has passed the kernel of the wait.
-    /// Collective.
-    ///
-    /// # Errors
-    /// As [`combine`](Self::combine); [`Error::SplitWithoutTravel`] with
-    /// [`skip_a2a`](crate::Config::skip_a2a).
-    pub fn combine_async(
-        self,
-        stream: Stream,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> Result<CombinePending<'a>, Error> {
-        self.prepare_combine_async(stream, input, output)?
-            .launch(CombinePending::of)
-    }
-
-    /// [`combine`](Self::combine), but for the launch.
-    pub(crate) fn prepare_combine(
-        self,
-        stream: Stream,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> Result<Prepared<'a, ()>, Error> {
-        let Self { rank, received } = self;
-        let mut args = input.args(
-            output,
-            &rank.common,
-            &rank.plan,
-            received,
-            rank.device().epilogue_bytes(),
-        )?;
-        let kernel = match rank.plan.config().skip_a2a {
-            true => {
-                args.options.shared_index = rank.rank().0;
-                Kernel::LocalCombine
-            }
-            false => Kernel::Combine,
-        };
-        rank.prepare(stream, kernel, Args::Combine(args), ())
-    }
-
-    /// [`combine_async`](Self::combine_async), but for the launch.
-    pub(crate) fn prepare_combine_async(
-        self,
-        stream: Stream,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> Result<Prepared<'a, Returned>, Error> {
-        let Self { rank, received } = self;
-        rank.require_split("combine_async")?;
-        let args = input.args(
-            output,
-            &rank.common,
-            &rank.plan,
-            received,
-            rank.device().epilogue_bytes(),
-        )?;
-        let returned = Returned {
-            received,
-            input: *input,
-            output: *output,
-        };
-        rank.prepare(stream, Kernel::CombineAsync, Args::Combine(args), returned)
-    }
-}
-
-/// A combine that was sent and not received; [`wait`](Self::wait) receives it.
-#[must_use = "a combine that is neither waited for nor taken back (`unfinished`) blocks its communicator"]
-#[derive(Debug)]
-pub struct CombinePending<'a> {
-    rank: &'a mut Communicator,
-    returned: Returned,
-}
-
-impl<'a> CombinePending<'a> {
-    /// After the kernel was enqueued.
-    pub(crate) const fn of(rank: &'a mut Communicator, returned: Returned) -> Self {
-        rank.round = Round::Returned(returned);
-        Self { rank, returned }
-    }
-
-    /// The rank, to read and to [`synchronize`](Communicator::synchronize).
-    pub const fn expert_parallel(&self) -> &Communicator {
-        self.rank
-    }
-
-    /// Receives and sums what comes back for this rank's tokens, into the output that was given
-    /// to `combine_async`; ends the round. Enqueues only; the kernel must come after that of the
-    /// `combine_async`. Collective.
-    ///
-    /// # Errors
-    /// [`Error::GreenContext`], [`Error::Poisoned`], or what the launch reports. Nothing is
-    /// enqueued then, and [`Communicator::unfinished`] gives the wait back.
-    pub fn wait(self, stream: Stream) -> Result<(), Error> {
-        self.prepare_wait(stream)?.launch(Communicator::end_round)
-    }
-
-    /// [`wait`](Self::wait), but for the launch.
-    pub(crate) fn prepare_wait(self, stream: Stream) -> Result<Prepared<'a, ()>, Error> {
-        let Self { rank, returned } = self;
-        let Returned {
-            received,
-            input,
-            output,
-        } = returned;
-        let args = input.args(
-            &output,
-            &rank.common,
-            &rank.plan,
-            received,
-            rank.device().epilogue_bytes(),
-        )?;
-        rank.prepare(stream, Kernel::CombineWait, Args::Combine(args), ())
     }
 }

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
 
+use super::round::Open;
 use super::seat::{Seat, seats};
 use super::streams::Streams;
-use super::{Communicator, Launchable, Round};
+use super::{Communicator, Launchable};
 use crate::communicator::memory::{Private, Windows, agree, give_up, require_windows};
 use crate::error::Error;
 use crate::group::Group;
@@ -103,7 +104,7 @@ impl Communicator {
             fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
             ..Common::of(plan.shape())
         };
-        let (round, poison, told) = (Round::Idle, OnceLock::new(), Mutex::default());
+        let (open, poison, told) = (Open::Idle, OnceLock::new(), Mutex::default());
         let member = Arc::new(Launchable {
             _member: member,
             _residence: seat.residence,
@@ -116,7 +117,7 @@ impl Communicator {
             gpu_ranks: seat.gpu_ranks,
             turn: seat.turn,
             common,
-            round,
+            open,
             memory,
             windows,
             member,

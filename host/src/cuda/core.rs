@@ -9,9 +9,9 @@ use super::green::GreenContexts;
 use super::module::Module;
 use super::modules::Modules;
 use super::sys::{self, CUstream};
+use crate::device::kernels::KernelSet;
+use crate::device::kernels::Kernels;
 use crate::error::Error;
-use crate::kernels::KernelSet;
-use crate::kernels::Kernels;
 use crate::tensor::handles::Stream;
 
 /// What a device has.

@@ -15,12 +15,12 @@ use super::module::Module;
 use super::page::PinnedPage;
 use super::sys::{self, CUfunction, CUstream, LaunchAttribute, LaunchConfig};
 use crate::device::Device;
+use crate::device::kernels::KernelSet;
+use crate::device::kernels::Kernels;
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::device::sharing::own_gpu::Terms;
 use crate::device::{Args, InGraph, Launch, SharedPage};
 use crate::error::Error;
-use crate::kernels::KernelSet;
-use crate::kernels::Kernels;
 use crate::tensor::handles::{DevicePtr, Stream};
 
 /// A GPU with its kernels loaded, in the device's primary context.
@@ -161,7 +161,7 @@ impl CudaDevice {
 // bytes than there are. The kernels are of modules that were loaded on this device, for all shapes
 // or for the one asked for.
 unsafe impl Device for CudaDevice {
-    fn cuda(&self) -> Option<&CudaDevice> {
+    fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
     }
 

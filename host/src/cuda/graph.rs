@@ -232,11 +232,11 @@ impl CudaDevice {
     /// #     device: &cuda::CudaDevice, rank: &mut Communicator, stream: Stream,
     /// #     experts: &CombineInput, sums: &CombineOutput,
     /// # ) -> Result<(), Error> {
-    /// device.capture(stream, || match rank.unfinished() {
-    ///     Unfinished::Nothing => Ok(()),
-    ///     Unfinished::DispatchWait(_) => unreachable!("no call was split"),
-    ///     Unfinished::Combine(dispatched) => dispatched.combine(stream, experts, sums),
-    ///     Unfinished::CombineWait(returned) => returned.wait(stream),
+    /// device.capture(stream, || match rank.round() {
+    ///     Round::Idle => Ok(()),
+    ///     Round::DispatchSent => unreachable!("no call was split"),
+    ///     Round::Dispatched => rank.combine(stream, experts, sums),
+    ///     Round::CombineSent => rank.combine_wait(stream),
     /// })?; // Dropped, and never launched.
     /// # Ok(())
     /// # }

@@ -9,12 +9,12 @@ use ferry_ptx::Module as Text;
 use super::context::{PrimaryContext, driver_version};
 use super::error::{check_about, error};
 use super::sys::{self, CUfunction, CUmodule};
+use crate::device::kernels;
+use crate::device::kernels::specialize::{KERNELS, specialised};
+use crate::device::kernels::{KernelSet, Kernels, Ptx, Target};
 #[cfg(feature = "nvshmem")]
 use crate::error::kernels::KernelsError;
 use crate::error::{DriverError, Error};
-use crate::kernels;
-use crate::kernels::specialize::{KERNELS, specialised};
-use crate::kernels::{KernelSet, Kernels, Ptx, Target};
 
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use ferry_layout::{COMMON_OFFSET, Common};
 
 use super::*;
-use crate::kernels::specialize::SHAPE;
+use crate::device::kernels::specialize::SHAPE;
 
 fn read(ptx: &Ptx) -> Text {
     kernels::read(ptx.text().trim_end_matches('\0')).unwrap()

@@ -6,10 +6,10 @@ use ferry_layout::Shape;
 
 use super::context::PrimaryContext;
 use super::module::Module;
+use crate::device::kernels::KernelSet;
+use crate::device::kernels::Kernels;
 use crate::device::loaded_kernels::Kept;
 use crate::error::Error;
-use crate::kernels::KernelSet;
-use crate::kernels::Kernels;
 
 /// Those of each device, by its number, and of what they are made of. Kept as long as the process, as
 /// [`Module`] says: who opens a device again finds them.

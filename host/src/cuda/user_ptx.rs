@@ -11,9 +11,9 @@ use super::core::{Core, raw};
 use super::error::check_about;
 use super::module::{best, blocks_that_fit, compile, find, title, unload};
 use super::sys::{self, CUfunction, CUmodule, LaunchConfig};
+use crate::device::kernels::{Target, read, require, target_of};
 use crate::error::Error;
 use crate::error::kernels::KernelsError;
-use crate::kernels::{Target, read, require, target_of};
 use crate::tensor::handles::Stream;
 
 /// PTX that a device has loaded. Cheap to clone. It is unloaded with the last clone and the last

@@ -73,7 +73,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::kernels::specialize::SHAPE;
+    use crate::device::kernels::specialize::SHAPE;
     use ferry_layout::Shape;
 
     #[test]

@@ -4,6 +4,8 @@
 pub(crate) mod captures;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod fault_page;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod kernels;
 pub(crate) mod loaded_kernels;
 pub(crate) mod sharing;
 
@@ -16,7 +18,7 @@ use ferry_layout::{Kernel, Shape};
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::error::{Error, TensorError};
 use crate::tensor::Tensor;
-use crate::tensor::data_type::{DataType, TensorElement};
+use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 pub use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Arguments of a kernel launch.
@@ -87,7 +89,7 @@ pub enum InGraph {
 ///   nothing else uses until [`free`](Self::free);
 /// - [`upload`](Self::upload), [`download`](Self::download) and [`fill`](Self::fill) are over when
 ///   they return, and touch no bytes but those that they were given;
-/// - `cuda`, of the feature of that name, returns the device itself;
+/// - [`as_any`](Self::as_any) returns the device itself, or nothing;
 /// - a stream of [`stream`](Self::stream) lives for as long as the process;
 /// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
@@ -119,10 +121,9 @@ pub unsafe trait Device: Send + Sync {
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
     /// Sets `bytes` bytes to `value`. Synchronises.
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
-    /// The CUDA device that this is, if it is one: streams and memory of other libraries are checked
-    /// against it.
-    #[cfg(feature = "cuda")]
-    fn cuda(&self) -> Option<&crate::cuda::CudaDevice> {
+    /// The device itself, for those who know its type: streams and memory of other libraries are checked
+    /// against a `CudaDevice`.
+    fn as_any(&self) -> Option<&dyn Any> {
         None
     }
     /// Creates a stream, which lives for as long as the process.
@@ -267,14 +268,6 @@ impl dyn Device + '_ {
         self.download(tensor.at, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
-}
-
-/// Refuses, when it is compiled, a type of another size than that of what it stands for.
-pub(crate) const fn has_its_bits<T: TensorElement>() {
-    assert!(
-        8 * size_of::<T>() == T::DATA_TYPE.bits() as usize,
-        "a TensorElement has as many bits as its DATA_TYPE"
-    );
 }
 
 /// A [`FaultPage`] that the device writes and the host reads without asking the device.

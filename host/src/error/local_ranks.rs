@@ -4,7 +4,8 @@ use ferry_layout::Rank;
 
 use crate::error::Error;
 
-/// A call of [`LocalRanks`](crate::LocalRanks) that failed.
+/// A call for all ranks of a process, such as
+/// [`Communicator::dispatch_all`](crate::Communicator::dispatch_all), that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalRanksError {
@@ -52,16 +53,30 @@ pub enum LocalRanksError {
         /// Where it could not be launched.
         rank: Rank,
     },
-    /// The ranks have come to different points of a round, by calls of single ranks. Finish each of them by
-    /// [`Communicator::unfinished`](crate::Communicator::unfinished).
+    /// No rank at all. Nothing was launched.
+    #[error("no communicators were given; the call is for all ranks of this process")]
+    NoRanks,
+    /// Ranks of two communicators in one call. Nothing was launched.
     #[error(
-        "ranks {} and {} have come to different points of a round; finish each by itself",
-        first.0, second.0
+        "rank {} is of another communicator than rank {}, which is given first; give all ranks of one \
+         Communicator::new",
+        other.0, first.0
     )]
-    Apart {
-        /// The first rank.
+    OtherCommunicator {
+        /// The first rank of the call.
         first: Rank,
-        /// The first one that is elsewhere.
-        second: Rank,
+        /// The first one that is not of its communicator.
+        other: Rank,
+    },
+    /// A rank that this process drives is not in the call. Nothing was launched.
+    #[error(
+        "rank {} is missing: ranks {given:?} were given, but the call is for all ranks of this process",
+        rank.0
+    )]
+    Missing {
+        /// The first one that is missing.
+        rank: Rank,
+        /// The ranks of the call.
+        given: Vec<u32>,
     },
 }

@@ -6,6 +6,7 @@ pub(crate) mod input_fault;
 pub(crate) mod kernels;
 pub(crate) mod leak;
 pub(crate) mod notice;
+pub(crate) mod round;
 #[cfg(test)]
 pub(crate) mod warnings_tests;
 
@@ -15,11 +16,12 @@ use ferry_layout::{Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, TokenFor
 
 use self::text::{green_context, in_its_place, paths};
 use crate::error::bootstrap::BootstrapError;
+use crate::error::round::Round;
 
 mod cuda;
 mod driver;
 mod epilogue;
-mod local_ranks;
+pub(crate) mod local_ranks;
 mod node;
 mod nvshmem;
 mod plan;
@@ -313,24 +315,25 @@ pub enum Error {
          kept apart only in exact mode"
     )]
     ApartInReducedMode,
-    /// The previous dispatch has not been combined.
-    #[error(
-        "dispatch was called again before the combine of the dispatch before; \
-         Communicator::unfinished gives it back"
-    )]
-    DispatchWithoutCombine,
-    /// The previous `dispatch_async` has not been waited for.
-    #[error(
-        "dispatch was called again before the wait of the dispatch_async before; \
-         Communicator::unfinished gives it back"
-    )]
-    DispatchNotWaited,
-    /// The previous `combine_async` has not been waited for.
-    #[error(
-        "dispatch was called before the wait of the combine_async before; \
-         Communicator::unfinished gives it back"
-    )]
-    CombineNotWaited,
+    /// A call that does not come next in its rank's round.
+    #[error("{call} of rank {} is out of order: {open}", rank.0)]
+    WrongOrder {
+        /// The call.
+        call: &'static str,
+        /// The rank.
+        rank: Rank,
+        /// How far its round is.
+        open: Round,
+    },
+    /// A communicator whose round is open was to be closed. Nothing was freed, and nothing is closed: finish
+    /// the round, then close the communicator that [`CloseError`](crate::CloseError) returned.
+    #[error("rank {}'s communicator cannot be closed: {open}", rank.0)]
+    RoundOpen {
+        /// Whose.
+        rank: Rank,
+        /// How far its round is.
+        open: Round,
+    },
     /// A kernel met this and gave up: the communicator is poisoned. A fault of the input is no error but
     /// an [`InputFault`](crate::InputFault).
     #[error("{0}")]
@@ -364,6 +367,7 @@ pub enum Error {
         page: Box<FaultPage>,
     },
     /// The simulator refused.
+    #[cfg(feature = "simulator")]
     #[error(transparent)]
     Simulator(#[from] ferry_simulator::SimulatorError),
     /// The CUDA driver refused.

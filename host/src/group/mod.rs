@@ -12,11 +12,13 @@ pub(crate) mod node;
 pub(crate) mod nvshmem;
 #[cfg(feature = "cuda")]
 pub(crate) mod options;
+#[cfg(feature = "simulator")]
 pub(crate) mod simulated;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferry_layout::{MAX_RANKS, Rank};
+#[cfg(feature = "simulator")]
 use ferry_simulator::Options as SimulatorOptions;
 
 use crate::device::Device;
@@ -28,12 +30,13 @@ use crate::group::bootstrap::Bootstrap;
 use crate::group::fabric::Fabric;
 #[cfg(feature = "cuda")]
 use crate::group::options::GroupOptions;
+#[cfg(feature = "simulator")]
 use crate::group::simulated::SimulatedFabric;
 
 /// The ranks that exchange tokens, and how they reach each other. Cheap to clone; clones are the
 /// same group.
 ///
-/// There are four kinds. [`simulated`](Self::simulated) is always there. `Group::local` (one
+/// There are four kinds. `Group::simulated` needs the feature `simulator`, a default one. `Group::local` (one
 /// process drives several GPUs) and `Group::node` (one process a GPU, all on one node) need the
 /// crate's feature `cuda`, `Group::nvshmem` (one process a GPU, on several nodes) its feature
 /// `nvshmem`, and do not exist without. With `GroupOptions::share_gpus` a GPU may have several ranks.
@@ -120,6 +123,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::RankCount`] for zero ranks or more than [`MAX_RANKS`].
+    #[cfg(feature = "simulator")]
     pub fn simulated(ranks: u32, seed: u64) -> Result<Self, Error> {
         Self::simulated_with(SimulatorOptions::new(ranks, seed))
     }
@@ -143,6 +147,7 @@ impl Group {
     ///
     /// # Errors
     /// As [`simulated`](Self::simulated).
+    #[cfg(feature = "simulator")]
     pub fn simulated_with(options: SimulatorOptions) -> Result<Self, Error> {
         require_ranks(options.ranks)?;
         Self::with_fabric(Box::new(SimulatedFabric::new(options)?))

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::kernels::Kernels;
+use crate::device::kernels::Kernels;
 
 /// Options of a group of GPUs: kernels, whether ranks share GPUs, and where NVSHMEM is.
 ///

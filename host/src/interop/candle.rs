@@ -36,11 +36,11 @@
 //! let ids = lease.tensor(&topk_ids, [4, 2])?;
 //! let input = DispatchInput::new(lease.tensor(&x, [4, 7168])?, ids);
 //! let output = lease.dispatch_output(&plan, &rows)?;
-//! let dispatched = rank.dispatch(lease.stream(), &input, &output)?;
+//! rank.dispatch(lease.stream(), &input, &output)?;
 //! let answers = experts(&rows.tokens, &rows.row_offsets)?;
 //! let answers = CombineInput::new(lease.tensor(&answers, output.tokens.dims)?);
 //! let sums = CombineOutput::Summed(lease.tensor(&sums, [4, 7168])?);
-//! dispatched.combine(lease.stream(), &answers, &sums)?;
+//! rank.combine(lease.stream(), &answers, &sums)?;
 //! # Ok(())
 //! # }
 //! ```
@@ -53,12 +53,12 @@ use ::candle_core::{DType, Device as CandleDevice, Result, Storage, StorageRef, 
 use ::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
 use crate::call::DispatchOutput;
+use crate::call::tensors::{DispatchTensors, TensorLayout};
 use crate::device::Device;
 use crate::error::{Error, TensorError};
 use crate::interop::lease::{AsStream, AsTensor, Lease};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
-use crate::plan::tensors::{OutputTensors, TensorLayout};
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement};
 use crate::tensor::handles::Stream;
@@ -102,7 +102,7 @@ impl<'a> Lease<'a, CandleDevice> {
     pub fn dispatch_output(
         &mut self,
         plan: &Plan,
-        rows: &'a OutputTensors<Candle>,
+        rows: &'a DispatchTensors<Candle>,
     ) -> std::result::Result<DispatchOutput, Error> {
         let first = |tensor: &Candle| tensor.dims().first().copied().unwrap_or(0);
         let capacity = Capacity {

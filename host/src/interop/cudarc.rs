@@ -28,9 +28,9 @@
 //! // SAFETY: its tensors are used until `drop`, and no graph is captured.
 //! let mut lease = unsafe { Lease::new(rank.device(), &stream)? };
 //! let input = DispatchInput::new(lease.tensor(&x, [4, 7168])?, lease.tensor(&topk_ids, [4, 2])?);
-//! let dispatched = rank.dispatch(lease.stream(), &input, rows.output())?;
+//! rank.dispatch(lease.stream(), &input, rows.output())?;
 //! let experts = CombineInput::new(rows.output().tokens);
-//! dispatched.combine(lease.stream(), &experts, &sums.output(4)?)?;
+//! rank.combine(lease.stream(), &experts, &sums.output(4)?)?;
 //! drop(lease);
 //! # Ok(())
 //! # }
@@ -58,12 +58,12 @@ use ::cudarc::driver::{
 };
 
 use crate::cuda::CudaDevice;
-use crate::device::{Device, has_its_bits};
+use crate::device::Device;
 use crate::error::Error;
 use crate::interop::lease::{AsStream, AsTensor};
 use crate::interop::{cuda, require_elements};
 use crate::tensor::Tensor;
-use crate::tensor::data_type::TensorElement;
+use crate::tensor::data_type::{TensorElement, has_its_bits};
 use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Checks that a context is the primary one of `device`, as those of `CudaContext::new` are. Not collective.

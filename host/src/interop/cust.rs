@@ -37,12 +37,12 @@
 use ::cust::memory::{DeviceBuffer, DeviceCopy};
 
 use crate::cuda::CudaDevice;
-use crate::device::{Device, has_its_bits};
+use crate::device::Device;
 use crate::error::Error;
 use crate::interop::lease::{AsStream, AsTensor};
 use crate::interop::{cuda, require_elements};
 use crate::tensor::Tensor;
-use crate::tensor::data_type::TensorElement;
+use crate::tensor::data_type::{TensorElement, has_its_bits};
 use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Checks that `cust`'s current context, which is this thread's, is the primary one of `device`. Not

@@ -2,8 +2,6 @@
 
 pub(crate) mod capacity;
 pub(crate) mod config;
-pub(crate) mod scales;
-pub(crate) mod tensors;
 
 use std::time::Duration;
 

@@ -137,6 +137,14 @@ pub trait TensorElement: Pod {
     const DATA_TYPE: DataType;
 }
 
+/// Refuses, when it is compiled, a type of another size than that of what it stands for.
+pub(crate) const fn has_its_bits<T: TensorElement>() {
+    assert!(
+        8 * size_of::<T>() == T::DATA_TYPE.bits() as usize,
+        "a TensorElement has as many bits as its DATA_TYPE"
+    );
+}
+
 macro_rules! elements {
     ($($host:ty: $data_type:ident),+) => {
         $(impl TensorElement for $host {

@@ -315,6 +315,6 @@ pub fn round(rank: &mut Communicator, stream: Stream) -> Result<(), Error> {
     let combine = CombineInput::new(output.tokens);
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
-    rank.dispatch(stream, &input, &output)?
-        .combine(stream, &combine, &combined)
+    rank.dispatch(stream, &input, &output)?;
+    rank.combine(stream, &combine, &combined)
 }

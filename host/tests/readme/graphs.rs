@@ -1,7 +1,7 @@
 //! What README.md shows of graphs, word for word below this line.
 
 use ferry::cuda::{CudaDevice, CudaGraph};
-use ferry::{CombineInput, CombineOutput, DispatchInput, DispatchOutput, Error, Communicator, Stream};
+use ferry::{CombineInput, CombineOutput, Communicator, DispatchInput, DispatchOutput, Error, Stream};
 
 // On each rank; `device` is what `group.cuda(rank.rank())` gives. Everything outlives the graph.
 fn capture(
@@ -9,9 +9,9 @@ fn capture(
     input: &DispatchInput, rows: &DispatchOutput, sums: &CombineOutput,
 ) -> Result<CudaGraph, Error> {
     device.capture(stream, || {
-        let dispatched = rank.dispatch(stream, input, rows)?;
+        rank.dispatch(stream, input, rows)?;
         // ... your experts, on the same stream ...
-        dispatched.combine(stream, &CombineInput::new(rows.tokens), sums)
+        rank.combine(stream, &CombineInput::new(rows.tokens), sums)
     })
 }
 

@@ -213,15 +213,20 @@ pub fn alone_with(config: Config, tokens: &[Token]) -> (Communicator, Tensors) {
 /// Ends the round that stands open on all ranks, and finds no fault in it.
 pub fn combine_all(ranks: &mut [Communicator], tensors: &[Tensors]) {
     for (rank, t) in ranks.iter_mut().zip(tensors) {
-        let Unfinished::Combine(dispatched) = rank.unfinished() else {
-            panic!("the round stands open");
-        };
         let (input, output) = (t.combine_input(None), t.combine_output(false));
-        dispatched.combine(STREAM, &input, &output).unwrap();
+        rank.combine(STREAM, &input, &output).unwrap();
     }
     for rank in ranks {
         assert_eq!(rank.synchronize(STREAM).unwrap(), None);
     }
+}
+
+/// Ends the open round of a rank that has no peers, and closes it.
+pub fn finish(mut rank: Communicator, t: &Tensors) {
+    rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+        .unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    rank.close().unwrap();
 }
 
 pub fn close(ranks: Vec<Communicator>) {

@@ -1,6 +1,6 @@
 //! What several unit tests need.
 
-use crate::bf16;
+use half::bf16;
 
 /// A group of `length` zeros but for the elements given.
 pub fn group(elements: &[f32], length: usize) -> Vec<bf16> {

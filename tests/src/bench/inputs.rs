@@ -16,7 +16,7 @@ use super::options::BenchArgs;
 use crate::formats;
 
 use super::rig::Rig;
-use super::with_options::Options;
+use super::round_options::Options;
 
 /// Problems that the calls rotate through, so that each finds new data.
 pub const SETS: usize = 4;

@@ -1,10 +1,10 @@
 //! Dispatch and combine where every rank has all tokens, beside reading and writing the same bytes at the
 //! device memory's rate.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ferry::{
     Capacity, CombineBuffers, CombineInput, Communicator, Config, DataType, DevicePtr,
-    DispatchBuffers, DispatchInput, Plan, Stream, Tensor, TokenFormat, Unfinished,
+    DispatchBuffers, DispatchInput, Plan, Stream, Tensor, TokenFormat,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{Problem, share_of};
@@ -211,18 +211,14 @@ impl RankBench {
     }
 
     fn dispatch(&mut self) -> Result<()> {
-        drop((self.ep).dispatch(self.stream, &self.input, self.rows.output())?);
-        Ok(())
+        Ok((self.ep).dispatch(self.stream, &self.input, self.rows.output())?)
     }
 
     /// Of expert rows that are all alike.
     fn combine(&mut self) -> Result<()> {
         let output = self.sums.output(self.input.x.dims[0])?;
-        let Unfinished::Combine(dispatched) = self.ep.unfinished() else {
-            bail!("no combine is due");
-        };
         let input = CombineInput::new(self.expert_rows);
-        Ok(dispatched.combine(self.stream, &input, &output)?)
+        Ok(self.ep.combine(self.stream, &input, &output)?)
     }
 
     fn close(self) -> Result<()> {

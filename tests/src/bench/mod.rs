@@ -30,6 +30,8 @@ mod rig;
 #[cfg(feature = "cuda")]
 mod round;
 #[cfg(feature = "cuda")]
+mod round_options;
+#[cfg(feature = "cuda")]
 mod run;
 #[cfg(feature = "cuda")]
 mod silu;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ferry::{CombineMode, ScaleLayout, TokenFormat};
+use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use crate::group::GroupArgs;
@@ -232,6 +232,17 @@ impl BenchArgs {
         [Part::Dispatch, Part::Combine, Part::Pair]
             .iter()
             .any(|&part| self.wants(part))
+    }
+
+    /// The configuration of a kind.
+    pub fn config(&self, format: TokenFormat, combine: CombineMode, tokens: usize) -> Config {
+        Config {
+            format,
+            combine,
+            max_sms: self.max_sms,
+            specialise: !self.general,
+            ..Config::new(self.experts, self.top_k, self.hidden, tokens)
+        }
     }
 
     /// The formats with the modes. Exact combine behind BF16 alone, if more is asked for:

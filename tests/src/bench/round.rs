@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use ferry::cuda::CudaGraph;
-use ferry::{Capacity, Communicator, Config, DispatchInput, Error, Plan, Stream, Unfinished};
+use ferry::{Capacity, Communicator, Config, DispatchInput, Error, Plan, Stream};
 
 use super::inputs::{Extras, Inputs, Outputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
+use super::round_options::Options;
 use super::traffic::{MemoryTraffic, Traffic};
-use super::with_options::Options;
 use crate::session::strict;
 
 /// Pairs of dispatch and combine in a graph.
@@ -44,10 +44,11 @@ struct RankBench<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Dispatch,
-    Combine,
     DispatchAsync,
+    DispatchWait,
+    Combine,
     CombineAsync,
-    Wait,
+    CombineWait,
 }
 
 impl RankBench<'_> {
@@ -59,24 +60,15 @@ impl RankBench<'_> {
             ..self.inputs.dispatch(set, self.local, self.tokens)
         };
         let output = self.outputs.dispatch.output();
-        if call == Call::Dispatch {
-            return self.ep.dispatch(stream, &input, output).map(drop);
-        }
-        if call == Call::DispatchAsync {
-            return self.ep.dispatch_async(stream, &input).map(drop);
-        }
         let (mut rows, combined) = self.outputs.combine(&input, mode)?;
         rows.epilogue = self.extras.epilogue;
-        match self.ep.unfinished() {
-            Unfinished::DispatchWait(sent) => sent.wait(stream, output).map(drop),
-            Unfinished::CombineWait(returned) => returned.wait(stream),
-            Unfinished::Combine(dispatched) if call == Call::Combine => {
-                dispatched.combine(stream, &rows, &combined)
-            }
-            Unfinished::Combine(dispatched) => {
-                dispatched.combine_async(stream, &rows, &combined).map(drop)
-            }
-            Unfinished::Nothing => Err(Error::DispatchNotWaited),
+        match call {
+            Call::Dispatch => self.ep.dispatch(stream, &input, output),
+            Call::DispatchAsync => self.ep.dispatch_async(stream, &input),
+            Call::DispatchWait => self.ep.dispatch_wait(stream, output),
+            Call::Combine => self.ep.combine(stream, &rows, &combined),
+            Call::CombineAsync => self.ep.combine_async(stream, &rows, &combined),
+            Call::CombineWait => self.ep.combine_wait(stream),
         }
     }
 
@@ -192,12 +184,9 @@ impl<'a> Bench<'a> {
     fn time(&mut self, repeats: Repeats, calls: &[Call]) -> Result<Vec<Timed>> {
         let stages: Vec<Stage> = calls
             .iter()
-            .map(|&call| {
-                if call == Call::Wait {
-                    Stage::Following
-                } else {
-                    Stage::Aligned
-                }
+            .map(|&call| match call {
+                Call::DispatchWait | Call::CombineWait => Stage::Following,
+                _ => Stage::Aligned,
             })
             .collect();
         let each = self.ranks.iter_mut().map(|rank| {
@@ -223,9 +212,9 @@ impl<'a> Bench<'a> {
     pub fn halves(&mut self, repeats: Repeats) -> Result<[Timed; 4]> {
         let calls = [
             Call::DispatchAsync,
-            Call::Wait,
+            Call::DispatchWait,
             Call::CombineAsync,
-            Call::Wait,
+            Call::CombineWait,
         ];
         let mut timed = self.time(repeats, &calls)?.into_iter();
         Ok([(); 4].map(|()| timed.next().unwrap_or_default()))

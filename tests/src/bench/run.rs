@@ -1,7 +1,7 @@
 //! The whole run.
 
 use anyhow::{Context, Result, ensure};
-use ferry::{CombineMode, Config, Plan, TokenFormat};
+use ferry::{CombineMode, Plan, TokenFormat};
 
 use super::inputs::Inputs;
 use super::limits::{self, CopySizes};
@@ -199,23 +199,7 @@ fn shape(
 ) -> Result<ferry::Shape> {
     // A group of simulated ranks costs nothing, and checks the sizes.
     let group = ferry::Group::simulated(ranks as u32, 0)?;
-    Ok(*Plan::new(&group, config(args, format, combine, 1))?.shape())
-}
-
-/// The configuration of a kind.
-pub fn config(
-    args: &BenchArgs,
-    format: TokenFormat,
-    combine: CombineMode,
-    tokens: usize,
-) -> Config {
-    Config {
-        format,
-        combine,
-        max_sms: args.max_sms,
-        specialise: !args.general,
-        ..Config::new(args.experts, args.top_k, args.hidden, tokens)
-    }
+    Ok(*Plan::new(&group, args.config(format, combine, 1))?.shape())
 }
 
 fn print_limits(limits: &Limits, sink: &Sink) {
@@ -325,7 +309,7 @@ fn measure(
     mode: CombineMode,
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let bench = Bench::new(rig, inputs, config(args, format, mode, tokens));
+    let bench = Bench::new(rig, inputs, args.config(format, mode, tokens));
     let mut bench = rig.processes.agree(bench)?;
     let oracle = (!args.no_verify).then(|| Answers::new(inputs, format, tokens));
     if let Some(oracle) = &oracle {

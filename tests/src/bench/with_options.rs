@@ -8,36 +8,11 @@ use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
 use super::round::Bench;
-use super::run::config;
+use super::round_options::Options;
 use crate::formats::{groups, row_bytes};
 
 /// How often all options are timed. The least of the medians counts.
 const TURNS: usize = 3;
-
-/// What a round is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub enum Options {
-    /// Nothing: kernels without options.
-    None,
-    /// Nothing, and kernels with options are loaded.
-    Loaded,
-    /// The number of tokens, on the device.
-    TokensOnDevice,
-    /// A bias and a residual.
-    Steps,
-    /// Rows of a shared expert.
-    SharedExpert,
-}
-
-impl Options {
-    const ALL: [Self; 5] = [
-        Self::None,
-        Self::Loaded,
-        Self::TokensOnDevice,
-        Self::Steps,
-        Self::SharedExpert,
-    ];
-}
 
 /// A round's times, in microseconds.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -72,7 +47,7 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Optio
                         args,
                         &inputs,
                         options,
-                        config(args, format, mode, tokens),
+                        args.config(format, mode, tokens),
                     )?;
                     *least = [least[0].min(us[0]), least[1].min(us[1])];
                 }

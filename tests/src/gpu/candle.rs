@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::cuda::CudaDevice;
 use ferry::{
-    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, Dispatched, Error,
-    Lease, OutputTensors, Plan, TokenFormat,
+    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchTensors,
+    Error, Lease, Plan, TokenFormat,
 };
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
@@ -63,10 +63,20 @@ struct Rank {
 
 impl Rank {
     /// Enqueues a dispatch.
-    fn dispatch(&mut self) -> Result<(Dispatched<'_>, &mut Memory)> {
-        let memory = &mut self.memory;
-        let dispatched = dispatch_of(&mut self.communicator, &memory.tokens(), &memory.rows)?;
-        Ok((dispatched, memory))
+    fn dispatch(&mut self) -> Result<(), Error> {
+        let memory = &self.memory;
+        dispatch_of(&mut self.communicator, &memory.tokens(), &memory.rows)
+    }
+
+    /// Enqueues a combine.
+    fn combine(&mut self, expert_rows: &Tensor, sums: &Tensor) -> Result<(), Error> {
+        let memory = &self.memory;
+        let (capacity, count) = (memory.rows.tokens.dims()[0], memory.x.dims()[0]);
+        // SAFETY: as in `dispatch_of`.
+        let mut lease = unsafe { Lease::new(self.communicator.device(), &memory.gpu)? };
+        let input = CombineInput::new(lease.tensor(expert_rows, [capacity, HIDDEN])?);
+        let output = CombineOutput::Summed(lease.tensor(sums, [count, HIDDEN])?);
+        self.communicator.combine(lease.stream(), &input, &output)
     }
 }
 
@@ -80,11 +90,11 @@ struct Tokens<'a> {
 }
 
 /// Enqueues a dispatch of these tensors.
-fn dispatch_of<'r>(
-    communicator: &'r mut Communicator,
+fn dispatch_of(
+    communicator: &mut Communicator,
     tokens: &Tokens<'_>,
-    rows: &OutputTensors<Tensor>,
-) -> Result<Dispatched<'r>, Error> {
+    rows: &DispatchTensors<Tensor>,
+) -> Result<(), Error> {
     let plan = *communicator.plan();
     let count = tokens.topk_ids.dims()[0];
     // SAFETY: the tensors' stream alone uses them; it is synchronised before the group is closed, and no
@@ -101,23 +111,6 @@ fn dispatch_of<'r>(
     communicator.dispatch(lease.stream(), &input, &output)
 }
 
-/// Enqueues a combine of these tensors.
-fn combine_of(
-    dispatched: Dispatched<'_>,
-    memory: &Memory,
-    expert_rows: &Tensor,
-    sums: &Tensor,
-) -> Result<(), Error> {
-    let capacity = memory.rows.tokens.dims()[0];
-    let count = memory.x.dims()[0];
-    // SAFETY: as in `dispatch_of`.
-    let mut lease = unsafe { Lease::new(dispatched.expert_parallel().device(), &memory.gpu)? };
-    let input = CombineInput::new(lease.tensor(expert_rows, [capacity, HIDDEN])?);
-    let output = CombineOutput::Summed(lease.tensor(sums, [count, HIDDEN])?);
-    dispatched.combine(lease.stream(), &input, &output)?;
-    Ok(())
-}
-
 struct Memory {
     number: usize,
     device: Arc<CudaDevice>,
@@ -125,7 +118,7 @@ struct Memory {
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    rows: OutputTensors<Tensor>,
+    rows: DispatchTensors<Tensor>,
     /// The result, which has a row of poison before and behind it.
     framed: Tensor,
 }
@@ -208,7 +201,7 @@ impl Memory {
 }
 
 /// Outputs of a dispatch, as large as they may have to be.
-fn outputs(plan: &Plan, gpu: &Gpu) -> Result<OutputTensors<Tensor>> {
+fn outputs(plan: &Plan, gpu: &Gpu) -> Result<DispatchTensors<Tensor>> {
     let layout = plan.output_layout(Capacity::max(plan))?;
     Ok(layout.try_map(|layout| ferry::candle::zeros(&layout, gpu))?)
 }
@@ -308,15 +301,14 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
     let scale = scale(problem.experts);
     let placements = Placement::of(problem, format, Compared::ALL);
     ranks.iter_mut().try_for_each(|rank| rank.memory.poison())?;
-    let waiting: Vec<_> = ranks
-        .iter_mut()
-        .map(Rank::dispatch)
-        .collect::<Result<_>>()?;
-    for (dispatched, memory) in waiting {
+    ranks.iter_mut().try_for_each(Rank::dispatch)?;
+    for rank in &mut *ranks {
+        let memory = &rank.memory;
         let (number, capacity) = (memory.number, memory.rows.tokens.dim(0)?);
         let answers = placements[number].expert_rows(problem, &scale, number, capacity);
         let answers = Tensor::from_vec(answers, (capacity, HIDDEN), &memory.gpu)?;
-        combine_of(dispatched, memory, &answers, &memory.combined()?)?;
+        let sums = memory.combined()?;
+        rank.combine(&answers, &sums)?;
     }
     let oracle = Oracle::new(problem, &scale, format);
     let outputs = ranks.iter().map(|rank| rank.memory.outputs(format));
@@ -374,18 +366,15 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 
 /// Enqueues a round on all ranks. Their tokens are its sums then.
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
-    let waiting: Vec<_> = ranks
-        .iter_mut()
-        .map(Rank::dispatch)
-        .collect::<Result<_>>()?;
-    let mut answered = Vec::new();
-    for (dispatched, memory) in waiting {
-        answered.push((dispatched, experts.enqueue(&memory.rows.tokens)?, memory));
-    }
-    for (dispatched, answers, memory) in answered {
-        let sums = memory.x.zeros_like()?;
-        combine_of(dispatched, memory, &answers, &sums)?;
-        memory.x = sums;
+    ranks.iter_mut().try_for_each(Rank::dispatch)?;
+    let answers = ranks
+        .iter()
+        .map(|rank| experts.enqueue(&rank.memory.rows.tokens));
+    let answers = answers.collect::<candle_core::Result<Vec<_>>>()?;
+    for (rank, answers) in ranks.iter_mut().zip(answers) {
+        let sums = rank.memory.x.zeros_like()?;
+        rank.combine(&answers, &sums)?;
+        rank.memory.x = sums;
     }
     Ok(())
 }

@@ -90,8 +90,9 @@ impl Rank {
         };
         let sums = CombineOutput::Summed(lease.tensor(&mut memory.combined, [TOKENS, HIDDEN])?);
         let stream = lease.stream();
-        let dispatched = self.communicator.dispatch(stream, &input, &output)?;
-        dispatched.combine(stream, &CombineInput::new(output.tokens), &sums)?;
+        self.communicator.dispatch(stream, &input, &output)?;
+        self.communicator
+            .combine(stream, &CombineInput::new(output.tokens), &sums)?;
         Ok(())
     }
 

@@ -86,9 +86,9 @@ impl Memory {
         let input = DispatchInput::new(x, topk_ids);
         let sums = lease.tensor(&mut self.combined, [TOKENS, HIDDEN])?;
         let stream = lease.stream();
-        let dispatched = rank.dispatch(stream, &input, &output)?;
+        rank.dispatch(stream, &input, &output)?;
         let expert_rows = CombineInput::new(output.tokens);
-        dispatched.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
+        rank.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
         Ok(stream)
     }
 }

@@ -132,9 +132,9 @@ fn capture(device: &Arc<CudaDevice>, communicator: &mut Communicator) -> Result<
     );
     let stream = device.stream()?;
     let graph = device.capture(stream, || {
-        let dispatched = communicator.dispatch(stream, &input, &output)?;
+        communicator.dispatch(stream, &input, &output)?;
         let rows = CombineInput::new(output.tokens);
-        dispatched.combine(stream, &rows, &combined).map(|_| ())
+        communicator.combine(stream, &rows, &combined)
     })?;
     // SAFETY: the graph is never launched.
     unsafe {

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::CudaGraph;
 use ferry::{
     CombineBuffers, CombineInput, CombineOutput, Communicator, Config, DispatchBuffers,
-    DispatchInput, DispatchOutput, Error, Group, GroupOptions, LocalRanks, LocalRanksError, Plan,
+    DispatchInput, DispatchOutput, Error, Group, GroupOptions, LocalRanksError, Plan,
     SharedGpuError, Stream,
 };
 
@@ -95,7 +95,7 @@ fn room(suite: &mut Suite<'_>) -> Result<Outcome> {
         max_sms: Some(half.max(1)),
         ..all
     };
-    let begin = |group: &Group, config| LocalRanks::new(group, &Plan::new(group, config)?);
+    let begin = |group: &Group, config| Communicator::new(group, &Plan::new(group, config)?);
     let whole = begin(&group, all)?;
     match begin(&other, all) {
         Err(Error::SharedGpu(refused @ SharedGpuError::NoRoom { .. })) => {
@@ -111,7 +111,7 @@ fn room(suite: &mut Suite<'_>) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-fn close(ranks: LocalRanks) -> Result<()> {
+fn close(ranks: Vec<Communicator>) -> Result<()> {
     for rank in ranks {
         rank.close()?;
     }
@@ -120,7 +120,7 @@ fn close(ranks: LocalRanks) -> Result<()> {
 
 /// The ranks of a communicator, and the tensors of each.
 struct Team {
-    ranks: LocalRanks,
+    ranks: Vec<Communicator>,
     streams: Vec<Stream>,
     tokens: Vec<Vec<u16>>,
     inputs: Vec<DispatchInput>,
@@ -133,7 +133,7 @@ impl Team {
         let group = suite.group();
         let plan = Plan::new(group, config(suite))?;
         let mut team = Self {
-            ranks: LocalRanks::new(group, &plan)?,
+            ranks: Communicator::new(group, &plan)?,
             streams: Vec::new(),
             tokens: Vec::new(),
             inputs: Vec::new(),
@@ -160,17 +160,12 @@ impl Team {
     }
 
     fn dispatch(&mut self, index: usize, stream: Stream) -> Result<(), Error> {
-        let rank = &mut self.ranks[index];
-        rank.dispatch(stream, &self.inputs[index], &self.rows[index])
-            .map(drop)
+        self.ranks[index].dispatch(stream, &self.inputs[index], &self.rows[index])
     }
 
     fn combine(&mut self, index: usize, stream: Stream) -> Result<(), Error> {
         let experts = CombineInput::new(self.rows[index].tokens);
-        match self.ranks[index].unfinished() {
-            ferry::Unfinished::Combine(open) => open.combine(stream, &experts, &self.sums[index]),
-            _ => Err(Error::DispatchWithoutCombine),
-        }
+        self.ranks[index].combine(stream, &experts, &self.sums[index])
     }
 
     fn round(&mut self, index: usize, stream: Stream) -> Result<(), Error> {
@@ -222,17 +217,17 @@ fn calls(suite: &mut Suite<'_>) -> Result<Outcome> {
         team.combine(index, stream)?;
     }
     team.verify(&apart)?;
-    let all = team.ranks.dispatch_all(&one, &team.inputs, &team.rows);
-    require_refused(all.map(drop))?;
-    let sent = team.ranks.dispatch_all_async(&one, &team.inputs)?;
-    let dispatched = sent.wait(&one, &team.rows)?;
+    let all = Communicator::dispatch_all(&mut team.ranks, &one, &team.inputs, &team.rows);
+    require_refused(all)?;
+    Communicator::dispatch_async_all(&mut team.ranks, &one, &team.inputs)?;
+    Communicator::dispatch_wait_all(&mut team.ranks, &one, &team.rows)?;
     let experts: Vec<_> = team
         .rows
         .iter()
         .map(|rows| CombineInput::new(rows.tokens))
         .collect();
-    let returned = dispatched.combine_all_async(&one, &experts, &team.sums)?;
-    returned.wait(&one)?;
+    Communicator::combine_async_all(&mut team.ranks, &one, &experts, &team.sums)?;
+    Communicator::combine_wait_all(&mut team.ranks, &one)?;
     team.verify(&one)?;
     close(team.ranks)?;
     Ok(Outcome::Passed)

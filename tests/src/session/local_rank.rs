@@ -1,16 +1,18 @@
 //! One rank of a session: its communicator, its stream, its tensors.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 use ferry::{
-    CombineEpilogue, CombineInput, CombineMode, CombineOutput, CombineSteps, Config, DataType,
-    DevicePtr, DispatchBuffers, DispatchInput, DispatchOutput, Error, Stream, Tensor,
-    TensorElement, TokenFormat, Unfinished,
+    CombineEpilogue, CombineInput, CombineMode, CombineOutput, CombineSteps, Communicator, Config,
+    DataType, Device, DevicePtr, DispatchBuffers, DispatchInput, DispatchOutput, Error, Plan, Rank,
+    Stream, Tensor, TensorElement, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 
-use super::at_once::Lent;
 use super::{Settings, Turn};
 use crate::formats::INPUT_SCALE;
+use crate::halves::Tensors;
 use crate::verify::{POISON, Placement, RankOutputs, Received, download};
 
 /// The inputs of one problem on a rank.
@@ -24,13 +26,15 @@ struct Slot {
 
 /// A rank that this process drives.
 pub(super) struct LocalRank {
-    pub(super) ep: Lent,
+    rank: Rank,
+    device: Arc<dyn Device>,
+    plan: Plan,
     pub(super) stream: Stream,
     slots: Vec<Slot>,
     /// Places for results, as many as slots.
     combined: Vec<DevicePtr>,
     /// Those of `buffers`.
-    pub(super) output: DispatchOutput,
+    output: DispatchOutput,
     buffers: DispatchBuffers,
     /// f32 `[1]`.
     input_scale: DevicePtr,
@@ -38,7 +42,7 @@ pub(super) struct LocalRank {
     count: DevicePtr,
     /// Whether the device says how many tokens there are.
     pub(super) is_counted: bool,
-    pub(super) expert_rows: DevicePtr,
+    expert_rows: DevicePtr,
     /// Whether dispatch is given the router's weights.
     pub(super) gives_weights: bool,
     /// f32 `[capacity]`: the weights of the experts' rows, where combine is given them.
@@ -61,7 +65,7 @@ fn place_bytes(config: &Config) -> usize {
 }
 
 impl LocalRank {
-    pub(super) fn new(ep: Lent, settings: &Settings, slots: usize) -> Result<Self, Error> {
+    pub(super) fn new(ep: &Communicator, settings: &Settings, slots: usize) -> Result<Self, Error> {
         let Settings {
             config, capacity, ..
         } = *settings;
@@ -100,19 +104,21 @@ impl LocalRank {
             gives_weights: true,
             row_weights: None,
             residual: None,
-            ep,
+            rank: ep.rank(),
+            plan: *ep.plan(),
+            device,
         })
     }
 
     pub(super) fn rank(&self) -> usize {
-        self.ep.rank().0 as usize
+        self.rank.0 as usize
     }
 
     pub(super) fn upload(&mut self, slot: usize, problem: &Problem) -> Result<(), Error> {
         let input = &problem.inputs[self.rank()];
         let slot = &mut self.slots[slot];
         slot.tokens = input.tokens;
-        let device = self.ep.device();
+        let device = &self.device;
         device.upload(self.count, &(input.tokens as u32).to_le_bytes())?;
         device.upload(slot.x, bytemuck::cast_slice(&input.x))?;
         device.upload(slot.topk_ids, bytemuck::cast_slice(&input.topk_ids))?;
@@ -121,7 +127,7 @@ impl LocalRank {
 
     pub(super) fn set_input_scale(&self, scale: f32) -> Result<(), Error> {
         let bytes = scale.to_le_bytes();
-        self.ep.device().upload(self.input_scale, &bytes)
+        self.device.upload(self.input_scale, &bytes)
     }
 
     /// Makes every output byte the poison.
@@ -129,19 +135,19 @@ impl LocalRank {
         self.buffers.fill(POISON)?;
         let bytes = place_bytes(&settings.config) as u64;
         let mut combined = self.combined.iter();
-        combined.try_for_each(|&at| self.ep.device().fill(at, POISON, bytes))
+        combined.try_for_each(|&at| self.device.fill(at, POISON, bytes))
     }
 
     /// Rows that the tensors of a slot have.
     fn rows(&self, slot: usize) -> usize {
         match self.is_counted {
-            true => self.ep.plan().config().max_tokens_per_rank,
+            true => self.plan.config().max_tokens_per_rank,
             false => self.slots[slot].tokens,
         }
     }
 
-    pub(super) fn input(&self, slot: usize) -> DispatchInput {
-        let Config { top_k, hidden, .. } = *self.ep.plan().config();
+    fn input(&self, slot: usize) -> DispatchInput {
+        let Config { top_k, hidden, .. } = *self.plan.config();
         let Slot {
             x,
             topk_ids,
@@ -154,7 +160,7 @@ impl LocalRank {
                 .then(|| Tensor::contiguous(self.count, DataType::U32, [1])),
             topk_weights: (self.gives_weights)
                 .then(|| Tensor::contiguous(topk_weights, DataType::F32, [tokens, top_k])),
-            input_scale: matches!(self.ep.plan().config().format, TokenFormat::Nvfp4(_))
+            input_scale: matches!(self.plan.config().format, TokenFormat::Nvfp4(_))
                 .then(|| Tensor::contiguous(self.input_scale, DataType::F32, [1])),
             ..DispatchInput::new(
                 Tensor::contiguous(x, DataType::Bf16, [tokens, hidden]),
@@ -164,7 +170,7 @@ impl LocalRank {
     }
 
     pub(super) fn inputs(&self, slot: usize) -> [(DevicePtr, usize); 4] {
-        let (config, slot) = (self.ep.plan().config(), &self.slots[slot]);
+        let (config, slot) = (self.plan.config(), &self.slots[slot]);
         [
             (slot.x, slot.tokens * config.hidden * 2),
             (slot.topk_ids, slot.tokens * config.top_k * 4),
@@ -188,19 +194,24 @@ impl LocalRank {
         (self.expert_rows, bytes)
     }
 
-    /// What combine takes and gives; `expert_rows` is where the rows lie.
-    pub(super) fn combine_tensors(
-        &self,
-        turn: Turn,
-        expert_rows: DevicePtr,
-        weights: bool,
-    ) -> (CombineInput, CombineOutput) {
+    /// The tensors of a [first](Turn::FIRST) round whose experts' rows the host puts there.
+    pub(super) fn tensors(&self, weights: bool) -> Tensors {
+        self.tensors_with(Turn::FIRST, self.expert_rows, weights)
+    }
+
+    /// The tensors of a round whose experts return their rows as they arrived.
+    pub(super) fn identity(&self, turn: Turn) -> Tensors {
+        self.tensors_with(turn, self.output.tokens.at, true)
+    }
+
+    /// The tensors of a round; combine reads the rows at `expert_rows`.
+    fn tensors_with(&self, turn: Turn, expert_rows: DevicePtr, weights: bool) -> Tensors {
         let Config {
             top_k,
             hidden,
             combine,
             ..
-        } = *self.ep.plan().config();
+        } = *self.plan.config();
         let Slot { topk_weights, .. } = self.slots[turn.slot];
         let tokens = self.rows(turn.slot);
         let combined = self.combined[turn.into];
@@ -210,7 +221,7 @@ impl LocalRank {
             residual: Some(Tensor::contiguous(at, DataType::Bf16, [tokens, hidden])),
             ..CombineSteps::default()
         });
-        let input = CombineInput {
+        let expert_rows = CombineInput {
             epilogue: residual.map_or(CombineEpilogue::None, CombineEpilogue::Steps),
             row_weights: (self.row_weights)
                 .map(|at| Tensor::contiguous(at, DataType::F32, [capacity])),
@@ -222,7 +233,7 @@ impl LocalRank {
                 [capacity, hidden],
             ))
         };
-        let output = if exact && !weights {
+        let combined = if exact && !weights {
             CombineOutput::Apart(Tensor::contiguous(
                 combined,
                 DataType::Bf16,
@@ -235,55 +246,20 @@ impl LocalRank {
                 [tokens, hidden],
             ))
         };
-        (input, output)
-    }
-
-    pub(super) fn start_dispatch(&mut self, split: bool) -> Result<(), Error> {
-        let (input, output, stream) = (self.input(0), self.output, self.stream);
-        if split {
-            drop(self.ep.dispatch_async(stream, &input)?);
-        } else {
-            drop(self.ep.dispatch(stream, &input, &output)?);
+        Tensors {
+            input: self.input(turn.slot),
+            output: self.output,
+            expert_rows,
+            combined,
         }
-        Ok(())
-    }
-
-    pub(super) fn start_combine(&mut self, split: bool, weights: bool) -> Result<(), Error> {
-        let stream = self.stream;
-        let (input, output) = self.combine_tensors(Turn::FIRST, self.expert_rows, weights);
-        let Unfinished::Combine(dispatched) = self.ep.unfinished() else {
-            return Err(Error::DispatchNotWaited);
-        };
-        if split {
-            drop(dispatched.combine_async(stream, &input, &output)?);
-            return Ok(());
-        }
-        dispatched.combine(stream, &input, &output).map(drop)
-    }
-
-    /// The waiting half of what was split.
-    pub(super) fn finish_half(&mut self) -> Result<(), Error> {
-        let (output, stream) = (self.output, self.stream);
-        match self.ep.unfinished() {
-            Unfinished::DispatchWait(sent) => sent.wait(stream, &output).map(drop),
-            Unfinished::CombineWait(returned) => returned.wait(stream).map(drop),
-            Unfinished::Nothing | Unfinished::Combine(_) => Ok(()),
-        }
-    }
-
-    pub(super) fn launch_identity(&mut self, turn: Turn) -> Result<(), Error> {
-        let (input, output, stream) = (self.input(turn.slot), self.output, self.stream);
-        let (rows, combined) = self.combine_tensors(turn, output.tokens.at, true);
-        let dispatched = self.ep.dispatch(stream, &input, &output)?;
-        dispatched.combine(stream, &rows, &combined).map(drop)
     }
 
     /// The stand-in for the experts, on BF16 rows as they arrived. `shared`: the shared expert's factor.
     pub(super) fn run_experts(&self, scale: &[f32], shared: Option<f32>) -> Result<(), Error> {
-        let hidden = self.ep.plan().config().hidden;
+        let hidden = self.plan.config().hidden;
         let offsets: Vec<u32> = self.words(self.output.row_offsets)?;
         let mut rows: Vec<bf16> = self.words(self.output.tokens)?;
-        let first = self.rank() * self.ep.plan().local_experts();
+        let first = self.rank() * self.plan.local_experts();
         let factors = shared.iter().chain(&scale[first..]);
         for (pair, factor) in offsets.windows(2).zip(factors) {
             let rows = rows.get_mut(pair[0] as usize * hidden..pair[1] as usize * hidden);
@@ -308,7 +284,7 @@ impl LocalRank {
 
     fn upload_expert_rows(&self, rows: &[bf16]) -> Result<(), Error> {
         let bytes = bytemuck::cast_slice(rows);
-        self.ep.device().upload(self.expert_rows, bytes)
+        self.device.upload(self.expert_rows, bytes)
     }
 
     /// Gives combines from now on the router's weights of the experts' rows.
@@ -331,7 +307,7 @@ impl LocalRank {
 
     /// Uploads values in place of as many, or to memory of their own.
     fn put<T: Pod>(&self, place: Option<DevicePtr>, values: &[T]) -> Result<DevicePtr, Error> {
-        let (device, bytes) = (self.ep.device(), bytemuck::cast_slice(values));
+        let (device, bytes) = (&self.device, bytemuck::cast_slice(values));
         let at = match place {
             Some(at) => at,
             None => device.alloc(bytes.len().max(16) as u64)?,
@@ -341,10 +317,10 @@ impl LocalRank {
     }
 
     pub(super) fn outputs(&self, weights: bool) -> Result<RankOutputs, Error> {
-        let (device, format) = (self.ep.device(), self.ep.plan().config().format);
+        let format = self.plan.config().format;
         Ok(RankOutputs {
             rank: self.rank(),
-            received: Received::download(&**device, &self.output, format)?,
+            received: Received::download(&*self.device, &self.output, format)?,
             combined: self.combined(Turn::FIRST, weights)?,
             beyond: self.beyond(weights)?,
         })
@@ -352,23 +328,23 @@ impl LocalRank {
 
     /// What a turn's combine gave.
     pub(super) fn combined(&self, turn: Turn, weights: bool) -> Result<Vec<bf16>, Error> {
-        let config = self.ep.plan().config();
+        let config = self.plan.config();
         let rows = self.slots[turn.slot].tokens * rows_of_a_token(config, weights);
         let at = self.combined[turn.into];
-        download(&**self.ep.device(), at, rows * config.hidden)
+        download(&*self.device, at, rows * config.hidden)
     }
 
     /// The row behind the last one of the first turn's result.
     fn beyond(&self, weights: bool) -> Result<Vec<u8>, Error> {
-        let config = self.ep.plan().config();
+        let config = self.plan.config();
         let rows = self.slots[Turn::FIRST.slot].tokens * rows_of_a_token(config, weights);
         let bytes = 2 * config.hidden;
         let at = self.combined[Turn::FIRST.into].plus((rows * bytes) as u64);
-        download(&**self.ep.device(), at, bytes)
+        download(&*self.device, at, bytes)
     }
 
     fn words<T: TensorElement, const N: usize>(&self, tensor: Tensor<N>) -> Result<Vec<T>, Error> {
-        self.ep.device().download_tensor(&tensor)
+        self.device.download_tensor(&tensor)
     }
 
     pub(super) fn free(&self) -> Result<(), Error> {
@@ -384,6 +360,6 @@ impl LocalRank {
             .chain(self.row_weights)
             .chain(self.residual);
         // SAFETY: the session is being closed: its rounds were waited for.
-        all.try_for_each(|at| unsafe { self.ep.device().free(at) })
+        all.try_for_each(|at| unsafe { self.device.free(at) })
     }
 }

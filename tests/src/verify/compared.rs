@@ -2,7 +2,7 @@
 
 use ferry_reference::{Problem, SharedRows, part_of, round_to_bf16};
 
-use super::SHARED_FACTOR;
+use super::values::SHARED_FACTOR;
 use crate::formats::INPUT_SCALE;
 
 /// How much of a round is compared.

@@ -8,15 +8,11 @@ mod placement;
 mod received;
 #[cfg(test)]
 mod tests;
+mod values;
 
 pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
 pub use placement::{PlacedRow, Placement, capacity_for, capacity_with, largest, without_overflow};
 pub use received::{RankOutputs, Received, download};
-
-/// What the shared expert multiplies by.
-pub const SHARED_FACTOR: f32 = 0.5;
-
-/// What outputs hold before a round, in every byte.
-pub const POISON: u8 = 0xa5;
+pub use values::{POISON, SHARED_FACTOR};

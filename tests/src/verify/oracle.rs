@@ -9,10 +9,10 @@ use ferry_reference::{
 };
 
 use super::compared::Compared;
-use super::mismatch::Subject;
+use super::mismatch::{Mismatch, Subject};
 use super::placement::Placement;
 use super::received::{RankOutputs, Received};
-use super::{Mismatch, POISON};
+use super::values::POISON;
 use crate::formats::{self, Encoded, Images};
 
 /// What the oracle says of a problem: made once, compared with many rounds.
@@ -164,7 +164,7 @@ impl Oracle {
             }
             match self.encoded(row.source, row.token()) {
                 Some(encoded) => wanted.put(row.place, encoded),
-                None => wanted.copy_row(row.place, given),
+                None => given.copy_row(row.place, &mut wanted),
             }
         }
         let found = given.src_info.as_flattened();

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use ferry::{Capacity, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, TokenFormat};
 use ferry_reference::bf16;
 
-use crate::formats::Layout;
+use crate::formats::{Images, Layout, Place};
 
 /// What stands in the outputs of a rank's dispatch: every tensor, all of it.
 pub struct Received {
@@ -84,5 +84,19 @@ impl Received {
             expert_ids: download(device, output.expert_ids.at, experts)?,
             src_info: download(device, output.src_info.at, rows)?,
         })
+    }
+
+    /// Puts a row, which is not compared, into the images that are compared, which have the same layout.
+    pub fn copy_row(&self, place: Place, to: &mut Images) {
+        let (at, bytes) = (place.start + place.row, self.layout.row_bytes());
+        let row = at * bytes..(at + 1) * bytes;
+        to.tokens[row.clone()].copy_from_slice(&self.tokens[row]);
+        for group in 0..self.layout.groups() {
+            let scale = self.layout.scale_at(place, group);
+            to.scales[scale.clone()].copy_from_slice(&self.scales[scale]);
+        }
+        if let Some(scale) = to.row_scales.get_mut(at) {
+            *scale = self.row_scales[at];
+        }
     }
 }

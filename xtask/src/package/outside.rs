@@ -27,7 +27,7 @@ struct Project<'a> {
 }
 
 /// Builds and runs the project with a stable toolchain, offline, with feature `cuda` and packaged PTX; then
-/// with [`FOLDER_VARIABLE`](ferry_ptx_builder::FOLDER_VARIABLE), well and badly set. `full`: also with the
+/// with [`FOLDER_VARIABLE`](ferry_build::FOLDER_VARIABLE), well and badly set. `full`: also with the
 /// feature `nvshmem`, whose kernels are compiled.
 pub(super) fn run(
     places: &Places,
@@ -52,7 +52,7 @@ pub(super) fn run(
     let host = host.context("the host library does not publish")?;
     let packaged = unpacked
         .join(host.full_name())
-        .join(ferry_ptx_builder::PACKAGED_PTX);
+        .join(ferry_build::PACKAGED_PTX);
     let copy = crates.join("ptx");
     if copy.is_dir() {
         fs::remove_dir_all(&copy)?;

@@ -25,8 +25,8 @@ fn round(group: &Group) -> Result<bool, Error> {
     }
     let stream = Stream::DEFAULT;
     for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
-        let dispatched = rank.dispatch(stream, input, rows.output())?;
-        dispatched.combine(
+        rank.dispatch(stream, input, rows.output())?;
+        rank.combine(
             stream,
             &CombineInput::new(rows.output().tokens),
             &sums.output(8)?,

@@ -1,14 +1,15 @@
 //! Digests of the second code generator's kernels belong to the stock compiler's beside them. Who changes
 //! kernels may have no checkout to compile them with, and would leave those digests behind.
 
-use ferry_ptx_builder::{CodeGenerator, Package, Variant, stale_variants};
+use ferry_build::{Package, Variant};
+use ferry_ptx_tools::{CodeGenerator, DIGESTED, stale_variants};
 
 use super::{Complaint, SourceFile};
 
 /// Digests that were made beside others than those that stand there.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
-    let of = |package: Package, generator| {
-        let path = package.digest_file(generator);
+    let of = |package: Package, generator: CodeGenerator| {
+        let path = generator.digest_file(package);
         files.iter().find(|file| file.path == path)
     };
     let complaint = |package: Package| {
@@ -16,12 +17,12 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
         let nvvm = of(package, CodeGenerator::Nvvm);
         let stale = stale_variants(nvvm.map_or("", |file| &file.text), &stock.text);
         (!stale.is_empty()).then(|| Complaint {
-            path: package.digest_file(CodeGenerator::Nvvm).into(),
+            path: CodeGenerator::Nvvm.digest_file(package).into(),
             line: None,
             text: text(&stale, &stock.path),
         })
     };
-    Package::ALL.into_iter().filter_map(complaint).collect()
+    DIGESTED.into_iter().filter_map(complaint).collect()
 }
 
 fn text(stale: &[Variant], stock: &str) -> String {

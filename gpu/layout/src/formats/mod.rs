@@ -8,5 +8,4 @@ pub mod format;
 pub mod fp8;
 pub mod mxfp4;
 pub mod mxfp8;
-pub mod names;
 pub mod nvfp4;

@@ -11,7 +11,7 @@
 
 pub mod sigmoids;
 
-use crate::Arithmetic;
+use crate::formats::arithmetic::Arithmetic;
 
 /// What is done with gate and up.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@
 //! that: all gates above it have one sigmoid, too. A NaN's is multiplied with the NaN.
 
 use super::Activation;
-use crate::Arithmetic;
+use crate::formats::arithmetic::Arithmetic;
 
 /// Magnitudes of either sign: a power of two, so that the sign is a bit of the place.
 pub const MAGNITUDES: u32 = 1 << 12;

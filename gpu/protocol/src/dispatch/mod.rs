@@ -3,6 +3,7 @@
 mod batch;
 pub mod destination;
 mod header;
+pub mod ids;
 pub mod notify;
 pub mod numbering;
 pub mod offsets;

@@ -69,8 +69,8 @@ pub fn read_route<M: Machine>(
 }
 
 /// The router's weights of a token, as f32 bits; anything where the user gave none. Always read, of
-/// the ids if there are no weights, and looked at only where it is written: the assembler would
-/// wait for a conditional load before the payload is read.
+/// the words of the ids if there are no weights, and looked at only where it is written: the assembler
+/// would wait for a conditional load before the payload is read.
 #[inline(always)]
 pub fn read_weights<M: Machine>(machine: &M, args: &DispatchArgs, token: u32) -> M::Lanes<u32> {
     let top_k = args.common.shape.top_k;

@@ -1,8 +1,9 @@
 //! How many assignments each expert of this rank has, before those of the block's tokens and in all, and
 //! where its rows begin: the first steps of a block's [numbering](crate::local::numbering).
 
-use ferry_layout::{NOT_ROUTED, Table, scale_placement};
+use ferry_layout::{NOT_ROUTED, scale_placement};
 
+use crate::dispatch::ids::{IdVector, VECTOR_IDS, read_id, read_id_vector};
 use crate::dispatch::shared::SharedGroup;
 use crate::local::numbering::{BlockNumbering, PerExpert, VECTOR_WORDS};
 use crate::local::tables::{self, Ends};
@@ -17,10 +18,8 @@ const DEPTH: usize = 4;
 /// Experts of a lane at a time.
 const EACH: usize = 4;
 
-/// Ids that follow each other.
-type Vector = [u32; VECTOR_WORDS as usize];
 /// Ids on their way.
-pub type Ids<M> = [<M as Machine>::Lanes<Vector>; DEPTH];
+pub type Ids<M> = [<M as Machine>::Lanes<IdVector>; DEPTH];
 
 impl BlockNumbering {
     /// Clears the counts. All warps of the block; a barrier must follow.
@@ -40,7 +39,7 @@ impl BlockNumbering {
     #[inline(always)]
     pub fn load_first_ids<M: Machine>(self, machine: &M) -> Ids<M> {
         match self.assignments {
-            0 => from_fn(|_| machine.lanes(|_| [NOT_ROUTED; VECTOR_WORDS as usize])),
+            0 => from_fn(|_| machine.lanes(|_| [NOT_ROUTED; VECTOR_IDS as usize])),
             _ => self.load_ids(machine, 0),
         }
     }
@@ -50,23 +49,21 @@ impl BlockNumbering {
     #[inline(always)]
     fn load_ids<M: Machine>(self, machine: &M, first: u32) -> Ids<M> {
         let index = |step: usize, lane: u32| {
-            first + VECTOR_WORDS * (step as u32 * machine.threads() + machine.thread(lane))
+            first + VECTOR_IDS * (step as u32 * machine.threads() + machine.thread(lane))
         };
         match self.has_vectors {
             true => from_fn(|step| {
-                let last = self.assignments - VECTOR_WORDS;
+                let last = self.assignments - VECTOR_IDS;
                 machine.lanes(|lane| {
                     let index = index(step, lane).min(last);
-                    machine.read_vector(Table::TopkIds, index as u64)
+                    read_id_vector(machine, index as u64)
                 })
             }),
             false => from_fn(|step| {
                 let last = self.assignments - 1;
                 machine.lanes(|lane| {
                     let index = index(step, lane);
-                    from_fn(|word| {
-                        machine.read(Table::TopkIds, (index + word as u32).min(last) as u64)
-                    })
+                    from_fn(|word| read_id(machine, (index + word as u32).min(last) as u64))
                 })
             }),
         }
@@ -77,7 +74,7 @@ impl BlockNumbering {
     /// [`load_first_ids`](Self::load_first_ids). `all_asked` is called once all others are on their way.
     #[inline(always)]
     pub fn count<M: Machine>(self, machine: &M, mut ids: Ids<M>, all_asked: impl FnOnce()) {
-        let batch = DEPTH as u32 * VECTOR_WORDS * machine.threads();
+        let batch = DEPTH as u32 * VECTOR_IDS * machine.threads();
         let mut first = 0;
         while first + batch < self.assignments {
             let next = self.load_ids(machine, first + batch);
@@ -93,7 +90,7 @@ impl BlockNumbering {
     /// the block's tokens for [`number`](Self::number).
     #[inline(always)]
     fn count_ids<M: Machine>(self, machine: &M, first: u32, ids: Ids<M>) {
-        let step = |index: u32| first + index * VECTOR_WORDS * machine.threads();
+        let step = |index: u32| first + index * VECTOR_IDS * machine.threads();
         let has = |index: u32| step(index) < self.assignments;
         // Spelled out: the compiler does not unroll this. With few assignments the later steps are jumped
         // over, whose instructions would have to be fetched.
@@ -114,12 +111,12 @@ impl BlockNumbering {
 
     /// Likewise, of a vector a thread.
     #[inline(always)]
-    fn count_vectors<M: Machine>(self, machine: &M, first: u32, ids: M::Lanes<Vector>) {
+    fn count_vectors<M: Machine>(self, machine: &M, first: u32, ids: M::Lanes<IdVector>) {
         let keeps_ids = self.keeps_ids();
         machine.lanes(|lane| {
             let vector = machine.own(ids, lane);
-            from_fn::<(), { VECTOR_WORDS as usize }, _>(|word| {
-                let index = first + VECTOR_WORDS * machine.thread(lane) + word as u32;
+            from_fn::<(), { VECTOR_IDS as usize }, _>(|word| {
+                let index = first + VECTOR_IDS * machine.thread(lane) + word as u32;
                 let expert = self.local(vector[word]);
                 if index < self.assignments && expert < self.experts {
                     let count = match index < self.first {

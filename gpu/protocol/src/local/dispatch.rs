@@ -4,6 +4,7 @@ use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Header, Kernel, OVERFLOWED, Table, assignment_index,
 };
 
+use crate::dispatch::ids::read_id;
 use crate::dispatch::offsets::wait_for_offsets;
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
@@ -146,7 +147,7 @@ fn read_item<M: Machine>(machine: &M, args: &DispatchArgs, item: Item) -> ReadIt
     let top_k = args.common.shape.top_k;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, top_k, || {
-            machine.read(Table::TopkIds, assignment_index(top_k, item.token, lane))
+            read_id(machine, assignment_index(top_k, item.token, lane))
         })
     });
     ReadItem {

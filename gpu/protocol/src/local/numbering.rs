@@ -20,6 +20,7 @@ use ferry_layout::{
 };
 
 use crate::combine::received::read_positions;
+use crate::dispatch::ids::{has_vectors, read_id};
 use crate::dispatch::numbering::block::{BLOCK_MEMORY_BYTES, count_below};
 use crate::dispatch::overflow;
 use crate::machine::{LANES, Machine};
@@ -28,7 +29,7 @@ use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
 use crate::work::ranks::lane_or_none;
 
-/// Words of a vector: as many counts are cleared, and as many ids are read, at a time.
+/// Words of a vector: as many counts are cleared at a time.
 pub const VECTOR_WORDS: u32 = 4;
 
 /// What the block's memory holds for each expert: a word each.
@@ -88,8 +89,7 @@ impl BlockNumbering {
         let assignments = tokens * top_k;
         Self {
             assignments,
-            has_vectors: assignments.is_multiple_of(VECTOR_WORDS)
-                && args.topk_ids.is_multiple_of(4 * VECTOR_WORDS as u64),
+            has_vectors: has_vectors(args, assignments),
             first: first_token * top_k,
             end: (first_token + tactics.own_tokens) * top_k,
             keeps: tactics.keeps,
@@ -157,7 +157,7 @@ impl BlockNumbering {
     fn expert<M: Machine>(self, machine: &M, index: u32) -> u32 {
         match self.keeps_ids() {
             true => machine.load_block(self.at_id(index)),
-            false => self.local(machine.read(Table::TopkIds, index as u64)),
+            false => self.local(read_id(machine, index as u64)),
         }
     }
 

@@ -265,7 +265,7 @@ impl<'a> Layer<'a> {
             )
         };
         let output = *self.rows.output();
-        let dispatched = self.ferry.dispatch(stream, &input, &output)?;
+        self.ferry.dispatch(stream, &input, &output)?;
         clock.mark(stream)?;
 
         download(&mut self.offsets, &output.row_offsets, &self.stream)?;
@@ -299,7 +299,8 @@ impl<'a> Layer<'a> {
         clock.mark(stream)?;
 
         let sums = CombineOutput::Summed(lease.tensor(y, [tokens, hidden])?);
-        dispatched.combine(stream, &CombineInput::new(expert_rows), &sums)?;
+        self.ferry
+            .combine(stream, &CombineInput::new(expert_rows), &sums)?;
         clock.mark(stream)
     }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Running, TURN_NS, World};
-use crate::SimulatorError;
+use crate::error::SimulatorError;
 
 /// Turns that a warp may take after its deadline while its rank does no work, if all warps that run take as
 /// many.

@@ -4,9 +4,10 @@
 use ferry_layout::{Arguments, Counter, Rank, Table};
 
 use super::Warp;
+use crate::args::Args;
+use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
 use crate::store_buffer::{Polled, Write};
-use crate::{Args, SimulatorError};
 
 /// The most bytes of a row that become visible at once.
 const MAX_BYTES: usize = 1024;

@@ -6,7 +6,7 @@ use ferry_layout::{
 use ferry_protocol::{LANES, Row, Tiles};
 
 use super::Warp;
-use crate::Args;
+use crate::args::Args;
 use crate::store_buffer::Polled;
 
 /// Words of a lane's vector.

@@ -15,7 +15,7 @@ use ferry_layout::Rank;
 use super::exchange::{Extent, Share, require_whole};
 use super::fabric::NodeFabric;
 use super::introduction::Place;
-use crate::buffers::{CombineBuffers, DispatchBuffers};
+use crate::call::buffers::{CombineBuffers, DispatchBuffers};
 use crate::call::{CombineInput, DispatchInput};
 use crate::communicator::Communicator;
 use crate::communicator::close::CloseError;
@@ -67,12 +67,12 @@ fn round(rank: &mut Communicator) -> Result<(), Error> {
         DispatchBuffers::new(&device, &plan)?,
         CombineBuffers::new(&device, &plan)?,
     );
-    let dispatched = rank.dispatch(stream, &input, rows.output())?;
+    rank.dispatch(stream, &input, rows.output())?;
     let experts = CombineInput {
         topk_weights: None,
         ..CombineInput::new(rows.output().tokens)
     };
-    dispatched.combine(stream, &experts, &sums.output(1)?)?;
+    rank.combine(stream, &experts, &sums.output(1)?)?;
     rank.synchronize(stream)?;
     let combined: Vec<u16> = device.download_tensor(&sums.output(1)?.rows())?;
     assert_eq!(combined, token);

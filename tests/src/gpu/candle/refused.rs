@@ -2,13 +2,10 @@
 
 use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device as Gpu, Tensor};
-use ferry::{Communicator, Dispatched, Error, OutputTensors, TokenFormat, Unfinished};
+use ferry::{DispatchTensors, Error, TokenFormat};
 use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
 
-use super::{
-    HIDDEN, Memory, Rank, TOP_K, Tokens, close, combine_of, dispatch_of, prepare, problem,
-    run_round,
-};
+use super::{HIDDEN, Memory, Rank, TOP_K, Tokens, close, dispatch_of, prepare, problem, run_round};
 use crate::gpu::Suite;
 use crate::gpu::on_devices::Devices;
 use crate::verify::compare_rows;
@@ -26,11 +23,11 @@ fn refusal<T>(wanted: &str, result: Result<T, Error>) -> Result<String> {
 fn require_refused(
     rank: &mut Rank,
     tokens: &Tokens<'_>,
-    rows: &OutputTensors<Tensor>,
+    rows: &DispatchTensors<Tensor>,
     wanted: &str,
 ) -> Result<()> {
     let result = dispatch_of(&mut rank.communicator, tokens, rows);
-    let said = refusal(wanted, result.map(drop))?;
+    let said = refusal(wanted, result)?;
     ensure!(said.starts_with(wanted), "wanted {wanted}, given {said}");
     Ok(())
 }
@@ -153,21 +150,21 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
     let offsets = Tensor::zeros(groups, DType::U32, &gpu)?;
     let wrong = [
         (
-            OutputTensors {
+            DispatchTensors {
                 tokens: codes,
                 ..good.clone()
             },
             "tensor tokens: wanted BF16",
         ),
         (
-            OutputTensors {
+            DispatchTensors {
                 scales: Some(scales),
                 ..good.clone()
             },
             "tensor scales: wanted none",
         ),
         (
-            OutputTensors {
+            DispatchTensors {
                 row_offsets: offsets,
                 ..good
             },
@@ -189,25 +186,18 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
 
 /// A combine that was refused is done again.
 fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
-    for rank in &mut *ranks {
-        // As if its result was lost: the round stays open.
-        drop(rank.dispatch()?);
-    }
+    ranks.iter_mut().try_for_each(Rank::dispatch)?;
     let mut results = Vec::new();
-    for Rank {
-        communicator,
-        memory,
-    } in &mut *ranks
-    {
-        let (rows, sums) = (&memory.rows.tokens, memory.x.zeros_like()?);
+    for rank in &mut *ranks {
+        let memory = &rank.memory;
+        let (rows, sums) = (memory.rows.tokens.clone(), memory.x.zeros_like()?);
         let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
-        let result = combine_of(open(communicator)?, memory, &wrong, &sums);
-        let said = refusal("expert rows", result)?;
+        let said = refusal("expert rows", rank.combine(&wrong, &sums))?;
         ensure!(
             said.starts_with("tensor expert_rows: wanted elements of bf16"),
             "{said}"
         );
-        combine_of(open(communicator)?, memory, rows, &sums)?;
+        rank.combine(&rows, &sums)?;
         results.push(sums);
     }
     let rows = dispatch(problem).into_iter().map(|rank| rank.tokens);
@@ -217,14 +207,6 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
         compare_rows(memory.number, "sums", &sums[memory.number], &result, HIDDEN)?;
     }
     Ok(())
-}
-
-/// The round whose dispatch was enqueued.
-fn open(communicator: &mut Communicator) -> Result<Dispatched<'_>> {
-    match communicator.unfinished() {
-        Unfinished::Combine(dispatched) => Ok(dispatched),
-        _ => bail!("no round is open"),
-    }
 }
 
 /// Where this process has several.

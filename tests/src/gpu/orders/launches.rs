@@ -271,7 +271,7 @@ fn dispatch_copy_combine(
     copied: &Copied,
 ) -> Result<()> {
     let session = &mut scene.session;
-    session.dispatch_on(index)?;
+    session.launch_half(index, 0, true)?;
     let (answers, bytes) = session.expert_rows(index);
     let written = session.written(index);
     let (rows, row_bytes) = *written.first().context("a dispatch has outputs")?;
@@ -296,5 +296,5 @@ fn dispatch_copy_combine(
     // SAFETY: all of it is memory of these sizes; the rows are written before in this stream and the answers
     // read behind. The probes are kept until every stream was waited for.
     unsafe { probes.write(stream, &args) }?;
-    Ok(session.combine_on(index)?)
+    Ok(session.launch_half(index, 2, true)?)
 }

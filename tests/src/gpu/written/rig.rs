@@ -229,8 +229,8 @@ impl Rig {
         step: Step,
     ) -> Result<(), Error> {
         match step {
-            Step::Dispatch => session.dispatch_on(index),
-            Step::Combine => session.combine_on(index),
+            Step::Dispatch => session.launch_half(index, 0, true),
+            Step::Combine => session.launch_half(index, 2, true),
             Step::Replay => self.replay(),
             _ => self.write(step),
         }

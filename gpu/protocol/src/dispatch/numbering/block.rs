@@ -8,9 +8,9 @@
 
 use ferry_layout::{
     BlockHistogram, Common, DispatchArgs, HISTOGRAM_BYTES, NOT_ROUTED, SMALL_BATCH_ASSIGNMENTS,
-    Table,
 };
 
+use crate::dispatch::ids::read_id;
 use crate::machine::{LANES, Machine};
 
 use core::array::from_fn;
@@ -92,7 +92,7 @@ impl SmallBatch {
         from_fn(|step| {
             machine.lanes(|lane| {
                 let index = first(lane) + step as u32 * machine.threads();
-                machine.read(Table::TopkIds, index.min(self.assignments - 1) as u64)
+                read_id(machine, index.min(self.assignments - 1) as u64)
             })
         })
     }

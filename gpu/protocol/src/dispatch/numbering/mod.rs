@@ -6,8 +6,9 @@
 pub mod block;
 pub mod tiles;
 
-use ferry_layout::{Counter, Region, Table, assignment_index};
+use ferry_layout::{Counter, Region, assignment_index};
 
+use crate::dispatch::ids::read_id;
 use crate::dispatch::numbering::block::SmallBatch;
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
@@ -22,7 +23,7 @@ pub fn read_expert_id<M: Machine>(launch: &Launch<M>, numbering: Numbering, inde
         Numbering::InBlock => {
             SmallBatch::of(launch.common, launch.tokens).id(launch.machine, index as u32)
         }
-        Numbering::Tiles => launch.machine.read(Table::TopkIds, index),
+        Numbering::Tiles => read_id(launch.machine, index),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use ferry_layout::{Counter, TILE_ASSIGNMENTS, Table, assignment_index, tile_counts_index};
 
+use crate::dispatch::ids::read_id;
 use crate::dispatch::numbering::block::count_below;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
@@ -61,7 +62,7 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
 fn read_ids<M: Machine>(launch: &Launch<M>, first: u32, end: u32) -> M::Lanes<u32> {
     launch.machine.lanes(|lane| {
         let at = (first + lane).min(end - 1);
-        launch.machine.read(Table::TopkIds, at as u64)
+        read_id(launch.machine, at as u64)
     })
 }
 

@@ -56,7 +56,7 @@ fn processes_that_take_turns_are_told_once_and_clients_of_mps_are_not() {
         ("processes_that_take_turns_on_a_gpu_pass_a_round", 1),
         ("clients_of_mps_pass_a_round_on_a_gpu", 0),
     ] {
-        let name = format!("node::tests::sharing::{test}");
+        let name = format!("group::node::tests::sharing::{test}");
         let mut program = Command::new(std::env::current_exe().unwrap());
         program.args(["--exact", &name, "--nocapture"]);
         let output = program.output().unwrap();

@@ -1,0 +1,294 @@
+//! Compiles a crate of kernels for each variant with a cargo of its own.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{self, Path, PathBuf};
+use std::thread;
+
+use ferry_layout::{Kernel, MAX_REGISTERS};
+use ferry_ptx::Module;
+
+use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
+use crate::error::{Error, FileContext, Result};
+use crate::nvshmem::device_bitcode;
+use crate::package::{Artifact, Package, Variant};
+use crate::stamp::Stamp;
+
+/// The target of the stock compiler.
+pub const TARGET: &str = "nvptx64-nvidia-cuda";
+
+/// Builds all variants of a package, as many at a time as there are processors.
+///
+/// # Errors
+///
+/// As [`build`]; the first variant's error, if several fail.
+pub fn build_all(
+    workspace_root: &Path,
+    target_dir: &Path,
+    package: Package,
+) -> Result<Vec<Artifact>> {
+    // The bitcode is made before the threads start, so that they do not make it three times.
+    let build = &Build::prepare(workspace_root, target_dir, package)?;
+    let width = thread::available_parallelism().map_or(1, usize::from);
+    let mut artifacts = Vec::new();
+    for variants in Variant::ALL.chunks(width) {
+        let outcomes: Vec<Result<Artifact>> = thread::scope(|scope| {
+            let threads: Vec<_> = variants
+                .iter()
+                .map(|&variant| scope.spawn(move || build.run(variant)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread
+                        .join()
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect()
+        });
+        for outcome in outcomes {
+            artifacts.push(outcome?);
+        }
+    }
+    Ok(artifacts)
+}
+
+/// Builds the PTX of one variant of a package, unless nothing that it depends on has changed.
+///
+/// `target_dir` is the workspace's target folder; all files go below it, into folders of
+/// their own, so that a cargo that is already running there is never waited for.
+///
+/// # Errors
+///
+/// A missing tool, an NVSHMEM of another version, or kernels that do not compile.
+pub fn build(
+    workspace_root: &Path,
+    target_dir: &Path,
+    package: Package,
+    variant: Variant,
+) -> Result<Artifact> {
+    Build::prepare(workspace_root, target_dir, package)?.run(variant)
+}
+
+/// The folder that cargo builds this workspace into: `CARGO_TARGET_DIR`, or `target`.
+pub fn target_dir(workspace_root: &Path) -> PathBuf {
+    match env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => workspace_root.join(folder),
+        None => workspace_root.join("target"),
+    }
+}
+
+/// The nested cargo runs in another folder, so it gets no relative paths.
+fn absolute(folder: &Path) -> Result<PathBuf> {
+    path::absolute(folder).file("resolve", folder)
+}
+
+/// Inputs that the builds of a package's variants share.
+struct Build<'a> {
+    workspace_root: &'a Path,
+    target_dir: PathBuf,
+    package: Package,
+    /// NVSHMEM's, where it is linked.
+    bitcode: Option<PathBuf>,
+}
+
+impl<'a> Build<'a> {
+    fn prepare(workspace_root: &'a Path, target_dir: &Path, package: Package) -> Result<Self> {
+        let target_dir = absolute(target_dir)?;
+        let bitcode = match package.calls_nvshmem() {
+            true => Some(device_bitcode(&target_dir, || llvm_tools(workspace_root))?),
+            false => None,
+        };
+        Ok(Self {
+            workspace_root,
+            target_dir,
+            package,
+            bitcode,
+        })
+    }
+
+    fn run(&self, variant: Variant) -> Result<Artifact> {
+        let package = self.package;
+        let folder = package.folder(&self.target_dir);
+        fs::create_dir_all(&folder).file("create", &folder)?;
+        let path_of = |end: &str| folder.join(format!("{variant}.{end}"));
+        let ptx_path = path_of("ptx");
+        // Two builds at once (two profiles or two packages of one workspace) take turns.
+        let lock_path = self.target_dir.join(format!("ptx/{variant}.lock"));
+        let lock = File::create(&lock_path).file("create", &lock_path)?;
+        lock.lock().file("lock", &lock_path)?;
+        let stamp = self.stamp(variant)?;
+        let unchanged = fs::read_to_string(path_of("stamp")).is_ok_and(|kept| kept == stamp);
+        if !(unchanged && ptx_path.is_file()) {
+            llvm_tools(self.workspace_root)?;
+            let built = self.compile(variant)?;
+            let mut text = fs::read_to_string(&built).file("read", &built)?;
+            if matches!(package, Package::Kernels | Package::NodeKernels) {
+                text = with_limits(&text)?;
+            }
+            fs::write(path_of("new"), text).file("write", path_of("new"))?;
+            fs::rename(path_of("new"), &ptx_path).file("move into place", &ptx_path)?;
+            fs::write(path_of("stamp"), stamp).file("write", path_of("stamp"))?;
+        }
+        Ok(Artifact {
+            package,
+            variant,
+            ptx_path,
+        })
+    }
+
+    /// Everything that the PTX depends on.
+    fn stamp(&self, variant: Variant) -> Result<String> {
+        let mut stamp = Stamp::new();
+        for file in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"] {
+            stamp.file(&self.workspace_root.join(file))?;
+        }
+        // The device crates, and the package that declares what they link.
+        stamp.sources(&self.workspace_root.join("gpu"))?;
+        stamp.sources(&self.workspace_root.join("nvshmem-sys"))?;
+        if self.package == Package::OwnEpilogue {
+            stamp.sources(&self.workspace_root.join("tests/epilogue"))?;
+        }
+        if let Some(bitcode) = &self.bitcode {
+            stamp.file(bitcode)?;
+        }
+        // What is done with the PTX besides, and by which compiler.
+        stamp.text(include_str!("compile.rs"));
+        let mut rustc = toolchain_command("rustc", self.workspace_root);
+        stamp.text(&stdout_of(rustc.arg("-vV"), missing_cargo)?);
+        stamp.text(&rustflags(variant));
+        stamp.text(&self.arguments().join(" "));
+        Ok(stamp.finish())
+    }
+
+    /// The arguments of cargo.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments: Vec<String> = [
+            "rustc",
+            "--quiet",
+            "--release",
+            "--package",
+            self.package.name(),
+            "--lib",
+            "--crate-type",
+            "cdylib",
+            "--target",
+            TARGET,
+            "-Zbuild-std=core",
+        ]
+        .map(String::from)
+        .into();
+        arguments.extend(profile().map(String::from));
+        if let Some(bitcode) = &self.bitcode {
+            let linked = format!("link-arg={}", bitcode.display());
+            arguments.extend(["--features", "nvshmem", "--", "-C", &linked].map(String::from));
+        }
+        arguments
+    }
+
+    /// Runs cargo and gives back the PTX file that it wrote.
+    fn compile(&self, variant: Variant) -> Result<PathBuf> {
+        let name = self.package.name();
+        eprintln!("compiling {name} for {variant}");
+        // The packages share what they are both built on.
+        let cargo_dir = self.target_dir.join("ptx").join(variant.target_cpu());
+        let mut cargo = toolchain_command("cargo", self.workspace_root);
+        cargo
+            .args(self.arguments())
+            .env("RUSTFLAGS", rustflags(variant))
+            .env("CARGO_INCREMENTAL", "0")
+            .env("CARGO_TARGET_DIR", &cargo_dir);
+        output_of(&mut cargo, missing_cargo)?;
+        let file = format!("{}.ptx", name.replace('-', "_"));
+        let ptx = cargo_dir.join(TARGET).join("release").join(file);
+        if ptx.is_file() {
+            Ok(ptx)
+        } else {
+            Err(Error::MissingOutput {
+                what: "PTX",
+                path: ptx,
+            })
+        }
+    }
+}
+
+/// Arguments of cargo for all that kernels depend on in a profile: on the command line, as the user's
+/// configuration of cargo goes before the manifest. Debug information would name this machine's folders.
+pub fn profile() -> impl Iterator<Item = &'static str> {
+    let keys = [
+        "profile.release.debug=false",
+        "profile.release.codegen-units=1",
+        "profile.release.opt-level=3",
+        "profile.release.lto=false",
+        "profile.release.overflow-checks=false",
+        "profile.release.debug-assertions=false",
+        "profile.release.panic=\"unwind\"",
+    ];
+    keys.into_iter().flat_map(|key| ["--config", key])
+}
+
+/// The reason for which nothing can be compiled.
+pub fn missing_cargo() -> Error {
+    Error::MissingTool {
+        tool: "cargo".into(),
+        needed_for: "it compiles the kernels",
+        get: "rustup toolchain install".into(),
+    }
+}
+
+/// The PTX with the number of registers of every kernel that may use fewer than the others: the
+/// compiler has no attribute for it.
+pub fn with_limits(ptx: &str) -> Result<String> {
+    let error = |detail| Error::Parse {
+        what: "the PTX",
+        detail,
+    };
+    let module = Module::parse(ptx).map_err(|not_ptx| error(not_ptx.to_string()))?;
+    let mut limits = Vec::new();
+    for kernel in Kernel::ALL {
+        let registers = kernel.max_registers();
+        if registers == MAX_REGISTERS {
+            continue;
+        }
+        let entry = kernel.entry(false);
+        let found = module.kernel(entry);
+        let found = found.ok_or_else(|| error(format!("it has no kernel {entry}")))?;
+        limits.push((found.body.start - 1, registers));
+    }
+    // From the last to the first: the places before it stay.
+    limits.sort_unstable();
+    let mut limited = ptx.to_owned();
+    for (place, registers) in limits.into_iter().rev() {
+        limited.insert_str(place, &format!(".maxnreg {registers}\n"));
+    }
+    Ok(limited)
+}
+
+/// Flags for every crate of the device build, core included. Tables for `match` would lie in global
+/// memory, whose latency is longer than the comparisons that they replace.
+pub fn rustflags(variant: Variant) -> String {
+    format!(
+        "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={} -Ctarget-feature={}",
+        variant.target_cpu(),
+        variant.ptx_feature()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_with_a_limit_of_its_own_gets_it() {
+        let dispatch = ".version 8.3\n.entry ferry_dispatch(\n)\n{\n}\n";
+        let ptx = format!("{dispatch}.entry ferry_fused_silu(\n.param .b64 a\n)\n{{\n}}\n");
+        let limit = format!(".maxnreg {}", Kernel::FusedSilu.max_registers());
+        let limited = with_limits(&ptx).unwrap();
+        assert_eq!(limited.matches(".maxnreg").count(), 1);
+        assert!(
+            limited.ends_with(&format!(".param .b64 a\n)\n{limit}\n{{\n}}\n")),
+            "{limited}"
+        );
+        assert!(with_limits(dispatch).is_err());
+    }
+}

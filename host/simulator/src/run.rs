@@ -1,0 +1,28 @@
+//! A kernel on a warp.
+
+use ferry_layout::{DispatchWith, Kernel};
+
+use crate::args::Args;
+use crate::combines::Combines;
+use crate::silu;
+use crate::warp::Warp;
+
+/// Runs a kernel on a warp, `combines` if it is a combine. What aborts it stands in the fault page.
+pub fn run(warp: &Warp<'_>, kernel: Kernel, combines: Combines) {
+    // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
+    let _ = match (&*warp.args, kernel) {
+        (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
+            Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),
+            Kernel::DispatchWait => ferry_protocol::dispatch_wait(warp, args, options),
+            Kernel::LocalDispatch => ferry_protocol::dispatch_local(warp, args, options),
+            _ => ferry_protocol::dispatch(warp, args, options),
+        },
+        (Args::Combine(with), kernel) => combines.run(warp, kernel, with),
+        (Args::Silu(args), _) => {
+            silu::run(warp, args);
+            Ok(())
+        }
+    };
+    assert_eq!(warp.loading.take(), None, "what was loaded is written");
+    warp.leave_block();
+}

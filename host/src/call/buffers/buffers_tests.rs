@@ -1,0 +1,287 @@
+//! Buffers of every format are what a dispatch and a combine take.
+
+use super::*;
+use crate::call::tensors::DispatchTensors;
+use crate::communicator::Communicator;
+use crate::group::Group;
+use crate::plan::config::Config;
+use ferry_layout::{Rank, ScaleLayout, TokenFormat};
+
+fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
+    let group = Group::simulated(1, 1).unwrap();
+    let config = Config {
+        format,
+        combine,
+        ..Config::new(3, 2, 256, 50)
+    };
+    (
+        group.device(Rank(0)).unwrap(),
+        Plan::new(&group, config).unwrap(),
+    )
+}
+
+/// What the table in the documentation of [`DispatchBuffers`] says.
+fn documented_bytes(format: TokenFormat, Capacity { rows, scale_blocks }: Capacity) -> usize {
+    let (hidden, local, sizes) = (256, 3, format.sizes());
+    let tokens = rows * hidden * sizes.element_bits as usize / 8;
+    let group = sizes.group.max(1) as usize;
+    let scales = match (format, format.scale_layout()) {
+        (TokenFormat::Bf16, _) => 0,
+        (_, None) => 4 * rows * hidden / 128,
+        (_, Some(ScaleLayout::RowMajor)) => rows * hidden / group,
+        (_, Some(ScaleLayout::Tiled)) => 128 * scale_blocks * hidden / group + 4 * local,
+    };
+    let row_scales = if sizes.has_row_scale { 2 * rows } else { 0 };
+    tokens + scales + row_scales + 4 * (local + 1) + 4 * local + 8 * rows
+}
+
+#[test]
+fn buffers_of_every_format_have_the_documented_bytes_and_pass_the_checks() {
+    for format in TokenFormat::ALL {
+        let (device, plan) = plan(format, CombineMode::Reduced);
+        for capacity in [Capacity::max(&plan), Capacity::of_rows(&plan, 40)] {
+            let buffers = DispatchBuffers::with_capacity(&device, &plan, capacity).unwrap();
+            let bytes: u64 = buffers.memory().iter().map(|at| at.bytes()).sum();
+            assert_eq!(
+                bytes,
+                documented_bytes(format, capacity) as u64,
+                "{format:?}"
+            );
+            let args = crate::call::args_of(&ferry_layout::Common::of(plan.shape()), 0);
+            let args = buffers
+                .output()
+                .add_to(ferry_layout::DispatchWith::plain(args), &plan)
+                .unwrap();
+            assert_eq!(args.args.row_capacity, capacity.rows as u64);
+            // SAFETY: no kernel was launched.
+            unsafe { buffers.free() }.unwrap();
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_number_of_rows_suffice_however_the_experts_share_them() {
+    let (_, plan) = plan(TokenFormat::Mxfp8(ScaleLayout::Tiled), CombineMode::Reduced);
+    for rows in [0, 1, 2, 3, 127, 128, 129, 130, 131, 258, 300] {
+        let blocks = |a: usize, b: usize| {
+            let parts = [a, b, rows - a - b];
+            parts
+                .into_iter()
+                .map(|rows| rows.div_ceil(128))
+                .sum::<usize>()
+        };
+        let most = (0..=rows).flat_map(|a| (0..=rows - a).map(move |b| blocks(a, b)));
+        assert_eq!(
+            most.max(),
+            Some(Capacity::of_rows(&plan, rows).scale_blocks)
+        );
+    }
+}
+
+#[test]
+fn a_capacity_that_cannot_be_is_refused_by_name() {
+    let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    let refused = |format, rows, scale_blocks| {
+        let (device, plan) = plan(format, CombineMode::Reduced);
+        let capacity = Capacity { rows, scale_blocks };
+        let refused = DispatchBuffers::with_capacity(&device, &plan, capacity);
+        refused.err().map(|error| error.to_string()).unwrap()
+    };
+    for (text, part) in [
+        (
+            refused(TokenFormat::BlockwiseFp8, 6, 0),
+            "rows is 6, but it must be a multiple of 4",
+        ),
+        (
+            refused(tiled, usize::MAX, 1),
+            "rows is 18446744073709551615, but it must be at most",
+        ),
+        (
+            refused(tiled, 1, 1 << 40),
+            "scale_blocks is 1099511627776, but it must be at most",
+        ),
+        (
+            refused(tiled, 1, 0),
+            "scale_blocks is 0, but 1 rows take at least 1 block of scales",
+        ),
+        (
+            refused(tiled, 1, 1 << 25),
+            "scales has 33554432 blocks, and at most 16777216",
+        ),
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let (device, plan) = plan(tiled, CombineMode::Reduced);
+    assert!(DispatchBuffers::with_capacity(&device, &plan, Capacity::default()).is_ok());
+}
+
+#[test]
+fn outputs_of_addresses_are_those_that_the_layout_says() {
+    for format in TokenFormat::ALL {
+        let (device, plan) = plan(format, CombineMode::Reduced);
+        let capacity = Capacity::of_rows(&plan, 40);
+        let layout = plan.output_layout(capacity).unwrap();
+        let bytes: u64 = layout.iter().map(|tensor| tensor.bytes).sum();
+        assert_eq!(bytes, documented_bytes(format, capacity) as u64);
+        let at = layout.clone().try_map(|tensor| device.alloc(tensor.bytes));
+        let at = at.unwrap();
+        let output = DispatchOutput::from_addresses(&plan, capacity, &at).unwrap();
+        assert_eq!(output.capacity(), 40);
+        // What the layout says of an address is what is checked.
+        for moved in layout.iter() {
+            let mut rest = at.iter();
+            let odd = layout.clone().try_map(|tensor| {
+                let shift = if tensor.name == moved.name {
+                    moved.align / 2
+                } else {
+                    0
+                };
+                let at = rest.next().unwrap().address() + shift;
+                // SAFETY: nothing is done with it.
+                Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
+            });
+            let refused = DispatchOutput::from_addresses(&plan, capacity, &odd.unwrap());
+            let text = refused.unwrap_err().to_string();
+            assert!(
+                text.contains(&format!("a multiple of {}", moved.align)),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn addresses_that_do_not_fit_the_format_are_named() {
+    let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    let (device, plan_of) = plan(tiled, CombineMode::Reduced);
+    let capacity = Capacity::of_rows(&plan_of, 40);
+    let layout = plan_of.output_layout(capacity).unwrap();
+    let at = layout.try_map(|tensor| device.alloc(tensor.bytes)).unwrap();
+    let told = |plan: &Plan, at| {
+        let refused = DispatchOutput::from_addresses(plan, capacity, &at);
+        refused.unwrap_err().to_string()
+    };
+    let none = DispatchTensors { scales: None, ..at };
+    assert_eq!(
+        told(&plan_of, none),
+        "tensor scales: wanted an address, given none"
+    );
+    let none = DispatchTensors {
+        scale_offsets: None,
+        ..at
+    };
+    assert_eq!(
+        told(&plan_of, none),
+        "tensor scale_offsets: wanted an address, given none"
+    );
+    let more = DispatchTensors {
+        row_scales: Some(at.tokens),
+        ..at
+    };
+    assert_eq!(
+        told(&plan_of, more),
+        "tensor row_scales: wanted none, given an address"
+    );
+    let (_, bf16) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    assert_eq!(
+        told(&bf16, at),
+        "tensor scales: wanted none, given an address"
+    );
+    let short = DispatchTensors {
+        tokens: at.src_info,
+        ..at
+    };
+    let text = told(&plan_of, short);
+    assert!(
+        text.starts_with("tensor tokens: wanted 10240 bytes at its address"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_result_has_the_shape_of_its_mode_and_no_more_tokens_than_the_plan() {
+    let (device, plan) = plan(TokenFormat::Bf16, CombineMode::Exact);
+    let summed = CombineBuffers::new(&device, &plan).unwrap();
+    let apart = CombineBuffers::apart(&device, &plan).unwrap();
+    let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap() {
+        CombineOutput::Summed(tensor) => tensor.dims.to_vec(),
+        CombineOutput::Apart(tensor) => tensor.dims.to_vec(),
+    };
+    assert_eq!(dims(&summed, 50), [50, 256]);
+    assert_eq!(dims(&apart, 7), [7, 2, 256]);
+    assert_eq!(apart.at.bytes(), 2 * 50 * 2 * 256);
+    let refused = summed.output(51);
+    let is_named = matches!(refused, Err(Error::TooManyTokens { given: 51, max: 50 }));
+    assert!(is_named, "{refused:?}");
+}
+
+#[test]
+fn rows_apart_are_refused_in_reduced_mode() {
+    let (device, plan) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    let refused = CombineBuffers::apart(&device, &plan).err();
+    assert!(matches!(refused, Some(Error::ApartInReducedMode)));
+}
+
+#[test]
+fn values_go_to_a_tensor_and_come_back() {
+    let (device, _) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    let tensor = device
+        .upload_tensor([2, 3], &[1_i32, 2, 3, 4, 5, 6])
+        .unwrap();
+    assert_eq!(
+        device.download_tensor::<i32, 2>(&tensor).unwrap(),
+        [1, 2, 3, 4, 5, 6]
+    );
+    let short = device.upload_tensor([2, 3], &[1_u16]);
+    let short = short.map(|_| ()).unwrap_err().to_string();
+    assert!(
+        short.contains("wanted 6 elements (shape [2, 3]), given 1"),
+        "{short}"
+    );
+    let other = device.download_tensor::<f32, 2>(&tensor);
+    assert_eq!(
+        other.unwrap_err().to_string(),
+        "tensor tensor: wanted a download as i32 or u32, given one as f32"
+    );
+    let bytes = device.download_tensor::<u8, 2>(&tensor).unwrap();
+    assert_eq!((bytes.len(), bytes[4]), (24, 2));
+    let longer = Tensor::contiguous(tensor.at, DataType::I32, [2, 4]);
+    assert!(matches!(
+        device.download_tensor::<i32, 2>(&longer),
+        Err(Error::MemoryTooShort {
+            wanted: 32,
+            given: 24,
+            ..
+        })
+    ));
+    let rows = Tensor {
+        strides: [6, 1],
+        ..tensor
+    };
+    let gaps = device
+        .download_tensor::<i32, 2>(&rows)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        gaps.contains("wanted no gaps, given strides [6, 1]"),
+        "{gaps}"
+    );
+}
+
+/// A rank's own device and plan, as the documentation says to do.
+#[test]
+fn buffers_of_a_communicator_outlive_it() {
+    let group = Group::simulated(1, 1).unwrap();
+    let plan = Plan::new(&group, Config::new(1, 1, 8, 1)).unwrap();
+    let rank = Communicator::new(&group, &plan).unwrap().remove(0);
+    let buffers = DispatchBuffers::new(rank.device(), rank.plan()).unwrap();
+    buffers.fill(7).unwrap();
+    let device = rank.device().clone();
+    rank.close().unwrap();
+    let mut bytes = [0; 4];
+    let offsets = buffers.output().row_offsets.at;
+    device.download(offsets, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 4]);
+    // SAFETY: no kernel was launched.
+    unsafe { buffers.free() }.unwrap();
+}

@@ -1,0 +1,305 @@
+//! Outputs of dispatch and combine, allocated from a plan.
+
+pub(crate) mod allocations;
+pub(crate) mod copies;
+pub(crate) mod decode;
+
+use std::sync::Arc;
+
+use ferry_layout::{CombineMode, OutputElement};
+
+use crate::call::buffers::allocations::Allocations;
+use crate::call::{CombineOutput, DispatchOutput};
+use crate::device::Device;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::plan::capacity::Capacity;
+use crate::tensor::Tensor;
+use crate::tensor::data_type::DataType;
+use crate::tensor::handles::DevicePtr;
+
+/// The outputs of dispatches of one plan on one rank: every tensor that the plan's format has, in device
+/// memory of its own.
+///
+/// | tensor | shape | bytes |
+/// |---|---|---|
+/// | `tokens` | `[rows, hidden]` | `rows * hidden * bits / 8` |
+/// | `scales`, transposed | `[hidden / 128, rows]` | `4 * rows * hidden / 128` |
+/// | `scales`, row-major | `[rows, hidden / group]` | `rows * hidden / group` |
+/// | `scales`, tiled | `[scale_blocks, groups / 4, 32, 4, 4]` | `128 * scale_blocks * groups` |
+/// | `offsets` of tiled scales | `[row_groups]` | `4 * row_groups` |
+/// | `row_scales` | `[rows]` | `2 * rows` |
+/// | `row_offsets` | `[row_groups + 1]` | `4 * (row_groups + 1)` |
+/// | `expert_ids` | `[row_groups]` | `4 * row_groups` |
+/// | `src_info` | `[rows, 2]` | `8 * rows` |
+///
+/// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
+/// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 32 in MX formats, 16 in NVFP4; `groups` is
+/// `hidden / group`.
+///
+/// Dropped, the memory stays allocated, as kernels and copies of the addresses may still use it;
+/// [`free`](Self::free) gives it back.
+///
+/// ```
+/// use ferry::{Config, DispatchBuffers, Communicator, Group, Plan};
+///
+/// # fn main() -> Result<(), ferry::Error> {
+/// let group = Group::simulated(2, 7)?;
+/// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
+/// for rank in Communicator::new(&group, &plan)? {
+///     let buffers = DispatchBuffers::new(rank.device(), &plan)?;
+///     assert_eq!(buffers.output().tokens.dims, [plan.max_rows(), 8]);
+///     rank.close()?;
+///     // SAFETY: the rank is closed, so no kernel uses them.
+///     unsafe { buffers.free()? };
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct DispatchBuffers {
+    pub(crate) memory: Allocations,
+    output: DispatchOutput,
+    pub(crate) plan: Plan,
+    /// Of [`upload`](Self::upload).
+    pub(crate) inputs: Option<Inputs>,
+}
+
+/// Memory for what a rank brings to a dispatch.
+pub(crate) struct Inputs {
+    pub(crate) memory: Allocations,
+    pub(crate) x: DevicePtr,
+    pub(crate) topk_ids: DevicePtr,
+    pub(crate) topk_weights: DevicePtr,
+}
+
+impl Inputs {
+    pub(crate) fn alloc(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        let config = plan.config();
+        let tokens = config.max_tokens_per_rank as u64;
+        let ids = 4 * tokens * config.top_k as u64;
+        let (at, memory) = Allocations::with(device, |memory| {
+            let x = memory.alloc(2 * tokens * config.hidden as u64)?;
+            Ok([x, memory.alloc(ids)?, memory.alloc(ids)?])
+        })?;
+        let [x, topk_ids, topk_weights] = at;
+        Ok(Self {
+            memory,
+            x,
+            topk_ids,
+            topk_weights,
+        })
+    }
+}
+
+impl DispatchBuffers {
+    /// Allocates outputs that are never too small, on the device of a rank of `plan`'s group
+    /// ([`Communicator::device`](crate::Communicator::device)). Their bytes are not cleared. Not
+    /// collective; synchronises.
+    ///
+    /// # Errors
+    /// As [`with_capacity`](Self::with_capacity).
+    pub fn new(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        Self::with_capacity(device, plan, Capacity::max(plan))
+    }
+
+    /// The same for fewer rows, [`Capacity::max_distinct`] say. Of a dispatch that brings more, the first
+    /// rows are written and the others count as not routed here, with a fault of the input
+    /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)). Not collective; synchronises.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`] and [`Error::TooManyScales`] before anything is allocated; what the device
+    /// reports, then nothing stays allocated.
+    pub fn with_capacity(
+        device: &Arc<dyn Device>,
+        plan: &Plan,
+        capacity: Capacity,
+    ) -> Result<Self, Error> {
+        let layout = plan.output_layout(capacity)?;
+        let (output, memory) = Allocations::with(device, |memory| {
+            let at = layout.try_map(|tensor| memory.alloc(tensor.bytes))?;
+            DispatchOutput::from_addresses(plan, capacity, &at)
+        })?;
+        Ok(Self {
+            memory,
+            output,
+            plan: *plan,
+            inputs: None,
+        })
+    }
+
+    /// The tensors, for [`Communicator::dispatch`](crate::Communicator::dispatch) and for what reads
+    /// them.
+    pub const fn output(&self) -> &DispatchOutput {
+        &self.output
+    }
+
+    /// Each tensor's memory, all of its bytes.
+    pub fn memory(&self) -> &[DevicePtr] {
+        self.memory.at()
+    }
+
+    /// Sets every byte of every output, so that what reads padding rows finds `value` there. Not collective;
+    /// synchronises, but not with other streams than the device's own.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn fill(&self, value: u8) -> Result<(), Error> {
+        self.memory.fill(value)
+    }
+
+    /// Frees all memory, also behind some that cannot be freed. Not collective; synchronises.
+    ///
+    /// # Errors
+    /// What the device reports, first of all.
+    ///
+    /// # Safety
+    /// Nothing uses the tensors any more: no kernel that is enqueued, no open round, no graph that will be
+    /// launched, no copy of an address.
+    pub unsafe fn free(self) -> Result<(), Error> {
+        let inputs = self.inputs.map(|inputs| inputs.memory);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.memory
+                .free()
+                .and(inputs.map_or(Ok(()), |of| of.free()))
+        }
+    }
+}
+
+/// The result of combines of one plan on one rank, in device memory of its own: BF16, for up to
+/// `max_tokens_per_rank` tokens.
+///
+/// | made by | shape | bytes |
+/// |---|---|---|
+/// | [`new`](Self::new) | `[tokens, hidden]` | `2 * max_tokens_per_rank * hidden` |
+/// | [`apart`](Self::apart) | `[tokens, top_k, hidden]` | `2 * max_tokens_per_rank * top_k * hidden` |
+///
+/// Dropped, the memory stays allocated, as kernels and copies of the address may still use it;
+/// [`free`](Self::free) gives it back.
+pub struct CombineBuffers {
+    pub(crate) memory: Allocations,
+    /// Of [`upload`](Self::upload).
+    pub(crate) expert_rows: Option<Allocations>,
+    /// Those that were too small for a later one.
+    pub(crate) outgrown: Vec<Allocations>,
+    at: DevicePtr,
+    /// `max_tokens_per_rank`.
+    most: usize,
+    pub(crate) hidden: usize,
+    /// Rows of a token, where they are kept apart.
+    top_k: Option<usize>,
+    data_type: DataType,
+}
+
+impl CombineBuffers {
+    /// Allocates the result of combines that sum: in reduced mode all, in exact mode those with weights. Not
+    /// cleared. Not collective; synchronises.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn new(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        Self::with_rows(device, plan, None, OutputElement::Bf16)
+    }
+
+    /// As [`new`](Self::new), of other elements: `element.bits() / 8` bytes each. Not cleared. Not
+    /// collective; synchronises.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn with_element(
+        device: &Arc<dyn Device>,
+        plan: &Plan,
+        element: OutputElement,
+    ) -> Result<Self, Error> {
+        Self::with_rows(device, plan, None, element)
+    }
+
+    /// Allocates the result of combines in exact mode without weights, which keep the rows of a token apart.
+    /// Not cleared. Not collective; synchronises.
+    ///
+    /// # Errors
+    /// [`Error::ApartInReducedMode`]; what the device reports.
+    pub fn apart(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
+        match plan.config().combine {
+            CombineMode::Reduced => Err(Error::ApartInReducedMode),
+            CombineMode::Exact => {
+                Self::with_rows(device, plan, Some(plan.config().top_k), OutputElement::Bf16)
+            }
+        }
+    }
+
+    fn with_rows(
+        device: &Arc<dyn Device>,
+        plan: &Plan,
+        top_k: Option<usize>,
+        element: OutputElement,
+    ) -> Result<Self, Error> {
+        let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
+        let dims = [most, top_k.unwrap_or(1), hidden];
+        let all = Tensor::contiguous(DevicePtr::NULL, element.into(), dims);
+        let (at, memory) = Allocations::with(device, |memory| memory.alloc(all.bytes()))?;
+        Ok(Self {
+            memory,
+            expert_rows: None,
+            outgrown: Vec::new(),
+            at,
+            data_type: all.data_type,
+            most,
+            hidden,
+            top_k,
+        })
+    }
+
+    /// The tensor for a round to which this rank brings `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`Error::TooManyTokens`].
+    pub fn output(&self, tokens: usize) -> Result<CombineOutput, Error> {
+        if tokens > self.most {
+            return Err(Error::TooManyTokens {
+                given: tokens,
+                max: self.most,
+            });
+        }
+        Ok(match self.top_k {
+            None => CombineOutput::Summed(Tensor::contiguous(
+                self.at,
+                self.data_type,
+                [tokens, self.hidden],
+            )),
+            Some(top_k) => CombineOutput::Apart(Tensor::contiguous(
+                self.at,
+                self.data_type,
+                [tokens, top_k, self.hidden],
+            )),
+        })
+    }
+
+    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the
+    /// device's own.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn fill(&self, value: u8) -> Result<(), Error> {
+        self.memory.fill(value)
+    }
+
+    /// Frees the memory. Not collective; synchronises.
+    ///
+    /// # Errors
+    /// What the device reports.
+    ///
+    /// # Safety
+    /// As [`DispatchBuffers::free`].
+    pub unsafe fn free(self) -> Result<(), Error> {
+        let copies = self.expert_rows.into_iter().chain(self.outgrown);
+        // SAFETY: the caller's promise.
+        let freed = copies.map(|memory| unsafe { memory.free() });
+        // SAFETY: as above.
+        unsafe { self.memory.free() }.and(freed.fold(Ok(()), Result::and))
+    }
+}
+
+#[cfg(test)]
+#[path = "buffers_tests.rs"]
+mod tests;

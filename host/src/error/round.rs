@@ -1,0 +1,31 @@
+//! The points of a round, and calls that do not come next.
+
+use std::fmt;
+
+/// How far a rank's round is, which says what may be called next; see
+/// [`Communicator::round`](crate::Communicator::round).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Round {
+    /// No round is open: `dispatch` or `dispatch_async` comes next.
+    Idle,
+    /// `dispatch_async` was enqueued: `dispatch_wait` comes next.
+    DispatchSent,
+    /// The dispatch was enqueued whole: `combine` or `combine_async` comes next.
+    Dispatched,
+    /// `combine_async` was enqueued: `combine_wait` comes next.
+    CombineSent,
+}
+
+impl fmt::Display for Round {
+    /// Writes what is open and what comes next: "dispatch_async was not waited for; dispatch_wait comes next".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Idle => "no round is open; dispatch or dispatch_async comes next",
+            Self::DispatchSent => "dispatch_async was not waited for; dispatch_wait comes next",
+            Self::Dispatched => {
+                "the dispatch was not combined; combine or combine_async comes next"
+            }
+            Self::CombineSent => "combine_async was not waited for; combine_wait comes next",
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! The demo as a program of its own, without the suites' dependencies: `cargo xtask demo`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use ferry_tests::{demo, sharing};
+
+/// Carries a text's words to their experts and back, and shows what happens.
+#[derive(Parser)]
+#[command(name = "cargo xtask demo", version)]
+struct Arguments {
+    #[command(flatten)]
+    demo: demo::DemoArgs,
+}
+
+fn main() -> ExitCode {
+    let args = Arguments::parse().demo;
+    if args.group_args.share_gpus {
+        // SAFETY: reading the command line starts no thread, and nothing else has run.
+        unsafe { sharing::ask_for_queues() };
+    }
+    match demo::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! The committed digest: what a reviewer must see when generated code changes.
+//!
+//! One line a fact, sorted, so that a difference in the text is a difference in the code. That of the second
+//! code generator also says beside which digest of the stock compiler it was made.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ferry_build::{Artifact, FileContext, Package, Result, Variant};
+use sha2::{Digest as _, Sha256};
+
+use crate::assemble::{Resources, assemble};
+use crate::generator::CodeGenerator;
+use crate::nvvm::NvvmBuild;
+use crate::ptx::{PtxFunction, PtxModule};
+use crate::violation::{Violation, violations};
+
+/// The digest of some variants of a package, and the rules they break.
+#[derive(Clone, Debug)]
+pub struct Digest {
+    package: Package,
+    generator: CodeGenerator,
+    sections: Vec<Section>,
+    /// The rules that the PTX breaks.
+    pub violations: Vec<Violation>,
+}
+
+/// The part of one variant.
+#[derive(Clone, Debug)]
+struct Section {
+    variant: Variant,
+    text: String,
+    kernels: Vec<(String, Resources)>,
+}
+
+impl Digest {
+    /// Reads and assembles a package's artifacts.
+    ///
+    /// # Errors
+    ///
+    /// `ptxas` is missing or refuses the PTX, or a file cannot be read.
+    pub fn of(
+        package: Package,
+        generator: CodeGenerator,
+        artifacts: &[Artifact],
+        target_dir: &Path,
+    ) -> Result<Digest> {
+        let mut digest = Digest {
+            package,
+            generator,
+            sections: Vec::new(),
+            violations: Vec::new(),
+        };
+        for artifact in artifacts {
+            let module = PtxModule::read(&artifact.ptx_path)?;
+            // ptxas refuses a module with a hole; the violation says which.
+            let is_whole = module.external_functions.is_empty();
+            let resources = match is_whole {
+                true => assemble(artifact, target_dir)?,
+                false => BTreeMap::new(),
+            };
+            let kernels: Vec<_> = module
+                .kernels()
+                .map(|kernel| {
+                    (
+                        kernel.name.clone(),
+                        resources.get(&kernel.name).copied().unwrap_or_default(),
+                    )
+                })
+                .collect();
+            digest
+                .violations
+                .extend(violations(artifact.variant, &module, &kernels));
+            let text = section(artifact.variant, &module, &kernels);
+            digest.sections.push(Section {
+                variant: artifact.variant,
+                text,
+                kernels,
+            });
+        }
+        Ok(digest)
+    }
+
+    /// Every kernel with what `ptxas` says of it.
+    pub fn kernels(&self) -> impl Iterator<Item = (Variant, &str, Resources)> {
+        self.sections.iter().flat_map(|section| {
+            section
+                .kernels
+                .iter()
+                .map(|(name, needs)| (section.variant, name.as_str(), *needs))
+        })
+    }
+
+    /// The differences from the committed text, in lines of `-` and `+`; empty if there is none.
+    ///
+    /// Only the variants of this digest are compared.
+    pub fn compare(&self, committed: &str) -> String {
+        let mut report = String::new();
+        for section in &self.sections {
+            let kept = committed_section(committed, section.variant);
+            for line in difference(&kept, &section.text) {
+                report.push_str(&line);
+                report.push('\n');
+            }
+        }
+        report
+    }
+
+    /// Where it is committed.
+    fn file(&self, workspace_root: &Path) -> PathBuf {
+        workspace_root.join(self.generator.digest_file(self.package))
+    }
+
+    /// This one as it is committed: that of the second code generator names the stock one in each section.
+    fn to_commit(&self, workspace_root: &Path) -> Result<Digest> {
+        let mut digest = self.clone();
+        if self.generator == CodeGenerator::Nvvm {
+            let stock = CodeGenerator::Stock.digest_file(self.package);
+            let stock = committed_text(&workspace_root.join(stock))?;
+            for Section { variant, text, .. } in &mut digest.sections {
+                text.insert_str(title(*variant).len(), &stock_line(&stock, *variant));
+            }
+        }
+        Ok(digest)
+    }
+
+    /// Compares with the committed file below `workspace_root`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read. One that is not there counts as empty.
+    pub fn compare_with_committed(&self, workspace_root: &Path) -> Result<String> {
+        let committed = committed_text(&self.file(workspace_root))?;
+        Ok(self.to_commit(workspace_root)?.compare(&committed))
+    }
+
+    /// Renews the committed file; variants that are not in this digest keep their part.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or written.
+    pub fn bless(&self, workspace_root: &Path) -> Result<()> {
+        let path = self.file(workspace_root);
+        let committed = committed_text(&path)?;
+        let digest = self.to_commit(workspace_root)?;
+        let mut text = header(self.generator);
+        for variant in Variant::ALL {
+            let fresh = digest
+                .sections
+                .iter()
+                .find(|section| section.variant == variant);
+            let kept = || committed_section(&committed, variant);
+            text.push_str(&fresh.map_or_else(kept, |section| section.text.clone()));
+        }
+        fs::write(&path, text).file("write", path)
+    }
+}
+
+/// The variants whose part of a digest of the second code generator was not made beside this digest of the
+/// stock compiler, of the same package. Of both the committed text.
+pub fn stale_variants(nvvm: &str, stock: &str) -> Vec<Variant> {
+    let is_stale = |variant: &Variant| {
+        let section = committed_section(nvvm, *variant);
+        !section.contains(&stock_line(stock, *variant))
+    };
+    NvvmBuild::VARIANTS.into_iter().filter(is_stale).collect()
+}
+
+/// The fact of a section that says which section of the stock compiler's digest it was made beside.
+fn stock_line(stock: &str, variant: Variant) -> String {
+    let sum = Sha256::digest(committed_section(stock, variant));
+    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("stock {sum}\n")
+}
+
+/// The first lines of a file.
+fn header(generator: CodeGenerator) -> String {
+    let beside = match generator {
+        CodeGenerator::Stock => "",
+        CodeGenerator::Nvvm => {
+            "# `stock` is the sha256 of the section of ptx-digest.txt that was there meanwhile.\n"
+        }
+    };
+    format!(
+        "# What the compiler made of the kernels: memory operations by full opcode, calls, local memory,\n\
+         # and what ptxas needs to run them. Written by `{}`.\n{beside}",
+        generator.bless_command()
+    )
+}
+
+/// How a variant's section begins.
+fn title(variant: Variant) -> String {
+    format!("\n[{variant}]\n")
+}
+
+fn committed_text(path: &Path) -> Result<String> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        outcome => outcome.file("read", path),
+    }
+}
+
+fn section(variant: Variant, module: &PtxModule, kernels: &[(String, Resources)]) -> String {
+    let mut text = format!("{}ptx {}\n", title(variant), module.isa);
+    for function in &module.functions {
+        let needs = kernels
+            .iter()
+            .find(|(name, _)| *name == function.name)
+            .map(|(_, needs)| needs);
+        // A `String` takes every write.
+        let _ = write_function(&mut text, variant, function, needs);
+    }
+    text
+}
+
+fn write_function(
+    text: &mut String,
+    variant: Variant,
+    function: &PtxFunction,
+    needs: Option<&Resources>,
+) -> fmt::Result {
+    let kind = if function.is_kernel {
+        "kernel"
+    } else {
+        "function"
+    };
+    writeln!(text, "\n{kind} {} ({variant})", function.name)?;
+    if let Some(needs) = needs {
+        writeln!(text, "  registers {}", needs.registers)?;
+        writeln!(text, "  stack {}", needs.stack_bytes)?;
+        writeln!(
+            text,
+            "  spills {} {}",
+            needs.spill_store_bytes, needs.spill_load_bytes
+        )?;
+        writeln!(text, "  shared {}", needs.shared_bytes)?;
+    }
+    writeln!(text, "  calls {}", function.calls)?;
+    writeln!(text, "  local {}", function.local_bytes)?;
+    for (opcode, count) in &function.memory_operations {
+        writeln!(text, "  {opcode} {count}")?;
+    }
+    Ok(())
+}
+
+/// The part of the committed text that starts with `[variant]`.
+fn committed_section(committed: &str, variant: Variant) -> String {
+    let Some(start) = committed.find(&title(variant)) else {
+        return String::new();
+    };
+    let rest = &committed[start + 1..];
+    let end = rest.find("\n[").unwrap_or(rest.len());
+    committed[start..start + 1 + end].to_owned()
+}
+
+/// Line differences, function by function: what is only in `old` with `-`, only in `new` with `+`.
+fn difference(old: &str, new: &str) -> Vec<String> {
+    let (old, new) = (blocks(old), blocks(new));
+    let mut titles: Vec<&str> = old.iter().chain(&new).map(|(title, _)| *title).collect();
+    titles.sort_unstable();
+    titles.dedup();
+    let lines_of = |blocks: &[(&str, Vec<&str>)], title: &str| -> Vec<String> {
+        let found = blocks.iter().find(|(name, _)| *name == title);
+        found.map_or_else(Vec::new, |(_, lines)| {
+            lines.iter().map(|&line| line.to_owned()).collect()
+        })
+    };
+    let mut report = Vec::new();
+    for title in titles {
+        let (old, new) = (lines_of(&old, title), lines_of(&new, title));
+        let removed = old
+            .iter()
+            .filter(|line| !new.contains(line))
+            .map(|line| format!("-{line}"));
+        let added = new
+            .iter()
+            .filter(|line| !old.contains(line))
+            .map(|line| format!("+{line}"));
+        let mut changes: Vec<String> = removed.chain(added).collect();
+        // A removed and an added count of one opcode stand side by side.
+        changes.sort_by(|a, b| (key(a), b).cmp(&(key(b), a)));
+        if !changes.is_empty() {
+            report.push(title.to_owned());
+            report.append(&mut changes);
+        }
+    }
+    report
+}
+
+/// What a line of a difference is about.
+fn key(change: &str) -> &str {
+    change[1..].split_whitespace().next().unwrap_or_default()
+}
+
+/// A section's functions: title line, then its facts.
+fn blocks(section: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in section.lines().filter(|line| !line.is_empty()) {
+        match blocks.last_mut() {
+            Some((_, facts))
+                if ["  ", "ptx ", "stock "]
+                    .iter()
+                    .any(|fact| line.starts_with(fact)) =>
+            {
+                facts.push(line)
+            }
+            _ => blocks.push((line, Vec::new())),
+        }
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(ptx: &str, needs: Resources) -> Digest {
+        let variant = Variant::Sm90a;
+        let module = PtxModule::parse(ptx).unwrap();
+        let kernels: Vec<_> = module
+            .kernels()
+            .map(|kernel| (kernel.name.clone(), needs))
+            .collect();
+        let violations = violations(variant, &module, &kernels);
+        let text = section(variant, &module, &kernels);
+        Digest {
+            package: Package::Probes,
+            generator: CodeGenerator::Stock,
+            sections: vec![Section {
+                variant,
+                text,
+                kernels,
+            }],
+            violations,
+        }
+    }
+
+    const PTX: &str = ".version 8.3
+.visible .entry send(.param .u64 a)
+{
+	st.release.sys.global.u64 [%rd1], %rd2;
+	ret;
+}
+";
+
+    #[test]
+    fn the_same_code_has_no_difference() {
+        let digest = digest(
+            PTX,
+            Resources {
+                registers: 20,
+                ..Resources::default()
+            },
+        );
+        assert_eq!(digest.violations, []);
+        let header = header(CodeGenerator::Stock);
+        let committed = format!(
+            "{header}\n[sm_80]\nptx 8.0\n{}\n[sm_100a]\nptx 8.6\n",
+            digest.sections[0].text
+        );
+        assert_eq!(digest.compare(&committed), "");
+    }
+
+    #[test]
+    fn a_digest_of_the_second_generator_is_stale_once_the_stock_one_beside_it_changed() {
+        let root = std::env::temp_dir().join(format!("ferry-digests-{}", std::process::id()));
+        let package = Package::Probes;
+        let [stock, nvvm] = [CodeGenerator::Stock, CodeGenerator::Nvvm]
+            .map(|generator| root.join(generator.digest_file(package)));
+        fs::create_dir_all(stock.parent().unwrap()).unwrap();
+        let text = "\n[sm_80]\nptx 8.0\n\n[sm_90a]\nptx 8.3\n\n[sm_100a]\nptx 8.6\n";
+        fs::write(&stock, text).unwrap();
+        let of = |variant: Variant| {
+            let mut digest = digest(PTX, Resources::default());
+            digest.generator = CodeGenerator::Nvvm;
+            let section = &mut digest.sections[0];
+            section.text = section.text.replace("sm_90a", variant.target_cpu());
+            section.variant = variant;
+            digest
+        };
+        let stale = |text: &str| stale_variants(&fs::read_to_string(&nvvm).unwrap(), text);
+        of(Variant::Sm90a).bless(&root).unwrap();
+        assert_eq!(stale(text), [Variant::Sm100a], "it is not there");
+        of(Variant::Sm100a).bless(&root).unwrap();
+        assert_eq!(stale(text), []);
+        assert_eq!(
+            of(Variant::Sm90a).compare_with_committed(&root).unwrap(),
+            ""
+        );
+        assert_eq!(
+            stale(&text.replace("8.0", "8.1")),
+            [],
+            "of no variant that both have"
+        );
+        let changed = text.replace("8.3", "8.4");
+        assert_eq!(stale(&changed), [Variant::Sm90a]);
+        assert_eq!(stale(&text.replace("8.6", "8.7")), [Variant::Sm100a]);
+        fs::write(&stock, changed).unwrap();
+        let report = of(Variant::Sm90a).compare_with_committed(&root).unwrap();
+        assert_eq!(report.matches("stock").count(), 2, "{report}");
+        assert_eq!(
+            of(Variant::Sm100a).compare_with_committed(&root).unwrap(),
+            ""
+        );
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_weakened_store_shows_as_a_difference() {
+        let committed = digest(PTX, Resources::default()).sections[0].text.clone();
+        let weaker = digest(
+            &PTX.replace("st.release.sys", "st.relaxed.gpu"),
+            Resources::default(),
+        );
+        let report = weaker.compare(&committed);
+        assert!(report.contains("kernel send (sm_90a)"), "{report}");
+        assert!(
+            report.contains("-  st.release.sys.global.u64 1"),
+            "{report}"
+        );
+        assert!(
+            report.contains("+  st.relaxed.gpu.global.u64 1"),
+            "{report}"
+        );
+    }
+
+    #[test]
+    fn more_registers_and_a_lost_kernel_show_as_differences() {
+        let committed = digest(
+            PTX,
+            Resources {
+                registers: 20,
+                ..Resources::default()
+            },
+        );
+        let committed = committed.sections[0].text.clone();
+        let more = digest(
+            PTX,
+            Resources {
+                registers: 24,
+                ..Resources::default()
+            },
+        );
+        let report = more.compare(&committed);
+        assert!(
+            report.contains("-  registers 20\n+  registers 24"),
+            "{report}"
+        );
+        let lost = digest(".version 8.3\n", Resources::default());
+        assert!(lost.compare(&committed).contains("-  registers 20"));
+        assert_eq!(
+            lost.violations,
+            [Violation::NoKernels {
+                variant: Variant::Sm90a
+            }]
+        );
+    }
+}

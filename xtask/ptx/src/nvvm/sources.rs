@@ -1,0 +1,185 @@
+//! The copy of the device crates that the backend compiles.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ferry_build::{Error, FileContext, Package, Result};
+
+use super::checkout::Checkout;
+
+/// The device crates, and what they link.
+const MEMBERS: [&str; 8] = [
+    "gpu",
+    "gpu/kernels",
+    "gpu/layout",
+    "gpu/options",
+    "gpu/probes",
+    "gpu/protocol",
+    "nvshmem-sys",
+    "tests/epilogue",
+];
+
+/// What is copied of the workspace.
+const FOLDERS: [&str; 3] = ["gpu", "nvshmem-sys", "tests/epilogue"];
+
+/// What is copied of the checkout. Copied, because names of functions depend on where a crate lies.
+const CRATES: [&str; 2] = ["cuda_std", "cuda_std_macros"];
+
+/// Added to the manifest of `ferry-gpu`.
+const CUDA_STD: &str = "
+[target.'cfg(target_arch = \"nvptx64\")'.dependencies.cuda_std]
+path = \"../rust-cuda/crates/cuda_std\"
+";
+
+/// Where a package lies in the workspace.
+pub(super) fn folder_of(package: Package) -> &'static str {
+    match package {
+        Package::Kernels | Package::NodeKernels => "gpu/kernels",
+        Package::Options | Package::NodeOptions => "gpu/options",
+        Package::Probes => "gpu/probes",
+        Package::OwnEpilogue => "tests/epilogue",
+    }
+}
+
+/// The arguments of cargo for a package.
+pub(super) fn features(package: Package) -> &'static [&'static str] {
+    match package.calls_nvshmem() {
+        true => &["--features", "nvshmem"],
+        false => &[],
+    }
+}
+
+/// Brings the copy up to date. Files that stay the same are not touched, so that nothing of theirs is
+/// compiled again.
+pub(super) fn copy(workspace_root: &Path, to: &Path, checkout: &Checkout) -> Result<()> {
+    let manifest = workspace_root.join("Cargo.toml");
+    let manifest = fs::read_to_string(&manifest).file("read", &manifest)?;
+    for folder in FOLDERS {
+        mirror(&workspace_root.join(folder), &to.join(folder))?;
+    }
+    for name in CRATES {
+        mirror(
+            &checkout.crate_folder(name),
+            &to.join("rust-cuda/crates").join(name),
+        )?;
+    }
+    let gpu = workspace_root.join("gpu/Cargo.toml");
+    let with_std = fs::read_to_string(&gpu).file("read", &gpu)? + CUDA_STD;
+    write(&to.join("gpu/Cargo.toml"), with_std.as_bytes())?;
+    write(&to.join("Cargo.toml"), with_members(&manifest)?.as_bytes())?;
+    renew_lock(to, checkout.commit(), || checkout.copy_lock(to))
+}
+
+/// Copies the checkout's lock file, unless the one that is there is of the same commit. Cargo adds the device
+/// crates to it.
+fn renew_lock(to: &Path, commit: &str, copy: impl FnOnce() -> Result<()>) -> Result<()> {
+    let taken_of = to.join("Cargo.lock.commit");
+    let is_kept = fs::read_to_string(&taken_of).is_ok_and(|kept| kept == commit);
+    if is_kept && to.join("Cargo.lock").is_file() {
+        return Ok(());
+    }
+    copy()?;
+    write(&taken_of, commit.as_bytes())
+}
+
+/// The workspace's manifest, with the copied crates alone as members.
+fn with_members(manifest: &str) -> Result<String> {
+    let error = || Error::Parse {
+        what: "the workspace's Cargo.toml",
+        detail: "it has no list of members".into(),
+    };
+    let (before, rest) = manifest.split_once("members = [").ok_or_else(error)?;
+    let (_, after) = rest.split_once(']').ok_or_else(error)?;
+    Ok(format!("{before}members = {MEMBERS:?}{after}"))
+}
+
+/// Makes `to` hold the files of `from`, and no others but `Cargo.toml` as it is written afterwards.
+fn mirror(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).file("create", to)?;
+    let names = |folder: &Path| -> Result<BTreeSet<OsString>> {
+        let entries = fs::read_dir(folder).file("list", folder)?;
+        let entries = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
+        Ok(entries.filter(|name| name != "target").collect())
+    };
+    let wanted = names(from)?;
+    for stale in names(to)?.difference(&wanted) {
+        let path = to.join(stale);
+        match path.is_dir() {
+            true => fs::remove_dir_all(&path).file("remove", &path)?,
+            false => fs::remove_file(&path).file("remove", &path)?,
+        }
+    }
+    for name in &wanted {
+        let (from, to): (PathBuf, PathBuf) = (from.join(name), to.join(name));
+        if from.is_dir() {
+            mirror(&from, &to)?;
+        } else if !to.ends_with("gpu/Cargo.toml") {
+            write(&to, &fs::read(&from).file("read", &from)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a file, unless it says the same.
+fn write(path: &Path, contents: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|kept| kept == contents) {
+        return Ok(());
+    }
+    fs::write(path, contents).file("write", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_copy_has_the_device_crates_as_members_and_the_dependencies_as_they_are() {
+        let members = "[workspace]\nmembers = [\n    \"gpu\", \"host\",\n]\n";
+        let manifest = &format!("{members}\n[workspace.dependencies]\nx = \"1\"\n");
+        let copied = with_members(manifest).unwrap();
+        assert!(
+            copied.contains("members = [\"gpu\", \"gpu/kernels\""),
+            "{copied}"
+        );
+        assert!(
+            !copied.contains("host") && copied.ends_with("x = \"1\"\n"),
+            "{copied}"
+        );
+        assert!(with_members("[package]\n").is_err());
+    }
+
+    #[test]
+    fn a_mirror_drops_what_is_gone_and_leaves_alone_what_is_the_same() {
+        let root = std::env::temp_dir().join(format!("ferry-mirror-{}", std::process::id()));
+        let [from, to] = ["from", "to"].map(|name| root.join(name));
+        fs::create_dir_all(from.join("src")).unwrap();
+        fs::create_dir_all(to.join("gone")).unwrap();
+        fs::write(from.join("src/one.rs"), "1").unwrap();
+        fs::write(to.join("two.rs"), "2").unwrap();
+        mirror(&from, &to).unwrap();
+        let written = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+        let first = written(&to.join("src/one.rs"));
+        mirror(&from, &to).unwrap();
+        assert_eq!(written(&to.join("src/one.rs")), first);
+        assert!(!to.join("gone").exists() && !to.join("two.rs").exists());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn another_commit_brings_its_lock_file() {
+        let to = std::env::temp_dir().join(format!("ferry-lock-{}", std::process::id()));
+        fs::create_dir_all(&to).unwrap();
+        let mut copies = Vec::new();
+        for commit in ["one", "one", "two"] {
+            renew_lock(&to, commit, || {
+                copies.push(commit);
+                write(&to.join("Cargo.lock"), commit.as_bytes())
+            })
+            .unwrap();
+        }
+        assert_eq!(copies, ["one", "two"]);
+        fs::remove_dir_all(to).unwrap();
+    }
+}

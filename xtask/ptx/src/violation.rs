@@ -1,0 +1,210 @@
+//! Rules that the PTX must keep.
+
+use std::fmt;
+
+use ferry_build::Variant;
+
+use crate::assemble::Resources;
+use crate::ptx::PtxModule;
+
+/// Kernels that may use local memory: for what, the kernel, the most bytes, and the reason.
+///
+/// Local memory lies behind the caches in device memory: a kernel that copies rows has no
+/// use for it, and it appears by accident (a parameter indexed at run time, a spill).
+pub const LOCAL_MEMORY_ALLOWED: &[(Variant, &str, u64, &str)] = &[
+    (Variant::Sm80, "ferry_combine", 16, WITH_EPILOGUE),
+    (Variant::Sm80, "ferry_combine_wait", 16, WITH_EPILOGUE),
+];
+
+/// Seen with an epilogue only; those without one have none, as the digests show.
+const WITH_EPILOGUE: &str =
+    "for sm_80 the assembler finds a few registers less than an epilogue needs";
+
+/// Kernels that may begin before the kernel before them in their stream has ended.
+const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
+
+/// Non-coherent loads that such kernels may have: of 64 bits, from the table of the peers' windows,
+/// which stands before the first launch. The user's tensors have no elements of 64 bits; what wrote
+/// them may still be running, and the assembler may move a non-coherent load to before the wait for
+/// it.
+const EARLY_CONSTANT_LOADS: [&str; 2] = ["ld.global.nc.u64", "ld.global.nc.b64"];
+
+/// A rule that the PTX breaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A function has no body: the module would not load.
+    ExternalFunction {
+        /// Where.
+        variant: Variant,
+        /// Its name.
+        name: String,
+    },
+    /// A function uses local memory and is not in [`LOCAL_MEMORY_ALLOWED`].
+    LocalMemory {
+        /// Where.
+        variant: Variant,
+        /// Its name.
+        name: String,
+        /// How much.
+        bytes: u64,
+    },
+    /// A kernel that may begin early loads something non-coherently that an earlier kernel may be writing.
+    EarlyConstantLoad {
+        /// Where.
+        variant: Variant,
+        /// Its name.
+        name: String,
+        /// The instruction.
+        opcode: String,
+    },
+    /// There is no kernel at all.
+    NoKernels {
+        /// Where.
+        variant: Variant,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::ExternalFunction { variant, name } => {
+                write!(
+                    formatter,
+                    "{variant}: `.extern .func {name}`: nothing defines it"
+                )
+            }
+            Violation::LocalMemory {
+                variant,
+                name,
+                bytes,
+            } => {
+                write!(
+                    formatter,
+                    "{variant}: {name} uses {bytes} bytes of local memory"
+                )
+            }
+            Violation::EarlyConstantLoad {
+                variant,
+                name,
+                opcode,
+            } => {
+                write!(
+                    formatter,
+                    "{variant}: {name} has {opcode}, and may begin before what it loads is written"
+                )
+            }
+            Violation::NoKernels { variant } => write!(formatter, "{variant}: no kernel"),
+        }
+    }
+}
+
+/// The rules that a module breaks, whose kernels need so much.
+pub(crate) fn violations(
+    variant: Variant,
+    module: &PtxModule,
+    kernels: &[(String, Resources)],
+) -> Vec<Violation> {
+    let external = module.external_functions.iter().cloned();
+    let external = external.map(|name| Violation::ExternalFunction { variant, name });
+    let local = module.functions.iter().filter_map(|function| {
+        let assembled = kernels.iter().find(|(name, _)| *name == function.name);
+        let stack = assembled.map_or(0, |(_, needs)| u64::from(needs.stack_bytes));
+        let bytes = function.local_bytes.max(stack);
+        let allowed = LOCAL_MEMORY_ALLOWED.iter().any(|(of, name, most, _)| {
+            (*of, *name) == (variant, function.name.as_str()) && bytes <= *most
+        });
+        let name = function.name.clone();
+        (bytes > 0 && !allowed).then_some(Violation::LocalMemory {
+            variant,
+            name,
+            bytes,
+        })
+    });
+    let none = kernels
+        .is_empty()
+        .then_some(Violation::NoKernels { variant });
+    let early = early_constant_loads(variant, module);
+    external.chain(local).chain(early).chain(none).collect()
+}
+
+fn early_constant_loads(variant: Variant, module: &PtxModule) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for function in &module.functions {
+        let name = &function.name;
+        if !EARLY_KERNELS.iter().any(|early| name.starts_with(early)) {
+            continue;
+        }
+        for opcode in function.memory_operations.keys() {
+            let is_allowed = EARLY_CONSTANT_LOADS.contains(&&**opcode);
+            if opcode.starts_with("ld.global.nc") && !is_allowed {
+                found.push(Violation::EarlyConstantLoad {
+                    variant,
+                    name: name.clone(),
+                    opcode: opcode.clone(),
+                });
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = ".version 8.3\n.visible .entry ferry_dispatch(\n)\n{\n\tret;\n}\n";
+
+    fn broken(ptx: &str, stack_bytes: u32) -> Vec<String> {
+        let module = PtxModule::parse(ptx).unwrap();
+        let needs = Resources {
+            stack_bytes,
+            ..Resources::default()
+        };
+        let kernels: Vec<_> = module
+            .kernels()
+            .map(|kernel| (kernel.name.clone(), needs))
+            .collect();
+        let violations = violations(Variant::Sm90a, &module, &kernels);
+        violations.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn local_memory_stack_and_external_functions_are_violations() {
+        assert_eq!(broken(PTX, 0), [""; 0]);
+        let local = PTX.replace("\tret", "\t.local .align 8 .b8 depot[32];\n\tret");
+        assert_eq!(
+            broken(&local, 0),
+            ["sm_90a: ferry_dispatch uses 32 bytes of local memory"]
+        );
+        assert_eq!(
+            broken(PTX, 8),
+            ["sm_90a: ferry_dispatch uses 8 bytes of local memory"]
+        );
+        let external = format!("{PTX}.extern .func nvshmem_quiet\n()\n;\n");
+        let texts = broken(&external, 0);
+        assert!(texts[0].contains("nvshmem_quiet"), "{texts:?}");
+        assert_eq!(broken(".version 8.3\n", 0), ["sm_90a: no kernel"]);
+    }
+
+    #[test]
+    fn kernels_that_may_begin_early_load_no_tensor_non_coherently() {
+        let with = |load: &str| PTX.replace("\tret", &format!("\t{load} {{%r1}}, [%rd1];\n\tret"));
+        for load in [
+            "ld.global.nc.u32",
+            "@p ld.global.nc.L1::no_allocate.v4.u32",
+            "ld.global.nc.v4.u32",
+        ] {
+            let texts = broken(&with(load), 0);
+            assert_eq!(texts.len(), 1, "{load}: {texts:?}");
+            assert!(
+                texts[0].contains("ferry_dispatch has ld.global.nc"),
+                "{texts:?}"
+            );
+        }
+        for load in ["ld.global.nc.u64", "ld.global.u32", "@p ld.global.v4.u32"] {
+            assert_eq!(broken(&with(load), 0), [""; 0], "{load}");
+        }
+        let other = with("ld.global.nc.u32").replace("ferry_dispatch", "ferry_fused_silu");
+        assert_eq!(broken(&other, 0), [""; 0]);
+    }
+}
