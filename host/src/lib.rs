@@ -96,7 +96,7 @@ mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
-mod error;
+pub mod error;
 mod group;
 mod interop;
 mod plan;
@@ -112,35 +112,19 @@ pub use call::tensors::{DispatchTensors, TensorLayout};
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};
-pub use communicator::pointers::DevicePointers;
 pub use device::Device;
 #[cfg(feature = "cuda")]
 pub use device::kernels::Kernels;
-pub use device::loaded_kernels::LoadedKernels;
-pub use device::sharing::gpu_ranks::GpuRanks;
-pub use error::bootstrap::BootstrapError;
+pub use error::Error;
 pub use error::input_fault::InputFault;
-#[cfg(feature = "cuda")]
-pub use error::kernels::KernelsError;
 pub use error::round::Round;
-pub use error::{
-    CudaError, DriverError, EpilogueError, Error, LocalRanksError, NodeError, NvshmemError,
-    PlanError, Problem, SharedGpuError, TensorError,
-};
 pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
-pub use ferry_layout::{
-    CombineMode, Epilogue, Fault, FaultKind, Kernel, Load, MAX_RANKS, OutputElement, Rank, Region,
-    ScaleLayout, Shape, Sizes, TokenFormat, UnknownName,
-};
+pub use ferry_layout::{CombineMode, Fault, FaultKind, Rank, ScaleLayout, TokenFormat};
 #[cfg(feature = "simulator")]
 pub use ferry_simulator as simulator;
-#[cfg(feature = "simulator")]
-pub use ferry_simulator::Options as SimulatorOptions;
 pub use group::Group;
-pub use group::bootstrap::Bootstrap;
-pub use group::bootstrap::function::FnBootstrap;
-pub use group::bootstrap::tcp::TcpBootstrap;
+pub use group::bootstrap;
 pub use group::fabric::Fabric;
 #[cfg(feature = "cuda")]
 pub use group::options::GroupOptions;
@@ -157,3 +141,10 @@ pub use plan::config::Config;
 pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};
+
+/// The memory layout that host and kernels share: sizes, regions and kernels by name.
+pub mod layout {
+    pub use ferry_layout::{
+        Epilogue, Kernel, Load, MAX_RANKS, OutputElement, Region, Shape, Sizes, UnknownName,
+    };
+}

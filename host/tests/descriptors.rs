@@ -6,7 +6,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry::{BootstrapError, TcpBootstrap};
+use ferry::bootstrap::TcpBootstrap;
+use ferry::error::BootstrapError;
 
 /// Set for the process that this test starts.
 const MEMBER: &str = "FERRY_TEST_DESCRIPTORS";

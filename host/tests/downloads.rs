@@ -1,5 +1,6 @@
 //! Downloads of what no dispatch wrote.
 
+use ferry::error::TensorError;
 use ferry::*;
 
 const FORMAT: TokenFormat = TokenFormat::Mxfp8(ScaleLayout::Tiled);

@@ -3,7 +3,8 @@
 
 use std::env;
 
-use ferry::{DriverError, Error, Group, GroupOptions};
+use ferry::error::DriverError;
+use ferry::{Error, Group, GroupOptions};
 
 /// The error of a call that needs a driver, unless this machine has one.
 fn error_of<T>(result: Result<T, Error>) -> Option<Error> {

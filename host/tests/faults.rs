@@ -2,6 +2,7 @@
 
 mod support;
 
+use ferry::layout::Region;
 use ferry::simulator::{Lost, Options};
 use ferry::*;
 use support::*;

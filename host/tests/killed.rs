@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry::{Bootstrap, TcpBootstrap};
+use ferry::bootstrap::{Bootstrap, TcpBootstrap};
 
 /// Set for the processes that this test starts: rank and addresses.
 const MEMBER: &str = "FERRY_TEST_MEMBER";

@@ -6,6 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use ferry::device::{Args, FaultPage};
+use ferry::error::LocalRanksError;
 use ferry::*;
 use noted::{Notes, empty_tensors, group_of, memory};
 use support::{STREAM, TOKENS, Tensors, two_ranks};

@@ -5,6 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
+use ferry::device::DevicePointers;
 use ferry::device::{Args, DispatchWith, Launch};
 use ferry::*;
 use ferry_layout::{Epoch, Tagged, Window};

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use ferry::simulator::Options as SimulatorOptions;
 use ferry::*;
 
 const STREAM: Stream = Stream::DEFAULT;

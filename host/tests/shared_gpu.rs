@@ -5,6 +5,8 @@ mod noted;
 use std::process::Command;
 use std::sync::Arc;
 
+use ferry::device::GpuRanks;
+use ferry::error::{LocalRanksError, SharedGpuError};
 use ferry::*;
 use noted::*;
 

@@ -360,6 +360,11 @@ static void refuse_together(const team *of, const mode_round *rounds) {
     EXPECT(FERRY_NULL, ferry_dispatch_all(all.communicators, NULL, all.inputs, all.rows, of->count));
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_combine_all_wait(twice, all.streams, 2));
     HOLDS(strstr(ferry_last_error(), "communicators[1]") != NULL);
+    if (last > 0) {
+        EXPECT(FERRY_INVALID_ARGUMENT,
+               ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, last));
+        HOLDS(strstr(ferry_last_error(), "is missing") != NULL);
+    }
     EXPECT(FERRY_WRONG_ORDER, ferry_dispatch_all_wait(all.communicators, all.streams, all.rows, of->count));
     EXPECT(FERRY_WRONG_ORDER,
            ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of->count));

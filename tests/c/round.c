@@ -192,6 +192,8 @@ static void run_round(team *of, int split, int bad_token) {
             OK(ferry_dispatch_async(rank->communicator, rank->stream, &tensors[i].in.input));
             OK(ferry_communicator_round(rank->communicator, &round));
             HOLDS(round == FERRY_ROUND_SENT);
+            EXPECT(FERRY_WRONG_ORDER, ferry_communicator_close(&of->local[i].communicator));
+            HOLDS(of->local[i].communicator != NULL);
         } else {
             OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
         }

@@ -8,8 +8,9 @@ mod words;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use ferry::layout::Shape;
 use ferry::simulator::Options;
-use ferry::{Capacity, Config, Error, Group, Shape};
+use ferry::{Capacity, Config, Error, Group};
 use ferry_layout::Window;
 
 use crate::formats;

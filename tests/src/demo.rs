@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{Capacity, CombineMode, Config, Plan, Shape, TokenFormat};
+use ferry::layout::Shape;
+use ferry::{Capacity, CombineMode, Config, Plan, TokenFormat};
 use ferry_reference::text::{self, TextSpec};
 use ferry_reference::{Problem, bf16};
 

@@ -13,7 +13,9 @@ mod words;
 use std::fmt::Write;
 
 use anyhow::Result;
-use ferry::{CombineMode, Config, GpuRanks, Group, Kernel, Plan, Rank, TokenFormat};
+use ferry::device::GpuRanks;
+use ferry::layout::Kernel;
+use ferry::{CombineMode, Config, Group, Plan, Rank, TokenFormat};
 use ferry_layout::MAX_RANKS;
 use ferry_protocol::Grid;
 use ferry_protocol::tactics::{Phase, Wire};

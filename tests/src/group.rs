@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use ferry::{Bootstrap, Group, TcpBootstrap};
+use ferry::Group;
+use ferry::bootstrap::{Bootstrap, TcpBootstrap};
 
 use crate::kernel_files::KernelFiles;
 use crate::sharing;
@@ -277,7 +278,7 @@ unsafe impl Bootstrap for Shared {
         self.inner().ranks()
     }
 
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ferry::BootstrapError> {
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ferry::error::BootstrapError> {
         self.inner().all_gather(bytes)
     }
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 #[cfg(feature = "cuda")]
 use anyhow::{Context, Result};
 #[cfg(feature = "cuda")]
-use ferry::{Kernels, KernelsError};
+use ferry::Kernels;
+use ferry::error::KernelsError;
 
 #[cfg(feature = "cuda")]
 use crate::probes::ProbePtx;

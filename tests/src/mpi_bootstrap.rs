@@ -1,7 +1,8 @@
 //! Bootstrap over MPI.
 
 use anyhow::{Context, Result};
-use ferry::{Bootstrap, BootstrapError};
+use ferry::bootstrap::Bootstrap;
+use ferry::error::BootstrapError;
 use mpi::environment::Universe;
 use mpi::traits::{Communicator, CommunicatorCollectives};
 

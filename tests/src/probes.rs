@@ -7,7 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use ferry::cuda::{CudaDevice, CudaKernel, Grid};
 use ferry::device::{FaultPage, SharedPage};
-use ferry::{Device, DevicePtr, Error, Kernels, KernelsError, Stream};
+use ferry::error::KernelsError;
+use ferry::{Device, DevicePtr, Error, Kernels, Stream};
 use ferry_probes::{ClearArgs, ConvertArgs, ProbeArgs, WriteArgs};
 
 mod memory;

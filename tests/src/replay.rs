@@ -244,8 +244,9 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
 #[cfg(test)]
 mod tests {
     use anyhow::bail;
+    use ferry::Group;
+    use ferry::bootstrap::{Bootstrap, TcpBootstrap};
     use ferry::simulator::{Lost, Options};
-    use ferry::{Bootstrap, Group, TcpBootstrap};
     use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
     use super::*;

@@ -208,8 +208,8 @@ impl Session {
         Ok(())
     }
 
-    /// Enqueues the dispatches of a [first](Turn::FIRST) round in calls of all local ranks, each in the stream
-    /// that `stream` returns for its place and its own stream.
+    /// Enqueues the dispatches of a [first](Turn::FIRST) round in calls of all local ranks. `stream` returns
+    /// the stream of each, given its place and its own stream.
     pub fn dispatch_at_once(
         &mut self,
         stream: impl Fn(usize, Stream) -> Stream,
@@ -387,8 +387,8 @@ impl Session {
         record(2)
     }
 
-    /// As [`close`](Self::close), after a rank gave up: ranks whose round is open go on first, until they know
-    /// it, too.
+    /// Closes after a rank gave up: the others first enqueue the rest of an open round, which ends when they
+    /// give up, too. Collective.
     pub fn close_after_fault(mut self) -> Result<(), Error> {
         for index in 0..self.ranks.len() {
             let next = match self.communicators[index].round() {

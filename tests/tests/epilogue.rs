@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use ferry::layout::OutputElement;
 use ferry::simulator::{Combines, Options as Machine};
-use ferry::{Group, OutputElement, TokenFormat};
+use ferry::{Group, TokenFormat};
 use ferry_own_epilogue::LimitedWithOffsets;
 use ferry_tests::simulated::finish::{Options, run_own};
 use ferry_tests::simulated::*;

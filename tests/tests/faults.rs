@@ -1,6 +1,7 @@
 //! What simulated ranks make of a peer that does not come and of inputs that do not fit: a fault
 //! that says so, results that are right wherever there are any, and an end.
 
+use ferry::layout::{Kernel, Region};
 use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;

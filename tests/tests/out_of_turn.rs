@@ -1,6 +1,7 @@
 //! Launches that are repeated as a graph of a part of a round repeats them: in turn they make rounds as any
 //! others do, out of turn the device refuses them, and nothing of the round is touched.
 
+use ferry::layout::Kernel;
 use ferry::*;
 use ferry_layout::{Counter, CulpritWord, Window};
 use ferry_tests::damaged::guarded::GuardedGroup;

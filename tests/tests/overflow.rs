@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ferry::{FaultKind, Region, ScaleLayout, TokenFormat};
+use ferry::layout::Region;
+use ferry::{FaultKind, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 use ferry_tests::simulated::*;
 

@@ -3,6 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use ferry::layout::Region;
 use ferry::simulator::{Lost, Options};
 use ferry::*;
 

@@ -17,6 +17,29 @@ const RUST_CUDA: &str = "RUST_CUDA";
 /// Where the loader of programs looks first.
 const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 
+/// All tests, in one set of features, so that each crate is compiled once. What is for GPUs is compiled, too,
+/// and loads a driver only if it is called.
+const ALL_TESTS: [&str; 3] = [
+    "--workspace",
+    "--features",
+    "ferry-ep/cuda,ferry-tests/cuda",
+];
+
+/// Tests of the host library with `cust`, which links a driver. Features of all other crates are those of
+/// [`ALL_TESTS`], so that none of them is compiled again.
+const DRIVER_TESTS: [&str; 10] = [
+    "-Zfeature-unification",
+    "--config",
+    "resolver.feature-unification='workspace'",
+    "--package",
+    "ferry-ep",
+    "--lib",
+    "--test",
+    "driver",
+    "--features",
+    "cust,nvshmem",
+];
+
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
@@ -64,7 +87,7 @@ impl Tally {
 /// Runs everything and ends with one line that counts it.
 pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     let mut tally = Tally::default();
-    let tests = run_cargo_test(places, &["--workspace"], &[], &mut tally);
+    let tests = run_cargo_test(places, &ALL_TESTS, &[], &mut tally);
     let with_driver = run_driver_tests(places, &mut tally);
     let kernels = build_ptx::run(places, None, Mode::Check);
     tally.add_outcome(&kernels);
@@ -105,22 +128,9 @@ fn check_nvvm(
     outcome
 }
 
-/// Runs the tests of what is compiled for GPUs only: as this machine is, and those of the host library again
-/// with a driver that does nothing, which the crate `cust` is linked with.
+/// Runs the tests of the host library that GPUs concern again, with a driver that does nothing, which the
+/// crate `cust` is linked with.
 fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
-    let packages = [
-        "--package",
-        "ferry-ep",
-        "--package",
-        "ferry-tests",
-        "--lib",
-        "--test",
-        "driver",
-        "--test",
-        "books",
-    ];
-    let features = ["--features", "ferry-ep/cuda,ferry-tests/cuda"];
-    let as_it_is = run_cargo_test(places, &[&packages[..], &features].concat(), &[], tally);
     let mut loaded_from = vec![cuda_stub::loaded_from(places)?];
     if let Some(paths) = env::var_os(LOADER_PATH) {
         loaded_from.extend(env::split_paths(&paths));
@@ -129,16 +139,7 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
         (cuda_stub::VARIABLE, cuda_stub::folder(places)?.into()),
         (LOADER_PATH, env::join_paths(loaded_from)?),
     ];
-    let host = [
-        "--package",
-        "ferry-ep",
-        "--lib",
-        "--test",
-        "driver",
-        "--features",
-        "cust",
-    ];
-    run_cargo_test(places, &host, &variables, tally).and(as_it_is)
+    run_cargo_test(places, &DRIVER_TESTS, &variables, tally)
 }
 
 /// Runs `cargo test`, shows what it prints, and counts.

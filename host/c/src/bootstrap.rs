@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use ferry::MAX_RANKS;
+use ferry::layout::MAX_RANKS;
 
 use crate::status::Failure;
 use crate::structs::sized;

@@ -1,6 +1,7 @@
 //! Outputs that Ferry allocates.
 
-use ferry::{CombineBuffers, DispatchBuffers, OutputElement, Plan};
+use ferry::layout::OutputElement;
+use ferry::{CombineBuffers, DispatchBuffers, Plan};
 
 use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
 use crate::config::output_element;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ferry::{CombineMode, Config, OutputElement, ScaleLayout, TokenFormat};
+use ferry::layout::OutputElement;
+use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
 
 use crate::status::Failure;
 use crate::structs::{flag, sized};

@@ -1,6 +1,7 @@
 //! What kernels meet.
 
-use ferry::{Error, Fault, FaultKind, InputFault, Kernel, Region};
+use ferry::layout::{Kernel, Region};
+use ferry::{Error, Fault, FaultKind, InputFault};
 
 use crate::status::Failure;
 use crate::status::ferry_status::{FERRY_FAULT, FERRY_INPUT_FAULT, FERRY_POISONED};

@@ -4,7 +4,8 @@ use std::ffi::c_char;
 use std::ptr;
 use std::time::Duration;
 
-use ferry::{Group, SimulatorOptions};
+use ferry::Group;
+use ferry::simulator::Options as SimulatorOptions;
 
 #[cfg(feature = "cuda")]
 use crate::bootstrap::open;

@@ -14,12 +14,13 @@ use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{Sized0, read};
 
 /// ferry_dispatch of all ranks of this process, in one call: all communicators of one
-/// ferry_communicators_new, in any order; others, or a part of them, are FERRY_INVALID_ARGUMENT. Each array has `count` values, one for each of `communicators`, in their order. First all checks
-/// of all ranks are made, then the kernels are enqueued, one rank after another; no launch waits
-/// for a kernel. Where a check or the first launch fails, nothing was enqueued on any rank, and
-/// their rounds stay as they were. Where a later launch fails, FERRY_POISONED: all communicators of
-/// the call can only be closed. Calls for all and for single ranks may be mixed in a round.
-/// Collective with the other processes (not with skip_a2a). Does not synchronise.
+/// ferry_communicators_new, in any order; others, or a part of them, are FERRY_INVALID_ARGUMENT. Each
+/// array has `count` values, one for each of `communicators`, in their order. First all checks of all
+/// ranks are made, then the kernels are enqueued, one rank after another; no launch waits for a kernel.
+/// If a check or the first launch fails, nothing was enqueued on any rank, and their rounds stay as they
+/// were. If a later launch fails, FERRY_POISONED: all communicators of the call can only be closed. Calls
+/// for all and for single ranks may be mixed in a round. Collective with the other processes (not with
+/// skip_a2a). Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_all(
     communicators: *const *mut ferry_communicator,

@@ -1,6 +1,6 @@
 //! Where a rank's memory lies on its device, for whoever looks from outside.
 
-use ferry::DevicePointers;
+use ferry::device::DevicePointers;
 
 use crate::communicator::{ferry_communicator, look_at};
 use crate::status::{ferry_status, guard};

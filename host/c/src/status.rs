@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferry::{Error, LocalRanksError, SharedGpuError};
+use ferry::Error;
+use ferry::error::{LocalRanksError, SharedGpuError};
 
 /// What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
 /// later versions may add some.

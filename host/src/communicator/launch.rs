@@ -2,7 +2,7 @@
 
 use ferry_layout::Kernel;
 
-use super::round::Open;
+use super::open::Open;
 use super::{Communicator, Poison};
 use crate::device::sharing::one_stream::{Lane, Reserved};
 use crate::device::{Args, InGraph, Launch};

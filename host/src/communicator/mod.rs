@@ -2,6 +2,7 @@
 
 pub(crate) mod all;
 pub(crate) mod memory;
+pub(crate) mod open;
 pub(crate) mod pointers;
 pub(crate) mod round;
 
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank, Window};
 
-use self::round::Open;
+use self::open::Open;
 use self::streams::Streams;
 use crate::communicator::memory::{Private, Windows};
 use crate::device::Device;
@@ -83,17 +84,17 @@ mod streams;
 ///
 /// # Ranks that share a GPU
 ///
-/// With `GroupOptions::share_gpus` each rank takes its [part](crate::GpuRanks::limit) of the GPU, so that a
+/// With `GroupOptions::share_gpus` each rank takes its [part](crate::device::GpuRanks::limit) of the GPU, so that a
 /// group's kernels fit together. What this process knows beyond is checked as a communicator is made: on each
 /// GPU that ranks of a group share, the largest live communicator of every rank of this process, of whichever
 /// group, counts, and the sum is at most the GPU's multiprocessors
-/// ([`SharedGpuError::NoRoom`](crate::SharedGpuError) lists them). What other processes have there is not
+/// ([`SharedGpuError::NoRoom`](crate::error::SharedGpuError) lists them). What other processes have there is not
 /// known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if their
 /// `max_sms` make them. Two communicators of one rank may be ordered in one stream; where they overlap, give
 /// both a smaller `max_sms`.
 ///
 /// Ranks of one process each have streams of their own there. A call is refused
-/// ([`SharedGpuError::OneStream`](crate::SharedGpuError), and nothing is enqueued) whose kernel would come
+/// ([`SharedGpuError::OneStream`](crate::error::SharedGpuError), and nothing is enqueued) whose kernel would come
 /// behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the
 /// same stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel
 /// ends at its deadline, unless the call is made with another stream before. Split calls may share a
@@ -195,7 +196,7 @@ impl Communicator {
     }
 
     /// Most multiprocessors that its kernels occupy: [`Config::max_sms`](crate::Config::max_sms), or its
-    /// [part of the GPU](crate::GpuRanks::limit) that it shares, if that is less; `None` for all.
+    /// [part of the GPU](crate::device::GpuRanks::limit) that it shares, if that is less; `None` for all.
     pub const fn max_sms(&self) -> Option<u32> {
         self.max_sms
     }

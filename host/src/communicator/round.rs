@@ -3,41 +3,14 @@
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-use crate::call::{Received, Returned, Sent};
+use crate::call::{Received, Returned};
 use crate::communicator::Communicator;
 use crate::communicator::launch::Prepared;
+use crate::communicator::open::Open;
 use crate::device::Args;
 use crate::error::Error;
 use crate::error::round::Round;
 use crate::tensor::handles::Stream;
-
-/// A round with the arguments that its next call needs.
-#[derive(Clone, Copy, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "an epilogue is kept by value: no call allocates"
-)]
-pub(crate) enum Open {
-    /// None is open.
-    Idle,
-    /// `dispatch_async` was enqueued.
-    Sent(Sent),
-    /// The dispatch was enqueued whole.
-    Received(Received),
-    /// `combine_async` was enqueued.
-    Returned(Returned),
-}
-
-impl Open {
-    const fn round(&self) -> Round {
-        match self {
-            Self::Idle => Round::Idle,
-            Self::Sent(_) => Round::DispatchSent,
-            Self::Received(_) => Round::Dispatched,
-            Self::Returned(_) => Round::CombineSent,
-        }
-    }
-}
 
 impl Communicator {
     /// How far this rank's round is, by the calls that were enqueued. Not collective; does not

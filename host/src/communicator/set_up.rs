@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
 
-use super::round::Open;
+use super::open::Open;
 use super::seat::{Seat, seats};
 use super::streams::Streams;
 use super::{Communicator, Launchable};

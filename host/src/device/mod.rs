@@ -7,6 +7,7 @@ pub(crate) mod fault_page;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod kernels;
 pub(crate) mod loaded_kernels;
+pub(crate) mod pointers;
 pub(crate) mod sharing;
 
 use std::any::Any;
@@ -15,7 +16,9 @@ use std::sync::Arc;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, SiluArgs};
 use ferry_layout::{Kernel, Shape};
 
-use crate::device::loaded_kernels::LoadedKernels;
+pub use self::loaded_kernels::LoadedKernels;
+pub use self::pointers::DevicePointers;
+pub use self::sharing::gpu_ranks::GpuRanks;
 use crate::error::{Error, TensorError};
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};

@@ -15,7 +15,6 @@ use std::path::PathBuf;
 use ferry_layout::{Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, TokenFormat};
 
 use self::text::{green_context, in_its_place, paths};
-use crate::error::bootstrap::BootstrapError;
 use crate::error::round::Round;
 
 mod cuda;
@@ -29,9 +28,12 @@ mod shared_gpu;
 mod tensor;
 mod text;
 
+pub use bootstrap::BootstrapError;
 pub use cuda::CudaError;
 pub use driver::DriverError;
 pub use epilogue::EpilogueError;
+#[cfg(feature = "cuda")]
+pub use kernels::KernelsError;
 pub use local_ranks::LocalRanksError;
 pub use node::NodeError;
 pub use nvshmem::NvshmemError;

@@ -17,7 +17,7 @@ pub enum Round {
 }
 
 impl fmt::Display for Round {
-    /// Writes what is open and what comes next: "dispatch_async was not waited for; dispatch_wait comes next".
+    /// Names the open call and the next one: "dispatch_async was not waited for; dispatch_wait comes next".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Idle => "no round is open; dispatch or dispatch_async comes next",

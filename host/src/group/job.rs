@@ -3,7 +3,7 @@
 //! Nothing bounds a wait inside NVSHMEM: where a rank is gone, such a call never returns to the
 //! others. So all ranks first tell each other through the bootstrap that they are about to make it,
 //! and none makes it where that fails. What stays is a rank that is lost between the two, or just
-//! when the bootstrap lets all go on ([`TcpBootstrap`](crate::TcpBootstrap) says what can happen
+//! when the bootstrap lets all go on ([`TcpBootstrap`](crate::bootstrap::TcpBootstrap) says what can happen
 //! then).
 
 use crate::error::Error;

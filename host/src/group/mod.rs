@@ -1,6 +1,6 @@
 //! Who takes part.
 
-pub(crate) mod bootstrap;
+pub mod bootstrap;
 pub(crate) mod fabric;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod job;
@@ -52,7 +52,7 @@ use crate::group::simulated::SimulatedFabric;
 ///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
 ///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
 ///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
-///    [`lost_rank`](crate::BootstrapError::lost_rank) it is where that is known. A rank whose own
+///    [`lost_rank`](crate::error::BootstrapError::lost_rank) it is where that is known. A rank whose own
 ///    round ended well learns it in the next one, as the others do not come. A rank that launched a
 ///    graph [out of turn](crate::FaultKind::OutOfTurn) is lost, too. A rank that came late itself
 ///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
@@ -71,7 +71,7 @@ use crate::group::simulated::SimulatedFabric;
 /// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
 ///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
 ///    All are told the same.
-/// 5. **Meet again**: a new [`Bootstrap`](crate::Bootstrap), and of it a new group, in the same processes.
+/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and of it a new group, in the same processes.
 /// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds experts
 ///    `r * experts / ranks` and up, so load those of the lost rank, and have the router name them. Make
 ///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the number of ranks.
@@ -133,7 +133,8 @@ impl Group {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use ferry::{Group, SimulatorOptions};
+    /// use ferry::Group;
+    /// use ferry::simulator::Options as SimulatorOptions;
     ///
     /// # fn main() -> Result<(), ferry::Error> {
     /// // Two ranks that are missed after 50 ms, whatever the deadline.
@@ -289,10 +290,10 @@ impl Group {
     ///
     /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing
     /// windows does, and nothing bounds that. So all ranks come to a barrier of their
-    /// [`Bootstrap`](crate::Bootstrap) first. Where that fails, because a rank was lost, its error
+    /// [`Bootstrap`](crate::bootstrap::Bootstrap) first. Where that fails, because a rank was lost, its error
     /// is returned, and this process stays joined until it ends. Two things can still wait for
     /// ever: NVSHMEM itself, if a rank is lost just when the barrier lets all go on
-    /// ([`TcpBootstrap`](crate::TcpBootstrap) says when), or after it and before its call is over;
+    /// ([`TcpBootstrap`](crate::bootstrap::TcpBootstrap) says when), or after it and before its call is over;
     /// and a bootstrap whose own waits do not end, as MPI's.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ pub struct GroupOptions {
     /// Without, a GPU that two ranks have is refused ([`Error::DeviceListedTwice`](crate::Error),
     /// [`Error::GpuShared`](crate::Error)), as it is mostly a mistake. All ranks on a GPU say so.
     ///
-    /// Each takes a [part](crate::GpuRanks::limit) of the GPU's multiprocessors, and
+    /// Each takes a [part](crate::device::GpuRanks::limit) of the GPU's multiprocessors, and
     /// [rules](crate::Communicator#ranks-that-share-a-gpu) hold for what they do at one time.
     ///
     /// In a process of several ranks there, streams in one hardware queue wait for each other: set
@@ -37,8 +37,8 @@ pub struct GroupOptions {
     /// Processes on one GPU run side by side under MPS (`nvidia-cuda-mps-control -d`, before all of them;
     /// whether a process is its client is asked of the driver). Without, those of a node group take turns,
     /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem` refuses
-    /// ([`SharedGpuError::NeedsMps`](crate::SharedGpuError)). Side by side, there are at most as many ranks
-    /// as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::SharedGpuError)).
+    /// ([`SharedGpuError::NeedsMps`](crate::error::SharedGpuError)). Side by side, there are at most as many ranks
+    /// as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::error::SharedGpuError)).
     pub share_gpus: bool,
     /// The NVSHMEM host library, for `Group::nvshmem` alone; `None` to look in the loader's usual places.
     pub nvshmem_library: Option<PathBuf>,

@@ -97,7 +97,7 @@ pub struct Config {
     /// fit on it together: two communicators in two streams, or one beside NCCL. See
     /// [`Communicator`](crate::Communicator#what-waits-on-a-gpu-at-one-time). In the stream of a green
     /// context (CUDA 12.4), at most as many as that has. Of ranks that share a GPU, no kernel occupies more
-    /// than its [part](crate::GpuRanks::limit) of it, whatever this says.
+    /// than its [part](crate::device::GpuRanks::limit) of it, whatever this says.
     #[cfg_attr(feature = "serde", serde(default))]
     pub max_sms: Option<u32>,
     /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps

@@ -6,7 +6,9 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ferry::device::GpuRanks;
 use ferry::device::{FaultPage, InGraph, Launch, SharedPage};
+use ferry::layout::{Kernel, Region, Shape};
 use ferry::*;
 
 /// What happened, in order, and what is to happen.

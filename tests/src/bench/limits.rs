@@ -1,8 +1,9 @@
 //! What the machine can do, measured in the same run.
 
 use anyhow::Result;
+use ferry::Rank;
 use ferry::cuda::Grid;
-use ferry::{Kernel, Rank};
+use ferry::layout::Kernel;
 use ferry_probes::ProbeArgs;
 
 use super::options::BenchArgs;

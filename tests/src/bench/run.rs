@@ -196,7 +196,7 @@ fn shape(
     ranks: usize,
     format: TokenFormat,
     combine: CombineMode,
-) -> Result<ferry::Shape> {
+) -> Result<ferry::layout::Shape> {
     // A group of simulated ranks costs nothing, and checks the sizes.
     let group = ferry::Group::simulated(ranks as u32, 0)?;
     Ok(*Plan::new(&group, args.config(format, combine, 1))?.shape())
@@ -397,7 +397,12 @@ fn phase(timed: &Timed, payload_bytes: u64, wire_bytes: u64) -> Phase {
 }
 
 /// Sets the yardsticks beside a record; `index` is that of its tokens.
-fn compare(record: &mut Record, yardsticks: &Yardsticks, index: usize, shape: ferry::Shape) {
+fn compare(
+    record: &mut Record,
+    yardsticks: &Yardsticks,
+    index: usize,
+    shape: ferry::layout::Shape,
+) {
     let rows = [shape.dispatch_row_bytes(), shape.combine_row_bytes()];
     for (half, phase) in [&mut record.dispatch, &mut record.combine]
         .into_iter()

@@ -1,6 +1,7 @@
 //! What must cross the wire, and what device memory must read and write, counted from the routing.
 
-use ferry::{CombineMode, Shape, TokenFormat};
+use ferry::layout::Shape;
+use ferry::{CombineMode, TokenFormat};
 use ferry_reference::Problem;
 
 /// Bytes of the busiest rank: the larger of what one sends and what one receives.

@@ -5,10 +5,10 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ferry::device::{GpuRanks, LoadedKernels};
 use ferry::device::{InGraph, Launch, SharedPage};
-use ferry::{
-    Device, DevicePtr, Error, Fabric, GpuRanks, Group, LoadedKernels, Rank, Shape, Stream,
-};
+use ferry::layout::Shape;
+use ferry::{Device, DevicePtr, Error, Fabric, Group, Rank, Stream};
 
 /// What guard zones hold.
 const GUARD: u8 = 0xb7;

@@ -1,6 +1,7 @@
 //! A plan's launches on a device: their grids and tactics, as host and kernels work them out.
 
-use ferry::{Kernel, Plan};
+use ferry::Plan;
+use ferry::layout::Kernel;
 use ferry_layout::Common;
 use ferry_protocol::Extent;
 use ferry_protocol::tactics::Phase;

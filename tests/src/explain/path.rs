@@ -1,6 +1,7 @@
 //! A row's way, in words: from a token's route to its places at the experts, and back.
 
-use ferry::{CombineMode, Kernel};
+use ferry::CombineMode;
+use ferry::layout::Kernel;
 use ferry_protocol::ByteRange;
 use ferry_protocol::tactics::{Numbering, Phase, Split, Wire};
 

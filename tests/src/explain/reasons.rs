@@ -3,7 +3,8 @@
 //! Nothing is decided here. Each [`Question`] has the answer of the tactics beside the facts, and a test
 //! compares the two.
 
-use ferry::{CombineMode, Kernel, Shape};
+use ferry::CombineMode;
+use ferry::layout::{Kernel, Shape};
 use ferry_layout::{
     BlockHistogram, HISTOGRAM_BYTES, MAX_PARTS, PART_ITEMS, SMALL_BATCH_ASSIGNMENTS,
     SMALL_BLOCK_TOKENS,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use ferry::Kernel;
+use ferry::layout::Kernel;
 use ferry_protocol::tactics::Phase;
 use ferry_protocol::tactics::dispatch::notifications;
 use ferry_protocol::tactics::roles::{CombineRoles, DispatchRoles, computes_offsets};

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use ferry::{Config, Error, LocalRanksError, Rank, SharedGpuError, TokenFormat};
+use ferry::error::{LocalRanksError, SharedGpuError};
+use ferry::{Config, Error, Rank, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 

@@ -63,20 +63,13 @@ struct Rank {
 
 impl Rank {
     /// Enqueues a dispatch.
-    fn dispatch(&mut self) -> Result<(), Error> {
-        let memory = &self.memory;
-        dispatch_of(&mut self.communicator, &memory.tokens(), &memory.rows)
-    }
-
-    /// Enqueues a combine.
-    fn combine(&mut self, expert_rows: &Tensor, sums: &Tensor) -> Result<(), Error> {
-        let memory = &self.memory;
-        let (capacity, count) = (memory.rows.tokens.dims()[0], memory.x.dims()[0]);
-        // SAFETY: as in `dispatch_of`.
-        let mut lease = unsafe { Lease::new(self.communicator.device(), &memory.gpu)? };
-        let input = CombineInput::new(lease.tensor(expert_rows, [capacity, HIDDEN])?);
-        let output = CombineOutput::Summed(lease.tensor(sums, [count, HIDDEN])?);
-        self.communicator.combine(lease.stream(), &input, &output)
+    fn dispatch(&mut self) -> Result<()> {
+        let memory = &mut self.memory;
+        Ok(dispatch_of(
+            &mut self.communicator,
+            &memory.tokens(),
+            &memory.rows,
+        )?)
     }
 }
 
@@ -109,6 +102,22 @@ fn dispatch_of(
     }
     let output = lease.dispatch_output(&plan, rows)?;
     communicator.dispatch(lease.stream(), &input, &output)
+}
+
+/// Enqueues a combine of these tensors.
+fn combine_of(
+    communicator: &mut Communicator,
+    memory: &Memory,
+    expert_rows: &Tensor,
+    sums: &Tensor,
+) -> Result<(), Error> {
+    let capacity = memory.rows.tokens.dims()[0];
+    let count = memory.x.dims()[0];
+    // SAFETY: as in `dispatch_of`.
+    let mut lease = unsafe { Lease::new(communicator.device(), &memory.gpu)? };
+    let input = CombineInput::new(lease.tensor(expert_rows, [capacity, HIDDEN])?);
+    let output = CombineOutput::Summed(lease.tensor(sums, [count, HIDDEN])?);
+    communicator.combine(lease.stream(), &input, &output)
 }
 
 struct Memory {
@@ -302,13 +311,15 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
     let placements = Placement::of(problem, format, Compared::ALL);
     ranks.iter_mut().try_for_each(|rank| rank.memory.poison())?;
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
-    for rank in &mut *ranks {
-        let memory = &rank.memory;
+    for Rank {
+        communicator,
+        memory,
+    } in &mut *ranks
+    {
         let (number, capacity) = (memory.number, memory.rows.tokens.dim(0)?);
         let answers = placements[number].expert_rows(problem, &scale, number, capacity);
         let answers = Tensor::from_vec(answers, (capacity, HIDDEN), &memory.gpu)?;
-        let sums = memory.combined()?;
-        rank.combine(&answers, &sums)?;
+        combine_of(communicator, memory, &answers, &memory.combined()?)?;
     }
     let oracle = Oracle::new(problem, &scale, format);
     let outputs = ranks.iter().map(|rank| rank.memory.outputs(format));
@@ -367,14 +378,22 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 /// Enqueues a round on all ranks. Their tokens are its sums then.
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
+    let enqueue = |rank: &Rank| experts.enqueue(&rank.memory.rows.tokens);
     let answers = ranks
         .iter()
-        .map(|rank| experts.enqueue(&rank.memory.rows.tokens));
-    let answers = answers.collect::<candle_core::Result<Vec<_>>>()?;
-    for (rank, answers) in ranks.iter_mut().zip(answers) {
-        let sums = rank.memory.x.zeros_like()?;
-        rank.combine(&answers, &sums)?;
-        rank.memory.x = sums;
+        .map(enqueue)
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    for (
+        Rank {
+            communicator,
+            memory,
+        },
+        answers,
+    ) in ranks.iter_mut().zip(answers)
+    {
+        let sums = memory.x.zeros_like()?;
+        combine_of(communicator, memory, &answers, &sums)?;
+        memory.x = sums;
     }
     Ok(())
 }

@@ -4,7 +4,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Result, bail};
-use ferry::{Config, Group, OutputElement};
+use ferry::layout::OutputElement;
+use ferry::{Config, Group};
 
 use super::{Outcome, Suite};
 use crate::group::GroupKind;

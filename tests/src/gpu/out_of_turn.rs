@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::CudaGraph;
-use ferry::{CombineMode, Config, Error, Fault, FaultKind, Kernel, Rank, Stream, TokenFormat};
+use ferry::layout::Kernel;
+use ferry::{CombineMode, Config, Error, Fault, FaultKind, Rank, Stream, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 

@@ -3,10 +3,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry::cuda::CudaGraph;
+use ferry::error::{LocalRanksError, SharedGpuError};
 use ferry::{
     CombineBuffers, CombineInput, CombineOutput, Communicator, Config, DispatchBuffers,
-    DispatchInput, DispatchOutput, Error, Group, GroupOptions, LocalRanksError, Plan,
-    SharedGpuError, Stream,
+    DispatchInput, DispatchOutput, Error, Group, GroupOptions, Plan, Stream,
 };
 
 use super::{Outcome, Suite};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use ferry::{DevicePtr, Fabric, Group, Shape};
+use ferry::layout::Shape;
+use ferry::{DevicePtr, Fabric, Group};
 use ferry_probes::ProbeArgs;
 
 /// Every rank's probe memory, from where the group's windows come, so that a rank addresses

@@ -1,5 +1,6 @@
 //! What combines with options are given, drawn from a seed, and what the oracle says of it.
 
+use ferry::layout::OutputElement;
 use ferry::*;
 use ferry_own_epilogue::LimitedWithOffsets;
 use ferry_reference::{

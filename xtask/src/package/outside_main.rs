@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use ferry::GroupOptions;
 use ferry::{
-    CombineBuffers, CombineInput, Config, DispatchBuffers, DispatchInput, Error, Communicator,
+    CombineBuffers, CombineInput, Communicator, Config, DispatchBuffers, DispatchInput, Error,
     Group, Plan, Stream,
 };
 
@@ -35,9 +35,7 @@ fn round(group: &Group) -> Result<bool, Error> {
     let mut right = true;
     for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
         let _ = rank.synchronize(stream)?;
-        let sums: Vec<u16> = rank
-            .device()
-            .download_tensor(&sums.output(8)?.rows())?;
+        let sums: Vec<u16> = rank.device().download_tensor(&sums.output(8)?.rows())?;
         right &= sums == [0x4000; 8 * 64];
     }
     for rank in ranks {

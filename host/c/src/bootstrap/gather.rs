@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use ferry::BootstrapError;
+use ferry::error::BootstrapError;
 
 /// What [`ferry_all_gather`](super::ferry_all_gather) is, where there is one.
 type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int;

@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use ferry::{Bootstrap, Error, FnBootstrap, TcpBootstrap};
+use ferry::Error;
+use ferry::bootstrap::{Bootstrap, FnBootstrap, TcpBootstrap};
 
 use super::gather::Gather;
 use super::{ferry_bootstrap, require_ranks};

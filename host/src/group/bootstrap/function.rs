@@ -20,9 +20,9 @@ use crate::group::bootstrap::Bootstrap;
 /// nothing of the group itself.
 ///
 /// ```
-/// use ferry::{Bootstrap, FnBootstrap};
+/// use ferry::bootstrap::{Bootstrap, FnBootstrap};
 ///
-/// # fn main() -> Result<(), ferry::BootstrapError> {
+/// # fn main() -> Result<(), ferry::error::BootstrapError> {
 /// // A group of one has nobody to ask.
 /// // SAFETY: the only rank's bytes are all there is to gather.
 /// let mut bootstrap = unsafe { FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()])) }?;

@@ -5,13 +5,16 @@ use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::{DispatchTensors, Error, TokenFormat};
 use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
 
-use super::{HIDDEN, Memory, Rank, TOP_K, Tokens, close, dispatch_of, prepare, problem, run_round};
+use super::{
+    HIDDEN, Memory, Rank, TOP_K, Tokens, close, combine_of, dispatch_of, prepare, problem,
+    run_round,
+};
 use crate::gpu::Suite;
 use crate::gpu::on_devices::Devices;
 use crate::verify::compare_rows;
 
 /// The text of an error of Ferry's, which must be of tensors or of devices.
-fn refusal<T>(wanted: &str, result: Result<T, Error>) -> Result<String> {
+fn refusal(wanted: &str, result: Result<(), Error>) -> Result<String> {
     match result {
         Err(error @ (Error::Tensor(_) | Error::OtherDevice { .. })) => Ok(error.to_string()),
         Err(error) => bail!("{wanted}: {error}"),
@@ -188,16 +191,20 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
 fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
     let mut results = Vec::new();
-    for rank in &mut *ranks {
-        let memory = &rank.memory;
-        let (rows, sums) = (memory.rows.tokens.clone(), memory.x.zeros_like()?);
+    for Rank {
+        communicator,
+        memory,
+    } in &mut *ranks
+    {
+        let (rows, sums) = (&memory.rows.tokens, memory.x.zeros_like()?);
         let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
-        let said = refusal("expert rows", rank.combine(&wrong, &sums))?;
+        let result = combine_of(communicator, memory, &wrong, &sums);
+        let said = refusal("expert rows", result)?;
         ensure!(
             said.starts_with("tensor expert_rows: wanted elements of bf16"),
             "{said}"
         );
-        rank.combine(&rows, &sums)?;
+        combine_of(communicator, memory, rows, &sums)?;
         results.push(sums);
     }
     let rows = dispatch(problem).into_iter().map(|rank| rank.tokens);

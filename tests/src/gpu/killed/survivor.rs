@@ -7,10 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{
-    Bootstrap, BootstrapError, CombineMode, Config, Error, FaultKind, Group, TcpBootstrap,
-    TokenFormat,
-};
+use ferry::bootstrap::{Bootstrap, TcpBootstrap};
+use ferry::error::BootstrapError;
+use ferry::{CombineMode, Config, Error, FaultKind, Group, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 

@@ -1,5 +1,5 @@
 //! How often a group calls its bootstrap, from which threads, and with how many bytes: the table of
-//! [`Bootstrap`](crate::Bootstrap).
+//! [`Bootstrap`](crate::bootstrap::Bootstrap).
 
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};

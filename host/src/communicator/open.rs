@@ -1,0 +1,32 @@
+//! The open round of a rank.
+
+use crate::call::{Received, Returned, Sent};
+use crate::error::round::Round;
+
+/// A round with the arguments that its next call needs.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an epilogue is kept by value: no call allocates"
+)]
+pub(crate) enum Open {
+    /// None is open.
+    Idle,
+    /// `dispatch_async` was enqueued.
+    Sent(Sent),
+    /// The dispatch was enqueued whole.
+    Received(Received),
+    /// `combine_async` was enqueued.
+    Returned(Returned),
+}
+
+impl Open {
+    pub(crate) const fn round(&self) -> Round {
+        match self {
+            Self::Idle => Round::Idle,
+            Self::Sent(_) => Round::DispatchSent,
+            Self::Received(_) => Round::Dispatched,
+            Self::Returned(_) => Round::CombineSent,
+        }
+    }
+}
