@@ -76,7 +76,7 @@
 //!
 //! `cudarc`: `cuda`, and streams and memory of the crate `cudarc`, which loads the driver at run time.
 //!
-//! `candle`: `cudarc`, and functions over tensors of the crate `candle-core`, whose build needs `nvcc`. It
+//! `candle`: `cudarc`, and tensors and devices of the crate `candle-core`, whose build needs `nvcc`. It
 //! links the driver, cuBLAS, cuRAND and CUDA's runtime: a program with candle does not start without them.
 //!
 //! `serde`: a [`Config`] is read from files and written to them, [formats as words](Config#in-files).

@@ -161,7 +161,7 @@ impl CudaDevice {
 // bytes than there are. The kernels are of modules that were loaded on this device, for all shapes
 // or for the one asked for.
 unsafe impl Device for CudaDevice {
-    fn cuda(&self) -> Option<&CudaDevice> {
+    fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
     }
 

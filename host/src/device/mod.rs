@@ -92,7 +92,7 @@ pub enum InGraph {
 ///   nothing else uses until [`free`](Self::free);
 /// - [`upload`](Self::upload), [`download`](Self::download) and [`fill`](Self::fill) are over when
 ///   they return, and touch no bytes but those that they were given;
-/// - `cuda`, of the feature of that name, returns the device itself;
+/// - [`as_any`](Self::as_any) returns the device itself, or nothing;
 /// - a stream of [`stream`](Self::stream) lives for as long as the process;
 /// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
@@ -124,10 +124,9 @@ pub unsafe trait Device: Send + Sync {
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
     /// Sets `bytes` bytes to `value`. Synchronises.
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
-    /// The CUDA device that this is, if it is one: streams and memory of other libraries are checked
-    /// against it.
-    #[cfg(feature = "cuda")]
-    fn cuda(&self) -> Option<&crate::cuda::CudaDevice> {
+    /// The device itself, for those who know its type: streams and memory of other libraries are checked
+    /// against a `CudaDevice`.
+    fn as_any(&self) -> Option<&dyn Any> {
         None
     }
     /// Creates a stream, which lives for as long as the process.

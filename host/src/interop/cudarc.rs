@@ -6,9 +6,9 @@
 //! Ferry and `CudaContext::new` use the same context, the device's primary one; what is of another context or
 //! device is refused.
 //!
-//! The caller of [`Lease::new`](crate::Lease::new) promises for `CudaContext::per_thread_stream` that the lease,
-//! its calls and whatever else uses the slices stay on one thread; and where event tracking is disabled, to
-//! order streams and to free no slice before the kernels have ended.
+//! The caller of [`Lease::new`](crate::Lease::new) promises for `CudaContext::per_thread_stream` that the
+//! lease, its calls and whatever else uses the slices stay on one thread; and if event tracking is disabled,
+//! to order streams and to free no slice before the kernels have ended.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -8,8 +8,8 @@
 //! several ranks makes none from its first rank's dispatch until all ranks' rounds have ended: such a
 //! copy would wait for a kernel that waits for a rank whose turn has not come.
 //!
-//! The caller of [`Lease::new`](crate::Lease::new) promises that buffers are neither used nor dropped until what
-//! was enqueued has ended, nor the stream.
+//! The caller of [`Lease::new`](crate::Lease::new) promises that buffers are neither used nor dropped, and
+//! the stream is not dropped, until what was enqueued has ended.
 //!
 //! `cust` links the CUDA driver. Where there is no CUDA installation, its build looks for the library
 //! to link with in the folder that the variable `CUDA_LIBRARY_PATH` names.

@@ -80,9 +80,9 @@ unsafe impl AsStream for Stream {
 /// ```
 ///
 /// # Safety
-/// The tensor's [`at`](Tensor::at) is memory that calls on `device` and `stream` may read, and write if `self`
-/// is an exclusive reference, as [`DevicePtr::new`](crate::DevicePtr::new) promises it, provided that the
-/// caller keeps the promise of [`as_tensor`](Self::as_tensor).
+/// The tensor's [`at`](Tensor::at) is memory that calls on `device` and `stream` may read, and write if
+/// `self` is an exclusive reference, as [`DevicePtr::new`](crate::DevicePtr::new) promises it, provided that
+/// the caller keeps the promise of [`as_tensor`](Self::as_tensor).
 pub unsafe trait AsTensor<'a, S>: Sized {
     /// A value that is kept until the calls have been enqueued, such as a lock, or an event that is recorded
     /// then; `()` if there is none.
@@ -114,8 +114,8 @@ impl<T> Guard for T {}
 /// Memory and a stream of another library for calls of one rank: its methods return the [`Tensor`]s and the
 /// [`Stream`].
 ///
-/// The memory stays borrowed, and the library's guards stay, while the lease lives. Keep one for the calls of a
-/// round, or one for each call.
+/// The memory stays borrowed, and the library's guards stay, while the lease lives. Keep one for the calls
+/// of a round, or one for each call.
 #[must_use]
 pub struct Lease<'a, S> {
     pub(super) device: Arc<dyn Device>,
@@ -131,12 +131,12 @@ impl<'a, S: AsStream> Lease<'a, S> {
     /// - The lease lives until the last copy of each tensor that it returned was passed to a call. A split
     ///   call's wait is one, too. It is dropped, not forgotten.
     /// - What was leased by a shared reference is no output of a call, except tensors of candle.
-    /// - The stream lives while [`stream`](Self::stream)'s value or a copy is passed to anything, and outlives
-    ///   what is enqueued on it. No capture of it begins or ends during a call, and a graph that is captured
-    ///   meanwhile is not launched after the memory was freed.
-    /// - The library's rules, which are in the documentation of the modules `ferry::cudarc`, `ferry::cust` and
-    ///   `ferry::candle`. Of a library without rules: the memory is neither used nor freed until what was
-    ///   enqueued has ended.
+    /// - The stream lives while [`stream`](Self::stream)'s value or a copy is passed to anything, and
+    ///   outlives what is enqueued on it. No capture of it begins or ends during a call, and a graph that is
+    ///   captured meanwhile is not launched after the memory was freed.
+    /// - The library's rules are kept, which are in the documentation of the modules `ferry::cudarc`,
+    ///   `ferry::cust` and `ferry::candle`. Of a library without rules: the memory is neither used nor freed
+    ///   until what was enqueued has ended.
     ///
     /// # Errors
     /// [`Error::OtherDevice`] if the stream is not of the device's primary context, and errors of the

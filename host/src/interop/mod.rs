@@ -20,7 +20,8 @@ use crate::tensor::{Tensor, data_type::DataType, handles::DevicePtr};
 /// Returns the CUDA device that `what` is used for.
 #[cfg(any(feature = "cudarc", feature = "cust"))]
 fn cuda<'d>(what: &'static str, device: &'d dyn Device) -> Result<&'d CudaDevice, Error> {
-    device.cuda().ok_or_else(|| Error::OtherDevice {
+    let cuda = device.as_any().and_then(|device| device.downcast_ref());
+    cuda.ok_or_else(|| Error::OtherDevice {
         what,
         owner: "a CUDA device".to_owned(),
         device: device.name(),
