@@ -124,7 +124,6 @@ pub use ferry_layout::{CombineMode, Fault, FaultKind, Rank, ScaleLayout, TokenFo
 #[cfg(feature = "simulator")]
 pub use ferry_simulator as simulator;
 pub use group::Group;
-pub use group::bootstrap;
 pub use group::fabric::Fabric;
 #[cfg(feature = "cuda")]
 pub use group::options::GroupOptions;
@@ -141,6 +140,13 @@ pub use plan::config::Config;
 pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};
+
+/// Bootstraps: how processes find each other before they have a group.
+pub mod bootstrap {
+    pub use crate::group::bootstrap::Bootstrap;
+    pub use crate::group::bootstrap::function::FnBootstrap;
+    pub use crate::group::bootstrap::tcp::TcpBootstrap;
+}
 
 /// The memory layout that host and kernels share: sizes, regions and kernels by name.
 pub mod layout {

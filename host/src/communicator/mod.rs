@@ -84,18 +84,18 @@ mod streams;
 ///
 /// # Ranks that share a GPU
 ///
-/// With `GroupOptions::share_gpus` each rank takes its [part](crate::device::GpuRanks::limit) of the GPU, so that a
-/// group's kernels fit together. What this process knows beyond is checked as a communicator is made: on each
-/// GPU that ranks of a group share, the largest live communicator of every rank of this process, of whichever
-/// group, counts, and the sum is at most the GPU's multiprocessors
-/// ([`SharedGpuError::NoRoom`](crate::error::SharedGpuError) lists them). What other processes have there is not
-/// known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if their
-/// `max_sms` make them. Two communicators of one rank may be ordered in one stream; where they overlap, give
-/// both a smaller `max_sms`.
+/// With `GroupOptions::share_gpus` each rank takes its [part](crate::device::GpuRanks::limit) of the GPU, so
+/// that a group's kernels fit together. What this process knows beyond is checked as a communicator is made:
+/// on each GPU that ranks of a group share, the largest live communicator of every rank of this process, of
+/// whichever group, counts, and the sum is at most the GPU's multiprocessors
+/// ([`SharedGpuError::NoRoom`](crate::error::SharedGpuError) lists them). What other processes have there is
+/// not known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if
+/// their `max_sms` make them. Two communicators of one rank may be ordered in one stream; where they overlap,
+/// give both a smaller `max_sms`.
 ///
 /// Ranks of one process each have streams of their own there. A call is refused
-/// ([`SharedGpuError::OneStream`](crate::error::SharedGpuError), and nothing is enqueued) whose kernel would come
-/// behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the
+/// ([`SharedGpuError::OneStream`](crate::error::SharedGpuError), and nothing is enqueued) whose kernel would
+/// come behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the
 /// same stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel
 /// ends at its deadline, unless the call is made with another stream before. Split calls may share a
 /// stream: send on all ranks, then wait; threads that enqueue there agree on that order. The handles 0 and 1

@@ -1,6 +1,6 @@
 //! Who takes part.
 
-pub mod bootstrap;
+pub(crate) mod bootstrap;
 pub(crate) mod fabric;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod job;
@@ -62,8 +62,8 @@ use crate::group::simulated::SimulatedFabric;
 ///    [`close_all`](crate::Communicator::close_all). A communicator that gave up waits for nobody. One
 ///    whose round is open and that has not given up is refused ([`Error::RoundOpen`]): enqueue the rest of
 ///    the round and wait for it, which ends by the deadline, or drop it, which leaks. One that has
-///    finished its round waits for the bootstrap, and has its error. Either way the rank's own memory is free; note the
-///    error, and go on.
+///    finished its round waits for the bootstrap, and has its error. Either way the rank's own memory is
+///    free; note the error, and go on.
 /// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node
 ///    group gives an error that names the lost rank; note it, and go on: this rank's windows are
 ///    leaked, as the lost one may have them mapped; all else is given back. A process that was in
@@ -73,7 +73,8 @@ use crate::group::simulated::SimulatedFabric;
 /// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
 ///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
 ///    All are told the same.
-/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and of it a new group, in the same processes.
+/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and of it a new group, in the same
+///    processes.
 /// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds experts
 ///    `r * experts / ranks` and up, so load those of the lost rank, and have the router name them. Make
 ///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the number of ranks.

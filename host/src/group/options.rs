@@ -37,8 +37,8 @@ pub struct GroupOptions {
     /// Processes on one GPU run side by side under MPS (`nvidia-cuda-mps-control -d`, before all of them;
     /// whether a process is its client is asked of the driver). Without, those of a node group take turns,
     /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem` refuses
-    /// ([`SharedGpuError::NeedsMps`](crate::error::SharedGpuError)). Side by side, there are at most as many ranks
-    /// as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::error::SharedGpuError)).
+    /// ([`SharedGpuError::NeedsMps`](crate::error::SharedGpuError)). Side by side, there are at most as many
+    /// ranks as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::error::SharedGpuError)).
     pub share_gpus: bool,
     /// The NVSHMEM host library, for `Group::nvshmem` alone; `None` to look in the loader's usual places.
     pub nvshmem_library: Option<PathBuf>,

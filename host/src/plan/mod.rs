@@ -136,8 +136,8 @@ impl Plan {
     }
 
     /// Most multiprocessors that a kernel of this process's ranks occupies; `None` for all of the device.
-    /// [`Config::max_sms`], or where ranks share a GPU the [part](crate::device::GpuRanks::limit) of the one that has
-    /// the least, if that is less. [`Communicator::max_sms`](crate::Communicator::max_sms) is each
+    /// [`Config::max_sms`], or where ranks share a GPU the [part](crate::device::GpuRanks::limit) of the one
+    /// that has the least, if that is less. [`Communicator::max_sms`](crate::Communicator::max_sms) is each
     /// rank's own.
     pub const fn max_sms(&self) -> Option<u32> {
         self.max_sms
