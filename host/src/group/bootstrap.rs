@@ -20,10 +20,10 @@ use crate::error::bootstrap::BootstrapError;
 /// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
 /// each later call should fail at once, as [`TcpBootstrap`](crate::bootstrap::TcpBootstrap)'s do. A node
 /// group waits for other ranks nowhere else, but for their part in its own kernels: leaving it and freeing
-/// memory wait for what is at work on this process's device, which ends by its deadline. An NVSHMEM group comes to
-/// a barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose waits do not
-/// end (MPI's do not), making, closing and leaving communicators and groups wait for ever for a rank that was
-/// lost.
+/// memory wait for kernels at work on this process's device, which end by their deadline. An NVSHMEM group
+/// comes to a barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
+/// waits do not end (MPI's do not), making, closing and leaving communicators and groups wait for ever for a
+/// rank that was lost.
 ///
 /// # Who calls it
 ///
