@@ -121,7 +121,7 @@ fn every_call_at_every_point_is_made_or_names_what_is_open() {
                         if call == name && open == point),
                     "{refused}"
                 );
-                let wanted = format!("{name} of rank 0 is out of order: {text}");
+                let wanted = format!("{name} is out of order: {text}");
                 assert_eq!(refused.to_string(), wanted);
                 assert_eq!(rank.round(), point, "{name}");
                 assert_eq!(notes.take(), [""; 0]);
@@ -168,7 +168,10 @@ fn closing_with_an_open_round_frees_nothing_and_the_round_goes_on() {
         );
         assert_eq!(
             refused.to_string(),
-            format!("rank 0's communicator cannot be closed: {text}")
+            format!(
+                "rank 0's communicator cannot be closed: {text}; if a peer is lost, synchronize finds it, and \
+                 then it can"
+            )
         );
         assert!(notes.take().iter().all(|call| !call.contains("free")));
         let mut rank = *refused.communicator.expect("the communicator comes back");

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 #[cfg(feature = "cuda")]
 use ferry::Kernels;
+#[cfg(feature = "cuda")]
 use ferry::error::KernelsError;
 
 #[cfg(feature = "cuda")]

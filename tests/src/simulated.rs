@@ -341,8 +341,8 @@ impl Run {
 
     /// Frees everything, but of a lost rank whose round can never be finished.
     pub fn close(self) {
-        for rank in self.ranks {
-            let is_lost = self.outcomes[rank.rank().0 as usize] == Outcome::Lost;
+        for (rank, outcome) in self.ranks.into_iter().zip(&self.outcomes) {
+            let is_lost = *outcome == Outcome::Lost;
             match rank.close().map_err(Error::from) {
                 Err(Error::RoundOpen { .. }) if is_lost => {}
                 closed => closed.unwrap_or_else(|e| panic!("{:?}: {e}", self.case)),

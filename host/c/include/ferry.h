@@ -47,8 +47,8 @@
 #include <stdint.h>
 
 // The version of this header; ferry_version is the library's.
-#define FERRY_VERSION "0.2.0"
-#define FERRY_VERSION_NUMBER 2000
+#define FERRY_VERSION "0.3.0"
+#define FERRY_VERSION_NUMBER 3000
 
 // Every field's default: zero, and the size.
 #define FERRY_BOOTSTRAP_INIT \
@@ -760,10 +760,11 @@ ferry_status ferry_synchronize(const ferry_communicator *communicator, void *str
 
 // Frees the rank's memory, with the last rank of this process the windows after a barrier with the
 // other processes, and sets `*communicator` to NULL. Synchronise the streams in use first, those of
-// replays, too. FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive: then
-// nothing was done, and `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise
-// that none is at work or will be launched. After any other failure `*communicator` is NULL, and what
-// could not be freed is leaked. Collective. Synchronises.
+// replays, too. FERRY_WRONG_ORDER while a round is open that no kernel gave up on, and FERRY_IN_USE while
+// graphs that ferry_graph_capture made of its calls are alive: then nothing was done, and
+// `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise that none is at work
+// or will be launched. After any other failure `*communicator` is NULL, and what could not be freed is
+// leaked. Collective. Synchronises.
 ferry_status ferry_communicator_close(ferry_communicator **communicator);
 
 // Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
@@ -915,34 +916,35 @@ ferry_status ferry_kernels_from_ptx(const char *text, size_t bytes, ferry_kernel
 // collective. Does not synchronise.
 ferry_status ferry_kernels_free(ferry_kernels **kernels);
 
-// ferry_dispatch of several ranks of this process, in one call: of all that it drives, or of some.
-// Each array has `count` values, one for each of `communicators`, in their order. First all checks
-// of all ranks are made, then the kernels are enqueued, one rank after another; no launch waits
-// for a kernel. Where a check or the first launch fails, nothing was enqueued on any rank, and
-// their rounds stay as they were. Where a later launch fails, FERRY_POISONED: all communicators of
-// the call can only be closed. Calls for all and for single ranks may be mixed in a round.
-// Collective with the other processes (not with skip_a2a). Does not synchronise.
+// ferry_dispatch of all ranks of this process, in one call: all communicators of one
+// ferry_communicators_new, in any order; others, or a part of them, are FERRY_INVALID_ARGUMENT. Each
+// array has `count` values, one for each of `communicators`, in their order. First all checks of all
+// ranks are made, then the kernels are enqueued, one rank after another; no launch waits for a kernel.
+// If a check or the first launch fails, nothing was enqueued on any rank, and their rounds stay as they
+// were. If a later launch fails, FERRY_POISONED: all communicators of the call can only be closed. Calls
+// for all and for single ranks may be mixed in a round. Collective with the other processes (not with
+// skip_a2a). Does not synchronise.
 ferry_status ferry_dispatch_all(ferry_communicator *const *communicators,
                                 void *const *streams,
                                 const ferry_dispatch_input *const *inputs,
                                 const ferry_dispatch_output *const *outputs,
                                 size_t count);
 
-// ferry_dispatch_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+// ferry_dispatch_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
 // Collective with the other processes. Does not synchronise.
 ferry_status ferry_dispatch_all_async(ferry_communicator *const *communicators,
                                       void *const *streams,
                                       const ferry_dispatch_input *const *inputs,
                                       size_t count);
 
-// ferry_dispatch_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+// ferry_dispatch_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
 // other processes. Does not synchronise.
 ferry_status ferry_dispatch_all_wait(ferry_communicator *const *communicators,
                                      void *const *streams,
                                      const ferry_dispatch_output *const *outputs,
                                      size_t count);
 
-// ferry_combine of several ranks of this process, as ferry_dispatch_all. Collective with the other
+// ferry_combine of all ranks of this process, as ferry_dispatch_all. Collective with the other
 // processes (not with skip_a2a). Does not synchronise.
 ferry_status ferry_combine_all(ferry_communicator *const *communicators,
                                void *const *streams,
@@ -950,7 +952,7 @@ ferry_status ferry_combine_all(ferry_communicator *const *communicators,
                                const ferry_combine_output *const *outputs,
                                size_t count);
 
-// ferry_combine_async of several ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
+// ferry_combine_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
 // Collective with the other processes. Does not synchronise.
 ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
                                      void *const *streams,
@@ -958,7 +960,7 @@ ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
                                      const ferry_combine_output *const *outputs,
                                      size_t count);
 
-// ferry_combine_wait of several ranks of this process, as ferry_dispatch_all. Collective with the
+// ferry_combine_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
 // other processes. Does not synchronise.
 ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
                                     void *const *streams,

@@ -206,6 +206,7 @@ fn status_of(error: &Error) -> ferry_status {
         },
         Error::LocalRanks(error) => match error {
             LocalRanksError::Refused { source, .. } => status_of(source),
+            LocalRanksError::NotClosed { .. } => FERRY_WRONG_ORDER,
             LocalRanksError::Count { .. }
             | LocalRanksError::NoRanks
             | LocalRanksError::OtherCommunicator { .. }

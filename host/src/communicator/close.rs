@@ -7,6 +7,7 @@ use ferry_layout::Rank;
 
 use super::Communicator;
 use crate::communicator::memory::Leave;
+use crate::error::local_ranks::LocalRanksError;
 use crate::error::round::Round;
 use crate::error::{Error, leak};
 
@@ -16,7 +17,8 @@ pub struct CloseError {
     /// What went wrong.
     pub error: Error,
     /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`],
-    /// [`Error::ForeignGraphs`] and [`Error::RoundOpen`]. Dropped, it is leaked.
+    /// [`Error::ForeignGraphs`] and [`Error::RoundOpen`]. If it is dropped, its
+    /// [memory is freed or leaked](Communicator#dropped).
     pub communicator: Option<Box<Communicator>>,
 }
 
@@ -121,8 +123,8 @@ impl Communicator {
     /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls, and
     /// [`Error::ForeignGraphs`] where others made some and nobody has
     /// [said](Self::assume_no_foreign_graphs) that they are gone: nothing is freed, and [`CloseError`] gives
-    /// the communicator back; so it does with [`Error::RoundOpen`] while a round is open that no kernel gave
-    /// up on.
+    /// the communicator back; so it does with [`Error::RoundOpen`] while a round is open, unless a kernel is
+    /// known to have given up: [`synchronize`](Self::synchronize) first, which waits for that.
     /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
     pub fn close(mut self) -> Result<(), CloseError> {
         if let Err(error) = self
@@ -204,23 +206,41 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`CloseAllError`], with what [`close`](Self::close) gave for each rank that failed.
+    /// [`CloseAllError`], with the error of [`close`](Self::close) for each rank that failed. If the round of
+    /// any of these ranks is open ([`Error::RoundOpen`]), none is closed, and all communicators come back: the
+    /// others' kernels may wait for its next call.
     pub fn close_all(ranks: impl IntoIterator<Item = Self>) -> Result<(), CloseAllError> {
-        let (mut failures, mut count) = (Vec::new(), 0);
-        for each in ranks {
-            let rank = each.rank();
-            count += 1;
-            if let Err(failure) = each.close() {
-                failures.push((rank, failure));
-            }
+        let communicators: Vec<Self> = ranks.into_iter().collect();
+        let ranks = communicators.len();
+        let open: Vec<_> = communicators.iter().map(Self::require_no_round).collect();
+        let first = communicators
+            .iter()
+            .zip(&open)
+            .find(|(_, open)| open.is_err());
+        if let Some(first) = first.map(|(communicator, _)| communicator.rank) {
+            let give_back = |(communicator, open): (Self, Result<(), Error>)| {
+                let not_closed = LocalRanksError::NotClosed { other: first };
+                let failure = CloseError {
+                    error: open.err().unwrap_or_else(|| not_closed.into()),
+                    communicator: Some(Box::new(communicator)),
+                };
+                (
+                    failure.communicator.as_ref().map_or(first, |of| of.rank),
+                    failure,
+                )
+            };
+            let failures = communicators.into_iter().zip(open).map(give_back).collect();
+            return Err(CloseAllError { failures, ranks });
         }
-        match failures.is_empty() {
-            true => Ok(()),
-            false => Err(CloseAllError {
-                failures,
-                ranks: count,
-            }),
+        let close = |communicator: Self| {
+            let rank = communicator.rank;
+            communicator.close().err().map(|failure| (rank, failure))
+        };
+        let failures: Vec<_> = communicators.into_iter().filter_map(close).collect();
+        if failures.is_empty() {
+            return Ok(());
         }
+        Err(CloseAllError { failures, ranks })
     }
 }
 

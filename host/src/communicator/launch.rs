@@ -33,6 +33,7 @@ impl Prepared {
         }
         for (at, (call, turn)) in calls.iter().zip(turns).enumerate() {
             let Err(error) = ranks[at].enqueue(&call.launch, turn) else {
+                ranks[at].open = call.next;
                 continue;
             };
             let (rank, source) = (ranks[at].rank(), Box::new(error));
@@ -43,9 +44,6 @@ impl Prepared {
                 each.poison(Poison::Launch(rank));
             }
             return Err(LocalRanksError::NotLaunched { rank, source });
-        }
-        for (rank, call) in ranks.iter_mut().zip(calls) {
-            rank.open = call.next;
         }
         Ok(())
     }

@@ -42,8 +42,9 @@ mod streams;
 /// ended, and waits for that itself before it reads or writes a tensor (programmatic stream
 /// serialization): a captured graph has such edges.
 ///
-/// A graph may have a part of a round, as long as launches of graphs and calls together make whole
-/// rounds: dispatch in one graph, experts enqueued by the host, combine in another. A launch out of
+/// A graph may have a part of a round: dispatch in one graph, experts enqueued by the host, combine in
+/// another. Each half is captured once, in that order, and launched from then on, as a capture counts as
+/// the call and a launch of the graph does not ([`round`](Self::round)). A launch out of
 /// turn, such as a second dispatch before the combine, is refused on the device and writes nothing.
 /// This rank then gives up with [`OutOfTurn`](FaultKind::OutOfTurn), and its peers with a timeout
 /// whose `culprit` is this rank. With [`skip_a2a`](crate::Config::skip_a2a) such a launch is not

@@ -13,7 +13,7 @@ use crate::error::round::Round;
 use crate::tensor::handles::Stream;
 
 impl Communicator {
-    /// How far this rank's round is, by the calls that were enqueued. Not collective; does not
+    /// How far this rank's round is, by its calls: launches of graphs do not count. Not collective; does not
     /// synchronize.
     pub const fn round(&self) -> Round {
         self.open.round()

@@ -53,6 +53,12 @@ pub enum LocalRanksError {
         /// Where it could not be launched.
         rank: Rank,
     },
+    /// A rank was not closed, because the round of another one is open. Nothing was freed.
+    #[error("not closed: the round of rank {} is open; finish it, then close all", other.0)]
+    NotClosed {
+        /// The first rank whose round is open.
+        other: Rank,
+    },
     /// No rank at all. Nothing was launched.
     #[error("no communicators were given; the call is for all ranks of this process")]
     NoRanks,

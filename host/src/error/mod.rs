@@ -318,7 +318,7 @@ pub enum Error {
     )]
     ApartInReducedMode,
     /// A call that does not come next in its rank's round.
-    #[error("{call} of rank {} is out of order: {open}", rank.0)]
+    #[error("{call} is out of order: {open}")]
     WrongOrder {
         /// The call.
         call: &'static str,
@@ -329,7 +329,11 @@ pub enum Error {
     },
     /// A communicator whose round is open was to be closed. Nothing was freed, and nothing is closed: finish
     /// the round, then close the communicator that [`CloseError`](crate::CloseError) returned.
-    #[error("rank {}'s communicator cannot be closed: {open}", rank.0)]
+    #[error(
+        "rank {}'s communicator cannot be closed: {open}; if a peer is lost, synchronize finds it, and then \
+         it can",
+        rank.0
+    )]
     RoundOpen {
         /// Whose.
         rank: Rank,

@@ -61,7 +61,7 @@ use crate::group::simulated::SimulatedFabric;
 ///    [say so](crate::Communicator::assume_no_foreign_graphs) of those that others made, then
 ///    [`close_all`](crate::Communicator::close_all). A communicator that gave up waits for nobody. One
 ///    whose round is open and that has not given up is refused ([`Error::RoundOpen`]): enqueue the rest of
-///    the round and wait for it, which ends by the deadline, or drop it, which leaks. One that has
+///    the round and wait for it, which ends by the deadline, or drop it. One that has
 ///    finished its round waits for the bootstrap, and has its error. Either way the rank's own memory is
 ///    free; note the error, and go on.
 /// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node

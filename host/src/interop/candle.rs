@@ -10,7 +10,7 @@
 //!
 //! The caller of [`Lease::new`] promises that no other stream uses the tensors until the device's was
 //! synchronised. Clones of a tensor are the same memory, so a shared reference is enough for outputs. A
-//! lease keeps candle from writing to its tensors in place, so drop it before.
+//! lease keeps candle from writing to its tensors in place, which waits until it is dropped: drop it before.
 //!
 //! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
 //!

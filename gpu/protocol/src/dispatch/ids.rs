@@ -1,4 +1,4 @@
-//! Expert ids as the user's `topk_ids` hold them: all that knows the type of their elements, i32.
+//! Expert ids as the user's `topk_ids` hold them, i32: whoever wants an id asks here.
 
 use ferry_layout::{DispatchArgs, Table};
 
