@@ -190,3 +190,39 @@ fn a_rank_may_have_no_tokens_and_null_tensors() {
     }
     close(ranks);
 }
+
+#[test]
+fn all_are_closed_or_none_while_a_round_is_open() {
+    let (mut ranks, tensors) = two_ranks(3, config());
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+    }
+    ranks.iter().zip(&tensors).for_each(|(rank, t)| {
+        rank.synchronize(STREAM).unwrap();
+        t.answer(rank);
+    });
+    let combine = |rank: &mut Communicator| {
+        let t = &tensors[rank.rank().0 as usize];
+        rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+            .unwrap();
+    };
+    combine(&mut ranks[0]);
+    let refused = Communicator::close_all(ranks).unwrap_err();
+    assert!(
+        refused.to_string().starts_with(
+            "closing 2 of 2 ranks failed; rank 0: not closed: the round of rank 1 is open; finish it, then \
+             close all; rank 1: rank 1's communicator cannot be closed: the dispatch was not combined"
+        ),
+        "{refused}"
+    );
+    let back = refused.into_failures().into_iter();
+    let mut ranks: Vec<_> = back
+        .map(|(_, failure)| *failure.communicator.unwrap())
+        .collect();
+    combine(&mut ranks[1]);
+    for (rank, t) in ranks.iter().zip(&tensors) {
+        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        t.compare(rank, false);
+    }
+    Communicator::close_all(ranks).unwrap();
+}

@@ -207,8 +207,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CloseAllError`], with the error of [`close`](Self::close) for each rank that failed. If the round of
-    /// any of these ranks is open ([`Error::RoundOpen`]), none is closed, and all communicators come back: the
-    /// others' kernels may wait for its next call.
+    /// any of these ranks is open ([`Error::RoundOpen`]), none is closed, and all communicators come back:
+    /// the others' kernels may wait for its next call.
     pub fn close_all(ranks: impl IntoIterator<Item = Self>) -> Result<(), CloseAllError> {
         let communicators: Vec<Self> = ranks.into_iter().collect();
         let ranks = communicators.len();
