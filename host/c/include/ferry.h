@@ -47,8 +47,8 @@
 #include <stdint.h>
 
 // The version of this header; ferry_version is the library's.
-#define FERRY_VERSION "0.3.0"
-#define FERRY_VERSION_NUMBER 3000
+#define FERRY_VERSION "0.2.0"
+#define FERRY_VERSION_NUMBER 2000
 
 // Every field's default: zero, and the size.
 #define FERRY_BOOTSTRAP_INIT \
