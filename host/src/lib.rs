@@ -1,7 +1,7 @@
 //! Ferry carries tokens to their experts and back: expert-parallel dispatch and combine for
 //! mixture-of-experts models.
 //!
-//! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and an
+//! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and a
 //! [`Communicator`] one rank's end. [`dispatch`](Communicator::dispatch) brings every token
 //! to the ranks of its experts, in expert order; [`combine`](Communicator::combine) brings the
 //! experts' outputs back and sums them. The same kernels run on GPUs (feature `cuda`) and, as
