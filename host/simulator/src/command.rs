@@ -8,41 +8,18 @@ use crate::args::Args;
 use crate::error::SimulatorError;
 
 /// Way back for an answer.
-pub type Reply<T> = Sender<Result<T, SimulatorError>>;
+pub type Reply = Sender<Result<(), SimulatorError>>;
 
-/// A request of a handle.
+/// Request of a handle.
 pub enum Command {
-    Alloc {
-        rank: u32,
-        bytes: u64,
-        reply: Reply<u64>,
-    },
-    AllocSymmetric {
-        bytes: u64,
-        reply: Reply<Vec<u64>>,
-    },
-    Free {
-        address: u64,
-        reply: Reply<()>,
-    },
-    Write {
-        address: u64,
-        bytes: Vec<u8>,
-        reply: Reply<()>,
-    },
-    Read {
-        address: u64,
-        count: usize,
-        reply: Reply<Vec<u8>>,
-    },
     Launch {
         rank: u32,
         kernel: Kernel,
         args: Box<Args>,
-        reply: Reply<()>,
+        reply: Reply,
     },
     Synchronize {
         rank: u32,
-        reply: Reply<()>,
+        reply: Reply,
     },
 }

@@ -29,6 +29,7 @@ mod combines;
 mod command;
 pub mod encode;
 mod error;
+mod lent;
 mod memory;
 mod network;
 mod options;
@@ -39,14 +40,17 @@ mod silu;
 mod store_buffer;
 mod warp;
 
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 pub use args::Args;
 pub use combines::Combines;
-use command::Command;
+use command::{Command, Reply};
 pub use error::SimulatorError;
 use ferry_layout::MAX_RANKS;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs};
+use lent::Lent;
+use memory::Outside;
 pub use options::{Lost, Options};
 use scheduler::World;
 pub use silu::Portable;
@@ -56,6 +60,8 @@ pub use silu::Portable;
 #[derive(Clone)]
 pub struct Simulator {
     commands: Sender<Command>,
+    memory: Arc<Lent>,
+    seed: u64,
 }
 
 impl Simulator {
@@ -66,46 +72,44 @@ impl Simulator {
             return Err(SimulatorError::Ranks { ranks });
         }
         let (commands, inbox) = channel();
-        std::thread::spawn(move || World::new(options).serve(&inbox));
-        Ok(Self { commands })
+        let memory = Arc::new(Lent::new(ranks));
+        let simulator = Self {
+            commands,
+            memory: Arc::clone(&memory),
+            seed: options.seed,
+        };
+        std::thread::spawn(move || World::new(options, memory).serve(&inbox));
+        Ok(simulator)
     }
 
-    /// Allocates `bytes` on `rank`, filled with a pattern. [`SimulatorError::OutOfMemory`] where they do not
-    /// fit.
+    /// Allocates `bytes` on `rank`, filled with a pattern. [`SimulatorError::OutOfMemory`] if they do not fit.
     pub fn alloc(&self, rank: u32, bytes: u64) -> Result<u64, SimulatorError> {
-        self.ask(|reply| Command::Alloc { rank, bytes, reply })
+        self.memory.get()?.alloc(rank, bytes)
     }
 
     /// Allocates `bytes` on every rank, at the same place in each rank's memory, as windows must
-    /// be; on none where they do not fit. Each address can be freed by itself.
+    /// be; on none if they do not fit. Each address can be freed by itself.
     pub fn alloc_symmetric(&self, bytes: u64) -> Result<Vec<u64>, SimulatorError> {
-        self.ask(|reply| Command::AllocSymmetric { bytes, reply })
+        self.memory.get()?.alloc_symmetric(bytes)
     }
 
-    /// Frees what [`alloc`](Self::alloc) gave.
+    /// Frees an allocation at its address.
     pub fn free(&self, address: u64) -> Result<(), SimulatorError> {
-        self.ask(|reply| Command::Free { address, reply })
+        let freed = self.memory.get()?.free(address);
+        freed.map_err(|outside| self.bad_access(outside))
     }
 
     /// Writes device memory.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), SimulatorError> {
-        let bytes = bytes.to_vec();
-        self.ask(|reply| Command::Write {
-            address,
-            bytes,
-            reply,
-        })
+        let written = self.memory.get()?.write(address, bytes);
+        written.map_err(|outside| self.bad_access(outside))
     }
 
     /// Reads device memory.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), SimulatorError> {
-        let count = bytes.len();
-        let read = self.ask(|reply| Command::Read {
-            address,
-            count,
-            reply,
-        })?;
-        bytes.copy_from_slice(&read);
+        let memory = self.memory.get()?;
+        let read = memory.read(address, bytes.len() as u64);
+        bytes.copy_from_slice(read.map_err(|outside| self.bad_access(outside))?);
         Ok(())
     }
 
@@ -124,15 +128,28 @@ impl Simulator {
         self.ask(|reply| Command::Synchronize { rank, reply })
     }
 
-    fn ask<T>(
-        &self,
-        command: impl FnOnce(Sender<Result<T, SimulatorError>>) -> Command,
-    ) -> Result<T, SimulatorError> {
+    fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<(), SimulatorError> {
         let (reply, answer) = channel();
         self.commands
             .send(command(reply))
             .map_err(|_| SimulatorError::Ended)?;
         answer.recv().map_err(|_| SimulatorError::Ended)?
+    }
+
+    /// Error for an access by the host, which does not end the simulation.
+    fn bad_access(&self, outside: Outside) -> SimulatorError {
+        let Outside {
+            what,
+            address,
+            bytes,
+        } = outside;
+        SimulatorError::BadAccess {
+            seed: self.seed,
+            what,
+            address,
+            bytes,
+            by: String::from(", by the host"),
+        }
     }
 }
 

@@ -11,6 +11,11 @@ const ALIGN: u64 = 256;
 /// What fresh memory holds: as a BF16 a large number, as a word neither 0 nor -1.
 const PATTERN: u8 = 0x5a;
 
+/// Bytes of a page, for which a rank remembers the allocation that was accessed last.
+const PAGE: u64 = 1024;
+/// Pages that a rank remembers.
+const RECENT: usize = 64;
+
 /// An access outside every live allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Outside {
@@ -24,13 +29,23 @@ struct Allocation {
     bytes: Vec<u8>,
 }
 
-#[derive(Default)]
 struct RankMemory {
     /// Ascending by start.
     live: Vec<Allocation>,
     next: u64,
-    /// Where the last access was: the next one is likely there, too.
-    last: Cell<usize>,
+    /// Indices of the allocations that were accessed last, by the page of the address: the next access of a page
+    /// is likely to the same one.
+    recent: [Cell<usize>; RECENT],
+}
+
+impl RankMemory {
+    fn new() -> Self {
+        Self {
+            live: Vec::new(),
+            next: 0,
+            recent: [const { Cell::new(0) }; RECENT],
+        }
+    }
 }
 
 pub struct Memory {
@@ -40,7 +55,7 @@ pub struct Memory {
 impl Memory {
     pub fn new(ranks: u32) -> Self {
         Self {
-            ranks: (0..ranks).map(|_| RankMemory::default()).collect(),
+            ranks: (0..ranks).map(|_| RankMemory::new()).collect(),
         }
     }
 
@@ -165,7 +180,8 @@ impl Memory {
                 address >= a.start && address + bytes <= a.start + a.bytes.len() as u64
             })
         };
-        let mut index = memory.last.get();
+        let recent = &memory.recent[(address / PAGE) as usize % RECENT];
+        let mut index = recent.get();
         if !holds(index) {
             index = memory
                 .live
@@ -174,7 +190,7 @@ impl Memory {
             if !holds(index) {
                 return Err(outside);
             }
-            memory.last.set(index);
+            recent.set(index);
         }
         Ok((rank, index, (address - memory.live[index].start) as usize))
     }

@@ -5,6 +5,7 @@ mod time;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
@@ -19,7 +20,8 @@ use crate::args::Args;
 use crate::block::Block;
 use crate::command::{Command, Reply};
 use crate::error::SimulatorError;
-use crate::memory::{Memory, Outside};
+use crate::lent::Lent;
+use crate::memory::Memory;
 use crate::options::Options;
 use crate::run::run;
 use crate::shared::{KnownWindow, Shared};
@@ -34,6 +36,9 @@ const STACK_BYTES: usize = 1 << 20;
 /// Turns that each warp of the machine may have while one of them stalls, at most: a turn is one warp's, so
 /// that a stall of a fixed number of turns would be over at once where there are many warps.
 const LONGEST_STALL: u64 = 50;
+
+/// Turns after which the inbox is looked at.
+const MOST_TURNS: u32 = 32;
 
 type Fibre = Coroutine<(), (), (), DefaultStack>;
 
@@ -57,10 +62,11 @@ struct Running {
 pub struct World {
     options: Options,
     shared: Rc<Shared>,
+    lent: Arc<Lent>,
     running: Vec<Running>,
     queues: Vec<VecDeque<(Kernel, Box<Args>)>>,
     lost: Vec<bool>,
-    waiting: Vec<(u32, Reply<()>)>,
+    waiting: Vec<(u32, Reply)>,
     stacks: Vec<DefaultStack>,
     steps: u64,
     /// The sum of all versions when every idle warp was last woken.
@@ -70,10 +76,10 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: Options, lent: Arc<Lent>) -> Self {
         let ranks = options.ranks;
         let shared = Shared {
-            memory: RefCell::new(Memory::new(ranks)),
+            memory: RefCell::new(Memory::new(0)),
             network: RefCell::default(),
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
@@ -87,6 +93,7 @@ impl World {
         };
         Self {
             shared: Rc::new(shared),
+            lent,
             running: Vec::new(),
             queues: (0..ranks).map(|_| VecDeque::new()).collect(),
             lost: vec![false; ranks as usize],
@@ -117,9 +124,7 @@ impl World {
                     self.obey(command);
                 }
                 None => {
-                    if self.step() {
-                        self.idle_since = None;
-                        self.answer_waiting();
+                    if self.turns() {
                         continue;
                     }
                     // Nothing can happen but a launch from outside, or a deadline.
@@ -143,37 +148,7 @@ impl World {
     }
 
     fn obey(&mut self, command: Command) {
-        let memory = &self.shared.memory;
         match command {
-            Command::Alloc { rank, bytes, reply } => {
-                let _ = reply.send(memory.borrow_mut().alloc(rank, bytes));
-            }
-            Command::AllocSymmetric { bytes, reply } => {
-                let _ = reply.send(memory.borrow_mut().alloc_symmetric(bytes));
-            }
-            Command::Free { address, reply } => {
-                let freed = memory.borrow_mut().free(address);
-                let _ = reply.send(self.checked(freed));
-            }
-            Command::Write {
-                address,
-                bytes,
-                reply,
-            } => {
-                let written = memory.borrow_mut().write(address, &bytes);
-                let _ = reply.send(self.checked(written));
-            }
-            Command::Read {
-                address,
-                count,
-                reply,
-            } => {
-                let read = memory
-                    .borrow()
-                    .read(address, count as u64)
-                    .map(<[u8]>::to_vec);
-                let _ = reply.send(self.checked(read));
-            }
             Command::Launch {
                 rank,
                 kernel,
@@ -191,23 +166,6 @@ impl World {
                 }
             }
         }
-    }
-
-    /// An access of the host's: its own error, not the simulation's.
-    fn checked<T>(&self, result: Result<T, Outside>) -> Result<T, SimulatorError> {
-        result.map_err(
-            |Outside {
-                 what,
-                 address,
-                 bytes,
-             }| SimulatorError::BadAccess {
-                seed: self.options.seed,
-                what,
-                address,
-                bytes,
-                by: String::from(", by the host"),
-            },
-        )
     }
 
     fn launch(&mut self, rank: u32, kernel: Kernel, args: Box<Args>) -> Result<(), SimulatorError> {
@@ -254,6 +212,24 @@ impl World {
             let _ = reply.send(answer);
             false
         });
+    }
+
+    /// Does some things, until a handle wants the memory; false if nothing can be done before time passes.
+    fn turns(&mut self) -> bool {
+        let (lent, shared) = (Arc::clone(&self.lent), Rc::clone(&self.shared));
+        lent.lend(&shared.memory, || {
+            for _ in 0..MOST_TURNS {
+                if !self.step() {
+                    return false;
+                }
+                self.idle_since = None;
+                self.answer_waiting();
+                if self.waiting.is_empty() || lent.is_wanted() {
+                    break;
+                }
+            }
+            true
+        })
     }
 
     /// Does one thing; false if nothing can be done before time passes.

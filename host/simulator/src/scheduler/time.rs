@@ -94,11 +94,14 @@ impl World {
 mod tests {
     use std::cell::{Cell, RefCell};
     use std::rc::Rc;
+    use std::sync::Arc;
 
     use corosensei::{Coroutine, Yielder};
 
     use super::*;
     use crate::Options;
+    use crate::lent::Lent;
+    use crate::memory::Memory;
     use crate::shared::Shared;
     use crate::store_buffer::{Polled, StoreBuffer, Write};
 
@@ -108,7 +111,8 @@ mod tests {
     fn world(
         work: impl FnOnce(&Shared, &RefCell<StoreBuffer>, &Yielder<(), ()>) + 'static,
     ) -> World {
-        let mut world = World::new(Options::new(1, 1));
+        let mut world = World::new(Options::new(1, 1), Arc::new(Lent::new(1)));
+        world.shared.memory.replace(Memory::new(1));
         let buffer = Rc::new(RefCell::new(StoreBuffer::new(0)));
         let state = (world.shared.clone(), buffer.clone());
         world.running.push(Running {
