@@ -11,11 +11,11 @@ use std::hash::{Hash as _, Hasher as _};
 use ferry_build::Result;
 use ferry_ptx::{function_name, next_function, opcode, without_comments};
 
-use crate::ptx::{InstructionKind, PtxModule};
+use crate::ptx::{InstructionKind, PtxModule, without_crate_hashes};
 
 mod names;
 
-use names::{Names, is_mangled, is_register_count, with_names, without_crate_hashes};
+use names::{Names, is_mangled, is_register_count, with_names};
 
 /// Lines shown before and after the first line that differs.
 const CONTEXT: usize = 3;

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use crate::assemble::{Resources, assemble};
 use crate::generator::CodeGenerator;
 use crate::nvvm::NvvmBuild;
-use crate::ptx::{PtxFunction, PtxModule};
+use crate::ptx::{PtxFunction, PtxModule, without_crate_hashes};
 use crate::violation::{Violation, violations};
 
 /// The digest of some variants of a package, and the rules they break.
@@ -204,7 +204,9 @@ fn committed_text(path: &Path) -> Result<String> {
 
 fn section(variant: Variant, module: &PtxModule, kernels: &[(String, Resources)]) -> String {
     let mut text = format!("{}ptx {}\n", title(variant), module.isa);
-    for function in &module.functions {
+    let mut functions: Vec<_> = module.functions.iter().collect();
+    functions.sort_by_cached_key(|function| without_crate_hashes(&function.name));
+    for function in functions {
         let needs = kernels
             .iter()
             .find(|(name, _)| *name == function.name)
@@ -226,7 +228,8 @@ fn write_function(
     } else {
         "function"
     };
-    writeln!(text, "\n{kind} {} ({variant})", function.name)?;
+    let name = without_crate_hashes(&function.name);
+    writeln!(text, "\n{kind} {name} ({variant})")?;
     if let Some(needs) = needs {
         writeln!(text, "  registers {}", needs.registers)?;
         writeln!(text, "  stack {}", needs.stack_bytes)?;
@@ -405,6 +408,24 @@ mod tests {
             ""
         );
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_hashes_of_crates_neither_show_nor_order_functions() {
+        let with = |first: &str, second: &str| {
+            let function =
+                |name: &str, hash: &str| format!(".func _RNvC{hash}_{name}()\n{{\n\tret;\n}}\n");
+            let functions = function("3gpu5write", first) + &function("4more4read", second);
+            digest(&format!("{PTX}{functions}"), Resources::default()).sections[0]
+                .text
+                .clone()
+        };
+        let text = with("sA1", "sB22");
+        assert_eq!(text, with("sb", "sa"));
+        assert!(
+            text.contains("function _RNvC3gpu5write (sm_90a)\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -166,6 +166,19 @@ fn facts(function: &Function, body: &str) -> PtxFunction {
     facts
 }
 
+/// Removes each `s7YiMj5BHxIM_` after the `C` of a crate in Rust's mangling: this hash changes with the
+/// crate's version and features.
+pub(crate) fn without_crate_hashes(name: &str) -> String {
+    let mut text = String::new();
+    let mut rest = name;
+    while let Some(start) = rest.find("Cs").filter(|_| name.starts_with("_R")) {
+        let (before, hash) = rest.split_at(start + 1);
+        text.push_str(before);
+        rest = hash.split_once('_').map_or("", |(_, rest)| rest);
+    }
+    text + rest
+}
+
 /// The size in `.local .align 8 .b8 __local_depot0[16]`.
 fn declared_bytes(statement: &str) -> u64 {
     let count = statement
@@ -259,6 +272,16 @@ $L__BB0_2: ld.global.v4.b32 	{%r1, %r2, %r3, %r4}, [%rd1];
         );
         assert_eq!((put.calls, put.local_bytes), (1, 16));
         assert_eq!(module.functions[0].memory_operations["membar.sys"], 1);
+    }
+
+    #[test]
+    fn names_of_rust_lose_the_hashes_of_crates_alone() {
+        let generic = "_RINvNtNtCs9xjxMia6a3s_9ferry_gpu7machine5fault10signal_allKb0_ECsSRho0oKV1i_13ferry_kernels";
+        let without = "_RINvNtNtC9ferry_gpu7machine5fault10signal_allKb0_EC13ferry_kernels";
+        assert_eq!(without_crate_hashes(generic), without);
+        for other in ["_Z9putCs1_IlEvPvT_", "nvshmemCs_quiet"] {
+            assert_eq!(without_crate_hashes(other), other);
+        }
     }
 
     #[test]

@@ -102,16 +102,3 @@ pub(super) fn is_mangled(word: &str) -> bool {
 pub(super) fn is_register_count(line: &str) -> bool {
     line.starts_with(".reg ") && line.ends_with(">;")
 }
-
-/// A name without `Cs7YiMj5BHxIM_`: the hash in it changes with a crate's version and features.
-pub(super) fn without_crate_hashes(name: &str) -> String {
-    let mut text = String::new();
-    let mut rest = name;
-    while let Some(start) = rest.find("Cs") {
-        let hash = &rest[start..];
-        let end = hash.find('_').map_or(hash.len(), |end| end + 1);
-        text.push_str(&rest[..start]);
-        rest = &hash[end..];
-    }
-    text + rest
-}
