@@ -1,7 +1,8 @@
 //! The committed digest: what a reviewer must see when generated code changes.
 //!
-//! One line a fact, sorted, so that a difference in the text is a difference in the code. That of the second
-//! code generator also says beside which digest of the stock compiler it was made.
+//! One line a fact, sorted, so that a difference in the text is a difference in the code. Of kernels that no
+//! library loads, only registers and stack are kept. The second code generator's digest also names the stock
+//! compiler's that it was made beside.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -73,7 +74,7 @@ impl Digest {
             digest
                 .violations
                 .extend(violations(artifact.variant, &module, &kernels));
-            let text = section(artifact.variant, &module, &kernels);
+            let text = section(package, artifact.variant, &module, &kernels);
             digest.sections.push(Section {
                 variant: artifact.variant,
                 text,
@@ -145,7 +146,7 @@ impl Digest {
         let path = self.file(workspace_root);
         let committed = committed_text(&path)?;
         let digest = self.to_commit(workspace_root)?;
-        let mut text = header(self.generator);
+        let mut text = header(self.package, self.generator);
         for variant in Variant::ALL {
             let fresh = digest
                 .sections
@@ -175,19 +176,27 @@ fn stock_line(stock: &str, variant: Variant) -> String {
     format!("stock {sum}\n")
 }
 
+/// Whether the digest of a package has a line a kernel, with registers and stack.
+const fn is_brief(package: Package) -> bool {
+    matches!(package, Package::Probes | Package::OwnEpilogue)
+}
+
 /// The first lines of a file.
-fn header(generator: CodeGenerator) -> String {
+fn header(package: Package, generator: CodeGenerator) -> String {
     let beside = match generator {
         CodeGenerator::Stock => "",
         CodeGenerator::Nvvm => {
             "# `stock` is the sha256 of the section of ptx-digest.txt that was there meanwhile.\n"
         }
     };
-    format!(
+    let facts = if is_brief(package) {
+        "# Registers and bytes of stack of each kernel."
+    } else {
         "# What the compiler made of the kernels: memory operations by full opcode, calls, local memory,\n\
-         # and what ptxas needs to run them. Written by `{}`.\n{beside}",
-        generator.bless_command()
-    )
+         # and what ptxas needs to run them."
+    };
+    let command = generator.bless_command();
+    format!("{facts} Written by `{command}`.\n{beside}")
 }
 
 /// How a variant's section begins.
@@ -202,8 +211,22 @@ fn committed_text(path: &Path) -> Result<String> {
     }
 }
 
-fn section(variant: Variant, module: &PtxModule, kernels: &[(String, Resources)]) -> String {
+fn section(
+    package: Package,
+    variant: Variant,
+    module: &PtxModule,
+    kernels: &[(String, Resources)],
+) -> String {
     let mut text = format!("{}ptx {}\n", title(variant), module.isa);
+    if is_brief(package) {
+        let lines = kernels.iter().map(|(name, needs)| {
+            format!(
+                "  {name} registers {} stack {}\n",
+                needs.registers, needs.stack_bytes
+            )
+        });
+        return text + &lines.collect::<String>();
+    }
     let mut functions: Vec<_> = module.functions.iter().collect();
     functions.sort_by_cached_key(|function| without_crate_hashes(&function.name));
     for function in functions {
@@ -316,166 +339,4 @@ fn blocks(section: &str) -> Vec<(&str, Vec<&str>)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn digest(ptx: &str, needs: Resources) -> Digest {
-        let variant = Variant::Sm90a;
-        let module = PtxModule::parse(ptx).unwrap();
-        let kernels: Vec<_> = module
-            .kernels()
-            .map(|kernel| (kernel.name.clone(), needs))
-            .collect();
-        let violations = violations(variant, &module, &kernels);
-        let text = section(variant, &module, &kernels);
-        Digest {
-            package: Package::Probes,
-            generator: CodeGenerator::Stock,
-            sections: vec![Section {
-                variant,
-                text,
-                kernels,
-            }],
-            violations,
-        }
-    }
-
-    const PTX: &str = ".version 8.3
-.visible .entry send(.param .u64 a)
-{
-	st.release.sys.global.u64 [%rd1], %rd2;
-	ret;
-}
-";
-
-    #[test]
-    fn the_same_code_has_no_difference() {
-        let digest = digest(
-            PTX,
-            Resources {
-                registers: 20,
-                ..Resources::default()
-            },
-        );
-        assert_eq!(digest.violations, []);
-        let header = header(CodeGenerator::Stock);
-        let committed = format!(
-            "{header}\n[sm_80]\nptx 8.0\n{}\n[sm_100a]\nptx 8.6\n",
-            digest.sections[0].text
-        );
-        assert_eq!(digest.compare(&committed), "");
-    }
-
-    #[test]
-    fn a_digest_of_the_second_generator_is_stale_once_the_stock_one_beside_it_changed() {
-        let root = std::env::temp_dir().join(format!("ferry-digests-{}", std::process::id()));
-        let package = Package::Probes;
-        let [stock, nvvm] = [CodeGenerator::Stock, CodeGenerator::Nvvm]
-            .map(|generator| root.join(generator.digest_file(package)));
-        fs::create_dir_all(stock.parent().unwrap()).unwrap();
-        let text = "\n[sm_80]\nptx 8.0\n\n[sm_90a]\nptx 8.3\n\n[sm_100a]\nptx 8.6\n";
-        fs::write(&stock, text).unwrap();
-        let of = |variant: Variant| {
-            let mut digest = digest(PTX, Resources::default());
-            digest.generator = CodeGenerator::Nvvm;
-            let section = &mut digest.sections[0];
-            section.text = section.text.replace("sm_90a", variant.target_cpu());
-            section.variant = variant;
-            digest
-        };
-        let stale = |text: &str| stale_variants(&fs::read_to_string(&nvvm).unwrap(), text);
-        of(Variant::Sm90a).bless(&root).unwrap();
-        assert_eq!(stale(text), [Variant::Sm100a], "it is not there");
-        of(Variant::Sm100a).bless(&root).unwrap();
-        assert_eq!(stale(text), []);
-        assert_eq!(
-            of(Variant::Sm90a).compare_with_committed(&root).unwrap(),
-            ""
-        );
-        assert_eq!(
-            stale(&text.replace("8.0", "8.1")),
-            [],
-            "of no variant that both have"
-        );
-        let changed = text.replace("8.3", "8.4");
-        assert_eq!(stale(&changed), [Variant::Sm90a]);
-        assert_eq!(stale(&text.replace("8.6", "8.7")), [Variant::Sm100a]);
-        fs::write(&stock, changed).unwrap();
-        let report = of(Variant::Sm90a).compare_with_committed(&root).unwrap();
-        assert_eq!(report.matches("stock").count(), 2, "{report}");
-        assert_eq!(
-            of(Variant::Sm100a).compare_with_committed(&root).unwrap(),
-            ""
-        );
-        fs::remove_dir_all(root).unwrap();
-    }
-
-    #[test]
-    fn the_hashes_of_crates_neither_show_nor_order_functions() {
-        let with = |first: &str, second: &str| {
-            let function =
-                |name: &str, hash: &str| format!(".func _RNvC{hash}_{name}()\n{{\n\tret;\n}}\n");
-            let functions = function("3gpu5write", first) + &function("4more4read", second);
-            digest(&format!("{PTX}{functions}"), Resources::default()).sections[0]
-                .text
-                .clone()
-        };
-        let text = with("sA1", "sB22");
-        assert_eq!(text, with("sb", "sa"));
-        assert!(
-            text.contains("function _RNvC3gpu5write (sm_90a)\n"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_weakened_store_shows_as_a_difference() {
-        let committed = digest(PTX, Resources::default()).sections[0].text.clone();
-        let weaker = digest(
-            &PTX.replace("st.release.sys", "st.relaxed.gpu"),
-            Resources::default(),
-        );
-        let report = weaker.compare(&committed);
-        assert!(report.contains("kernel send (sm_90a)"), "{report}");
-        assert!(
-            report.contains("-  st.release.sys.global.u64 1"),
-            "{report}"
-        );
-        assert!(
-            report.contains("+  st.relaxed.gpu.global.u64 1"),
-            "{report}"
-        );
-    }
-
-    #[test]
-    fn more_registers_and_a_lost_kernel_show_as_differences() {
-        let committed = digest(
-            PTX,
-            Resources {
-                registers: 20,
-                ..Resources::default()
-            },
-        );
-        let committed = committed.sections[0].text.clone();
-        let more = digest(
-            PTX,
-            Resources {
-                registers: 24,
-                ..Resources::default()
-            },
-        );
-        let report = more.compare(&committed);
-        assert!(
-            report.contains("-  registers 20\n+  registers 24"),
-            "{report}"
-        );
-        let lost = digest(".version 8.3\n", Resources::default());
-        assert!(lost.compare(&committed).contains("-  registers 20"));
-        assert_eq!(
-            lost.violations,
-            [Violation::NoKernels {
-                variant: Variant::Sm90a
-            }]
-        );
-    }
-}
+mod tests;
