@@ -47,7 +47,7 @@
 #include <stdint.h>
 
 // The version of this header; ferry_version is the library's.
-#define FERRY_VERSION "0.2.0"
+#define FERRY_VERSION "0.3.0"
 #define FERRY_VERSION_NUMBER 2000
 
 // Every field's default: zero, and the size.
