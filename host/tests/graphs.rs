@@ -1,12 +1,6 @@
-//! Rounds that are captured, where that needs no GPU; and the README's example.
+//! Rounds that are captured, where that needs no GPU.
 
 mod noted;
-/// What the README shows.
-#[cfg(feature = "cuda")]
-#[expect(dead_code, reason = "the README has no program around it")]
-#[path = "readme/graphs.rs"]
-#[rustfmt::skip] // In fewer lines.
-mod readme;
 
 use std::sync::Arc;
 
@@ -27,14 +21,6 @@ fn capture(
     let held = notes.graph.lock().unwrap().take();
     let kernels = notes.take();
     worked.map(|()| (held.unwrap(), kernels))
-}
-
-#[test]
-fn the_readme_shows_what_is_compiled_here() {
-    let readme = include_str!("../README.md");
-    let (_, code) = include_str!("readme/graphs.rs").split_once("\n\n").unwrap();
-    let shown = format!("```rust,ignore\n{code}```\n");
-    assert!(readme.contains(&shown), "README.md has not:\n{shown}");
 }
 
 #[test]
