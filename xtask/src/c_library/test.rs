@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use xshell::{Shell, cmd};
 
 use super::entries::Entries;
@@ -42,11 +42,11 @@ pub(super) fn run(places: &Places) -> Result<()> {
     let rig = Rig::new(places, "", package::Profile::Dev)?;
     rig.require_exports(&Entries::read(&places.root.join("host/c/src"))?.names())?;
     rig.check_frozen_layout()?;
-    rig.compile_readme(&places.root)?;
+    rig.check_pages(&places.root)?;
     rig.run_shared()?;
     rig.run_as_cpp()?;
     rig.run_sanitized()?;
-    println!("C: the header, its layout and 3 programs are as they must be");
+    println!("C: the header, its layout and 4 programs are as they must be");
     Ok(())
 }
 
@@ -109,35 +109,39 @@ impl Rig {
         .context("the layout of a struct has changed, which breaks programs that are compiled")
     }
 
-    /// That the README's code compiles.
-    fn compile_readme(&self, root: &Path) -> Result<()> {
-        let text = fs::read_to_string(root.join("README.md")).context("cannot read README.md")?;
-        let code = c_code(&text).context("README.md has no C code")?;
-        let (source, object) = (
-            self.programs.join("readme.c"),
-            self.programs.join("readme.o"),
+    /// Compiles the README's code, and compiles and runs the guide's, which is a program.
+    fn check_pages(&self, root: &Path) -> Result<()> {
+        let compile_only = ["-c".to_owned()];
+        self.compile_page(&root.join("README.md"), "readme", &compile_only)?;
+        let program = self.compile_page(&root.join("host/docs/c.md"), "guide", &self.shared())?;
+        self.run(&program)
+    }
+
+    /// Compiles all C code of a page, and returns where the result is.
+    fn compile_page(&self, page: &Path, name: &str, how: &[String]) -> Result<PathBuf> {
+        let text =
+            fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
+        let code = c_code(&text);
+        ensure!(!code.is_empty(), "{} has no C code", page.display());
+        let (source, result) = (
+            self.programs.join(format!("{name}.c")),
+            self.programs.join(name),
         );
-        fs::write(&source, code).context("cannot write the README's code")?;
+        fs::write(&source, code).with_context(|| format!("cannot write {name}.c"))?;
         let (shell, include) = (&self.shell, self.include());
         cmd!(
             shell,
-            "gcc -std=c11 {WARNINGS...} {include} -c {source} -o {object}"
+            "gcc -std=c11 {WARNINGS...} {include} {source} {how...} -o {result}"
         )
         .quiet()
         .run()
-        .context("the README's C code does not compile")
+        .with_context(|| format!("the C code of {} does not compile", page.display()))?;
+        Ok(result)
     }
 
-    /// With the shared library, as an installed program finds it.
+    /// Runs the program with the shared library.
     fn run_shared(&self) -> Result<()> {
-        let library = self.prefix.join("lib");
-        let link = [
-            format!("-L{}", library.display()),
-            format!("-Wl,-rpath,{}", library.display()),
-            "-lferry".to_owned(),
-            "-lm".to_owned(),
-        ];
-        self.run(&self.compile("round", "gcc", &["-std=c11"], &link)?)
+        self.run(&self.compile("round", "gcc", &["-std=c11"], &self.shared())?)
     }
 
     /// The same sources as C++, where there is a compiler, with the static library.
@@ -199,6 +203,17 @@ impl Rig {
         format!("-I{}", self.prefix.join("include").display())
     }
 
+    /// What links the shared library, as an installed program finds it.
+    fn shared(&self) -> [String; 4] {
+        let library = self.prefix.join("lib");
+        [
+            format!("-L{}", library.display()),
+            format!("-Wl,-rpath,{}", library.display()),
+            "-lferry".to_owned(),
+            "-lm".to_owned(),
+        ]
+    }
+
     /// What links the static library.
     fn statically(&self) -> Vec<String> {
         let library = self.prefix.join("lib/libferry.a").display().to_string();
@@ -207,10 +222,12 @@ impl Rig {
     }
 }
 
-/// The first block of C in a text.
-fn c_code(text: &str) -> Option<&str> {
-    let (_, code) = text.split_once("```c\n")?;
-    code.split_once("```").map(|(code, _)| code)
+/// All blocks of C in a text, one after another.
+fn c_code(text: &str) -> String {
+    let blocks = text.split("```c\n").skip(1);
+    blocks
+        .filter_map(|block| Some(block.split_once("```")?.0))
+        .collect()
 }
 
 #[cfg(test)]
@@ -218,8 +235,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_block_of_c_is_found() {
-        let text = "a\n```sh\nls\n```\n```c\nint x;\n```\n";
-        assert_eq!(c_code(text), Some("int x;\n"));
+    fn all_blocks_of_c_are_found() {
+        let text = "a\n```sh\nls\n```\n```c\nint x;\n```\nb\n```c\nint y;\n```\n";
+        assert_eq!(c_code(text), "int x;\nint y;\n");
     }
 }
