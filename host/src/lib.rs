@@ -4,8 +4,8 @@
 //! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and a
 //! [`Communicator`] one rank's end. [`dispatch`](Communicator::dispatch) brings every token
 //! to the ranks of its experts, in expert order; [`combine`](Communicator::combine) brings the
-//! experts' outputs back and sums them. The same kernels run on GPUs (feature `cuda`) and, as
-//! here, in a simulator:
+//! experts' outputs back and sums them. The [`guide`] has a page on each subject. The same kernels run on
+//! GPUs (feature `cuda`) and, as here, in a simulator:
 //!
 //! ```
 //! use std::time::Duration;
@@ -80,6 +80,41 @@
 //! links the driver, cuBLAS, cuRAND and CUDA's runtime: a program with candle does not start without them.
 //!
 //! `serde`: a [`Config`] is read from files and written to them, [formats as words](Config#in-files).
+
+#[cfg(doc)]
+#[doc = include_str!("../docs/links.md")]
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {
+    /// Defines a module for each page of `docs`.
+    macro_rules! pages {
+        ($($(#[$condition:meta])* $page:ident)*) => {$(
+            $(#[$condition])*
+            pub mod $page {
+                #![doc = include_str!("../docs/links.md")]
+                #![doc = include_str!(concat!("../docs/", stringify!($page), ".md"))]
+                use crate::*;
+            }
+        )*};
+    }
+
+    // Without the feature `cuda`, the code of some pages does not compile: it is no doctest then.
+    pages! {
+        rounds
+        #[cfg(any(not(doctest), feature = "cuda"))] groups
+        capacity
+        formats
+        options
+        silu
+        #[cfg(any(not(doctest), feature = "cuda"))] graphs
+        recovery
+        #[cfg(any(not(doctest), feature = "cuda"))] shared_gpu
+        c
+        building
+        #[cfg(any(not(doctest), feature = "cuda"))] codegen
+        checks
+        terms
+    }
+}
 
 /// The code of the README compiles.
 #[cfg(doctest)]
