@@ -113,6 +113,7 @@ pub mod guide {
         #[cfg(any(not(doctest), feature = "cuda"))] codegen
         checks
         terms
+        reference
     }
 }
 
