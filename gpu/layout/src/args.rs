@@ -1,4 +1,4 @@
-//! Kernel arguments: one struct a kernel, passed by value.
+//! Kernel arguments: one struct per kernel, passed by value.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,15 +10,15 @@ use crate::silu::Activation;
 use crate::window::Window;
 use crate::workspace::{Counter, Table, Workspace};
 
-/// What every kernel of a communicator needs. Addresses are device addresses.
+/// Arguments that every kernel of a communicator needs. Addresses are device addresses.
 ///
-/// What differs from communicator to communicator of a shape comes first: a kernel for one shape reads
-/// nothing else.
+/// The fields that differ between communicators of one shape come first: a kernel for one shape reads nothing
+/// else.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Common {
-    /// `[u64; ranks]`: each rank's window as it is addressed from here. For an unmapped rank it
-    /// is this rank's own window: the symmetric address that NVSHMEM calls take.
+    /// `[u64; ranks]`: the address of each rank's window from here. For an unmapped rank it is this rank's
+    /// own window: the symmetric address that NVSHMEM calls take.
     pub peers: u64,
     /// This rank's workspace.
     pub workspace: u64,
@@ -26,13 +26,13 @@ pub struct Common {
     pub rank: u16,
     /// Not zero: look for experts that a token lists twice.
     pub debug_checks: u16,
-    /// Tokens of this rank, of the dispatch that combine follows.
+    /// Tokens of this rank in the round's dispatch.
     pub tokens: u32,
-    /// Longest time a kernel waits, in nanoseconds from when those before it in its stream have ended.
+    /// Longest time a kernel waits, in nanoseconds since the kernels before it in its stream ended.
     pub deadline_ns: u64,
     /// This rank's [`FaultPage`](crate::FaultPage).
     pub fault_page: u64,
-    /// This rank's window: what stands for it in `peers`, without a load to find it.
+    /// This rank's window: its entry in `peers`, without a load to find it.
     pub own_window: u64,
     /// The group's sizes.
     pub shape: Shape,
@@ -45,7 +45,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// What follows from a shape; all else is zero.
+    /// Arguments that follow from a shape; all others are zero.
     pub fn of(shape: &Shape) -> Self {
         Self {
             shape: *shape,
@@ -56,8 +56,8 @@ impl Common {
         }
     }
 
-    /// A fingerprint of what ranks must agree on to understand each other: all that follows from a shape, and
-    /// the version of what it means. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit
+    /// Fingerprint of everything that ranks must agree on: all numbers that follow from a shape, and the
+    /// version of their meaning. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit
     /// variant).
     pub fn fingerprint(&self, version: u32) -> u64 {
         let hash =
@@ -72,26 +72,26 @@ impl Common {
         Rank(self.rank as u32)
     }
 
-    /// Whether dispatch's rows of a source travel with inline flags (see [`Window`]), where they are cut into
+    /// Whether dispatch's rows of a source travel with inline flags (see [`Window`]) if they are cut into
     /// `parts`.
     #[inline(always)]
     pub const fn dispatches_inline(&self, parts: u32) -> bool {
-        // All first: a kernel for one shape has no code for what never comes.
+        // All first: a kernel for one shape has no code for a case that never occurs.
         (self.window.cuts_all() && self.shape.format().never_encodes_sentinel())
             || (parts > 1 && self.shape.format().never_encodes_sentinel())
     }
 }
 
-/// The version of what ranks tell each other. Raise it with every change after which a rank would misread
-/// what one built before it writes, or wait for what that never writes: another meaning, order or encoding of
-/// a word of a window, another number of signals, another part of a row for a warp. Offsets and sizes count
-/// by themselves ([`Common::fingerprint`]).
+/// Version of the protocol between ranks. Raise it with every change after which a rank would misread a word
+/// that an older build writes, or wait for one that an older build never writes: another meaning, order or
+/// encoding of a word of a window, another number of signals, other parts of a row for each warp. Offsets and
+/// sizes count by themselves ([`Common::fingerprint`]).
 pub const PROTOCOL_VERSION: u32 = 3;
 
-/// Where [`Common`] stands in the arguments of every kernel that has it.
+/// Offset of [`Common`], in bytes, in the arguments of every kernel that takes it.
 pub const COMMON_OFFSET: usize = 24;
 
-/// A tensor of the user's that is read or written row by row.
+/// One of the user's tensors that is read or written row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tensor {
     /// Input tokens of dispatch; read only.
@@ -104,14 +104,14 @@ pub enum Tensor {
     Combined,
 }
 
-/// Where the arguments of a kernel say its tensors and tables are. 0 where the kernel has none.
+/// Addresses of a kernel's tensors and tables, from its arguments. 0 if the kernel has none.
 pub trait Arguments: Copy {
-    /// What every kernel needs.
+    /// Arguments that every kernel needs.
     fn common(&self) -> &Common;
     /// Device address of a tensor's first row.
     fn tensor(&self, tensor: Tensor) -> u64;
 
-    /// The last word that kernels need soon, far behind the first ones.
+    /// The last word that kernels need soon, far from the first ones: loading it fetches its cache line.
     fn last_word(&self) -> u64;
 
     /// Bytes of a row of a tensor.
@@ -233,30 +233,29 @@ pub struct DispatchArgs {
     pub topk_ids: u64,
     /// f32 `[tokens, top_k]`, or 0: every weight is 1.
     pub topk_weights: u64,
-    /// What every kernel needs.
+    /// Arguments that every kernel needs.
     pub common: Common,
     /// `[row_capacity, hidden]` in the token format, written.
     pub output_tokens: u64,
-    /// Scales of the output rows in the format's layout, written; 0 where it has none.
+    /// Scales of the output rows in the format's layout, written; 0 if it has none.
     pub output_scales: u64,
-    /// u32 `[groups + 1]`, written: a group is a local expert, and with a shared expert one more.
+    /// u32 `[groups + 1]`, written: a group is a local expert; the shared expert, if any, adds one.
     pub row_offsets: u64,
     /// i32 `[groups]`, written.
     pub expert_ids: u64,
     /// i32 `[row_capacity, 2]`, written.
     pub src_info: u64,
-    /// Rows that the outputs hold.
+    /// Rows that fit in the outputs.
     pub row_capacity: u64,
     /// Bytes from one row of `x` to the next, fewer than 2^32.
     pub x_stride: u64,
-    /// u32 `[groups]`, written: see `scale_layout`; 0 unless scales are tiled.
+    /// u32 `[groups]`, written: see [`scale_placement`]; 0 unless scales are tiled.
     pub scales_offsets: u64,
-    /// Blocks of 128 rows that tiled scales hold.
+    /// Blocks of 128 rows that fit in the tiled scales.
     pub block_capacity: u64,
-    /// BF16 `[row_capacity]`, written: inverse of each row's own global scale; 0 where the format
-    /// has none.
+    /// BF16 `[row_capacity]`, written: inverse of each row's own global scale; 0 if the format has none.
     pub row_scales: u64,
-    /// f32 `[1]`, the global input scale of NVFP4; 0: it is 1.
+    /// f32 `[1]`, the global input scale of NVFP4; address 0 stands for a scale of 1.
     pub input_scale: u64,
 }
 
@@ -266,13 +265,13 @@ pub struct DispatchArgs {
 pub struct CombineArgs {
     /// BF16 `[row_capacity, hidden]`: expert outputs, in the order of the dispatch.
     pub expert_rows: u64,
-    /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` where rows are not summed; written.
+    /// BF16 `[tokens, hidden]`, or `[tokens, top_k, hidden]` if rows are not summed; written.
     pub combined: u64,
     /// f32 `[tokens, top_k]` for exact mode; 0: the rows are not summed.
     pub topk_weights: u64,
-    /// What every kernel needs.
+    /// Arguments that every kernel needs.
     pub common: Common,
-    /// Rows that `expert_rows` holds, at most [`Shape::max_rows`].
+    /// Rows that fit in `expert_rows`, at most [`Shape::max_rows`].
     pub row_capacity: u64,
 }
 
@@ -282,19 +281,19 @@ pub struct CombineArgs {
 pub struct SiluArgs {
     /// BF16 `[row_capacity, 2 * columns]`: gates, then ups; or interleaved.
     pub input: u64,
-    /// u32 `[experts + 1]`: rows from the last one on are not touched.
+    /// u32 `[experts + 1]`: rows from the last offset on are not touched.
     pub row_offsets: u64,
     /// `[row_capacity, columns]` in the token format, written.
     pub output: u64,
-    /// Scales in the format's layout, written; 0 where it has none.
+    /// Scales in the format's layout, written; 0 if it has none.
     pub scales: u64,
     /// u32 `[experts]`, for tiled scales.
     pub scales_offsets: u64,
-    /// f32 `[experts]`, NVFP4's global scales; 0: they are 1.
+    /// f32 `[experts]`, NVFP4's global scales; address 0 stands for scales of 1.
     pub input_scales: u64,
-    /// Rows that the tensors hold.
+    /// Rows that fit in the tensors.
     pub row_capacity: u64,
-    /// 32-bit words that the tensor of scales holds; nothing is written behind them.
+    /// 32-bit words that fit in the tensor of scales; nothing is written after them.
     pub scale_words: u64,
     /// Experts.
     pub experts: u32,
@@ -302,7 +301,7 @@ pub struct SiluArgs {
     pub columns: u32,
     /// [`TokenFormat::number`](crate::TokenFormat::number).
     pub format: u32,
-    /// Not zero: gates and ups stand side by side, gate first.
+    /// Not zero: each gate is followed by its up.
     pub interleaved: u32,
     /// Not zero: the clamped form, with `alpha` and `limit`.
     pub clamped: u32,
@@ -315,7 +314,7 @@ pub struct SiluArgs {
 }
 
 impl SiluArgs {
-    /// What is done with gate and up.
+    /// Activation that these arguments ask for.
     #[inline(always)]
     pub const fn activation(&self) -> Activation {
         if self.clamped == 0 {
@@ -328,8 +327,7 @@ impl SiluArgs {
         }
     }
 
-    /// Words from one of a row's words of scales to the next. `format` is this launch's, here and
-    /// below.
+    /// Words between two consecutive words of one row's scales. `format` is this launch's, here and below.
     #[inline(always)]
     pub const fn scale_stride(&self, format: TokenFormat) -> u32 {
         match format.scale_layout() {
@@ -339,8 +337,8 @@ impl SiluArgs {
         }
     }
 
-    /// The first word of the scales of output row `row`, which is row `local` of an expert whose
-    /// scales begin with block `block`, where they are tiled.
+    /// First word of the scales of output row `row`, which is row `local` of an expert whose scales begin
+    /// with block `block` if they are tiled.
     #[inline(always)]
     pub const fn first_scale(&self, format: TokenFormat, row: u32, local: u32, block: u32) -> u64 {
         let words = format.sizes().scale_words(self.columns);
@@ -348,7 +346,7 @@ impl SiluArgs {
             None => row as u64,
             Some(ScaleLayout::RowMajor) => row as u64 * words as u64,
             Some(ScaleLayout::Tiled) => {
-                // Rows and columns are less than 2^31 and 2^29, so that 32 bits are enough for both.
+                // Rows and columns are less than 2^31 and 2^29, so 32 bits are enough for both.
                 let block = block.wrapping_add(local / scale_placement::BLOCK_ROWS);
                 let block_words = words * (scale_placement::TILE_BYTES / 4);
                 let in_block = scale_placement::offset_in_block(local, 0) / 4;
@@ -361,8 +359,8 @@ impl SiluArgs {
 /// A kernel parameter is at most 4 KiB on every architecture (CUDA C++ Programming Guide,
 /// "Function Parameters").
 const _: () = assert!(size_of::<DispatchArgs>() <= 4096 && size_of::<CombineArgs>() <= 4096);
-/// Host and device see the same fields at the same place. The first 48 bytes are what a launch begins with:
-/// they share a line of the constant cache, and each line is waited for by everybody.
+/// Host and device see the same fields at the same place. A launch begins with the first 48 bytes: they share
+/// a line of the constant cache, and every warp waits for each line.
 const _: () = {
     use core::mem::offset_of;
     assert!(offset_of!(DispatchArgs, common) == COMMON_OFFSET);

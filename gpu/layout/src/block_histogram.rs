@@ -1,8 +1,8 @@
 //! The histogram of a small batch. Every block keeps the ids of a small batch in its shared memory and
 //! numbers its assignments itself, so that no block waits for another.
 //!
-//! A warp numbers 32 assignments, a group: the index of each within its group, and a byte for each expert
-//! that says how many assignments of the group are for that expert. A rank within an expert is a sum over the
+//! A warp numbers a group of 32 assignments: the index of each within its group, and for each expert a byte
+//! with the number of assignments of the group for that expert. A rank within an expert adds the bytes of the
 //! groups before.
 
 use crate::limits::{HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS};
@@ -17,11 +17,11 @@ impl Shape {
     /// Whether the assignments of `tokens` tokens are a small batch, and a block has room to count them.
     #[inline(always)]
     pub const fn is_small_batch(&self, tokens: u32) -> bool {
-        // The most first: a kernel for one shape has no code for what never comes.
+        // The most first: a kernel for one shape has no code for a case that never occurs.
         self.fits_small_batch(self.max_tokens_per_rank) || self.fits_small_batch(tokens)
     }
 
-    /// Whether no rank brings so many tokens that blocks of full size pay.
+    /// Whether no rank brings enough tokens for blocks of full size to pay.
     #[inline(always)]
     pub const fn has_small_blocks(&self) -> bool {
         self.max_tokens_per_rank <= SMALL_BLOCK_TOKENS
@@ -30,28 +30,28 @@ impl Shape {
     #[inline(always)]
     const fn fits_small_batch(&self, tokens: u32) -> bool {
         let assignments = tokens * self.top_k;
-        // Only a small batch has a table whose bytes 32 bits can count.
+        // Only a small batch has a table whose bytes can be counted in 32 bits.
         assignments <= SMALL_BATCH_ASSIGNMENTS
             && BlockHistogram::of(assignments).bytes(self.experts) <= HISTOGRAM_BYTES
     }
 }
 
-/// A table of bytes: how many assignments each group has for each expert. The groups of an expert follow each
-/// other, and zeros follow them up to a multiple of 16.
+/// A table of bytes: the number of assignments of each group for each expert. The groups of an expert are
+/// adjacent, followed by zeros up to a multiple of 16.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockHistogram {
     groups: u32,
 }
 
 impl BlockHistogram {
-    /// That of so many assignments.
+    /// Histogram of so many assignments.
     #[inline(always)]
     pub const fn of(assignments: u32) -> Self {
         let groups = assignments.div_ceil(GROUP);
         Self { groups }
     }
 
-    /// Bytes of an expert.
+    /// Bytes of one expert.
     #[inline(always)]
     const fn row(self) -> u32 {
         self.groups.next_multiple_of(VECTOR)
@@ -63,7 +63,7 @@ impl BlockHistogram {
         experts * self.row()
     }
 
-    /// The byte of an expert and the group of assignment `index`.
+    /// The byte of an expert and of the group of assignment `index`.
     #[inline(always)]
     pub const fn at(self, expert: u32, index: u32) -> u32 {
         debug_assert!(index / GROUP < self.groups);
@@ -83,7 +83,7 @@ impl BlockHistogram {
 
     /// Assignments for an expert in the groups before that of assignment `index`.
     ///
-    /// `read` gives the 16 bytes of the table from a place on, which is a multiple of 16. `dot` multiplies
+    /// `read` returns the 16 bytes of the table from a place on, which is a multiple of 16. `dot` multiplies
     /// two words byte by byte, and adds all products to a third.
     #[inline(always)]
     pub fn before(
@@ -113,7 +113,7 @@ impl BlockHistogram {
     }
 }
 
-/// The products of the bytes of two words, byte by byte, added to `sum`: what `dp4a` does on a GPU.
+/// The products of the bytes of two words, byte by byte, added to `sum`: `dp4a` on a GPU.
 #[inline(always)]
 pub const fn dot_bytes(a: u32, b: u32, sum: u32) -> u32 {
     let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
@@ -125,8 +125,8 @@ pub const fn dot_bytes(a: u32, b: u32, sum: u32) -> u32 {
     sum
 }
 
-/// A word whose first `bytes` bytes are 1, as far as it has them, and the others 0; none where there are
-/// less than none.
+/// A word whose first `bytes` bytes are 1 and the others 0: all are 1 from 4 on, and 0 if `bytes` is
+/// negative.
 #[inline(always)]
 fn ones(bytes: i32) -> u32 {
     let shift = (32 - 8 * bytes).max(0);

@@ -2,11 +2,11 @@
 
 use crate::shape::Rank;
 
-/// The upper half of a word that names a rank. As an epoch it is that of no round, and neither is the 0 of a
-/// word that nobody has written.
+/// The upper half of a word that names a rank. No round has this epoch, nor the 0 of a word that was never
+/// written.
 const NAMES_RANK: u64 = u32::MAX as u64;
 
-/// What stands in [`Window::culprit`](crate::Window::culprit).
+/// Word at [`Window::culprit`](crate::Window::culprit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CulpritWord(pub u64);
 
@@ -17,7 +17,7 @@ impl CulpritWord {
         Self(NAMES_RANK << 32 | culprit.0 as u64)
     }
 
-    /// The rank that it names, one of `ranks`; `None` where nobody has aborted.
+    /// The rank that the word names, one of `ranks`; `None` if nobody has aborted.
     #[inline(always)]
     pub const fn rank(self, ranks: u32) -> Option<Rank> {
         match self.0 >> 32 == NAMES_RANK && (self.0 as u32) < ranks {

@@ -1,4 +1,4 @@
-//! What kernels need to know of dispatch's rows.
+//! Layout of dispatch's rows, as the kernels need it.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -7,20 +7,20 @@ use crate::scale_placement;
 use crate::shape::{Shape, cut};
 use crate::window::ByteOffset;
 
-/// What a dispatch row is made of, in bytes from its start; how rows are cut, and padded in the output. The
-/// host works it out once for all launches: kernels of all shapes would keep it in registers.
+/// Layout of a dispatch row, in bytes from its start, and the numbers that decide how rows are cut and
+/// padded. The host computes it once for all launches: kernels for all shapes would keep it in registers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchRow {
-    /// Bytes of the payload. The scales are behind it.
+    /// Bytes of the payload. The scales follow it.
     pub payload_bytes: u32,
     /// log2 of the payload bytes that one 32-bit word of scales covers.
     log_bytes_of_word: u32,
     /// 32-bit words of scales.
     pub scale_words: u32,
-    /// The row's own scale, if it has one.
+    /// Start of the row's own scale, if it has one.
     pub row_scale: u32,
-    /// The header.
+    /// Start of the header.
     pub header: u32,
     /// [`Shape::max_parts`].
     max_parts: u32,
@@ -31,7 +31,7 @@ pub struct DispatchRow {
 }
 
 impl DispatchRow {
-    /// The row of a shape.
+    /// Layout of the rows of a shape.
     pub const fn of(shape: &Shape) -> Self {
         let sizes = shape.sizes();
         let bytes_of_word = sizes.payload_bytes(sizes.elements_of_word());
@@ -57,28 +57,28 @@ impl DispatchRow {
         cut(self.max_parts, tokens.saturating_mul(self.ranks))
     }
 
-    /// `rows` of the outputs rounded up to a multiple of the alignment. Wraps around, as sums of counts that
-    /// came over the wire may.
+    /// `rows` of the outputs rounded up to a multiple of the alignment. Wraps around, as sums of counts
+    /// received over the wire may.
     #[inline(always)]
     pub const fn padded(&self, rows: u32) -> u32 {
         // Not `next_multiple_of`, which divides.
         rows.wrapping_add(self.alignment - 1) & !(self.alignment - 1)
     }
 
-    /// The scales of a row.
+    /// Start of a row's scales.
     #[inline(always)]
     pub const fn scales(&self, row: ByteOffset) -> ByteOffset {
         row.plus(self.payload_bytes)
     }
 
-    /// Words of scales that belong to the payload before byte `end`, where a part of it ends.
+    /// Words of scales that belong to the payload before byte `end`, at which a part of it ends.
     #[inline(always)]
     pub const fn scale_words_before(&self, end: u32) -> u32 {
         end >> self.log_bytes_of_word
     }
 
-    /// The first word of the scales of output row `position`, which is row `row` of all blocks of tiled
-    /// scales. Wraps around: both come of counts that came over the wire.
+    /// First word of the scales of output row `position`, which is row `row` of all blocks of tiled scales.
+    /// Wraps around: both derive from counts received over the wire.
     #[inline(always)]
     pub const fn first_scale_word(&self, format: TokenFormat, position: u32, row: u32) -> u32 {
         match format.scale_layout() {
@@ -91,7 +91,7 @@ impl DispatchRow {
         }
     }
 
-    /// The first word of a block of tiled scales.
+    /// First word of a block of tiled scales.
     #[inline(always)]
     pub const fn first_scale_word_of_block(&self, block: u32) -> u32 {
         block.wrapping_mul(self.scale_words * (scale_placement::TILE_BYTES / 4))

@@ -5,23 +5,23 @@
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The epoch after `finished`, 0 before the first. One whose low half is 0 is left out: that is what a
-    /// [`Tagged`] word holds that was never written.
+    /// The epoch after `finished`, 0 before the first. Skips epochs whose low half is 0, which is that of a
+    /// [`Tagged`] word that was never written.
     #[inline(always)]
     pub const fn after(finished: u64) -> Self {
         let next = finished + 1;
         Self(next + (next as u32 == 0) as u64)
     }
 
-    /// How many epochs there were, this one included: of each 2^32 numbers one is left out.
+    /// Number of rounds up to this one: of each 2^32 epochs one is skipped.
     #[inline(always)]
     pub const fn rounds(self) -> u64 {
         self.0 - (self.0 >> 32)
     }
 }
 
-/// A signal word that carries a 32-bit value and the low 32 bits of its epoch, so that it needs
-/// no second word and no fence: whoever sees the tag sees the value.
+/// A signal word that carries a 32-bit value and the low 32 bits of its epoch, so that it needs no second
+/// word and no fence: a reader that sees the tag sees the value.
 ///
 /// A word of `epoch` stays until its reader has finished `epoch`, so the tag is compared for
 /// equality. A word that is not written in every round keeps an old tag, which could be taken

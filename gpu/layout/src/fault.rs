@@ -1,4 +1,4 @@
-//! Fault records: what a kernel leaves behind when it aborts, and how it reads.
+//! Fault records, which a kernel writes when it aborts, and their text.
 
 use core::fmt;
 
@@ -7,43 +7,43 @@ use bytemuck::{Pod, Zeroable};
 use crate::kernel::Kernel;
 use crate::shape::Rank;
 
-/// Why a kernel aborted or refused an input.
+/// Reasons for which a kernel aborts or refuses an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// A peer's signal did not come before the deadline.
+    /// A peer's signal did not arrive before the deadline.
     PeerTimeout,
-    /// Another warp of this GPU did not get ready before the deadline.
+    /// Another warp of this GPU was not ready before the deadline.
     LocalTimeout,
     /// A token names an expert that does not exist; the assignment was not routed.
     InvalidExpert,
     /// A token names an expert twice (found only with `debug_checks`). Both assignments are routed: the
     /// expert gets the token twice, and both rows count in the sum.
     DuplicateExpert,
-    /// The number of tokens on the device is above the rows of `x`; so many were taken.
+    /// The number of tokens on the device exceeds the rows of `x`; all rows were taken.
     TooManyOnDevice,
-    /// More rows arrive than the outputs hold. The first ones were written, and `row_offsets` end there; the
-    /// others count as not routed here, so that combine adds nothing for them: sums of tokens of any rank may
+    /// More rows arrive than fit in the outputs. The first ones were written, and `row_offsets` end there;
+    /// the others count as not routed here, so combine adds nothing for them: sums of tokens of any rank may
     /// lack terms, and in exact mode a lost row counts as zeros, times its weight. Only the rank whose
-    /// outputs are too small is told. `wanted` is what they hold, and `saw` would have sufficed: rows, those
-    /// that pad experts included, or blocks of tiled scales.
+    /// outputs are too small learns of it. `wanted` is the capacity of the outputs, and `saw` would have
+    /// sufficed: rows, including those that pad experts, or blocks of tiled scales.
     OutputTooSmall,
     /// A row position that came over the wire lies outside the outputs; nothing was written.
     RowOutOfBounds,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,
     /// A launch of this rank came out of turn: a dispatch before the combine of the round before, a combine
-    /// before its dispatch, a wait before its half that sends, or one of them twice. The host refuses such
+    /// before its dispatch, a wait before its sending half, or one of them twice. The host refuses such
     /// calls, so a graph with a part of a round was launched twice, or at the wrong time. The launch wrote
     /// nothing. [`Fault::last_launch`] is the launch before it.
     OutOfTurn,
 }
 
-/// What a kernel was waiting for or reading.
+/// Data that a kernel was waiting for or reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
     /// Assignment counts of a source.
     Counts,
-    /// Which tokens of a source come.
+    /// Presence bits of a source's tokens.
     Presence,
     /// A dispatch row.
     DispatchRow,
@@ -80,14 +80,14 @@ impl FaultKind {
         Self::OutOfTurn,
     ];
 
-    /// Whether the round went on all the same: the input was at fault, not the group.
+    /// Whether the round continued nevertheless: the input was at fault, not the group.
     #[inline(always)]
     pub const fn is_input(self) -> bool {
         is_input(self as u64)
     }
 }
 
-/// [`FaultKind::is_input`] of a kind's number: these kinds stand side by side.
+/// [`FaultKind::is_input`] of a kind's number: these kinds are adjacent.
 #[inline(always)]
 const fn is_input(kind: u64) -> bool {
     kind >= FaultKind::InvalidExpert as u64 && kind <= FaultKind::OutputTooSmall as u64
@@ -127,16 +127,16 @@ impl Region {
     }
 }
 
-/// One fault, as a kernel reports it.
+/// A fault as reported by a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What happened.
+    /// Kind of the fault.
     pub kind: FaultKind,
-    /// In which kernel.
+    /// Kernel that reported it.
     pub kernel: Kernel,
-    /// On which rank.
+    /// Rank that reported it.
     pub rank: Rank,
-    /// Who else has to do with it:
+    /// Other party to the fault:
     ///
     /// | kind | `peer` |
     /// |---|---|
@@ -146,30 +146,30 @@ pub struct Fault {
     /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k [`slot`](Self::slot) of token `index` |
     /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall`, `OutOfTurn` | this rank, the only cause |
     pub peer: Rank,
-    /// Of a [`PeerTimeout`](FaultKind::PeerTimeout), the rank at which the chain of waiting ranks begins:
-    /// `peer`, or if that had aborted itself, the rank that it had timed out on. Of all other kinds this
+    /// Rank at which the chain of waiting ranks begins, for a [`PeerTimeout`](FaultKind::PeerTimeout):
+    /// `peer`, or if that had aborted itself, the rank that it had timed out on. For all other kinds this
     /// rank.
     pub culprit: Rank,
-    /// What was waited for or read.
+    /// Data that was awaited or read.
     pub region: Region,
-    /// Which one: a token, a word, or a row. Of [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
+    /// Index of the token, word or row. For [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
     /// launch, as its index in [`Kernel::ALL`].
     pub index: u64,
-    /// What was wanted: an epoch, or the first value that is out of range.
+    /// Expected value: an epoch, or the first value that is out of range.
     pub wanted: u64,
-    /// What was there instead.
+    /// Value found instead.
     pub saw: u64,
     /// The round, from 1 on for each communicator.
     pub epoch: u64,
-    /// In the simulator, where a deadline passed while launches were waited for in wall time: for how long at
-    /// most, its patience or the deadline, in milliseconds.
+    /// Longest wait of the simulator in milliseconds of wall time, its patience or the deadline, if a
+    /// deadline passed while it waited for launches.
     pub patience_ms: Option<u32>,
-    /// Where several ranks of the process share the GPU of `rank`, how many are on it. The host adds it.
+    /// Number of ranks of this process on the GPU of `rank`, if there are several. Added by the host.
     pub gpu_ranks: Option<u32>,
 }
 
 impl Fault {
-    /// The top-k slot of token `index` that is at fault, of the kinds whose [`peer`](Self::peer) is a slot.
+    /// The top-k slot of token `index` that is at fault, for the kinds whose [`peer`](Self::peer) is a slot.
     pub const fn slot(&self) -> Option<u32> {
         match self.kind {
             FaultKind::InvalidExpert | FaultKind::DuplicateExpert => Some(self.peer.0),
@@ -177,7 +177,7 @@ impl Fault {
         }
     }
 
-    /// Where a deadline passed, under which circumstances.
+    /// Writes the circumstances under which a deadline passed.
     fn circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_timeout = matches!(self.kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
         if let Some(ranks) = self.gpu_ranks.filter(|_| is_timeout) {
@@ -199,7 +199,7 @@ impl Fault {
     }
 
     /// Kernel and round of this rank's last launch before one that came [out of turn](FaultKind::OutOfTurn);
-    /// `None` if that was its first, and for other kinds.
+    /// `None` if there was none, and for other kinds.
     pub fn last_launch(&self) -> Option<(Kernel, u64)> {
         match self.kind {
             FaultKind::OutOfTurn if self.saw > 0 => {
@@ -285,11 +285,11 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A page that the host and the device share. The first fault wins, but one that stops the group
-/// replaces one of the input, and one that names a cause replaces that a rank waited for itself.
+/// A page that the host and the device share. The first fault wins, but one that stops the group replaces one
+/// of the input, and one that names a cause replaces a [`LocalTimeout`](FaultKind::LocalTimeout).
 ///
 /// Records are numbered. The device stores the number before a record and after it, and the host reads the
-/// second number first: where the two differ, the record is being written. Neither side needs an atomic
+/// second number first: if the two differ, the record is being written. Neither side needs an atomic
 /// operation on the other's memory.
 ///
 /// The words between the numbers are a [`Fault`] in numbers.
@@ -320,7 +320,7 @@ pub struct FaultPage {
     pub epoch: u64,
     /// Number of the record that is complete.
     pub complete: u64,
-    /// Number of the record that the host has read and told. The host alone writes this word.
+    /// Number of the record that the host has read and reported. The host alone writes this word.
     pub acknowledged: u64,
 }
 
@@ -353,7 +353,7 @@ impl FaultPage {
         self.begun == self.complete && self.complete != self.acknowledged
     }
 
-    /// The fault, if there are news that make sense.
+    /// The fault, if there is a new record that makes sense.
     pub fn fault(&self) -> Option<Fault> {
         if !self.has_news() {
             return None;
@@ -377,12 +377,12 @@ impl FaultPage {
     }
 }
 
-/// What a device keeps of the last record that it wrote to its page: number, kind and culprit. 0 before.
+/// Number, kind and culprit of the last record that a device wrote to its page. 0 before the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastRecord(pub u64);
 
 impl LastRecord {
-    /// Of record `number`. `kind` and `culprit` are as on the page.
+    /// Word for record `number`. `kind` and `culprit` are as on the page.
     #[inline(always)]
     pub const fn new(number: u64, kind: u64, culprit: u64) -> Self {
         Self(number << 24 | culprit << 8 | kind)
@@ -406,8 +406,8 @@ impl LastRecord {
         has_given_up.then_some(Rank((self.0 >> 8) as u32 & 0xffff))
     }
 
-    /// The number of the record that a fault of kind `new` (as a number) becomes; `None` if the last one
-    /// stays. `acknowledged` asks the page for the number that the host has acknowledged.
+    /// The number that the record of a new fault of kind `new` (as a number) takes; `None` if the last record
+    /// stays. `acknowledged` reads from the page the number that the host has acknowledged.
     #[inline(always)]
     pub fn next(self, new: u64, acknowledged: impl FnOnce() -> u64) -> Option<u64> {
         const LOCAL: u64 = FaultKind::LocalTimeout as u64;
@@ -415,8 +415,8 @@ impl LastRecord {
         let gives_way = if self.number() == 0 {
             true
         } else if is_input(self.kind()) {
-            // What stops the group matters more, and the host acknowledges nothing else. Results that lack
-            // rows matter more than an input that is no good.
+            // A fault that stops the group matters more; the host acknowledges only faults of the input.
+            // Among these, missing rows matter more than a bad input.
             let lacks_rows = new == TOO_SMALL && self.kind() != TOO_SMALL;
             !is_input(new) || lacks_rows || acknowledged() == self.number()
         } else {

@@ -1,4 +1,4 @@
-//! What host and kernels must agree on, as one number.
+//! Fingerprint of the layout that host and kernels must agree on.
 
 use core::mem::offset_of;
 
@@ -13,8 +13,8 @@ use crate::shape::Shape;
 use crate::window::Window;
 use crate::workspace::Workspace;
 
-/// The sizes of structs, and where their fields stand: two fields of one size that change places count, too.
-/// Where a field is not listed, it does not compile.
+/// The sizes of structs and the offsets of their fields: swapping two fields of one size counts, too. A field
+/// that is not listed is a compile error.
 macro_rules! places {
     ($($name:ident { $($field:ident),* })*) => {{
         $(const _: fn($name) = |$name { $($field: _),* }| ();)*
@@ -22,16 +22,17 @@ macro_rules! places {
     }};
 }
 
-/// A combine's arguments as far as all have them.
+/// Arguments of a combine with an empty epilogue: the part that all combines share.
 type CombineWithAny = CombineWith<()>;
 
-/// Whether kernels and host were built from the same memory layout: the protocol's version, all arguments
-/// field by field, and everything that follows from some shapes. Kernels carry the number as the variable
-/// [`FINGERPRINT_VARIABLE`] of their PTX. FNV-1a, as [`Common::fingerprint`].
+/// Fingerprint of the memory layout, by which kernels and host detect that they were built from different
+/// ones: the protocol's version, all arguments field by field, and everything that follows from some shapes.
+/// Kernels carry the number as the variable [`FINGERPRINT_VARIABLE`] of their PTX. FNV-1a, as
+/// [`Common::fingerprint`].
 pub const LAYOUT_FINGERPRINT: u64 = {
     let numbers = [
         PROTOCOL_VERSION as usize,
-        // What the host gives a launch, and kernels rely on.
+        // Numbers of a launch that the host sets and kernels rely on.
         PIPELINE_BYTES as usize,
         PIPELINE_STAGES as usize,
         SMALL_BLOCK_TOKENS as usize,
@@ -39,7 +40,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         Kernel::Combine.threads_per_block() as usize,
         Kernel::FusedSilu.threads_per_block() as usize,
     ];
-    // What lies in the shapes' parts follows below.
+    // Fields of the structs that follow from a shape are covered by `SHAPES` below.
     let places = places! {
         Common {
             peers, workspace, rank, debug_checks, tokens, deadline_ns, fault_page, own_window,
@@ -84,10 +85,11 @@ pub const LAYOUT_FINGERPRINT: u64 = {
     hash
 };
 
-/// The variable of a PTX that holds [`LAYOUT_FINGERPRINT`].
+/// Variable of a PTX that holds [`LAYOUT_FINGERPRINT`].
 pub const FINGERPRINT_VARIABLE: &str = "ferry_layout_fingerprint";
 
-/// One node and several, few tokens and many, both ways to combine, every format.
+/// Shapes whose layout counts: one node and several, few tokens and many, both modes of combine, every
+/// format.
 const SHAPES: [Shape; 11] = [
     shape(8, 128, 0),
     shape(8, 4096, 1),
@@ -119,7 +121,7 @@ const fn shape(ranks: u32, max_tokens_per_rank: u32, token_format: u32) -> Shape
     }
 }
 
-/// What follows from a shape; all else is zero.
+/// Arguments that follow from a shape; all others are zero.
 const fn common(shape: Shape) -> Common {
     Common {
         peers: 0,

@@ -7,23 +7,23 @@ use crate::limits::{
 /// A kernel entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// Sends tokens, once every rank has read the round before; waits for nothing else.
+    /// Sends tokens after every rank has read those of the round before; waits for nothing else.
     DispatchAsync,
     /// Waits for tokens and puts them in expert order.
     DispatchWait,
-    /// Both in one launch.
+    /// Does both in one launch.
     Dispatch,
-    /// Sends expert outputs back, does not wait.
+    /// Sends expert outputs back; waits for nothing.
     CombineAsync,
     /// Waits for them and sums.
     CombineWait,
-    /// Both in one launch.
+    /// Does both in one launch.
     Combine,
-    /// The activation between an expert's matrix multiplications.
+    /// Computes the activation between an expert's matrix multiplications.
     FusedSilu,
-    /// Puts the tokens of this rank's experts in expert order, where every rank has all tokens.
+    /// Puts the tokens of this rank's experts in expert order; every rank has all tokens.
     LocalDispatch,
-    /// Sums the rows of this rank's experts, where every rank has all tokens.
+    /// Sums the rows of this rank's experts; every rank has all tokens.
     LocalCombine,
 }
 
@@ -57,12 +57,12 @@ impl Kernel {
         )
     }
 
-    /// Whether only the kernels that take options have it.
+    /// Whether it exists only among the kernels that take options.
     pub const fn needs_options(self) -> bool {
         matches!(self, Self::LocalDispatch | Self::LocalCombine)
     }
 
-    /// All others.
+    /// Every kernel that also exists without options.
     pub fn without_options() -> impl Iterator<Item = Self> {
         let all = Self::ALL.into_iter();
         all.filter(|kernel| !kernel.needs_options())
@@ -108,8 +108,8 @@ impl Kernel {
 const REGISTERS: u32 = 65_536;
 
 impl Kernel {
-    /// Threads of a block, of which the host launches one for each multiprocessor, where there may be
-    /// `most_tokens` a rank. The kernels take any multiple of 32 from `2 * MAX_RANKS` on. With up to
+    /// Threads of a block if a rank may have up to `most_tokens` tokens; the host launches one block for each
+    /// multiprocessor. The kernels take any multiple of 32 from `2 * MAX_RANKS` on. With up to
     /// [`SMALL_BLOCK_TOKENS`] tokens most warps have nothing to do, but all of them take part in setting up
     /// their block.
     pub const fn threads(self, most_tokens: u32) -> u32 {
@@ -120,9 +120,9 @@ impl Kernel {
         }
     }
 
-    /// Blocks that the host launches on a device with so many `multiprocessors`, where a kernel may occupy at
-    /// most `max_sms` of them: one each, so that all are resident at once. At least 1 and at most
-    /// [`MAX_BLOCKS`]. All launches of a communicator have the same number, as each block has a
+    /// Blocks that the host launches on a device with so many `multiprocessors`, of which a kernel may occupy
+    /// at most `max_sms`: one each, so that all are resident at once. At least 1 and at most [`MAX_BLOCKS`].
+    /// All launches of a communicator have the same number, as each block has a
     /// [`LastLaunch`](crate::LastLaunch) of its own.
     pub const fn blocks(max_sms: Option<u32>, multiprocessors: u32) -> u32 {
         let blocks = match max_sms {
@@ -144,8 +144,8 @@ impl Kernel {
         }
     }
 
-    /// Bytes of the pipelines of a block's warps in shared memory, where there are some: from sm_90 on,
-    /// without peers on other nodes. The host gives it at launch.
+    /// Bytes of shared memory for the pipelines of a block's warps, if the kernel uses them: from sm_90 on,
+    /// without peers on other nodes. The host passes them at launch.
     pub const fn pipeline_bytes(self) -> u32 {
         match self {
             Self::Combine
@@ -157,12 +157,12 @@ impl Kernel {
         }
     }
 
-    /// Registers that a thread may use, so that the block fits.
+    /// Registers that a thread may use for the block to fit.
     pub const fn max_registers(self) -> u32 {
-        // Handed out in eights.
+        // Allocated in units of eight.
         REGISTERS / self.threads_per_block() / 8 * 8
     }
 }
 
-/// Registers that a thread of most kernels may use. Those that may use fewer say so in the PTX.
+/// Registers that a thread of most kernels may use. Kernels that may use fewer have the limit in their PTX.
 pub const MAX_REGISTERS: u32 = Kernel::Dispatch.max_registers();

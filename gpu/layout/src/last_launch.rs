@@ -6,8 +6,8 @@ use crate::kernel::Kernel;
 /// Bits of a word that hold the kernel.
 const KERNEL_BITS: u32 = 3;
 
-/// Word in which a block keeps the last launch of its communicator that it was a part of: round and kernel.
-/// 0 before the first.
+/// Word in which a block keeps the last launch of its communicator that it was a part of: round and kernel. 0
+/// before the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastLaunch(pub u64);
 

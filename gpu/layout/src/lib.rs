@@ -1,7 +1,7 @@
-//! What Ferry's bytes mean: shapes, the receive window, kernel arguments, fault records.
+//! Meaning of Ferry's bytes: shapes, the receive window, kernel arguments, fault records.
 //!
-//! The only crate that adds offsets. The host and the kernels compile the same source, so
-//! they cannot disagree. No unsafe code, no allocation, no dependency but `half` and `bytemuck`.
+//! The only crate that adds offsets. The host and the kernels compile the same source, so they cannot
+//! disagree. No unsafe code, no allocation, no dependency but `half`, `bytemuck` and, optionally, `serde`.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,7 @@ use core::str::FromStr;
 use crate::formats::format::{ScaleLayout, TokenFormat};
 use crate::shape::CombineMode;
 
-/// A word that names nothing. Its text lists what there is.
+/// Error for a word that names nothing. Its text lists the valid names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownName {
     what: &'static str,
@@ -21,7 +21,7 @@ impl fmt::Display for UnknownName {
 
 impl core::error::Error for UnknownName {}
 
-/// `bf16`, `fp8`, or a name and where its scales go: `mxfp8:tiled`.
+/// Writes `bf16`, `fp8`, or the format's name and the layout of its scales: `mxfp8:tiled`.
 impl fmt::Display for TokenFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -38,7 +38,7 @@ impl fmt::Display for TokenFormat {
     }
 }
 
-/// As [`Display`](fmt::Display) writes it. Without a layout, scales are tiled.
+/// Reads the text that [`Display`](fmt::Display) writes. Without a layout, scales are tiled.
 impl FromStr for TokenFormat {
     type Err = UnknownName;
 
@@ -120,7 +120,7 @@ impl FromStr for CombineMode {
     }
 }
 
-/// As the words above.
+/// Serializes types as the words above.
 #[cfg(feature = "serde")]
 macro_rules! as_a_word {
     ($($of:ty),+) => {

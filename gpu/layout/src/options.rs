@@ -1,4 +1,4 @@
-//! What kernels with options take behind the arguments of those without.
+//! Options of kernels, which follow the arguments of the kernels without options.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,45 +6,46 @@ use crate::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 use crate::epilogue::OutputElement;
 use crate::workspace::Table;
 
-/// Options of dispatch. All zero: none.
+/// Options of dispatch. All zero: no option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchOptions {
-    /// u32 `[1]`, read when the launch begins: how many of the tokens there are; 0: all of them.
+    /// u32 `[1]`, read when the launch begins: the number of tokens; address 0: all rows of `x` are tokens.
     pub tokens_on_device: u64,
-    /// Ranks that share the shared expert's tokens; 0: there is no shared expert; 1: this rank has all of
-    /// its own tokens.
+    /// Ranks that share the shared expert's tokens; 0: there is no shared expert; 1: this rank has all of its
+    /// own tokens.
     pub shared_of: u32,
-    /// Which of those ranks this one is.
+    /// Index of this rank among them.
     pub shared_index: u32,
-    /// Where nothing travels: the first expert of this rank. Else 0.
+    /// First expert of this rank with `skip_a2a`. Else 0.
     pub first_expert: u32,
-    /// Where nothing travels: the experts of the whole group. Else 0.
+    /// Experts of the whole group with `skip_a2a`. Else 0.
     pub all_experts: u32,
 }
 
-/// Options of combine. All zero: none.
+/// Options of combine. All zero: no option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct CombineOptions {
-    /// f32 `[row_capacity]`, what each expert row is weighted with; 0: what the row's header says.
+    /// f32 `[row_capacity]`, the weight of each expert row; address 0: the weights of the rows' headers.
     pub row_weights: u64,
-    /// As [`DispatchOptions::shared_of`]: the shared expert's rows are the first of the expert rows.
+    /// Ranks that share the shared expert's tokens, as [`DispatchOptions::shared_of`]. The shared expert's
+    /// rows are the first of the expert rows.
     pub shared_of: u32,
-    /// As [`DispatchOptions::shared_index`].
+    /// Index of this rank among them.
     pub shared_index: u32,
-    /// Not zero: this round's dispatch read how many tokens there are, and kept the number.
+    /// Not zero: this round's dispatch read the number of tokens on the device, and kept it.
     pub tokens_on_device: u32,
-    /// What `combined` is made of: [`OutputElement::number`].
+    /// Element type of `combined`: [`OutputElement::number`].
     pub output: u32,
-    /// Not zero: there is an epilogue, though all its bytes be zero. For the host alone.
+    /// Not zero: there is an epilogue, even if all its bytes are zero. Only the host reads it.
     pub has_epilogue: u32,
     /// Padding, zero.
     pub reserved: u32,
 }
 
 impl DispatchOptions {
-    /// No option: what kernels without options are given, so that the compiler drops all code for them.
+    /// No option. Kernels without options use this constant, so that the compiler drops all code for options.
     pub const NONE: Self = Self {
         tokens_on_device: 0,
         shared_of: 0,
@@ -83,18 +84,18 @@ impl CombineWith<EpilogueWords> {
     }
 }
 
-/// The tokens of the shared expert that are one rank's.
+/// Tokens of the shared expert that one rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedTokens {
-    /// The first one.
+    /// The first token.
     pub start: u32,
-    /// How many. They are the first rows of dispatch's outputs, and of what the experts give back.
+    /// Number of tokens. Theirs are the first rows of dispatch's outputs, and of the experts' outputs.
     pub count: u32,
 }
 
 impl SharedTokens {
-    /// Those of rank `index` of the `of` that share `tokens` tokens; none where `of` is 0. The
-    /// first ranks take one more where the tokens cannot be divided evenly.
+    /// Tokens of rank `index` of the `of` ranks that share `tokens` tokens; none if `of` is 0. If the tokens
+    /// cannot be divided evenly, the first ranks have one more each.
     #[inline(always)]
     pub const fn of(tokens: u32, of: u32, index: u32) -> Self {
         match of {
@@ -130,7 +131,7 @@ impl DispatchOptions {
 }
 
 impl CombineOptions {
-    /// As [`DispatchOptions::shared`].
+    /// This rank's tokens of the shared expert, of `tokens` tokens.
     #[inline(always)]
     pub const fn shared(&self, tokens: u32) -> SharedTokens {
         SharedTokens::of(tokens, self.shared_of, self.shared_index)
@@ -147,14 +148,14 @@ impl CombineOptions {
         reserved: 0,
     };
 
-    /// Whether sums are rounded to BF16, and no shared expert's row is added.
+    /// Whether sums are only rounded to BF16, and no shared expert's row is added.
     #[inline(always)]
     pub const fn only_rounds(&self) -> bool {
         self.shared_of == 0 && matches!(self.element(), OutputElement::Bf16)
     }
 
-    /// The same where [`only_rounds`](Self::only_rounds), in constants, so that the compiler drops the
-    /// protocol's code for more.
+    /// The same options if [`only_rounds`](Self::only_rounds) holds, in constants, so that the compiler drops
+    /// the protocol's code for anything else.
     #[inline(always)]
     pub const fn only_rounding(&self) -> Self {
         Self {
@@ -165,50 +166,51 @@ impl CombineOptions {
         }
     }
 
-    /// What `combined` is made of.
+    /// Element type of `combined`.
     #[inline(always)]
     pub const fn element(&self) -> OutputElement {
         OutputElement::of_number(self.output)
     }
 
-    /// The expert row that is added to a token of a rank with so many `tokens`; `None` where there is none.
+    /// Row of the shared expert that is added to a token of a rank with `tokens` tokens; `None` if there is
+    /// none.
     #[inline(always)]
     pub const fn shared_row(&self, tokens: u32, token: u32) -> Option<u32> {
         if self.shared_of == 0 {
             return None;
         }
         let SharedTokens { start, count } = self.shared(tokens);
-        // Below the start the difference wraps around.
+        // Wraps around below the start.
         let row = token.wrapping_sub(start);
         if row < count { Some(row) } else { None }
     }
 }
 
-/// Arguments of the dispatch kernels with options. Those without options take what comes first, the same
-/// value's `args`.
+/// Arguments of the dispatch kernels with options. Kernels without options take the same value's `args`,
+/// which come first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchWith {
-    /// As without options.
+    /// Arguments that kernels without options take.
     pub args: DispatchArgs,
     /// The options.
     pub options: DispatchOptions,
 }
 
-/// Arguments of the combine kernels with options. The epilogue travels as it is: plain data, at most
+/// Arguments of the combine kernels with options. The epilogue is passed by value: plain data, at most
 /// [`MAX_EPILOGUE_BYTES`], aligned to at most 8 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineWith<E> {
-    /// As without options.
+    /// Arguments that kernels without options take.
     pub args: CombineArgs,
     /// The options.
     pub options: CombineOptions,
-    /// What is done with each sum.
+    /// Epilogue, applied to each sum.
     pub epilogue: E,
 }
 
-/// Most bytes of an epilogue: with the other arguments less than a kernel parameter may take.
+/// Most bytes of an epilogue: together with the other arguments they fit in a kernel parameter.
 pub const MAX_EPILOGUE_BYTES: usize = 256;
 
 /// Room for any epilogue.
@@ -277,7 +279,7 @@ impl<E: Copy> Arguments for CombineWith<E> {
     }
 }
 
-/// As for the arguments without options: a kernel parameter is at most 4 KiB.
+/// A kernel parameter is at most 4 KiB.
 const _: () = assert!(
     size_of::<DispatchWith>() <= 4096
         && size_of::<CombineWith<EpilogueWords>>() <= 4096
@@ -288,8 +290,8 @@ const _: () = assert!(
 mod tests {
     use super::*;
 
-    /// Each token of the shared expert is one rank's, and rank `r` of `w` has as many as
-    /// `(tokens + w - r - 1) / w` says.
+    /// Each token of the shared expert belongs to one rank, and rank `r` of `w` has
+    /// `(tokens + w - r - 1) / w`.
     #[test]
     fn ranks_share_all_tokens_one_after_another() {
         for of in 1..=9 {
@@ -311,7 +313,7 @@ mod tests {
 
     #[test]
     fn sums_are_only_rounded_on_every_rank_without_a_shared_expert_or_another_element() {
-        // Where nothing travels, each rank's launch has the rank's index.
+        // With `skip_a2a` each rank's launch has the rank's index.
         let options = CombineOptions {
             shared_index: 3,
             row_weights: 64,

@@ -1,4 +1,4 @@
-//! Which rows a warp sums at a time: a fixed number, so that their loads are in flight at the same time.
+//! Groups of rows that a warp sums at a time: of a fixed size, so that their loads are in flight together.
 
 use crate::limits::SUMMED_ROWS;
 
@@ -13,8 +13,7 @@ impl RowGroup {
     /// Rows of a group.
     pub const SIZE: u32 = SUMMED_ROWS;
 
-    /// The first group of the rows whose bits are set in `rows`. These are the lowest bits: all 32 may be
-    /// set.
+    /// First group of the rows whose bits are set in `rows`. These are the lowest bits: all 32 may be set.
     #[inline(always)]
     pub const fn first_of(rows: u32) -> Self {
         Self {
@@ -23,7 +22,7 @@ impl RowGroup {
         }
     }
 
-    /// Whether the group has any rows. Compares numbers of rows: a shift by 32 would be a shift by 0.
+    /// Whether the group has any rows. Compares numbers of rows, as a shift by 32 would be a shift by 0.
     #[inline(always)]
     pub const fn is_some(self) -> bool {
         self.first < self.rows
@@ -44,8 +43,8 @@ impl RowGroup {
         self.first + index < self.rows
     }
 
-    /// Row `index` of the group, which has any; its last row again where there are fewer, so that every load
-    /// can be made.
+    /// Row `index` of the group, which has at least one; its last row again if it has fewer, so that every
+    /// load can be made.
     #[inline(always)]
     pub const fn row(self, index: u32) -> u32 {
         let (row, last) = (self.first + index, self.rows - 1);

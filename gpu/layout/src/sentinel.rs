@@ -1,21 +1,21 @@
-//! The word that says "not written yet", and how rows of dispatch avoid it.
+//! The word for "not written yet", and how rows of dispatch avoid it.
 
-/// What every word of a row with inline flags holds that has not come: in BF16 two NaNs that rounding does
-/// not make (it makes `0x7fff` of every NaN: PTX ISA, "cvt"), and e4m3 likewise (`0x7f`).
+/// Contents of every word of a row with inline flags until it is written: in BF16 two NaNs that rounding
+/// never produces (it makes every NaN `0x7fff`: PTX ISA, "cvt"; in e4m3 `0x7f`).
 pub const SENTINEL: u32 = u32::MAX;
 
-/// What travels for `word` in a row of dispatch, with inline flags or flagged: never [`SENTINEL`], but one
-/// less.
+/// Word that a row of dispatch carries for `word`, with inline flags or flagged: one less for [`SENTINEL`],
+/// else the word itself.
 ///
 /// Two NaNs of BF16 stay NaNs, and so does a weight; [`NOT_ROUTED`](crate::NOT_ROUTED) stays an expert that
-/// there is not. Of scales only four e8m0 NaNs make such a word, and [`restore_sentinel`] finds them again.
+/// does not exist. Among scales only four e8m0 NaNs make such a word, and [`restore_sentinel`] recovers them.
 #[inline(always)]
 pub const fn avoid_sentinel(word: u32) -> u32 {
     if word < SENTINEL { word } else { SENTINEL - 1 }
 }
 
-/// The word of scales that was [`avoid_sentinel`]. None is one less than [`SENTINEL`]: f32 scales are
-/// positive, e4m3 is never made `0xff`, and e8m0 never 254.
+/// Word of scales from its [`avoid_sentinel`]. No word of scales is one less than [`SENTINEL`] itself: f32
+/// scales are positive, e4m3 scales are never `0xff`, and e8m0 scales never 254.
 #[inline(always)]
 pub const fn restore_sentinel(word: u32) -> u32 {
     if word == SENTINEL - 1 { SENTINEL } else { word }

@@ -1,4 +1,4 @@
-//! The shape of an expert-parallel group: how many ranks, experts, tokens, and how wide.
+//! The shape of an expert-parallel group: numbers of ranks, experts and tokens, and the width of a token.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,17 +9,17 @@ use crate::scale_placement;
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
 const WARP_VECTOR_BYTES: u32 = 512;
-/// Bytes that a row's own scale takes, so that the header behind it is aligned.
+/// Bytes that a row's own scale takes, so that the header after it is aligned.
 pub const ROW_SCALE_BYTES: u32 = 16;
 
-/// Most parts that a row of `bytes` is cut into.
+/// Most parts that a row of `bytes` bytes is cut into.
 const fn max_parts(bytes: u32) -> u32 {
     let tiles = bytes.div_ceil(WARP_VECTOR_BYTES).next_power_of_two();
     if tiles < MAX_PARTS { tiles } else { MAX_PARTS }
 }
 
-/// Parts of rows, so that `rows` of them keep all warps busy, at most `most`: a power of two, as whoever
-/// divides by them waits for it before anything is sent.
+/// Parts of each row, at most `most`, so that `rows` rows keep all warps busy: a power of two, as the
+/// division by it delays the first send.
 #[inline(always)]
 pub(crate) const fn cut(most: u32, rows: u32) -> u32 {
     if rows == 0 || rows > PART_ITEMS {
@@ -33,21 +33,21 @@ pub(crate) const fn cut(most: u32, rows: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
-/// Its number.
+/// Writes the rank's number.
 impl core::fmt::Display for Rank {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.0.fmt(f)
     }
 }
 
-/// How expert outputs come back to the token's rank.
+/// Ways in which expert outputs return to the token's rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CombineMode {
     /// One row per (token, rank): the experts' rank applies the router weights and sums.
     #[default]
     Reduced,
-    /// One row per (token, top-k slot): the token's rank applies the weights and sums, or
-    /// does not sum the rows.
+    /// One row per (token, top-k slot): the token's rank applies the weights and sums, or keeps the rows
+    /// apart.
     Exact,
 }
 
@@ -61,11 +61,11 @@ pub struct Shape {
     pub p2p_world_size: u32,
     /// Experts of the whole group, divisible by `ranks`.
     pub experts: u32,
-    /// Experts a token names, 1 to [`MAX_TOP_K`](crate::MAX_TOP_K).
+    /// Experts that a token names, 1 to [`MAX_TOP_K`](crate::MAX_TOP_K).
     pub top_k: u32,
     /// Elements of a token, a multiple of 8 and of the format's `elements_of_word`.
     pub hidden: u32,
-    /// Most tokens one rank brings to a dispatch.
+    /// Most tokens that one rank brings to a dispatch.
     pub max_tokens_per_rank: u32,
     /// [`CombineMode`], as a number: 0 reduced, 1 exact.
     pub combine_mode: u32,
@@ -74,7 +74,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Experts that live on one rank.
+    /// Experts of one rank.
     pub const fn local_experts(&self) -> u32 {
         self.experts / self.ranks
     }
@@ -84,13 +84,13 @@ impl Shape {
         Rank(expert / self.local_experts())
     }
 
-    /// What dispatch makes of a token.
+    /// Token format of dispatch.
     #[inline(always)]
     pub const fn format(&self) -> TokenFormat {
         TokenFormat::of_number(self.token_format)
     }
 
-    /// What the format does to a row.
+    /// Sizes of the format's rows.
     #[inline(always)]
     pub const fn sizes(&self) -> Sizes {
         self.format().sizes()
@@ -108,8 +108,8 @@ impl Shape {
         self.sizes().scale_words(self.hidden)
     }
 
-    /// Most rows of row-major scales whose words can be numbered in 32 bits, as kernels do; all that there
-    /// can be in formats without.
+    /// Most rows of row-major scales whose words can be numbered in 32 bits, as kernels do; unlimited in
+    /// formats without scales.
     pub const fn most_scaled_rows(&self) -> u64 {
         match self.scale_words() as u64 {
             0 => u64::MAX,
@@ -131,7 +131,7 @@ impl Shape {
         matches!(self.format().scale_layout(), Some(ScaleLayout::Tiled))
     }
 
-    /// Rows that an expert's rows are padded to a multiple of in dispatch's output.
+    /// Alignment of each expert's rows in dispatch's output, in rows.
     #[inline(always)]
     pub const fn row_alignment(&self) -> u32 {
         self.sizes().row_alignment
@@ -158,7 +158,7 @@ impl Shape {
         self.header_start() + Header::bytes(self.top_k)
     }
 
-    /// How the assignments of headers travel.
+    /// Encoding of the assignments in headers.
     #[inline(always)]
     pub const fn assignment_words(&self) -> AssignmentWords {
         AssignmentWords::of(self.experts)
@@ -181,7 +181,7 @@ impl Shape {
         self.hidden * 2
     }
 
-    /// How combine returns rows.
+    /// Way in which combine returns rows.
     pub const fn mode(&self) -> CombineMode {
         if self.combine_mode == 0 {
             CombineMode::Reduced
@@ -190,8 +190,8 @@ impl Shape {
         }
     }
 
-    /// Combine rows that one token can receive: one a rank that it touches (reduced), or one a
-    /// top-k slot (exact).
+    /// Combine rows that one token can receive: one per rank of its experts (reduced), or one per top-k slot
+    /// (exact).
     pub const fn combine_slots(&self) -> u32 {
         match self.mode() {
             CombineMode::Reduced if self.ranks < self.top_k => self.ranks,
@@ -199,20 +199,20 @@ impl Shape {
         }
     }
 
-    /// Most rows that one rank can receive in a dispatch. A token may list an expert twice, so
-    /// the bound is top-k rows a token, and the padding of every expert.
+    /// Most rows that one rank can receive in a dispatch. A token may list an expert twice, so the bound is
+    /// top-k rows a token, plus the padding of every expert.
     pub const fn max_rows(&self) -> u64 {
         self.most_rows(self.max_tokens_per_rank)
     }
 
-    /// As [`max_rows`](Self::max_rows), where no rank brings more than `tokens`.
+    /// Most rows that one rank can receive if no rank brings more than `tokens` tokens.
     pub const fn most_rows(&self, tokens: u32) -> u64 {
         let padding = self.local_experts() as u64 * (self.row_alignment() as u64 - 1);
         self.ranks as u64 * tokens as u64 * self.top_k as u64 + padding
     }
 
-    /// As [`max_rows`](Self::max_rows), where no token lists an expert twice: a token brings a rank at most a
-    /// row for each expert that the rank has.
+    /// Most rows that one rank can receive if no token lists an expert twice: a token brings a rank at most
+    /// one row for each expert of that rank.
     pub const fn max_rows_distinct(&self) -> u64 {
         let each = match self.top_k < self.local_experts() {
             true => self.top_k,
@@ -225,14 +225,14 @@ impl Shape {
         .max_rows()
     }
 
-    /// Parts that a row of a source with `tokens` tokens is moved in, each by a warp of its own: where all
-    /// rows together are fewer than the warps, rows are cut so that all warps have work. Both ends know the
+    /// Parts in which a row of a source with `tokens` tokens is moved, each by a warp of its own: if all rows
+    /// together are fewer than the warps, rows are cut so that all warps have work. Both ends know the
     /// source's tokens, so they agree. Rows for other nodes stay whole.
     pub const fn parts(&self, tokens: u32) -> u32 {
         cut(self.max_parts(), tokens.saturating_mul(self.ranks))
     }
 
-    /// The most that [`parts`](Self::parts) can be.
+    /// Upper bound of [`parts`](Self::parts).
     pub const fn max_parts(&self) -> u32 {
         match self.spans_nodes() {
             true => 1,
@@ -240,8 +240,8 @@ impl Shape {
         }
     }
 
-    /// Parts that the sum of a token's rows with inline flags is made in, of a source with `tokens` tokens.
-    /// Such rows may be read in other parts than they were written in.
+    /// Parts in which the sum of a token's rows with inline flags is computed, for a source with `tokens`
+    /// tokens. Such rows may be read in other parts than they were written in.
     pub const fn reduce_parts(&self, tokens: u32) -> u32 {
         cut(max_parts(self.combine_row_bytes()), tokens)
     }
@@ -255,8 +255,8 @@ impl Shape {
         if self.parts(tokens) > 1 { tokens } else { 0 }
     }
 
-    /// Most tokens that a source may have where combine's rows have inline flags (see
-    /// [`Window`](crate::Window)): there is about a warp for each row.
+    /// Most tokens of a source with which combine's rows have inline flags (see [`Window`](crate::Window)):
+    /// there is about a warp for each row.
     pub const fn max_inline_tokens(&self) -> u32 {
         let tokens = PART_ITEMS / self.ranks;
         match self.mode() {
@@ -271,14 +271,14 @@ impl Shape {
         }
     }
 
-    /// Whether combine's rows have inline flags where no source has more than `tokens`.
+    /// Whether combine's rows have inline flags if no source has more than `tokens` tokens.
     pub const fn combines_inline(&self, tokens: u32) -> bool {
         let most = self.max_inline_tokens();
-        // The most first: a kernel for one shape has no code for what never comes.
+        // The most first: a kernel for one shape has no code for a case that never occurs.
         most == self.max_tokens_per_rank || tokens <= most
     }
 
-    /// Bytes `start..end` that make part `part` of `parts`, a power of two, of a row of `bytes`.
+    /// Bytes `start..end` of part `part` of `parts`, a power of two, of a row of `bytes` bytes.
     #[inline(always)]
     pub const fn part(bytes: u32, part: u32, parts: u32) -> (u32, u32) {
         let each = (bytes + parts - 1) >> parts.trailing_zeros();
@@ -291,14 +291,14 @@ impl Shape {
         )
     }
 
-    /// Most (token, part) pairs that a source can have, and so the flags kept for it.
+    /// Most (token, part) pairs that a source can have, which is also its number of flags.
     pub const fn max_items(&self) -> u64 {
         let cut = (PART_ITEMS / self.ranks) as u64;
         let whole = self.max_tokens_per_rank as u64;
         if cut > whole { cut } else { whole }
     }
 
-    /// Words of 32 tokens that say which tokens travel from one rank to another.
+    /// Words of 32 tokens that mark the tokens that travel from one rank to another.
     pub const fn presence_words(&self) -> u32 {
         self.max_tokens_per_rank.div_ceil(32)
     }

@@ -22,7 +22,7 @@ impl ByteOffset {
         Self(self.0 + 4 * word as u64)
     }
 
-    /// The place `bytes` further on.
+    /// The place `bytes` bytes further on.
     pub const fn plus(self, bytes: u32) -> Self {
         Self(self.0 + bytes as u64)
     }
@@ -39,19 +39,20 @@ impl Signal {
     }
 }
 
-/// Where everything is in a receive window. Equal on every rank of a group.
+/// Layout of a receive window, equal on every rank of a group.
 ///
-/// A flagged row has a word that says when the row is whole. A row with **inline flags** has none: each of
-/// its words holds [`SENTINEL`](crate::SENTINEL) until it has come. The reader stores the sentinel again.
+/// A flagged row has a word that is written after the whole row. A row with **inline flags** has none: each
+/// of its words holds [`SENTINEL`](crate::SENTINEL) until it is written. The reader stores the sentinel
+/// again.
 ///
-/// The regions, with their index, what they hold and who writes it:
+/// The regions, with their index, contents and writer:
 ///
 /// - counts, `[source, local expert]`: [`Tagged`](crate::Tagged) assignments for an expert; at
 ///   `local_experts` the source's tokens. Every source, every round.
-/// - presence, `[source, token / 32]`: [`Tagged`](crate::Tagged) bits of 32 tokens: which come here. Every
-///   source, as far as its tokens go.
+/// - presence, `[source, token / 32]`: [`Tagged`](crate::Tagged) bits of 32 tokens, set for those that come
+///   to this rank. Every source, as far as its tokens go.
 /// - expert bases, `[local expert, 2]`: [`Tagged`](crate::Tagged) first row of an expert, and first block of
-///   its tiled scales. The owner, every round, where scales are tiled.
+///   its tiled scales. The owner, every round, if scales are tiled.
 /// - source bases, `[source, local expert]`: [`Tagged`](crate::Tagged) first row of a source's assignments
 ///   for an expert. The owner, every round.
 /// - dispatch flags, `[source, token × part]`: epoch: the part is complete. The source.
@@ -62,12 +63,12 @@ impl Signal {
 /// - dispatch rows, `[source, token]`: payload and [`Header`](crate::Header). The source; headers of inline
 ///   rows: the owner.
 /// - combine rows, `[token, slot]`: BF16 payload. The experts' rank.
-/// - inline dispatch rows, `[source, token]`, where rows are cut: payload, scales, and a header for each
-///   part. The source, and the owner.
+/// - inline dispatch rows, `[source, token]`, if rows are cut: payload, scales, and a header for each part.
+///   The source, and the owner.
 /// - inline combine rows, `[token, slot]`, up to `Shape::max_inline_tokens`: BF16 payload. The experts' rank,
 ///   and the owner.
 /// - dispatch staging, `[token]`: dispatch row, for puts to unmapped ranks. The owner.
-/// - combine staging, `[source, token]` or output row: combine row, likewise. The owner.
+/// - combine staging, `[source, token]` or output row: combine row, for puts to unmapped ranks. The owner.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Window {
@@ -87,9 +88,9 @@ pub struct Window {
     combine_staging: u64,
     /// Bytes of the whole window.
     pub bytes: u64,
-    /// Bytes at its start that hold signals and must be zero before the first round.
+    /// Bytes from its start that hold signals and must be zero before the first round.
     pub signal_bytes: u64,
-    /// Where the rows with inline flags begin. They must be [`SENTINEL`](crate::SENTINEL) before the first
+    /// Start of the rows with inline flags. They must be [`SENTINEL`](crate::SENTINEL) before the first
     /// round.
     pub inline_start: u64,
     /// Bytes of the rows with inline flags.
@@ -191,7 +192,7 @@ impl Window {
         }
     }
 
-    /// Whether all rows are moved in parts, however many there are.
+    /// Whether rows are cut into parts even with the most tokens of the plan.
     pub const fn cuts_all(&self) -> bool {
         self.max_cut_tokens == self.max_tokens
     }
@@ -206,44 +207,44 @@ impl Window {
         self.count(source, self.counts_stride as u32 - 1)
     }
 
-    /// Which of tokens `32 * word ..` of `source` come here.
+    /// Bits of tokens `32 * word ..` of `source`, set for those that come to this rank.
     pub const fn presence(&self, source: Rank, word: u32) -> Signal {
         Signal(self.presence + 8 * (source.0 as u64 * self.presence_stride + word as u64))
     }
 
-    /// The output row of the first of `source`'s assignments for `local_expert`.
+    /// Output row of the first of `source`'s assignments for `local_expert`.
     pub const fn source_base(&self, source: Rank, local_expert: u32) -> Signal {
         let local_experts = self.counts_stride - 1;
         Signal(self.source_bases + 8 * (source.0 as u64 * local_experts + local_expert as u64))
     }
 
-    /// The first output row of `local_expert`.
+    /// First output row of `local_expert`.
     pub const fn expert_base(&self, local_expert: u32) -> Signal {
         Signal(self.expert_bases + 16 * local_expert as u64)
     }
 
-    /// The first block of the tiled scales of `local_expert`: beside [`expert_base`](Self::expert_base).
+    /// First block of the tiled scales of `local_expert`: next to [`expert_base`](Self::expert_base).
     pub const fn expert_block_base(&self, local_expert: u32) -> Signal {
         Signal(self.expert_base(local_expert).0 + 8)
     }
 
-    /// A part of a dispatch row of `source` is complete. `item` is `token * parts + part`. Which
-    /// token an item belongs to may differ from round to round, because a flag of a later round is larger.
+    /// Flag of a part of a dispatch row of `source`. `item` is `token * parts + part`. The token of an item
+    /// may differ from round to round, because a flag of a later round is larger.
     pub const fn dispatch_flag(&self, source: Rank, item: u32) -> Signal {
         Signal(self.dispatch_flags + 8 * (source.0 as u64 * self.max_items + item as u64))
     }
 
-    /// `peer` has read the dispatch rows that the owner sent it.
+    /// Credit of `peer`: it has read the dispatch rows that the owner sent it.
     pub const fn credit(&self, peer: Rank) -> Signal {
         Signal(self.credit + 8 * peer.0 as u64)
     }
 
-    /// `peer` has aborted: because of which rank.
+    /// Culprit that `peer` names if it has aborted.
     pub const fn culprit(&self, peer: Rank) -> Signal {
         Signal(self.culprit + 8 * peer.0 as u64)
     }
 
-    /// A part of the combine row in `slot` of a token of the owner's is complete. `item` is
+    /// Flag of a part of the combine row in `slot` of one of the owner's tokens. `item` is
     /// `token * parts + part`.
     pub const fn combine_flag(&self, item: u32, slot: u32) -> Signal {
         Signal(self.combine_flags + 8 * (item as u64 * self.combine_slots + slot as u64))
@@ -261,7 +262,7 @@ impl Window {
         ByteOffset(self.dispatch_rows + row * self.dispatch_row_stride)
     }
 
-    /// As [`dispatch_row`](Self::dispatch_row), the row with inline flags.
+    /// The row with inline flags of `source`'s `token`; see [`dispatch_row`](Self::dispatch_row).
     pub const fn inline_dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_cut_tokens + token as u64;
         ByteOffset(self.inline_dispatch_rows + row * self.inline_dispatch_row_stride)
@@ -273,24 +274,24 @@ impl Window {
         ByteOffset(self.combine_rows + row * self.combine_row_stride)
     }
 
-    /// As [`combine_row`](Self::combine_row), the row with inline flags.
+    /// The row with inline flags in `slot` of the owner's `token`; see [`combine_row`](Self::combine_row).
     pub const fn inline_combine_row(&self, token: u32, slot: u32) -> ByteOffset {
         let row = token as u64 * self.combine_slots + slot as u64;
         ByteOffset(self.inline_combine_rows + row * self.combine_row_stride)
     }
 
-    /// Where the owner's `token` is assembled for unmapped ranks.
+    /// Row in which the owner's `token` is assembled for unmapped ranks.
     pub const fn dispatch_staging(&self, token: u32) -> ByteOffset {
         ByteOffset(self.dispatch_staging + token as u64 * self.dispatch_row_stride)
     }
 
-    /// Where a reduced row for `token` of the unmapped rank `source` is assembled.
+    /// Row in which a sum for `token` of the unmapped rank `source` is assembled.
     pub const fn reduced_staging(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_tokens + token as u64;
         ByteOffset(self.combine_staging + row * self.combine_row_stride)
     }
 
-    /// Where output row `row` is staged for an unmapped rank in exact mode.
+    /// Row in which output row `row` is staged for an unmapped rank in exact mode.
     pub const fn exact_staging(&self, row: u32) -> ByteOffset {
         ByteOffset(self.combine_staging + row as u64 * self.combine_row_stride)
     }

@@ -1,56 +1,54 @@
-//! Device-private memory of a rank: what its own kernels leave for each other.
+//! Device-private memory of a rank, in which its own kernels leave data for each other.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::limits::{MAX_BLOCKS, TILE_ASSIGNMENTS};
 use crate::shape::{Rank, Shape};
 
-/// A 64-bit word shared by the warps of one GPU: device scope, no rank. Zero at init.
+/// A 64-bit word shared by the warps of one GPU: device scope, never read by other ranks. Zero at init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Counter {
-    /// The epoch of the last round that was finished. The kernels of a round work in the
-    /// [next one](crate::Epoch::after).
+    /// The epoch of the last finished round. The kernels of a round work in the [next
+    /// one](crate::Epoch::after).
     Finished,
     /// Tiles of assignments numbered in this round.
     TilesDone,
-    /// Groups of 32 experts whose assignments are counted, over all rounds.
+    /// Groups of 32 experts whose assignments were counted, over all rounds.
     ScansDone,
-    /// Twice the epoch whose row offsets stand in the workspace, and one more if the outputs do not hold all
-    /// rows.
+    /// Twice the epoch of the row offsets in the workspace, plus one if not all rows fit in the outputs.
     OffsetsReady,
     /// Blocks that left the running `combine_wait` kernel.
     Exits,
-    /// Blocks that have read what dispatch brought, in the running combine kernel.
+    /// Blocks that have read the results of dispatch, in the running combine kernel.
     Reads,
-    /// Not zero once a wait timed out: no kernel starts work any more.
+    /// Not zero after a wait timed out: no kernel starts work any more.
     Aborted,
     /// Held while a lane writes the fault page.
     FaultLock,
     /// The last record of the fault page, as [`LastRecord`](crate::LastRecord).
     FaultRecord,
-    /// The last epoch whose input was at fault: one fault of a round is reported.
+    /// The last epoch with a fault of the input: only one of a round is reported.
     InputFault,
-    /// Not zero once the other ranks were told the culprit of this rank's abort.
+    /// Not zero after the other ranks were told the culprit of this rank's abort.
     CulpritTold,
-    /// What this round's dispatch learnt of all sources, for combine: `Extent` as a word.
+    /// Most tokens and parts of any source in this round, left by dispatch for combine: `Extent` as a word.
     Extent,
-    /// Tickets that dispatch's warps have taken in this round. Combine resets it. Where nothing
-    /// travels, none are taken.
+    /// Tickets that dispatch's warps have taken in this round. Combine resets it. With `skip_a2a` none are
+    /// taken.
     DispatchTickets,
     /// Tickets that combine's warps have taken in this round. Dispatch resets it.
     CombineTickets,
-    /// Until when the next dispatch may wait for credits: the deadline of the launch that ended the round.
+    /// Deadline of the next dispatch's wait for credits: that of the launch that ended the round.
     CreditsDue,
-    /// Tokens of this rank in this round, where dispatch was told how many there are on the device.
+    /// Tokens of this rank in this round, if their number is on the device.
     Tokens,
 }
 
 impl Counter {
-    /// How many there are.
+    /// Number of counters.
     pub const COUNT: u64 = 16;
-    /// Bytes from one to the next: an own cache line each, so that polling one leaves the
-    /// others alone.
+    /// Bytes from one to the next: a cache line each, so that polling one leaves the others alone.
     pub const STRIDE_BYTES: u64 = 128;
 
     /// Bytes from the start of the workspace.
@@ -80,25 +78,25 @@ pub enum Table {
     RowScales,
     /// `[1]` f32 bits, the user's; read only.
     InputScale,
-    /// `[1]` how many tokens there are, the user's; read only.
+    /// `[1]` number of tokens, the user's; read only.
     TokensOnDevice,
-    /// `[1]` [`Counter::Tokens`], as an earlier launch of the round left it: not polled, so that the warps of
-    /// a multiprocessor read it once.
+    /// `[1]` [`Counter::Tokens`], as an earlier launch of the round left it: not polled, so the warps of a
+    /// multiprocessor read it once.
     CountedTokens,
-    /// `[row capacity]` what each expert row is weighted with, as f32 bits, the user's; read only.
+    /// `[row capacity]` weight of each expert row, as f32 bits, the user's; read only.
     RowWeights,
     /// `[token, K]` index of each assignment among those of its tile for its expert.
     RanksInExpert,
     /// `[tile, expert]` assignments of earlier tiles for the expert; before the scan, those of the tile.
     TileCounts,
-    /// `[token, K]` the expert ids of this round's tokens, kept for combine.
+    /// `[token, K]` expert ids of this round's tokens, kept for combine.
     Routes,
-    /// `[source, token, K]` output row of each assignment here, with `OVERFLOWED` if the outputs do not hold
-    /// it, or `NOT_ROUTED`.
+    /// `[source, token, K]` output row of each assignment for this rank, with `OVERFLOWED` if it does not fit
+    /// in the outputs, or `NOT_ROUTED`.
     RowMap,
 }
 
-/// Where everything is in a workspace, in bytes.
+/// Layout of a workspace, in bytes from its start.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Workspace {
@@ -115,11 +113,11 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Start of the words in which blocks keep their [`LastLaunch`](crate::LastLaunch): u64, one a block.
+    /// Start of the blocks' [`LastLaunch`](crate::LastLaunch) words: one u64 per block.
     const LAST_LAUNCHES: u64 = Counter::COUNT * Counter::STRIDE_BYTES;
 
-    /// Bytes from the start of the workspace to the [`LastLaunch`](crate::LastLaunch) of a block, which has
-    /// the same place in every workspace.
+    /// Bytes from the start of the workspace to the [`LastLaunch`](crate::LastLaunch) of a block: the same in
+    /// every workspace.
     #[inline(always)]
     pub const fn last_launch(block: u32) -> u64 {
         debug_assert!(block < MAX_BLOCKS);

@@ -31,7 +31,7 @@ fn every_bf16_comes_back() {
 
 #[test]
 fn bf16_ties_go_to_even() {
-    // Half way between two neighbours, and just beside.
+    // Half way between two neighbours, and just above and below.
     for (bits, expected) in [
         (0x3f80_8000, 0x3f80),
         (0x3f80_8001, 0x3f81),

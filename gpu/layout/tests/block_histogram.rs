@@ -1,11 +1,11 @@
-//! Few entries: which are, and the numbers that groups and their counts make, against counting.
+//! Small batches: their bounds, and the ranks within experts that their histogram yields, against counting.
 
 use ferry_layout::{
     BlockHistogram, HISTOGRAM_BYTES, NOT_ROUTED, SMALL_BATCH_ASSIGNMENTS, Shape, dot_bytes,
 };
 use proptest::prelude::*;
 
-/// Entries that a warp compares.
+/// Assignments that a warp compares.
 const GROUP: usize = 32;
 
 fn shape(experts: u32, top_k: u32) -> Shape {
@@ -21,7 +21,7 @@ fn shape(experts: u32, top_k: u32) -> Shape {
     }
 }
 
-/// Experts, top-k, and the most tokens that are few.
+/// Experts, top-k, and the most tokens of a small batch.
 #[test]
 fn most_tokens_by_hand() {
     let cases = [
@@ -53,7 +53,7 @@ fn most_tokens_by_hand() {
     }
 }
 
-/// What is few has room, and every byte is inside.
+/// A small batch has room, and every byte is inside the table.
 #[test]
 fn few_entries_have_room() {
     for experts in [1, 31, 256, 896, 2048] {
@@ -68,7 +68,7 @@ fn few_entries_have_room() {
     }
 }
 
-/// What a block keeps: every entry's number in its group, and the counts.
+/// The histogram of a block: every assignment's index in its group, and the counts.
 fn keep(ids: &[u32], experts: u32) -> (Vec<u32>, Vec<u8>) {
     let counts = BlockHistogram::of(ids.len() as u32);
     let mut table = vec![0; counts.bytes(experts) as usize];
@@ -110,7 +110,7 @@ fn check(ids: &[u32], experts: u32) {
     }
 }
 
-/// The most that a byte and a sum hold.
+/// The maximum of a byte and of a sum.
 #[test]
 fn all_entries_for_one_expert() {
     for assignments in [0, 1, 31, 32, 33, 511, 512, 513, 2047, 2048] {
@@ -124,7 +124,7 @@ proptest! {
         experts in 1u32..100,
         ids in proptest::collection::vec(any::<u32>(), 0..=SMALL_BATCH_ASSIGNMENTS as usize),
     ) {
-        // Some that do not exist, and some that go nowhere.
+        // Some ids do not exist, and some are not routed.
         let ids: Vec<u32> = ids
             .iter()
             .map(|&id| match id % (experts + 2) {

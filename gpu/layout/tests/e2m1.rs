@@ -14,7 +14,7 @@ use support::Std;
 /// The values of codes 0 to 7 (OCP MX 1.0, section 5.3.3).
 const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The nearest code by looking at all of them; ties to the even one.
+/// The nearest code, found by trying all of them; ties to the even one.
 fn nearest(value: f32) -> u8 {
     if value.is_nan() {
         return 7;
@@ -84,7 +84,7 @@ fn the_first_element_is_lowest() {
 fn compare_conversions(bits: u32, step: u32) {
     let values = core::array::from_fn(|index| {
         let value = f32::from_bits(bits.wrapping_add(index as u32 * step));
-        // The second one is for arithmetic that has no other NaN.
+        // The second conversion takes no other NaN.
         if value.is_nan() { f32::NAN } else { value }
     });
     let wanted = e2m1x8_bits(values);
@@ -94,12 +94,12 @@ fn compare_conversions(bits: u32, step: u32) {
 
 #[test]
 fn powers_of_two_scale_exactly() {
-    // Every boundary between codes and its neighbours, as it is before scaling, and all exponents.
+    // Every boundary between codes with its neighbours, before scaling, and all exponents.
     let boundaries = [0.25_f32, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0];
     for exponent in -126..=127 {
         let multiplier = 2f32.powi(exponent);
         let near = boundaries.into_iter().flat_map(|boundary| {
-            // 5 * 2^126 is no f32: infinity then.
+            // 5 * 2^126 does not fit in f32: it becomes infinity.
             let value = (f64::from(boundary) * 2f64.powi(-exponent)) as f32;
             [value.next_down(), value, value.next_up()]
         });
@@ -120,7 +120,7 @@ fn powers_of_two_scale_exactly() {
 
 #[test]
 fn products_become_the_same_codes() {
-    // All signs and exponents; of mantissas all that begin or end in particular ways.
+    // All signs and exponents; of mantissas a regular sample.
     for bits in (0..=u32::MAX).step_by(1 << 15) {
         compare_conversions(bits.wrapping_sub(4), 1);
     }

@@ -7,7 +7,7 @@ fn value_of(code: u8) -> f64 {
     2f64.powi(i32::from(code) - 127)
 }
 
-/// The first code that is not less, by looking at all.
+/// The first code whose value is not less, found by trying all.
 fn first_not_less(value: f32) -> u8 {
     if !value.is_finite() {
         return NAN;

@@ -1,4 +1,4 @@
-//! Fault records: what a page says, and which record stays.
+//! Fault records: the contents of a page, and the record that stays.
 
 use ferry_layout::{Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Region};
 use proptest::prelude::*;
@@ -64,8 +64,8 @@ proptest! {
     }
 }
 
-/// Which record stays when two come: the cause, then what only waited for it, then rows that are lost, then
-/// bad input, unless the host has read that.
+/// The record that stays if two come: first the cause, then a wait for it, then lost rows, then bad input,
+/// unless the host has read that.
 #[test]
 fn a_record_gives_way_to_what_says_more() {
     let weight = |kind: FaultKind| match kind {

@@ -1,4 +1,4 @@
-//! What ranks compare when they meet: sizes, layout and protocol version.
+//! Fingerprints that ranks compare when they meet: sizes, layout and protocol version.
 
 use ferry_layout::{Common, PROTOCOL_VERSION, Shape};
 

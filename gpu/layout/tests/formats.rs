@@ -131,7 +131,7 @@ fn nvfp4_scales_by_hand() {
     assert_eq!(nvfp4::multiplier(0x38, 1.0), 1.0);
     assert_eq!(nvfp4::multiplier(0x40, 0.25), 2.0);
     assert_eq!(nvfp4::multiplier(0x00, 1.0), 0.0);
-    // Scales of 1/4 and the next one: 2^-128, of which no f32 is the reciprocal, and what is next to it.
+    // Scales of 1/4 and the next one: 2^-128, whose reciprocal is no f32, and its neighbour.
     assert_eq!(nvfp4::multiplier(0x28, 2f32.powi(-126)), 0.0);
     assert_eq!(
         nvfp4::multiplier(0x29, 2f32.powi(-126)),
@@ -151,7 +151,7 @@ fn nvfp4_multipliers_are_numbers() {
     }
 }
 
-/// Whose reciprocals are NaN wherever those of a GPU may be wrong.
+/// Arithmetic whose reciprocals are NaN wherever those of a GPU may be wrong.
 #[derive(Clone, Copy)]
 struct Narrow;
 
@@ -161,9 +161,10 @@ impl Arithmetic for Narrow {
     }
 
     fn reciprocal(self, d: f32) -> f32 {
-        match (f32::MIN_POSITIVE..2f32.powi(126)).contains(&d) {
-            true => 1.0 / d,
-            false => f32::NAN,
+        if (f32::MIN_POSITIVE..2f32.powi(126)).contains(&d) {
+            1.0 / d
+        } else {
+            f32::NAN
         }
     }
 }
@@ -216,13 +217,13 @@ fn a_nan_harms_no_other_element() {
     let (_, values) = through_mxfp8(&block);
     assert!(values[7].is_nan());
     assert!((0..32).all(|at| at == 7 || values[at] == 2.0));
-    // e2m1 has no NaN: it becomes 6, here of scales 1/2 and f32(e4m3(1/3)).
+    // e2m1 has no NaN: it becomes 6, here times scales of 1/2 and f32(e4m3(1/3)).
     let (_, values) = through_mxfp4(&block);
     assert_eq!((values[6], values[7]), (2.0, 3.0));
     let (scale, values) = through_nvfp4(&block[..16], 1.0);
     assert_eq!(values[7], 6.0 * f32_of_e4m3_bits(scale));
     assert_eq!(values[6], values[7]);
-    // Alone it finds the least scale, or none.
+    // A block of NaNs has the least scale, or none.
     assert!(through_mxfp8(&[f32::NAN; 32]).1[0].is_nan());
     assert_eq!(through_mxfp4(&[f32::NAN; 32]).1[0], 6.0 * 2f32.powi(-127));
     assert_eq!(through_nvfp4(&[f32::NAN; 16], 1.0).1[0], 0.0);
@@ -261,8 +262,8 @@ fn the_ends_of_bf16() {
     assert!((value / BF16_MAX - 1.0).abs() < 2f32.powi(-7), "{value:e}");
 }
 
-/// How far e2m1 may be from `y`, in units of the scale: half the distance of its neighbours, or what
-/// is cut off.
+/// Error bound of e2m1 for `y`, in units of the scale: half the distance of its neighbours, or the part
+/// beyond 6.
 fn e2m1_bound(y: f64) -> f64 {
     match y {
         y if y <= 2.0 => 0.25,
@@ -272,8 +273,8 @@ fn e2m1_bound(y: f64) -> f64 {
     }
 }
 
-/// Checks that `value` stands for `x` in units of `scale`, `bound` of them away at most. The
-/// 2^-20 is for f32's own rounding of multiplier and product.
+/// Checks that `value` is at most `bound` units of `scale` away from `x`. The 2^-20 allows for f32's own
+/// rounding of multiplier and product.
 fn close(x: f32, value: f32, scale: f64, bound: f64) -> Result<(), TestCaseError> {
     let error = (f64::from(x) - f64::from(value)).abs();
     let bound = scale * bound * (1.0 + 2f64.powi(-20));
@@ -281,7 +282,7 @@ fn close(x: f32, value: f32, scale: f64, bound: f64) -> Result<(), TestCaseError
     Ok(())
 }
 
-/// Whether what a scale stands for is so small, 2^-128 at most, that no f32 is its reciprocal.
+/// Whether the value of a scale is so small, 2^-128 at most, that its reciprocal is no f32.
 fn has_no_reciprocal(code: u8, global: f32) -> bool {
     f32_of_e4m3_bits(code) * (1.0 / global) <= 2f32.powi(-64) * 2f32.powi(-64)
 }
@@ -336,8 +337,8 @@ proptest! {
         }
     }
 
-    /// As README has it: under any global scale that is allowed, of any block that it makes a
-    /// normal scale of.
+    /// The documented bound, for any allowed global scale and any block whose scale under it is
+    /// normal.
     #[test]
     fn nvfp4_is_within_its_bound(
         block in prop::collection::vec(-1f32..1.0, 16),
@@ -348,7 +349,7 @@ proptest! {
         let global = mantissa * 2f32.powi(exponent);
         // The largest magnitude times `global` is up to 2^above.
         let block = scaled(&block, above - exponent - 1);
-        // From 2^127 on, what it decodes to may be beyond f32.
+        // From 2^127 on, the decoded value may be beyond f32.
         prop_assume!(amax(&block) < 2f32.powi(127));
         let product = f64::from(amax(&block)) * f64::from(global);
         prop_assume!((6.0 * 2f64.powi(-6)..=2688.0).contains(&product));
@@ -376,7 +377,7 @@ proptest! {
             for x in block {
                 let value = nvfp4::dequantised_by_row(e2m1_bits(x * multiplier), code, inverse);
                 if code == 0 {
-                    // Lost: less than half of the least scale, 6 times.
+                    // Lost: less than half of the least scale, times 6.
                     close(*x, value, unit, 6.0 * 2f64.powi(-10))?;
                     prop_assert_eq!(value, 0.0);
                     continue;
@@ -385,7 +386,7 @@ proptest! {
                     prop_assert_eq!(value, 0.0);
                     continue;
                 }
-                // A normal scale is 1/16 off at most, a subnormal one half a step of its few.
+                // A normal scale is off by 1/16 at most, a subnormal one by half a step.
                 let y = f64::from(x.abs()) / scale;
                 let steps = if code < 8 { f64::from(code) } else { 8.0 };
                 prop_assert!(y <= 6.0 * (1.0 + 0.5 / steps) * (1.0 + 2f64.powi(-20)), "{y}");

@@ -4,7 +4,7 @@ mod support;
 
 use ferry_layout::fp8::{Divisor, e4m3_bits, f32_of_e4m3_bits, scale};
 
-/// The nearest code by looking at all of them; ties to the even one.
+/// The nearest code, found by trying all of them; ties to the even one.
 fn nearest(value: f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     sign | support::nearest(value.abs(), 0x7f, f32_of_e4m3_bits)
@@ -58,8 +58,8 @@ fn an_infinity_makes_nan_of_its_group() {
     }
 }
 
-/// Every BF16 divided by the scale of every mantissa of `amax`, at exponents from the smallest to
-/// the largest.
+/// Divides every BF16 by the scale of every mantissa of `amax`, at exponents from the smallest to the
+/// largest.
 #[test]
 fn a_divisor_divides_as_a_division_does() {
     let exponents = [0, 1, 60, 100, 113, 114, 127, 128, 200, 254];
@@ -75,7 +75,7 @@ fn a_divisor_divides_as_a_division_does() {
 fn compare_division(amax: f32) {
     let scale = scale(amax);
     let divisor = Divisor::new(scale);
-    // What is smaller becomes 0.
+    // Smaller values become 0.
     let lowest = (amax * 1e-7).to_bits() >> 16;
     let magnitudes = (lowest..=amax.to_bits() >> 16).chain([0, 1, 0x7fc0]);
     let values = magnitudes.flat_map(|bits| [bits << 16, bits << 16 | 1 << 31]);

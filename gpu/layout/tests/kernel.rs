@@ -1,4 +1,4 @@
-//! How kernels are launched.
+//! Launch parameters of kernels.
 
 use ferry_layout::{Kernel, MAX_BLOCKS, PIPELINE_BYTES};
 
@@ -31,8 +31,8 @@ fn blocks_are_one_a_multiprocessor_that_may_be_occupied() {
     assert_eq!(Kernel::blocks(None, u32::MAX), MAX_BLOCKS);
 }
 
-/// Where rows are summed, and tokens loaded before it is known where they go: for each of 16 warps
-/// four slots of four vectors of 16 bytes for each of 32 lanes, or eight of two.
+/// Shared memory of the kernels that sum rows, or load tokens before their destination is known: for each of
+/// 16 warps four slots of four vectors of 16 bytes for each of 32 lanes, or eight of two.
 #[test]
 fn rings_by_hand() {
     assert_eq!(PIPELINE_BYTES, 8 * 1024);

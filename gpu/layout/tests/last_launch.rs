@@ -29,11 +29,12 @@ fn a_launch_follows_in_the_order_of_a_round_alone() {
         for last in ROUND {
             let word = LastLaunch::of(Epoch(round), last);
             assert_eq!((word.epoch(), word.kernel()), (round, last as u64));
-            // As the device counts: a combine has finished its round.
+            // A combine has finished its round, so the device works in the next.
             let is_over = matches!(last, Kernel::Combine | Kernel::CombineWait);
-            let epoch = match is_over {
-                true => Epoch::after(round),
-                false => Epoch(round),
+            let epoch = if is_over {
+                Epoch::after(round)
+            } else {
+                Epoch(round)
             };
             for kernel in ROUND {
                 let wanted = next(Some(last)).contains(&(kernel, !is_over));

@@ -1,4 +1,4 @@
-//! Names of formats and modes are read back as what they name.
+//! Names of formats and modes are read back as the same values.
 
 use ferry_layout::{CombineMode, Rank, ScaleLayout, TokenFormat};
 

@@ -7,7 +7,7 @@ const EXPERTS: u64 = 256;
 const TOP_K: u64 = 8;
 const HIDDEN: u64 = 7168;
 const TOKENS: u64 = 4096;
-/// Regions begin at cache lines.
+/// Alignment of regions: a cache line.
 const LINE: u64 = 128;
 
 /// A region: its first byte, and the place of its last item.
@@ -21,7 +21,7 @@ struct Region {
 }
 
 impl Region {
-    /// Where the next one may begin.
+    /// First byte that the next region may take.
     const fn end(&self) -> u64 {
         (self.start + self.items * self.each).next_multiple_of(LINE)
     }
@@ -40,7 +40,7 @@ fn shape(ranks: u64, p2p_world_size: u64, combine_mode: u32, format: TokenFormat
     }
 }
 
-/// Every shape with these sizes, on one node and on nodes of eight.
+/// Every shape of these sizes, on one node and on nodes of eight.
 fn shapes() -> impl Iterator<Item = Shape> {
     let groups = [(8, 8), (16, 16), (16, 8), (64, 64), (64, 8)];
     groups.into_iter().flat_map(|(ranks, node)| {
@@ -150,7 +150,7 @@ fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
         window.dispatch_row(Rank(0), 0),
         window.dispatch_row(last, token),
     );
-    // As many ranks as experts of a token, or more: a slot for each expert in both modes.
+    // At least as many ranks as experts of a token: a slot for each expert in both modes.
     let combine_rows = between(
         window.combine_row(0, 0),
         window.combine_row(token, TOP_K as u32 - 1),
@@ -206,7 +206,7 @@ fn inline_rows(shape: &Shape, window: &Window) -> Vec<Region> {
         });
     }
     if shape.combine_mode == 0 {
-        // Whether they are cut or not: there is about a warp for each.
+        // All inline rows, cut or not: there is about a warp for each.
         let tokens = 2048 / ranks;
         let last = window.inline_combine_row(tokens as u32 - 1, TOP_K as u32 - 1);
         rows.push(Region {

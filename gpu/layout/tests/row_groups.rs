@@ -1,4 +1,4 @@
-//! Which rows are summed together. Integer overflow panics in tests, and shifts by 32 do.
+//! Rows that are summed together. Integer overflow panics in tests, and so do shifts by 32.
 
 use ferry_layout::RowGroup;
 

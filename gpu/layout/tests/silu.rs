@@ -42,7 +42,7 @@ fn compare(activation: Activation, gate: f32, up: f32) {
         return assert!(found.is_nan(), "{gate}");
     }
     let wanted = exact(activation, f64::from(gate), f64::from(up));
-    // What is too large for f32, and the limit at minus infinity, which f64 cannot say either.
+    // Too large for f32, or the limit at minus infinity, which f64 cannot express either.
     if !wanted.is_finite() || wanted.abs() > f64::from(f32::MAX) {
         return assert!(!found.is_finite() || found.abs() > 1e38, "{gate}: {found}");
     }
@@ -60,7 +60,7 @@ fn compare(activation: Activation, gate: f32, up: f32) {
     );
 }
 
-/// Of every size, subnormal ones among them, and 0.
+/// Steepnesses of every size and sign, subnormal ones among them, and 0.
 fn steepnesses() -> impl Iterator<Item = f32> {
     let some = (0..0x7f80_u32).step_by(0x1d3).map(|bits| bits << 16);
     let ends = [0, 1, f32::MAX.to_bits()];
@@ -98,7 +98,7 @@ fn table_has_all(activation: Activation) {
             assert!(offset % 4 == 0, "{bits:#x}");
             let found = table[offset as usize / 4];
             let wanted = activation.sigmoid(gate, Std);
-            // A NaN's is multiplied with the NaN.
+            // The entry for a NaN is multiplied with the NaN.
             let is_same = found.to_bits() == wanted.to_bits() || gate.is_nan();
             assert!(
                 is_same && found.is_finite(),
@@ -108,13 +108,13 @@ fn table_has_all(activation: Activation) {
     }
 }
 
-/// What the table relies on, for arguments that are no BF16s.
+/// Premise of the table, checked for arguments that are no BF16s.
 #[test]
 fn arguments_beyond_the_table_have_the_sigmoids_of_its_ends() {
     let of = |bits: u32| sigmoid(f32::from_bits(bits), Std);
     const NEGATIVE: u32 = 1 << 31;
     let small = 2_f32.powf(-24.6).to_bits();
-    // The last ones, and some of the others.
+    // The last arguments, and some of the others.
     for bits in (small - 10_000..=small).chain((0..small).step_by(9_973)) {
         assert_eq!((of(bits), of(bits | NEGATIVE)), (0.5, 0.5), "{bits:#x}");
     }

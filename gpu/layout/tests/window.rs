@@ -1,5 +1,5 @@
-//! Whatever the shape: no two places in a window or a workspace overlap, and words and pages read
-//! back as they were written.
+//! Places in a window or a workspace of any shape never overlap, and words and pages read back as they were
+//! written.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use ferry_layout::{
 };
 use proptest::prelude::*;
 
-/// Bytes of a place, and what stands there.
+/// Bytes of a place, and its name.
 type Place = (Range<u64>, String);
 
-/// A cache line: rows must start at one.
+/// Alignment of rows: a cache line.
 const LINE: u64 = 128;
 
 /// The places of one kind, from the first to the last along each index.
@@ -35,7 +35,7 @@ impl Kind<'_> {
         self.counts.contains(&0)
     }
 
-    /// From the first byte to the last.
+    /// The bytes from the first place to the last.
     fn extent(&self) -> Place {
         let [i, j] = self.counts;
         let (first, last) = (self.place(0, 0), self.place(i - 1, j - 1));
@@ -191,7 +191,7 @@ fn assert_disjoint(mut places: Vec<Place>) {
     }
 }
 
-/// Extents of the kinds, where counts and token counts, which take turns, are one.
+/// Extents of the kinds; counts and token counts, which alternate, are one.
 fn extents(kinds: &[Kind<'_>]) -> Vec<Place> {
     let wanted = kinds
         .iter()
@@ -207,7 +207,7 @@ fn extents(kinds: &[Kind<'_>]) -> Vec<Place> {
         .collect()
 }
 
-/// Any shape that a plan accepts, so few in everything that all places can be listed.
+/// Any shape that a plan accepts, with all numbers so small that all places can be listed.
 fn small_shape() -> impl Strategy<Value = Shape> {
     shape(1..=6, 1..=4, 1..=6, 1..=5, 0..=70)
 }
@@ -299,9 +299,10 @@ proptest! {
         let rows = rows(&shape, &window);
         for kind in rows.iter().filter(|kind| !kind.is_empty()) {
             let (bytes, name) = kind.extent();
-            match kind.name.starts_with("bare") {
-                true => prop_assert!(bare.start <= bytes.start && bytes.end <= bare.end, "{name}"),
-                false => prop_assert!(bytes.end <= bare.start || bare.end <= bytes.start, "{name}"),
+            if kind.name.starts_with("bare") {
+                prop_assert!(bare.start <= bytes.start && bytes.end <= bare.end, "{name}");
+            } else {
+                prop_assert!(bytes.end <= bare.start || bare.end <= bytes.start, "{name}");
             }
         }
     }
@@ -328,7 +329,7 @@ proptest! {
         let assignments = AssignmentWords::of(experts);
         let most = assignments.max_ranks_in_expert();
         prop_assert!(most >= 1 << 16);
-        // Every third the largest that there is.
+        // Every third is the largest possible.
         let rank_in_expert = if end == 0 { most - 1 } else { rank_in_expert % most } as u32;
         for expert in [which % experts, experts - 1] {
             let word = assignments.encode(expert, rank_in_expert);
@@ -418,7 +419,7 @@ proptest! {
         prop_assert_eq!(shape.spans_nodes(), node(0) != node(shape.ranks - 1));
     }
 
-    /// What follows from a shape is worked out once for all kernels: it is what the shape says.
+    /// The numbers that are computed once for all kernels equal those of the shape.
     #[test]
     fn kernels_are_given_what_a_shape_says(
         shape in any_shape(), tokens in any::<u32>(), few in 0..300_u32, rows in 0..1_u32 << 24,
@@ -436,7 +437,7 @@ proptest! {
             let parts = shape.parts(tokens);
             prop_assert_eq!(row.parts(tokens), parts);
             let is_inline = parts > 1 && shape.format().never_encodes_sentinel();
-            // Of no tokens, nothing is moved.
+            // Without tokens, nothing is moved.
             prop_assert!(tokens == 0 || common.dispatches_inline(parts) == is_inline);
             prop_assert_eq!(shape.combines_inline(tokens), tokens <= shape.max_inline_tokens());
             for part in 0..parts {

@@ -10,18 +10,18 @@ pub const NAN: u8 = 0xff;
 /// The f32 with bits of 2^-127, half the least normal one.
 const LEAST: u32 = 0x0040_0000;
 
-/// The code of the least power of two that is not less than `value`, whose sign is not looked at:
-/// `0x403f_ffff` (just below 3) becomes 2^2, and 0 becomes 2^-127, the least there is. What has no
-/// such power, beyond 2^127, becomes [`NAN`], and so do infinities and NaN.
+/// The code of the least power of two that is not less than `value`, ignoring its sign: `0x403f_ffff` (just
+/// below 3) becomes 2^2, and 0 becomes 2^-127, the least there is. Values above 2^127 become [`NAN`], and so
+/// do infinities and NaN.
 ///
-/// Rounding up is what keeps a group's largest element from saturating.
+/// Rounding up keeps a group's largest element from saturating.
 #[inline(always)]
 pub fn e8m0_up(value: f32) -> u8 {
     let magnitude = value.to_bits() & 0x7fff_ffff;
     if magnitude <= LEAST {
         return 0;
     }
-    // Any mantissa bit carries into the exponent, also from a subnormal above 2^-127.
+    // Any mantissa bit carries into the exponent, even from a subnormal above 2^-127.
     let exponent = (magnitude + 0x7f_ffff) >> 23;
     if exponent > 0xff { NAN } else { exponent as u8 }
 }

@@ -1,4 +1,4 @@
-//! What sums are stored as, and BF16 back: the same bits on every machine.
+//! Conversions of sums to the types they are stored as, and of BF16 to f32: the same bits on every machine.
 
 use half::{bf16, f16};
 
@@ -17,8 +17,8 @@ pub const fn f32_of_bf16_bits(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
-/// `value` rounded to half precision, to nearest even, infinity where it is too large; every NaN
-/// becomes `0x7fff`, as the PTX instruction `cvt.rn.f16.f32` does (PTX ISA, "cvt").
+/// `value` rounded to half precision, to nearest even, infinity if it is too large; every NaN becomes
+/// `0x7fff`, as the PTX instruction `cvt.rn.f16.f32` does (PTX ISA, "cvt").
 pub fn f16_bits(value: f32) -> u16 {
     if value.is_nan() {
         0x7fff
@@ -27,8 +27,8 @@ pub fn f16_bits(value: f32) -> u16 {
     }
 }
 
-/// The bits of `value`; every NaN becomes `0x7fff_ffff`, as results of a GPU's arithmetic are (PTX
-/// ISA, "add").
+/// The bits of `value`; every NaN becomes `0x7fff_ffff`, as results of a GPU's arithmetic are (PTX ISA,
+/// "add").
 pub const fn f32_bits(value: f32) -> u32 {
     if value.is_nan() {
         0x7fff_ffff

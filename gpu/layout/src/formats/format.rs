@@ -1,12 +1,12 @@
-//! Token formats: what a token's row looks like between dispatch's input and output. To add a
-//! format, add it to [`TokenFormat`] with its [`Sizes`], and its arithmetic as a module of its own.
+//! Token formats: encodings of a token's row between dispatch's input and output. To add a format, add it to
+//! [`TokenFormat`] with its [`Sizes`], and its arithmetic as a module of its own.
 
 use super::{fp8, mxfp4, mxfp8, nvfp4};
 
-/// What a token's row looks like between dispatch's input and output.
+/// Encoding of a token's row between dispatch's input and output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenFormat {
-    /// BF16 as it came; of two NaNs `0xffff` in one 32-bit word the first becomes NaN `0xfffe`.
+    /// Unchanged BF16; of two NaNs `0xffff` in one 32-bit word the first becomes NaN `0xfffe`.
     #[default]
     Bf16,
     /// FP8 (e4m3) with an f32 scale for every 128 elements; see [`fp8`].
@@ -15,36 +15,36 @@ pub enum TokenFormat {
     Mxfp8(ScaleLayout),
     /// e2m1 with an e8m0 scale for every 32 elements; see [`mxfp4`].
     Mxfp4(ScaleLayout),
-    /// e2m1 with an e4m3 scale for every 16 elements under a global scale that the caller
-    /// calibrated; see [`nvfp4`].
+    /// e2m1 with an e4m3 scale for every 16 elements under a global scale that the caller calibrated; see
+    /// [`nvfp4`].
     Nvfp4(ScaleLayout),
-    /// The same under a global scale of each row's own.
+    /// The same under a global scale for each row.
     Nvfp4RowScaled(ScaleLayout),
 }
 
-/// Where the one-byte scales of dispatch's output rows go.
+/// Layout of the one-byte scales of dispatch's output rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleLayout {
-    /// In tiles of 128 rows and 4 groups, as block-scaled matrix multiplications read them; see
+    /// Tiles of 128 rows and 4 groups, as block-scaled matrix multiplications read them; see
     /// [`scale_placement`](crate::scale_placement).
     Tiled,
     /// `[row, group]`.
     RowMajor,
 }
 
-/// What a format does to a row.
+/// Sizes of a format's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Bits of an element.
     pub element_bits: u32,
-    /// Elements that share a scale; 0 for none.
+    /// Elements that share a scale; 0 if there are no scales.
     pub group: u32,
     /// Bytes of a scale.
     pub scale_bytes: u32,
     /// Whether each row has a global scale of its own: a BF16, the scale's inverse.
     pub has_row_scale: bool,
-    /// Rows that an expert's rows are padded to a multiple of in dispatch's output: 16 bytes of
-    /// scales, where scales are transposed.
+    /// Alignment of each expert's rows in dispatch's output, in rows: 16 bytes of scales if scales are
+    /// transposed, else 1.
     pub row_alignment: u32,
 }
 
@@ -106,7 +106,7 @@ impl TokenFormat {
         }
     }
 
-    /// The same with its one-byte scales elsewhere; without effect on formats without.
+    /// The same format with another layout of its one-byte scales; no effect on formats without them.
     pub const fn with_scale_layout(self, layout: ScaleLayout) -> Self {
         match self {
             Self::Bf16 | Self::BlockwiseFp8 => self,
@@ -117,7 +117,7 @@ impl TokenFormat {
         }
     }
 
-    /// Where its one-byte scales go; `None` for formats without.
+    /// Layout of its one-byte scales; `None` for formats without them.
     #[inline(always)]
     pub const fn scale_layout(self) -> Option<ScaleLayout> {
         match self {
@@ -129,14 +129,14 @@ impl TokenFormat {
         }
     }
 
-    /// Whether no word of a payload is [`SENTINEL`](crate::SENTINEL): e4m3's NaN is made as `0x7f`, and
-    /// BF16 [avoids it](crate::avoid_sentinel). Every word of e2m1 means something.
+    /// Whether no word of a payload is [`SENTINEL`](crate::SENTINEL): e4m3 encodes NaN as `0x7f`, and BF16
+    /// [avoids it](crate::avoid_sentinel). In e2m1 every word is a valid payload.
     #[inline(always)]
     pub const fn never_encodes_sentinel(self) -> bool {
         matches!(self, Self::Bf16 | Self::BlockwiseFp8 | Self::Mxfp8(_))
     }
 
-    /// What it does to a row.
+    /// Sizes of its rows.
     #[inline(always)]
     pub const fn sizes(self) -> Sizes {
         let (element_bits, group, scale_bytes) = match self {
@@ -163,7 +163,7 @@ impl Sizes {
         elements / 8 * self.element_bits
     }
 
-    /// Elements whose scales fill a 32-bit word: 0 without scales. Rows are multiples of it.
+    /// Elements whose scales fill a 32-bit word; 0 without scales. A row's elements are a multiple of it.
     #[inline(always)]
     pub const fn elements_of_word(&self) -> u32 {
         if self.group == 0 {

@@ -15,7 +15,7 @@ use super::arithmetic::Arithmetic;
 pub const GROUP: u32 = 128;
 /// The largest finite e4m3 (arXiv 2209.05433, table 1).
 pub const MAX: f32 = 448.0;
-/// What `amax` is at least.
+/// Lower bound of `amax`.
 pub const AMAX_FLOOR: f32 = 1e-4;
 
 /// The scale of a group with largest magnitude `amax`.
@@ -28,18 +28,18 @@ pub fn scale(amax: f32) -> f32 {
 
 /// Divides by a scale with three instructions an element, to the same e4m3 as a division.
 ///
-/// One step of Newton's on a quotient whose remainder is exact (Markstein, "Computation of
-/// elementary functions on the IBM RISC System/6000", IBM J. Res. Dev. 34, 1990). A test compares
-/// it with the division for every BF16 and every mantissa of `amax`.
+/// One Newton step on a quotient whose remainder is exact (Markstein, "Computation of elementary functions on
+/// the IBM RISC System/6000", IBM J. Res. Dev. 34, 1990). A test compares it with the division for every BF16
+/// and every mantissa of `amax`.
 #[derive(Clone, Copy, Debug)]
 pub struct Divisor {
     inverse: f32,
-    /// The scale; 0 where it is infinite, so that the remainder is the element itself.
+    /// The scale; 0 if it is infinite, so that the remainder is the element itself.
     scale: f32,
 }
 
 impl Divisor {
-    /// For dividing by `scale`, which is positive.
+    /// Divisor for `scale`, which is positive.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
         Self {
@@ -65,8 +65,8 @@ pub fn larger(amax: f32, value: f32) -> f32 {
     if magnitude > amax { magnitude } else { amax }
 }
 
-/// `value` as e4m3: rounded to nearest even, what is too large becomes ±448, NaN `0x7f`. The
-/// same bits as PTX's `cvt.rn.satfinite.e4m3x2.f32` gives for each of its halves.
+/// `value` as e4m3: rounded to nearest even, saturating at ±448, NaN as `0x7f`. The same bits as each half of
+/// PTX's `cvt.rn.satfinite.e4m3x2.f32`.
 pub fn e4m3_bits(value: f32) -> u8 {
     let bits = value.to_bits();
     let sign = (bits >> 24) as u8 & 0x80;
@@ -90,8 +90,8 @@ pub fn e4m3_bits(value: f32) -> u8 {
 /// The value of an e4m3: exact.
 #[inline(always)]
 pub fn f32_of_e4m3_bits(bits: u8) -> f32 {
-    // Its exponent and mantissa in the places of f32's, whose bias is larger by 120: the product is
-    // exact, and makes numbers of subnormals, too.
+    // Its exponent and mantissa in the places of f32's, whose bias is larger by 120: the product is exact,
+    // for subnormals too.
     const TWO_TO_120: f32 = f32::from_bits((127 + 120) << 23);
     let magnitude = f32::from_bits((bits as u32 & 0x7f) << 20) * TWO_TO_120;
     let magnitude = if bits & 0x7f == 0x7f {

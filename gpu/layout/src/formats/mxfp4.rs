@@ -27,21 +27,20 @@ pub const GROUP: u32 = 32;
 pub fn scale_bits(amax: f32) -> u8 {
     // 2^21 is half of e2m1's last mantissa bit in f32: bit 23 - 1 - 1.
     let exponent = ((amax.to_bits() & 0x7fff_ffff) + (1 << 21)) >> 23;
-    // At most 255 - 2 for infinity, so that only the lower clamp is left to do; a NaN that came
-    // here in spite of the above becomes 254 at most.
+    // At most 255 - 2 for infinity, so only the lower clamp is left to do; a NaN that got here in spite of
+    // the above becomes 254 at most.
     exponent.saturating_sub(2) as u8
 }
 
-/// What elements are multiplied with before [`e2m1::e2m1_bits`]: one over the scale, exact, so that
-/// it is the same as dividing. [`scale_bits`] is at most 253, of which none has a reciprocal that is
-/// not normal: [`e8m0::reciprocal`] without its ends.
+/// Factor of elements before [`e2m1::e2m1_bits`]: one over the scale, exact, so that multiplying equals
+/// dividing. [`scale_bits`] is at most 253, and no such scale has a subnormal reciprocal:
+/// [`e8m0::reciprocal`] without its ends.
 #[inline(always)]
 pub fn multiplier(scale: u8) -> f32 {
     f32::from_bits((254_u32 << 23).wrapping_sub(u32::from(scale) << 23))
 }
 
-/// The value of an element, `code` in the low four bits: e2m1 times scale. Exact, but infinity
-/// where it is 2^128 or more.
+/// The value of an element, `code` in the low four bits: e2m1 times scale. Exact, but infinity from 2^128 on.
 #[inline(always)]
 pub fn dequantised(code: u8, scale: u8) -> f32 {
     e2m1::f32_of_e2m1_bits(code) * e8m0::f32_of_e8m0_bits(scale)

@@ -22,12 +22,12 @@ pub const GROUP: u32 = 32;
 /// [`fp8::larger`], for which a NaN does not count.
 #[inline(always)]
 pub fn scale_bits(amax: f32) -> u8 {
-    // One rounding in the reciprocal, one in the product, as in the kernels that others run.
+    // One rounding in the reciprocal, one in the product, as in other libraries' kernels.
     e8m0::e8m0_up(amax * (1.0 / fp8::MAX))
 }
 
-/// What elements are multiplied with before [`fp8::e4m3_bits`]: one over the scale, and 0 where
-/// `amax` is 0. NaN where `amax` is infinite.
+/// Factor of elements before [`fp8::e4m3_bits`]: one over the scale, but 0 if `amax` is 0. NaN if `amax` is
+/// infinite.
 #[inline(always)]
 pub fn multiplier(amax: f32, scale: u8) -> f32 {
     if amax == 0.0 {
@@ -37,8 +37,8 @@ pub fn multiplier(amax: f32, scale: u8) -> f32 {
     }
 }
 
-/// The value of an element: e4m3 times scale, exact; what no f32 holds, 2^128 and more,
-/// no scale of [`scale_bits`] leads to.
+/// The value of an element: e4m3 times scale, exact. No scale of [`scale_bits`] leads to 2^128 or more, which
+/// no f32 holds.
 #[inline(always)]
 pub fn dequantised(code: u8, scale: u8) -> f32 {
     fp8::f32_of_e4m3_bits(code) * e8m0::f32_of_e8m0_bits(scale)

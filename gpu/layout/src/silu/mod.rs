@@ -3,17 +3,17 @@
 //! Weighted Linear Units", arXiv 1702.03118; as a gate: Shazeer, "GLU Variants Improve
 //! Transformer", arXiv 2002.05202), and the clamped form of gpt-oss ("swigluoai").
 //!
-//! All arithmetic is f32, each operation rounded to nearest even; what is contracted is written as
-//! [`Arithmetic::multiply_add`]. Against f64 the relative error is below `2^-20 + |x| 2^-24`, where `x`
-//! is the sigmoid's argument, wherever neither sigmoid nor result is subnormal (a test looks at every
-//! BF16 gate). A NaN gives NaN; a gate of minus infinity too, since its product with 0 has no value.
-//! A GPU looks the sigmoid up (see [`sigmoids`]), which changes no bit.
+//! All arithmetic is f32, each operation rounded to nearest even; contracted operations are written as
+//! [`Arithmetic::multiply_add`]. Against f64 the relative error is below `2^-20 + |x| 2^-24`, where `x` is
+//! the sigmoid's argument, unless the sigmoid or the result is subnormal (a test checks every BF16 gate). A
+//! NaN yields NaN; so does a gate of minus infinity, since its product with 0 has no value. A GPU looks the
+//! sigmoid up (see [`sigmoids`]), which changes no bit.
 
 pub mod sigmoids;
 
 use crate::formats::arithmetic::Arithmetic;
 
-/// What is done with gate and up.
+/// Gated activation, a function of gate and up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `silu(gate) * up`.
@@ -28,13 +28,13 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Of one element.
+    /// Returns the activation of one element.
     #[inline(always)]
     pub fn apply(self, gate: f32, up: f32, arithmetic: impl Arithmetic) -> f32 {
         self.with_sigmoid(gate, self.sigmoid(gate, arithmetic), up, arithmetic)
     }
 
-    /// The sigmoid that is part of it, a function of the gate alone; of NaN any number.
+    /// The sigmoid that is part of the activation, a function of the gate alone; any number for NaN.
     #[inline(always)]
     pub fn sigmoid(self, gate: f32, arithmetic: impl Arithmetic) -> f32 {
         match self {
@@ -45,7 +45,7 @@ impl Activation {
         }
     }
 
-    /// As [`apply`](Self::apply), of a gate and its [`sigmoid`](Self::sigmoid).
+    /// Returns the activation of a gate whose [`sigmoid`](Self::sigmoid) is known.
     #[inline(always)]
     pub fn with_sigmoid(
         self,
@@ -65,10 +65,10 @@ impl Activation {
     }
 }
 
-/// What powers of two are kept away from the ends of f32 by.
+/// Factor that keeps powers of two away from the ends of f32.
 const SCALE: f32 = 1.0 / 65_536.0;
 
-/// `1 / (1 + exp(-x))`, of NaN any number.
+/// `1 / (1 + exp(-x))`; any number for NaN.
 #[inline(always)]
 pub fn sigmoid(x: f32, arithmetic: impl Arithmetic) -> f32 {
     let denominator = scaled_exp_of_minus(x, arithmetic) + SCALE;
@@ -77,8 +77,8 @@ pub fn sigmoid(x: f32, arithmetic: impl Arithmetic) -> f32 {
 
 /// `SCALE * exp(-x)`: `exp(-x) = 2^n * 2^r` with `|r| <= 1/2`.
 ///
-/// What keeps `n` and `r` in their bounds is saturation, which costs a GPU nothing: both are got from
-/// numbers between 0 and 1. A NaN becomes a bound there: the factor is NaN, too.
+/// Saturation keeps `n` and `r` in their bounds at no cost on a GPU: both derive from numbers between 0 and
+/// 1. A NaN becomes a bound there: the activation multiplies the result with the NaN again.
 #[inline(always)]
 fn scaled_exp_of_minus(x: f32, arithmetic: impl Arithmetic) -> f32 {
     use core::f32::consts::LOG2_E;
@@ -86,7 +86,7 @@ fn scaled_exp_of_minus(x: f32, arithmetic: impl Arithmetic) -> f32 {
     // upper one the reciprocal is 0.
     const LOWEST: f32 = -66.0;
     const RANGE: f32 = 192.0;
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let fma = |a, b, c| arithmetic.multiply_add(a, b, c);
     let part = arithmetic.saturated_multiply_add(x, -LOG2_E / RANGE, (-16.0 - LOWEST) / RANGE);

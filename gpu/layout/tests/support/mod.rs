@@ -1,4 +1,4 @@
-//! What several tests of conversions need.
+//! Helpers that several tests of conversions share.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use ferry_layout::Arithmetic;
@@ -17,7 +17,7 @@ impl Arithmetic for Std {
     }
 }
 
-/// The one of the codes below `codes` whose value is nearest to `magnitude`; of two, the even one.
+/// The code below `codes` whose value is nearest to `magnitude`; of two, the even one.
 pub fn nearest(magnitude: f32, codes: u8, value: impl Fn(u8) -> f32) -> u8 {
     let distance = |code: u8| (f64::from(value(code)) - f64::from(magnitude)).abs();
     let nearer = |best: u8, code: u8| {
