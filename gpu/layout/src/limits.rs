@@ -44,9 +44,8 @@ pub const SMALL_BLOCK_TOKENS: u32 = 16;
 /// measured: T-053, H200
 pub(crate) const SILU_BLOCK_THREADS: u32 = 640;
 
-/// Stages of a warp's `cp.async` pipeline in shared memory, through which the warp loads what it
-/// sums. The dispatch where nothing travels loads its tokens through it, in stages of half the
-/// size. measured: T-073, H200
+/// Stages of a warp's `cp.async` pipeline in shared memory, through which it loads the rows that it sums. The
+/// dispatch with `skip_a2a` loads its tokens through it, in stages of half the size. measured: T-073, H200
 pub const PIPELINE_STAGES: u32 = 4;
 /// Bytes of a warp's pipeline: 4 vectors of 16 bytes a lane in each stage.
 pub const PIPELINE_BYTES: u32 = PIPELINE_STAGES * 4 * 16 * 32;

@@ -1,9 +1,9 @@
 //! MXFP8: e4m3 with one e8m0 scale for every 32 elements, the same bits on every machine.
 //!
-//! `scale = e8m0_up(amax · f32(1/448))`, `code = e4m3(x · 1/scale)`, each product rounded to f32.
-//! Format and group size are OCP Microscaling Formats (MX) Specification 1.0, section 5.2; rounding
-//! the scale up, where the specification's example rounds down, is what keeps `amax` from
-//! saturating ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027).
+//! `scale = e8m0_up(amax · f32(1/448))`, `code = e4m3(x · 1/scale)`, each product rounded to f32. Format and
+//! group size are OCP Microscaling Formats (MX) Specification 1.0, section 5.2; rounding the scale up, unlike
+//! the specification's example, keeps `amax` from saturating ("Recipes for Pre-training LLMs with MXFP8",
+//! arXiv 2506.08027).
 //!
 //! | group | scale | codes | decodes to |
 //! |---|---|---|---|
