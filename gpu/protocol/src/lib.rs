@@ -1,9 +1,10 @@
-//! Who may touch Ferry's bytes when: dispatch and combine, written once for every machine.
+//! Rules for who may touch Ferry's bytes, and when: dispatch and combine, written once for every machine.
 //!
-//! What runs is a warp. What its 32 lanes do as one is an operation of the [`Machine`]; a value for each lane
-//! is a [`Machine::Lanes`]. This crate names no address, no instruction and no clock, and has no unsafe code.
+//! The code runs on a warp. An operation of its 32 lanes together is a method of [`Machine`]; a value for
+//! each lane is a [`Machine::Lanes`]. This crate names no address, no instruction and no clock, and has no
+//! unsafe code.
 //!
-//! [`tactics`] decides once what a launch does. The smallest parts also run under a model checker:
+//! [`tactics`] decides once how a launch works. The smallest parts also run under a model checker:
 //! [`wire::flagged`] (a row and its flag), [`wire::inline`] (a row whose words are their flags), [`arrivals`]
 //! (work that many warps of a GPU finish), [`wire::credit`] (no rank runs a round ahead).
 #![no_std]

@@ -1,4 +1,4 @@
-//! Debug builds refuse what would break a contract.
+//! Debug builds refuse calls that break a contract.
 #![cfg(debug_assertions)]
 
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::cell::Cell;
 use ferry_layout::{Counter, Epoch};
 use ferry_protocol::{ByteRange, Counters, arrivals};
 
-/// One counter, whichever is asked for.
+/// One counter for all names.
 struct One(Cell<u64>);
 
 impl Counters for One {

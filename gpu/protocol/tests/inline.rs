@@ -1,5 +1,5 @@
-//! What is polled of rows with inline flags, what is taken, and what is re-armed: on a machine of one lane
-//! whose vectors are single words, and whose words come when the test says so.
+//! Polling, taking and re-arming of rows with inline flags: on a machine of one lane whose vectors are single
+//! words, and on which the test decides when words arrive.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,15 +9,15 @@ use ferry_protocol::{ByteRange, Deadline, Rounding, Row, Tiles, TimedOut};
 
 /// Words of a row.
 const WORDS: usize = 11;
-/// Rows in the window, and one more, the output.
+/// Rows in the window. The output follows them.
 const ROWS: usize = 9;
 const OUTPUT: usize = ROWS;
 /// Vectors of a tile that is copied.
 const DEPTH: usize = 3;
-/// What words hold that were never written.
+/// Contents of words that were never written.
 const UNTOUCHED: u32 = 7;
 
-/// What the machine has done.
+/// Actions of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     /// Loaded a tile from a word of a row.
@@ -31,16 +31,16 @@ enum Event {
 struct Machine {
     window: Window,
     rows: RefCell<[[u32; WORDS]; ROWS + 1]>,
-    /// The words that come, one after each moment of a wait: row, word, value.
+    /// The words that arrive, one after each moment of a wait: row, word, value.
     coming: RefCell<Vec<(usize, usize, u32)>>,
-    /// Moments after that, until the time has passed: enough to look at one vector and at all of them.
+    /// Moments after that, until the deadline has passed: enough to look at one vector and at all of them.
     moments_left: Cell<u32>,
     events: RefCell<Vec<Event>>,
     rearmed: Cell<usize>,
 }
 
 impl Machine {
-    /// Every row is armed.
+    /// Returns a machine with all rows armed.
     fn new() -> Self {
         let shape = Shape {
             ranks: 2,
@@ -68,7 +68,7 @@ impl Machine {
         self.window.inline_combine_row(0, row as u32)
     }
 
-    /// Row 0 is copied to the output.
+    /// Copies row 0 to the output.
     fn copy(&self, range: ByteRange) -> Result<(), TimedOut> {
         let from = Row::Inline(Rank(0), self.offset(0));
         let ahead = inline::load_first::<_, DEPTH>(self, range, from);
@@ -76,7 +76,7 @@ impl Machine {
         inline::copy(self, range, from, ahead, 1u32, to)
     }
 
-    /// The first rows are summed to the output.
+    /// Sums the first rows to the output.
     fn sum(&self, range: ByteRange, rows: usize, polls_all: bool) -> Result<(), TimedOut> {
         let from = |row| self.offset(row as usize);
         let to = Row::Tensor(Tensor::Output, 0);
@@ -91,7 +91,7 @@ impl Machine {
         self.events.borrow_mut().push(event);
     }
 
-    /// The words of a row are as `wanted` in a span, and as before elsewhere.
+    /// Asserts that the words of a row are as `wanted` in a span, and as before elsewhere.
     fn assert_row(&self, row: usize, range: ByteRange, before: u32, wanted: impl Fn(u32) -> u32) {
         for (at, &word) in (0..).step_by(4).zip(&self.rows.borrow()[row]) {
             let is_inside = (range.start..range.end).contains(&at);
@@ -281,7 +281,7 @@ fn a_word_that_does_not_come_ends_the_wait_and_its_tile_stays_as_it_was() {
         coming.retain(|&(_, word, _)| word != missing);
         machine.coming.replace(coming);
         assert_eq!(machine.copy(range), Err(TimedOut { row: 0 }));
-        // Tiles that came before it were taken.
+        // Tiles that arrived before it were taken.
         let taken = 4 * ((missing - 1) / DEPTH * DEPTH) as u32;
         let taken = ByteRange {
             start: 4,
@@ -318,7 +318,7 @@ fn of_a_long_row_the_last_vector_of_each_tile_is_polled_until_it_is_there() {
     assert_eq!(machine.copy(range), Ok(()));
     use Event::{Tile, Vector, Waited};
     let wanted = [
-        // Words 0, 1 and 2 come, one after each moment.
+        // Words 0, 1 and 2 arrive, one after each moment.
         vec![Tile(0, 0)],
         vec![
             Waited,
@@ -357,7 +357,7 @@ fn of_rows_that_are_summed_one_vector_of_the_first_that_is_missing_is_polled() {
     machine.coming.replace(vec![(1, 1, 20), (1, 0, 10)]);
     assert_eq!(machine.sum(range, 2, false), Ok(()));
     use Event::{Tile, Vector, Waited};
-    // Where a group has fewer rows, its last one is loaded again.
+    // If a group has fewer rows, its last one is loaded again.
     let group = vec![Tile(0, 0), Tile(1, 0), Tile(1, 0), Tile(1, 0)];
     let polls = vec![Vector(1, 0), Waited, Vector(1, 0), Waited, Vector(1, 0)];
     machine

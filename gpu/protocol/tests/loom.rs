@@ -1,10 +1,10 @@
 //! The smallest pieces of the protocol under a model checker: every interleaving, up to a few
 //! preemptions, and every value that the memory model lets a load return.
 //!
-//! Signals are system-scope words and counters device-scope words of a GPU; here both are C11
-//! atomics with the orderings that the kernels ask of theirs. Payload words are relaxed atomics:
-//! without a release and an acquire between them, the reader may see an old value. The mutants
-//! weaken one thing each and must be found out.
+//! Signals are system-scope words and counters device-scope words of a GPU; here both are C11 atomics with
+//! the orderings that the kernels require. Payload words are relaxed atomics: without a release and an
+//! acquire between them, the reader may see an old value. The mutants weaken one thing each and must be
+//! caught.
 
 mod inline_flags;
 
@@ -19,20 +19,20 @@ use inline_flags::{LOST, Rows, copy_model, sum_model};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 
-/// What a reader finds that came before the writer was done.
+/// Message of a reader that came before the writer was done.
 const NOT_WHOLE: &str = "a row was read before it was whole";
-/// What a reader finds that came too late.
+/// Message of a reader that came too late.
 const OVERWRITTEN: &str = "a row was overwritten before it was read";
 
 const ROUNDS: u64 = 2;
 
-/// What is weaker than it should be.
+/// Operation that is weaker than it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weak {
     Nothing,
-    /// `release` does nothing where rows were written.
+    /// `release` does nothing after rows were written.
     RowRelease,
-    /// `release` does nothing where a rank says that it has read its rows.
+    /// `release` does nothing before a rank says that it has read its rows.
     ConsumedRelease,
     /// `load_signal` acquires nothing.
     Acquire,
@@ -64,7 +64,7 @@ struct Memory {
 struct Warp<'a> {
     memory: &'a Memory,
     rank: usize,
-    /// What of this warp's is weaker than it should be where `release` is.
+    /// The mutant in which this warp's `release` does nothing.
     weak_release: Weak,
 }
 
@@ -123,7 +123,7 @@ impl Memory {
         }
     }
 
-    /// Waits as a dispatch of `epoch` does, before it writes: for the credit of the round before.
+    /// Waits like a dispatch of `epoch` before it writes: for the credit of the round before.
     fn await_credit(&self, warp: &Warp<'_>, peer: usize, epoch: Epoch) {
         if self.weak != Weak::ReuseGuard {
             let before = Epoch(epoch.0 - 1);
@@ -131,7 +131,7 @@ impl Memory {
         }
     }
 
-    /// Says to `to` that `rank` has read the row of `epoch`, as the kernels do.
+    /// Tells `to` that `rank` has read the row of `epoch`, as the kernels do.
     fn say_consumed(&self, rank: usize, to: usize, epoch: Epoch) {
         let warp = Warp {
             weak_release: Weak::ConsumedRelease,
@@ -202,7 +202,7 @@ fn read(row: &AtomicU64, wanted: u64) {
     assert!(found <= wanted, "{OVERWRITTEN}");
 }
 
-/// Rank 0 sends a row a round into the same slot of rank 1, which says when it has read it.
+/// Rank 0 sends a row a round into the same slot of rank 1, which then says that it has read the row.
 fn slot_model(weak: Weak) {
     let memory = Memory::new(weak);
     let sender = thread::spawn({
@@ -226,13 +226,13 @@ fn slot_model(weak: Weak) {
     sender.join().unwrap();
 }
 
-/// A word with inline flags: one warp of rank 0 looks for the credit, and another one of its block
-/// writes: they meet at the block's barrier, for which a counter stands.
+/// A word with inline flags: one warp of rank 0 looks for the credit, and another one of its block writes.
+/// They meet at the block's barrier, modelled as a counter.
 fn block_model(weak: Weak) {
     let memory = Memory::new(weak);
     let sentinel = u64::from(SENTINEL);
     let last = Epoch(2);
-    // Of the round before.
+    // The row of the round before.
     memory.rows[1].store(1, Ordering::Relaxed);
     let looker = thread::spawn({
         let memory = memory.clone();
@@ -313,7 +313,7 @@ fn handshake_model(weak: Weak) {
     other.join().unwrap();
 }
 
-/// Two warps do a part each and a third waits for both; then comes the next launch.
+/// Two warps do a part each and a third waits for both; then the next launch follows.
 fn gather_model(weak: Weak) {
     let memory = Memory::new(weak);
     for epoch in (1..=ROUNDS).map(Epoch) {
@@ -333,8 +333,8 @@ fn gather_model(weak: Weak) {
     }
 }
 
-/// Two warps pass a point of a launch, twice. The last one, and no other, ends it, having seen what
-/// both wrote.
+/// Two warps pass a point of a launch, twice. The last one, and no other, ends it, after it has seen the
+/// writes of both.
 fn pass_model(weak: Weak) {
     let memory = Memory::new(weak);
     let run = |part: usize| {
@@ -350,7 +350,7 @@ fn pass_model(weak: Weak) {
                     assert_eq!(warp.load(Counter::Finished), epoch.0 - 1);
                     is_last = true;
                 });
-                // The next launch of a stream starts when this one has ended, the counter set back.
+                // The next launch of a stream starts after this one has ended and reset the counter.
                 if is_last {
                     warp.store(Counter::Finished, epoch.0);
                 }
@@ -365,8 +365,8 @@ fn pass_model(weak: Weak) {
 }
 
 /// Two warps of a block write a row each and arrive on a block arrival counter; the last one releases both
-/// rows at once and flags them (`Machine::hand_to_last`). A counter of the workspace stands for that of the
-/// block: one round, so it needs no reset.
+/// rows at once and flags them (`Machine::hand_to_last`). A counter of the workspace models that of the
+/// block: there is one round, so it needs no reset.
 fn hand_over_model(weak: Weak) {
     let memory = Memory::new(weak);
     let epoch = Epoch(1);
@@ -396,7 +396,7 @@ fn check(model: fn(Weak), weak: Weak) {
     builder.check(move || model(weak));
 }
 
-/// The model must fail, with this message.
+/// Asserts that the model fails with this message.
 fn finds(model: fn(Weak), weak: Weak, message: &str) {
     let panic = catch_unwind(AssertUnwindSafe(|| check(model, weak)));
     let panic = panic.expect_err("the mutant was not found");
@@ -461,7 +461,7 @@ fn a_missing_release_of_rows_is_found() {
 
 #[test]
 fn a_missing_release_of_what_was_read_is_found() {
-    // The other models only read what they say that they have read, and loom makes no load late.
+    // The other models only read the rows that they report as read, and loom delays no load.
     finds(copy_model, Weak::ConsumedRelease, LOST);
     finds(sum_model, Weak::ConsumedRelease, LOST);
     finds(block_model, Weak::ConsumedRelease, LOST);

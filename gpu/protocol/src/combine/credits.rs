@@ -1,4 +1,4 @@
-//! How a rank returns credits: every rank learns that this one has read what it dispatched, with presence
+//! Return of credits: every rank learns that this one has read the rows that it dispatched, with presence
 //! words and headers.
 
 use ferry_layout::{Counter, Kernel, Region};
@@ -11,8 +11,8 @@ use crate::tactics::combine::CombineTactics;
 use crate::wire::credit::Credit;
 use crate::work::ranks::on_each_rank;
 
-/// Counts this warp, which has read all that dispatch brought for its items. Each sender calls this once.
-/// Where senders have one item each, a warp waits for all of them ([`wait_and_return`]): nobody waits for the
+/// Counts this warp, which has read all results of dispatch for its items. Each sender calls this once. If
+/// senders have one item each, a warp waits for all of them ([`wait_and_return`]), and nobody waits for the
 /// rows that they write. Otherwise the last one returns the credits.
 #[inline(always)]
 pub fn count_read<M: Machine>(launch: &Launch<M>, tactics: CombineTactics) {
@@ -33,7 +33,7 @@ pub fn count_read<M: Machine>(launch: &Launch<M>, tactics: CombineTactics) {
 #[inline(always)]
 pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let machine = launch.machine;
-    // The release in returning them makes an acquire of the last of these loads.
+    // The release before the credits turns the last of these loads into an acquire.
     launch.wait_local(Counter::Reads, Region::Credit, || {
         machine.load_relaxed(Counter::Reads) >= machine.blocks() as u64
     })?;
@@ -42,9 +42,8 @@ pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     Ok(())
 }
 
-/// Returns a credit to every rank. In a fused launch, the round ends with this for this rank's launches to
-/// come: some warp of every block has passed [`count_read`], so that all blocks have begun, and know which
-/// round it is.
+/// Returns a credit to every rank. A fused launch thereby ends the round for this rank's later launches: some
+/// warp of every block has passed [`count_read`], so all blocks have begun and read the round's number.
 #[inline(always)]
 fn return_credits<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);

@@ -1,4 +1,4 @@
-//! The last step of combine's sums: from f32 to what is stored.
+//! The last step of combine's sums: from f32 to the result's elements.
 
 use core::array::from_fn;
 
@@ -9,14 +9,14 @@ use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::rows::Row;
 use crate::sync::launch::Launch;
 
-/// What a launch does with the sums of its tokens. A type of its own for each way, so that a launch decides
-/// once between them: a kernel that decides at every token takes longer in both (T-118).
+/// Last step of a launch for the sums of its tokens. Each variant is a type of its own, so that a launch
+/// chooses once: a kernel that chooses at every token takes longer in both (T-118).
 pub trait Ending<M: Machine>: Copy {
-    /// What is done with the sums of a token.
+    /// Last step for the sums of a token.
     fn of_token(self, launch: &Launch<M>, args: &CombineArgs, token: u32) -> impl Finish<M>;
 }
 
-/// Sums are rounded to BF16, and that is all.
+/// Only rounds sums to BF16.
 #[derive(Clone, Copy)]
 pub struct OnlyRounds;
 
@@ -27,13 +27,13 @@ impl<M: Machine> Ending<M> for OnlyRounds {
     }
 }
 
-/// Whether [`OnlyRounds`] is what a launch does, which needs fewer registers. Without options a constant.
+/// Whether a launch can use [`OnlyRounds`], which needs fewer registers. Without options a constant.
 #[inline(always)]
 pub fn only_rounds(options: &CombineOptions, epilogue: &impl Epilogue) -> bool {
     epilogue.is_none() && options.only_rounds()
 }
 
-/// What options and an epilogue say.
+/// Last step according to options and an epilogue.
 #[derive(Clone, Copy)]
 pub struct GivenEnding<'a, E> {
     /// The launch's options.
@@ -42,12 +42,12 @@ pub struct GivenEnding<'a, E> {
     pub epilogue: &'a E,
 }
 
-/// What is done with the sums of a token.
+/// Last step for the sums of a token.
 #[derive(Clone, Copy)]
 pub struct TokenEnding<'a, E> {
-    /// What the launch does.
+    /// Last step of the launch.
     pub ending: GivenEnding<'a, E>,
-    /// Expert rows that there are.
+    /// Number of expert rows.
     pub row_capacity: u64,
     /// Tokens of this rank in this round.
     pub tokens: u32,
@@ -57,7 +57,7 @@ pub struct TokenEnding<'a, E> {
     pub rounds_first: bool,
 }
 
-/// Vectors of a lane that are finished at a time: of more, what is loaded for them would not find registers.
+/// Vectors of a lane that are finished at a time: the loads for more would not find registers.
 const PAIR: usize = 2;
 
 impl<M: Machine, E: Epilogue> Ending<M> for GivenEnding<'_, E> {
@@ -99,7 +99,7 @@ impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
 }
 
 impl<E: Epilogue> TokenEnding<'_, E> {
-    /// The expert row that is added, if it is there: outputs may be too small, which the dispatch has told.
+    /// The expert row that is added, if it exists: outputs may be too small, which the dispatch has reported.
     #[inline(always)]
     fn shared_row<M: Machine>(&self, machine: &M) -> Option<u32> {
         // Late: during the sum there are no registers for it.
@@ -108,7 +108,8 @@ impl<E: Epilogue> TokenEnding<'_, E> {
         row.filter(|&row| (row as u64) < self.row_capacity)
     }
 
-    /// As [`Finish::store`]. Everything is loaded before the first store, as loads do not overtake stores.
+    /// Stores like [`Finish::store`]. Everything is loaded before the first store, as loads do not overtake
+    /// stores.
     #[inline(always)]
     fn store_pair<M: Machine>(
         &self,

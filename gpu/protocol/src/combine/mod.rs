@@ -53,7 +53,7 @@ pub fn combine_wait<M: Machine, E: Epilogue>(
     }
 }
 
-/// Both in one launch. Collective. All warps must be resident at once.
+/// Does both in one launch. Collective. All warps must be resident at once.
 #[inline(always)]
 pub fn combine<M: Machine, E: Epilogue>(
     machine: &M,
@@ -67,7 +67,7 @@ pub fn combine<M: Machine, E: Epilogue>(
     }
 }
 
-/// [`combine_wait`], which ends as `ending` says.
+/// Runs [`combine_wait`] with the last step `ending`.
 #[inline(always)]
 fn wait_and_reduce<M: Machine>(
     machine: &M,
@@ -82,7 +82,7 @@ fn wait_and_reduce<M: Machine>(
     launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
 }
 
-/// [`combine`], which ends as `ending` says.
+/// Runs [`combine`] with the last step `ending`.
 #[inline(always)]
 fn send_and_reduce<M: Machine>(
     machine: &M,
@@ -113,7 +113,7 @@ fn begin<'a, M: Machine>(
     Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
 }
 
-/// What dispatch learnt of all sources, and what follows from it for this launch.
+/// The extent that dispatch found over all sources, and the tactics of this launch.
 #[inline(always)]
 fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineTactics) {
     let machine = launch.machine;

@@ -1,4 +1,4 @@
-//! What dispatch left for combine: which items came, and where their rows stand.
+//! Results that dispatch left for combine: the items that arrived, and the positions of their rows.
 
 use ferry_layout::{ByteOffset, CombineArgs, CombineOptions, NOT_ROUTED, Table};
 
@@ -8,7 +8,7 @@ use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::ranks::lane_or_none;
 
-/// The output rows of an item's token, one a top-k slot: as [`Table::RowMap`] has them.
+/// The output rows of an item's token, one a top-k slot, from [`Table::RowMap`].
 #[inline(always)]
 pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
@@ -21,7 +21,7 @@ pub fn read_positions<M: Machine>(launch: &Launch<M>, item: Item) -> M::Lanes<u3
     })
 }
 
-/// The slots whose rows are here. Those that dispatch's outputs did not hold are
+/// Slots whose rows are on this rank. Rows that did not fit in dispatch's outputs are
 /// [marked](ferry_layout::OVERFLOWED), and so above every capacity.
 #[inline(always)]
 pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lanes<u32>) -> u32 {
@@ -31,8 +31,8 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
     }))
 }
 
-/// What the row at `position` is weighted with, as bits: what the user says of it, or else what
-/// dispatch brought to `header` of the own window. For one lane.
+/// Weight of the row at `position`, as bits: from the user's table, or else from `header` in the own window,
+/// as dispatch brought it. For one lane.
 #[inline(always)]
 pub fn row_weight<M: Machine>(
     machine: &M,
@@ -44,14 +44,14 @@ pub fn row_weight<M: Machine>(
     if options.row_weights == 0 {
         return machine.read_window(header);
     }
-    // A slot without a row here is not summed.
+    // A slot without a row on this rank is not summed.
     match position != NOT_ROUTED && (position as u64) < args.row_capacity {
         true => machine.read(Table::RowWeights, position as u64),
         false => 0,
     }
 }
 
-/// Item `index` of all that can come here, if it has come.
+/// Item `index` of all that can come to this rank, if it has arrived.
 #[inline(always)]
 pub fn item_here<M: Machine>(launch: &Launch<M>, extent: Extent, index: u32) -> Option<Item> {
     let (machine, common) = (launch.machine, launch.common);

@@ -1,4 +1,4 @@
-//! Combine on the source: what comes back for a token is summed as it arrives.
+//! Combine on the source: the rows that return for a token are summed as they arrive.
 
 use ferry_layout::{
     CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
@@ -21,7 +21,7 @@ use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::ranks::{lane_or_none, ranks_of};
 
-/// Sums what comes back for every token of this rank, and ends the round.
+/// Sums the rows that return for every token of this rank, and ends the round.
 #[inline(always)]
 pub fn reduce_rows<M: Machine>(
     launch: &Launch<M>,
@@ -47,11 +47,10 @@ pub fn reduce_rows<M: Machine>(
             index += partition.of;
         }
     }
-    // What travels a network outlives the kernel that sent it: nothing may be under way when windows are
-    // given back.
+    // Data on a network outlives the kernel that sent it: none may be under way when windows are freed.
     let spans_nodes = match launch.kernel {
         Kernel::Combine => machine.spans_nodes(),
-        // The machine's answer is no, as this kernel sends nothing.
+        // The machine answers no, as this kernel sends nothing.
         _ => common.shape.spans_nodes(),
     };
     if spans_nodes && machine.warp() == 0 {
@@ -64,7 +63,7 @@ pub fn reduce_rows<M: Machine>(
     Ok(())
 }
 
-/// Ends the round with the launch's last block: all warps know which round it is by then.
+/// Ends the round with the launch's last block: by then all warps have read its number.
 #[inline(always)]
 pub fn leave_round<M: Machine>(launch: &Launch<M>) {
     let machine = launch.machine;
@@ -146,7 +145,7 @@ fn reduce_item<M: Machine>(
     Ok(())
 }
 
-/// Waits until the rows in `slots` of a token are whole; `sender` gives the rank that fills a slot.
+/// Waits until the rows in `slots` of a token are whole; `sender` returns the rank that fills a slot.
 #[inline(always)]
 fn wait_for_slots<M: Machine>(
     launch: &Launch<M>,
@@ -171,7 +170,7 @@ fn wait_for_slots<M: Machine>(
     Ok(())
 }
 
-/// The rows `from(k)` of `slots` as they are, zeros for all other slots.
+/// Copies the rows `from(k)` of `slots` as they are, and writes zeros for all other slots.
 #[inline(always)]
 pub fn copy_slots<M: Machine>(
     launch: &Launch<M>,

@@ -1,4 +1,4 @@
-//! Combine on the experts' rank: what it received goes back to where it came from.
+//! Combine on the experts' rank: the results for received rows return to their sources.
 
 use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Counter};
 
@@ -17,7 +17,7 @@ use crate::work::extent::Extent;
 use crate::work::partition::Partition;
 use crate::work::queue::WorkQueue;
 
-/// Every row that this rank received, back to where it came from: this warp's items of them, if it sends.
+/// Sends every row that this rank received back to its source: this warp's items, if it sends.
 #[inline(always)]
 pub fn send_back<M: Machine>(
     launch: &Launch<M>,
@@ -49,13 +49,13 @@ pub fn send_back<M: Machine>(
             continue;
         }
         let item = item_here(launch, extent, index);
-        // Where items are flagged by block, a warp without one takes part, too.
+        // If items are flagged by block, a warp without one takes part, too.
         if item.is_none() && tactics.wire != Wire::FlaggedByBlock {
             queue.take_ticket();
             continue;
         }
         let read = || {
-            // Before the rows are written: their stores would have to be waited for.
+            // Before the rows are written, so that nothing waits for their stores.
             if tactics.one_item_each {
                 has_read = true;
                 credits::count_read(launch, tactics);

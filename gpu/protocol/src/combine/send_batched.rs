@@ -1,4 +1,4 @@
-//! Combine on the experts' rank where each warp has many rows: a warp sends several items back at a time.
+//! Combine on the experts' rank with many rows a warp: a warp sends several items back at a time.
 
 use ferry_layout::{CombineArgs, CombineOptions, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
 
@@ -13,8 +13,8 @@ use crate::work::item::Item;
 use crate::work::ranks::{ranks_of, reduced_slot};
 use crate::work::sub_warps::SubWarps;
 
-/// Sends a batch of items back, from item `first` on: those that have come here. Their rows are whole, and
-/// their sources are P2P. Headers are read for all items at once, and one release is for all.
+/// Sends back a batch of items from item `first` on: those that have come to this rank. Their rows are whole,
+/// and their sources are P2P. Headers are read for all items at once, and one release is for all.
 #[inline(always)]
 pub fn send_batched<M: Machine>(
     launch: &Launch<M>,
@@ -30,7 +30,7 @@ pub fn send_batched<M: Machine>(
     let index_of = |lane| first + sub_warps.item(lane);
     let item_of = |lane| extent.item(shape, me, index_of(lane), 1);
     let present = machine.lanes(|lane| extent.parts_here(launch, index_of(lane)));
-    // The last lanes read of an entry again rather than branch.
+    // The last lanes repeat an assignment rather than branch.
     let slot_of = |lane| sub_warps.slot(lane).min(shape.top_k - 1);
     let place = |word: u32, lane| {
         let Item { source, token, .. } = item_of(lane);
@@ -50,7 +50,7 @@ pub fn send_batched<M: Machine>(
         let at = place(Header::weight(shape.top_k, slot_of(lane)), lane);
         row_weight(machine, args, options, machine.own(positions, lane), at)
     });
-    // The lanes that have an assignment, of the items that have come.
+    // The lanes that have an assignment of an item that has arrived.
     let coming = machine.ballot(machine.lanes(|lane| {
         let is_here = machine.own(present, lane).is_some_and(|parts| parts != 0);
         is_here && sub_warps.slot(lane) < shape.top_k
@@ -91,8 +91,8 @@ pub fn send_batched<M: Machine>(
     });
 }
 
-/// The slot that each item's row has at its source, on the item's lanes; [`SENTINEL`] if the item has not
-/// come. `coming`: the lanes whose words are assignments.
+/// The slot of each item's row at its source, on the item's lanes; [`SENTINEL`] if the item has not arrived.
+/// `coming`: the lanes whose words are assignments.
 #[inline(always)]
 fn slots_of<M: Machine>(
     launch: &Launch<M>,

@@ -11,7 +11,7 @@ use crate::wire::flagged;
 use crate::work::item::Item;
 use crate::work::ranks::{for_each_bit, is_p2p};
 
-/// Sends an item back, if it came. `written` is called once its rows, if any, are written.
+/// Sends an item back, if it arrived. `written` is called after its rows, if any, are written.
 #[inline(always)]
 pub fn send_exact<M: Machine>(
     launch: &Launch<M>,
@@ -30,7 +30,7 @@ pub fn send_exact<M: Machine>(
     let routed = machine.ballot(machine.lanes(|lane| machine.own(positions, lane) != NOT_ROUTED));
     let range = item.range(common.shape.combine_row_bytes());
     let staging = |position: u32| {
-        // The shared expert's rows, which stand before the others, are not staged.
+        // The shared expert's rows, which precede the others, are not staged.
         let shared = match options.shared_of {
             0 => 0,
             _ => common.row.padded(options.shared(launch.tokens).count),
@@ -50,7 +50,7 @@ pub fn send_exact<M: Machine>(
                 let row = Row::Tensor(Tensor::Expert, position);
                 machine.copy_arrived(range, row, 1u32, |_| to);
             }
-            // The outputs did not hold the row. The source waits for it all the same.
+            // The row did not fit in the outputs. The source waits for it nevertheless.
             false => clear(machine, range, to),
         }
     });
@@ -77,7 +77,7 @@ pub fn send_exact<M: Machine>(
     }
 }
 
-/// Zeros for a byte range of a row.
+/// Writes zeros to a byte range of a row.
 #[inline(always)]
 fn clear<M: Machine>(machine: &M, range: ByteRange, to: Row) {
     let (row, zeros) = (machine.row(to), [M::Vector::default()]);

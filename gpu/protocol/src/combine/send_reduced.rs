@@ -13,8 +13,8 @@ use crate::wire::flagged;
 use crate::work::item::Item;
 use crate::work::ranks::{is_p2p, lane_or_none, ranks_of, reduced_slot};
 
-/// Sends the sum of an item back. `read` is called once all of the item is read that dispatch has brought,
-/// `written` once the row, if there is one, is written.
+/// Sends the sum of an item back. `read` is called after everything that dispatch brought for the item is
+/// read, `written` after the row, if there is one, is written.
 #[inline(always)]
 pub fn send_reduced<M: Machine>(
     launch: &Launch<M>,
@@ -41,7 +41,7 @@ pub fn send_reduced<M: Machine>(
 }
 
 /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another
-/// node, into the staging area. Gives the slot that the row has there. `read`: as for [`send_reduced`].
+/// node, into the staging area. Returns the slot of the row at the source. `read`: as for [`send_reduced`].
 #[inline(always)]
 fn sum_item<M: Machine>(
     launch: &Launch<M>,
@@ -55,9 +55,9 @@ fn sum_item<M: Machine>(
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Item { source, token, .. } = item;
     let header = window.dispatch_row(source, token).plus(common.row.header);
-    // Everything is read before anything is waited for.
+    // All loads are issued before any is waited for.
     let positions = read_positions(launch, item);
-    // The last lanes read of an assignment again rather than branch.
+    // The last lanes repeat an assignment rather than branch.
     let assignment = |lane: u32| Header::assignment(lane.min(shape.top_k - 1));
     let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
     let words = machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
@@ -94,7 +94,7 @@ fn sum_item<M: Machine>(
     slot
 }
 
-/// Flags the sum that an item's source gets, or puts it there.
+/// Flags an item's sum at its source, or puts it there.
 #[inline(always)]
 fn publish<M: Machine>(launch: &Launch<M>, item: Item, slot: u32) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -138,7 +138,7 @@ struct Flag {
 }
 
 impl Flag {
-    /// In a word that is not 0. Ranks and their slots are up to 64.
+    /// The flag as a word that is not 0. Ranks and their slots are up to 64.
     #[inline(always)]
     fn to_word(&self) -> u64 {
         let (item, source) = (self.item.flag(), self.item.source.0);

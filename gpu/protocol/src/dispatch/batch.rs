@@ -1,5 +1,5 @@
-//! What a warp receives: 32 work items at a time, one a lane, so that the lanes look at 32 presence bits at
-//! once. Sources are interleaved.
+//! Items that a warp receives: 32 work items at a time, one a lane, so that the lanes check 32 presence bits
+//! at once. Sources are interleaved.
 
 use ferry_layout::{Rank, Region, Shape};
 
@@ -46,7 +46,7 @@ impl Batch {
         self.first < self.items
     }
 
-    /// The warp's partition: worked out again, as a kept value would occupy registers meanwhile.
+    /// The warp's partition, computed again, as a kept value would occupy registers meanwhile.
     #[inline(always)]
     pub fn partition(&self) -> Partition {
         Partition {
@@ -60,14 +60,14 @@ impl Batch {
         self.first + lane * self.warps
     }
 
-    /// A lane's item, where its source's rows have `parts`.
+    /// A lane's item, if its source's rows have `parts` parts.
     #[inline(always)]
     pub fn item(&self, lane: u32, parts: u32, shape: &Shape, me: Rank) -> Item {
         self.extent.item(shape, me, self.index(lane), parts)
     }
 
-    /// The parts that the source of the lane's item has, if the item comes here, else 0; `None` while the
-    /// presence word has not come.
+    /// Parts of the rows of the item's source if the item comes to this rank, else 0; `None` while its
+    /// presence word has not arrived.
     #[inline(always)]
     pub fn present<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<u32> {
         if self.index(lane) >= self.items {
@@ -76,7 +76,7 @@ impl Batch {
         self.extent.parts_here(launch, self.index(lane))
     }
 
-    /// What a lane waits for in [`present`](Self::present).
+    /// The object of a lane's wait in [`present`](Self::present).
     #[inline(always)]
     pub fn awaited<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Awaited {
         let (machine, common) = (launch.machine, launch.common);

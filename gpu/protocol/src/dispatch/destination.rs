@@ -1,4 +1,5 @@
-//! Where received rows go in the outputs: source base plus the rank within the expert that the header has.
+//! Destinations of received rows in the outputs: the source base plus the rank within the expert from the
+//! header.
 
 use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement};
 
@@ -9,8 +10,8 @@ use crate::sync::launch::Launch;
 use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
 
-/// Takes the header of an item with inline flags and re-arms it: `words` are those of its assignments.
-/// The first part's are put where combine reads them, with the weights.
+/// Takes the header of an item with inline flags and re-arms it: `words` are those of its assignments. The
+/// first part's are put where combine reads them, with the weights.
 #[inline(always)]
 fn take_header<M: Machine>(
     launch: &Launch<M>,
@@ -24,7 +25,7 @@ fn take_header<M: Machine>(
     let weight = |lane: u32| Header::weight(top_k, lane.min(top_k - 1));
     let read_weights = || machine.lanes(|lane| machine.read_window(header.plus(weight(lane))));
     let is_sentinel = |word| word == SENTINEL;
-    // Both are on their way before one is waited for.
+    // Both are loaded before either is waited for.
     let mut weights = read_weights();
     let read = || read_assignments(launch, from);
     wait_for(machine, words, read, is_sentinel)?;
@@ -48,8 +49,7 @@ fn take_header<M: Machine>(
     Ok(())
 }
 
-/// The words of the assignments in an item's header. The last lanes read of some assignment rather than
-/// branch.
+/// The words of the assignments in an item's header. The last lanes repeat an assignment rather than branch.
 #[inline(always)]
 fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lanes<u32> {
     let (machine, last) = (launch.machine, launch.common.shape.top_k - 1);
@@ -57,26 +57,25 @@ fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lan
     machine.lanes(|lane| machine.read_window(header.plus(Header::assignment(lane.min(last)))))
 }
 
-/// Where a row goes in the outputs.
+/// Destinations of a row in the outputs.
 #[derive(Clone, Copy)]
 pub struct Destinations<L: Copy> {
-    /// For each top-k slot its output row, or [one](overflow::mark) that the outputs do not hold, or
-    /// `NOT_ROUTED`.
+    /// Output row of each top-k slot, or a [marked one](overflow::mark) that does not fit, or `NOT_ROUTED`.
     pub positions: L,
-    /// For each top-k slot, where the first word of its scales goes.
+    /// First word of each top-k slot's scales.
     pub scales: L,
-    /// The slots whose rows the outputs hold.
+    /// Slots whose rows fit in the outputs.
     pub here: u32,
 }
 
-/// The bases of a source's assignments for an expert.
+/// Bases of a source's assignments for an expert.
 #[derive(Clone, Copy)]
 struct SourceBase {
-    /// Whether all words have come in this round.
+    /// Whether all words have arrived in this round.
     is_known: bool,
-    /// The first output row of these assignments.
+    /// First output row of these assignments.
     row: u32,
-    /// That row counted in the rows of all blocks of tiled scales, where scales are tiled.
+    /// The same row counted in the rows of all blocks of tiled scales, if scales are tiled.
     scales: u32,
 }
 
@@ -102,8 +101,8 @@ impl SourceBase {
     }
 }
 
-/// Reads a row's header and works out its places, once the starts of its experts' rows are known.
-/// Places outside the outputs: see [`locate`].
+/// Reads a row's header and computes its places, after waiting for the bases of its experts. Places outside
+/// the outputs: see [`locate`].
 #[inline(always)]
 pub fn find_destinations<M: Machine>(
     launch: &Launch<M>,
@@ -124,10 +123,10 @@ pub fn find_destinations<M: Machine>(
     locate(launch, args, item.source, local, ranks_in_expert)
 }
 
-/// Where a row of `source` goes whose assignments are for these experts of this rank, one a top-k slot, as
-/// the ones with these ranks within them; a number that is none of this rank's experts goes nowhere. Waits
-/// until the experts' bases are known. A place outside the outputs is marked where more rows come than these
-/// hold, else it is a miss.
+/// Finds the places of a row of `source` from its assignments, one a top-k slot: experts counted from this
+/// rank's first, and ranks within them. A number that is none of this rank's experts has no place. Waits
+/// until the experts' bases are known. A place outside the outputs is marked if more rows arrive than these
+/// hold; else it is a miss.
 #[inline(always)]
 fn locate<M: Machine>(
     launch: &Launch<M>,
@@ -140,7 +139,7 @@ fn locate<M: Machine>(
     let shape = &common.shape;
     let (top_k, experts) = (shape.top_k, shape.local_experts());
     let is_here = |lane| lane < top_k && machine.own(local, lane) < experts;
-    // Lanes of foreign experts read of some expert rather than branch.
+    // Lanes of other ranks' experts read those of some expert rather than branch.
     let read = || {
         machine.lanes(|lane| {
             let expert = machine.own(local, lane).min(experts - 1);

@@ -11,7 +11,7 @@ use crate::tactics::Numbering;
 use crate::work::item::RowLocation;
 use crate::work::ranks::{for_each_bit, p2p_ranks};
 
-/// The words of a token's assignments, of a small batch; else its experts.
+/// The words of a token's assignments in a small batch; else its experts.
 #[inline(always)]
 pub fn count_assignments<M: Machine>(
     launch: &Launch<M>,
@@ -27,7 +27,7 @@ pub fn count_assignments<M: Machine>(
     }
 }
 
-/// The words of a token's assignments, once the tiles are scanned.
+/// The words of a token's assignments, after the tiles are scanned.
 #[inline(always)]
 pub fn read_assignments<M: Machine>(
     launch: &Launch<M>,
@@ -37,7 +37,7 @@ pub fn read_assignments<M: Machine>(
     words(launch, route.experts, ranks)
 }
 
-/// Assignments as they travel, one a lane.
+/// The words of assignments, one a lane.
 #[inline(always)]
 fn words<M: Machine>(
     launch: &Launch<M>,
@@ -52,10 +52,10 @@ fn words<M: Machine>(
     })
 }
 
-/// Writes a token's header behind its payload, an assignment a lane: to its ranks of this node, and into the
-/// staging area if the row also goes to others. Every part brings the assignments: whoever sees the part's
-/// flag sees them, too. Each inline part has a header of its own. The weights, which combine reads, go with
-/// the first part.
+/// Writes a token's header after its payload, an assignment a lane: to its ranks of this node, and into the
+/// staging area if the row also goes to others. Every part brings the assignments: a reader that sees the
+/// part's flag sees them, too. Each inline part has a header of its own. The weights, which combine reads, go
+/// with the first part.
 #[inline(always)]
 pub fn write_header<M: Machine>(
     launch: &Launch<M>,

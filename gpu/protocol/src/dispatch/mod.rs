@@ -1,4 +1,5 @@
-//! Dispatch: every token goes to the ranks of its experts, and every rank puts what comes in expert order.
+//! Dispatch: every token goes to the ranks of its experts, and every rank puts the received rows in expert
+//! order.
 
 mod batch;
 pub mod destination;
@@ -30,7 +31,7 @@ use crate::tactics::roles::DispatchRoles;
 use crate::wire::credit::require_credits;
 use crate::work::partition::Partition;
 
-/// Sends this rank's tokens and counts, once every rank has read the round before: it waits for
+/// Sends this rank's tokens and counts, after every rank has read those of the round before: it waits for
 /// that, and for nothing that a peer does in this round. Collective.
 #[inline(always)]
 pub fn dispatch_async<M: Machine>(
@@ -68,8 +69,8 @@ pub fn dispatch_wait<M: Machine>(
     launch.end(receive(&launch, args, options, partition))
 }
 
-/// Both in one launch. Collective. All warps must be resident at once: they wait for peers,
-/// which wait for all of them.
+/// Does both in one launch. Collective. All warps must be resident at once: they wait for peers, which wait
+/// for all of them.
 #[inline(always)]
 pub fn dispatch<M: Machine>(
     machine: &M,
@@ -87,9 +88,9 @@ pub fn dispatch<M: Machine>(
     }))
 }
 
-/// Begins a launch that numbers assignments. Every block numbers a small batch. The ids are asked for
-/// together with the machine's own loads, before one of them is waited for, and one barrier ends both the
-/// numbering and the machine's first steps.
+/// Begins a launch that numbers assignments. Every block numbers a small batch. The ids are loaded together
+/// with the machine's own words, before any of them is waited for, and one barrier ends both the numbering
+/// and the machine's first steps.
 #[inline(always)]
 fn begin<'a, M: Machine>(
     machine: &'a M,
@@ -112,21 +113,21 @@ fn begin<'a, M: Machine>(
         // The ids are still on their way.
         machine.block_barrier();
     }
-    // Behind that barrier, as the warp that asks waits for an answer.
+    // After that barrier, as the warp that loads them waits for an answer.
     machine.ask_credits(&mut loading);
     batch.number(machine, ids);
     Launch::begun(machine, &args.common, kernel, tokens, loading)
 }
 
-/// How many tokens there are, as the device says.
+/// Number of tokens on the device.
 #[inline(always)]
 pub fn read_tokens<M: Machine>(machine: &M) -> u32 {
     let tokens = machine.lanes(|_| machine.read(Table::TokensOnDevice, 0));
     machine.broadcast(tokens, 0)
 }
 
-/// Keeps how many tokens there are for the round's other launches, and reports a number above those that the
-/// host allows. One warp.
+/// Keeps the number of tokens for the round's other launches, and reports a number above the host's limit.
+/// One warp.
 #[inline(always)]
 pub fn keep_tokens<M: Machine>(launch: &Launch<M>) {
     let (machine, most) = (launch.machine, launch.common.tokens);
@@ -161,7 +162,7 @@ fn roles_of<M: Machine>(launch: &Launch<M>, tactics: DispatchTactics) -> Dispatc
     DispatchRoles::of(tactics, launch.machine.warp_position(), items)
 }
 
-/// Notifies and sends, this warp's partitions of both.
+/// Notifies and sends this warp's partitions of both.
 #[inline(always)]
 fn notify_and_send<M: Machine>(
     launch: &Launch<M>,

@@ -1,6 +1,6 @@
-//! Notifications of a source to its peers: its number of tokens, which tokens go where, and how many
-//! assignments each expert gets. These words carry their epoch, so that no fence is needed. At the source no
-//! row waits for them.
+//! Notifications of a source to its peers: its number of tokens, the tokens that go to each rank, and the
+//! number of assignments for each expert. These words carry their epoch, so no fence is needed. At the source
+//! no row waits for them.
 
 use ferry_layout::{Counter, Rank, Region, Tagged, assignment_index};
 
@@ -18,8 +18,8 @@ use crate::work::tasks::{expert_groups, tiles};
 /// measured: T-014, H200
 const DEPTH: usize = 8;
 
-/// Notifies, this warp's partition of it: numbers this rank's assignments, which gives how many there are for
-/// each expert.
+/// Sends this warp's partition of the notifications. The number of assignments for each expert results from
+/// numbering them.
 #[inline(always)]
 pub fn notify<M: Machine>(
     launch: &Launch<M>,
@@ -68,7 +68,7 @@ fn notify_tokens<M: Machine>(launch: &Launch<M>) {
     });
 }
 
-/// Notifies every rank which of 32 tokens come to it.
+/// Notifies every rank of the tokens that come to it, among 32.
 #[inline(always)]
 fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: u32) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -77,7 +77,7 @@ fn notify_presence<M: Machine>(launch: &Launch<M>, numbering: Numbering, group: 
         let token = group * LANES + lane;
         let (mut ranks, mut first) = (0, 0);
         while first < shape.top_k {
-            // Read again rather than branch.
+            // Repeats loads rather than branch.
             let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
                 let k = (first + step as u32).min(shape.top_k - 1);
                 let token = token.min(launch.tokens - 1);
@@ -124,7 +124,7 @@ fn notify_experts<M: Machine>(launch: &Launch<M>, task: u32, totals: M::Lanes<u3
     });
     let scans = expert_groups(shape.experts);
     if arrivals::part_done(machine, Counter::ScansDone, epoch, scans) {
-        // Whoever waits for the tiles has seen all of them done: ready for the next round.
+        // All waits for the tiles are over: ready for the next round.
         machine.store(Counter::TilesDone, 0);
     }
 }

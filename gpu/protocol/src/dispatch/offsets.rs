@@ -1,8 +1,8 @@
-//! Where rows begin in the outputs: one warp turns the counts of all sources into row offsets while payload
-//! is still in flight.
+//! First rows of experts and sources in the outputs: one warp turns the counts of all sources into row
+//! offsets while payload is still in flight.
 //!
-//! Counts come over the wire. Their sums wrap around: whatever they are, positions are checked against the
-//! outputs' capacity where they are used.
+//! Counts come over the wire. Their sums wrap around: positions are checked against the outputs' capacity at
+//! their use, whatever the counts are.
 
 use ferry_layout::{Counter, DispatchArgs, Rank, Region, Table, Tagged, scale_placement};
 
@@ -18,8 +18,7 @@ const DEPTH: usize = 8;
 /// measured: T-079, H200
 const MOST_EXPERTS: usize = 4;
 
-/// Waits until the offsets are there: [`compute_offsets`], or where nothing travels
-/// `local/tables.rs`, wrote them.
+/// Waits until the offsets are written, by [`compute_offsets`] or, with `skip_a2a`, by `local/tables.rs`.
 #[inline(always)]
 pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let (machine, epoch) = (launch.machine, launch.epoch);
@@ -28,8 +27,8 @@ pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     })
 }
 
-/// Turns all counts into the first row of every expert, `row_offsets`, and of every source
-/// within it. All receivers wait for this, so a lane takes as many experts as its loads in flight allow.
+/// Turns all counts into the first row of every expert, `row_offsets`, and of every source within it. All
+/// receivers wait for this, so a lane takes as many experts as its loads in flight allow.
 #[inline(always)]
 pub fn compute_offsets<M: Machine>(
     launch: &Launch<M>,
@@ -90,8 +89,8 @@ struct Experts {
 }
 
 impl Experts {
-    /// Calls `each` with every expert, every source for it, and how many come from there: `counts` gives the
-    /// first ones and [`DEPTH`] - 1 after them.
+    /// Calls `each` with every expert, every source for it, and the number of assignments from that source:
+    /// `counts` returns that of a source and the [`DEPTH`] - 1 after it.
     #[inline(always)]
     fn walk(
         self,
@@ -121,7 +120,7 @@ impl Experts {
         }
     }
 
-    /// What follows a source of the first expert.
+    /// The source after `source`, of the first expert or, after its last source, of the next.
     #[inline(always)]
     fn after(self, source: u32, ranks: u32) -> (Self, u32) {
         match source + 1 == ranks {
@@ -133,8 +132,8 @@ impl Experts {
         }
     }
 
-    /// The words of a source of the first expert, and [`DEPTH`] - 1 after it; the last word again where there
-    /// are fewer.
+    /// The words of a source of the first expert, and of the [`DEPTH`] - 1 after it; the last word again if
+    /// there are fewer.
     #[inline(always)]
     fn words<M: Machine>(self, launch: &Launch<M>, source: u32) -> [Tagged; DEPTH] {
         let (machine, common) = (launch.machine, launch.common);
@@ -149,14 +148,14 @@ impl Experts {
     }
 }
 
-/// What the counts of a lane's experts come to.
+/// Sums of the counts of a lane's experts.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     /// Rows of the outputs.
     rows: u32,
     /// Blocks of tiled scales.
     blocks: u32,
-    /// The counts themselves, where there are no more.
+    /// The counts themselves, if there are no more than these.
     counts: [u32; DEPTH],
 }
 
@@ -194,7 +193,7 @@ fn wait_for_counts<M: Machine>(
         |lane| {
             let Experts { first, end } = of_lane(lane);
             let word = |source, expert| machine.load_tagged(window.count(Rank(source), expert));
-            // If all have come by now, nobody is to blame but this rank.
+            // If all have arrived by now, only this rank is to blame.
             let (mut missing, mut saw) = ((common.rank().0, first), Tagged(0));
             for expert in first..end {
                 for source in 0..shape.ranks {
@@ -214,9 +213,9 @@ fn wait_for_counts<M: Machine>(
     )
 }
 
-/// Publishes the source bases of a lane's experts, and writes their row offsets behind those of `groups`
-/// groups. The first expert's rows begin at `row`. `counts` are the experts' counts, if no more
-/// than those are needed. Gives the row after the last. For one lane.
+/// Publishes the source bases of a lane's experts, and writes their row offsets after those of `groups`
+/// groups. The first expert's rows begin at `row`. `counts` are the experts' counts, if there are no more
+/// than these. Returns the row after the last. For one lane.
 #[inline(always)]
 fn publish_bases<M: Machine>(
     launch: &Launch<M>,
@@ -239,16 +238,16 @@ fn publish_bases<M: Machine>(
         }
         row = row.wrapping_add(count);
         if source + 1 == shape.ranks {
-            // As every expert's first row.
+            // The first row of every expert is aligned.
             row = common.row.padded(row);
         }
     });
     row
 }
 
-/// Writes the ids of a lane's experts, behind `groups` groups, and, where scales are tiled,
-/// publishes their expert bases and writes their scale offsets. The scales begin at `block`, the
-/// rows end at `end`. For one lane, after [`publish_bases`].
+/// Writes the ids of a lane's experts, after `groups` groups, and, if scales are tiled, publishes their
+/// expert bases and writes their scale offsets. The scales begin at `block`, the rows end at `end`. For one
+/// lane, after [`publish_bases`].
 #[inline(always)]
 fn describe<M: Machine>(
     launch: &Launch<M>,
@@ -259,7 +258,7 @@ fn describe<M: Machine>(
 ) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let has = |index: usize| experts.first + (index as u32) < experts.end;
-    // All are read before one is waited for.
+    // All are loaded before any is waited for.
     let starts: [u32; MOST_EXPERTS] = core::array::from_fn(|index| {
         let expert = (groups + experts.first) as u64 + index as u64;
         match has(index) && common.shape.has_tiled_scales() {

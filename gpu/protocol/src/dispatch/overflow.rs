@@ -1,9 +1,9 @@
-//! More rows than the outputs hold. The rows that have room are written, all others count as not routed here:
+//! More rows than fit in the outputs. The rows that fit are written, all others count as not routed here:
 //! their positions are marked for combine, which takes them for zeros. So a rank whose outputs are too small
 //! keeps nobody waiting.
 //!
-//! Rows, and their blocks of tiled scales, are in the order of positions. So the rows that have room are the
-//! first ones, and `row_offsets` that end where they end describe them: no matrix multiplication that goes by
+//! Rows, and their blocks of tiled scales, are in the order of positions. So the rows that fit are the first
+//! ones, and `row_offsets` that end at the outputs' end describe them: no matrix multiplication that follows
 //! the offsets leaves its tensors.
 
 use ferry_layout::{
@@ -13,9 +13,8 @@ use ferry_layout::{
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 
-/// Of outputs that take `rows` rows and `blocks` blocks of tiled scales of so many `groups`: whether they
-/// hold fewer. Then that is recorded, and the offsets end where the outputs end. One warp, which wrote the
-/// offsets.
+/// Whether `rows` rows and `blocks` blocks of tiled scales, in `groups` groups, do not fit in the outputs.
+/// If so, records that, and ends the offsets where the outputs end. One warp, which wrote the offsets.
 #[inline(always)]
 pub fn settle<M: Machine>(
     launch: &Launch<M>,
@@ -35,7 +34,8 @@ pub fn settle<M: Machine>(
         true => (Region::Output, args.row_capacity, rows),
         false => (Region::ScaleBlocks, args.block_capacity, blocks),
     };
-    // Beside the one input fault a round that is recorded otherwise: results lack rows, which must be told.
+    // Recorded in addition to the one input fault of a round: results lack rows, and the user must learn of
+    // it.
     machine.lanes(|lane| {
         if lane == 0 {
             let fault = Fault {
@@ -47,7 +47,7 @@ pub fn settle<M: Machine>(
             launch.record(FaultKind::OutputTooSmall, fault);
         }
     });
-    // Each lane reads what others wrote.
+    // Each lane reads words that other lanes wrote.
     machine.converge();
     let mut most = args.row_capacity as u32;
     if is_tiled {
@@ -57,13 +57,13 @@ pub fn settle<M: Machine>(
     true
 }
 
-/// The rows before the first one whose block of scales the outputs do not hold.
+/// Rows before the first one whose block of scales does not fit in the outputs.
 #[inline(always)]
 fn rows_with_blocks<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, groups: u32) -> u32 {
     let machine = launch.machine;
     let (mut first, mut end) = (0, u32::MAX);
     while first < groups {
-        // The last lanes look at the last group again rather than branch.
+        // The last lanes repeat the last group rather than branch.
         let ends = machine.lanes(|lane| {
             let group = (first + lane).min(groups - 1) as u64;
             let start = machine.read(Table::RowOffsets, group);
@@ -85,7 +85,7 @@ fn rows_with_blocks<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, groups:
     end
 }
 
-/// Has groups end at row `most` that end or begin later.
+/// Ends groups at row `most` that end or begin later.
 #[inline(always)]
 fn cut_offsets<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) {
     let machine = launch.machine;
@@ -94,7 +94,7 @@ fn cut_offsets<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) {
         true => blocks_before(launch, groups, most),
         false => 0,
     };
-    // What others read is written.
+    // All reads of other lanes come before the writes below.
     machine.converge();
     let mut first = 0;
     while first <= groups {
@@ -113,7 +113,7 @@ fn cut_offsets<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) {
     }
 }
 
-/// The blocks of scales that the rows before `most` take.
+/// Blocks of scales of the rows before `most`.
 #[inline(always)]
 fn blocks_before<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) -> u32 {
     let machine = launch.machine;
@@ -138,14 +138,14 @@ fn blocks_before<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) -> u32 
     blocks
 }
 
-/// [`Counter::OffsetsReady`] once a round's offsets stand there.
+/// [`Counter::OffsetsReady`] after a round's offsets are written.
 #[inline(always)]
 pub const fn offsets_word(epoch: Epoch, overflows: bool) -> u64 {
     2 * epoch.0 + overflows as u64
 }
 
-/// Whether this round's rows are more than the outputs hold. Waits until that is known; if that takes too
-/// long, no.
+/// Whether this round's rows do not fit in the outputs. Waits until that is known; false if that takes too
+/// long.
 #[inline(always)]
 pub fn overflows<M: Machine>(launch: &Launch<M>) -> bool {
     let (machine, epoch) = (launch.machine, launch.epoch);
@@ -158,7 +158,7 @@ pub fn overflows<M: Machine>(launch: &Launch<M>) -> bool {
     machine.load(Counter::OffsetsReady) == offsets_word(epoch, true)
 }
 
-/// The position of a row that the outputs do not hold, as combine finds it.
+/// Position of a row that does not fit in the outputs, as combine reads it.
 #[inline(always)]
 pub const fn mark(position: u32) -> u32 {
     position | OVERFLOWED

@@ -1,10 +1,10 @@
 //! The receiving half of dispatch.
 //!
-//! One warp turns the counts into row offsets while payload is still in flight; all warps then
-//! wait for rows, each for its own, and copy them to the outputs as they come.
+//! One warp turns the counts into row offsets while payload is still in flight; all warps then wait for rows,
+//! each for its own, and copy them to the outputs as they arrive.
 //!
-//! One warp alone reads a part of a row with inline flags, with a header of its own, and re-arms each word
-//! once it has the word. All words are re-armed when the launch ends, hence before this rank returns its
+//! Only one warp reads a part of a row with inline flags, with a header of its own, and re-arms each word
+//! after it has read it. All words are re-armed when the launch ends, hence before this rank returns its
 //! credit in combine, and before a peer writes there again.
 
 use ferry_layout::{
@@ -64,7 +64,7 @@ pub fn receive<M: Machine>(
     Ok(())
 }
 
-/// Waits for the token counts of all sources, and refuses more than planned.
+/// Waits for the token counts of all sources, and refuses counts above the plan's.
 #[inline(always)]
 fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -112,7 +112,7 @@ fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Abort
     Ok(extent)
 }
 
-/// Receives the items of a batch that come here, as they arrive.
+/// Receives the items of a batch that come to this rank, as they arrive.
 #[inline(always)]
 fn receive_batch<M: Machine>(
     launch: &Launch<M>,
@@ -174,7 +174,7 @@ fn receive_item<M: Machine>(
     Ok(())
 }
 
-/// Writes where the rows of an item's token came from, for the user, and where they stand, for combine.
+/// Writes the sources of the rows of an item's token, for the user, and their positions, for combine.
 #[inline(always)]
 fn describe_rows<M: Machine>(
     launch: &Launch<M>,
@@ -214,9 +214,9 @@ fn place_item<M: Machine>(
     let (machine, common) = (launch.machine, launch.common);
     let from = item.location(common);
     let row = from.of(common.rank());
-    // All that there is to read is on its way before one thing is waited for. Of a row with inline
-    // flags, each is then awaited and re-armed in turn: the header, which says where the row goes
-    // and is kept for combine, the payload, the scales. Of other rows all is there.
+    // All loads are issued before any is waited for. The header of a row with inline flags, which has the
+    // row's destinations and is kept for combine, its payload and its scales are then awaited and re-armed in
+    // turn. Other rows have arrived already.
     let scales = scales::read_ahead(launch, from);
     let ahead = machine.read_ahead(from.range, row);
     let destinations = find_destinations(launch, args, item, from)?;
@@ -229,7 +229,7 @@ fn place_item<M: Machine>(
     Ok(destinations)
 }
 
-/// Records why an item was not put into its places.
+/// Records the reason why an item was not placed.
 #[inline(always)]
 fn refuse_item<M: Machine>(
     launch: &Launch<M>,
@@ -237,7 +237,7 @@ fn refuse_item<M: Machine>(
     item: Item,
     miss: Miss,
 ) -> Result<(), Aborted> {
-    // Missing counts are recorded there.
+    // A timeout of the counts is recorded there.
     wait_for_offsets(launch)?;
     let position = match miss {
         Miss::OutOfBounds { position } => position,
@@ -250,7 +250,7 @@ fn refuse_item<M: Machine>(
             });
         }
     };
-    // Where only its scales lie outside, the position is inside.
+    // If only its scales are outside, the position is inside.
     let saw = match position as u64 {
         inside if inside < args.row_capacity => u64::MAX,
         outside => outside,

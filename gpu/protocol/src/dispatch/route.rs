@@ -1,4 +1,4 @@
-//! Where a token goes, as the user's tables say.
+//! Routes of tokens, from the user's tables.
 
 use ferry_layout::{
     DispatchArgs, Fault, FaultKind, NOT_ROUTED, Rank, Region, Table, assignment_index,
@@ -10,22 +10,22 @@ use crate::sync::launch::Launch;
 use crate::tactics::Numbering;
 use crate::work::ranks::{lane_or_none, ranks_of};
 
-/// Where a token goes. `L`: one value a lane.
+/// Route of a token. `L`: one value a lane.
 #[derive(Clone, Copy)]
 pub struct Route<L> {
     /// The token.
     pub token: u32,
     /// Its experts, one a lane.
     pub experts: L,
-    /// The router's weights for them, as f32 bits, if it gave any.
+    /// The router's weights for them, as f32 bits, if the user passed any.
     pub weights: L,
-    /// Whether it did.
+    /// Whether the user passed weights.
     pub is_weighted: bool,
     /// The ranks of its experts, as bits.
     pub ranks: u64,
 }
 
-/// The experts of a token, with every id that does not exist reported and left out; kept for combine.
+/// Reads the experts of a token and keeps them for combine. Ids that do not exist are reported and left out.
 #[inline(always)]
 pub fn read_route<M: Machine>(
     launch: &Launch<M>,
@@ -68,9 +68,9 @@ pub fn read_route<M: Machine>(
     }
 }
 
-/// The router's weights of a token, as f32 bits; anything where the user gave none. Always read, of
-/// the words of the ids if there are no weights, and looked at only where it is written: the assembler
-/// would wait for a conditional load before the payload is read.
+/// The router's weights of a token, as f32 bits; arbitrary if the user passed none. Always loaded, from the
+/// words of the ids if there are no weights, and tested only when it is written: the assembler would wait for
+/// a conditional load before the payload is read.
 #[inline(always)]
 pub fn read_weights<M: Machine>(machine: &M, args: &DispatchArgs, token: u32) -> M::Lanes<u32> {
     let top_k = args.common.shape.top_k;
@@ -82,7 +82,7 @@ pub fn read_weights<M: Machine>(machine: &M, args: &DispatchArgs, token: u32) ->
     machine.lanes(|lane| machine.read(table, assignment_index(top_k, token, lane.min(last))))
 }
 
-/// Reports an id that is none of `experts` experts'.
+/// Reports ids that are not below `experts`, except [`NOT_ROUTED`].
 #[inline(always)]
 pub fn report_invalid<M: Machine>(
     launch: &Launch<M>,

@@ -1,5 +1,5 @@
-//! Where the scales of received rows go. They travel as 32-bit words behind the payload; each
-//! layout is a first word for a row, and a stride.
+//! Places for the scales of received rows. They travel as 32-bit words after the payload; each layout is a
+//! first word for a row, and a stride.
 
 use ferry_layout::{
     ByteOffset, Common, DispatchArgs, SENTINEL, ScaleLayout, Shape, Table, restore_sentinel,
@@ -19,7 +19,7 @@ use crate::work::ranks::for_each_bit;
 /// Words of a tile: one a row.
 const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
 
-/// Words from one of a row's words to the next.
+/// Words between two consecutive words of one row's scales.
 #[inline(always)]
 pub fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
     match shape.format().scale_layout() {
@@ -29,7 +29,7 @@ pub fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
     }
 }
 
-/// A row's words of scales that belong to a byte range of its payload: the first, and the end.
+/// Words of a row's scales that belong to a byte range of its payload: the first, and the end.
 #[inline(always)]
 fn words_of(common: &Common, range: ByteRange) -> (u32, u32) {
     let before = |byte| common.row.scale_words_before(byte);
@@ -55,8 +55,8 @@ pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lane
     read(launch, place.row, first, end)
 }
 
-/// Puts the scales of a part of a row into their places, once they have come. `ahead` is what [`read_ahead`]
-/// gave.
+/// Puts the scales of a part of a row into their places, after waiting for them. `ahead` is the result of
+/// [`read_ahead`].
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,
@@ -79,7 +79,7 @@ pub fn place<M: Machine>(
         if from.is_inline {
             wait_for(machine, &mut words, here, |word| word == SENTINEL)?;
         }
-        // What is the same for all output rows is worked out once.
+        // Values that all output rows share are computed once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);
         let values = machine.lanes(|lane| restore_sentinel(machine.own(words, lane)));
         for_each_bit(destinations.here, |k| {
@@ -126,9 +126,10 @@ pub fn place_row_scale<M: Machine>(
     });
 }
 
-/// Zeros for the scales of the rows that an expert's last block has and the expert has not: a matrix
-/// multiplication reads whole blocks. `groups` stand before the local experts. After the offsets,
-/// which counts made that came over the wire: a block that the outputs do not hold is left out.
+/// Writes zeros for the scales of the rows that an expert's last block has and the expert has not: a matrix
+/// multiplication reads whole blocks. `groups` groups precede the local experts. After the offsets are
+/// written, which derive from counts received over the wire: a block that does not fit in the outputs is
+/// skipped.
 #[inline(always)]
 pub fn clear_unused<M: Machine>(
     launch: &Launch<M>,
@@ -141,7 +142,7 @@ pub fn clear_unused<M: Machine>(
     let tasks = (groups + common.shape.local_experts()) * words;
     let mut first = partition.index;
     while first < tasks {
-        // A task a lane, so that the warp waits once; the last ones look at some again rather than branch.
+        // A task per lane, so that the warp waits once; the last lanes repeat tasks rather than branch.
         let task = |lane| first + lane * partition.of;
         let unused = machine.lanes(|lane| {
             let (expert, word) = (task(lane).min(tasks - 1) / words, task(lane) % words);
@@ -175,7 +176,7 @@ pub fn clear_unused<M: Machine>(
     }
 }
 
-/// Zeros for all rows of a tile but the first `used`.
+/// Writes zeros for all rows of a tile but the first `used`.
 #[inline(always)]
 fn clear_tile<M: Machine>(machine: &M, tile: u32, used: u32) {
     for first in (0..scale_placement::BLOCK_ROWS).step_by(LANES as usize) {

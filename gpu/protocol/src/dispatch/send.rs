@@ -1,7 +1,8 @@
 //! The sending half of dispatch.
 //!
-//! A row goes out payload first: its header needs ranks within experts, which notifiers may still be working
-//! out. Rows with inline flags need nothing else. All other rows, or parts of them, are released and flagged.
+//! The payload of a row goes out first: its header needs ranks within experts, which notifiers may still be
+//! computing. Rows with inline flags need nothing else. All other rows, or parts of them, are released and
+//! flagged.
 
 use ferry_layout::{Counter, DispatchArgs, Rank, Tensor, TokenFormat};
 
@@ -35,7 +36,7 @@ pub fn send_items<M: Machine>(
     while let Some(index) = queue.next_item() {
         let token = index >> parts.trailing_zeros();
         let route = read_route(launch, args, tactics.numbering, token);
-        // Before the payload goes out: behind its stores, loads take many times as long.
+        // Before the payload goes out: loads that queue behind its stores take many times as long.
         let counted = count_assignments(launch, tactics.numbering, route);
         let item = Item {
             source: common.rank(),
@@ -76,9 +77,9 @@ fn write_payload<M: Machine>(
     let (shape, window, me) = (&common.shape, &common.window, common.rank());
     let Route { token, ranks, .. } = route;
     let range = location.range;
-    // A bit for each rank of the node; for the staging area, where remote ranks are served from, that of a
-    // remote rank. Each rank begins with another one, and with another one for each token: else all of them
-    // would store to the same rank at the same time.
+    // A bit for each rank of the node; for the staging area, from which rows go to remote ranks, that of a
+    // remote rank. Each rank begins with another one, and with another one for each token: otherwise all of
+    // them would store to the same rank at the same time.
     let p2p = p2p_ranks(machine, common, ranks);
     let is_remote = p2p != ranks;
     let staging = match is_remote {
@@ -101,7 +102,7 @@ fn write_payload<M: Machine>(
     }
 }
 
-/// Flags this warp's only item, of `items`, where no warp has more. `ranks` are those of the item's token.
+/// Flags this warp's only item, of `items`, if no warp has more. `ranks` are those of the item's token.
 #[inline(always)]
 fn publish_by_block<M: Machine>(launch: &Launch<M>, partition: Partition, items: u32, ranks: u64) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);

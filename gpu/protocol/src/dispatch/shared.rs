@@ -1,4 +1,4 @@
-//! The shared expert: this rank's own tokens are the first group of the outputs. Nothing of it travels.
+//! The shared expert: this rank's own tokens are the first group of the outputs. They do not travel.
 
 use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens, Table};
 
@@ -8,7 +8,7 @@ use crate::machine::rows::{ByteRange, OutputRow, TokenPart};
 use crate::sync::launch::Launch;
 use crate::work::partition::Partition;
 
-/// The group of the shared expert, which stands before those of the local experts, if there is one.
+/// The group of the shared expert, which precedes those of the local experts, if there is one.
 #[derive(Clone, Copy)]
 pub struct SharedGroup {
     /// Groups before those of the local experts.
@@ -19,7 +19,7 @@ pub struct SharedGroup {
 }
 
 impl SharedGroup {
-    /// Of a rank with `tokens` tokens.
+    /// Shared group of a rank with `tokens` tokens.
     #[inline(always)]
     pub fn of(common: &Common, options: &DispatchOptions, tokens: u32) -> Self {
         let tokens = options.shared(tokens);
@@ -29,7 +29,7 @@ impl SharedGroup {
                 rows: common.row.padded(tokens.count),
                 tokens,
             },
-            // Constants, where the kernel has no options.
+            // Constants, if the kernel has no options.
             false => Self {
                 groups: 0,
                 rows: 0,
@@ -38,7 +38,7 @@ impl SharedGroup {
         }
     }
 
-    /// Writes what the user's tables say of the group, but for its end. For one lane.
+    /// Writes the group's entries of the user's tables, except its end. For one lane.
     #[inline(always)]
     pub fn describe<M: Machine>(self, launch: &Launch<M>) {
         if self.groups == 0 {
@@ -52,7 +52,7 @@ impl SharedGroup {
         }
     }
 
-    /// Writes this warp's partition of the rows, which the outputs hold.
+    /// Writes this warp's partition of the rows, which fit in the outputs.
     #[inline(always)]
     pub fn write<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
         if self.groups == 0 {

@@ -1,4 +1,4 @@
-//! The sums of each token's rows on this rank, as the dispatch before has left their places.
+//! Sums of each token's rows on this rank, at the positions that the last dispatch left.
 
 use ferry_layout::{
     CombineArgs, CombineMode, CombineOptions, Counter, Epilogue, Header, Kernel, Table, Tensor,
@@ -15,8 +15,8 @@ use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::queue::WorkQueue;
 
-/// Sums each token's rows of this rank's experts; zeros for a token that has none. Ends the round. Waits for
-/// no other rank: their sums are added by whoever calls this.
+/// Sums each token's rows of this rank's experts; zeros for a token without any. Ends the round. Waits for no
+/// other rank: the caller adds their sums.
 #[inline(always)]
 pub fn combine_local<M: Machine, E: Epilogue>(
     machine: &M,
@@ -30,7 +30,7 @@ pub fn combine_local<M: Machine, E: Epilogue>(
     }
 }
 
-/// [`combine_local`], which ends as `ending` says.
+/// Runs [`combine_local`] with the last step `ending`.
 #[inline(always)]
 fn sum_tokens<M: Machine>(
     machine: &M,
@@ -50,7 +50,7 @@ fn sum_tokens<M: Machine>(
     Ok(())
 }
 
-/// This warp's items of the sums.
+/// Computes this warp's items of the sums.
 #[inline(always)]
 fn sum_items<M: Machine>(
     launch: &Launch<M>,
@@ -79,7 +79,7 @@ fn sum_items<M: Machine>(
     }
 }
 
-/// A part of a token's sum, or of its rows.
+/// Writes a part of a token's sum, or of its rows.
 #[inline(always)]
 fn sum_item<M: Machine>(
     launch: &Launch<M>,
@@ -89,7 +89,7 @@ fn sum_item<M: Machine>(
     item: Item,
 ) {
     let (machine, shape) = (launch.machine, &launch.common.shape);
-    // Both are read before one is waited for.
+    // Both are loaded before either is waited for.
     let positions = read_positions(launch, item);
     let weights = read_weights(launch, args, options, item.token, positions);
     let here = slots_here(machine, args, positions);
@@ -105,7 +105,7 @@ fn sum_item<M: Machine>(
 }
 
 /// The weights of a token, as f32 bits: those of the dispatch, in exact mode of this combine. The last lanes
-/// read some assignment's.
+/// repeat an assignment.
 #[inline(always)]
 fn read_weights<M: Machine>(
     launch: &Launch<M>,

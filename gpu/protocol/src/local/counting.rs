@@ -1,5 +1,5 @@
-//! How many assignments each expert of this rank has, before those of the block's tokens and in all, and
-//! where its rows begin: the first steps of a block's [numbering](crate::local::numbering).
+//! Numbers of assignments for each expert of this rank, before those of the block's tokens and in all, and
+//! its first row: the first steps of a block's [numbering](crate::local::numbering).
 
 use ferry_layout::{NOT_ROUTED, scale_placement};
 
@@ -18,7 +18,7 @@ const DEPTH: usize = 4;
 /// Experts of a lane at a time.
 const EACH: usize = 4;
 
-/// Ids on their way.
+/// Ids that are being loaded.
 pub type Ids<M> = [<M as Machine>::Lanes<IdVector>; DEPTH];
 
 impl BlockNumbering {
@@ -35,7 +35,7 @@ impl BlockNumbering {
         });
     }
 
-    /// Asks for the ids that this warp counts first. There may be no ids where there is nothing to count.
+    /// Loads the ids that this warp counts first. If there is nothing to count, there may be no ids.
     #[inline(always)]
     pub fn load_first_ids<M: Machine>(self, machine: &M) -> Ids<M> {
         match self.assignments {
@@ -44,8 +44,8 @@ impl BlockNumbering {
         }
     }
 
-    /// Asks for the ids of the block's next threads from assignment `first` on; for the last ones again
-    /// where there are fewer, as the assembler waits for conditional loads.
+    /// Loads the ids of the block's next threads from assignment `first` on; the last ones again if there are
+    /// fewer, as the assembler waits for conditional loads.
     #[inline(always)]
     fn load_ids<M: Machine>(self, machine: &M, first: u32) -> Ids<M> {
         let index = |step: usize, lane: u32| {
@@ -70,8 +70,9 @@ impl BlockNumbering {
     }
 
     /// Counts all assignments of this rank's experts. All warps of the block, after all have
-    /// [cleared](Self::clear) the counts; a barrier must follow. `ids` are those of
-    /// [`load_first_ids`](Self::load_first_ids). `all_asked` is called once all others are on their way.
+    /// [cleared](Self::clear) the counts; a barrier must follow. `ids` are the result of
+    /// [`load_first_ids`](Self::load_first_ids). `all_asked` is called after the loads of all other ids are
+    /// issued.
     #[inline(always)]
     pub fn count<M: Machine>(self, machine: &M, mut ids: Ids<M>, all_asked: impl FnOnce()) {
         let batch = DEPTH as u32 * VECTOR_IDS * machine.threads();
@@ -86,14 +87,14 @@ impl BlockNumbering {
         self.count_ids(machine, first, ids);
     }
 
-    /// Counts the ids that [`load_ids`](Self::load_ids) gave from assignment `first` on, and keeps those of
-    /// the block's tokens for [`number`](Self::number).
+    /// Counts the `ids` of [`load_ids`](Self::load_ids) from assignment `first` on, and keeps those of the
+    /// block's tokens for [`number`](Self::number).
     #[inline(always)]
     fn count_ids<M: Machine>(self, machine: &M, first: u32, ids: Ids<M>) {
         let step = |index: u32| first + index * VECTOR_IDS * machine.threads();
         let has = |index: u32| step(index) < self.assignments;
-        // Spelled out: the compiler does not unroll this. With few assignments the later steps are jumped
-        // over, whose instructions would have to be fetched.
+        // Spelled out: the compiler does not unroll this. With few assignments the later steps are skipped,
+        // whose instructions would have to be fetched.
         let [zeroth, first, second, third] = ids;
         if has(0) {
             self.count_vectors(machine, step(0), zeroth);
@@ -109,7 +110,7 @@ impl BlockNumbering {
         }
     }
 
-    /// Likewise, of a vector a thread.
+    /// Counts a vector of ids a thread, like [`count_ids`](Self::count_ids).
     #[inline(always)]
     fn count_vectors<M: Machine>(self, machine: &M, first: u32, ids: M::Lanes<IdVector>) {
         let keeps_ids = self.keeps_ids();
@@ -132,9 +133,9 @@ impl BlockNumbering {
         });
     }
 
-    /// Works out where the rows of each expert begin, behind those of the shared expert. The first block also
-    /// writes what the user's tables say of the experts. Gives where all rows, and all blocks of
-    /// scales, end. One warp, after the [counts](Self::count); a barrier must follow.
+    /// Computes the first row of each expert, after those of the shared expert. The first block also writes
+    /// the experts' entries of the user's tables. Returns the ends of all rows, and of all blocks of scales.
+    /// One warp, after the [counts](Self::count); a barrier must follow.
     #[inline(always)]
     pub fn find_rows<M: Machine>(self, launch: &Launch<M>, shared: SharedGroup) -> Ends {
         let (machine, common) = (launch.machine, launch.common);
@@ -170,7 +171,7 @@ impl BlockNumbering {
                     let before = machine.load_block(self.at(PerExpert::Before, expert));
                     machine.store_block(self.at(PerExpert::NextRow, expert), row + before);
                     if is_tiled {
-                        // No expert has more rows than its blocks of scales have.
+                        // The blocks of an expert's scales have room for at least its rows.
                         let to_scales = block * scale_placement::BLOCK_ROWS - row;
                         machine.store_block(self.at(PerExpert::ToScales, expert), to_scales);
                     }
@@ -190,8 +191,8 @@ impl BlockNumbering {
         Ends { rows, blocks }
     }
 
-    /// The rows of an expert, with those that align the next one's; none where there is no such
-    /// expert. For one lane.
+    /// The rows of an expert, including those that align the next one's; none if there is no such expert. For
+    /// one lane.
     #[inline(always)]
     fn rows_of<M: Machine>(self, launch: &Launch<M>, expert: u32) -> u32 {
         if expert >= self.experts {

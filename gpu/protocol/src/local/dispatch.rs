@@ -1,4 +1,4 @@
-//! Every token that names an expert of this rank, from the input straight into the outputs.
+//! Dispatch of every token that names an expert of this rank, from the input straight into the outputs.
 
 use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Header, Kernel, OVERFLOWED, Table, assignment_index,
@@ -21,7 +21,7 @@ use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::ranks::lane_or_none;
 
-/// Puts this rank's tokens, which are all ranks', in the order of this rank's experts, with offsets and
+/// Puts this rank's tokens, which all ranks have, in the order of this rank's experts, with offsets and
 /// sources. Waits for no other rank.
 #[inline(always)]
 pub fn dispatch_local<M: Machine>(
@@ -37,7 +37,8 @@ pub fn dispatch_local<M: Machine>(
     }
     let tactics = LocalTactics::decide(common, tokens, machine.warp_position());
     let numbering = BlockNumbering::of(args, options, tokens, tactics);
-    // The first ids to be counted, and what is said of the first items, come while the block is set up.
+    // The first ids to be counted, and the tables' entries for the first items, arrive while the block is set
+    // up.
     let ids = numbering.load_first_ids(machine);
     let items = tactics.items(common.rank());
     let mut items = items.map(|item| read_item(machine, args, item));
@@ -51,8 +52,8 @@ pub fn dispatch_local<M: Machine>(
     ))
 }
 
-/// Numbers the assignments of this block's tokens, and puts these into their places, this warp's
-/// items: `first`, and then `items`.
+/// Numbers the assignments of this block's tokens, and puts the tokens into their places, this warp's items:
+/// `first`, then `items`.
 #[inline(always)]
 fn number_and_place<M: Machine>(
     launch: &Launch<M>,
@@ -80,7 +81,7 @@ fn number_and_place<M: Machine>(
     };
     shared.write(launch, args, everywhere);
     numbering.count(machine, ids, || {
-        // The first item's payload comes while the assignments are numbered, and not before the ids.
+        // The first item's payload is loaded while the assignments are numbered, and not before the ids.
         if let Some(part) = current.and_then(|item| item.part(launch)) {
             machine.load_token(part);
         }
@@ -111,28 +112,28 @@ fn number_and_place<M: Machine>(
     Ok(())
 }
 
-/// An item, with what the user says of its token, on its way. `L`: one value a lane.
+/// An item, with the entries of the user's tables for its token, being loaded. `L`: one value a lane.
 #[derive(Clone, Copy)]
 struct ReadItem<L> {
     item: Item,
-    /// The token's experts, as the user counts.
+    /// The token's experts, with the user's ids.
     given: L,
-    /// The router's weights for them, as f32 bits, if it gave any.
+    /// The router's weights for them, as f32 bits, if the user passed any.
     weights: L,
 }
 
-/// An item that knows its experts. `L`: one value a lane.
+/// An item with its experts. `L`: one value a lane.
 #[derive(Clone, Copy)]
 struct RoutedItem<L> {
     read: ReadItem<L>,
     /// The token's experts, counted from this rank's first one.
     experts: L,
-    /// Whether any of them is this rank's: of no other token anything is loaded.
+    /// Whether any of them is this rank's: otherwise nothing of the token is loaded.
     is_here: bool,
 }
 
 impl<L> RoutedItem<L> {
-    /// What of it is loaded, if anything.
+    /// Part of the payload that is loaded, if any.
     #[inline(always)]
     fn part<M: Machine>(self, launch: &Launch<M>) -> Option<TokenPart> {
         let item = self.read.item;
@@ -141,7 +142,7 @@ impl<L> RoutedItem<L> {
     }
 }
 
-/// Asks for what the user says of an item's token.
+/// Loads the entries of the user's tables for an item's token.
 #[inline(always)]
 fn read_item<M: Machine>(machine: &M, args: &DispatchArgs, item: Item) -> ReadItem<M::Lanes<u32>> {
     let top_k = args.common.shape.top_k;
@@ -157,7 +158,7 @@ fn read_item<M: Machine>(machine: &M, args: &DispatchArgs, item: Item) -> ReadIt
     }
 }
 
-/// Which experts of this rank an item's token goes to.
+/// Finds the experts of this rank to which an item's token goes.
 #[inline(always)]
 fn route<M: Machine>(
     launch: &Launch<M>,
@@ -174,8 +175,8 @@ fn route<M: Machine>(
     }
 }
 
-/// Keeps the weights of an item's token, if there is one. Reports ids that do not exist, and those
-/// that a token has twice, if that is looked for.
+/// Keeps the weights of an item's token, if there is one. Reports ids that do not exist, and with
+/// `debug_checks` those that a token lists twice.
 #[inline(always)]
 fn note<M: Machine>(
     launch: &Launch<M>,
@@ -196,7 +197,7 @@ fn note<M: Machine>(
     }
 }
 
-/// Puts an item into its places, and says of its rows where they came from. Begins to load `next`.
+/// Puts an item into its places, and writes the sources of its rows. Begins to load `next`.
 #[inline(always)]
 fn place_item<M: Machine>(
     launch: &Launch<M>,
@@ -214,7 +215,7 @@ fn place_item<M: Machine>(
         return;
     };
     let positions = numbering.positions(launch, item);
-    // Not those of other ranks' experts, and those for which there is no room.
+    // Neither other ranks' experts nor rows that do not fit.
     let is_here = |lane| machine.own(positions, lane) < OVERFLOWED;
     let scales = machine.lanes(|lane| {
         let position = machine.own(positions, lane);
@@ -240,7 +241,7 @@ fn place_item<M: Machine>(
     machine.write_loaded(format, part, next, stride, here, to);
 }
 
-/// Keeps a token's weights, if there are any, where combine reads those of any row.
+/// Keeps a token's weights, if there are any, where combine always reads them.
 #[inline(always)]
 fn keep_weights<M: Machine>(
     launch: &Launch<M>,

@@ -9,10 +9,10 @@
 //! first warp    the rows of the block's assignments, in order                  barrier
 //! ```
 //!
-//! The first barrier is that of [`Launch::begun`]. The first two steps and the third stand in
-//! `counting.rs`. The rows are kept in the row map, for combine. In the block's memory rows and ids
-//! are kept if that has room for all of the block's; otherwise these are read again. Behind the
-//! last barrier the first block's first warp [ends](crate::local::tables::end) the user's tables.
+//! The first barrier is that of [`Launch::begun`]. The first two steps and the third are in `counting.rs`.
+//! The rows are kept in the row map, for combine. The block's memory keeps rows and ids if it has room for
+//! all of the block's; otherwise these are read again. After the last barrier the first block's first warp
+//! [ends](crate::local::tables::end) the user's tables.
 
 use ferry_layout::{
     DispatchArgs, DispatchOptions, MAX_COUNTED_EXPERTS, MAX_TOP_K, NOT_ROUTED, Table,
@@ -29,10 +29,10 @@ use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
 use crate::work::ranks::lane_or_none;
 
-/// Words of a vector: as many counts are cleared at a time.
+/// Words of a vector, the counts that are cleared at a time.
 pub const VECTOR_WORDS: u32 = 4;
 
-/// What the block's memory holds for each expert: a word each.
+/// Words of each expert in the block's memory.
 #[derive(Clone, Copy)]
 pub enum PerExpert {
     /// Assignments before those of the block's tokens.
@@ -41,11 +41,11 @@ pub enum PerExpert {
     Rest,
     /// The row of the block's next assignment.
     NextRow,
-    /// From a row to its place among the rows of all blocks of tiled scales.
+    /// Distance from a row to its place among the rows of all blocks of tiled scales.
     ToScales,
 }
 
-/// How many words each expert has.
+/// Number of words of each expert.
 const WORDS: u32 = 4;
 
 const _: () = assert!(
@@ -55,28 +55,28 @@ const _: () = assert!(
      shares a token has no other, and finds none in the row map, where another block writes them"
 );
 
-/// The assignments of all tokens, and which of them are of this block's tokens.
+/// The assignments of all tokens, and those of this block's tokens.
 #[derive(Clone, Copy)]
 pub struct BlockNumbering {
-    /// All of them.
+    /// Assignments of all tokens.
     pub assignments: u32,
-    /// Those of the block's tokens: from this one on,
+    /// First assignment of the block's tokens.
     pub first: u32,
-    /// and before this one.
+    /// End of those.
     end: u32,
     /// Whether this block keeps their rows for combine.
     keeps: bool,
-    /// Whether ids are read as vectors: their table begins and ends where one does.
+    /// Whether ids are read as vectors: their table begins and ends at the ends of vectors.
     pub has_vectors: bool,
     /// Experts of this rank.
     pub experts: u32,
-    /// The first of them, as the user counts. Ids are compared less this; no id that is none of this rank's
-    /// experts becomes one by that, as there are far fewer experts than numbers.
+    /// Id of the first of them. It is subtracted from ids; no other rank's expert becomes one of this rank's
+    /// by that, as there are far fewer experts than numbers.
     first_expert: u32,
 }
 
 impl BlockNumbering {
-    /// Of `tokens` tokens, of which `tactics` says those of this block.
+    /// Numbering for `tokens` tokens, with the block's tokens from `tactics`.
     #[inline(always)]
     pub fn of(
         args: &DispatchArgs,
@@ -105,7 +105,7 @@ impl BlockNumbering {
         4 * (word as u32 * self.stride() + expert)
     }
 
-    /// Words from one kind of the words of all experts to the next.
+    /// Words from one kind of word to the next, for all experts.
     #[inline(always)]
     fn stride(self) -> u32 {
         (self.experts + VECTOR_WORDS - 1) & !(VECTOR_WORDS - 1)
@@ -117,7 +117,7 @@ impl BlockNumbering {
         id.wrapping_sub(self.first_expert)
     }
 
-    /// Gives the block's assignments their rows, in order, and keeps these. One warp, after
+    /// Numbers the rows of the block's assignments, in order, and keeps them. One warp, after
     /// [`find_rows`](Self::find_rows); a barrier must follow.
     #[inline(always)]
     pub fn number<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs) {
@@ -129,7 +129,7 @@ impl BlockNumbering {
                 false => self.experts,
             });
             let alike = machine.matching(experts);
-            // The first lane of each expert asks for the rows of all.
+            // The first lane of each expert takes the rows of all.
             let starts = machine.lanes(|lane| {
                 let (expert, alike) = (machine.own(experts, lane), machine.own(alike, lane));
                 match expert < self.experts && count_below(alike, lane) == 0 {
@@ -183,33 +183,32 @@ impl BlockNumbering {
     /// Whether the block's memory has room for the positions of all of the block's assignments.
     #[inline(always)]
     fn keeps_in_block(self) -> bool {
-        // In words: bytes of all assignments may be more than 32 bits count.
+        // In words: bytes of all assignments may not fit in 32 bits.
         WORDS * self.stride() + (self.end - self.first) <= BLOCK_MEMORY_BYTES / 4
     }
 
-    /// The byte of the position of an assignment of the block: behind the words of all experts.
+    /// The byte of the position of an assignment of the block: after the words of all experts.
     #[inline(always)]
     fn at_position(self, index: u32) -> u32 {
         4 * (WORDS * self.stride() + index - self.first)
     }
 
-    /// Whether the block's memory has room for the experts of the block's assignments, too: they need not be
-    /// read again then, which would wait for the payload that is on its way.
+    /// Whether the block's memory also has room for the experts of the block's assignments: they need not be
+    /// read again then, which would wait for the payload that is being loaded.
     #[inline(always)]
     pub fn keeps_ids(self) -> bool {
-        // Halved rather than doubled: twice all assignments may be more than 32 bits count.
+        // Halved rather than doubled: twice all assignments may not fit in 32 bits.
         self.end - self.first <= (BLOCK_MEMORY_BYTES / 4 - WORDS * self.stride()) / 2
     }
 
-    /// The byte of the expert of an assignment of the block: behind the positions of all.
+    /// The byte of the expert of an assignment of the block: after the positions of all.
     #[inline(always)]
     pub fn at_id(self, index: u32) -> u32 {
         debug_assert!(self.keeps_ids() && self.is_own(index), "assignment {index}");
         4 * (WORDS * self.stride() + self.end - self.first + index - self.first)
     }
 
-    /// The positions of an item's token, one a top-k slot, as the row map has them. After
-    /// [`number`](Self::number).
+    /// The positions of an item's token, one a top-k slot, as in the row map. After [`number`](Self::number).
     #[inline(always)]
     pub fn positions<M: Machine>(self, launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
         let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
@@ -223,8 +222,8 @@ impl BlockNumbering {
         })
     }
 
-    /// The position of an assignment for `expert`, whose row is `row` if this rank has that expert;
-    /// marked where the outputs have no room for it. For one lane.
+    /// The position of an assignment for `expert`, whose row is `row` if this rank has that expert; marked if
+    /// it does not fit in the outputs. For one lane.
     #[inline(always)]
     fn position<M: Machine>(
         self,
@@ -245,7 +244,7 @@ impl BlockNumbering {
         }
     }
 
-    /// A row of an expert counted in the rows of all blocks of tiled scales, where scales are tiled. After
+    /// A row of an expert counted in the rows of all blocks of tiled scales, if scales are tiled. After
     /// [`find_rows`](Self::find_rows). For one lane.
     #[inline(always)]
     pub fn scales_row<M: Machine>(self, launch: &Launch<M>, expert: u32, row: u32) -> u32 {

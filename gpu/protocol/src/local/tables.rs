@@ -1,4 +1,4 @@
-//! What the user's tables say of the rows.
+//! Entries of the user's tables about the rows.
 
 use ferry_layout::{Counter, DispatchArgs, Table, scale_placement};
 
@@ -7,7 +7,7 @@ use crate::dispatch::shared::SharedGroup;
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
 
-/// Where the outputs end.
+/// Ends of the outputs.
 pub struct Ends {
     /// All rows.
     pub rows: u32,
@@ -15,8 +15,8 @@ pub struct Ends {
     pub blocks: u32,
 }
 
-/// Writes what the tables say of a group whose rows begin at `row` and whose tiled scales at `block`. For one
-/// lane.
+/// Writes the tables' entries for a group whose rows begin at `row` and whose tiled scales at `block`. For
+/// one lane.
 #[inline(always)]
 pub fn describe<M: Machine>(launch: &Launch<M>, group: u32, row: u32, block: u32) {
     let machine = launch.machine;
@@ -28,9 +28,8 @@ pub fn describe<M: Machine>(launch: &Launch<M>, group: u32, row: u32, block: u32
     }
 }
 
-/// Ends the tables, and says that they are there. One warp, which [described](describe) all groups
-/// of experts. Not before the block's rows are numbered: what is released waits for the payload
-/// that is on its way.
+/// Writes the ends of the tables, and publishes them. One warp, which [described](describe) all groups of
+/// experts. Not before the block's rows are numbered: the release waits for the payload that is being loaded.
 #[inline(always)]
 pub fn end<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, shared: SharedGroup, ends: Ends) {
     let machine = launch.machine;

@@ -1,12 +1,12 @@
-//! What the warps of a block share: memory and a barrier.
+//! Memory and a barrier that the warps of a block share.
 
 /// Memory of a block, [`BYTES`](crate::BLOCK_MEMORY_BYTES) long, and the barrier that orders accesses to it.
-/// As a launch begins, every byte holds anything. Offsets are bytes from the start.
+/// As a launch begins, its contents are undefined. Offsets are bytes from the start.
 ///
 /// Between two barriers a byte is stored at most once. A byte is loaded after the next barrier at the
-/// earliest, and once a byte has been loaded, nobody stores it again in that launch: a GPU may move loads
-/// between barriers. A word that lanes count or add in is stored a barrier earlier at least, and loaded after
-/// the barrier that follows the last count or sum at the earliest; nobody counts or adds in what
+/// earliest, and after it has been loaded, nobody stores it again in that launch: a GPU may move loads
+/// between barriers. A word on which lanes count or add is stored at least one barrier earlier, and loaded at
+/// the earliest after the barrier that follows the last count or sum; nobody counts or adds on it after it
 /// has been loaded.
 pub trait BlockMemory {
     /// The number of a lane of this warp in its block. For one lane.
@@ -23,9 +23,9 @@ pub trait BlockMemory {
 
     /// Adds one to a word at a multiple of 4: any warps to any word, in any order. For one lane.
     fn count_in_block(&self, at: u32);
-    /// Adds to a word at a multiple of 4, and gives what it was before. Between two barriers one
-    /// warp alone adds to a word, and of its lanes one at a time, as otherwise what it gets would
-    /// depend on their order. For one lane.
+    /// Adds to a word at a multiple of 4, and returns its previous value. Between two barriers only one warp
+    /// adds to a word, and its lanes one at a time, as the result would otherwise depend on their order. For
+    /// one lane.
     fn add_in_block(&self, at: u32, value: u32) -> u32;
 
     /// Loads a word at a multiple of 4. For one lane.
@@ -35,9 +35,8 @@ pub trait BlockMemory {
     /// Loads four words at a multiple of 16. For one lane.
     fn load_block_vector(&self, at: u32) -> [u32; 4];
 
-    /// Waits for all warps of the block. What they stored before can be loaded afterwards, and what
-    /// they wrote to this rank's tables can be read by this block. All lanes of all warps of the
-    /// block; nothing that another rank does may be waited for in between, as this wait has no
-    /// deadline.
+    /// Waits for all warps of the block. Their earlier stores can be loaded afterwards, and their writes to
+    /// this rank's tables can be read by this block. By all lanes of all warps of the block; no wait for
+    /// another rank may come in between, as this one has no deadline.
     fn block_barrier(&self);
 }

@@ -4,48 +4,47 @@ use ferry_layout::Counter;
 
 /// Words that the warps of one GPU share: device scope.
 pub trait Counters {
-    /// Adds and returns the value before; releases what this warp wrote and acquires what
-    /// earlier adders released. All lanes take part, one adds.
+    /// Adds and returns the value before; releases this warp's writes and acquires those that earlier adders
+    /// released. All lanes take part, one adds.
     fn add(&self, counter: Counter, amount: u64) -> u64;
 
-    /// Adds one; releases what this warp wrote, and what it read was read before. All lanes take part.
+    /// Adds one; releases this warp's writes, and comes after its reads. All lanes take part.
     fn count(&self, counter: Counter) {
         self.add(counter, 1);
     }
 
-    /// Reads; what was released before it was stored can be read afterwards. All lanes.
+    /// Reads; data released before the value was stored can be read afterwards. All lanes.
     fn load(&self, counter: Counter) -> u64;
 
-    /// Reads what an earlier launch stored. All lanes.
+    /// Reads a value that an earlier launch stored. All lanes.
     fn peek(&self, counter: Counter) -> u64 {
         self.load(counter)
     }
 
-    /// Reads, and orders nothing: to be looked at again and again, with a release after the last look. All
-    /// lanes.
+    /// Reads, and orders nothing: for repeated reads, with a release after the last. All lanes.
     fn load_relaxed(&self, counter: Counter) -> u64 {
         self.load(counter)
     }
 
-    /// Stores, and releases what this warp wrote. All lanes take part, one stores.
+    /// Stores, and releases this warp's writes. All lanes take part, one stores.
     fn store(&self, counter: Counter, value: u64);
 
-    /// Raises to `value`: whether the counter was lower. Orders nothing. For one lane.
+    /// Raises the counter to `value`, and returns whether it was lower. Orders nothing. For one lane.
     fn raise(&self, counter: Counter, value: u64) -> bool;
 }
 
-/// What each warp of a block passes at most once in a launch.
+/// Points that each warp of a block passes at most once in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockCounter {
     /// The warp has written its rows.
     Sent,
-    /// The warp has read what dispatch brought.
+    /// The warp has read the results of dispatch.
     Read,
     /// The warp leaves the launch.
     Left,
 }
 
 impl BlockCounter {
-    /// How many there are.
+    /// Number of block counters.
     pub const COUNT: usize = 3;
 }

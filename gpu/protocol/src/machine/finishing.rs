@@ -1,20 +1,22 @@
-//! What becomes of sums in f32 before they stand in a row.
+//! Last step of f32 sums before they are stored in a row.
 
 use ferry_layout::{Epilogue, OutputElement};
 
 use crate::machine::rows::Row;
 use crate::machine::tile::Tiles;
 
-/// What a warp does with the sums of a token. All lanes take part in each operation, with the same arguments.
+/// Operations of a warp on the sums of a token. All lanes take part in each operation, with the same
+/// arguments.
 ///
-/// `start`, `end`: bytes of the token's row in BF16, as in [`Tiles`], whatever the result is made of.
+/// `start`, `end`: bytes of the token's row in BF16, as in [`Tiles`], whatever the element type of the
+/// result.
 pub trait Finishing: Tiles + Sized {
     /// BF16 elements in f32: exact.
     fn widen_bf16(&self, vector: Self::Vector) -> Self::Sums;
     /// Adds sums. Each one is rounded to f32.
     fn add_sums(&self, sums: Self::Sums, others: Self::Sums) -> Self::Sums;
-    /// What `epilogue` makes of a token's sums in the vectors from byte `start` on. Of those from
-    /// byte `end` on nobody uses the result.
+    /// Applies `epilogue` to a token's sums in the vectors from byte `start` on. Results from byte `end` on
+    /// are not used.
     fn apply(
         &self,
         epilogue: &impl Epilogue,
@@ -35,12 +37,12 @@ pub trait Finishing: Tiles + Sized {
     );
 }
 
-/// What is done with sums before they are stored.
+/// Conversion of sums before they are stored.
 pub trait Finish<T: Tiles> {
-    /// Whether they are rounded to BF16, and that is all. Constant for each type.
+    /// Whether sums are only rounded to BF16. Constant for each type.
     fn is_rounding(&self) -> bool;
-    /// Stores the sums of a tile that begins at byte `start` of a row in BF16 to the row `to`, and
-    /// nothing from byte `end` on. Not called where it [`is_rounding`](Self::is_rounding).
+    /// Stores the sums of a tile that begins at byte `start` of a row in BF16 to the row `to`, and nothing
+    /// from byte `end` on. Not called if it [`is_rounding`](Self::is_rounding).
     fn store<const DEPTH: usize>(
         &self,
         machine: &T,

@@ -1,16 +1,16 @@
-//! What a warp that takes or places a row did not get.
+//! Reasons why a warp did not get or place a row.
 
-/// A row had not arrived when the launch should abort.
+/// A row that had not arrived when the launch had to abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOut {
-    /// Its number among the rows that were waited for; 0 where that is one.
+    /// Its number among the awaited rows; 0 if there was only one.
     pub row: u32,
 }
 
-/// Why a row was not put into its places.
+/// Reason why a row was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// It did not come.
+    /// It did not arrive.
     TimedOut(TimedOut),
     /// It belongs outside the outputs.
     OutOfBounds {

@@ -1,6 +1,6 @@
-//! Where a warp runs.
+//! Position of a warp in its launch.
 
-/// Where a warp sits in its launch, of which all blocks have as many warps.
+/// Position of a warp in its launch, of which all blocks have as many warps.
 #[derive(Clone, Copy, Debug)]
 pub struct WarpPosition {
     /// Its number in its block.
@@ -22,7 +22,7 @@ impl WarpPosition {
         self.index * self.blocks + self.block
     }
 
-    /// Its number where neighbours share a multiprocessor.
+    /// Its number in an order in which neighbours share a multiprocessor.
     #[inline(always)]
     pub fn warp_by_block(self) -> u32 {
         self.block * self.in_block + self.index

@@ -1,15 +1,15 @@
-//! What the machine moves: rows, ranges of their bytes, and sets of their targets.
+//! Rows, ranges of their bytes, and sets of their targets, on which a machine works.
 
 use ferry_layout::{ByteOffset, Rank, Shape, Signal, Tensor};
 
 /// A row of a tensor or of a window, whole.
 #[derive(Clone, Copy, Debug)]
 pub enum Row {
-    /// Of a tensor of the user's.
+    /// A row of one of the user's tensors.
     Tensor(Tensor, u32),
-    /// In the window of a rank of this node (or of this rank).
+    /// A row in the window of a rank of this node (or of this rank).
     Window(Rank, ByteOffset),
-    /// Likewise, a row with inline flags: its reader may be polling each of its words.
+    /// A row with inline flags in such a window: its reader may be polling each of its words.
     Inline(Rank, ByteOffset),
 }
 
@@ -32,7 +32,7 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
-    /// Part `part` of `parts` of a row of `bytes`.
+    /// Part `part` of `parts` of a row of `bytes` bytes.
     #[inline(always)]
     pub fn part(bytes: u32, part: u32, parts: u32) -> Self {
         debug_assert!(
@@ -59,17 +59,17 @@ pub struct TokenPart {
 
 /// A set of small numbers. A word of 32 bits takes half the instructions of one of 64.
 ///
-/// The one place that counts bits of 64-bit words, and half by half: `rustc_codegen_nvvm` gives what LLVM's
-/// `llvm.cttz.i64`, `llvm.ctlz.i64` and `llvm.ctpop.i64` return, 64 bits, where Rust's intrinsics return a
-/// `u32`, and the result is undefined. A GPU counts them half by half anyway.
+/// The only code that counts bits of 64-bit words, half by half: `rustc_codegen_nvvm` returns the 64-bit
+/// results of LLVM's `llvm.cttz.i64`, `llvm.ctlz.i64` and `llvm.ctpop.i64` as they are, but Rust's intrinsics
+/// return a `u32`, and the outcome is undefined. A GPU counts half by half anyway.
 pub trait Bits: Copy {
     /// The lowest number of a set that is not empty.
     fn lowest(self) -> u32;
 
-    /// How many there are.
+    /// Number of elements.
     fn count(self) -> u32;
 
-    /// Takes the lowest number out of the set, if there is any.
+    /// Removes and returns the lowest number, if there is any.
     fn take_lowest(&mut self) -> Option<u32>;
 }
 
@@ -95,7 +95,7 @@ impl Bits for u32 {
 impl Bits for u64 {
     #[inline(always)]
     fn lowest(self) -> u32 {
-        // As many as there are zeros below it.
+        // The number of zeros below it.
         (!self & self.wrapping_sub(1)).count()
     }
 
@@ -117,14 +117,14 @@ impl Bits for u64 {
 pub struct Put {
     /// The rank.
     pub peer: Rank,
-    /// Where the row stands, in the own window.
+    /// Start of the row in the own window.
     pub from: ByteOffset,
-    /// Where it goes, in the peer's window.
+    /// Start of the row in the peer's window.
     pub to: ByteOffset,
     /// Its length, a multiple of 16.
     pub bytes: u32,
-    /// The word that is set once the row has come.
+    /// The word that is set after the row has arrived.
     pub signal: Signal,
-    /// What that word becomes.
+    /// New value of that word.
     pub value: u64,
 }

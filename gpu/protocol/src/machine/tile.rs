@@ -1,15 +1,15 @@
-//! What a warp moves of a row at a time: a tile, a fixed number of vectors of every lane.
+//! Tiles: a fixed number of vectors of every lane, the unit in which a warp moves a row.
 
 use ferry_layout::ByteOffset;
 
 use crate::machine::rows::Row;
 
-/// What a warp does with tiles. All lanes take part in each operation, with the same arguments.
+/// Operations of a warp on tiles. All lanes take part in each operation, with the same arguments.
 ///
-/// Vector `i` of lane `l` of a tile holds the bytes of a row from
-/// `start + i * WARP_BYTES + l * VECTOR_BYTES` on, where `start` is where the tile begins.
+/// Vector `i` of lane `l` of a tile holds the bytes of a row from `start + i * WARP_BYTES + l * VECTOR_BYTES`
+/// on, if the tile begins at `start`.
 pub trait Tiles {
-    /// Where a row begins.
+    /// Start of a row.
     type Address: Copy;
     /// A vector of each lane: on a GPU, of this one.
     type Vector: Copy + Default;
@@ -31,9 +31,9 @@ pub trait Tiles {
         true
     }
 
-    /// Loads the tile from byte `start` of a row. Vectors from byte `end` on are the last one before `end`
-    /// again, as the assembler makes conditional loads one after the other. `arrives`: whether somebody may
-    /// be writing the row meanwhile.
+    /// Loads the tile from byte `start` of a row. Vectors from byte `end` on repeat the last one before it,
+    /// as the assembler serialises conditional loads. `arrives`: whether somebody may be writing the row
+    /// meanwhile.
     fn load_tile<const DEPTH: usize>(
         &self,
         row: Self::Address,
@@ -52,7 +52,7 @@ pub trait Tiles {
         end: u32,
         tile: &[Self::Vector; DEPTH],
     );
-    /// As [`store_tile`](Self::store_tile), of words that a peer may be polling.
+    /// Stores like [`store_tile`](Self::store_tile), but words that a peer may be polling.
     fn store_polled<const DEPTH: usize>(
         &self,
         row: Self::Address,
@@ -60,7 +60,7 @@ pub trait Tiles {
         end: u32,
         tile: &[Self::Vector; DEPTH],
     );
-    /// A vote: bit `i` is set where any lane has a word of tile `i` that is the sentinel.
+    /// A vote: bit `i` is set if any lane has a word of tile `i` that is the sentinel.
     fn incomplete<const TILES: usize, const DEPTH: usize>(
         &self,
         tiles: [&[Self::Vector; DEPTH]; TILES],

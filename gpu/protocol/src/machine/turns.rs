@@ -1,4 +1,4 @@
-//! Word of a block that says which launch was its last.
+//! Word in which a block keeps its last launch.
 
 use ferry_layout::LastLaunch;
 

@@ -1,14 +1,14 @@
 //! Work that many warps of one GPU share and others wait for.
 //!
-//! A counter of parts only grows: after round `n`, `n` times the parts of a round are done. So it needs no
-//! reset between rounds. One that parties [`pass`] is set back by the last of them.
+//! A counter of parts only grows: after round `n` it is `n` times the parts of a round. So it needs no reset
+//! between rounds. A counter that parties [`pass`] is reset by the last of them.
 
 use ferry_layout::{Counter, Epoch};
 
 use crate::machine::counters::Counters;
 
-/// Counts one part as done: what this warp wrote for the part can be read by those who see
-/// [`is_done`]. True for the last of the round's `parts`, which sees what all wrote.
+/// Counts one part as done: this warp's writes for the part can be read by everyone that sees [`is_done`].
+/// True for the last of the round's `parts`, which sees the writes of all.
 #[inline(always)]
 pub fn part_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts: u32) -> bool {
     let (before, end) = (counters.add(counter, 1), epoch.rounds() * parts as u64);
@@ -25,8 +25,8 @@ pub fn is_done<C: Counters>(counters: &C, counter: Counter, epoch: Epoch, parts:
     counters.load(counter) >= epoch.rounds() * parts as u64
 }
 
-/// Passes a point of a launch that `parties` pass; the last one, which sees what all others wrote, does
-/// `last` and sets the counter back, for the next launch of this stream.
+/// Passes a point of a launch that `parties` parties pass; the last one, which sees the writes of all others,
+/// calls `last` and resets the counter for the next launch of this stream.
 #[inline(always)]
 pub fn pass<C: Counters>(counters: &C, counter: Counter, parties: u32, last: impl FnOnce()) {
     let before = counters.add(counter, 1);

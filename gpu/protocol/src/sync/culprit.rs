@@ -1,9 +1,9 @@
-//! Who is at fault where a rank waits for one that has aborted itself.
+//! The rank at fault, if a rank waits for one that has aborted itself.
 //!
 //! A rank that times out on a peer tells every rank the culprit: that peer, or the culprit that the peer has
-//! told. Who waits for an aborted rank thus names the first rank of the chain, and tells that name in turn.
-//! The words are for the record alone: nobody waits for them. No epoch stands in them, since a rank aborts
-//! once.
+//! told. A rank that waits for an aborted rank thus names the first rank of the chain, and tells that name in
+//! turn. The words are for the record alone: nobody waits for them. They carry no epoch, since a rank aborts
+//! only once.
 
 use ferry_layout::{Common, CulpritWord, Rank};
 

@@ -1,4 +1,4 @@
-//! Waits that end.
+//! Launches, and waits that end at their deadline.
 
 use ferry_layout::{
     Common, Counter, Epoch, Fault, FaultKind, Kernel, LastRecord, Rank, Region, Table,
@@ -17,8 +17,8 @@ const ABORTED_BY_ITSELF: u64 = 1;
 /// [`Counter::Aborted`] of a rank whose fault record has the reason.
 const ABORTED: u64 = 2;
 
-/// One launch of a kernel on a warp: the machine, the arguments that all kernels have, and the
-/// round it works in.
+/// A launch of a kernel on a warp: the machine, the arguments that all kernels have, and the round of the
+/// launch.
 pub struct Launch<'a, M> {
     pub machine: &'a M,
     pub common: &'a Common,
@@ -28,7 +28,7 @@ pub struct Launch<'a, M> {
     pub epoch: Epoch,
 }
 
-/// What a lane waits for, for the record.
+/// The object of a lane's wait, for the record.
 #[derive(Clone, Copy)]
 pub struct Awaited {
     pub peer: Rank,
@@ -38,9 +38,8 @@ pub struct Awaited {
 }
 
 impl<'a, M: Machine> Launch<'a, M> {
-    /// Reads the round from the device, so that a replayed graph advances by itself. `is_counted`:
-    /// the round's first launch read how many tokens there are. To be asked next:
-    /// [`enter`](Self::enter).
+    /// Reads the round from the device, so that a replayed graph advances by itself. `is_counted`: the
+    /// round's first launch read the number of tokens on the device. Call [`enter`](Self::enter) next.
     #[inline(always)]
     pub fn begin(machine: &'a M, common: &'a Common, kernel: Kernel, is_counted: bool) -> Self {
         let loading = machine.begin();
@@ -55,8 +54,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         Self::begun(machine, common, kernel, tokens, loading)
     }
 
-    /// As [`begin`](Self::begin), after the machine's first steps: `loading` is what [`Machine::begin`] gave,
-    /// and the block is [clear](Machine::clear_block).
+    /// Builds the launch after the machine's first steps: `loading` is the result of [`Machine::begin`], and
+    /// the block is [clear](Machine::clear_block). See [`begin`](Self::begin).
     #[inline(always)]
     pub fn begun(
         machine: &'a M,
@@ -76,8 +75,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Whether an earlier launch aborted. Not a part of [`begin`](Self::begin): in a `Result` the
-    /// kernel's name would no longer be a constant to the compiler, and occupy a register.
+    /// Fails if an earlier launch aborted. Not a part of [`begin`](Self::begin): in a `Result` the kernel's
+    /// name would no longer be a constant to the compiler, and occupy a register.
     #[inline(always)]
     pub fn check(&self) -> Result<(), Aborted> {
         match self.machine.peek(Counter::Aborted) {
@@ -86,7 +85,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// The round of the launch that this one follows, and of the credits that it waits for, if it does: 0
+    /// The round of the launch before this one, and of the credits that this one waits for, if it does: 0
     /// before the first round.
     #[inline(always)]
     pub fn follows(&self) -> Epoch {
@@ -96,8 +95,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Waits until `ready` returns a value on every lane. `awaited` is called only when the wait times out,
-    /// for a lane that is not ready.
+    /// Waits until `ready` returns a value on every lane. `awaited` is called only if the wait times out, for
+    /// a lane that is not ready.
     #[inline(always)]
     pub fn wait_lanes<T: Copy>(
         &self,
@@ -107,7 +106,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         self.wait_lanes_until(u64::MAX, ready, awaited)
     }
 
-    /// As [`wait_lanes`](Self::wait_lanes), but no longer than until `deadline`.
+    /// Waits like [`wait_lanes`](Self::wait_lanes), but no longer than until `deadline`.
     #[inline(always)]
     pub fn wait_lanes_until<T: Copy>(
         &self,
@@ -130,7 +129,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Waits until `ready` is true on some of `lanes`, and returns those lanes. `awaited` is called as for
+    /// Waits until `ready` is true on some of `lanes`, and returns those lanes. `awaited` is called as in
     /// [`wait_lanes`](Self::wait_lanes).
     #[inline(always)]
     pub fn wait_any(
@@ -168,7 +167,7 @@ impl<'a, M: Machine> Launch<'a, M> {
                     peer: self.common.rank(),
                     region,
                     index: 0,
-                    // Beside the epoch, this one says whether rows were too many.
+                    // This counter holds the epoch, and a bit for too many rows.
                     saw: machine.load(counter) >> matches!(counter, Counter::OffsetsReady) as u32,
                 };
                 return self.time_out(FaultKind::LocalTimeout, 0, awaited);
@@ -184,7 +183,7 @@ impl<'a, M: Machine> Launch<'a, M> {
         self.time_out(FaultKind::PeerTimeout, 0, |_| awaited)
     }
 
-    /// Records why lane `lane` waits in vain, and stops every warp of this rank.
+    /// Records the reason why lane `lane` waits in vain, and stops every warp of this rank.
     #[inline(always)]
     fn time_out<T>(
         &self,
@@ -236,8 +235,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         Err(Aborted)
     }
 
-    /// Ends the round for this rank's launches to come, when all blocks of this one know which round it is.
-    /// All lanes.
+    /// Ends the round for this rank's later launches, after all blocks of this one have read its number. All
+    /// lanes.
     #[inline(always)]
     pub fn end_round(&self) {
         let machine = self.machine;
@@ -281,8 +280,8 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Records that the input is at fault, once a round: with every token at fault, all warps would queue for
-    /// the page. `lanes`: which lanes have a fault; the first one's is recorded.
+    /// Records a fault of the input, once a round: with a fault in every token, all warps would queue for the
+    /// page. `lanes`: the lanes with a fault; that of the first one is recorded.
     #[inline(always)]
     pub fn record_input(&self, kind: FaultKind, lanes: u32, fault: impl Fn(u32) -> Fault) {
         self.machine.lanes(|lane| {

@@ -1,4 +1,4 @@
-//! How warps and ranks wait for each other: counters of a GPU, waits that end, who is at fault.
+//! Waits of warps and ranks for each other: counters of a GPU, deadlines, the rank at fault.
 
 pub mod arrivals;
 pub mod culprit;

@@ -8,17 +8,18 @@ use crate::sync::launch::{Aborted, Launch};
 
 impl<M: Machine> Launch<'_, M> {
     /// Makes sure that no earlier launch aborted and that this one is the next of its round, and leaves it to
-    /// the next. One that comes out of turn, as a graph with a part of a round was launched twice, is refused
-    /// before it has written anything but who is at fault. Not for `skip_a2a`, where nobody waits.
+    /// the next. A launch out of turn, as in a graph with a part of a round that is launched twice, is
+    /// refused before it has written anything but the rank at fault. Not for `skip_a2a`, with which nobody
+    /// waits.
     ///
     /// No late block takes its own launch for an earlier one, and no early one lets a wrong launch pass:
     ///
     /// - Each block decides by itself, from a [`LastLaunch`] of its own, which no other block reads or
     ///   writes. It loads the word before the barrier of [`begun`](Self::begun) and stores it after that. So
-    ///   whatever other blocks of this launch have done, what it finds is of an earlier launch.
+    ///   whatever other blocks of this launch have done, the loaded word is of an earlier launch.
     /// - Launches of a communicator follow each other in stream order, and all have the same number of blocks
-    ///   ([`ferry_layout::Kernel::blocks`]), each of which leaves its word. So what it finds is of the launch
-    ///   before, all blocks find the same, and all or none refuse.
+    ///   ([`ferry_layout::Kernel::blocks`]), each of which leaves its word. So the loaded word is of the
+    ///   launch before, all blocks load the same, and all or none refuse.
     /// - A block that begins after its launch has aborted leaves nothing. Later launches find `Aborted`.
     #[inline(always)]
     pub fn enter(&self) -> Result<(), Aborted> {
@@ -37,7 +38,7 @@ impl<M: Machine> Launch<'_, M> {
     }
 
     /// Stops this rank, whose launch comes out of turn, and tells all ranks that it is at fault. By one warp,
-    /// as all have found it.
+    /// as every warp gets here.
     #[inline(always)]
     fn refuse(&self, last: LastLaunch) -> Result<(), Aborted> {
         let machine = self.machine;

@@ -1,7 +1,7 @@
-//! Waits for words that a lane reads again until they are there.
+//! Waits for words that a lane reads again until they have arrived.
 //!
-//! Unlike those of `launch`, they record no fault: the caller does, which knows the row. What a record names
-//! would occupy registers here.
+//! Unlike those of `launch`, they record no fault: the caller does, which knows the row. The contents of a
+//! record would occupy registers here.
 
 use crate::machine::Machine;
 use crate::machine::miss::TimedOut;

@@ -1,4 +1,4 @@
-//! The decisions of combine.
+//! Decisions of combine.
 
 use ferry_layout::{CombineMode, Common};
 
@@ -7,30 +7,30 @@ use crate::tactics::{Phase, Split, Wire, tuning};
 use crate::work::extent::Extent;
 use crate::work::sub_warps::SubWarps;
 
-/// What a launch of combine does. The wire is the same on all ranks: what dispatch learnt of all sources
-/// decides it.
+/// Decisions of a launch of combine. The wire is the same on all ranks: it follows from the extent that
+/// dispatch found over all sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineTactics {
-    /// How rows travel.
+    /// Way in which rows travel.
     pub wire: Wire,
-    /// Who does what: [`Split::Shared`] or [`Split::Specialised`].
+    /// Division of the work among the warps: [`Split::Shared`] or [`Split::Specialised`].
     pub split: Split,
-    /// Warps of each block that reduce and do nothing else; 0 where all warps do both.
+    /// Warps of each block that only reduce; 0 if all warps do both.
     pub reducers_in_block: u32,
     /// Whether no sender has more than one item.
     pub one_item_each: bool,
     /// Items that a sender takes at a time, a power of two.
     pub batch: u32,
-    /// Parts that the sum of each of this rank's tokens is made in.
+    /// Parts in which the sum of each of this rank's tokens is computed.
     pub reduce_parts: u32,
-    /// Whether a reducer polls all vectors of its rows, not only one of a row that is missing: while at most
+    /// Whether a reducer polls all vectors of its rows, rather than one of a row that is missing: if at most
     /// [`POLL_ALL_UP_TO_WARPS`](tuning::POLL_ALL_UP_TO_WARPS) warps reduce.
     pub polls_all: bool,
 }
 
 impl CombineTactics {
-    /// Of a launch in `phase`, on `grid`, of `tokens` of this rank, after a dispatch in which
-    /// `extent` came. `common` and `spans_nodes`: as for
+    /// Decides for a launch in `phase`, on `grid`, with `tokens` tokens of this rank, after a dispatch of
+    /// `extent`. `common` and `spans_nodes`: as for
     /// [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
     #[inline(always)]
     pub fn decide(
@@ -54,7 +54,7 @@ impl CombineTactics {
         let senders = grid.warps() - reducers_in_block * grid.blocks;
         let one_item_each = items <= senders;
         let is_reduced = shape.mode() == CombineMode::Reduced;
-        // The kernel is asked first: one that spans nodes has no code for inline flags.
+        // The kernel is compared first: one that spans nodes has no code for inline flags.
         let wire = if !spans_nodes && shape.combines_inline(extent.tokens) {
             Wire::Inline
         } else if spans_nodes {

@@ -1,4 +1,4 @@
-//! The decisions of dispatch.
+//! Decisions of dispatch.
 
 use ferry_layout::{Common, Shape, TokenFormat};
 
@@ -8,12 +8,12 @@ use crate::machine::rows::ByteRange;
 use crate::tactics::{Numbering, Phase, Split, Wire, tuning};
 use crate::work::tasks::{expert_groups, tiles};
 
-/// What a launch of dispatch does.
+/// Decisions of a launch of dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchTactics {
-    /// Parts of each of this rank's rows, a power of two; 1: rows stay whole.
+    /// Parts of each of this rank's rows, a power of two; 1 if rows stay whole.
     pub parts: u32,
-    /// How this rank's assignments are numbered.
+    /// Numbering of this rank's assignments.
     pub numbering: Numbering,
     /// Whether this rank's rows travel with inline flags.
     is_inline: bool,
@@ -21,7 +21,7 @@ pub struct DispatchTactics {
     spans_nodes: bool,
     /// This rank's work items.
     items: u32,
-    /// Who does what.
+    /// Division of the work among the warps.
     pub split: Split,
     /// Warps that notify.
     pub notifiers: u32,
@@ -30,8 +30,8 @@ pub struct DispatchTactics {
 }
 
 impl DispatchTactics {
-    /// Of a launch in `phase`, on `grid`, of `tokens` of this rank. `common` has the plan's sizes.
-    /// `spans_nodes`: whether the kernel is the one that reaches other nodes.
+    /// Decides for a launch in `phase`, on `grid`, with `tokens` tokens of this rank. `common` has the plan's
+    /// sizes. `spans_nodes`: whether the kernel is the one that reaches other nodes.
     #[inline(always)]
     pub fn decide(
         common: &Common,
@@ -75,9 +75,9 @@ impl DispatchTactics {
         }
     }
 
-    /// How this rank's rows travel. Receivers ask for each source
-    /// ([`Common::dispatches_inline`](ferry_layout::Common::dispatches_inline)). Worked out where it is asked
-    /// for: a value would occupy a register from the launch's beginning.
+    /// Way in which this rank's rows travel. Receivers decide for each source
+    /// ([`Common::dispatches_inline`](ferry_layout::Common::dispatches_inline)). Computed at its use: a value
+    /// would occupy a register from the launch's beginning.
     #[inline(always)]
     pub fn wire(self, senders: u32) -> Wire {
         let is_specialised = matches!(self.split, Split::Specialised | Split::SpecialisedBySm);
@@ -93,8 +93,8 @@ impl DispatchTactics {
     }
 }
 
-/// Warps that notifying keeps busy: 32 tokens each for presence, 32 experts each for counts, a tile each for
-/// numbering.
+/// Warps that notifying keeps busy: one for 32 tokens' presence, one for 32 experts' counts, one for the
+/// numbering of a tile.
 #[inline(always)]
 pub fn notifications(shape: &Shape, tokens: u32, numbering: Numbering) -> u32 {
     let presence = tokens.div_ceil(LANES);
@@ -105,7 +105,7 @@ pub fn notifications(shape: &Shape, tokens: u32, numbering: Numbering) -> u32 {
     }
 }
 
-/// What there is to do for the warps of a launch that sends.
+/// Work for the warps of a launch that sends.
 #[derive(Clone, Copy)]
 struct Work {
     format: TokenFormat,
@@ -115,13 +115,13 @@ struct Work {
     items: u32,
     /// Whether they are whole tokens.
     is_whole: bool,
-    /// Bytes of the payload of the first one, if it travels with inline flags; else 0.
+    /// Bytes of the payload of the first item, if it travels with inline flags; else 0.
     inline_bytes: u32,
-    /// Whether the launch goes on to receive.
+    /// Whether the launch then receives.
     receives: bool,
 }
 
-/// How many warps do what.
+/// Numbers of warps with each role.
 struct Warps {
     split: Split,
     notifiers: u32,
@@ -134,7 +134,7 @@ impl Work {
         let (warps, items) = (grid.warps(), self.items);
         let most_notifiers = (warps / tuning::WARPS_PER_NOTIFIER).max(1);
         let notifiers = self.notifications.clamp(1, most_notifiers);
-        // A launch of a single warp notifies first and sends then.
+        // A launch of a single warp notifies first, then sends.
         let others = if warps == 1 { 1 } else { warps - notifiers };
         let is_many = items > others || self.is_whole && items >= tuning::SPECIALISE_FROM_ROWS;
         let is_specialised = self.receives && is_many && others > 1;

@@ -1,4 +1,4 @@
-//! The decisions of a dispatch where nothing travels.
+//! Decisions of a dispatch with `skip_a2a`.
 
 use ferry_layout::{Common, Rank};
 
@@ -6,25 +6,25 @@ use crate::machine::position::WarpPosition;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 
-/// What a launch does, and which part of it a warp.
+/// Decisions of a launch, and a warp's share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalTactics {
-    /// Parts that each token is put into its places in, a power of two.
+    /// Parts in which each token is copied to its rows, a power of two.
     pub parts: u32,
-    /// The first token of this warp's block.
+    /// First token of this warp's block.
     pub first_token: u32,
-    /// How many the block has.
+    /// Number of the block's tokens.
     pub own_tokens: u32,
-    /// Whether this block keeps for combine what it finds out about them: one of those that share them.
+    /// Whether this block keeps the rows of its tokens for combine: one of the blocks that share them does.
     pub keeps: bool,
-    /// This warp's partition of their parts.
+    /// This warp's partition of the parts of the block's tokens.
     partition: Partition,
 }
 
 impl LocalTactics {
-    /// Of a launch of `tokens`, for the warp at `position`. Every block has tokens that follow each other, so
-    /// that it needs no more of all others than how many there are for each expert. Where there are several
-    /// blocks a token, these share its parts.
+    /// Decides for a launch with `tokens` tokens and the warp at `position`. The tokens of a block are
+    /// consecutive, so all it needs of the other tokens is their number for each expert. If there are several
+    /// blocks per token, they share its parts.
     #[inline(always)]
     pub fn decide(common: &Common, tokens: u32, position: WarpPosition) -> Self {
         let WarpPosition {
@@ -99,7 +99,7 @@ mod tests {
                     let tactics = LocalTactics::decide(&common, tokens, position);
                     let own = tactics.first_token..tactics.first_token + tactics.own_tokens;
                     assert!(own.end <= tokens, "{tokens} tokens, {position:?}");
-                    // As even as can be: blocks that share tokens have one each.
+                    // As even as possible: blocks that share tokens have one each.
                     let most = tokens.div_ceil(blocks);
                     assert!(own.len() as u32 <= most, "{tokens} tokens, {position:?}");
                     for item in tactics.items(Rank(0)) {

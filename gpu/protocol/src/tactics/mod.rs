@@ -1,15 +1,15 @@
-//! What a launch does, decided once, from numbers that are the same on every warp of a rank. The rest of this
-//! crate matches on these values and compares no number of tokens, rows or warps with a constant.
+//! Decisions of a launch, taken once, from numbers that are the same on every warp of a rank. The rest of
+//! this crate matches on these values and compares no number of tokens, rows or warps with a constant.
 //!
 //! | choice | values |
 //! |---|---|
 //! | parts | whole rows, or a power of two of parts (`ferry_layout`, as both ends need it) |
 //! | [`Numbering`] | in the block, or tiles and a scan |
 //! | [`Wire`] | inline flags, flagged one by one or by block, remote |
-//! | [`Split`] | which warps notify, send, receive, reduce: see [`roles`] |
+//! | [`Split`] | the warps that notify, send, receive, reduce: see [`roles`] |
 //!
-//! Each function asks the plan's most tokens before the launch's, as far as it can: kernels for one shape
-//! then have no code for what never comes.
+//! Each function compares the plan's most tokens before the launch's, as far as it can: kernels for one shape
+//! then have no code for cases that never occur.
 
 pub mod combine;
 pub mod dispatch;
@@ -17,54 +17,54 @@ pub mod local;
 pub mod roles;
 pub mod tuning;
 
-/// How rows travel.
+/// Ways in which rows travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// Every word is its own flag.
     Inline,
     /// Each sender releases its row, or its part of a row, and flags it.
     Flagged,
-    /// The last sender of a block releases what all of them have written, and sets their flags: no sender has
-    /// more than one item.
+    /// The last sender of a block releases the rows of all of them, and sets their flags: no sender has more
+    /// than one item.
     FlaggedByBlock,
     /// Some ranks are on other nodes: rows for them are put from the staging area. Rows for this node are
     /// [`Flagged`](Self::Flagged).
     Remote,
 }
 
-/// How assignments get their ranks within their experts.
+/// Ways in which assignments get their ranks within their experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
-    /// Each block numbers all of them in its shared memory.
+    /// Each block numbers all assignments in its shared memory.
     InBlock,
-    /// A warp numbers a tile of them, and the tiles are scanned.
+    /// A warp numbers a tile of assignments, and the tiles are scanned.
     Tiles,
 }
 
-/// How a launch's work is divided among its warps.
+/// Division of a launch's work among its warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// The first warps notify, all others send, and all of them receive, or reduce, afterwards.
     Shared,
-    /// As [`Shared`](Self::Shared), with the senders on one half of the multiprocessors: loads of the
+    /// Senders are on one half of the multiprocessors, otherwise like [`Shared`](Self::Shared): loads of the
     /// other half do not queue behind stores to peers, so notifications and offsets come earlier.
     SenderHalf,
-    /// As [`Shared`](Self::Shared), but notifiers send as well: nobody receives in this launch.
+    /// Notifiers send as well, otherwise like [`Shared`](Self::Shared): nobody receives in this launch.
     AllSend,
     /// A warp sends or receives, or sends or reduces, not both.
     Specialised,
-    /// As [`Specialised`](Self::Specialised), and so does a multiprocessor: its loads queue behind its own
-    /// stores to peers, so one that receives should not also send.
+    /// Multiprocessors are [`Specialised`](Self::Specialised) like warps: the loads of each queue behind its
+    /// own stores to peers, so one that receives should not also send.
     SpecialisedBySm,
 }
 
-/// Which halves of dispatch or combine a launch runs.
+/// Halves of dispatch or combine that a launch runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It only sends.
+    /// Only sends.
     Send,
-    /// It only waits.
+    /// Only waits.
     Wait,
-    /// Both.
+    /// Sends, then waits.
     Fused,
 }

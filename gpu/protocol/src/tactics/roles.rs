@@ -1,14 +1,14 @@
-//! Which warp does what, by the launch's tactics.
+//! Roles of warps, by the launch's tactics.
 //!
 //! In dispatch, by [`Split`]:
 //! - `Shared`: the first warps notify, all others send, all receive, the last warps first.
-//! - `SenderHalf`: likewise, but those that notify are on the second half of the multiprocessors, and the
-//!   senders of the first half come first.
+//! - `SenderHalf`: the same, but notifiers are on the second half of the multiprocessors, and the senders of
+//!   the first half come first.
 //! - `AllSend`: the first warps notify, all send, the others first, nobody receives.
 //! - `Specialised`: the first warps notify, the next ones send, all but the senders receive.
-//! - `SpecialisedBySm`: likewise, but neighbours share a multiprocessor.
+//! - `SpecialisedBySm`: the same, but neighbours share a multiprocessor.
 //!
-//! In combine nobody notifies; `Specialised` gives as many warps of every block to the reducers.
+//! In combine nobody notifies; with `Specialised`, every block has the same number of reducers.
 
 use ferry_layout::Shape;
 
@@ -18,19 +18,19 @@ use crate::tactics::combine::CombineTactics;
 use crate::tactics::dispatch::DispatchTactics;
 use crate::work::partition::Partition;
 
-/// What a warp does in a launch of dispatch.
+/// Roles of a warp in a launch of dispatch.
 #[derive(Clone, Copy)]
 pub struct DispatchRoles {
     /// Its partition of the notifications.
     pub notifier: Option<Partition>,
     /// Its partition of the items to be sent.
     pub sender: Option<Partition>,
-    /// Its partition of the items that may come.
+    /// Its partition of the items that may arrive.
     pub receiver: Option<Partition>,
 }
 
 impl DispatchRoles {
-    /// Of the warp at `position`.
+    /// Roles of the warp at `position`.
     #[inline(always)]
     pub fn of(tactics: DispatchTactics, position: WarpPosition, items: u32) -> Self {
         let warps = position.warps();
@@ -81,9 +81,9 @@ impl DispatchRoles {
     }
 }
 
-/// Whether the warp with this partition of the items that may come turns counts into offsets. One in between:
-/// in a fused launch the first ones receive first, and the last ones notify and send. Where blocks are small,
-/// one that receives nothing; otherwise one that is not among those that send large parts.
+/// Whether the warp with this partition of the items that may arrive turns counts into offsets. Low indices
+/// receive first, and high ones notify and send, so it is one in the middle: `of / 2` with small blocks (it
+/// has no row to receive), else `of / 4` (never on the sender half).
 #[inline(always)]
 pub fn computes_offsets(shape: &Shape, receiver: Partition) -> bool {
     let warp = match shape.has_small_blocks() {
@@ -93,17 +93,17 @@ pub fn computes_offsets(shape: &Shape, receiver: Partition) -> bool {
     receiver.index == warp
 }
 
-/// What a warp does in a launch of combine.
+/// Roles of a warp in a launch of combine.
 #[derive(Clone, Copy)]
 pub struct CombineRoles {
-    /// Its partition of what this rank received.
+    /// Its partition of the items that this rank received.
     pub sender: Option<Partition>,
-    /// Its partition of what comes back.
+    /// Its partition of the sums of this rank's tokens.
     pub reducer: Option<Partition>,
 }
 
 impl CombineRoles {
-    /// Of the warp at `position`.
+    /// Roles of the warp at `position`.
     #[inline(always)]
     pub fn of(tactics: CombineTactics, position: WarpPosition) -> Self {
         Self {
@@ -126,12 +126,12 @@ impl CombineRoles {
         (index < of).then_some(Partition { index, of })
     }
 
-    /// [`CombineRoles::reducer`] alone: asked for after the sending, so that it occupies no registers before.
+    /// [`CombineRoles::reducer`] alone: called after the sending, so that it occupies no registers before.
     #[inline(always)]
     pub fn reducer(tactics: CombineTactics, position: WarpPosition) -> Option<Partition> {
         let (warp, warps) = (position.warp(), position.warps());
         match tactics.reducers_in_block * position.blocks {
-            // Where there is little to do, the first warps send and the last ones reduce.
+            // With little to do, the first warps send and the last ones reduce.
             0 => Some(Partition {
                 index: warps - 1 - warp,
                 of: warps,

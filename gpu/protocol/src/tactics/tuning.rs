@@ -1,34 +1,33 @@
-//! Numbers that trials gave, and that only the protocol needs. Those that fix bytes, or that the host
-//! needs as well, stand in `ferry_layout`. Each names its entry of `gpu/protocol/TUNING.md` and the GPU.
+//! Numbers found by trial that only the protocol uses. Numbers that fix bytes, or that the host uses as well,
+//! are in `ferry_layout`. Each names its entry of `gpu/protocol/TUNING.md` and the GPU.
 
 use ferry_layout::TokenFormat;
 
-/// From so many whole rows on, some warps send and do nothing else, also where there are more warps than
-/// rows: the first rows are in the outputs before the last ones leave. measured: T-026, H200.
+/// Whole rows from which on some warps only send, even if there are more warps than rows: the first rows are
+/// in the outputs before the last ones leave. measured: T-026, H200.
 pub const SPECIALISE_FROM_ROWS: u32 = 512;
 
 /// Bytes of an inline part's payload from which on the senders keep to one half of the multiprocessors.
 /// measured: T-092, H200.
 pub const SENDER_HALF_FROM_BYTES: u32 = 3584;
 
-/// Notifiers are at most one in so many warps: receivers cannot place a row before the counts are there, so a
-/// small number of notifiers starts first. measured: T-068, H200.
+/// Warps per notifier, at least: receivers cannot place a row before the counts are there, so a small number
+/// of notifiers starts first. measured: T-068, H200.
 pub const WARPS_PER_NOTIFIER: u32 = 4;
 
-/// Warps of a launch from which on combine can spare more reducers: the others fill the wire. measured:
-/// T-005, H200.
+/// Warps of a launch from which on combine can spare more reducers: the others fill the wire.
+/// measured: T-005, H200.
 pub const MORE_REDUCERS_FROM_WARPS: u32 = 1056;
 
-/// From so many items a warp on, combine sends them in batches. measured: T-065, H200.
+/// Items a warp from which on combine sends them in batches. measured: T-065, H200.
 pub const BATCH_FROM_ITEMS_PER_WARP: u32 = 32;
 
-/// Warps that may poll all words of their rows again and again: the polls of more warps would slow down the
-/// rows that come.
-/// measured: T-049, H200.
+/// Most warps that may poll all words of their rows repeatedly: the polls of more warps would slow down the
+/// rows that arrive. measured: T-049, H200.
 pub const POLL_ALL_UP_TO_WARPS: u32 = 512;
 
-/// Warps that send and do nothing else: so many fill the wire, and the others put rows into the outputs
-/// meanwhile. Encoding takes more warps than copying. measured: T-044, H200.
+/// Warps that only send, enough to fill the wire; the others put rows into the outputs meanwhile. Encoding
+/// takes more warps than copying. measured: T-044, H200.
 #[inline(always)]
 pub const fn saturating_senders(format: TokenFormat) -> u32 {
     match format {
@@ -38,7 +37,7 @@ pub const fn saturating_senders(format: TokenFormat) -> u32 {
     }
 }
 
-/// Most warps of a launch of `warps` that may send and do nothing else: on a small part of a GPU,
+/// Most warps of a launch of `warps` warps that may only send: on a small part of a GPU,
 /// [`saturating_senders`] would leave too few receivers. measured: T-068, H200.
 #[inline(always)]
 pub const fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
@@ -48,8 +47,8 @@ pub const fn spared_senders(format: TokenFormat, warps: u32) -> u32 {
     }
 }
 
-/// Senders that `items` keep busy: where rows are copied, two items each, as fewer senders keep the wire busy
-/// as well. measured: T-009, H200.
+/// Senders that `items` items keep busy: two items each if rows are copied, as fewer senders keep the wire as
+/// busy. measured: T-009, H200.
 #[inline(always)]
 pub const fn useful_senders(format: TokenFormat, items: u32) -> u32 {
     match format {
@@ -58,8 +57,8 @@ pub const fn useful_senders(format: TokenFormat, items: u32) -> u32 {
     }
 }
 
-/// Warps of a block of `in_block` that reduce and do nothing else, where all `warps` of the launch
-/// have more to do than one item each. measured: T-043, H200.
+/// Warps of a block of `in_block` warps that only reduce, if the launch's `warps` warps have more than one
+/// item each. measured: T-043, H200.
 #[inline(always)]
 pub const fn reducers(in_block: u32, warps: u32) -> u32 {
     let reducers = match warps > MORE_REDUCERS_FROM_WARPS {

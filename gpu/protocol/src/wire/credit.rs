@@ -3,35 +3,34 @@
 //! In round `n`, ranks write to two areas of each other's windows:
 //!
 //! 1. The dispatch area: counts, presence words, dispatch rows and their flags. A rank is done with it when
-//!    all its warps that send combine rows back have read theirs, and then returns a credit for `n` to
-//!    every rank ([`Credit`]). **A dispatch of round `n + 1` stores nothing into a rank's window before
-//!    it has the credits of all ranks for `n`** ([`has_credit`]). The first round needs none.
-//! 2. The combine area: combine rows and their flags. A rank is done with it when its combine has ended.
-//!    **A combine of round `n` stores only what answers rows of round `n`**, hence after their source has
+//!    all its warps that send combine rows back have read theirs, and then returns a credit for `n` to every
+//!    rank ([`Credit`]). **A dispatch of round `n + 1` stores nothing into a rank's window before it has the
+//!    credits of all ranks for `n`** ([`has_credit`]). The first round needs none.
+//! 2. The combine area: combine rows and their flags. A rank is done with it when its combine has ended. **A
+//!    combine of round `n` stores only rows that answer rows of round `n`**, hence after their source has
 //!    sent its counts of `n`, which it did after the end of its combine of `n - 1`.
 //!
-//! Every rank takes part in every round, also with no tokens. Combine does not wait for credits: they are
-//! there when the next dispatch looks for them, if nobody is late. What else rests on the two:
-//!
+//! Every rank takes part in every round, even without tokens. Combine does not wait for credits: if nobody is
+//! late, they are there when the next dispatch checks them. More follows from these two rules:
 //! - Counts and presence words are compared with their epoch for equality. One of `n` stays as long as its
 //!   reader needs it: senders of combine read it before they return the credit, and nobody reads it
 //!   afterwards.
-//! - Flags and credits are never reset: a later epoch is larger. A credit for `n + 1` cannot come before
-//!   the one for `n`: it is returned to a rank whose counts of `n + 1` have come, and which had the one for
+//! - Flags and credits are never reset: a later epoch is larger. A credit for `n + 1` cannot come before the
+//!   one for `n`: it is returned to a rank whose counts of `n + 1` have arrived, and which had the one for
 //!   `n` when it sent them.
 //! - Rows whose words are their own flags are re-armed by their reader before its launch ends: those of
 //!   dispatch before this rank's combine returns a credit, those of combine before its next dispatch sends
 //!   counts.
-//! - A staged row stays until it was delivered. The one of a dispatch is written again after credits for
-//!   it; the one of a combine in the next round's combine, for any source, when the dispatch between has
-//!   had counts of all ranks, each of which had all its rows.
-//! - A launch learns from `Counter::Finished` which round it belongs to. A fused combine stores it together
-//!   with the credit, when all its blocks have begun; of a split one the last block of the waiting half
-//!   does. The next launch begins after that launch's end.
-//! - Windows are given back when all ranks have closed, after their last kernels ended. A kernel's end
-//!   waits for what it stored into windows of its node, but not for what travels a network. So **where
-//!   ranks are on other nodes, combine ends only when it has all credits for its round**: nothing is under
-//!   way to a rank whose combine has ended.
+//! - A staged row stays until it was delivered. A staged row of dispatch is written again after credits for
+//!   it; one of combine in the next round's combine, for any source, after the dispatch between has received
+//!   counts of all ranks, each of which had received all its rows.
+//! - A launch reads its round from `Counter::Finished`. A fused combine stores it together with the credit,
+//!   after all its blocks have begun; of a split one the last block of the waiting half does. The next launch
+//!   begins after that launch's end.
+//! - Windows are freed after all ranks have closed and their last kernels ended. A kernel's end waits for its
+//!   stores into windows of its node, but not for data on a network. So **if ranks are on other nodes,
+//!   combine ends only after it has all credits for its round**: nothing is under way to a rank whose combine
+//!   has ended.
 
 use ferry_layout::{Counter, Epoch, Rank, Region, Signal};
 
@@ -39,7 +38,8 @@ use crate::machine::signals::Signals;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
 
-/// The right to tell peers that this rank has read what they dispatched in a round. Only a release gives it.
+/// The right to tell peers that this rank has read the rows that they dispatched in a round. Only a release
+/// grants it.
 #[derive(Clone, Copy)]
 pub struct Credit {
     word: Signal,
@@ -47,9 +47,9 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Orders all reads of the round, this warp's and those that it knows of, before what
-    /// [`return_to`](Self::return_to) stores: a peer that sees the word may write the rows again. `word` is
-    /// this rank's in every window. All lanes.
+    /// Orders all reads of the round, this warp's and those that it knows of, before the stores of
+    /// [`return_to`](Self::return_to): a peer that sees the word may write the rows again. `word` is this
+    /// rank's in every window. All lanes.
     #[inline(always)]
     pub fn release<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> Self {
         debug_assert!(epoch.0 > 0, "nobody waits for a credit of no round");
@@ -57,26 +57,27 @@ impl Credit {
         Self { word, epoch }
     }
 
-    /// Returns the credit to `to`: this rank has read all that `to` dispatched in the round. For one lane.
+    /// Returns the credit to `to`: this rank has read everything that `to` dispatched in the round. For one
+    /// lane.
     #[inline(always)]
     pub fn return_to<S: Signals>(self, signals: &S, to: Rank) {
         signals.signal(to, self.word, self.epoch.0);
     }
 }
 
-/// Whether the peer behind `word` has read all that this rank dispatched in `epoch`: its window
-/// may be written again. Acquires that, for this warp and those it hands on to. For one lane.
+/// Whether the peer of `word` has read everything that this rank dispatched in `epoch`, so that its window
+/// may be written again. Acquires that, for this warp and those to which it hands on. For one lane.
 #[inline(always)]
 pub fn has_credit<S: Signals>(signals: &S, word: Signal, epoch: Epoch) -> bool {
     signals.load_signal(word) >= epoch.0
 }
 
-/// Makes sure that every rank has read what the round before has brought, before something of this
-/// round is stored into a rank's window.
+/// Makes sure that every rank has read the rows of the round before, before anything of this round is stored
+/// into a rank's window.
 #[inline(always)]
 pub(crate) fn require_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let machine = launch.machine;
-    // With ranks of other nodes, combine has waited.
+    // With ranks of other nodes, the last combine has waited.
     if machine.spans_nodes() {
         return Ok(());
     }
@@ -98,9 +99,9 @@ pub(crate) fn require_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Abor
     Ok(())
 }
 
-/// Waits until every rank has read what this one dispatched: in combine in this round, in dispatch in
-/// the one before. In dispatch only as long as that round's combine could have waited: whoever has all
-/// credits waits for this rank meanwhile, and is told in time who is at fault.
+/// Waits until every rank has read the rows that this one dispatched: in combine in this round, in dispatch
+/// in the one before. Dispatch waits only as long as that round's combine could have waited: ranks that have
+/// all credits wait for this one meanwhile, and learn in time which rank is at fault.
 #[inline(always)]
 pub(crate) fn wait_for_credits<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     let (machine, common) = (launch.machine, launch.common);

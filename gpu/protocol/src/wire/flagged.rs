@@ -1,4 +1,4 @@
-//! Flagged rows: a row, and a word that is set once the row is whole.
+//! Flagged rows: a row, and a word that is set after the row is whole.
 //!
 //! ```text
 //! sender:    write the row ; release ; flag := epoch          (publish)
@@ -17,8 +17,8 @@ use crate::machine::position::WarpPosition;
 use crate::machine::signals::Signals;
 use crate::work::partition::{Partition, warps_of_block};
 
-/// Flags a row of `to` as whole, after the row was written. Several rows may share one
-/// [`Signals::release`]: this is for the flag alone. For one lane.
+/// Flags a row of `to` as whole, after the row was written. Several rows may share one [`Signals::release`],
+/// which this does not include. For one lane.
 #[inline(always)]
 pub fn publish<S: Signals>(signals: &S, to: Rank, flag: Signal, epoch: Epoch) {
     debug_assert!(epoch.0 > 0, "all flags are at least 0");
@@ -32,8 +32,8 @@ pub fn is_full<S: Signals>(signals: &S, flag: Signal, epoch: Epoch) -> bool {
 }
 
 /// Publishes the only item that each sender of a block has, of `items` among the senders of `partition`: the
-/// last sender releases what all of them have written. `word` is this sender's, for `flag`, which sets the
-/// flags of an item; it is called with the item's number and the word of its sender, one item a lane.
+/// last sender releases the rows of all of them. `word` describes this sender's item; `flag` sets the flags
+/// of an item, and is called with the item's number and its sender's word, one item a lane.
 #[inline(always)]
 pub fn publish_by_block<M: Machine>(
     machine: &M,

@@ -1,4 +1,4 @@
-//! Inline flags: a row each word of which is its own flag.
+//! Inline flags: a row in which each word is its own flag.
 //!
 //! ```text
 //! before:    each word of the row is the sentinel
@@ -6,9 +6,9 @@
 //! receiver:  load until no word is the sentinel ; re-arm: store the sentinel      (copy, sum)
 //! ```
 //!
-//! [`copy`] also copies rows without inline flags: nothing of them is awaited.
+//! [`copy`] also copies rows without inline flags, without waiting.
 //!
-//! One warp alone takes a word. It re-arms words only when it holds all of them, and before the
+//! Only one warp takes a word. It re-arms words only after it holds all of them, and before the
 //! [`credit`](crate::wire::credit) lets their sender write them again.
 
 use ferry_layout::{ByteOffset, RowGroup, Tensor};
@@ -22,14 +22,14 @@ use crate::machine::tile::Tiles;
 use core::array::from_fn;
 
 /// Vectors of a lane in a short tile. The rest of a byte range is one such tile if it fits, so that no
-/// instruction is spent on vectors behind the range.
+/// instruction is spent on vectors past the range.
 const SHORT: usize = 2;
-/// Up to so many vectors of a lane, all are polled at once. Of more, the last ones are polled first.
+/// Most vectors of a lane that are all polled at once. Of more, the last ones are polled first.
 const POLLED_AT_ONCE: u32 = 2;
 /// Vectors of a lane in a tile that is summed.
 pub const SUM_DEPTH: usize = 2;
 
-/// Loads the first tile of a byte range of a row: what [`copy`] begins with.
+/// Loads the first tile of a byte range of a row, with which [`copy`] begins.
 #[inline(always)]
 pub fn load_first<T: Tiles, const DEPTH: usize>(
     machine: &T,
@@ -57,8 +57,7 @@ fn bytes_of<T: Tiles>(depth: usize) -> u32 {
     depth as u32 * T::WARP_BYTES
 }
 
-/// Loads a tile from byte `start` of a row: as many vectors as there are before byte `end`, or [`SHORT`],
-/// or none.
+/// Loads a tile from byte `start` of a row: all its vectors before byte `end`, or [`SHORT`], or none.
 #[inline(always)]
 fn load_rest<T: Tiles, const DEPTH: usize>(
     machine: &T,
@@ -80,10 +79,10 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
 }
 
 /// Copies a byte range of a row to the same range of the row `to(i)` for every `i` of `targets`, reading each
-/// word once. `ahead` is what [`load_first`] gave.
+/// word once. `ahead` is the result of [`load_first`].
 ///
-/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every
-/// word of a row with inline flags, which is in the own window, and re-arms the row.
+/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every word of a
+/// row with inline flags, which is in the own window, and re-arms the row.
 #[inline(always)]
 pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
@@ -143,8 +142,8 @@ fn pass<T: Tiles + Deadline, const DEPTH: usize>(
     Ok(())
 }
 
-/// Polls a tile until all its words have come, and then re-arms it in its row. `tile` begins as the first
-/// look at it.
+/// Polls a tile until all its words have arrived, and then re-arms it in its row. `tile` holds the result of
+/// the first load.
 #[inline(always)]
 fn take<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
@@ -165,8 +164,8 @@ fn take<T: Tiles + Deadline, const DEPTH: usize>(
     Ok(())
 }
 
-/// Polls the last vectors of a tile, which are sent last: to poll all of them would be in the way of those
-/// that come.
+/// Polls the last vectors of a tile, which are sent last: polling all of them would slow down the vectors
+/// that arrive.
 #[inline(always)]
 fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
     machine: &T,
@@ -177,7 +176,7 @@ fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
     let vectors = (end - start).div_ceil(T::WARP_BYTES);
     let last = start + (vectors.min(DEPTH as u32) - 1) * T::WARP_BYTES;
     loop {
-        // Also where they are there: others may never come.
+        // Checks the deadline even if these vectors have arrived; the rest of the tile may not.
         if machine.timed_out() {
             return Err(TimedOut { row: 0 });
         }
@@ -189,10 +188,10 @@ fn wait_for_last<T: Tiles + Deadline, const DEPTH: usize>(
 
 /// Sums the BF16 elements in a byte range of the rows `from(i)` of the own window, for every bit `i` of
 /// `rows`, which are the lowest ones, in this order, and writes them to `to`. Starts at +0; every sum is
-/// rounded to f32. `finish` makes of the sums what is stored.
+/// rounded to f32. `finish` converts the sums and stores them.
 ///
 /// Waits for every word of the rows, and re-arms them. `polls_all`: whether so few warps wait that each may
-/// poll all its words at once. A miss names the first row that had not arrived.
+/// poll all its words at once. A timeout names the first row that had not arrived.
 #[inline(always)]
 pub fn sum<T: Tiles + Deadline>(
     machine: &T,
@@ -250,13 +249,13 @@ fn sum_tile<T: Tiles + Deadline>(
                 break tiles;
             }
             let missing = incomplete.trailing_zeros();
-            // One vector of one of them, until it is there: to poll all would be in the way of those that
-            // come.
+            // Polls one vector of one of them until it has arrived: polling all would slow down the vectors
+            // that arrive.
             let polled = match polls_all {
                 true => Ok(()),
                 false => wait_for_vector(machine, row(missing), start, range.end),
             };
-            // Its other vectors may never come.
+            // Its other vectors may never arrive.
             if polled.is_err() || machine.timed_out() {
                 return Err(TimedOut {
                     row: group.row(missing),
@@ -296,7 +295,8 @@ fn wait_for_vector<T: Tiles + Deadline>(
     Ok(())
 }
 
-/// A tile begins inside its byte range, which the row has; all are whole vectors.
+/// Asserts in debug builds that a tile begins inside its byte range, which the row has; all are whole
+/// vectors.
 #[inline(always)]
 fn debug_assert_is_inside<T: Tiles>(machine: &T, row: T::Address, start: u32, range: ByteRange) {
     let ByteRange { start: first, end } = range;

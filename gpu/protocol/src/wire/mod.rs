@@ -1,4 +1,4 @@
-//! How bytes reach a rank, one file a way.
+//! Ways in which bytes reach a rank, one file each.
 
 pub mod credit;
 pub mod flagged;

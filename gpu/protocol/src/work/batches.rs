@@ -1,7 +1,7 @@
-//! Items that a warp takes several at a time. The last items are taken one at a time, so that all warps end
-//! at about the same time.
+//! Batches of items that a warp takes at a time. The last items are taken one at a time, so that all warps
+//! end at about the same time.
 
-/// Which items a ticket of the work queue stands for.
+/// Items of each ticket of the work queue.
 #[derive(Clone, Copy)]
 pub struct Batches {
     /// Tickets for a batch each; they come first.

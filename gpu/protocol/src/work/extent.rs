@@ -1,4 +1,4 @@
-//! How much can come to a rank in a round, and what of it comes.
+//! Upper bound of the items that a rank receives in a round, and the items that it does receive.
 
 use ferry_layout::{Rank, Shape};
 
@@ -6,17 +6,17 @@ use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 use crate::work::item::Item;
 
-/// How much can come from a source.
+/// Most tokens and parts of any source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The most tokens that one has.
+    /// Most tokens of any source.
     pub tokens: u32,
-    /// The most parts that the rows of one have, a power of two.
+    /// Most parts of any source's rows, a power of two.
     pub parts: u32,
 }
 
 impl Extent {
-    /// Nothing.
+    /// Extent without tokens.
     pub const NONE: Self = Self {
         tokens: 0,
         parts: 1,
@@ -28,8 +28,8 @@ impl Extent {
         self.tokens * shape.ranks * self.parts
     }
 
-    /// Work item `index` of all, where its source's rows have `parts`. Sources are interleaved, and each rank
-    /// begins with itself, so that not all ranks send to the same source at the same time.
+    /// Work item `index` of all, if its source's rows have `parts` parts. Sources are interleaved, and each
+    /// rank begins with itself, so that not all ranks send to the same source at the same time.
     #[inline(always)]
     pub fn item(self, shape: &Shape, me: Rank, index: u32, parts: u32) -> Item {
         let row = index >> self.parts.trailing_zeros();
@@ -43,13 +43,13 @@ impl Extent {
         }
     }
 
-    /// The parts that the source of item `index` has, if the item comes to this rank, else 0. `None` while
-    /// that is not known. For one lane.
+    /// Parts of the rows of item `index`'s source if the item comes to this rank, else 0. `None` while that
+    /// is unknown. For one lane.
     #[inline(always)]
     pub fn parts_here<M: Machine>(self, launch: &Launch<M>, index: u32) -> Option<u32> {
         let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
         let item = self.item(&common.shape, common.rank(), index, 1);
-        // Both words are read before either is looked at.
+        // Both words are loaded before either is used.
         let count = machine.load_tagged(common.window.token_count(item.source));
         let word = machine.load_tagged(common.window.presence(item.source, item.token / LANES));
         let tokens = count.value(epoch)?;
@@ -61,13 +61,13 @@ impl Extent {
         Some(if present { parts } else { 0 })
     }
 
-    /// For [`Counter::Extent`](ferry_layout::Counter::Extent).
+    /// The extent as a word, for [`Counter::Extent`](ferry_layout::Counter::Extent).
     #[inline(always)]
     pub fn word(self) -> u64 {
         (self.tokens as u64) << 32 | self.parts as u64
     }
 
-    /// What [`word`](Self::word) gave.
+    /// Extent of a [`word`](Self::word).
     #[inline(always)]
     pub fn of_word(word: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Work items: a part of a token of a source, and where it stands in a window.
+//! Work items: a part of a token of a source, and its place in a window.
 
 use ferry_layout::{ByteOffset, Common, Header, Rank};
 
@@ -21,13 +21,13 @@ impl Item {
         self.token * self.parts + self.part
     }
 
-    /// The item's bytes, of a row of `bytes`.
+    /// The item's bytes, of a row of `bytes` bytes.
     #[inline(always)]
     pub fn range(self, bytes: u32) -> ByteRange {
         ByteRange::part(bytes, self.part, self.parts)
     }
 
-    /// Where the item stands in the windows that it is dispatched to.
+    /// Place of the item in the windows to which it is dispatched.
     #[inline(always)]
     pub fn location(self, common: &Common) -> RowLocation {
         let Common { shape, window, .. } = common;
@@ -56,14 +56,14 @@ impl Item {
     }
 }
 
-/// Where a dispatched item stands.
+/// Place of a dispatched item in a window.
 #[derive(Clone, Copy)]
 pub struct RowLocation {
     /// Whether its row has inline flags.
     pub is_inline: bool,
     /// The row.
     pub row: ByteOffset,
-    /// Bytes from the row's start to the header that comes with the item.
+    /// Bytes from the row's start to the item's header.
     pub header: u32,
     /// The item's bytes of the row's payload.
     pub range: ByteRange,

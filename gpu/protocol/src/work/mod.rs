@@ -1,4 +1,4 @@
-//! What there is to do, and which warp does it.
+//! Work items, and their division among warps.
 
 pub mod batches;
 pub mod extent;

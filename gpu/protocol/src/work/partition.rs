@@ -11,13 +11,13 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Each of the warps has one of their numbers.
+    /// Panics in debug builds if the index is not below the number of warps.
     #[inline(always)]
     pub fn debug_assert_is_one(self) {
         debug_assert!(self.index < self.of, "{self:?}");
     }
 
-    /// This one's of `tasks` tasks.
+    /// This warp's share of `tasks` tasks.
     #[inline(always)]
     pub fn tasks(self, tasks: u32) -> impl Iterator<Item = u32> {
         self.debug_assert_is_one();
@@ -31,7 +31,7 @@ impl Partition {
     }
 }
 
-/// How many warps of this one's block are among warps `first..first + count`.
+/// Number of warps of this one's block among warps `first..first + count`.
 #[inline(always)]
 pub fn warps_of_block<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
     let WarpPosition { block, blocks, .. } = machine.warp_position();
@@ -39,7 +39,7 @@ pub fn warps_of_block<M: Machine>(machine: &M, first: u32, count: u32) -> u32 {
     below(first + count) - below(first)
 }
 
-/// Panics unless `partitions` are all of as many, each once.
+/// Panics unless each index of as many partitions occurs once.
 #[cfg(test)]
 pub fn each_once(partitions: impl Iterator<Item = Partition>) {
     let mut indices: std::vec::Vec<_> = partitions

@@ -5,9 +5,9 @@ use ferry_layout::Counter;
 use crate::machine::Machine;
 use crate::work::partition::Partition;
 
-/// Gives tasks to the warps of a [`Partition`]. Each warp's first task has the warp's index; every further
-/// task goes to the warp that asks next. Of warps that store to peers at the same time, some get several
-/// times as much of the wire as others, so that equal numbers of tasks would end at different times.
+/// Hands out tasks to the warps of a [`Partition`]. Each warp's first task has the warp's index; every
+/// further task goes to the next warp that asks. Among warps that store to peers at the same time, some get
+/// several times the bandwidth of others, so equal numbers of tasks would end at different times.
 pub struct WorkQueue<'m, M: Machine> {
     machine: &'m M,
     partition: Partition,
@@ -15,12 +15,12 @@ pub struct WorkQueue<'m, M: Machine> {
     /// Tickets that all warps have taken in this launch; 0 before.
     counter: Counter,
     /// This warp's ticket, on lane 0: its task, counted from the first task that is taken by ticket. A warp's
-    /// first task is before those, so that the number wraps around.
+    /// first task is before those, so the number wraps around.
     ticket: M::Lanes<u32>,
 }
 
 impl<'m, M: Machine> WorkQueue<'m, M> {
-    /// Of `tasks` tasks, for the warp with this `partition`.
+    /// Queue of `tasks` tasks, for the warp with this `partition`.
     #[inline(always)]
     pub fn new(machine: &'m M, partition: Partition, tasks: u32, counter: Counter) -> Self {
         partition.debug_assert_is_one();
@@ -39,7 +39,8 @@ impl<'m, M: Machine> WorkQueue<'m, M> {
         self.tasks <= self.partition.of
     }
 
-    /// The task of this warp's ticket. The first task is below `partition.of`. All lanes.
+    /// The task of this warp's ticket, if there is such a task. The first one is below `partition.of`. All
+    /// lanes.
     #[inline(always)]
     pub fn next_item(&mut self) -> Option<u32> {
         let machine = self.machine;
@@ -50,9 +51,9 @@ impl<'m, M: Machine> WorkQueue<'m, M> {
         (task < self.tasks).then_some(task)
     }
 
-    /// Takes the next ticket: once between two calls of [`next_item`](Self::next_item). Before work that
-    /// takes long, so that the counter's answer arrives meanwhile; but as late as possible, as no other warp
-    /// does the task meanwhile. All lanes.
+    /// Takes the next ticket: once between two calls of [`next_item`](Self::next_item). Call it before long
+    /// work, so that the counter's answer arrives meanwhile; but as late as possible, as no other warp does
+    /// the task meanwhile. All lanes.
     #[inline(always)]
     pub fn take_ticket(&mut self) {
         self.ticket = match self.is_one_each() {

@@ -1,11 +1,11 @@
-//! The ranks of a token's experts, as sender, receiver and combine work them out.
+//! The ranks of a token's experts, as sender, receiver and combine compute them.
 
 use ferry_layout::{Common, NOT_ROUTED, Rank, Shape, Window};
 
 use crate::machine::rows::Bits;
 use crate::machine::{LANES, Machine};
 
-/// What `read` gives on the lanes of a token's top-k slots; `NOT_ROUTED` on all others.
+/// The result of `read` on the lanes of a token's top-k slots; `NOT_ROUTED` on all others.
 #[inline(always)]
 pub fn lane_or_none(lane: u32, top_k: u32, read: impl FnOnce() -> u32) -> u32 {
     if lane < top_k { read() } else { NOT_ROUTED }
@@ -21,13 +21,13 @@ pub fn rank_bit(shape: &Shape, expert: u32) -> u64 {
     }
 }
 
-/// The ranks that a token's experts live on, as bits.
+/// The ranks of a token's experts, as bits.
 #[inline(always)]
 pub fn ranks_of<M: Machine>(machine: &M, shape: &Shape, experts: M::Lanes<u32>) -> u64 {
     machine.union(machine.lanes(|lane| rank_bit(shape, machine.own(experts, lane))))
 }
 
-/// Those of `ranks` that are on this rank's node: all of them, where there is no other.
+/// Ranks among `ranks` that are on this rank's node: all of them if there is no other node.
 #[inline(always)]
 pub fn p2p_ranks<M: Machine>(machine: &M, common: &Common, ranks: u64) -> u64 {
     match machine.spans_nodes() {
@@ -50,8 +50,8 @@ pub fn node_of(shape: &Shape, rank: Rank) -> u64 {
     (u64::MAX >> (64 - size)) << first
 }
 
-/// The slot of `rank`'s reduced row among those of a token that touches `ranks`: rank order. `ranks` came
-/// over the wire: if they do not name `rank`, the slot is one of the token's all the same.
+/// The slot of `rank`'s reduced row among those of a token that goes to `ranks`, in rank order. `ranks` came
+/// over the wire: even if `rank` is not among them, the slot is one of the token's.
 #[inline(always)]
 pub fn reduced_slot(window: &Window, ranks: u64, rank: Rank) -> u32 {
     let before = (ranks & ((1 << rank.0) - 1)).count();

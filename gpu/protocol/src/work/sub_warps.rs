@@ -1,5 +1,5 @@
 //! Sub-warps: groups of lanes that read headers of different items at the same time. The loads of one item
-//! wait for each other, and take no longer for several items.
+//! depend on each other, and take no longer for several items.
 
 use ferry_layout::Shape;
 
@@ -9,8 +9,8 @@ use crate::machine::LANES;
 /// measured: T-065, H200
 const LEAST_LANES: u32 = 8;
 
-/// How a warp's lanes are divided among items: each item has as many lanes as a token has top-k slots,
-/// rounded up to a power of two.
+/// Division of a warp's lanes among items: each item has as many lanes as a token has top-k slots, rounded up
+/// to a power of two.
 #[derive(Clone, Copy)]
 pub struct SubWarps {
     width: u32,
@@ -37,7 +37,7 @@ impl SubWarps {
         lane >> self.width.trailing_zeros()
     }
 
-    /// The top-k slot of a lane, which may be one that no token has.
+    /// The top-k slot of a lane, which may be past a token's last.
     #[inline(always)]
     pub fn slot(self, lane: u32) -> u32 {
         lane & (self.width - 1)

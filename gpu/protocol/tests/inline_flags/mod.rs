@@ -13,7 +13,7 @@ use loom::thread;
 
 use super::{Memory, NOT_WHOLE, OVERWRITTEN, ROUNDS, Warp, Weak, wait};
 
-/// What a reader finds that re-armed a word too late, or too early.
+/// Message of a reader that re-armed a word too late, or too early.
 pub const LOST: &str = "a word was re-armed after it had been written again";
 
 /// Words of a row.
@@ -30,13 +30,13 @@ const SPAN: ByteRange = ByteRange {
 pub struct Rows([[AtomicU32; WORDS]; 2]);
 
 impl Rows {
-    /// Armed.
+    /// Returns two armed rows.
     pub fn new() -> Self {
         Self([(); 2].map(|()| [(); WORDS].map(|()| AtomicU32::new(SENTINEL))))
     }
 }
 
-/// Where a row stands.
+/// Place of a row.
 #[derive(Clone, Copy)]
 enum Address {
     Window(usize),
@@ -47,11 +47,11 @@ enum Address {
 /// A warp and its tensors.
 struct InlineWarp<'a> {
     warp: Warp<'a>,
-    /// What it sends.
+    /// Value that it sends.
     input: Cell<u32>,
-    /// What it has taken.
+    /// Words that it has taken.
     output: Cell<[u32; WORDS]>,
-    /// How often it has looked in vain since nothing more will be written.
+    /// Number of vain looks after the last write.
     looks: Cell<u32>,
 }
 
@@ -65,14 +65,14 @@ impl<'a> InlineWarp<'a> {
         }
     }
 
-    /// Where row `row` stands in the window of rank 1.
+    /// Place of row `row` in the window of rank 1.
     fn offset(&self, row: u32) -> ByteOffset {
         self.warp.memory.window.inline_combine_row(0, row)
     }
 }
 
 impl Deadline for InlineWarp<'_> {
-    /// True once nothing more will be written, and it has looked at one vector and at all of them since.
+    /// True after the last write and a look at one vector and at all of them.
     fn timed_out_by(&self, _deadline: u64) -> bool {
         thread::yield_now();
         let is_all = self.warp.load(Counter::Finished) != 0;
@@ -185,7 +185,7 @@ impl Tiles for InlineWarp<'_> {
 }
 
 /// Rank 0 sends rows a round, without a release and without a flag. Rank 1 waits for each word with `take`,
-/// re-arms it, and then says that it has read them. Each word that it takes must be the round's number
+/// re-arms it, and then says that it has read the rows. Each word that it takes must be the round's number
 /// times `rows`.
 fn model(weak: Weak, rows: u32, take: fn(&InlineWarp<'_>) -> bool) {
     let memory = Memory::new(weak);
@@ -220,7 +220,7 @@ fn model(weak: Weak, rows: u32, take: fn(&InlineWarp<'_>) -> bool) {
     sender.join().unwrap();
 }
 
-/// A row that is copied.
+/// Models a row that is copied.
 pub fn copy_model(weak: Weak) {
     model(weak, 1, |warp| {
         let from = Row::Inline(Rank(1), warp.offset(0));
@@ -230,7 +230,7 @@ pub fn copy_model(weak: Weak) {
     });
 }
 
-/// Two rows that are summed.
+/// Models two rows that are summed.
 pub fn sum_model(weak: Weak) {
     model(weak, 2, |warp| {
         let from = |row| warp.offset(row);

@@ -2,8 +2,8 @@
 //! so that no warp waits for another block.
 //!
 //! Assignments are numbered in groups of 32, each by one warp. The block keeps the id of every assignment,
-//! its rank among those of its group for the same expert, and a histogram: a byte for every expert and group
-//! that says how many assignments of the group are for the expert ([`BlockHistogram`]). The rank within the
+//! its rank among those of its group for the same expert, and a histogram: for every expert and group a byte
+//! with the number of assignments of the group for the expert ([`BlockHistogram`]). The rank within the
 //! expert is the sum over the groups before, plus the rank in the group.
 
 use ferry_layout::{
@@ -15,7 +15,7 @@ use crate::machine::{LANES, Machine};
 
 use core::array::from_fn;
 
-/// Bytes from the start of the block's memory to the ranks within groups. The ids stand at the start.
+/// Bytes from the start of the block's memory to the ranks within groups. The ids are at the start.
 const GROUP_RANKS: u32 = 4 * SMALL_BATCH_ASSIGNMENTS;
 /// Bytes from the start to the histogram.
 const HISTOGRAM: u32 = GROUP_RANKS + SMALL_BATCH_ASSIGNMENTS;
@@ -28,10 +28,10 @@ const VECTOR: u32 = 16;
 /// Ids that a lane has in flight. A block of 512 threads loads all ids of the largest small batch at once.
 const DEPTH: usize = 4;
 
-/// Ids on their way.
+/// Ids that are being loaded.
 pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
 
-/// The assignments of this rank, where they are a [small batch](ferry_layout::Shape::is_small_batch).
+/// The assignments of this rank, if they are a [small batch](ferry_layout::Shape::is_small_batch).
 #[derive(Clone, Copy)]
 pub struct SmallBatch {
     assignments: u32,
@@ -39,7 +39,7 @@ pub struct SmallBatch {
 }
 
 impl SmallBatch {
-    /// That of a launch, for what comes after the numbering.
+    /// Small batch of a launch, for the steps after the numbering.
     #[inline(always)]
     pub fn of(common: &Common, tokens: u32) -> Self {
         debug_assert!(common.shape.is_small_batch(tokens), "{tokens} tokens");
@@ -55,8 +55,7 @@ impl SmallBatch {
         self.assignments == 0
     }
 
-    /// What a launch with `tokens` tokens numbers as it begins: nothing where the assignments are no small
-    /// batch.
+    /// Assignments that a launch with `tokens` tokens numbers as it begins: none if they are no small batch.
     #[inline(always)]
     pub fn to_number(args: &DispatchArgs, tokens: u32) -> Self {
         let common = &args.common;
@@ -76,7 +75,7 @@ impl SmallBatch {
         BlockHistogram::of(self.assignments)
     }
 
-    /// Asks for the ids that this warp numbers first: zeros where there is nothing to number.
+    /// Loads the ids that this warp numbers first: zeros if there is nothing to number.
     #[inline(always)]
     pub fn load_ids<M: Machine>(self, machine: &M) -> Ids<M> {
         match self.is_empty() {
@@ -85,8 +84,8 @@ impl SmallBatch {
         }
     }
 
-    /// Asks for the ids from assignment `first(lane)` on, one for each step of the block's width; for the
-    /// last id again where there are fewer, as the assembler waits for conditional loads.
+    /// Loads the ids from assignment `first(lane)` on, one for each step of the block's width; the last id
+    /// again if there are fewer, as the assembler waits for conditional loads.
     #[inline(always)]
     fn load_from<M: Machine>(self, machine: &M, first: impl Fn(u32) -> u32) -> Ids<M> {
         from_fn(|step| {
@@ -97,7 +96,7 @@ impl SmallBatch {
         })
     }
 
-    /// Clears what will be used of the histogram. All warps of the block; a barrier must follow.
+    /// Clears the used part of the histogram. All warps of the block; a barrier must follow.
     #[inline(always)]
     pub fn clear<M: Machine>(self, machine: &M) {
         let bytes = self.histogram().bytes(self.experts);
@@ -112,7 +111,7 @@ impl SmallBatch {
     }
 
     /// Numbers all assignments. All warps of the block, after all have [cleared](Self::clear) the histogram;
-    /// a barrier must follow. `ids` are those that [`load_ids`](Self::load_ids) asked for.
+    /// a barrier must follow. `ids` are the result of [`load_ids`](Self::load_ids).
     #[inline(always)]
     pub fn number<M: Machine>(self, machine: &M, mut ids: Ids<M>) {
         let threads = machine.threads();
@@ -141,7 +140,7 @@ impl SmallBatch {
     }
 
     /// The ids of the group that begins with assignment `first`. Lanes after the last assignment get an id
-    /// that nobody counts.
+    /// that is not counted.
     #[inline(always)]
     fn mask<M: Machine>(self, machine: &M, first: u32, ids: M::Lanes<u32>) -> M::Lanes<u32> {
         machine.lanes(|lane| match first + lane < self.assignments {
@@ -150,7 +149,7 @@ impl SmallBatch {
         })
     }
 
-    /// The lanes with the same expert, for each lane; ids that are no expert are all the same. Compared bit
+    /// The lanes with the same expert, for each lane; ids that are no expert count as the same. Compared bit
     /// by bit, which takes a GPU less time than one instruction that matches whole words.
     #[inline(always)]
     fn alike<M: Machine>(self, machine: &M, ids: M::Lanes<u32>) -> M::Lanes<u32> {
@@ -210,8 +209,8 @@ impl SmallBatch {
         )
     }
 
-    /// The rank of an assignment within its expert, which exists: how many assignments before are for that
-    /// expert. After the numbering. For one lane.
+    /// The rank of an assignment within its expert, which exists: the number of assignments before it for
+    /// that expert. After the numbering. For one lane.
     #[inline(always)]
     pub fn expert_index<M: Machine>(self, machine: &M, index: u32, expert: u32) -> u32 {
         debug_assert!(index < self.assignments, "assignment {index}");
@@ -227,7 +226,7 @@ impl SmallBatch {
     }
 }
 
-/// How many of `lanes` are below `lane`.
+/// Number of `lanes` below `lane`.
 #[inline(always)]
 pub const fn count_below(lanes: u32, lane: u32) -> u32 {
     // Shifted out at the top rather than masked: a mask would occupy a register all the time.

@@ -1,6 +1,6 @@
 //! The rank of each assignment within its expert, among all that this source sends to that expert.
 //!
-//! A small batch is numbered by each block for itself ([`block`]), so that nobody waits for others. More
+//! Every block numbers a small batch for itself ([`block`]), so that nobody waits for others. More
 //! assignments are numbered in [`tiles`].
 
 pub mod block;
@@ -39,7 +39,7 @@ pub fn count_before<M: Machine>(
     machine.lanes(|lane| {
         let expert = machine.own(experts, lane);
         if expert >= shape.experts {
-            // No assignment, or one that goes nowhere.
+            // No assignment, or one that is not routed.
             return 0;
         }
         let index = assignment_index(shape.top_k, token, lane) as u32;
@@ -56,7 +56,7 @@ pub fn wait_until_numbered<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted
     })
 }
 
-/// How many assignments each of 32 experts gets, group `group` of them, of a small batch.
+/// Assignments of a small batch for each of 32 experts, group `group` of them.
 #[inline(always)]
 pub fn count_experts<M: Machine>(launch: &Launch<M>, group: u32) -> M::Lanes<u32> {
     let (machine, shape) = (launch.machine, &launch.common.shape);

@@ -36,7 +36,7 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
         let ids = ahead;
         ahead = read_ids(launch, first + LANES, end);
         let alike = machine.matching(ids);
-        // What the lanes before wrote can be read.
+        // Makes the writes of the lanes in the last step readable.
         machine.converge();
         machine.lanes(|lane| {
             let (at, id) = (first + lane, machine.own(ids, lane));
@@ -56,7 +56,7 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
     machine.add(Counter::TilesDone, 1);
 }
 
-/// The expert ids of 32 assignments from `first` on; of the last one before `end` again where there are
+/// The expert ids of 32 assignments from `first` on; that of the last one before `end` again if there are
 /// fewer.
 #[inline(always)]
 fn read_ids<M: Machine>(launch: &Launch<M>, first: u32, end: u32) -> M::Lanes<u32> {
@@ -66,7 +66,7 @@ fn read_ids<M: Machine>(launch: &Launch<M>, first: u32, end: u32) -> M::Lanes<u3
     })
 }
 
-/// The lanes that have an assignment, where `left` are left.
+/// The lanes that have an assignment, if `left` are left.
 #[inline(always)]
 fn valid_lanes(left: u32) -> u32 {
     if left < LANES {
@@ -76,8 +76,8 @@ fn valid_lanes(left: u32) -> u32 {
     }
 }
 
-/// Turns the counts of each tile, of 32 experts, into exclusive prefix sums over the tiles. Gives how many
-/// assignments each of these experts gets.
+/// Turns the counts of each tile, for 32 experts, into exclusive prefix sums over the tiles. Returns the
+/// number of assignments for each of these experts.
 #[inline(always)]
 pub fn scan_tiles<M: Machine>(launch: &Launch<M>, tiles: u32, task: u32) -> M::Lanes<u32> {
     let (machine, common) = (launch.machine, launch.common);
@@ -86,7 +86,7 @@ pub fn scan_tiles<M: Machine>(launch: &Launch<M>, tiles: u32, task: u32) -> M::L
         let expert = task * LANES + lane;
         let at =
             |tile: u32| tile_counts_index(experts, tile as u64) + expert.min(experts - 1) as u64;
-        // Read again rather than branch.
+        // Repeats loads rather than branch.
         let read = |first: u32| {
             core::array::from_fn::<u32, DEPTH, _>(|step| {
                 machine.read(Table::TileCounts, at((first + step as u32).min(tiles - 1)))
@@ -113,7 +113,7 @@ pub fn scan_tiles<M: Machine>(launch: &Launch<M>, tiles: u32, task: u32) -> M::L
     })
 }
 
-/// The rank of each of a token's assignments within its expert, once the tiles are scanned.
+/// The rank of each of a token's assignments within its expert, after the tiles are scanned.
 #[inline(always)]
 pub fn read_ranks_in_expert<M: Machine>(
     launch: &Launch<M>,
