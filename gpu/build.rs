@@ -1,14 +1,14 @@
-//! Says which generation the kernels are compiled for, in a form that does not depend on the code generator:
-//! `cfg(ferry_sm = "90")` holds for sm_90 and whatever has all its instructions. Each compiler has names of
-//! its own for this, and one of them does not know the generation at all.
+//! Sets the generation for which the kernels are compiled, in a form that does not depend on the code
+//! generator: `cfg(ferry_sm = "90")` holds for sm_90 and every architecture that has all its instructions.
+//! Each compiler has its own names for this, and one of them does not know the generation at all.
 //!
-//! The stock compiler tells by its target features. `rustc_codegen_nvvm` compiles for a generation that it
-//! can, and `cargo xtask build-ptx --backend nvvm` says in `FERRY_NVVM_ARCH` for which one it is meant. Then
+//! The stock compiler reports it in its target features. `rustc_codegen_nvvm` compiles for a generation that
+//! it supports, and `cargo xtask build-ptx --backend nvvm` names the intended one in `FERRY_NVVM_ARCH`. Then
 //! `cfg(ferry_nvvm)` holds, too.
 
 use std::env;
 
-/// Generations that the sources ask for, and the architectures that have their instructions.
+/// Generations that the sources test for, and the architectures that have their instructions.
 const GENERATIONS: [(&str, &[&str]); 3] = [
     ("89", &["sm_90a", "sm_100a"]),
     ("90", &["sm_90a", "sm_100a"]),

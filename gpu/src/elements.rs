@@ -1,4 +1,4 @@
-//! The elements of a token on their way to what encodes them.
+//! Elements of a token that are about to be encoded.
 
 use ferry_protocol::LANES;
 
@@ -11,21 +11,21 @@ pub const TILE_ELEMENTS: u32 = LANES * LANE_ELEMENTS;
 
 /// A token's elements, tile by tile.
 pub trait Elements {
-    /// Before the first tile, which begins at element `tile`. All lanes.
+    /// Prepares for the first tile, which begins at element `tile`. All lanes.
     ///
     /// # Safety
     /// The token has `end` elements.
     unsafe fn begin(&mut self, tile: u32, end: u32);
-    /// This lane's elements of the tile that begins at element `tile`, the next one; from element `end` on,
-    /// anything. Ranges end where groups and words of scales end, so that nothing that is stored depends on
-    /// those. All lanes.
+    /// Returns this lane's elements of the tile that begins at element `tile`, the next one; arbitrary values
+    /// from element `end` on. Ranges end at the end of groups and of words of scales, so nothing that is
+    /// stored depends on those. All lanes.
     ///
     /// # Safety
     /// The token has `end` elements.
     unsafe fn take(&mut self, tile: u32, end: u32) -> [Vector; 2];
 }
 
-/// Elements as they stand in the input.
+/// Elements in the input.
 pub struct Input {
     /// The token: BF16.
     pub source: u64,
@@ -33,7 +33,7 @@ pub struct Input {
     pub loads_ahead: bool,
     /// This lane.
     pub lane: u32,
-    /// Those that are on their way.
+    /// Elements that are being loaded.
     pub ahead: [Vector; 2],
 }
 
@@ -41,14 +41,14 @@ impl Elements for Input {
     #[inline(always)]
     unsafe fn begin(&mut self, tile: u32, end: u32) {
         if self.loads_ahead {
-            // SAFETY: the caller's promise.
+            // SAFETY: the token has `end` elements: documented on `Elements::begin`.
             self.ahead = unsafe { load_elements(self.source, self.lane, tile, end) };
         }
     }
 
     #[inline(always)]
     unsafe fn take(&mut self, tile: u32, end: u32) -> [Vector; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the token has `end` elements: documented on `Elements::take`.
         let load = |tile| unsafe { load_elements(self.source, self.lane, tile, end) };
         if !self.loads_ahead {
             return load(tile);

@@ -1,5 +1,5 @@
-//! Formats on a GPU: how a lane's 16 elements become payload and scales. The arithmetic is
-//! `ferry-layout`'s; conversions are instructions where the target has them.
+//! Formats on a GPU: a lane's 16 elements as payload and scales. The arithmetic is `ferry-layout`'s;
+//! conversions are instructions if the target has them.
 
 use ferry_layout::fp8::{self, Divisor};
 use ferry_layout::{avoid_sentinel, mxfp4, mxfp8, nvfp4};
@@ -10,9 +10,9 @@ use crate::elements::{Elements, LANE_ELEMENTS, TILE_ELEMENTS, load_elements};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
 
-/// What a lane's elements became.
+/// Encoded elements of a lane.
 pub struct Encoded {
-    /// Its payload: 16 bytes, or 8 in the first half.
+    /// Their payload: 16 bytes, or 8 in the first half.
     pub payload: Vector,
     /// The scale of the lane's group: a code, or the bits of an f32.
     pub scale: u32,
@@ -20,7 +20,7 @@ pub struct Encoded {
 
 /// A format with scales.
 pub trait Encoder {
-    /// Bytes that a lane's elements become.
+    /// Bytes of payload of a lane's elements.
     const PAYLOAD_BYTES: u32;
     /// Lanes that share a scale.
     const GROUP_LANES: u32;
@@ -30,8 +30,8 @@ pub trait Encoder {
     /// Encodes the lane's elements. All lanes.
     fn encode(&self, values: &[f32; 16]) -> Encoded;
 
-    /// On every lane whose number is a multiple of [`Encoder::WORD_LANES`], a word of the scales that
-    /// [`encode`](Self::encode) gave. All lanes.
+    /// A word of the scales that [`encode`](Self::encode) returned, on every lane whose number is a multiple
+    /// of [`Encoder::WORD_LANES`]. All lanes.
     #[inline(always)]
     fn scales(scale: u32) -> u32 {
         if Self::WORD_LANES == Self::GROUP_LANES {
@@ -50,14 +50,14 @@ pub struct Mxfp8;
 pub struct Mxfp4;
 /// NVFP4 under a global scale.
 pub struct Nvfp4 {
-    /// What scales are multiplied with.
+    /// Factor of scales.
     pub global: f32,
     /// `1.0 / global`.
     pub inverse: f32,
 }
 
 impl Nvfp4 {
-    /// Under `global`.
+    /// Encoder under the global scale `global`.
     #[inline(always)]
     pub fn new(global: f32) -> Self {
         Self {
@@ -70,8 +70,8 @@ impl Nvfp4 {
 /// The largest magnitude of a lane's elements; a NaN does not count.
 #[inline(always)]
 pub fn largest(values: &[f32; 16]) -> f32 {
-    // Two chains, since each step waits for the one before. One may begin with a NaN: the other
-    // does not.
+    // Two chains, since each step waits for the one before. One chain may begin with a NaN: the other does
+    // not.
     let (mut even, mut odd) = (number::larger(0.0, values[0]), values[1]);
     core::array::from_fn::<(), 7, _>(|index| {
         even = number::larger(even, values[2 * index + 2]);
@@ -92,7 +92,7 @@ pub fn larger_of_partner(amax: f32, lanes: u32) -> f32 {
 /// Sixteen elements as e4m3, after `divide`.
 #[inline(always)]
 fn e4m3(values: &[f32; 16], divide: impl Fn(f32) -> f32) -> Vector {
-    // Spelled out: the compiler does not unroll this where e4m3 is made by hand.
+    // Spelled out: the compiler does not unroll this on targets without an instruction for e4m3.
     [
         e4m3_word::<0>(values, &divide),
         e4m3_word::<4>(values, &divide),
@@ -171,7 +171,7 @@ impl Encoder for Mxfp4 {
     }
 }
 
-/// As [`nvfp4::multiplier`].
+/// Returns the same as [`nvfp4::multiplier`].
 #[inline(always)]
 pub fn multiplier(scale: u8, inverse_global: f32) -> f32 {
     let value = number::f32_of_e4m3(scale);
@@ -194,9 +194,9 @@ impl Encoder for Nvfp4 {
     }
 }
 
-/// Where an encoded token goes.
+/// Destination of an encoded token.
 pub trait Target: Copy {
-    /// Whether a lane may ask others where it is, so that all lanes work it out together.
+    /// Whether a lane may ask others for the destination, so that all lanes compute it together.
     const ASKS_LANES: bool;
 
     /// The address of its payload.
@@ -204,23 +204,23 @@ pub trait Target: Copy {
     /// Stores word `index` of its scales. For one lane.
     ///
     /// # Safety
-    /// It has such a word.
+    /// The destination has such a word.
     unsafe fn store_scales(self, index: u32, word: u32);
     /// Stores the token's own scale. For one lane.
     ///
     /// # Safety
-    /// It has a place for one.
+    /// The destination has a place for it.
     unsafe fn store_row_scale(self, scale: u16);
 }
 
 /// A row of a window: payload, scales, the row's own scale.
 #[derive(Clone, Copy)]
 pub struct WindowTarget {
-    /// Where it begins.
+    /// Start of the row.
     pub row: u64,
-    /// Bytes to its scales.
+    /// Bytes from the start to its scales.
     pub scales_start: u32,
-    /// Bytes to its own scale.
+    /// Bytes from the start to its own scale.
     pub row_scale_start: u32,
 }
 
@@ -235,13 +235,13 @@ impl Target for WindowTarget {
     #[inline(always)]
     unsafe fn store_scales(self, index: u32, word: u32) {
         let at = self.row + (self.scales_start + 4 * index) as u64;
-        // SAFETY: the caller's promise.
+        // SAFETY: the row has word `index` of scales: documented on `Target::store_scales`.
         unsafe { memory::store_relaxed_u32(at, avoid_sentinel(word)) };
     }
 
     #[inline(always)]
     unsafe fn store_row_scale(self, scale: u16) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the row has a place for its own scale: documented on `Target::store_row_scale`.
         unsafe { memory::store_u32(self.row + self.row_scale_start as u64, scale as u32) };
     }
 }
@@ -253,7 +253,7 @@ pub struct OutputTarget {
     pub payload: u64,
     /// The first word of its scales.
     pub scales: u64,
-    /// Words from one of these to the next.
+    /// Words between two consecutive ones.
     pub stride: u64,
     /// Its own scale.
     pub row_scale: u64,
@@ -269,18 +269,18 @@ impl Target for OutputTarget {
 
     #[inline(always)]
     unsafe fn store_scales(self, index: u32, word: u32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the row has word `index` of scales: documented on `Target::store_scales`.
         unsafe { memory::store_u32_kept(self.scales + 4 * (index as u64 * self.stride), word) };
     }
 
     #[inline(always)]
     unsafe fn store_row_scale(self, scale: u16) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the row has a place for its own scale: documented on `Target::store_row_scale`.
         unsafe { memory::store_u16(self.row_scale, scale) };
     }
 }
 
-/// A token on its way into rows.
+/// A token that is encoded into rows.
 pub struct EncodedRow<To> {
     /// The token: BF16.
     pub source: u64,
@@ -288,9 +288,9 @@ pub struct EncodedRow<To> {
     pub elements: u32,
     /// This lane.
     pub lane: u32,
-    /// The rows that it goes to, as bits.
+    /// Its rows, as bits.
     pub targets: u64,
-    /// Where each of them is.
+    /// Destination of each row.
     pub to: To,
 }
 
@@ -307,8 +307,8 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         }
     }
 
-    /// As [`each_target`](Self::each_target), of top-k slots, of which there are at most 32: a word
-    /// of 32 bits takes half the instructions of one of 64.
+    /// Calls `each` for every top-k slot, of which there are at most 32: a word of 32 bits takes half the
+    /// instructions of one of 64.
     #[inline(always)]
     fn each_slot(&self, each: impl Fn(T)) {
         let mut left = self.targets as u32;
@@ -317,7 +317,7 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         }
     }
 
-    /// As [`each_target`](Self::each_target), on the lanes that are `active`. All lanes.
+    /// Calls `each` for every row, on the lanes that are `active`. All lanes.
     #[inline(always)]
     fn each_target_of(&self, active: bool, each: impl Fn(T)) {
         if T::ASKS_LANES {
@@ -331,10 +331,10 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         }
     }
 
-    /// Encodes what makes a span of the payload, and the scales of its groups. All lanes.
+    /// Encodes the elements of a byte range of the payload, and the scales of its groups. All lanes.
     ///
     /// # Safety
-    /// The token has its elements, and each row payload and scales for them.
+    /// The token has its elements, and each row has payload and scales for them.
     #[inline(always)]
     pub unsafe fn encode<E: Encoder>(
         &self,
@@ -345,7 +345,7 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
         let element = |byte: u32| byte / E::PAYLOAD_BYTES * LANE_ELEMENTS;
         let (mut tile, end) = (element(range.start), element(range.end));
         let mut scales = Scales::<E>::new(tile, end);
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the token has `end` elements: documented above.
         unsafe { elements.begin(tile, end) };
         while tile < end {
             // SAFETY: as above.
@@ -382,7 +382,7 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
     pub unsafe fn largest(&self) -> f32 {
         let (mut tile, mut amax) = (0, 0.0);
         while tile < self.elements {
-            // SAFETY: the caller's promise.
+            // SAFETY: the token has `self.elements` elements: documented above.
             let (this, next) = unsafe {
                 let load = |tile| load_elements(self.source, self.lane, tile, self.elements);
                 (load(tile), load(tile + TILE_ELEMENTS))
@@ -403,7 +403,7 @@ impl<T: Target, To: Fn(u32) -> T> EncodedRow<To> {
     /// The rows have a place for one.
     #[inline(always)]
     pub unsafe fn store_row_scale(&self, scale: u16) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rows have a place for it: documented above.
         self.each_target_of(self.lane == 0, |row| unsafe { row.store_row_scale(scale) });
     }
 }
@@ -417,13 +417,13 @@ pub fn values(halves: [Vector; 2]) -> [f32; 16] {
     })
 }
 
-/// Words of scales, collected until every lane has one: small stores are dear on the wire.
+/// Words of scales, collected until every lane has one: small stores are expensive on the wire.
 struct Scales<E> {
     /// This lane's.
     words: u32,
-    /// The row's word that lane 0 holds.
+    /// Index, in the row, of the word that lane 0 holds.
     first: u32,
-    /// The row's word after the last.
+    /// Index after the row's last word.
     end: u32,
     /// Words that lanes hold.
     held: u32,
@@ -434,7 +434,7 @@ impl<E: Encoder> Scales<E> {
     /// Words of a tile.
     const TILE_WORDS: u32 = LANES / E::WORD_LANES;
 
-    /// For elements `start..end`.
+    /// Words of elements `start..end`.
     #[inline(always)]
     fn new(start: u32, end: u32) -> Self {
         Self {

@@ -1,8 +1,8 @@
-//! The entries of kernels with options, for an epilogue.
+//! Entries of kernels with options, for an epilogue.
 
-/// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under
-/// the names that the host looks for. `cargo xtask build-ptx --manifest-path` makes PTX of it. With this
-/// crate's feature `nvshmem` also those that reach ranks of other nodes.
+/// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under the names
+/// that the host expects. `cargo xtask build-ptx --manifest-path` compiles it to PTX. With this crate's
+/// feature `nvshmem` also those that reach ranks of other nodes.
 ///
 /// ```text
 /// #![no_std]
@@ -40,7 +40,7 @@ macro_rules! kernels_with_epilogue {
     };
 }
 
-/// Declares those that reach ranks of other nodes. Part of
+/// Declares the kernels that reach ranks of other nodes. Part of
 /// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
 #[cfg(feature = "nvshmem")]
 #[doc(hidden)]
@@ -62,9 +62,8 @@ macro_rules! shmem_kernels_with_options {
     ($epilogue:ty) => {};
 }
 
-/// Declares a kernel: its name, whether ranks of other nodes are among the peers, the protocol's
-/// function, and of a combine the epilogue. Part of
-/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// Declares a kernel from its name, whether ranks of other nodes are among the peers, the protocol's
+/// function, and for a combine the epilogue. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernel_with_options {

@@ -1,4 +1,4 @@
-//! How a kernel is declared.
+//! Declaration of kernels.
 
 /// Declares a kernel: the host launches it by its name, and passes its one argument by value.
 ///
@@ -21,7 +21,7 @@ macro_rules! kernel {
     };
 }
 
-/// The same for `rustc_codegen_nvvm`, which knows kernels by an attribute.
+/// Declares a kernel for `rustc_codegen_nvvm`, which marks kernels by an attribute.
 #[cfg(ferry_nvvm)]
 #[macro_export]
 macro_rules! kernel {

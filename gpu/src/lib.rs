@@ -1,10 +1,10 @@
-//! What kernels are made of: the protocol's machine on a GPU, encoders and the fused SiLU. Has no entries:
-//! `ferry-kernels` declares Ferry's, and a crate of yours can declare others with the same parts
+//! Parts of which kernels are built: the protocol's machine on a GPU, encoders and the fused SiLU. Has no
+//! entries: `ferry-kernels` declares Ferry's, and a crate of yours can declare others with the same parts
 //! (`kernels_with_epilogue!`).
 //!
-//! Empty for every other target. `machine` is what the protocol runs on, `ptx` one function per
-//! instruction, `shmem` the way to ranks of other nodes, with the feature `nvshmem`. A crate that is linked
-//! with this one gets its panic handler, which traps.
+//! Empty for every other target. `machine` runs the protocol, `ptx` has one function per instruction, and
+//! `shmem`, with the feature `nvshmem`, reaches ranks of other nodes. A crate that is linked with this one
+//! gets its panic handler, which traps.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -51,8 +51,8 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     ptx::thread::trap()
 }
 
-/// Tells the host what memory layout the kernels were built from. Every PTX that is linked with this crate
-/// has it.
+/// Fingerprint by which the host checks the memory layout that the kernels were built from. In every PTX that
+/// is linked with this crate.
 #[cfg(target_arch = "nvptx64")]
 #[allow(non_upper_case_globals)]
 #[unsafe(no_mangle)]

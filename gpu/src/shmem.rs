@@ -1,21 +1,20 @@
 //! NVSHMEM, for peers whose windows are not mapped.
 //!
-//! Addresses are symmetric: the own window's address of the same place.
+//! Addresses are symmetric: those of the same place in the own window.
 
 use core::ffi::c_int;
 
 use nvshmem_sys::device::{SIGNAL_SET, nvshmemx_putmem_signal_nbi_warp, nvshmemx_signal_op};
 
-/// Sends `bytes` from `from` to the same-named place `to` of `peer`, then sets its word
-/// `signal`. NVSHMEM orders the signal after the data of the same call, on every transport.
-/// All lanes.
+/// Sends `bytes` bytes from `from` to the place `to` of `peer`, then sets its word `signal`. NVSHMEM orders
+/// the signal after the data of the same call, on every transport. All lanes.
 ///
 /// # Safety
-/// All three addresses lie in the symmetric heap, `from` and `to` with `bytes` behind them; the
-/// module is registered with NVSHMEM; `from` stays as it is until the peer has answered.
+/// All three addresses lie in the symmetric heap, and `from` and `to` have `bytes` bytes; the module is
+/// registered with NVSHMEM; `from` does not change until the peer has answered.
 #[inline(always)]
 pub unsafe fn put_signal(peer: u32, to: u64, from: u64, bytes: u32, signal: u64, value: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: symmetric addresses with `bytes` bytes, of which `from` does not change: documented above.
     unsafe {
         nvshmemx_putmem_signal_nbi_warp(
             to as *mut _,
@@ -35,6 +34,6 @@ pub unsafe fn put_signal(peer: u32, to: u64, from: u64, bytes: u32, signal: u64,
 /// The address lies in the symmetric heap; the module is registered with NVSHMEM.
 #[inline(always)]
 pub unsafe fn signal(peer: u32, signal: u64, value: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: a symmetric address: documented above.
     unsafe { nvshmemx_signal_op(signal as *mut u64, value, SIGNAL_SET, peer as c_int) }
 }

@@ -14,7 +14,7 @@ pub struct Sigmoids {
 }
 
 impl Sigmoids {
-    /// Computes them. Called once in a launch, by all threads of the block.
+    /// Computes the table. Called once in a launch, by all threads of the block.
     #[inline(always)]
     pub fn fill(place: Storage, activation: Activation) -> Self {
         let places = GateRange::of(activation);
@@ -25,12 +25,12 @@ impl Sigmoids {
         }
     }
 
-    /// Of the BF16s in the low and the high half.
+    /// The sigmoids of the BF16s in the low and the high half.
     #[inline(always)]
     pub fn of_pair(self, pair: u32) -> (f32, f32) {
         let offsets = self.places.offsets(pair, number::distances);
         let (low, high) = number::halves(offsets);
-        // SAFETY: offsets of places.
+        // SAFETY: offsets of places of the table.
         unsafe { (self.table.at(low), self.table.at(high)) }
     }
 }

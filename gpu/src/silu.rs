@@ -1,5 +1,5 @@
-//! The fused SiLU: a warp takes 512 output columns of a row at a time. Memory is its limit,
-//! so the next columns are loaded while these become outputs, and many warps share a multiprocessor.
+//! The fused SiLU: a warp takes 512 output columns of a row at a time. Memory is its limit, so the next
+//! columns are loaded while the last ones become outputs, and many warps share a multiprocessor.
 
 use ferry_layout::silu::Activation;
 use ferry_layout::{ScaleLayout, SiluArgs, TokenFormat, scale_placement};
@@ -13,18 +13,18 @@ use crate::ptx::number::{self, Instructions};
 use crate::ptx::thread;
 use crate::sigmoids::Sigmoids;
 
-/// Reads gate and up, writes the activation in the token format. Any number of blocks of any
-/// multiple of 32 threads; waits for nothing.
+/// Reads gate and up, writes the activation in the token format. Any number of blocks of any multiple of 32
+/// threads; waits for nothing.
 ///
 /// # Safety
 /// The host built `args`: its addresses are live allocations of the sizes that they say.
 #[inline(always)]
 pub unsafe fn fused_silu(args: &SiluArgs) {
     let warp = Warp::new(args);
-    // SAFETY: the host's promise.
+    // SAFETY: the addresses of `args` are live allocations of the sizes that they say: documented above.
     unsafe {
         let format = TokenFormat::of_number(args.format);
-        // Each arm names its format anew, so that what depends on it is known there.
+        // Each arm names its format anew, which makes it a constant there.
         match format {
             TokenFormat::Bf16 => warp.run(TokenFormat::Bf16, |_| Bf16),
             TokenFormat::BlockwiseFp8 => {
@@ -44,11 +44,14 @@ pub unsafe fn fused_silu(args: &SiluArgs) {
 /// BF16: no scales, and twice the bytes of an encoder's payload.
 struct Bf16;
 
-/// What makes outputs of values.
+/// Conversion of values to outputs.
 trait Output {
-    /// Stores a lane's 16 outputs, number `at` of the tensor, if `active`, and gives the scale.
+    /// Stores a lane's 16 outputs, number `at` of the tensor, if `active`, and returns their scale.
+    ///
+    /// # Safety
+    /// If `active`, `output` has these outputs.
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32;
-    /// Lanes that share a scale; 0 where there are none.
+    /// Lanes that share a scale; 0 if there are no scales.
     const GROUP_LANES: u32;
     /// Scales of a word.
     const WORD_SCALES: u32;
@@ -62,7 +65,7 @@ impl Output for Bf16 {
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
         let pair = |index: usize| number::bf16_pair(values[2 * index], values[2 * index + 1]);
         let at = output + 32 * at;
-        // SAFETY: the caller's promise.
+        // SAFETY: `output` has these outputs if `active`: documented on `Output::store`.
         unsafe {
             memory::store_vector(at, [pair(0), pair(1), pair(2), pair(3)], active);
             memory::store_vector(at + 16, [pair(4), pair(5), pair(6), pair(7)], active);
@@ -79,7 +82,7 @@ impl<E: Encoder> Output for E {
     unsafe fn store(&self, output: u64, at: u64, values: &[f32; 16], active: bool) -> u32 {
         let Encoded { payload, scale } = self.encode(values);
         let at = output + E::PAYLOAD_BYTES as u64 * at;
-        // SAFETY: the caller's promise.
+        // SAFETY: `output` has these outputs if `active`: documented on `Output::store`.
         unsafe {
             match E::PAYLOAD_BYTES {
                 16 => memory::store_vector(at, payload, active),
@@ -99,7 +102,7 @@ struct Warp<'a> {
     table: Storage,
 }
 
-/// An expert, as a row finds it.
+/// An expert and its rows.
 #[derive(Clone, Copy)]
 struct Expert {
     index: u32,
@@ -109,7 +112,7 @@ struct Expert {
     block: u32,
 }
 
-/// A row with the expert that it belongs to.
+/// A row and its expert.
 #[derive(Clone, Copy)]
 struct ExpertRow {
     row: u32,
@@ -120,12 +123,12 @@ struct ExpertRow {
 #[derive(Clone, Copy)]
 struct Tile {
     row: u32,
-    /// The first of them.
+    /// The first of these columns.
     column: u32,
 }
 
 impl Tile {
-    /// Number `index` of all, row by row.
+    /// Tile `index` of all, row by row.
     #[inline(always)]
     fn of(index: u32, columns: u32) -> Self {
         let in_row = columns.div_ceil(TILE_ELEMENTS);
@@ -135,7 +138,7 @@ impl Tile {
         }
     }
 
-    /// So many further.
+    /// The tile `step` further on.
     #[inline(always)]
     fn plus(self, step: Self, columns: u32) -> Self {
         let (row, column) = (self.row + step.row, self.column + step.column);
@@ -152,13 +155,13 @@ impl Tile {
 /// Sixteen numbers.
 type Values = [f32; 16];
 
-/// Which halves of what [`Warp::load`] gave are gates, and which ups.
+/// Arrangement of gates and ups in the result of [`Warp::load`].
 trait Arrangement: Copy {
-    /// Two neighbours' gates and ups: `pair` counts them from 0.
+    /// The gates and ups of two neighbours: `pair` counts them from 0.
     fn pairs(self, loaded: &[Vector; 4], pair: usize) -> Pairs;
 }
 
-/// Two neighbours' gates and ups.
+/// Gates and ups of two neighbours.
 struct Pairs {
     /// The gates as BF16.
     gates: u32,
@@ -167,11 +170,11 @@ struct Pairs {
     up: (f32, f32),
 }
 
-/// All gates of a row stand before its ups.
+/// All gates of a row precede its ups.
 #[derive(Clone, Copy)]
 struct GatesFirst;
 
-/// They stand side by side.
+/// Each gate is followed by its up.
 #[derive(Clone, Copy)]
 struct Interleaved;
 
@@ -201,15 +204,15 @@ impl Arrangement for Interleaved {
     }
 }
 
-/// Sixteen values from what [`Warp::load`] gave, two by two.
+/// Sixteen values from the result of [`Warp::load`], two by two.
 #[inline(always)]
 fn values(
     loaded: &[Vector; 4],
     arrangement: impl Arrangement,
     apply: impl Fn(Pairs) -> (f32, f32),
 ) -> Values {
-    // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time
-    // leave the registers.
+    // Spelled out: the compiler does not unroll so much, and arrays that are indexed at run time leave the
+    // registers.
     let at = |pair: usize| apply(arrangement.pairs(loaded, pair));
     let [a, b, c, d] = [at(0), at(1), at(2), at(3)];
     let [e, f, g, h] = [at(4), at(5), at(6), at(7)];
@@ -230,11 +233,13 @@ impl<'a> Warp<'a> {
         }
     }
 
+    /// First row of an expert, or, after the last one, the end of all rows.
+    ///
     /// # Safety
-    /// The host built the arguments, here and below.
+    /// The host built the arguments. Every unsafe method of [`Warp`] requires this.
     #[inline(always)]
     unsafe fn row_offset(&self, expert: u32) -> u32 {
-        // SAFETY: the caller's promise; nobody writes there meanwhile.
+        // SAFETY: the host's `row_offsets` have `experts + 1` words, and nobody writes there meanwhile.
         unsafe { memory::load_constant_u32(self.args.row_offsets + 4 * expert as u64) }
     }
 
@@ -242,26 +247,27 @@ impl<'a> Warp<'a> {
     unsafe fn input_scale(&self, expert: u32) -> f32 {
         match self.args.input_scales {
             0 => 1.0,
-            // SAFETY: the caller's promise; nobody writes there meanwhile.
+            // SAFETY: the host's `input_scales` have a word for each expert, and nobody writes there
+            // meanwhile.
             at => f32::from_bits(unsafe { memory::load_constant_u32(at + 4 * expert as u64) }),
         }
     }
 
-    /// The expert that `row`, which has one, belongs to: `last` or a later one. All lanes.
+    /// The expert of `row`, which has one: `last` or a later one. All lanes.
     #[inline(always)]
     unsafe fn expert_of(&self, row: u32, last: Expert) -> Expert {
         let mut first = last.index;
         loop {
             let expert = (first + self.lane).min(self.args.experts - 1);
-            // SAFETY: the caller's promise.
+            // SAFETY: there are `experts + 1` row offsets.
             let end = unsafe { self.row_offset(expert + 1) };
             let behind = thread::ballot(row < end);
             if behind != 0 || first + LANES >= self.args.experts {
                 let index = first + behind.trailing_zeros();
-                // SAFETY: the caller's promise.
+                // SAFETY: `index` is the expert of `row`.
                 let start = unsafe { self.row_offset(index) };
                 let end = thread::broadcast(end, index - first);
-                // SAFETY: the caller's promise.
+                // SAFETY: as above.
                 let block = unsafe { self.first_block(index, start) };
                 return Expert {
                     index,
@@ -274,7 +280,7 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// Sixteen gates and ups of this lane, from column `column` of a row on.
+    /// Loads sixteen gates and ups of this lane, from column `column` of a row on.
     #[inline(always)]
     unsafe fn load(&self, row: u32, column: u32, active: bool) -> [Vector; 4] {
         let columns = self.args.columns as u64;
@@ -295,15 +301,15 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// Works on this warp's rows and columns. `output` makes the encoder for an expert.
+    /// Works on this warp's rows and columns. `output` returns the encoder of an expert.
     #[inline(always)]
     unsafe fn run<O: Output>(&self, format: TokenFormat, output: impl Fn(u32) -> O) {
         let args = self.args;
         let silu = Activation::Silu;
         let (alpha, limit) = (args.alpha, args.limit);
         let clamped = Activation::Clamped { alpha, limit };
-        // A loop for each, so that none has a branch among the elements.
-        // SAFETY: the caller's promise.
+        // A loop for each case, so that none has a branch among the elements.
+        // SAFETY: the host built the arguments: documented on `row_offset`.
         unsafe {
             match (args.clamped != 0, args.interleaved != 0) {
                 (false, false) => self.run_with(format, output, GatesFirst, silu),
@@ -314,7 +320,7 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// As [`run`](Self::run). `activation` and `arrangement` are this launch's.
+    /// Runs [`run`](Self::run) with this launch's `activation` and `arrangement`.
     #[inline(always)]
     unsafe fn run_with<O: Output>(
         &self,
@@ -324,12 +330,12 @@ impl<'a> Warp<'a> {
         activation: Activation,
     ) {
         let args = self.args;
-        // SAFETY: the caller's promise.
+        // SAFETY: there are `experts + 1` row offsets.
         let rows = unsafe { self.row_offset(args.experts) };
         let rows = rows.min(args.row_capacity as u32);
         let needs_expert = args.scales_offsets != 0 || args.input_scales != 0;
         let lane_column = self.lane * LANE_ELEMENTS;
-        // SAFETY: the caller's promise.
+        // SAFETY: active only inside the rows of the host's input.
         let load = |tile: Tile| unsafe {
             let column = tile.column + lane_column;
             self.load(tile.row, column, tile.row < rows && column < args.columns)
@@ -339,13 +345,13 @@ impl<'a> Warp<'a> {
         let mut expert = Expert {
             index: 0,
             start: 0,
-            // Who needs none never looks for one.
+            // Without `needs_expert` no row looks for its expert.
             end: if needs_expert { 0 } else { u32::MAX },
             block: 0,
         };
         let mut encoder = output(0);
         let mut loaded = load(tile);
-        // While that is on its way.
+        // While the first tile is being loaded.
         let sigmoids = Sigmoids::fill(self.table, activation);
         let apply = |Pairs { gates, gate, up }: Pairs| {
             let sigmoid = sigmoids.of_pair(gates);
@@ -356,19 +362,19 @@ impl<'a> Warp<'a> {
         };
         while tile.row < rows {
             let values = values(&loaded, arrangement, apply);
-            // Not before: what is loaded then takes the places of what was used, and no copies.
+            // Not before: the new values then take the registers of the old ones, without copies.
             let following = tile.plus(step, args.columns);
             loaded = load(following);
             let (row, column) = (tile.row, tile.column + lane_column);
             if row >= expert.end {
-                // SAFETY: the caller's promise.
+                // SAFETY: `row` is below the last row offset, so it has an expert.
                 expert = unsafe { self.expert_of(row, expert) };
                 encoder = output(expert.index);
             }
             let in_row = args.columns / LANE_ELEMENTS;
             let at = row as u64 * in_row as u64 + (column / LANE_ELEMENTS) as u64;
             let active = column < args.columns;
-            // SAFETY: the caller's promise; active only inside the row.
+            // SAFETY: the host's output and scales have this row; active only inside it.
             unsafe {
                 let scale = encoder.store(args.output, at, &values, active);
                 if O::GROUP_LANES != 0 && self.lane.is_multiple_of(O::GROUP_LANES.max(1)) {
@@ -379,8 +385,8 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// Stores the scale of the group that `column` is in, of a row. Each by itself: putting them
-    /// together takes more instructions than storing them.
+    /// Stores the scale of the group of `column` of a row. Each scale by itself: combining them takes more
+    /// instructions than storing them.
     #[inline(always)]
     unsafe fn store_scale<O: Output>(
         &self,
@@ -397,7 +403,7 @@ impl<'a> Warp<'a> {
         let ExpertRow { row, expert } = of;
         let group = column / (LANE_ELEMENTS * O::GROUP_LANES);
         let (word, place) = (group / O::WORD_SCALES, group % O::WORD_SCALES);
-        // SAFETY: the caller's promise.
+        // SAFETY: the word is among the `scale_words` words of the host's scales.
         unsafe {
             let first = args.first_scale(format, row, row - expert.start, expert.block);
             let index = first + word as u64 * args.scale_stride(format) as u64;
@@ -411,20 +417,21 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// The first block of an expert's tiled scales.
+    /// First block of an expert's tiled scales.
     #[inline(always)]
     unsafe fn first_block(&self, expert: u32, start: u32) -> u32 {
         match self.args.scales_offsets {
             0 => 0,
             at => {
-                // SAFETY: the caller's promise; nobody writes there meanwhile.
+                // SAFETY: the host's `scales_offsets` have a word for each expert, and nobody writes there
+                // meanwhile.
                 let offset = unsafe { memory::load_constant_u32(at + 4 * expert as u64) };
                 scale_placement::first_block(start, offset)
             }
         }
     }
 
-    /// Zeros for the scales of the rows that an expert's last block has and the expert has not.
+    /// Writes zeros for the scales of the rows that an expert's last block has and the expert has not.
     #[inline(always)]
     unsafe fn clear_unused(&self, format: TokenFormat) {
         let args = self.args;
@@ -434,7 +441,8 @@ impl<'a> Warp<'a> {
         let words = format.sizes().scale_words(args.columns);
         for task in (self.warp..args.experts * words).step_by(self.warps as usize) {
             let (index, word) = (task / words, task % words);
-            // SAFETY: the caller's promise.
+            // SAFETY: the expert exists, and the words are among the `scale_words` words of the host's
+            // scales.
             unsafe {
                 let start = self.row_offset(index);
                 let rows = self.row_offset(index + 1) - start;

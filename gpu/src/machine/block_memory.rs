@@ -1,4 +1,4 @@
-//! The memory of a block, as the protocol has it: shared memory of the GPU.
+//! The protocol's memory of a block: shared memory of the GPU.
 
 use ferry_layout::Arguments;
 use ferry_protocol::BlockMemory;
@@ -38,22 +38,22 @@ impl<A: Arguments, const SHMEM: bool> BlockMemory for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn count_in_block(&self, at: u32) {
-        // SAFETY: the protocol stays inside the block's memory, and counts in words that it has
-        // stored, and not loaded.
+        // SAFETY: the protocol stays inside the block's memory, and counts in words that it has stored, and
+        // not loaded.
         unsafe { shared::count(self.block.get().protocols(at)) };
     }
 
     #[inline(always)]
     fn add_in_block(&self, at: u32, value: u32) -> u32 {
-        // SAFETY: the protocol stays inside the block's memory, and adds to words that it has
-        // stored, and not loaded.
+        // SAFETY: the protocol stays inside the block's memory, and adds to words that it has stored, and not
+        // loaded.
         unsafe { shared::add(self.block.get().protocols(at), value) }
     }
 
     #[inline(always)]
     fn load_block(&self, at: u32) -> u32 {
-        // SAFETY: the protocol stays inside the block's memory, and neither stores nor adds to a
-        // word that it has loaded.
+        // SAFETY: the protocol stays inside the block's memory, and neither stores nor adds to a word that it
+        // has loaded.
         unsafe { shared::load_u32(self.block.get().protocols(at)) }
     }
 
@@ -65,8 +65,8 @@ impl<A: Arguments, const SHMEM: bool> BlockMemory for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn load_block_vector(&self, at: u32) -> Vector {
-        // SAFETY: the protocol stays inside the block's memory, and neither stores nor adds to a
-        // word that it has loaded.
+        // SAFETY: the protocol stays inside the block's memory, and neither stores nor adds to a word that it
+        // has loaded.
         unsafe { shared::load_vector(self.block.get().protocols(at)) }
     }
 

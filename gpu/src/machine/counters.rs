@@ -62,7 +62,7 @@ impl<A: Arguments, const SHMEM: bool> Counters for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn raise(&self, counter: Counter, value: u64) -> bool {
         let at = self.counter(counter);
-        // Looked at first: of many that come, one alone need change it.
+        // Loaded first: of many callers, only one needs to change it.
         // SAFETY: counters lie inside the workspace.
         unsafe {
             memory::load_relaxed_gpu(at) < value && memory::max_relaxed_gpu(at, value) < value

@@ -1,4 +1,4 @@
-//! Tokens that are encoded on their way into rows, in the format of the launch.
+//! Encoding of tokens into rows, in the format of the launch.
 
 use ferry_layout::{Arguments, Table, Tensor, TokenFormat, nvfp4};
 use ferry_protocol::{ByteRange, OutputRow, Row, Tiles};
@@ -30,7 +30,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         self.encode_elements(range, token, elements, targets, to);
     }
 
-    /// As [`encode_token`](Self::encode_token), of what `elements` gives.
+    /// Encodes the `elements` of a token, like [`encode_token`](Self::encode_token).
     #[inline(always)]
     pub fn encode_elements<T: Target>(
         &self,
@@ -48,7 +48,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             targets,
             to,
         };
-        // SAFETY: the protocol encodes whole tokens into rows that hold payload and scales.
+        // SAFETY: the protocol encodes whole tokens into rows with room for payload and scales.
         unsafe {
             match shape.format() {
                 TokenFormat::Bf16 => {}
@@ -74,7 +74,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         }
     }
 
-    /// Where a row of the outputs is, and its scales, which are `stride` words apart.
+    /// Places of a row of the outputs and of its scales, which are `stride` words apart.
     #[inline(always)]
     pub(super) fn output_target(&self, to: OutputRow, stride: u64) -> OutputTarget {
         let table = |table| self.args.table(table);

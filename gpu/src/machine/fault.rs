@@ -1,5 +1,5 @@
-//! What a warp does when it gives up or refuses an input: functions that are not inlined, since
-//! they are hardly ever called.
+//! Actions of a warp that gives up or refuses an input: functions that are not inlined, since they are rarely
+//! called.
 
 use bytemuck::cast;
 use ferry_layout::{Counter, Fault, FaultPage, LastRecord, Rank, Signal};
@@ -7,8 +7,8 @@ use ferry_layout::{Counter, Fault, FaultPage, LastRecord, Rank, Signal};
 use crate::ptx::memory;
 use crate::shmem;
 
-/// Times that a lane asks for the lock of the fault page. Each takes a microsecond or so, as long
-/// as its holder needs for a store over the bus.
+/// Attempts of a lane to get the lock of the fault page. Each takes about a microsecond, as long as its
+/// holder needs for a store over the bus.
 const MOST_TRIES: u32 = 1 << 16;
 
 /// Words of a page that are stored between the numbers of a record.
@@ -19,7 +19,7 @@ const _: () = {
     assert!(offset_of!(FaultPage, complete) == 8 * RECORD_WORDS.end);
 };
 
-/// The small fields of a fault in one word: kind, kernel, region, peer, culprit. Not the rank, with
+/// Packs the small fields of a fault into one word: kind, kernel, region, peer, culprit. Not the rank, with
 /// which the word would be kept in registers for each wait.
 #[inline(always)]
 pub fn pack(fault: &Fault) -> u64 {
@@ -30,7 +30,7 @@ pub fn pack(fault: &Fault) -> u64 {
         | (fault.culprit.0 as u64) << 40
 }
 
-/// What was wanted and what was there: two numbers that travel in registers.
+/// Expected and actual value: two numbers that are passed in registers.
 #[derive(Clone, Copy)]
 pub struct Seen {
     /// See [`Fault::wanted`].
@@ -39,9 +39,8 @@ pub struct Seen {
     pub saw: u64,
 }
 
-/// Writes a record to the fault page, unless the one that stands there says more. Not inlined: it
-/// is called from every wait, and hardly ever. Writes none if the lock does not come free: then
-/// another record is being written.
+/// Writes a record to the fault page, unless the one on the page matters more. Not inlined: it is called from
+/// every wait, and rarely. Writes none if the lock does not come free: then another record is being written.
 ///
 /// # Safety
 /// `page` is the fault page of this rank, and the counters begin at `workspace`.
@@ -60,7 +59,7 @@ pub unsafe fn write(
     let kind = packed & 0xff;
     let Seen { wanted, saw } = seen;
     let mut tries = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: the counters begin at `workspace`: documented above.
     while unsafe { memory::exchange_acq_rel_gpu(lock, 1) } != 0 {
         tries += 1;
         if tries == MOST_TRIES {
@@ -72,7 +71,7 @@ pub unsafe fn write(
         // SAFETY: a word of the page.
         unsafe { memory::load_relaxed_sys(at) }
     };
-    // SAFETY: the caller's promise; the lock is held.
+    // SAFETY: `page` is this rank's fault page: documented above; the lock is held.
     unsafe {
         let held = LastRecord(memory::load_relaxed_gpu(last));
         if let Some(number) = held.next(kind, acknowledged) {
@@ -105,9 +104,9 @@ pub unsafe fn write(
     }
 }
 
-/// Stores `value` into the word `at` of the windows of all `ranks`, `of_node` of which, from
-/// `first` on, are on this rank's node. Without `SHMEM` only those are reached: kernels that only
-/// wait have no way to the others.
+/// Stores `value` into the word `at` of the windows of all `ranks` ranks, `of_node` of which, from `first`
+/// on, are on this rank's node. Without `SHMEM` only those are reached: kernels that only wait have no way to
+/// the others.
 ///
 /// # Safety
 /// `peers` is the table of the ranks' windows, in which `at` is a signal word.
@@ -121,7 +120,7 @@ pub unsafe fn signal_all<const SHMEM: bool>(
     value: u64,
 ) {
     for rank in 0..ranks {
-        // SAFETY: the caller's promise.
+        // SAFETY: `peers` has the windows of all ranks, with a signal word at `at`: documented above.
         unsafe {
             let word = memory::load_constant_u64(peers + 8 * rank as u64) + at.bytes();
             if rank.wrapping_sub(first.0) < of_node {

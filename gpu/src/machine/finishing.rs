@@ -1,4 +1,4 @@
-//! Sums on their way to what is stored, in a lane's registers.
+//! Finishing of sums in a lane's registers, before they are stored.
 
 use ferry_layout::{Arguments, EPILOGUE_ELEMENTS, Epilogue, Load, OutputElement};
 use ferry_protocol::Finishing;
@@ -17,14 +17,13 @@ fn widen(vector: Vector) -> [f32; 8] {
     })
 }
 
-/// An address, with which nothing is done earlier: during a sum there are no registers for what
-/// follows from it.
+/// An address on which nothing is computed earlier: during a sum there are no registers for the results.
 #[inline(always)]
 fn late(tensor: u64) -> u64 {
     thread::late_u64(tensor)
 }
 
-/// `value`, or `otherwise` where there is no tensor: a choice, not a branch.
+/// `value`, or `otherwise` if there is no tensor: a choice, not a branch.
 #[inline(always)]
 fn or_otherwise(tensor: u64, value: f32, otherwise: f32) -> f32 {
     if tensor == 0 { otherwise } else { value }
@@ -34,7 +33,7 @@ impl<A: Arguments, const SHMEM: bool> Load for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn bf16x8(&self, tensor: u64, index: u64, otherwise: f32) -> [f32; EPILOGUE_ELEMENTS] {
         let tensor = late(tensor);
-        // SAFETY: what an epilogue reads is part of the promise under which this machine was made.
+        // SAFETY: an epilogue reads only inside the host's tensors: documented on `Gpu::new`.
         let vector = unsafe { memory::load_vector(tensor + 2 * index, tensor != 0) };
         widen(vector).map(|value| or_otherwise(tensor, value, otherwise))
     }
@@ -80,7 +79,7 @@ impl<A: Arguments, const SHMEM: bool> Finishing for Gpu<'_, A, SHMEM> {
         end: u32,
         sums: [f32; 8],
     ) -> [f32; 8] {
-        // Behind the row, its last vector again.
+        // Past the row's end, its last vector again.
         let at = (start + self.lane_start()).min(end - size_of::<Vector>() as u32);
         epilogue.apply(self, token, at / 2, sums)
     }
@@ -89,7 +88,7 @@ impl<A: Arguments, const SHMEM: bool> Finishing for Gpu<'_, A, SHMEM> {
     fn store_sums(&self, row: u64, start: u32, end: u32, sums: [f32; 8], element: OutputElement) {
         let at = start + self.lane_start();
         let (active, at) = (at < end, row + at as u64 * element.bits() as u64 / 16);
-        // SAFETY: the protocol stores inside the rows, whose bytes `Arguments::row_bytes` says.
+        // SAFETY: the protocol stores inside the rows, which have `Arguments::row_bytes` bytes.
         unsafe {
             match element {
                 OutputElement::Bf16 => memory::store_vector(at, tile::round(&sums), active),

@@ -1,4 +1,4 @@
-//! Tokens that are loaded through the warp's pipeline: on their way before it is known where they go.
+//! Tokens that are loaded through the warp's pipeline, before their destinations are known.
 
 use ferry_layout::{Arguments, PIPELINE_BYTES, Tensor, TokenFormat, avoid_sentinel};
 use ferry_protocol::{Bits, ByteRange, OutputRow, Row, Tiles, TokenPart};
@@ -9,11 +9,11 @@ use crate::ptx::memory::{Vector, WARP_BYTES};
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
 
-/// Vectors of a lane in a tile: those that it encodes at a time.
+/// Vectors of a lane in a tile, which it encodes at a time.
 const DEPTH: usize = 2;
 /// Bytes of a tile.
 const TILE_BYTES: u32 = DEPTH as u32 * WARP_BYTES;
-/// Tiles that the pipeline holds.
+/// Tiles that fit in the pipeline.
 const SLOTS: u32 = PIPELINE_BYTES / TILE_BYTES;
 
 const _: () = assert!(
@@ -21,7 +21,7 @@ const _: () = assert!(
     "what a lane encodes at a time"
 );
 
-/// Tiles that are on their way beside the one that is waited for.
+/// Tiles in flight in addition to the one that is awaited.
 const AHEAD: u32 = SLOTS - 1;
 
 /// Addresses of bytes of the input.
@@ -36,27 +36,27 @@ impl AddressRange {
     const NONE: Self = Self { start: 0, end: 0 };
 }
 
-/// Bytes of the input on their way through the pipeline, and what follows them.
+/// Bytes of the input that go through the pipeline, and those that follow them.
 struct Stream {
     pipeline: Pipeline<SLOTS>,
     /// This lane.
     lane: u32,
     /// The slot of the next tile.
     slot: u32,
-    /// What is to be loaded.
+    /// Bytes that are still to be loaded.
     left: AddressRange,
-    /// What is to be loaded after it.
+    /// Bytes to load after those.
     next: AddressRange,
 }
 
 impl Stream {
-    /// Begins to load a tile of what is left; nothing where nothing is left.
+    /// Begins to load a tile of the remaining bytes, if there are any.
     ///
     /// # Safety
-    /// The addresses are of the input, and all lanes have read what the slot held.
+    /// The addresses are of the input, and all lanes have read the slot's earlier contents.
     #[inline(always)]
     unsafe fn load(&mut self, slot: u32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: addresses of the input, into a slot that all lanes have read: documented above.
         unsafe {
             self.pipeline
                 .load_addresses::<DEPTH>(slot, self.left.start, self.left.end, self.lane)
@@ -69,33 +69,33 @@ impl Stream {
         }
     }
 
-    /// Begins to load as many tiles as may be on their way. All lanes.
+    /// Begins to load as many tiles as may be in flight. All lanes.
     ///
     /// # Safety
-    /// The addresses are of the input, and nothing is on its way.
+    /// The addresses are of the input, and nothing is in flight.
     #[inline(always)]
     unsafe fn begin(&mut self) {
-        // All lanes have read what the slots held before.
+        // All lanes have read the slots' earlier contents.
         thread::converge();
         for slot in 0..AHEAD {
-            // SAFETY: the caller's promise.
+            // SAFETY: addresses of the input (documented above), into slots that all lanes have read.
             unsafe { self.load(slot) };
         }
     }
 
-    /// Waits for the next tile, and begins to load another. Gives the tile's slot. All lanes.
+    /// Waits for the next tile, and begins to load another. Returns the tile's slot. All lanes.
     ///
     /// # Safety
     /// The addresses are of the input.
     #[inline(always)]
     unsafe fn next(&mut self) -> u32 {
         let slot = self.slot;
-        // All lanes have read what the slot before held.
+        // All lanes have read the slot before this one.
         thread::converge();
-        // SAFETY: the caller's promise.
+        // SAFETY: addresses of the input (documented above), into a slot that all lanes have read.
         unsafe { self.load((slot + AHEAD) % SLOTS) };
         pipeline::wait_for_all_but::<AHEAD>();
-        // Lanes read what others loaded.
+        // Lanes read vectors that other lanes loaded.
         thread::converge();
         self.slot = (slot + 1) % SLOTS;
         slot
@@ -103,26 +103,26 @@ impl Stream {
 }
 
 impl Elements for &mut Stream {
-    /// Everything was begun when the token was loaded.
+    /// Does nothing: the loads began with the token.
     #[inline(always)]
     unsafe fn begin(&mut self, _tile: u32, _end: u32) {}
 
     #[inline(always)]
     unsafe fn take(&mut self, _tile: u32, _end: u32) -> [Vector; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the addresses of a stream are of the input: `write_stream` made them.
         let slot = unsafe { self.next() };
         self.pipeline.read_pair(slot, self.lane)
     }
 }
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
-    /// Whether tokens of a format go through the pipeline: not those that are read twice.
+    /// Whether tokens of a format go through the pipeline: not if they are read twice.
     #[inline(always)]
     pub fn streams(format: TokenFormat) -> bool {
         !matches!(format, TokenFormat::Nvfp4RowScaled(_))
     }
 
-    /// What makes a part of a token's payload.
+    /// Addresses of the elements of a part of a token's payload.
     #[inline(always)]
     fn addresses(&self, format: TokenFormat, part: TokenPart) -> AddressRange {
         let TokenPart { token, range } = part;
@@ -152,7 +152,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         self.slot.set(0);
     }
 
-    /// [`Machine::write_loaded`](ferry_protocol::Machine::write_loaded) of what comes through the pipeline.
+    /// [`Machine::write_loaded`](ferry_protocol::Machine::write_loaded) of a token that comes through the
+    /// pipeline.
     #[inline(always)]
     pub fn write_stream(
         &self,
@@ -168,7 +169,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
             start: range_of_part.start + (AHEAD * TILE_BYTES) as u64,
             end: range_of_part.end,
         };
-        // What follows a short part would come into slots out of turn.
+        // The loads after a short part would take slots out of turn.
         let is_long = begun.start <= begun.end;
         let next_range = match next {
             Some(next) if is_long => self.addresses(format, next),

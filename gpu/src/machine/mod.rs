@@ -39,43 +39,40 @@ const IS_SM_90: bool = cfg!(ferry_sm = "90");
 /// Vectors that a lane has in flight when it copies a row: 7 divides hidden 3,584 and 7,168 evenly.
 /// measured: T-003, H200
 const COPY_DEPTH: usize = if IS_SM_90 { 7 } else { 5 };
-/// As [`COPY_DEPTH`], with ranks of other nodes: registers are scarce then.
-/// measured: T-003, H200
+/// [`COPY_DEPTH`] with ranks of other nodes: registers are scarce then. measured: T-003, H200
 const REMOTE_COPY_DEPTH: usize = 4;
 /// Vectors that a lane sums at a time.
 /// measured: T-002, H200
 const SUM_DEPTH: usize = 4;
-/// As [`SUM_DEPTH`], with ranks of other nodes.
-/// measured: T-002, H200
+/// [`SUM_DEPTH`] with ranks of other nodes. measured: T-002, H200
 const REMOTE_SUM_DEPTH: usize = 2;
-/// Counters that are looked at when a launch begins.
+/// Counters that are read when a launch begins.
 const PEEKED: [Counter; HELD_WORDS - 1] = [Counter::Aborted, Counter::Finished, Counter::Extent];
-/// Polls between two looks at the clock.
-/// measured: T-001, H200
+/// Polls between two reads of the clock. measured: T-001, H200
 const POLLS: u32 = 64;
 
 /// A warp. `SHMEM`: some ranks are on other nodes.
 pub struct Gpu<'a, A, const SHMEM: bool> {
-    /// What the host gave.
+    /// The kernel's arguments, from the host.
     pub args: &'a A,
     /// This lane.
     pub lane: u32,
     polls: Cell<u32>,
-    /// The slot of the pipeline that holds the next tile of what was loaded.
+    /// The slot of the pipeline with the next tile of the loaded token.
     #[cfg(ferry_sm = "90")]
     slot: Cell<u32>,
-    /// As it is behind the last barrier.
+    /// The block's memory, as it is after the last barrier.
     pub block: Cell<Block>,
 }
 
 impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
-    /// The warp that runs this. Neighbouring warp numbers are on different multiprocessors, so
-    /// that few tasks spread over all of them.
+    /// The warp that runs this. Neighbouring warp numbers are on different multiprocessors, so a small number
+    /// of tasks spreads over all of them.
     ///
     /// # Safety
     /// The host built `args` for this rank: its addresses are live allocations of the sizes that the shape
-    /// implies, and the peers' windows are mapped as it says. An epilogue reads only tensors of which the
-    /// host's arguments have the address, inside them.
+    /// implies, and the peers' windows are mapped at the addresses in its table. An epilogue reads only
+    /// inside tensors whose addresses are in the host's arguments.
     #[inline(always)]
     pub unsafe fn new(args: &'a A) -> Self {
         const { assert!(!SHMEM || cfg!(feature = "nvshmem")) };
@@ -90,7 +87,7 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
         }
     }
 
-    /// What all kernels are given.
+    /// The arguments that all kernels take.
     #[inline(always)]
     pub fn common(&self) -> &Common {
         self.args.common()
@@ -129,9 +126,9 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             fault_page: common.fault_page,
             last_word: self.args.last_word(),
         };
-        // SAFETY: the host's promise; the table of peers has an entry for every rank and stays as it is.
-        // Launches of a stream are ordered, and of these words only earlier ones matter. The workspace has a
-        // last launch for each of the host's blocks.
+        // SAFETY: the host's addresses are live (documented on `Gpu::new`); the table of peers has an entry
+        // for every rank and does not change. Launches of a stream are ordered, and of these words only
+        // values of earlier launches matter. The workspace has a last launch for each of the host's blocks.
         unsafe { self.block.get().ask(&set_up) }
     }
 
@@ -142,11 +139,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn ask_credits(&self, loading: &mut Loading) {
-        // With ranks of other nodes, nobody asks what came of it.
+        // With ranks of other nodes, nobody reads the result.
         if !SHMEM {
             let common = self.common();
             let credits = common.own_window + common.window.credit(Rank(0)).bytes();
-            // SAFETY: the window has a credit for every rank, one behind the other.
+            // SAFETY: the window has a credit for every rank, one after the other.
             unsafe { Block::ask_credits(loading, credits, common.shape.ranks) };
         }
     }
@@ -159,7 +156,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn keep(&self, loading: Loading) {
         let ranks = self.common().shape.ranks;
-        // SAFETY: `begin` asked for the same ranks; blocks have at least `2 * MAX_RANKS` threads.
+        // SAFETY: `begin` loaded for the same ranks; blocks have at least `2 * MAX_RANKS` threads.
         unsafe { self.block.get().keep(loading, ranks) };
     }
 
@@ -303,7 +300,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn read_vector(&self, table: Table, index: u64) -> Vector {
         let at = self.args.table(table) + 4 * index;
-        // SAFETY: the protocol reads what the tables have, where 16 bytes begin.
+        // SAFETY: the protocol reads aligned vectors that the tables have.
         unsafe { memory::load_whole_vector(at) }
     }
 
@@ -435,7 +432,7 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
         if !SHMEM {
             return self.sum_through_pipeline(range, sources, from, to, finish);
         }
-        // What is loaded to finish sums takes registers, too.
+        // The loads that finish sums take registers, too.
         if SHMEM || !finish.is_rounding() {
             self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to, finish);
         } else {
@@ -450,8 +447,8 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             let own = self.window(self.common().rank());
             let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
             let signal = own + put.signal.bytes();
-            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later round: that
-            // of dispatch when every peer has given its credit for this one, that of combine when every
+            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later round: that of
+            // dispatch after every peer has returned its credit for this one, that of combine after every
             // peer has sent the later round's counts, after it had all rows of this one.
             unsafe { shmem::put_signal(put.peer.0, to, from, put.bytes, signal, put.value) };
         }

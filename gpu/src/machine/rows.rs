@@ -1,4 +1,4 @@
-//! Rows on their way through a warp's registers.
+//! Rows that pass through a warp's registers.
 
 use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel};
 #[cfg(ferry_sm = "90")]
@@ -14,7 +14,8 @@ use crate::ptx::memory::{self, Vector, WARP_BYTES};
 use crate::ptx::pipeline::{self, Pipeline};
 use crate::ptx::thread;
 
-/// Vectors of a lane that are few enough to be handled apart: of those that there are not, nothing is done.
+/// Byte ranges of at most this many vectors a lane take a path of this depth, without instructions for
+/// vectors that they do not have.
 #[cfg(ferry_sm = "90")]
 const SHORT: usize = 2;
 
@@ -29,8 +30,8 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn row(&self, row: Row) -> u64 {
         match row {
-            // Not from shared memory, whose reads would queue behind the rows' stores: the table is in
-            // the L1 cache since the block was set up.
+            // Not from shared memory, whose reads would queue behind the rows' stores: the table is in the L1
+            // cache since the block was set up.
             Row::Window(rank, at) | Row::Inline(rank, at) => {
                 let window = self.common().peers + 8 * rank.0 as u64;
                 // SAFETY: the table of peers has an entry for every rank and stays as it is.
@@ -125,7 +126,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         self.lane * size_of::<Vector>() as u32
     }
 
-    /// Stores the sums of a tile as `finish` says: if BF16 is all, peers may be waiting for it.
+    /// Stores the sums of a tile with `finish`. Peers may be waiting for them if they are only rounded to
+    /// BF16.
     #[inline(always)]
     fn store_finished<const DEPTH: usize>(
         &self,
@@ -155,8 +157,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         to: Row,
         finish: impl Finish<Self>,
     ) {
-        // The next row is on its way while this one is added, which takes registers: for sm_80 the
-        // assembler finds too few.
+        // The next row is loaded while this one is added, which takes registers: for sm_80 the assembler
+        // finds too few.
         let loads_ahead = !matches!(to, Row::Tensor(..)) && cfg!(ferry_sm = "90");
         let target = self.row(to);
         let lane_start = self.lane_start();
@@ -208,7 +210,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         finish: impl Finish<Self>,
     ) {
         const DEPTH: usize = (PIPELINE_BYTES / PIPELINE_STAGES / WARP_BYTES) as usize;
-        // What is loaded to finish sums takes the registers of deeper tiles.
+        // The loads that finish sums take the registers of deeper tiles.
         let is_short = range.end - range.start <= SHORT as u32 * WARP_BYTES;
         match is_short || !finish.is_rounding() {
             true => self.sum_slots::<SHORT>(range, sources, &from, to, &finish),
@@ -216,8 +218,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         }
     }
 
-    /// [`sum_through_pipeline`](Self::sum_through_pipeline), `DEPTH` of a row's vectors a lane at a
-    /// time, which a slot holds.
+    /// [`sum_through_pipeline`](Self::sum_through_pipeline), `DEPTH` of a row's vectors a lane at a time,
+    /// which fit in a slot.
     #[inline(always)]
     fn sum_slots<const DEPTH: usize>(
         &self,
@@ -232,15 +234,15 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         let lane_start = self.lane_start();
         let next = |slot: u32| (slot + 1) % PIPELINE_STAGES;
         let (mut ahead_start, mut ahead, mut ahead_slot) = (range.start, sources, 0);
-        // Begins to load what comes next, if anything. Gives the slot that is read next: the one after.
+        // Begins to load the next tile, if any. Returns the slot that is read next: the one after.
         let mut load = || {
             if ahead != 0 && ahead_start < range.end {
                 let (row, _) = from(ahead.trailing_zeros());
                 let start = ahead_start + lane_start;
-                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. This
-                // lane alone reads and writes its part of the slot, and has read it in program
-                // order before: CUDA's own pipelines of one thread (libcu++,
-                // `pipeline<thread_scope_thread>`) reuse a stage with nothing in between either.
+                // SAFETY: the protocol sums whole rows, with the span's bytes on both sides. Only this lane
+                // reads and writes its part of the slot, and it has read it earlier in program order: CUDA's
+                // own pipelines of one thread (libcu++, `pipeline<thread_scope_thread>`) reuse a stage with
+                // nothing in between either.
                 unsafe { pipeline.load::<DEPTH>(ahead_slot, self.row(row), start, range.end) };
                 ahead &= ahead - 1;
                 if ahead == 0 {

@@ -1,4 +1,4 @@
-//! Words that peers see, on a GPU.
+//! Words that peers read, on a GPU.
 
 use ferry_layout::{Arguments, Rank, Signal, Tagged};
 use ferry_protocol::Signals;

@@ -3,8 +3,8 @@
 use crate::ptx::memory::{self, Vector, WARP_BYTES};
 use crate::ptx::number;
 
-/// Bytes from a lane's first vector of a tile to another one, which instructions hold, and where
-/// in the row that is, if the tile begins at `start`.
+/// Bytes from a lane's first vector of a tile to another one, which are part of the instructions, and the
+/// place of that one in the row, if the tile begins at `start`.
 #[inline(always)]
 fn vector(index: usize, start: u32) -> (u64, u32) {
     let before = index as u32 * WARP_BYTES;
@@ -35,9 +35,8 @@ pub unsafe fn load_arriving(row: u64, at: u32, end: u32) -> Vector {
     unsafe { memory::load_relaxed_vector(row + at as u64, at < end) }
 }
 
-/// As [`load`], of a row that is not at its end, with its last vector again behind it: the
-/// assembler has a load that may not take place wait for what another one brings. Nobody writes the
-/// row meanwhile, unless it `arrives`.
+/// Loads like [`load`] from a row, but vectors past the end repeat the row's last one: the assembler lets a
+/// predicated load wait for the result of another. Nobody writes the row meanwhile, unless it `arrives`.
 ///
 /// # Safety
 /// `row` has `end` bytes, a vector at least.
@@ -62,7 +61,7 @@ pub unsafe fn load_again<const DEPTH: usize>(
     })
 }
 
-/// The largest of a tile's words: [`SENTINEL`](ferry_layout::SENTINEL) if one has not come.
+/// The largest of a tile's words: [`SENTINEL`](ferry_layout::SENTINEL) if one has not arrived.
 #[inline(always)]
 pub fn largest_word<const DEPTH: usize>(tile: &[Vector; DEPTH]) -> u32 {
     let mut largest = 0;
@@ -72,7 +71,7 @@ pub fn largest_word<const DEPTH: usize>(tile: &[Vector; DEPTH]) -> u32 {
     largest
 }
 
-/// Stores what [`load`] loaded.
+/// Stores a tile as [`load`] returned it.
 ///
 /// # Safety
 /// `row` has `end` bytes.
@@ -86,7 +85,7 @@ pub unsafe fn store<const DEPTH: usize>(row: u64, start: u32, end: u32, tile: &[
     }
 }
 
-/// As [`store`], of words that a peer may be waiting for.
+/// Stores like [`store`], but words that a peer may be waiting for.
 ///
 /// # Safety
 /// As for [`store`].

@@ -6,7 +6,7 @@ use ferry_protocol::Turns;
 use super::{Gpu, PEEKED};
 use crate::ptx::{memory, thread};
 
-/// Index of the word among those that are looked at as a launch begins.
+/// Index of the word among those that are read as a launch begins.
 const LAST_LAUNCH: u32 = PEEKED.len() as u32;
 
 impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {

@@ -1,4 +1,4 @@
-//! What the warps of a block share: a few words in shared memory.
+//! Shared memory of a block: a few words of the machine, and the protocol's memory.
 
 use core::arch::asm;
 
@@ -7,35 +7,35 @@ use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
 use super::{memory, thread};
 
-/// The block arrival counters, on which its warps arrive once in a launch; until when it may wait, where it
-/// reports faults, a double word for each warp to hand over, the peers' windows, what some words held, and
-/// the memory that the protocol asks for ([`BlockMemory`](ferry_protocol::BlockMemory)).
+/// The block arrival counters, on which its warps arrive once in a launch; the deadline; the fault page's
+/// address; a double word for each warp to hand over; the peers' windows; the initial values of some words;
+/// the credits; and the memory of the protocol ([`BlockMemory`](ferry_protocol::BlockMemory)).
 ///
-/// It is as large in every kernel, so that a multiprocessor may keep its memory divided as it is from one to
-/// the next; what that is worth was not measured.
+/// It is as large in every kernel, so that a multiprocessor may keep the division of its memory from one to
+/// the next; the gain was not measured.
 #[derive(Clone, Copy)]
 pub struct Block {
     base: u32,
 }
 
-/// Bytes from the start to the time when the launch gives up.
+/// Bytes from the start to the launch's deadline.
 const DEADLINE: u32 = 16;
 /// Bytes from the start to the fault page's address.
 const FAULT_PAGE: u32 = 24;
 /// Bytes from the start to the double words that are handed over.
 const WORDS: u32 = 32;
-/// Bytes from the start to a word that nobody needs.
+/// Bytes from the start to a word that nobody reads.
 const LAST: u32 = WORDS + 8 * LANES;
 /// Bytes from the start to the windows.
 const WINDOWS: u32 = LAST + 16;
-/// Bytes from the start to the words that are looked at.
+/// Bytes from the start to the initial values of the words in [`SetUp::words`].
 const HELD: u32 = WINDOWS + 8 * MAX_RANKS;
 /// Bytes from the start to the credits.
 const CREDITS: u32 = HELD + 32;
 /// Bytes from the start to the protocol's memory.
 const PROTOCOLS: u32 = CREDITS + 8 * MAX_RANKS;
 
-/// Words of the workspace that are looked at.
+/// Words of the workspace that are read as a launch begins.
 pub const HELD_WORDS: usize = 4;
 
 const _: () = assert!(
@@ -55,30 +55,30 @@ const _: () = assert!(
     "a thread clears a double word at most"
 );
 
-/// What a block keeps close. Addresses are device addresses.
+/// Addresses from which a block sets up its memory, all on the device.
 pub struct SetUp {
-    /// The windows of `ranks` peers.
+    /// Table of the windows of `ranks` peers.
     pub peers: u64,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Words to look at.
+    /// Words to read as the launch begins.
     pub words: [u64; HELD_WORDS],
-    /// Where it reports faults.
+    /// The page for faults.
     pub fault_page: u64,
-    /// The last word of the kernel's parameters that will be needed soon: reading it now brings it close.
+    /// The last word of the kernel's parameters that is needed soon: reading it now fetches its cache line.
     pub last_word: u64,
 }
 
-/// What a thread has asked for, on its way.
+/// Loads of a thread, possibly still in flight.
 pub struct Loading {
     window: u64,
     word: u64,
-    /// If credits were asked for.
+    /// Loaded only if credits are needed.
     credit: Option<u64>,
 }
 
 impl Block {
-    /// The block's memory, which holds anything. Called once in a kernel.
+    /// The block's memory, with arbitrary contents. Called once in a kernel.
     #[inline(always)]
     pub fn declare() -> Self {
         let base: u32;
@@ -90,29 +90,29 @@ impl Block {
         Self { base }
     }
 
-    /// Asks for windows and words, and waits for the kernels before this one in its stream, but for
-    /// nothing that it asked for. Once in a launch, by all threads.
+    /// Loads windows and words, and waits for the kernels before this one in its stream, but not for its own
+    /// loads. Once in a launch, by all threads.
     ///
     /// # Safety
-    /// The addresses are those of as many words. Nobody writes the windows.
+    /// The addresses of `set_up` are those of as many words. Nobody writes the windows.
     #[inline(always)]
     pub unsafe fn ask(self, set_up: &SetUp) -> Loading {
         let (thread, threads) = (thread::thread(), thread::threads());
         let (mut word, mut window) = (0, 0);
         if thread < set_up.ranks {
-            // SAFETY: the caller's promise.
+            // SAFETY: `peers` has a window for each of `ranks` ranks, which nobody writes: documented above.
             window = unsafe { memory::load_constant_u64(set_up.peers + 8 * thread as u64) };
         }
-        // By some that have nothing else to load: each line of parameters is waited for.
+        // By threads that have nothing else to load: each line of parameters takes a wait.
         match threads - 1 - thread {
             0 => self.store(FAULT_PAGE, set_up.fault_page),
             1 => self.store(LAST, set_up.last_word),
             _ => {}
         }
-        // Nothing before this depends on what the stream did before.
+        // Nothing before this depends on earlier kernels of the stream.
         thread::wait_for_earlier_kernels();
-        // One load for all of them: of several that may not take place, each would wait for the one before.
-        // Each by its name: an array that is indexed in a loop may end in local memory.
+        // One load for all of them: several predicated loads would each wait for the one before. Each by its
+        // name: an array that is indexed in a loop may end up in local memory.
         let [mut word_at, second, third, fourth] = set_up.words;
         if thread == 1 {
             word_at = second;
@@ -124,7 +124,7 @@ impl Block {
             word_at = fourth;
         }
         if thread < HELD_WORDS as u32 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the address of a word: documented above.
             word = unsafe { memory::load_relaxed_gpu(word_at) };
         }
         Loading {
@@ -134,34 +134,34 @@ impl Block {
         }
     }
 
-    /// Which rank's credit this thread looks for: the last threads, which have little else to do, one each.
+    /// The rank whose credit this thread loads: the last threads, which have little else to do, one each.
     #[inline(always)]
     fn credit_of(ranks: u32) -> Option<u32> {
         let rank = thread::threads() - 1 - thread::thread();
         (rank < ranks).then_some(rank)
     }
 
-    /// Asks for the credits, double words from `credits` on, and acquires what they order.
-    /// The last loads of a launch's beginning: an acquire holds up what follows. By all threads.
+    /// Loads the credits, double words from `credits` on, and acquires the reads that they order. The last
+    /// loads of a launch's beginning: an acquire delays the loads after it. By all threads.
     ///
-    /// Who finds a credit has acquired it, so that all its sender's reads come before the barrier
-    /// that follows, and that before whatever a thread of the block stores afterwards: a barrier of
-    /// a block hands on what was acquired before (PTX ISA, "Causality order"). A relaxed load and a
-    /// branch would order nothing between two GPUs.
+    /// A thread that finds a credit has acquired it, so all its sender's reads come before the barrier that
+    /// follows, and that before every later store of a thread of the block: a barrier of a block passes on
+    /// what was acquired before (PTX ISA, "Causality order"). A relaxed load and a branch would order nothing
+    /// between two GPUs.
     ///
     /// # Safety
-    /// The credits of `ranks` ranks stand there.
+    /// The credits of `ranks` ranks are there.
     #[inline(always)]
     pub unsafe fn ask_credits(loading: &mut Loading, credits: u64, ranks: u32) {
         let mut credit = 0;
         if let Some(rank) = Self::credit_of(ranks) {
-            // SAFETY: the caller's promise.
+            // SAFETY: there is a credit for each of `ranks` ranks: documented above.
             credit = unsafe { memory::load_acquire_sys(credits + 8 * rank as u64) };
         }
         loading.credit = Some(credit);
     }
 
-    /// No arrivals, no words, and until when the launch may wait. Once in a launch, by all threads.
+    /// Clears arrivals and words, and sets the deadline. Once in a launch, by all threads.
     #[inline(always)]
     pub fn clear(self, deadline_ns: u64) {
         match 8 * thread::thread() {
@@ -175,10 +175,11 @@ impl Block {
         }
     }
 
-    /// Keeps what was asked for. Once in a launch, by all threads; a [barrier](Self::barrier) follows.
+    /// Keeps the loaded values. Once in a launch, by all threads; a [barrier](Self::barrier) follows.
     ///
     /// # Safety
-    /// `loading` is what [`ask`](Self::ask) gave for the same `ranks`, which the block has a thread for each.
+    /// `loading` is the result of [`ask`](Self::ask) for the same `ranks`, and the block has a thread for
+    /// each of them.
     #[inline(always)]
     pub unsafe fn keep(self, loading: Loading, ranks: u32) {
         let thread = thread::thread();
@@ -193,12 +194,12 @@ impl Block {
         }
     }
 
-    /// Waits for all threads of the block: the same memory as it is behind the barrier. All threads.
+    /// Waits for all threads of the block; returns the same memory as it is after the barrier. All threads.
     #[inline(always)]
     pub fn barrier(self) -> Self {
         thread::block_barrier();
         let base: u32;
-        // SAFETY: copies a register. Not pure: it stays behind the barrier, and with it whatever needs
+        // SAFETY: copies a register. Not pure: it stays after the barrier, and so does everything that needs
         // its result.
         unsafe {
             asm!("mov.u32 {}, {};", out(reg32) base, in(reg32) self.base,
@@ -213,13 +214,13 @@ impl Block {
         self.base + PROTOCOLS + at
     }
 
-    /// Word `index` of those that were looked at, as it was when the launch began.
+    /// Word `index` of [`SetUp::words`], as it was when the launch began.
     #[inline(always)]
     pub fn word(self, index: u32) -> u64 {
         self.load_constant(HELD + 8 * index)
     }
 
-    /// The credit of a rank that [`ask_credits`](Self::ask_credits) found.
+    /// The credit of a rank, as [`ask_credits`](Self::ask_credits) loaded it.
     #[inline(always)]
     pub fn credit(self, rank: u32) -> u64 {
         self.load_constant(CREDITS + 8 * rank)
@@ -247,14 +248,14 @@ impl Block {
         word
     }
 
-    /// When the launch gives up. Here rather than in registers, which it would occupy all the time,
-    /// and than among the parameters, whose later lines are waited for.
+    /// Time at which the launch gives up. Kept here rather than in registers, which it would occupy all the
+    /// time, or in the parameters, whose later lines take a wait.
     #[inline(always)]
     pub fn deadline_ns(self) -> u64 {
         self.load(DEADLINE)
     }
 
-    /// Where the launch reports faults.
+    /// The launch's page for faults.
     #[inline(always)]
     pub fn fault_page(self) -> u64 {
         self.load(FAULT_PAGE)
@@ -279,8 +280,8 @@ impl Block {
         word
     }
 
-    /// Arrives on a block arrival counter: how many did before. Releases what this thread wrote and
-    /// acquires what those before it released. For one lane.
+    /// Arrives on a block arrival counter, and returns the number of earlier arrivals. Releases this thread's
+    /// writes and acquires those that earlier threads released. For one lane.
     #[inline(always)]
     pub fn pass(self, block_counter: BlockCounter) -> u32 {
         let at = self.base + 4 * block_counter as u32;
@@ -293,14 +294,13 @@ impl Block {
         passed
     }
 
-    /// Leaves a word for whoever arrives last. `warp` is this one's number in the block. For
-    /// one lane.
+    /// Leaves a word for the warp that arrives last. `warp` is this one's number in the block. For one lane.
     #[inline(always)]
     pub fn leave(self, warp: u32, word: u64) {
         self.store(WORDS + 8 * warp, word);
     }
 
-    /// What a warp of the block has left.
+    /// The word that a warp of the block has left.
     #[inline(always)]
     pub fn left_by(self, warp: u32) -> u64 {
         self.load(WORDS + 8 * warp)

@@ -1,12 +1,12 @@
-//! Bulk copies through shared memory by the copy unit of sm_90 ("TMA"), and the barriers in
-//! shared memory that say when one has landed (PTX ISA 8.x, "cp.async.bulk", "mbarrier").
+//! Bulk copies through shared memory by the copy unit of sm_90 ("TMA"), and the barriers in shared memory
+//! that signal when one has landed (PTX ISA 8.x, "cp.async.bulk", "mbarrier").
 //!
-//! One thread of a block issues them. A landed piece is read by the same unit, so no proxy fence
-//! stands between the two copies.
+//! One thread of a block issues them. The same unit reads a landed piece, so no proxy fence is needed between
+//! the two copies.
 
 use core::arch::asm;
 
-/// Bytes of a stage: what one copy moves at most.
+/// Bytes of a stage: the most that one copy moves.
 pub const STAGE_BYTES: u32 = 15_360;
 /// Stages of a block. With their barriers they fill the 48 KiB that need no opt-in.
 pub const STAGES: u32 = 3;
@@ -59,7 +59,8 @@ impl Stages {
     /// [`STAGE_BYTES`], nobody writes there, and nothing reads or fills the stage now.
     #[inline(always)]
     pub unsafe fn load(self, stage: u32, from: u64, bytes: u32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `bytes` live bytes from `from`, which nobody writes, fit in the idle stage: documented
+        // above.
         unsafe {
             asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes};",
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes \
@@ -90,7 +91,7 @@ impl Stages {
     /// allocation that nobody else accesses.
     #[inline(always)]
     pub unsafe fn store(self, stage: u32, to: u64, bytes: u32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the stage holds `bytes` bytes, for which `to` has room: documented above.
         unsafe {
             asm!("cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
                 "cp.async.bulk.commit_group;", in(reg64) to, in(reg32) self.memory(stage),

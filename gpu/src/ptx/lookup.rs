@@ -9,20 +9,20 @@ pub const BYTES: u32 = 32_768;
 
 const _: () = assert!(BYTES == 32768, "as many bytes are declared below");
 
-/// Where the table will stand.
+/// Shared memory for a table.
 #[derive(Clone, Copy)]
 pub struct Storage {
     base: u32,
 }
 
-/// The table. What is in it stays.
+/// A table that no longer changes.
 #[derive(Clone, Copy)]
 pub struct LookupTable {
     base: u32,
 }
 
 impl Storage {
-    /// Called once in a kernel.
+    /// Declares the memory. Called once in a kernel.
     #[inline(always)]
     pub fn declare() -> Self {
         let base: u32;
@@ -50,8 +50,8 @@ impl Storage {
         }
         thread::block_barrier();
         let mut base = self.base;
-        // SAFETY: no instruction. It is not `pure`, so that it stays behind the barrier, and so does
-        // what is loaded from the base that it gives.
+        // SAFETY: no instruction. It is not `pure`, so it stays after the barrier, and so do the loads from
+        // its result.
         unsafe { asm!("// {}", inout(reg32) base, options(nostack, preserves_flags)) };
         LookupTable { base }
     }
@@ -61,11 +61,12 @@ impl LookupTable {
     /// `ld.shared`: the number `offset` bytes from the start.
     ///
     /// # Safety
-    /// `offset` is four times the index of one that was filled in.
+    /// `offset` is four times the index of a number that was filled in.
     #[inline(always)]
     pub unsafe fn at(self, offset: u32) -> f32 {
         let number;
-        // SAFETY: the caller's promise; `pure` and `nomem` hold because nobody writes there any more.
+        // SAFETY: the offset of a filled-in number: documented above; `pure` and `nomem` hold because nobody
+        // writes there any more.
         unsafe {
             asm!("ld.shared.f32 {}, [{}];", out(reg32) number, in(reg32) self.base + offset,
                 options(pure, nomem, nostack, preserves_flags));

@@ -1,14 +1,14 @@
 //! Loads, stores, atomics and fences in global memory.
 //!
-//! `.nc` loads are for memory that nobody writes from before the launch to its end. A user's tensor
-//! is none where the launch may begin before the kernel before it has ended: the compiler and the
-//! assembler may move such a load to before the wait for that kernel.
+//! `.nc` loads are for memory that nobody writes from before the launch to its end. That excludes the user's
+//! tensors if the launch may begin before the kernel before it has ended: the compiler and the assembler may
+//! move such a load to before the wait for that kernel.
 //!
 //! # Safety
 //!
-//! Every function takes a generic address that must lie in global memory (a device's, a mapped
-//! peer's, or mapped host memory), aligned to the access, inside a live allocation. What else
-//! may race with it is the protocol's business: see `ferry-protocol`.
+//! Every function takes a generic address in global memory (a device's, a mapped peer's, or mapped host
+//! memory), aligned to the access, inside a live allocation. Races with other accesses are the protocol's
+//! responsibility: see `ferry-protocol`.
 
 use core::arch::asm;
 
@@ -27,7 +27,8 @@ pub const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 #[inline(always)]
 pub unsafe fn load_constant_u32(address: u64) -> u32 {
     let value;
-    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    // SAFETY: `address` is aligned, live and in global memory: see the module. The memory does not
+    // change, so `pure` and `nomem` hold.
     unsafe {
         asm!("ld.global.nc.u32 {}, [{}];", out(reg32) value, in(reg64) address,
             options(pure, nomem, nostack, preserves_flags));
@@ -42,7 +43,8 @@ pub unsafe fn load_constant_u32(address: u64) -> u32 {
 #[inline(always)]
 pub unsafe fn load_constant_u64(address: u64) -> u64 {
     let value;
-    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    // SAFETY: `address` is aligned, live and in global memory: see the module. The memory does not
+    // change, so `pure` and `nomem` hold.
     unsafe {
         asm!("ld.global.nc.u64 {}, [{}];", out(reg64) value, in(reg64) address,
             options(pure, nomem, nostack, preserves_flags));
@@ -57,7 +59,7 @@ pub unsafe fn load_constant_u64(address: u64) -> u64 {
 #[inline(always)]
 pub unsafe fn load_u32(address: u64) -> u32 {
     let value;
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("ld.global.u32 {}, [{}];", out(reg32) value, in(reg64) address,
             options(nostack, preserves_flags));
@@ -68,11 +70,11 @@ pub unsafe fn load_u32(address: u64) -> u32 {
 /// `ld.global`, one word, if `active`, else 0.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn load_u32_if(address: u64, active: bool) -> u32 {
     let mut value = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0; @p ld.global.u32 {}, [{}]; }}",
             in(reg32) active as u32, inout(reg32) value, in(reg64) address,
@@ -87,7 +89,7 @@ pub unsafe fn load_u32_if(address: u64, active: bool) -> u32 {
 /// See the module.
 #[inline(always)]
 pub unsafe fn store_u32(address: u64, value: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("st.global.u32 [{}], {};", in(reg64) address, in(reg32) value,
             options(nostack, preserves_flags));
@@ -101,7 +103,7 @@ pub unsafe fn store_u32(address: u64, value: u32) {
 #[inline(always)]
 pub unsafe fn load_relaxed_u32(address: u64) -> u32 {
     let value;
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("ld.relaxed.sys.global.u32 {}, [{}];", out(reg32) value, in(reg64) address,
             options(nostack, preserves_flags));
@@ -115,7 +117,7 @@ pub unsafe fn load_relaxed_u32(address: u64) -> u32 {
 /// See the module.
 #[inline(always)]
 pub unsafe fn store_relaxed_u32(address: u64, value: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("st.relaxed.sys.global.u32 [{}], {};", in(reg64) address, in(reg32) value,
             options(nostack, preserves_flags));
@@ -126,11 +128,12 @@ pub unsafe fn store_relaxed_u32(address: u64, value: u32) {
 /// while the kernel runs.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn load_constant_vector(address: u64, active: bool) -> Vector {
     let [mut a, mut b, mut c, mut d] = [0u32; 4];
-    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module. The memory does
+    // not change, so `pure` and `nomem` hold.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p ld.global.nc.L1::no_allocate.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
@@ -145,11 +148,11 @@ pub unsafe fn load_constant_vector(address: u64, active: bool) -> Vector {
 /// second in the L1 cache.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn load_or_zeros(address: u64, active: bool) -> Vector {
     let [mut a, mut b, mut c, mut d] = [0u32; 4];
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p ld.global.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
@@ -160,14 +163,15 @@ pub unsafe fn load_or_zeros(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
-/// `ld.global.nc.v4`, if `active`, else anything. Written by nobody while the kernel runs.
+/// `ld.global.nc.v4`, if `active`, else arbitrary values. Written by nobody while the kernel runs.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn load_constant_or_any(address: u64, active: bool) -> Vector {
     let (a, b, c, d);
-    // SAFETY: the caller's promise; `pure` and `nomem` hold because the memory does not change.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module. The memory does
+    // not change, so `pure` and `nomem` hold.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p ld.global.nc.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
@@ -180,11 +184,11 @@ pub unsafe fn load_constant_or_any(address: u64, active: bool) -> Vector {
 /// `ld.global.L1::no_allocate.v4`, if `active`, else zeros: weak, ordered by an acquire before it.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn load_vector(address: u64, active: bool) -> Vector {
     let [mut a, mut b, mut c, mut d] = [0u32; 4];
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p ld.global.L1::no_allocate.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
@@ -195,14 +199,14 @@ pub unsafe fn load_vector(address: u64, active: bool) -> Vector {
     [a, b, c, d]
 }
 
-/// `ld.global.v4`, weak. Without a condition, so that nothing waits for it before it is used.
+/// `ld.global.v4`, weak. Without a predicate, so that nothing waits for it before its use.
 ///
 /// # Safety
 /// See the module.
 #[inline(always)]
 pub unsafe fn load_whole_vector(address: u64) -> Vector {
     let (a, b, c, d);
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("ld.global.v4.u32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
             out(reg32) c, out(reg32) d, in(reg64) address, options(nostack, preserves_flags));
@@ -214,11 +218,11 @@ pub unsafe fn load_whole_vector(address: u64) -> Vector {
 /// (PTX ISA, "Vector Data-types" of the memory consistency model).
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn load_relaxed_vector(address: u64, active: bool) -> Vector {
     let [mut a, mut b, mut c, mut d] = [0u32; 4];
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p ld.relaxed.sys.global.v4.u32 {{{}, {}, {}, {}}}, [{}]; }}",
@@ -232,11 +236,11 @@ pub unsafe fn load_relaxed_vector(address: u64, active: bool) -> Vector {
 /// `st.global.v4`, if `active`: weak, ordered by a release after it.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn store_vector(address: u64, value: Vector, active: bool) {
     let [a, b, c, d] = value;
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p st.global.v4.u32 [{}], {{{}, {}, {}, {}}}; }}",
@@ -248,11 +252,11 @@ pub unsafe fn store_vector(address: u64, value: Vector, active: bool) {
 /// `st.relaxed.sys.global.v4`, if `active`: four words that a peer may poll, each for itself.
 ///
 /// # Safety
-/// See the module; nothing is asked of the address when not active.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn store_relaxed_vector(address: u64, value: Vector, active: bool) {
     let [a, b, c, d] = value;
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;",
             "@p st.relaxed.sys.global.v4.u32 [{}], {{{}, {}, {}, {}}}; }}",
@@ -264,11 +268,11 @@ pub unsafe fn store_relaxed_vector(address: u64, value: Vector, active: bool) {
 /// `st.global.v2`, the first half of `value`, if `active`: weak, ordered by a release after it.
 ///
 /// # Safety
-/// See the module.
+/// See the module; `address` may be anything if not `active`.
 #[inline(always)]
 pub unsafe fn store_pair(address: u64, value: Vector, active: bool) {
     let [a, b, ..] = value;
-    // SAFETY: the caller's promise.
+    // SAFETY: if `active`, `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {}, 0;", "@p st.global.v2.u32 [{}], {{{}, {}}}; }}",
             in(reg32) active as u32, in(reg64) address, in(reg32) a, in(reg32) b,
@@ -276,9 +280,9 @@ pub unsafe fn store_pair(address: u64, value: Vector, active: bool) {
     }
 }
 
-/// As [`store_u32`], of a word whose neighbours in memory are written soon by others: asks the L2
-/// cache to keep the word's line longer than others, so that these come before the line is written
-/// to memory. A hint, which the line keeps after the kernel (PTX ISA, "createpolicy").
+/// Stores like [`store_u32`] a word whose neighbours in memory will soon be written by others: asks the L2
+/// cache to keep the word's line longer than others, so that these arrive before the line is written to
+/// memory. A hint, which the line keeps after the kernel (PTX ISA, "createpolicy").
 ///
 /// # Safety
 /// See the module.
@@ -290,7 +294,7 @@ pub unsafe fn store_u32_kept(address: u64, value: u32) {
         asm!("createpolicy.fractional.L2::evict_last.b64 {}, 1.0;", out(reg64) policy,
             options(pure, nomem, nostack, preserves_flags));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("st.global.L2::cache_hint.u32 [{}], {}, {};", in(reg64) address, in(reg32) value,
             in(reg64) policy, options(nostack, preserves_flags));
@@ -303,7 +307,7 @@ pub unsafe fn store_u32_kept(address: u64, value: u32) {
 /// See the module.
 #[inline(always)]
 pub unsafe fn store_u16(address: u64, value: u16) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("st.global.u16 [{}], {};", in(reg64) address, in(reg16) value,
             options(nostack, preserves_flags));
@@ -316,8 +320,8 @@ pub unsafe fn store_u16(address: u64, value: u16) {
 /// See the module.
 #[inline(always)]
 pub unsafe fn store_u8(address: u64, value: u8) {
-    // SAFETY: the caller's promise. A register of 16 bits is the least that there is; the byte is
-    // its lower one.
+    // SAFETY: `address` is live and in global memory: see the module. There is no register of fewer than
+    // 16 bits; the byte is the lower one.
     unsafe {
         asm!("st.global.u8 [{}], {};", in(reg64) address, in(reg16) value as u16,
             options(nostack, preserves_flags));
@@ -334,7 +338,7 @@ macro_rules! load_u64 {
         #[inline(always)]
         pub unsafe fn $name(address: u64) -> u64 {
             let value;
-            // SAFETY: the caller's promise.
+            // SAFETY: `address` is aligned, live and in global memory: see the module.
             unsafe {
                 asm!(concat!($instruction, " {}, [{}];"), out(reg64) value, in(reg64) address,
                     options(nostack, preserves_flags));
@@ -353,7 +357,7 @@ macro_rules! store_u64 {
         /// See the module.
         #[inline(always)]
         pub unsafe fn $name(address: u64, value: u64) {
-            // SAFETY: the caller's promise.
+            // SAFETY: `address` is aligned, live and in global memory: see the module.
             unsafe {
                 asm!(concat!($instruction, " [{}], {};"), in(reg64) address, in(reg64) value,
                     options(nostack, preserves_flags));
@@ -405,7 +409,7 @@ store_u64!(
 #[inline(always)]
 pub unsafe fn add_acq_rel_gpu(address: u64, amount: u64) -> u64 {
     let before;
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("atom.acq_rel.gpu.global.add.u64 {}, [{}], {};", out(reg64) before,
             in(reg64) address, in(reg64) amount, options(nostack, preserves_flags));
@@ -420,7 +424,7 @@ pub unsafe fn add_acq_rel_gpu(address: u64, amount: u64) -> u64 {
 #[inline(always)]
 pub unsafe fn increment_relaxed_gpu(address: u64) -> u32 {
     let before;
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("atom.relaxed.gpu.global.add.u32 {}, [{}], 1;", out(reg32) before,
             in(reg64) address, options(nostack, preserves_flags));
@@ -428,13 +432,13 @@ pub unsafe fn increment_relaxed_gpu(address: u64) -> u32 {
     before
 }
 
-/// `red.release.gpu.global.add` of one: nothing comes back.
+/// `red.release.gpu.global.add` of one; returns nothing.
 ///
 /// # Safety
 /// See the module.
 #[inline(always)]
 pub unsafe fn count_release_gpu(address: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("red.release.gpu.global.add.u64 [{}], 1;", in(reg64) address,
             options(nostack, preserves_flags));
@@ -448,7 +452,7 @@ pub unsafe fn count_release_gpu(address: u64) {
 #[inline(always)]
 pub unsafe fn max_relaxed_gpu(address: u64, value: u64) -> u64 {
     let before;
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("atom.relaxed.gpu.global.max.u64 {}, [{}], {};", out(reg64) before,
             in(reg64) address, in(reg64) value, options(nostack, preserves_flags));
@@ -463,7 +467,7 @@ pub unsafe fn max_relaxed_gpu(address: u64, value: u64) -> u64 {
 #[inline(always)]
 pub unsafe fn exchange_acq_rel_gpu(address: u64, value: u64) -> u64 {
     let before;
-    // SAFETY: the caller's promise.
+    // SAFETY: `address` is aligned, live and in global memory: see the module.
     unsafe {
         asm!("atom.acq_rel.gpu.global.exch.b64 {}, [{}], {};", out(reg64) before,
             in(reg64) address, in(reg64) value, options(nostack, preserves_flags));

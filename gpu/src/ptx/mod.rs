@@ -1,10 +1,8 @@
-//! PTX, one function per instruction. The only place that holds assembly or names an LLVM
-//! intrinsic.
+//! PTX, one function per instruction. The only code that holds assembly or names an LLVM intrinsic.
 //!
-//! Order and scope stand in each function's name as in the instruction (PTX ISA 8.x, "Memory
-//! Consistency Model"). Warp-wide operations are LLVM intrinsics, because the compiler knows
-//! them as convergent and keeps them out of diverged code, which it does not promise for
-//! assembly.
+//! Order and scope are in each function's name as in the instruction (PTX ISA 8.x, "Memory Consistency
+//! Model"). Warp-wide operations are LLVM intrinsics, because the compiler treats them as convergent and
+//! keeps them out of diverged code, which it does not promise for assembly.
 
 pub mod block;
 #[cfg(ferry_sm = "90")]

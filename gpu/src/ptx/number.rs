@@ -24,7 +24,7 @@ pub fn bf16_pair(low: f32, high: f32) -> u32 {
 }
 
 /// `cvt.rn.f16x2.f32`: two f32 as two of half precision, `low` in the low half. Rounds to nearest even;
-/// what is too large becomes infinity, every NaN `0x7fff` (PTX ISA, "cvt").
+/// numbers too large become infinity, every NaN `0x7fff` (PTX ISA, "cvt").
 #[inline(always)]
 pub fn f16_pair(low: f32, high: f32) -> u32 {
     let pair;
@@ -78,8 +78,7 @@ pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     unsafe { llvm_multiply_add(a, b, c) }
 }
 
-/// `fma.rn.sat.f32`: as [`multiply_add`], but at least 0 and at most 1; NaN becomes 0 (PTX ISA,
-/// "fma").
+/// `fma.rn.sat.f32`: [`multiply_add`] clamped to 0..=1; NaN becomes 0 (PTX ISA, "fma").
 #[inline(always)]
 fn saturated_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     let result;
@@ -119,10 +118,10 @@ of_two!(
     "max.NaN.f32"
 );
 
-/// `1 / d` for a positive normal `d`, rounded to nearest even; 0 where `d` is above 2^126: an approximation
-/// within a unit in the last place (PTX ISA, "rcp.approx.ftz.f32") and a step of Newton's, which
-/// makes it the nearest number (Markstein, "Computation of elementary functions on the IBM RISC
-/// System/6000", IBM J. Res. Dev. 34, 1990).
+/// `1 / d` for a positive normal `d`, rounded to nearest even; 0 if `d` is above 2^126: an approximation
+/// within a unit in the last place (PTX ISA, "rcp.approx.ftz.f32") and a Newton step, which makes it the
+/// nearest number (Markstein, "Computation of elementary functions on the IBM RISC System/6000", IBM J. Res.
+/// Dev. 34, 1990).
 #[inline(always)]
 pub fn reciprocal(d: f32) -> f32 {
     let near: f32;
@@ -134,7 +133,7 @@ pub fn reciprocal(d: f32) -> f32 {
     multiply_add(near, multiply_add(-d, near, 1.0), near)
 }
 
-/// A GPU's.
+/// Arithmetic with a GPU's instructions.
 #[derive(Clone, Copy)]
 pub struct Instructions;
 
@@ -165,9 +164,9 @@ impl Arithmetic for Instructions {
     }
 }
 
-/// As [`sigmoids::distances`](ferry_layout::sigmoids::distances): `add.s16x2` and `min.s16x2.relu`, which
-/// are one instruction of the machine (PTX ISA, "add", "min"; sm_90 and later). Magnitudes and `first`
-/// are not negative, so that no difference overflows.
+/// [`sigmoids::distances`](ferry_layout::sigmoids::distances) by `add.s16x2` and `min.s16x2.relu`, which are
+/// one instruction of the machine (PTX ISA, "add", "min"; sm_90 and later). Magnitudes and `first` are not
+/// negative, so no difference overflows.
 #[cfg(ferry_sm = "90")]
 #[inline(always)]
 pub fn distances(magnitudes: u32, first: u32) -> u32 {
@@ -184,15 +183,15 @@ pub fn distances(magnitudes: u32, first: u32) -> u32 {
     distances
 }
 
-/// As [`sigmoids::distances`](ferry_layout::sigmoids::distances).
+/// [`sigmoids::distances`](ferry_layout::sigmoids::distances), if there are no instructions for it.
 #[cfg(not(ferry_sm = "90"))]
 #[inline(always)]
 pub fn distances(magnitudes: u32, first: u32) -> u32 {
     ferry_layout::sigmoids::distances(magnitudes, first)
 }
 
-/// The low and the high half of a word. The former by `mad.lo`: a product, since what logical
-/// instructions would go through is busier (CUDA C++ Programming Guide, "Arithmetic Instructions").
+/// The low and the high half of a word. The low one by `mad.lo`: a product, since the pipe of logical
+/// instructions is busier (CUDA C++ Programming Guide, "Arithmetic Instructions").
 #[inline(always)]
 pub fn halves(word: u32) -> (u32, u32) {
     let (low, high): (u32, u32);
@@ -217,8 +216,8 @@ pub fn low_halves(first: u32, second: u32) -> u32 {
     pair
 }
 
-/// `max.f32` of magnitudes: the larger one, and the other if one is NaN (PTX ISA, "max"), as
-/// `fp8::larger` has it.
+/// `max.f32` of magnitudes: the larger one, and the other if one is NaN (PTX ISA, "max"), as in
+/// `fp8::larger`.
 #[inline(always)]
 pub fn larger(amax: f32, value: f32) -> f32 {
     let larger;
@@ -260,7 +259,7 @@ pub fn e4m3(value: f32) -> u8 {
     pair as u8
 }
 
-/// An f32 as e4m3, where there is no instruction for it.
+/// An f32 as e4m3, if there is no instruction for it.
 #[cfg(not(ferry_sm = "89"))]
 #[inline(always)]
 pub fn e4m3(value: f32) -> u8 {
@@ -282,14 +281,14 @@ pub fn f32_of_e4m3(code: u8) -> f32 {
     value
 }
 
-/// The value of an e4m3, where there is no instruction for it.
+/// The value of an e4m3, if there is no instruction for it.
 #[cfg(not(ferry_sm = "89"))]
 #[inline(always)]
 pub fn f32_of_e4m3(code: u8) -> f32 {
     ferry_layout::fp8::f32_of_e4m3_bits(code)
 }
 
-/// Four f32 as e4m3, `a` in the lowest byte, where there is no instruction for it.
+/// Four f32 as e4m3, `a` in the lowest byte, if there is no instruction for it.
 #[cfg(not(ferry_sm = "89"))]
 #[inline(always)]
 pub fn e4m3_quad(a: f32, b: f32, c: f32, d: f32) -> u32 {
@@ -317,15 +316,15 @@ pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
     eight
 }
 
-/// Eight f32 times `multiplier` as e2m1, where there is no instruction for it. Arithmetic has one NaN
-/// here, a positive one (PTX ISA, "Floating point").
+/// Eight f32 times `multiplier` as e2m1, if there is no instruction for it. Arithmetic here has only one NaN,
+/// a positive one (PTX ISA, "Floating point").
 #[cfg(not(ferry_sm = "100a"))]
 #[inline(always)]
 pub fn e2m1_eight(values: [f32; 8], multiplier: f32) -> u32 {
     ferry_layout::e2m1::e2m1x8_of_products(values, multiplier)
 }
 
-/// As [`e2m1_eight`], where `multiplier` is a power of two, 2^-126 at least.
+/// Returns the same as [`e2m1_eight`], if `multiplier` is a power of two, 2^-126 at least.
 #[inline(always)]
 pub fn e2m1_eight_scaled(values: [f32; 8], multiplier: f32) -> u32 {
     #[cfg(ferry_sm = "100a")]

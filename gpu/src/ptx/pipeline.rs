@@ -1,7 +1,6 @@
-//! Vectors on their way from global into shared memory (PTX ISA, "cp.async"), in flight without
-//! occupying registers. Each lane waits for its own loads. Who reads what it loaded itself needs
-//! nothing more; who reads what other lanes loaded ([`Pipeline::read_pair`]) converges before, and
-//! again before the slot is loaded anew.
+//! Loads of vectors from global into shared memory (PTX ISA, "cp.async"), which occupy no registers while in
+//! flight. Each lane waits for its own loads. A lane that reads its own loads needs nothing more; lanes that
+//! read each other's ([`Pipeline::read_pair`]) converge before, and again before the slot is loaded anew.
 
 use core::arch::{asm, global_asm};
 
@@ -19,7 +18,7 @@ pub struct Pipeline<const SLOTS: u32> {
 }
 
 impl<const SLOTS: u32> Pipeline<SLOTS> {
-    /// That of this lane. The host launches kernels that have one with [`PIPELINE_BYTES`] of shared
+    /// The pipeline of this lane. The host launches kernels that use it with [`PIPELINE_BYTES`] of shared
     /// memory for each warp.
     #[inline(always)]
     pub fn of_lane() -> Self {
@@ -43,7 +42,7 @@ impl<const SLOTS: u32> Pipeline<SLOTS> {
     /// Begins to load this lane's vectors from byte `start` of a row into a slot, those before byte `end`.
     ///
     /// # Safety
-    /// `row` has `end` bytes, and what the slot held was read.
+    /// `row` has `end` bytes, and the slot's earlier contents were read.
     #[inline(always)]
     pub unsafe fn load<const DEPTH: usize>(self, slot: u32, row: u64, start: u32, end: u32) {
         let first = row + start as u64;
@@ -65,7 +64,7 @@ impl<const SLOTS: u32> Pipeline<SLOTS> {
     /// before `end`.
     ///
     /// # Safety
-    /// The bytes can be read, and what the slot held was read.
+    /// The bytes can be read, and the slot's earlier contents were read.
     #[inline(always)]
     pub unsafe fn load_addresses<const DEPTH: usize>(
         self,
@@ -87,14 +86,14 @@ impl<const SLOTS: u32> Pipeline<SLOTS> {
         });
     }
 
-    /// What was loaded into a slot, and has landed; anything from the row's end on.
+    /// The landed contents of a slot; arbitrary from the row's end on.
     #[inline(always)]
     pub fn read<const DEPTH: usize>(self, slot: u32) -> [Vector; DEPTH] {
         core::array::from_fn(|index| read(self.at(slot, index as u32)))
     }
 
-    /// Two vectors that follow each other, the lane's `lane`-th pair, of what all lanes loaded into
-    /// a slot: it has landed on all of them, and they have [converged](thread::converge) since.
+    /// Two consecutive vectors, the lane's `lane`-th pair, of the loads of all lanes into a slot: these have
+    /// landed on all lanes, which have [converged](thread::converge) since.
     #[inline(always)]
     pub fn read_pair(self, slot: u32, lane: u32) -> [Vector; 2] {
         let bytes = size_of::<Vector>() as u32;
@@ -123,7 +122,7 @@ pub fn commit() {
     unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) }
 }
 
-/// Waits until of this lane's groups all have landed but the last `PENDING`.
+/// Waits until all of this lane's groups but the last `PENDING` have landed.
 #[inline(always)]
 pub fn wait_for_all_but<const PENDING: u32>() {
     // SAFETY: waits for loads of this thread.

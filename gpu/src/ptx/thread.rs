@@ -1,4 +1,4 @@
-//! Who a thread is, what a warp does together, and time.
+//! Thread numbers, warp-wide operations, and time.
 
 use core::arch::asm;
 
@@ -29,8 +29,8 @@ unsafe extern "C" {
 /// All lanes of a warp.
 const ALL: u32 = u32::MAX;
 
-/// Waits until the kernels before this one in its stream have ended, and what they wrote can be
-/// read: a launch may begin before. Nothing where launches do not, before sm_90.
+/// Waits until the kernels before this one in its stream have ended and their writes can be read: a launch
+/// may begin before. Does nothing before sm_90, where launches do not.
 #[inline(always)]
 pub fn wait_for_earlier_kernels() {
     #[cfg(ferry_sm = "90")]
@@ -40,8 +40,8 @@ pub fn wait_for_earlier_kernels() {
     }
 }
 
-/// Says that the kernel after this one in its stream may begin, once every block of this one has
-/// said so. Nothing before sm_90.
+/// Lets the kernel after this one in its stream begin, after every block of this one has called this. Does
+/// nothing before sm_90.
 #[inline(always)]
 pub fn allow_later_kernels() {
     #[cfg(ferry_sm = "90")]
@@ -54,8 +54,8 @@ pub fn allow_later_kernels() {
     }
 }
 
-/// Declares a function that reads a 32-bit special register that stays the same for a thread; with the
-/// function of `cuda_std` that does.
+/// Declares a function that reads a 32-bit special register that is constant for a thread; for the second
+/// code generator by a function of `cuda_std`.
 macro_rules! register {
     ($(#[$doc:meta])* $name:ident, $register:literal, $std:ident :: $of_std:ident) => {
         $(#[$doc])*
@@ -127,14 +127,14 @@ pub fn ballot(value: bool) -> u32 {
     unsafe { llvm_ballot(ALL, value) }
 }
 
-/// `shfl.sync.idx`: what `lane` holds. All lanes.
+/// `shfl.sync.idx`: the value of `lane`. All lanes.
 #[inline(always)]
 pub fn broadcast(value: u32, lane: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_shuffle_index(ALL, value, lane, 31) }
 }
 
-/// `shfl.sync.up`: what the lane `distance` below holds, or the own value. All lanes.
+/// `shfl.sync.up`: the value of the lane `distance` below, or the own one. All lanes.
 #[inline(always)]
 pub fn from_below(value: u32, distance: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
@@ -155,14 +155,14 @@ pub fn max(value: u32) -> u32 {
     unsafe { llvm_reduce_max(value, ALL) }
 }
 
-/// `shfl.sync.bfly`: what the lane holds whose number differs in the bits of `lanes`. All lanes.
+/// `shfl.sync.bfly`: the value of the lane whose number differs in the bits of `lanes`. All lanes.
 #[inline(always)]
 pub fn from_partner(value: u32, lanes: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
     unsafe { llvm_shuffle_xor(ALL, value, lanes, 31) }
 }
 
-/// `redux.sync.or`: the bits that any lane holds. All lanes.
+/// `redux.sync.or`: bits that any lane holds. All lanes.
 #[inline(always)]
 pub fn union(value: u32) -> u32 {
     // SAFETY: all lanes of the warp execute it together.
@@ -193,7 +193,7 @@ pub fn block_barrier() {
 #[inline(always)]
 pub fn late(value: u32) -> u32 {
     let copy;
-    // SAFETY: copies a register. Not pure, so that it stays where it is, and with it whatever needs
+    // SAFETY: copies a register. Not pure, so that it stays where it is, and so does everything that needs
     // its result.
     unsafe {
         asm!("mov.u32 {}, {};", out(reg32) copy, in(reg32) value, options(nostack, preserves_flags));
@@ -201,7 +201,7 @@ pub fn late(value: u32) -> u32 {
     copy
 }
 
-/// As [`late`], of two registers.
+/// Copies two registers, like [`late`].
 #[inline(always)]
 pub fn late_u64(value: u64) -> u64 {
     let copy;
@@ -212,8 +212,8 @@ pub fn late_u64(value: u64) -> u64 {
     copy
 }
 
-/// `trap`: ends the kernel with an error. No code of Ferry's panics; this is for what the
-/// compiler cannot prove.
+/// `trap`: ends the kernel with an error. No code of Ferry's panics; this is for panics that the compiler
+/// cannot rule out.
 pub fn trap() -> ! {
     // SAFETY: ends the program.
     unsafe { asm!("trap;", "exit;", options(noreturn, nostack)) }
