@@ -1,8 +1,8 @@
 //! The kernels. Each reads its arguments, builds the machine and calls the protocol.
 //!
-//! Launch: up to `MAX_BLOCKS` blocks, as many in every launch of a communicator, all resident at
-//! once. A block has any multiple of 32 threads from `2 * MAX_RANKS` on. What stops a kernel stands
-//! in the fault page, so the protocol's result is not needed here.
+//! Launch: up to `MAX_BLOCKS` blocks, the same number in every launch of a communicator, all resident at
+//! once. A block has any multiple of 32 threads from `2 * MAX_RANKS` on. Faults are recorded on the fault
+//! page, so the protocol's result is not needed here.
 
 use ferry_gpu::machine::Gpu;
 use ferry_gpu::silu;
@@ -11,8 +11,8 @@ use ferry_layout::{
 };
 use ferry_protocol as protocol;
 
-/// Declares a kernel: its name, its arguments, the protocol's function, and whether ranks of
-/// other nodes are among the peers.
+/// Declares a kernel from its name, its arguments, the protocol's function, and whether ranks of other nodes
+/// are among the peers.
 macro_rules! kernel {
     ($name:ident, $args:ident, $none:expr, $run:path, $shmem:literal $(, $epilogue:expr)?) => {
         ferry_gpu::kernel! {
@@ -115,7 +115,7 @@ ferry_gpu::kernel! {
     /// # Safety
     /// The host built `args`: its addresses are live allocations of the sizes that they say.
     ferry_fused_silu(args: SiluArgs) {
-        // SAFETY: the host's promise.
+        // SAFETY: the addresses of `args` are live allocations of the sizes that they say: documented above.
         unsafe { silu::fused_silu(&args) }
     }
 }

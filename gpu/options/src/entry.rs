@@ -1,5 +1,5 @@
-//! The kernels, whose combine takes the steps that Ferry knows.
+//! The kernels, whose combine takes Ferry's own steps.
 //!
-//! Launch: as those of `ferry-kernels`.
+//! Launch: like those of `ferry-kernels`.
 
 ferry_gpu::kernels_with_epilogue!(ferry_gpu::layout::Steps);
