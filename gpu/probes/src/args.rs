@@ -1,4 +1,4 @@
-//! Arguments of the kernels that measure the machine, and where their words lie; and those of the
+//! Arguments of the kernels that measure the machine, with the places of their words; and those of the
 //! kernels that convert numbers and write tensors.
 
 use bytemuck::{Pod, Zeroable};
@@ -6,10 +6,10 @@ use bytemuck::{Pod, Zeroable};
 use ferry_layout::MAX_RANKS;
 use ferry_layout::silu::Activation;
 
-/// What every probe takes, by value. Each reads what it needs.
+/// Arguments of every probe, by value. Each reads those that it needs.
 ///
-/// Every rank has *probe memory*, which all others map: words of 64 bits first (see the
-/// constants), rows from [`offset`](Self::offset) on. Addresses are device addresses.
+/// Every rank has *probe memory*, which all others map: first words of 64 bits (see the constants), then rows
+/// from [`offset`](Self::offset) on. Addresses are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ProbeArgs {
@@ -17,11 +17,11 @@ pub struct ProbeArgs {
     pub peers: u64,
     /// The rows to copy, `rows` of them.
     pub source: u64,
-    /// Where rows begin in each rank's probe memory, in bytes.
+    /// Start of the rows in each rank's probe memory, in bytes.
     pub offset: u64,
     /// A word to wait for before anything else, or 0.
     pub start_flag: u64,
-    /// What it must reach.
+    /// The value that this word must reach.
     pub start_value: u64,
     /// Longest wait, in nanoseconds from the kernel's start.
     pub deadline_ns: u64,
@@ -29,13 +29,13 @@ pub struct ProbeArgs {
     pub row_bytes: u32,
     /// Rows for each peer; all get the same.
     pub rows: u32,
-    /// Parts that a row is copied in, each by a warp (or block) of its own.
+    /// Parts in which a row is copied, each by a warp (or block) of its own.
     pub parts: u32,
     /// This rank.
     pub rank: u32,
     /// Ranks.
     pub ranks: u32,
-    /// Peers are ranks `rank + first_peer` and up: 0 includes the own one.
+    /// Offset of the first peer: peers are ranks `rank + first_peer` and up; 0 includes the own one.
     pub first_peer: u32,
     /// Number of peers.
     pub peer_count: u32,
@@ -48,13 +48,13 @@ impl ProbeArgs {
     pub const WORDS_BYTES: u64 = 1024;
     /// Barriers that this rank has passed.
     pub const COUNT: u64 = 8 * MAX_RANKS as u64;
-    /// Where the peer's ping arrives.
+    /// Word at which the peer's ping arrives.
     pub const PING: u64 = Self::COUNT + 128;
     /// Round trips so far.
     pub const PINGS: u64 = Self::COUNT + 256;
     /// Not zero: a wait timed out.
     pub const TIMED_OUT: u64 = Self::COUNT + 384;
-    /// Most bytes that [`parts`](Self::parts) may leave in one for the bulk copy.
+    /// Most bytes of a part, as [`parts`](Self::parts) cuts rows, for the bulk copy.
     pub const BULK_BYTES: u32 = 15_360;
 
     /// Bytes of a part of a row.
@@ -62,7 +62,7 @@ impl ProbeArgs {
         self.row_bytes.div_ceil(self.parts).next_multiple_of(16)
     }
 
-    /// Where rank `rank` says that it has come to the barrier.
+    /// Word in which rank `rank` reports its arrival at the barrier.
     pub const fn arrival(rank: u32) -> u64 {
         8 * rank as u64
     }
@@ -70,17 +70,16 @@ impl ProbeArgs {
 
 const _: () = assert!(ProbeArgs::TIMED_OUT + 8 <= ProbeArgs::WORDS_BYTES);
 
-/// What the converting kernel makes of a pair of f32, `a` and `b`, as one 32-bit word.
+/// Results of the converting kernel for a pair of f32, `a` and `b`, as one 32-bit word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Conversion {
     /// BF16: `a` in the low half, `b` in the high.
     Bf16,
-    /// e4m3: `a`, `b`, `b`, `a` from the lowest byte up, so that each stands in every place of an
-    /// instruction.
+    /// e4m3: `a`, `b`, `b`, `a` from the lowest byte up, so that each takes every place of an instruction.
     E4m3,
-    /// e2m1: `a`, `b`, `a`, `b`, `b`, `a`, `b`, `a` from the lowest four bits up, likewise.
+    /// e2m1: `a`, `b`, `a`, `b`, `b`, `a`, `b`, `a` from the lowest four bits up, for the same reason.
     E2m1,
-    /// The same by what is for multipliers that are powers of two.
+    /// The same by the function for multipliers that are powers of two.
     ScaledE2m1,
     /// The larger magnitude of `a`, which is no NaN, and `b`, as [`larger`](ferry_layout::fp8::larger).
     Larger,
@@ -88,8 +87,7 @@ pub enum Conversion {
     Quotient,
     /// One over `a`, which is at least 1 and finite.
     Reciprocal,
-    /// The multiplier of NVFP4 for scale `a`, a code in the low bits, and the inverse `b` of a global
-    /// scale.
+    /// The multiplier of NVFP4 for scale `a`, a code in the low bits, and the inverse `b` of a global scale.
     Multiplier,
     /// [`Activation::apply`] for gate `a` and up `b`.
     Silu,
@@ -98,9 +96,9 @@ pub enum Conversion {
     /// The places of the clamped activation's sigmoids:
     /// [`GateRange::offsets`](ferry_layout::sigmoids::GateRange::offsets) of the BF16s in the halves of `a`.
     Sigmoids,
-    /// How many bits of a 64-bit word are set, with `a` as its low half.
+    /// Number of set bits of a 64-bit word with `a` as its low half.
     CountedBits,
-    /// The number of its lowest set bit, 64 if there is none.
+    /// The number of that word's lowest set bit, 64 if there is none.
     LowestBit,
 }
 
@@ -131,7 +129,7 @@ impl Conversion {
     }
 }
 
-/// What the converting kernel takes, by value. Addresses are device addresses.
+/// Arguments of the converting kernel, by value. Addresses are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct ConvertArgs {
@@ -139,7 +137,7 @@ pub struct ConvertArgs {
     pub input: u64,
     /// `[u32; count]`, written.
     pub output: u64,
-    /// Pairs.
+    /// Number of pairs.
     pub count: u32,
     /// [`Conversion::number`].
     pub conversion: u32,
@@ -172,25 +170,25 @@ pub struct TensorCopy {
     pub words: u64,
 }
 
-/// What the writing kernel takes, by value: tensors that it copies one after the other.
+/// Arguments of the writing kernel, by value: tensors that it copies one after the other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct WriteArgs {
-    /// In this order.
+    /// Copies in their order.
     pub copies: [TensorCopy; 4],
 }
 
-/// What the clearing kernel takes, by value.
+/// Arguments of the clearing kernel, by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ClearArgs {
     /// `[u32; 4 * vectors]`, written. A device address, a multiple of 16.
     pub at: u64,
-    /// 16 bytes each.
+    /// Number of vectors of 16 bytes.
     pub vectors: u64,
 }
 
-/// Host and device mean the same by a number.
+/// Host and device use the same number for each conversion.
 const _: () = {
     let mut number = 0;
     while number <= Conversion::LowestBit.number() {

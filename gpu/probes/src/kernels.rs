@@ -1,11 +1,11 @@
-//! Kernels that measure the machine: what a copy over the wire, a signal and a launch cost
-//! without a protocol. The benchmark sets Ferry's times beside them.
+//! Kernels that measure the machine: the cost of a copy over the wire, a signal and a launch without a
+//! protocol. The benchmark compares Ferry's times with theirs.
 //!
-//! Every wait ends at a deadline, and says so in [`ProbeArgs::TIMED_OUT`].
+//! Every wait ends at a deadline, and then sets [`ProbeArgs::TIMED_OUT`].
 //!
-//! Three kernels measure nothing: [`ferry_probe_convert`] gives the arithmetic of the others number
-//! by number, so that it can be compared with the portable one, [`ferry_probe_write`] writes
-//! tensors that a round in the same stream reads, and [`ferry_probe_clear`] empties the cache of all else.
+//! Three kernels measure nothing: [`ferry_probe_convert`] computes the arithmetic of the other kernels number
+//! by number, for comparison with the portable one, [`ferry_probe_write`] writes tensors that a round in the
+//! same stream reads, and [`ferry_probe_clear`] empties the cache of everything else.
 
 use ferry_gpu::protocol::Bits;
 use ferry_gpu::ptx::memory::{self, Vector};
@@ -24,16 +24,16 @@ const LANES: u32 = 32;
 const WARP_BYTES: u32 = LANES * size_of::<Vector>() as u32;
 /// Vectors that a lane has in flight.
 const DEPTH: usize = 8;
-/// Polls between two looks at the clock.
+/// Polls between two reads of the clock.
 const POLLS: u32 = 64;
 
-/// A kernel's arguments and when it began.
+/// A kernel's arguments and its start time.
 struct Probe<'a> {
     args: &'a ProbeArgs,
     started_ns: u64,
 }
 
-/// A part of a row on its way.
+/// A part of a row to be copied.
 struct RowPart {
     from: u64,
     to: u64,
@@ -60,7 +60,7 @@ impl<'a> Probe<'a> {
         self.memory(self.args.rank)
     }
 
-    /// Polls `done` until it holds; `false` when the deadline has come first.
+    /// Polls `done` until it holds; `false` if the deadline comes first.
     #[inline(always)]
     fn wait(&self, done: impl Fn() -> bool) -> bool {
         let mut polls = 0;
@@ -77,7 +77,7 @@ impl<'a> Probe<'a> {
         true
     }
 
-    /// Waits until the word at `address` has come to `value`.
+    /// Waits until the word at `address` has reached `value`.
     #[inline(always)]
     fn wait_for(&self, address: u64, value: u64) -> bool {
         // SAFETY: the callers name words of the own probe memory, or the start flag.
@@ -90,7 +90,7 @@ impl<'a> Probe<'a> {
         self.args.rows * self.args.peer_count * self.args.parts
     }
 
-    /// A part: neighbours go to different peers.
+    /// Part `index`: neighbours go to different peers.
     #[inline(always)]
     fn row_part(&self, index: u32) -> RowPart {
         let args = self.args;
@@ -111,13 +111,14 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// Declares a kernel that does what a function does.
+/// Declares a kernel that runs a function.
 macro_rules! probe {
     ($name:ident, $args:ident, $run:ident) => {
         kernel! {
             #[doc = concat!("See the function `", stringify!($run), "`.\n\n# Safety\nAs there.")]
             $name(args: $args) {
-                // SAFETY: the caller's promise, in the function's words.
+                // SAFETY: `args` are as the function's `# Safety` section requires, which is also the
+                // kernel's.
                 unsafe { $run(&args) }
             }
         }
@@ -125,15 +126,15 @@ macro_rules! probe {
 }
 
 kernel! {
-    /// Does nothing: what a launch costs.
+    /// Does nothing: measures the cost of a launch.
     ///
     /// # Safety
-    /// None is needed.
+    /// No requirements.
     ferry_probe_empty(_args: ProbeArgs) {}
 }
 
-/// Waits for the start flag, then for all ranks, so that what follows in every rank's stream starts at
-/// the same time. One warp.
+/// Waits for the start flag, then for all ranks, so that the next kernels in every rank's stream start at the
+/// same time. One warp.
 ///
 /// # Safety
 /// The host built `args` for this rank, and launches it on every rank.
@@ -200,7 +201,7 @@ probe!(ferry_probe_copy, ProbeArgs, copy);
 /// Copies every row to every peer with bulk copies. Any number of blocks; one thread works.
 ///
 /// # Safety
-/// As [`copy`]; a part has at most [`ProbeArgs::BULK_BYTES`].
+/// See [`copy`]; a part has at most [`ProbeArgs::BULK_BYTES`].
 #[cfg(ferry_sm = "90")]
 #[inline(always)]
 unsafe fn bulk_copy(args: &ProbeArgs) {
@@ -228,7 +229,7 @@ unsafe fn bulk_copy(args: &ProbeArgs) {
             return;
         }
         let RowPart { to, bytes, .. } = probe.row_part(index);
-        // SAFETY: it has landed; the target has the row, and nobody else writes it.
+        // SAFETY: the load has landed; the target has the row, and nobody else writes it.
         unsafe { stages.store(stage, to, bytes) };
         wait_all_but_last_read();
         load(turn + STAGES - 1);
@@ -288,7 +289,7 @@ unsafe fn convert(args: &ConvertArgs) {
     let mut index = thread::block() * thread::threads() + thread::thread();
     while index < args.count {
         let from = args.input + 8 * index as u64;
-        // SAFETY: the pair and the word lie in their tensors: the host's promise.
+        // SAFETY: the pair and the word are inside the host's tensors: documented above.
         unsafe {
             let a = f32::from_bits(memory::load_constant_u32(from));
             let b = f32::from_bits(memory::load_constant_u32(from + 4));
@@ -329,9 +330,9 @@ fn converted(args: &ConvertArgs, a: f32, b: f32) -> u32 {
     }
 }
 
-/// Copies tensors word by word, after it has let the next kernel of its stream begin: one that
-/// reads them before it waits for this kernel's end reads what was there before. Any number of
-/// blocks of any number of threads.
+/// Copies tensors word by word, after it has let the next kernel of its stream begin: one that reads them
+/// before it waits for this kernel's end reads their old contents. Any number of blocks of any number of
+/// threads.
 ///
 /// # Safety
 /// The host built `args`: source and target of each copy are live allocations of its words, and
@@ -344,14 +345,14 @@ unsafe fn write(args: &WriteArgs) {
     let write = |copy: TensorCopy| {
         let mut index = first;
         while index < copy.words {
-            // SAFETY: the word lies in both tensors: the host's promise.
+            // SAFETY: the word is inside both of the host's tensors: documented above.
             unsafe {
                 memory::store_u32(copy.to + 4 * index, memory::load_u32(copy.from + 4 * index))
             };
             index += step;
         }
     };
-    // Each by its name: an array that is gone through in a loop may end in local memory.
+    // Each by its name: an array that is indexed in a loop may end up in local memory.
     let [a, b, c, d] = args.copies;
     write(a);
     write(b);
@@ -361,7 +362,7 @@ unsafe fn write(args: &WriteArgs) {
 
 probe!(ferry_probe_write, WriteArgs, write);
 
-/// Writes zeros: enough of them push everything else out of the cache. Any number of blocks of any number of
+/// Writes zeros, enough to push everything else out of the cache. Any number of blocks of any number of
 /// threads.
 ///
 /// # Safety
@@ -372,7 +373,7 @@ unsafe fn clear(args: &ClearArgs) {
     let mut index = u64::from(thread::block() * thread::threads() + thread::thread());
     while index < args.vectors {
         let at = args.at + size_of::<Vector>() as u64 * index;
-        // SAFETY: the vector lies in the tensor: the host's promise.
+        // SAFETY: the vector is inside the host's tensor: documented above.
         unsafe { memory::store_vector(at, [0; 4], true) };
         index += step;
     }
