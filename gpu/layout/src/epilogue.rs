@@ -31,10 +31,9 @@ pub trait Epilogue: Copy {
         Self::IS_NONE
     }
 
-    /// Returns elements `column..column + 8` of a token from their sums, `values`. In reduced mode these are
-    /// f32 and include the shared expert's row, if there is one; in exact mode with a shared expert they are
-    /// that row plus the sum rounded to BF16. The result is converted once, to the element type of
-    /// `combined`. `column` is a multiple of 8.
+    /// Returns elements `column..column + 8` of a token from their sums, `values`. These are f32 and include
+    /// the shared expert's row, if there is one; in exact mode they are rounded to BF16 before that row is
+    /// added. The result is converted once, to the element type of `combined`. `column` is a multiple of 8.
     fn apply(
         &self,
         memory: &impl Load,

@@ -10,7 +10,7 @@ use crate::workspace::Table;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchOptions {
-    /// u32 `[1]`, read when the launch begins: the number of tokens; address 0: all rows of `x` are tokens.
+    /// u32 `[1]`, read when the launch begins: the number of tokens; address 0: it is [`Common::tokens`].
     pub tokens_on_device: u64,
     /// Ranks that share the shared expert's tokens; 0: there is no shared expert; 1: this rank has all of its
     /// own tokens.

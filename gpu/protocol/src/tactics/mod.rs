@@ -53,8 +53,8 @@ pub enum Split {
     AllSend,
     /// A warp sends or receives, or sends or reduces, not both.
     Specialised,
-    /// Multiprocessors are [`Specialised`](Self::Specialised) like warps: the loads of each queue behind its
-    /// own stores to peers, so one that receives should not also send.
+    /// Specialises multiprocessors, too: the loads of each queue behind its own stores to peers, so one that
+    /// receives should not also send.
     SpecialisedBySm,
 }
 
