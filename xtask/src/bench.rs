@@ -3,7 +3,7 @@
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::Places;
+use crate::places::Places;
 
 /// Builds and runs the benchmark with these arguments.
 pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {

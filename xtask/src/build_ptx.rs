@@ -10,7 +10,7 @@ use ferry_ptx_tools::{
     CodeGenerator, DIGESTED, Digest, NvvmBuild, Resources, TESTED_COMMIT, assemble_file, build_own,
 };
 
-use crate::Places;
+use crate::places::Places;
 
 /// What compiles the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::Places;
+use crate::places::Places;
 
 mod entries;
 mod header;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use xshell::{Shell, cmd};
 
-use crate::Places;
+use crate::places::Places;
 
 /// The variable in which `cust` looks for the driver library.
 pub(crate) const VARIABLE: &str = "CUDA_LIBRARY_PATH";

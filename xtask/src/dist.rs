@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, commit, cuda_folder, cuda_stub};
+use crate::places::Places;
+use crate::{commit, cuda_stub};
 
 /// The name of the script that runs the packed program.
 pub(crate) const SCRIPT_NAME: &str = "run-gpu-tests.sh";
@@ -24,28 +25,6 @@ pub(crate) fn run(places: &Places) -> Result<()> {
     cmd!(shell, "tar -C {dist} -czf {packed} ferry-tests")
         .quiet()
         .run()?;
-    println!("{}", packed.display());
-    Ok(())
-}
-
-/// Builds the test program with candle, whose build takes nvcc, and packs it, without a script.
-pub(crate) fn run_candle(places: &Places) -> Result<()> {
-    let shell = Shell::new()?;
-    shell.change_dir(&places.root);
-    let folder = cuda_folder::find(places)?;
-    println!("building ferry-tests with candle, by {}", folder.display());
-    let package = ["--package", "ferry-tests", "--features", "candle"];
-    let build = cmd!(shell, "cargo build --release {package...}");
-    cuda_folder::with_installation(build, &folder)?.run()?;
-    let dist = places.target_dir.join("dist");
-    shell.create_dir(&dist)?;
-    let (program, packed) = (
-        dist.join("candle-ferry-tests"),
-        dist.join("candle-ferry-tests.gz"),
-    );
-    let built = places.target_dir.join("release/ferry-tests");
-    cmd!(shell, "strip -o {program} {built}").quiet().run()?;
-    cmd!(shell, "gzip --force --keep {program}").quiet().run()?;
     println!("{}", packed.display());
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! All commands of the front door but the demo: builds the kernels, tests, packs, and keeps the tree tidy.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -12,18 +12,19 @@ mod bench;
 mod bindgen;
 mod build_ptx;
 mod c_library;
-mod check_candle;
+mod candle;
 mod commit;
 mod compare_ptx;
-mod cuda_folder;
 mod cuda_stub;
 mod dist;
-mod gpu_tests;
 mod package;
+mod places;
 mod report;
 mod soak;
 mod test;
 mod tidy;
+
+use places::Places;
 
 /// Tasks of the Ferry workspace.
 #[derive(Parser)]
@@ -89,7 +90,7 @@ enum Task {
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
         #[command(flatten)]
-        options: gpu_tests::Options,
+        options: test::gpus::Options,
     },
     /// Carry a text's tokens to their experts and back (`cargo xtask demo --help` lists all)
     #[command(disable_help_flag = true)]
@@ -140,23 +141,6 @@ enum Task {
     },
 }
 
-/// Where things are.
-pub(crate) struct Places {
-    /// The workspace.
-    pub(crate) root: PathBuf,
-    /// Where cargo builds it.
-    pub(crate) target_dir: PathBuf,
-}
-
-impl Places {
-    fn find() -> Places {
-        let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let root = manifest_dir.parent().unwrap_or(manifest_dir).to_owned();
-        let target_dir = ferry_build::target_dir(&root);
-        Places { root, target_dir }
-    }
-}
-
 fn main() -> ExitCode {
     match run(Arguments::parse().task, &Places::find()) {
         Ok(code) => code,
@@ -174,7 +158,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Test {
             gpus: Some(count),
             options,
-        } => return gpu_tests::run(places, count, &options),
+        } => return test::gpus::run(places, count, &options),
         // The front door runs it before it builds this program, which lists it.
         Task::Demo { arguments } => {
             let status = xtask_front::demo(&arguments)?;
@@ -210,12 +194,12 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Bench { arguments, .. } => bench::run(places, &arguments)?,
         Task::Soak { arguments } => soak::run(places, &arguments)?,
         Task::C(task) => c_library::run(places, &task)?,
-        Task::CheckCandle => check_candle::run(places)?,
+        Task::CheckCandle => candle::check(places)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());
         }
         Task::Dist { candle: false } => dist::run(places)?,
-        Task::Dist { candle: true } => dist::run_candle(places)?,
+        Task::Dist { candle: true } => candle::dist(places)?,
         Task::Package { full } => package::run(places, full)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,6 @@
 //! has PTX for one node and the kernels' sources with it; `build/package` has the `.crate` files that cargo
 //! made and verified; `unpacked` is what a registry would give; `outside` depends on that.
 
-use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,15 +13,15 @@ use ferry_build::{PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, bu
 use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict};
 use xshell::{Shell, cmd};
 
-use crate::Places;
+use crate::places::Places;
 
 mod outside;
+mod published;
+
+use published::{HOST, Published, Tree};
 
 /// The largest `.crate` that the registry takes (The Cargo Book, "Publishing on crates.io").
 const MOST_BYTES: u64 = 10 << 20;
-
-/// The package that carries PTX, and its folder.
-const HOST: &str = "host";
 
 /// What the kernels are compiled from, below the workspace root.
 const DEVICE_CRATES: [&str; 6] = [
@@ -33,22 +32,6 @@ const DEVICE_CRATES: [&str; 6] = [
     "gpu/protocol",
     "nvshmem-sys",
 ];
-
-/// A package that publishes.
-struct Published {
-    name: String,
-    version: String,
-    /// Its folder below the workspace root.
-    folder: PathBuf,
-    /// The oldest toolchain that compiles it, as rustup names it.
-    toolchain: String,
-}
-
-impl Published {
-    fn full_name(&self) -> String {
-        format!("{}-{}", self.name, self.version)
-    }
-}
 
 /// Removes what earlier runs made cargo unpack: cargo keeps crates that it took from a folder by
 /// name and version, and would check the packages with those of another state of this version.
@@ -82,7 +65,7 @@ fn forget_unpacked(published: &[Published]) -> Result<()> {
 /// device code and the toolchain that the packages name.
 pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
     let crates = places.target_dir.join("crates");
-    let published = published(places)?;
+    let published = published::published(places)?;
     stage(places, &published, &crates.join("source"), full)?;
     let build = crates.join("build");
     let shell = Shell::new()?;
@@ -111,36 +94,6 @@ pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
         cmd!(shell, "tar -xzf {file} -C {unpacked}").quiet().run()?;
     }
     outside::run(places, &crates, &published, toolchain, full)
-}
-
-/// The workspace's packages that publish.
-fn published(places: &Places) -> Result<Vec<Published>> {
-    let shell = Shell::new()?;
-    shell.change_dir(&places.root);
-    let metadata = cmd!(shell, "cargo metadata --format-version 1 --no-deps").quiet();
-    let metadata: serde_json::Value = serde_json::from_str(&metadata.read()?)?;
-    let packages = metadata["packages"].as_array().context("no packages")?;
-    let mut published = Vec::new();
-    for package in packages {
-        // A package that does not publish has an empty list of registries.
-        if package["publish"].is_array() {
-            continue;
-        }
-        let text = |key: &str| -> Result<&str> {
-            package[key]
-                .as_str()
-                .with_context(|| format!("{} has no {key}", package["name"]))
-        };
-        let manifest = Path::new(text("manifest_path")?);
-        let folder = manifest.parent().unwrap_or(manifest);
-        published.push(Published {
-            name: text("name")?.into(),
-            version: text("version")?.into(),
-            folder: folder.strip_prefix(&places.root)?.into(),
-            toolchain: format!("{}.0", text("rust_version")?),
-        });
-    }
-    Ok(published)
 }
 
 /// Makes the workspace of what publishes.
@@ -183,55 +136,6 @@ fn stage(places: &Places, published: &[Published], source: &Path, full: bool) ->
         root.join("rust-toolchain.toml"),
         device.join("rust-toolchain.toml"),
     )?;
-    Ok(())
-}
-
-/// The sources that are packed.
-struct Tree<'a> {
-    root: &'a Path,
-    /// The files that git tracks; `None` where the sources are no checkout, as those of an archive are not.
-    tracked: Option<BTreeSet<PathBuf>>,
-}
-
-impl<'a> Tree<'a> {
-    fn of(root: &'a Path) -> Result<Self> {
-        let mut tracked = None;
-        // In a worktree it is a file.
-        if root.join(".git").exists() {
-            let shell = Shell::new()?;
-            shell.change_dir(root);
-            let listed = cmd!(shell, "git ls-files -z").quiet().read()?;
-            let files = listed.split_terminator('\0').map(|file| root.join(file));
-            tracked = Some(files.collect());
-        }
-        Ok(Self { root, tracked })
-    }
-
-    /// As [`copy_package`], of the package in `folder`, without what git does not track: nobody meant to
-    /// publish that.
-    fn copy_package(&self, folder: &Path, to: &Path, takes: &dyn Fn(&Path) -> bool) -> Result<()> {
-        let is_tracked =
-            |path: &Path| (self.tracked.as_ref()).is_none_or(|files| files.contains(path));
-        let takes = |path: &Path| takes(path) && is_tracked(path);
-        copy_package(&self.root.join(folder), to, &takes)
-    }
-}
-
-/// Copies what `takes` of a package, without other packages in it. Links become what they point to.
-fn copy_package(from: &Path, to: &Path, takes: &dyn Fn(&Path) -> bool) -> Result<()> {
-    for entry in fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))? {
-        let path = entry?.path();
-        let target = to.join(path.file_name().unwrap_or_default());
-        if path.is_dir() {
-            if path.join("Cargo.toml").is_file() || path.ends_with("target") {
-                continue;
-            }
-            copy_package(&path, &target, takes)?;
-        } else if takes(&path) {
-            fs::create_dir_all(to)?;
-            fs::copy(&path, &target).with_context(|| format!("cannot copy {}", path.display()))?;
-        }
-    }
     Ok(())
 }
 
@@ -335,37 +239,6 @@ mod tests {
             "[workspace]\nmembers = [\"gpu\", \"gpu/layout\"]\n\n[profile.dev]\nopt-level = 2\n"
         );
         assert!(with_members("[package]\n", [].into_iter()).is_err());
-    }
-
-    #[test]
-    fn only_what_git_tracks_is_packed() {
-        let shell = Shell::new().unwrap();
-        let folder = shell.create_temp_dir().unwrap();
-        let root = folder.path();
-        shell.change_dir(root);
-        let files = [
-            "Cargo.toml",
-            "src/lib.rs",
-            "src/secret.rs",
-            "notes/mine.txt",
-        ];
-        for file in files {
-            shell.write_file(format!("a/{file}"), file).unwrap();
-        }
-        let packed = |to: &str| {
-            let (tree, to) = (Tree::of(root).unwrap(), root.join(to));
-            let takes = |path: &Path| !path.ends_with("Cargo.toml");
-            tree.copy_package(Path::new("a"), &to, &takes).unwrap();
-            assert!(!to.join("Cargo.toml").exists());
-            ["src/lib.rs", "src/secret.rs", "notes"].map(|path| to.join(path).exists())
-        };
-        // An archive is packed as it is.
-        assert_eq!(packed("all"), [true, true, true]);
-        cmd!(shell, "git init --quiet").run().unwrap();
-        cmd!(shell, "git add a/Cargo.toml a/src/lib.rs")
-            .run()
-            .unwrap();
-        assert_eq!(packed("tracked"), [true, false, false]);
     }
 
     #[test]

@@ -13,7 +13,8 @@ mod records;
 #[cfg(test)]
 mod tests;
 
-use records::{Gpus, RecordFile, Results, Round};
+use chart::thousands;
+use records::{Gpus, RANKS, RecordFile, Results, Round, TOKENS};
 
 /// The page.
 pub(crate) const PAGE: &str = "BENCHMARKS.md";
@@ -25,10 +26,6 @@ const TEMPLATE: &str = include_str!("report/template.md");
 /// Where the template takes what was measured.
 const PLACE: &str = "{{results}}\n";
 const MOST_LINES: usize = 150;
-
-/// Numbers of tokens and of GPUs that the page is about.
-const TOKENS: [usize; 6] = [1, 8, 32, 128, 512, 4096];
-const RANKS: [usize; 3] = [2, 4, 8];
 
 /// Columns of the tables: heading, format, and whether dispatch or combine.
 const COLUMNS: [(&str, &str, Call); 5] = [
@@ -290,18 +287,6 @@ fn cell(round: &Round, call: Call) -> String {
 
 fn number(value: f64) -> String {
     thousands(value, 1)
-}
-
-/// A number with commas in thousands.
-fn thousands(value: f64, decimals: usize) -> String {
-    let text = format!("{value:.decimals$}");
-    let (whole, fraction) = match text.find('.') {
-        Some(point) => text.split_at(point),
-        None => (text.as_str(), ""),
-    };
-    let groups = whole.as_bytes().rchunks(3).rev();
-    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
-    groups.join(",") + fraction
 }
 
 fn file_name(path: &Path) -> String {

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{Places, commit};
+use crate::commit;
+use crate::places::Places;
 
 /// Builds and runs the soak with these arguments. In the simulator arithmetic is checked for
 /// overflow, as in tests.

@@ -9,7 +9,10 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::build_ptx::{self, Mode};
-use crate::{Places, cuda_stub};
+use crate::cuda_stub;
+use crate::places::Places;
+
+pub(crate) mod gpus;
 
 /// The variable that names a checkout of rust-cuda, whose kernels are built and compared, too.
 const RUST_CUDA: &str = "RUST_CUDA";

@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use xshell::{Shell, cmd};
 
 use crate::report;
-use allowances::ALLOWANCES;
 
 mod allowances;
 mod comparisons;
@@ -23,67 +22,9 @@ mod parameters;
 mod rooms;
 mod source;
 mod tuning;
-mod words;
 
-/// A file of the tree.
-struct SourceFile {
-    /// Below the workspace, with `/`.
-    path: String,
-    text: String,
-}
-
-impl SourceFile {
-    fn is_rust(&self) -> bool {
-        self.path.ends_with(".rs")
-    }
-
-    fn is_generated(&self) -> bool {
-        self.path.contains("/generated/") || GENERATED_FILES.contains(&self.path.as_str())
-    }
-
-    /// A complaint about the whole file.
-    fn complaint(&self, text: impl Into<String>) -> Complaint {
-        Complaint {
-            path: self.path.clone(),
-            line: None,
-            text: text.into(),
-        }
-    }
-
-    /// A complaint about a line, counted from 1.
-    fn complaint_at(&self, line: usize, text: impl Into<String>) -> Complaint {
-        Complaint {
-            line: Some(line),
-            ..self.complaint(text)
-        }
-    }
-
-    /// A complaint for every line that has the pattern.
-    fn lines_with(&self, pattern: &str, complaint: &str) -> Vec<Complaint> {
-        let lines = self.text.lines().enumerate();
-        lines
-            .filter(|(_, line)| line.contains(pattern))
-            .map(|(index, _)| self.complaint_at(index + 1, complaint))
-            .collect()
-    }
-}
-
-/// What is wrong where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Complaint {
-    path: String,
-    line: Option<usize>,
-    text: String,
-}
-
-impl std::fmt::Display for Complaint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "{}:{line}: {}", self.path, self.text),
-            None => write!(f, "{}: {}", self.path, self.text),
-        }
-    }
-}
+use allowances::ALLOWANCES;
+use source::{Complaint, SourceFile};
 
 /// A habit.
 struct Rule {
@@ -109,7 +50,7 @@ const fn of_tree(name: &'static str, check: fn(&[SourceFile]) -> Vec<Complaint>)
     Rule { name, check }
 }
 
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 16] = [
     of_file("assembly-stays-in-ptx", assembly_stays_in_ptx),
     of_file("files-are-short", files_are_short),
     of_file("lines-are-short", lines_are_short),
@@ -118,7 +59,6 @@ const RULES: [Rule; 17] = [
     of_file("no-environment", libraries_do_not_read_the_environment),
     of_file("top-level-is-known", top_level_is_known),
     of_file("no-path-of-a-machine", no_path_of_a_machine),
-    of_file("no-home-made-words", words::check),
     of_file("parameters-have-names", parameters::check),
     of_file("decisions-stand-in-tactics", comparisons::check),
     of_file("doc-comments-have-a-head", heads::check),
@@ -144,21 +84,6 @@ const MOST_COLUMNS: usize = 110;
 
 /// Logs, which only grow.
 const LOGS: [&str; 2] = ["CHANGELOG.md", "gpu/protocol/TUNING.md"];
-
-/// Files that a program writes.
-const GENERATED_FILES: [&str; 11] = [
-    "Cargo.lock",
-    "host/c/include/ferry.h",
-    "gpu/ptx-digest.txt",
-    "gpu/options/ptx-digest.txt",
-    "gpu/probes/ptx-digest.txt",
-    "tests/epilogue/ptx-digest.txt",
-    "gpu/nvvm-digest.txt",
-    "gpu/options/nvvm-digest.txt",
-    "gpu/probes/nvvm-digest.txt",
-    "tests/epilogue/nvvm-digest.txt",
-    "tests/benchmarks/chart.svg",
-];
 
 /// Code that other people's programs link.
 const LIBRARIES: [&str; 6] = [
@@ -231,8 +156,6 @@ pub(crate) fn run(root: &Path, print_allowances: bool) -> Result<()> {
             }
         }
     }
-    let (imports, of) = imports::count(&files, PROTOCOL);
-    println!("{PROTOCOL}: {imports} imports between {of} files");
     println!(
         "{} complaints are allowed in {ALLOWANCES}",
         allowed.values().sum::<usize>()

@@ -276,8 +276,8 @@ $L__BB0_2: ld.global.v4.b32 	{%r1, %r2, %r3, %r4}, [%rd1];
 
     #[test]
     fn names_of_rust_lose_the_hashes_of_crates_alone() {
-        let generic = "_RINvNtNtCs9xjxMia6a3s_9ferry_gpu7machine5fault10signal_allKb0_ECsSRho0oKV1i_13ferry_kernels";
-        let without = "_RINvNtNtC9ferry_gpu7machine5fault10signal_allKb0_EC13ferry_kernels";
+        let generic = "_RINvNtCs9xjxMia6a3s_9ferry_gpu5fault10signal_allKb0_ECsSRho0oKV1i_7kernels";
+        let without = "_RINvNtC9ferry_gpu5fault10signal_allKb0_EC7kernels";
         assert_eq!(without_crate_hashes(generic), without);
         for other in ["_Z9putCs1_IlEvPvT_", "nvshmemCs_quiet"] {
             assert_eq!(without_crate_hashes(other), other);

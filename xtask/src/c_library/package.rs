@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
 use super::header::HEADER;
-use crate::Places;
+use crate::places::Places;
 
 const PKG_CONFIG: &str = include_str!("ferry.pc");
 

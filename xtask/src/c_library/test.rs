@@ -8,7 +8,7 @@ use xshell::{Shell, cmd};
 
 use super::entries::Entries;
 use super::{header, package};
-use crate::Places;
+use crate::places::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
 const SOURCES: [&str; 6] = [

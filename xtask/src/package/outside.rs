@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Published;
-use crate::Places;
+use super::published::{HOST, Published, copy_package};
+use crate::places::Places;
 
 /// The project's program.
 const PROGRAM: &str = include_str!("outside_main.rs");
@@ -48,7 +48,7 @@ pub(super) fn run(
 
     let host = published
         .iter()
-        .find(|package| package.folder == Path::new(super::HOST));
+        .find(|package| package.folder == Path::new(HOST));
     let host = host.context("the host library does not publish")?;
     let packaged = unpacked
         .join(host.full_name())
@@ -57,7 +57,7 @@ pub(super) fn run(
     if copy.is_dir() {
         fs::remove_dir_all(&copy)?;
     }
-    super::copy_package(&packaged, &copy, &|_| true)?;
+    copy_package(&packaged, &copy, &|_| true)?;
     project.run("cuda", &[("FERRY_PTX_DIR", &copy)])?;
     fs::remove_file(copy.join("options/sm_90a.ptx"))?;
     project.refused(
@@ -197,7 +197,7 @@ fn manifest(published: &[Published]) -> String {
     });
     let host = published
         .iter()
-        .find(|package| package.folder == Path::new(super::HOST));
+        .find(|package| package.folder == Path::new(HOST));
     let version = host.map_or("", |package| &package.version);
     format!(
         "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\

@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::records::{Gpus, Phase, Results, Round};
-use super::{RANKS, TOKENS, thousands};
+use super::records::{Gpus, Phase, RANKS, Results, Round, TOKENS};
 
 /// Colours of the numbers of GPUs.
 const COLOURS: [&str; RANKS.len()] = ["#0072b2", "#d55e00", "#009e73"];
@@ -163,4 +162,16 @@ fn draw_legend(svg: &mut String, results: &Results) -> std::fmt::Result {
 fn x(left: f64, tokens: usize) -> f64 {
     let most = TOKENS[TOKENS.len() - 1] as f64;
     left + 10.0 + (tokens as f64).ln() / most.ln() * (PANEL_WIDTH - 20.0)
+}
+
+/// A number with commas in thousands.
+pub(super) fn thousands(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let (whole, fraction) = match text.find('.') {
+        Some(point) => text.split_at(point),
+        None => (text.as_str(), ""),
+    };
+    let groups = whole.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join(",") + fraction
 }

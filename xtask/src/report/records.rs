@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
+/// Numbers of tokens and of GPUs that the page is about.
+pub(super) const TOKENS: [usize; 6] = [1, 8, 32, 128, 512, 4096];
+pub(super) const RANKS: [usize; 3] = [2, 4, 8];
+
 /// Characters of `2026-11-22`.
 pub(super) const DATE_LENGTH: usize = 10;
 

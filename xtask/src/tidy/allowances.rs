@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile};
 
 /// The file with a line for each rule and crate that breaks it: the rule, the crate's folder, how often.
 pub(super) const ALLOWANCES: &str = "xtask/tidy-allowances.txt";

@@ -5,16 +5,13 @@ use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
 use syn::{BinOp, Expr, Item, Lit};
 
-use super::source::{attributes, is_for_tests, line, parse, words};
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile, attributes, is_for_tests, line, parse};
 
 const FOLDER: &str = "gpu/protocol/src/";
 const TACTICS: &str = "gpu/protocol/src/tactics";
 
 /// Last words of what is counted.
 const COUNTED: [&str; 6] = ["assignments", "entries", "items", "rows", "tokens", "warps"];
-/// Old names of the same.
-const COUNTED_BEFORE: [&str; 1] = [concat!("uni", "ts")];
 
 /// Constants that the hardware or the meaning of a word sets.
 const NOT_TUNED: [&str; 3] = ["LANES", "MAX", "NOT_ROUTED"];
@@ -96,10 +93,7 @@ fn counted(expression: &Expr) -> Option<String> {
         _ => return None,
     };
     let is_constant = name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-    let last = words(&name).pop().unwrap_or_default();
-    let is_counted = [&COUNTED[..], &COUNTED_BEFORE]
-        .concat()
-        .contains(&last.as_str());
+    let is_counted = (name.rsplit('_').next()).is_some_and(|last| COUNTED.contains(&last));
     (is_counted && !is_constant).then_some(name)
 }
 
@@ -159,9 +153,9 @@ mod tests {
 fn decides(tokens: u32) -> bool {
     tokens >= MANY_ROWS
         || launch.common.tokens < 64
-        || 1024 < seat.warps()
-        || units / 32 >= tuning::MOST_UNITS
-        || units / MANY_UNITS >= senders
+        || 1024 < role.warps()
+        || items / 32 >= tuning::MOST_ITEMS
+        || items / MANY_ITEMS >= senders
         || u64::from(tokens) * 2 > 64 || rows as u64 > MOST_ROWS
 }
 fn does_not(tokens: u32) -> bool {

@@ -4,7 +4,7 @@
 use ferry_build::{Package, Variant};
 use ferry_ptx_tools::{CodeGenerator, DIGESTED, stale_variants};
 
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile};
 
 /// Digests that were made beside others than those that stand there.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {

@@ -1,6 +1,6 @@
 //! Doc comments begin with a noun or a verb: "Number of tokens", "Returns the row", rather than "Of a row".
 
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile};
 
 /// Prepositions, relatives and question words: a comment that begins with one has no head, or hides it.
 const NO_HEADS: [&str; 27] = [

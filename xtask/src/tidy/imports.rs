@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
 use syn::{Item, ItemMod, UseTree, Visibility};
 
-use super::source::{attributes, is_for_tests, parse};
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile, attributes, is_for_tests, parse};
 
 /// Names handed on in turn that are followed.
 const MOST_HOPS: usize = 8;
@@ -16,7 +15,7 @@ const MOST_HOPS: usize = 8;
 /// A module's path below its crate: of `work/item.rs` `work` and `item`.
 type Module = Vec<String>;
 
-/// Circles of files in each crate, and how many imports there are.
+/// Circles of files in each crate.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     let folders = folders(files);
     folders
@@ -33,12 +32,6 @@ pub(super) fn folders(files: &[SourceFile]) -> Vec<String> {
     let sources = manifests.map(|folder| format!("{folder}src/"));
     let has_files = |folder: &String| files.iter().any(|file| file.path.starts_with(folder));
     sources.filter(has_files).collect()
-}
-
-/// How many imports there are between how many files of a crate.
-pub(super) fn count(files: &[SourceFile], folder: &str) -> (usize, usize) {
-    let imports = Crate::read(files, folder).imports();
-    (imports.values().map(BTreeSet::len).sum(), imports.len())
 }
 
 fn circles(files: &[SourceFile], folder: &str) -> Vec<Complaint> {
@@ -143,7 +136,8 @@ impl Crate {
                         paths: paths.named,
                         hands_on: paths.hands_on,
                     };
-                    library.files.insert(module_of(path), module);
+                    // Of two roots the library's, which is listed first.
+                    library.files.entry(module_of(path)).or_insert(module);
                 }
                 Err(complaint) => library.unread.push(complaint),
             }
@@ -225,7 +219,7 @@ fn module_of(path: &str) -> Module {
     let path = path.trim_end_matches(".rs");
     let path = path.strip_suffix("/mod").unwrap_or(path);
     match path {
-        "lib" => Module::new(),
+        "lib" | "main" => Module::new(),
         path => path.split('/').map(ToOwned::to_owned).collect(),
     }
 }
@@ -336,7 +330,14 @@ mod tests {
             ("d.rs", "struct Alone;"),
         ];
         assert_eq!(found(&files), ["import circle: a -> b -> c -> a"]);
-        assert_eq!(count(&tree(&files), FOLDER), (4, 5));
+    }
+
+    #[test]
+    fn a_circle_over_the_root_of_a_program_is_found() {
+        let main = ("main.rs", "mod a; use crate::a::run; struct Places;");
+        let module = ("a.rs", "use crate::places::Places; fn run() {}");
+        assert_eq!(found(&[main, module]), ["import circle: a -> main -> a"]);
+        assert_eq!(found(&[("lib.rs", "mod a;"), main, module]), [""; 0]);
     }
 
     #[test]

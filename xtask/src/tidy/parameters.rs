@@ -3,8 +3,7 @@
 use syn::visit::{self, Visit};
 use syn::{FnArg, Pat, Signature};
 
-use super::source::{line, parse};
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile, line, parse};
 
 /// Functions of a file with a tuple for a parameter.
 pub(super) fn check(file: &SourceFile) -> Vec<Complaint> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::imports::{self, Crate};
-use super::{Complaint, SourceFile};
+use super::source::{Complaint, SourceFile};
 
 /// The file with a line for each crate: the folder of its sources, and its rooms from the top floor down.
 pub(super) const ROOMS: &str = "xtask/rooms.txt";

@@ -1,9 +1,77 @@
-//! Reads Rust for the rules that need more than its text.
+//! Files of the tree, complaints about them, and their syntax.
 
 use proc_macro2::Span;
 use syn::{Attribute, Item, Meta};
 
-use super::{Complaint, SourceFile};
+/// Files that a program writes, besides digests and folders named `generated`.
+const GENERATED_FILES: [&str; 3] = [
+    "Cargo.lock",
+    "host/c/include/ferry.h",
+    "tests/benchmarks/chart.svg",
+];
+
+/// A file of the tree.
+pub(super) struct SourceFile {
+    /// Below the workspace, with `/`.
+    pub(super) path: String,
+    pub(super) text: String,
+}
+
+impl SourceFile {
+    pub(super) fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    pub(super) fn is_generated(&self) -> bool {
+        let path = &self.path;
+        path.contains("/generated/")
+            || path.ends_with("-digest.txt")
+            || GENERATED_FILES.contains(&path.as_str())
+    }
+
+    /// A complaint about the whole file.
+    pub(super) fn complaint(&self, text: impl Into<String>) -> Complaint {
+        Complaint {
+            path: self.path.clone(),
+            line: None,
+            text: text.into(),
+        }
+    }
+
+    /// A complaint about a line, counted from 1.
+    pub(super) fn complaint_at(&self, line: usize, text: impl Into<String>) -> Complaint {
+        Complaint {
+            line: Some(line),
+            ..self.complaint(text)
+        }
+    }
+
+    /// A complaint for every line that has the pattern.
+    pub(super) fn lines_with(&self, pattern: &str, complaint: &str) -> Vec<Complaint> {
+        let lines = self.text.lines().enumerate();
+        lines
+            .filter(|(_, line)| line.contains(pattern))
+            .map(|(index, _)| self.complaint_at(index + 1, complaint))
+            .collect()
+    }
+}
+
+/// A broken habit: the file, the line if it is one line's, the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Complaint {
+    pub(super) path: String,
+    pub(super) line: Option<usize>,
+    pub(super) text: String,
+}
+
+impl std::fmt::Display for Complaint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.path, self.text),
+            None => write!(f, "{}: {}", self.path, self.text),
+        }
+    }
+}
 
 /// The file's syntax, or a complaint that it has none.
 pub(super) fn parse(file: &SourceFile) -> Result<syn::File, Complaint> {
@@ -43,47 +111,5 @@ pub(super) fn attributes(item: &Item) -> &[Attribute] {
         Item::Type(item) => &item.attrs,
         Item::Use(item) => &item.attrs,
         _ => &[],
-    }
-}
-
-/// The words of an identifier, in lower case: of `BareRow` and `BARE_ROW` `bare` and `row`.
-pub(super) fn words(identifier: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    for part in identifier.trim_start_matches("r#").split('_') {
-        let characters: Vec<char> = part.chars().collect();
-        let mut word = String::new();
-        for (index, &character) in characters.iter().enumerate() {
-            let before = index.checked_sub(1).map(|before| characters[before]);
-            let after = characters.get(index + 1);
-            let begins = character.is_uppercase()
-                && before.is_some_and(|before| {
-                    !before.is_uppercase() || after.is_some_and(|after| after.is_lowercase())
-                });
-            if begins {
-                words.push(std::mem::take(&mut word));
-            }
-            word.extend(character.to_lowercase());
-        }
-        words.push(word);
-    }
-    words.retain(|word| !word.is_empty());
-    words
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn identifiers_fall_into_words() {
-        for (identifier, expected) in [
-            ("has_few_tokens", "has few tokens"),
-            ("FEW_ENTRIES", "few entries"),
-            ("FewCounts", "few counts"),
-            ("TMABox2d", "tma box2d"),
-            ("r#unit", "unit"),
-        ] {
-            assert_eq!(words(identifier).join(" "), expected);
-        }
     }
 }

@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::Args;
 use xshell::{Shell, cmd};
 
-use crate::{Places, dist};
+use crate::dist;
+use crate::places::Places;
 
 /// How the tests are run.
 #[derive(Args)]
