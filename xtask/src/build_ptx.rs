@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use ferry_build::{Artifact, Package, Variant, build, build_all};
 use ferry_ptx_tools::{
-    CodeGenerator, DIGESTED, Digest, NvvmBuild, Resources, TESTED_COMMIT, assemble_file, build_own,
+    CodeGenerator, DIGESTED, Digest, NvvmBuild, Resources, TESTED_COMMIT, assemble, build_own,
 };
 
 use crate::places::Places;
@@ -170,7 +170,7 @@ pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -
     for variant in variants {
         let ptx = build_own(root, target_dir, manifest, variant)?;
         println!("{}", ptx.display());
-        for (name, needs) in assemble_file(&ptx, variant, target_dir)? {
+        for (name, needs) in assemble(&ptx, variant, target_dir)? {
             kernels.push((variant, name, needs));
         }
     }

@@ -183,8 +183,7 @@ fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
                 &of_node,
                 target_dir,
             )?;
-            let violations = digest.violations.iter().map(ToString::to_string);
-            let violations = violations.collect::<Vec<_>>().join("\n");
+            let violations = digest.violations.join("\n");
             ensure!(violations.is_empty(), "{violations}");
         }
         for (node, all) in of_node.iter().zip(&of_all) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ferry_build::{
-    Artifact, Error, FileContext, Result, Stamp, Variant, output_of, site_packages, stdout_of,
+    Error, FileContext, Result, Stamp, Variant, output_of, site_packages, stdout_of,
 };
 
 use crate::wheels::NVCC;
@@ -30,49 +30,23 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
-/// An assembler that was found.
-#[derive(Clone, Debug)]
-pub struct Ptxas {
-    program: PathBuf,
-}
-
-impl Ptxas {
-    /// Finds `ptxas` of CUDA 13.0: on `PATH`, in Python's site-packages, or fetched with pip.
-    ///
-    /// Another release gives other register counts, so it is not used.
-    ///
-    /// # Errors
-    ///
-    /// There is none, and pip could not get it.
-    pub fn find(target_dir: &Path) -> Result<Ptxas> {
-        let wheel_file = |folder: &Path| folder.join("nvidia/cu13/bin/ptxas");
-        let installed = on_path("ptxas")
-            .into_iter()
-            .chain(NVCC.fetched(target_dir).map(|folder| wheel_file(&folder)))
-            .find(|program| program.is_file() && is_wanted_release(program));
-        let program = match installed {
-            Some(program) => program,
-            None => match packaged(wheel_file) {
-                Some(program) => program,
-                None => wheel_file(&NVCC.fetch(target_dir)?),
-            },
-        };
-        Ok(Ptxas { program })
-    }
-
-    /// The file that runs.
-    pub fn program(&self) -> &Path {
-        &self.program
-    }
-}
-
-fn packaged(wheel_file: impl Fn(&Path) -> PathBuf) -> Option<PathBuf> {
-    let candidates = site_packages()
+/// Finds `ptxas` of CUDA 13.0: on `PATH`, in Python's site-packages, or fetched with pip. Other releases count
+/// other registers.
+fn ptxas(target_dir: &Path) -> Result<PathBuf> {
+    let wheel_file = |folder: PathBuf| folder.join("nvidia/cu13/bin/ptxas");
+    let is_found = |program: &PathBuf| program.is_file() && is_wanted_release(program);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut on_path = env::split_paths(&path).map(|folder| folder.join("ptxas"));
+    let mut installed = on_path
+        .find(|program| program.is_file())
         .into_iter()
-        .map(|folder| wheel_file(&folder));
-    candidates
-        .into_iter()
-        .find(|program| program.is_file() && is_wanted_release(program))
+        .chain(NVCC.fetched(target_dir).map(wheel_file));
+    if let Some(program) = installed.find(is_found) {
+        return Ok(program);
+    }
+    // Asked last: it starts Python.
+    let packaged = site_packages().into_iter().map(wheel_file).find(is_found);
+    packaged.map_or_else(|| Ok(wheel_file(NVCC.fetch(target_dir)?)), Ok)
 }
 
 fn is_wanted_release(program: &Path) -> bool {
@@ -86,14 +60,6 @@ fn is_wanted_release(program: &Path) -> bool {
     wanted
 }
 
-/// Where `name` lies on `PATH`.
-pub fn on_path(name: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH")?;
-    env::split_paths(&path)
-        .map(|folder| folder.join(name))
-        .find(|file| file.is_file())
-}
-
 /// Assembles the PTX and gives every kernel's resources, sorted by name.
 ///
 /// The machine code goes beside the PTX, as `<variant>.cubin`. An unchanged file is not
@@ -102,16 +68,7 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
 /// # Errors
 ///
 /// `ptxas` is missing, or does not accept the PTX.
-pub fn assemble(artifact: &Artifact, target_dir: &Path) -> Result<BTreeMap<String, Resources>> {
-    assemble_file(&artifact.ptx_path, artifact.variant, target_dir)
-}
-
-/// As [`assemble`], of any PTX file for a variant.
-///
-/// # Errors
-///
-/// As [`assemble`].
-pub fn assemble_file(
+pub fn assemble(
     ptx_path: &Path,
     variant: Variant,
     target_dir: &Path,
@@ -125,8 +82,7 @@ pub fn assemble_file(
     if let Some(report) = kept.strip_prefix(&stamp) {
         return parse_report(report);
     }
-    let ptxas = Ptxas::find(target_dir)?;
-    let mut command = Command::new(ptxas.program());
+    let mut command = Command::new(ptxas(target_dir)?);
     command
         .args(["--verbose", "--gpu-name", variant.target_cpu()])
         .args(["--maxrregcount", &ferry_layout::MAX_REGISTERS.to_string()])

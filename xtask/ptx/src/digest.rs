@@ -16,7 +16,7 @@ use crate::assemble::{Resources, assemble};
 use crate::generator::CodeGenerator;
 use crate::nvvm::NvvmBuild;
 use crate::ptx::{PtxFunction, PtxModule, without_crate_hashes};
-use crate::violation::{Violation, violations};
+use crate::violation::violations;
 
 /// The digest of some variants of a package, and the rules they break.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct Digest {
     generator: CodeGenerator,
     sections: Vec<Section>,
     /// The rules that the PTX breaks.
-    pub violations: Vec<Violation>,
+    pub violations: Vec<String>,
 }
 
 /// The part of one variant.
@@ -58,9 +58,10 @@ impl Digest {
             let module = PtxModule::read(&artifact.ptx_path)?;
             // ptxas refuses a module with a hole; the violation says which.
             let is_whole = module.external_functions.is_empty();
-            let resources = match is_whole {
-                true => assemble(artifact, target_dir)?,
-                false => BTreeMap::new(),
+            let resources = if is_whole {
+                assemble(&artifact.ptx_path, artifact.variant, target_dir)?
+            } else {
+                BTreeMap::new()
             };
             let kernels: Vec<_> = module
                 .kernels()

@@ -12,12 +12,10 @@ mod ptx;
 mod violation;
 pub mod wheels;
 
-pub use assemble::{Ptxas, Resources, assemble, assemble_file};
-pub use compare::{Comparison, Difference, PartComparison, Verdict};
+pub use assemble::{Resources, assemble};
+pub use compare::{Comparison, Verdict};
 pub use cuda_folder::with_compiler as cuda_folder;
 pub use digest::{Digest, stale_variants};
 pub use generator::{CodeGenerator, DIGESTED};
-pub use nvvm::{CheckoutError, NvvmBuild, TESTED_COMMIT};
+pub use nvvm::{NvvmBuild, TESTED_COMMIT};
 pub use own::build_own;
-pub use ptx::{InstructionKind, PtxFunction, PtxModule};
-pub use violation::{LOCAL_MEMORY_ALLOWED, Violation};

@@ -1,24 +1,19 @@
 //! Rules that the PTX must keep.
 
-use std::fmt;
-
 use ferry_build::Variant;
 
 use crate::assemble::Resources;
 use crate::ptx::PtxModule;
 
-/// Kernels that may use local memory: for what, the kernel, the most bytes, and the reason.
+/// Kernels that may use local memory, and the most bytes. With an epilogue, the assembler finds a few registers
+/// less than they need on sm_80; without one they use none, as the digests show.
 ///
-/// Local memory lies behind the caches in device memory: a kernel that copies rows has no
-/// use for it, and it appears by accident (a parameter indexed at run time, a spill).
-pub const LOCAL_MEMORY_ALLOWED: &[(Variant, &str, u64, &str)] = &[
-    (Variant::Sm80, "ferry_combine", 16, WITH_EPILOGUE),
-    (Variant::Sm80, "ferry_combine_wait", 16, WITH_EPILOGUE),
+/// Local memory is device memory behind the caches: a kernel that copies rows has no use for it, and it
+/// appears by accident (a parameter indexed at run time, a spill).
+const LOCAL_MEMORY_ALLOWED: [(Variant, &str, u64); 2] = [
+    (Variant::Sm80, "ferry_combine", 16),
+    (Variant::Sm80, "ferry_combine_wait", 16),
 ];
-
-/// Seen with an epilogue only; those without one have none, as the digests show.
-const WITH_EPILOGUE: &str =
-    "for sm_80 the assembler finds a few registers less than an epilogue needs";
 
 /// Kernels that may begin before the kernel before them in their stream has ended.
 const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
@@ -29,121 +24,45 @@ const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
 /// it.
 const EARLY_CONSTANT_LOADS: [&str; 2] = ["ld.global.nc.u64", "ld.global.nc.b64"];
 
-/// A rule that the PTX breaks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Violation {
-    /// A function has no body: the module would not load.
-    ExternalFunction {
-        /// Where.
-        variant: Variant,
-        /// Its name.
-        name: String,
-    },
-    /// A function uses local memory and is not in [`LOCAL_MEMORY_ALLOWED`].
-    LocalMemory {
-        /// Where.
-        variant: Variant,
-        /// Its name.
-        name: String,
-        /// How much.
-        bytes: u64,
-    },
-    /// A kernel that may begin early loads something non-coherently that an earlier kernel may be writing.
-    EarlyConstantLoad {
-        /// Where.
-        variant: Variant,
-        /// Its name.
-        name: String,
-        /// The instruction.
-        opcode: String,
-    },
-    /// There is no kernel at all.
-    NoKernels {
-        /// Where.
-        variant: Variant,
-    },
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Violation::ExternalFunction { variant, name } => {
-                write!(
-                    formatter,
-                    "{variant}: `.extern .func {name}`: nothing defines it"
-                )
-            }
-            Violation::LocalMemory {
-                variant,
-                name,
-                bytes,
-            } => {
-                write!(
-                    formatter,
-                    "{variant}: {name} uses {bytes} bytes of local memory"
-                )
-            }
-            Violation::EarlyConstantLoad {
-                variant,
-                name,
-                opcode,
-            } => {
-                write!(
-                    formatter,
-                    "{variant}: {name} has {opcode}, and may begin before what it loads is written"
-                )
-            }
-            Violation::NoKernels { variant } => write!(formatter, "{variant}: no kernel"),
-        }
-    }
-}
-
-/// The rules that a module breaks, whose kernels need so much.
+/// The rules that a module breaks, given the resources of its kernels.
 pub(crate) fn violations(
     variant: Variant,
     module: &PtxModule,
     kernels: &[(String, Resources)],
-) -> Vec<Violation> {
-    let external = module.external_functions.iter().cloned();
-    let external = external.map(|name| Violation::ExternalFunction { variant, name });
-    let local = module.functions.iter().filter_map(|function| {
-        let assembled = kernels.iter().find(|(name, _)| *name == function.name);
-        let stack = assembled.map_or(0, |(_, needs)| u64::from(needs.stack_bytes));
-        let bytes = function.local_bytes.max(stack);
-        let allowed = LOCAL_MEMORY_ALLOWED.iter().any(|(of, name, most, _)| {
-            (*of, *name) == (variant, function.name.as_str()) && bytes <= *most
-        });
-        let name = function.name.clone();
-        (bytes > 0 && !allowed).then_some(Violation::LocalMemory {
-            variant,
-            name,
-            bytes,
-        })
-    });
-    let none = kernels
-        .is_empty()
-        .then_some(Violation::NoKernels { variant });
-    let early = early_constant_loads(variant, module);
-    external.chain(local).chain(early).chain(none).collect()
-}
-
-fn early_constant_loads(variant: Variant, module: &PtxModule) -> Vec<Violation> {
+) -> Vec<String> {
     let mut found = Vec::new();
+    for name in &module.external_functions {
+        found.push(format!(
+            "{variant}: `.extern .func {name}`: nothing defines it"
+        ));
+    }
     for function in &module.functions {
         let name = &function.name;
+        let assembled = kernels.iter().find(|(kernel, _)| kernel == name);
+        let stack = assembled.map_or(0, |(_, needs)| u64::from(needs.stack_bytes));
+        let bytes = function.local_bytes.max(stack);
+        let is_allowed = LOCAL_MEMORY_ALLOWED
+            .iter()
+            .any(|(of, kernel, most)| (*of, *kernel) == (variant, name.as_str()) && bytes <= *most);
+        if bytes > 0 && !is_allowed {
+            found.push(format!(
+                "{variant}: {name} uses {bytes} bytes of local memory"
+            ));
+        }
         if !EARLY_KERNELS.iter().any(|early| name.starts_with(early)) {
             continue;
         }
         for opcode in function.memory_operations.keys() {
             let is_allowed = EARLY_CONSTANT_LOADS.contains(&&**opcode);
             if opcode.starts_with("ld.global.nc") && !is_allowed {
-                found.push(Violation::EarlyConstantLoad {
-                    variant,
-                    name: name.clone(),
-                    opcode: opcode.clone(),
-                });
+                found.push(format!(
+                    "{variant}: {name} has {opcode}, and may begin before what it loads is written"
+                ));
             }
         }
+    }
+    if kernels.is_empty() {
+        found.push(format!("{variant}: no kernel"));
     }
     found
 }
@@ -164,8 +83,7 @@ mod tests {
             .kernels()
             .map(|kernel| (kernel.name.clone(), needs))
             .collect();
-        let violations = violations(Variant::Sm90a, &module, &kernels);
-        violations.iter().map(ToString::to_string).collect()
+        violations(Variant::Sm90a, &module, &kernels)
     }
 
     #[test]

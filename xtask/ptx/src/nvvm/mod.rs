@@ -20,9 +20,9 @@ use ferry_build::{
 
 use crate::cuda_folder;
 
-use self::checkout::{Checkout, TOOLCHAIN};
+use self::checkout::{Checkout, CheckoutError, TOOLCHAIN};
 
-pub use self::checkout::{CheckoutError, TESTED_COMMIT};
+pub use self::checkout::TESTED_COMMIT;
 
 /// The program that calls `cuda_builder`: the architecture that is compiled for, the crate, the PTX, and the
 /// LLVM module that it was made of; then cargo's arguments.
