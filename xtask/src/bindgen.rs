@@ -28,10 +28,10 @@ const HOST_FUNCTIONS: [&str; 17] = [
     "nvshmem_ptr",
 ];
 
-/// Types and constants of the host half that no function's signature names.
+/// Types and constants of the host half that are in no function's signature.
 const HOST_ITEMS: &str = "nvshmemx_init_status_t|flags|UNIQUEID_ARGS_INVALID";
 
-/// Types of the device half that no function's signature names.
+/// Types of the device half that are in no function's signature.
 const DEVICE_ITEMS: &str = "nvshmemx_signal_op_t";
 
 /// Generates the bindings, or with `check` compares them with the committed ones.
@@ -66,7 +66,7 @@ pub fn run(root: &Path, target_dir: &Path, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Where the headers of the four wheels lie.
+/// Include folders of the four wheels.
 struct Headers {
     include_folders: Vec<PathBuf>,
 }
@@ -86,7 +86,7 @@ impl Headers {
         Ok(Headers { include_folders })
     }
 
-    /// What both halves have in common.
+    /// Settings that both halves share.
     fn builder(&self, name: &str, includes: &[&str]) -> Result<bindgen::Builder> {
         // The first compiler with the edition that the bindings are written in.
         let rust = bindgen::RustTarget::stable(85, 0)

@@ -12,7 +12,7 @@ use ferry_ptx_tools::{
 
 use crate::places::Places;
 
-/// What compiles the kernels.
+/// Compiler of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
     /// The stock compiler
@@ -21,14 +21,14 @@ pub(crate) enum Backend {
     Nvvm,
 }
 
-/// What to do with the digest.
+/// Use of the committed digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Nothing.
     Build,
-    /// Compare it with the committed one.
+    /// Compare it with this build's.
     Check,
-    /// Commit this one.
+    /// Replace it by this build's.
     Bless,
 }
 
@@ -59,8 +59,8 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
     judge_all(places, CodeGenerator::Stock, &digests, mode)
 }
 
-/// As [`run`], with `rustc_codegen_nvvm` of a checkout of rust-cuda. Digests are of one commit of it: with
-/// another, nothing is compared or written.
+/// Does the same as [`run`] with `rustc_codegen_nvvm` of a checkout of rust-cuda. Digests belong to one
+/// commit of it: with another, nothing is compared or written.
 pub(crate) fn run_nvvm(
     places: &Places,
     checkout: &Path,
@@ -116,7 +116,7 @@ pub(crate) fn run_nvvm(
     judge_all(places, CodeGenerator::Nvvm, &digests, mode)
 }
 
-/// Where an artifact's PTX lies, and the flag of `ferry-tests gpu` and `ferry-tests bench` that takes it.
+/// Path of an artifact's PTX, after the flag of `ferry-tests gpu` and `ferry-tests bench` that takes it.
 fn title(artifact: &Artifact) -> String {
     let file = artifact.ptx_path.display();
     match artifact.package {
@@ -127,7 +127,7 @@ fn title(artifact: &Artifact) -> String {
     }
 }
 
-/// Puts the stock compiler's kernels for sm_80 beside the others: a folder for FERRY_PTX_DIR has all.
+/// Puts the stock compiler's kernels for sm_80 beside the others: FERRY_PTX_DIR must have all.
 fn complete(places: &Places, build: &NvvmBuild) -> Result<()> {
     let Places { root, target_dir } = places;
     for package in [Package::Kernels, Package::Options] {
@@ -161,8 +161,8 @@ fn judge_all(
     Ok(())
 }
 
-/// Builds and assembles the crate of a manifest, prints the table and where its PTX lies, and fails
-/// where a kernel takes too many registers. Local memory is warned of.
+/// Builds and assembles the crate of a manifest, and prints the table and the path of its PTX. Warns of local
+/// memory.
 pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -> Result<()> {
     let Places { root, target_dir } = places;
     let variants = arch.map_or(Variant::ALL.to_vec(), |variant| vec![variant]);
@@ -190,7 +190,7 @@ pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -
     Ok(())
 }
 
-/// Checks or renews the digest of a package, which must break no rule.
+/// Checks or renews the digest of a package, whose kernels must break no rule.
 fn judge(
     places: &Places,
     package: Package,

@@ -23,7 +23,7 @@ pub(crate) enum Task {
     },
     /// Build the library for C and install libferry.so, libferry.a, ferry.h and ferry.pc
     PackageC {
-        /// Where: DIR/include, DIR/lib, DIR/lib/pkgconfig
+        /// Install into DIR/include, DIR/lib and DIR/lib/pkgconfig
         #[arg(long, value_name = "DIR")]
         prefix: PathBuf,
         /// Features of the package ferry-c: cuda, nvshmem
@@ -32,7 +32,7 @@ pub(crate) enum Task {
     },
     /// Compile C programs against the header and run them in the simulator, also under AddressSanitizer
     TestC {
-        /// Run nothing; build tests/c/round.c for a machine with GPUs that has a driver and nothing else
+        /// Run nothing; build tests/c/round.c for a machine with GPUs that has only a driver
         #[arg(long, value_name = "PATH")]
         build: Option<PathBuf>,
         /// Features of the package ferry-c in that program

@@ -1,5 +1,5 @@
-//! `cargo xtask check-candle` and `cargo xtask dist --candle`: builds with the feature `candle`, whose build
-//! script compiles many kernels with the nvcc that the variable `NVCC` names.
+//! `cargo xtask check-candle` and `cargo xtask dist --candle`: builds with the feature `candle`. candle's
+//! build script compiles many kernels with the nvcc that the variable `NVCC` names.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,7 +16,7 @@ use crate::places::Places;
 /// The variable in which cudarc and candle look for an installation.
 const VARIABLE: &str = "CUDA_HOME";
 
-/// The compute capability that candle's kernels are compiled for, unless this variable says another.
+/// Variable with the compute capability that candle's kernels are compiled for, and its default.
 const CAPABILITY: [&str; 2] = ["CUDA_COMPUTE_CAP", "90"];
 
 /// The crate that declares the functions of CUDA's libraries.
@@ -114,7 +114,7 @@ fn installation(places: &Places) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The functions of a library: not those of one whose functions begin with the same letters.
+/// The functions of a library, without those of libraries whose prefix begins with this one.
 fn functions(root: &Path, prefix: &str) -> Result<BTreeSet<String>> {
     let mut names = cuda_stub::names_in(root, BINDINGS, prefix)?;
     let longer = LINKED.iter().map(|[_, _, other]| *other);

@@ -1,8 +1,8 @@
-//! What was built.
+//! Names the commit that was built.
 
 use xshell::{Shell, cmd};
 
-/// The commit, with a mark where something else than the soak's log differs from it.
+/// The commit, with a `+` if the tree differs from it elsewhere than in the soak's log.
 pub(crate) fn name(shell: &Shell) -> String {
     let head = cmd!(shell, "git rev-parse --short=12 HEAD")
         .quiet()

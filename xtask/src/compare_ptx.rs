@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use ferry_ptx_tools::Comparison;
 
-/// Compares two files, or the files of two folders by name. The exit code is 1 where one differs.
+/// Compares two files, or the files of two folders by name. The exit code is 1 if any differs.
 pub(crate) fn run(before: &Path, after: &Path) -> Result<ExitCode> {
     let mut is_same = true;
     for (name, before, after) in pairs(before, after)? {
@@ -49,7 +49,7 @@ fn pairs(before: &Path, after: &Path) -> Result<Vec<Pair>> {
     Ok(pairs.collect())
 }
 
-/// Names of the PTX files in a folder, of which there must be one.
+/// Names of the PTX files in a folder, at least one.
 fn ptx_files(folder: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(folder)
         .with_context(|| format!("{} is neither a file nor a folder", folder.display()))?;

@@ -1,8 +1,8 @@
-//! Something to link to on machines without a driver: a `libcuda.so` of empty functions. Only what uses
-//! the crate `cust` links one.
+//! A `libcuda.so` of functions that fail, to link on machines without a driver. Only users of the crate
+//! `cust` link the driver.
 //!
-//! Its name inside is `libcuda.so.1`, so a program linked with it loads the real driver where
-//! there is one, and does not start where there is none. Tests also load it in a driver's place.
+//! Its soname is `libcuda.so.1`, so a program linked with it loads the real driver, and does not start
+//! without one. Tests also load the stub instead of a driver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use xshell::{Shell, cmd};
 
 use crate::places::Places;
 
-/// The variable in which `cust` looks for the driver library.
+/// The variable that names the driver library's folder to `cust`.
 pub(crate) const VARIABLE: &str = "CUDA_LIBRARY_PATH";
 
 /// `CUDA_ERROR_STUB_LIBRARY`, which every function of the stub returns.
@@ -22,10 +22,10 @@ const STUB_LIBRARY: u32 = 34;
 /// The crate that declares the driver's functions.
 const BINDINGS: &str = "cust_raw";
 
-/// Functions that the driver has and [`BINDINGS`], which are older, have not. From CUDA 11.8 on.
+/// Functions of the driver since CUDA 11.8, which the older [`BINDINGS`] lack.
 const NEWER: [&str; 1] = ["cuLaunchKernelEx"];
 
-/// The folder to name in [`VARIABLE`]; its `lib64/libcuda.so` is made unless it is there.
+/// Makes the folder to name in [`VARIABLE`], with `lib64/libcuda.so`, unless it exists.
 pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     let folder = places.target_dir.join("cuda-stub");
     let names = driver_names(&places.root)?;
@@ -34,8 +34,7 @@ pub(crate) fn folder(places: &Places) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Makes a library of functions that fail, unless it is there. What is linked with it loads `loaded` in its
-/// place.
+/// Makes a library of functions that fail, unless it exists. Programs linked with it load `loaded` instead.
 pub(crate) fn compile(
     names: &BTreeSet<String>,
     loaded: &str,
@@ -47,7 +46,7 @@ pub(crate) fn compile(
         return Ok(());
     }
     shell.write_file(source, text)?;
-    shell.create_dir(library.parent().context("a library lies in a folder")?)?;
+    shell.create_dir(library.parent().context("a library is in a folder")?)?;
     let name = format!("-Wl,-soname,{loaded}");
     cmd!(shell, "cc -shared -fPIC -w {name} -o {library} {source}")
         .quiet()
@@ -55,7 +54,7 @@ pub(crate) fn compile(
         .context("cannot compile the link stub; get a C compiler with `apt-get install gcc`")
 }
 
-/// A folder for the loader's path in which the stub is the driver: each of its functions fails.
+/// A folder for the loader's path with the stub as the driver.
 pub(crate) fn loaded_from(places: &Places) -> Result<PathBuf> {
     let folder = folder(places)?;
     let loaded = folder.join("loaded");
@@ -65,14 +64,14 @@ pub(crate) fn loaded_from(places: &Places) -> Result<PathBuf> {
     Ok(loaded)
 }
 
-/// The functions that a driver has.
+/// Functions of the driver.
 fn driver_names(root: &Path) -> Result<BTreeSet<String>> {
     let mut names = names_in(root, BINDINGS, "cu")?;
     names.extend(NEWER.map(String::from));
     Ok(names)
 }
 
-/// The functions whose names begin with `prefix` and a capital letter that a crate declares.
+/// Functions that a crate declares whose names begin with `prefix` and a capital letter.
 pub(crate) fn names_in(root: &Path, package: &str, prefix: &str) -> Result<BTreeSet<String>> {
     let (folder, mut names) = (source_folder(root, package)?, BTreeSet::new());
     collect_names(&folder, prefix, &mut names)?;
@@ -82,7 +81,7 @@ pub(crate) fn names_in(root: &Path, package: &str, prefix: &str) -> Result<BTree
     Ok(names)
 }
 
-/// Where cargo keeps the source of a crate.
+/// Cargo's folder of a crate's source.
 fn source_folder(root: &Path, name: &str) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(root);

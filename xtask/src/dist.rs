@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what a GPU machine without cargo needs, in one file.
+//! `cargo xtask dist`: the test program for a GPU machine without cargo, in one file.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub(crate) const SCRIPT_NAME: &str = "run-gpu-tests.sh";
 
 const SCRIPT: &str = include_str!("run-gpu-tests.sh");
 
-/// The file beside the script that names what the program was built from.
+/// The file beside the script that names the program's commit.
 const COMMIT_NAME: &str = "commit";
 
 /// Packs the test program with the script that runs it.
@@ -29,8 +29,8 @@ pub(crate) fn run(places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// Builds the test program with all that GPUs need, and gives the folder to pack. With `cust`, it links the
-/// driver, so it does not start without one.
+/// Builds the test program with all features for GPUs and returns the folder to pack. With `cust`, it links
+/// the driver, so it does not start without one.
 pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);

@@ -1,4 +1,4 @@
-//! All commands of the front door but the demo: builds the kernels, tests, packs, and keeps the tree tidy.
+//! Commands of `cargo xtask`, except the demo: builds the kernels, tests, packs, and keeps the tree tidy.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,16 +36,16 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Compile the kernels to PTX, assemble them, and print what each needs
+    /// Compile the kernels to PTX, assemble them, and print the resources of each
     BuildPtx {
         /// Only this architecture: sm_80, sm_90a or sm_100a (default: all)
         #[arg(long)]
         arch: Option<Variant>,
-        /// What compiles: the stock compiler, or rustc_codegen_nvvm for sm_90a and sm_100a
+        /// Compiler: the stock one, or rustc_codegen_nvvm for sm_90a and sm_100a
         ///
-        /// The PTX of rustc_codegen_nvvm lies below target/nvvm/ptx: the kernels in ARCH.ptx, those with
-        /// options in options/ARCH.ptx, the probes in probes/ARCH.ptx. `ferry-tests gpu` and `ferry-tests
-        /// bench` take them by --kernels, --options-kernels and --probe-kernels.
+        /// rustc_codegen_nvvm's PTX goes below target/nvvm/ptx: the kernels to ARCH.ptx, those with options
+        /// to options/ARCH.ptx, the probes to probes/ARCH.ptx. `ferry-tests gpu` and `ferry-tests bench` take
+        /// them by --kernels, --options-kernels and --probe-kernels.
         #[arg(
             long,
             value_enum,
@@ -53,7 +53,7 @@ enum Task {
             conflicts_with = "manifest_path"
         )]
         backend: build_ptx::Backend,
-        /// A checkout of rust-cuda, whose rustc_codegen_nvvm compiles
+        /// A checkout of rust-cuda, for its rustc_codegen_nvvm
         #[arg(long, value_name = "PATH", required_if_eq("backend", "nvvm"))]
         rust_cuda: Option<PathBuf>,
         /// Fail if the code differs from the committed digest
@@ -62,7 +62,7 @@ enum Task {
         /// Renew the committed digest
         #[arg(long)]
         bless: bool,
-        /// Build the library of this manifest instead: a crate with kernels of its own
+        /// Build the library of this manifest instead: a crate with its own kernels
         #[arg(long, value_name = "PATH", conflicts_with_all = ["check", "bless"])]
         manifest_path: Option<PathBuf>,
         /// Build nothing; compare two PTX files, or folders of them: exit code 1 if the code differs
@@ -78,9 +78,9 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Check the habits that no compiler checks
+    /// Check rules that no compiler checks
     Tidy {
-        /// Print what xtask/tidy-allowances.txt would have to be
+        /// Print the contents that xtask/tidy-allowances.txt should have
         #[arg(long)]
         print_allowances: bool,
     },
@@ -105,7 +105,7 @@ enum Task {
         /// Measure nothing; generate BENCHMARKS.md from records in tests/benchmarks
         #[arg(long, num_args = 0.., value_name = "FILES", conflicts_with = "arguments")]
         report: Option<Vec<PathBuf>>,
-        /// Write nothing; fail if BENCHMARKS.md is not as generated
+        /// Write nothing; fail if BENCHMARKS.md is stale
         #[arg(long, requires = "report")]
         check: bool,
         /// Arguments of `ferry-tests bench`
@@ -123,17 +123,17 @@ enum Task {
     C(c_library::Task),
     /// Run clippy with the feature `candle`, with an nvcc that writes empty files
     CheckCandle,
-    /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` where there is no CUDA
+    /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` without CUDA
     CudaStub,
     /// Pack the test program for a GPU machine without cargo: target/dist/ferry-tests.tar.gz
     Dist {
-        /// With the features `candle` and `cudarc` alone: nvcc compiles candle's kernels, which takes many
-        /// minutes, and the program links CUDA's libraries. `CUDA_HOME` names a CUDA installation, and
-        /// `CUDA_COMPUTE_CAP` the compute capability; without them, wheels are fetched, and it is 90
+        /// Only the features `candle` and `cudarc`: nvcc compiles candle's kernels, which takes many minutes,
+        /// and the program links CUDA's libraries. `CUDA_HOME` names a CUDA installation (default: fetched
+        /// wheels), and `CUDA_COMPUTE_CAP` the compute capability (default: 90)
         #[arg(long)]
         candle: bool,
     },
-    /// Make the crates that publish, with PTX, in target/crates; build a project that depends on them
+    /// Pack the published crates, with PTX, in target/crates; build a project that depends on them
     Package {
         /// Also assemble the PTX, and build with the feature `nvshmem`, which compiles kernels: takes minutes
         #[arg(long)]
@@ -153,13 +153,13 @@ fn main() -> ExitCode {
 
 fn run(task: Task, places: &Places) -> Result<ExitCode> {
     match task {
-        // These two end with a line that counts, so they say themselves what failed.
+        // These two report failures themselves, and end with a line that counts them.
         Task::Test { gpus: None, .. } => return test::run(places),
         Task::Test {
             gpus: Some(count),
             options,
         } => return test::gpus::run(places, count, &options),
-        // The front door runs it before it builds this program, which lists it.
+        // Listed here for --help: the front door runs it without building this program.
         Task::Demo { arguments } => {
             let status = xtask_front::demo(&arguments)?;
             ensure!(status.success(), "the demo failed");
@@ -223,7 +223,7 @@ fn generate_bindings(places: &Places, check: bool) -> Result<()> {
         "--config",
         "profile.dev.debug=false",
     ];
-    // A folder of its own, so that xtask with and without bindgen do not replace each other.
+    // Its own folder, so that xtask with and without bindgen do not replace each other.
     let folder = places.target_dir.join("bindgen");
     xshell::cmd!(
         shell,

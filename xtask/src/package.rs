@@ -1,8 +1,9 @@
-//! `cargo xtask package`: the crates as they publish, and a project outside this workspace that uses them.
+//! `cargo xtask package`: the crates as published, and a project outside this workspace that uses them.
 //!
-//! All of it lies in `target/crates`: `source` is a workspace of what publishes, in which the host library
-//! has PTX for one node and the kernels' sources with it; `build/package` has the `.crate` files that cargo
-//! made and verified; `unpacked` is what a registry would give; `outside` depends on that.
+//! All of it is in `target/crates`: `source` is a workspace of the published crates, in which the host
+//! library carries PTX for one node and the kernels' sources; `build/package` has the `.crate` files that
+//! cargo made and verified; `unpacked` has them as a user gets them from a registry; `outside` depends on
+//! those.
 
 use std::env;
 use std::fs;
@@ -20,10 +21,10 @@ mod published;
 
 use published::{HOST, Published, Tree};
 
-/// The largest `.crate` that the registry takes (The Cargo Book, "Publishing on crates.io").
+/// The largest `.crate` that the registry accepts (The Cargo Book, "Publishing on crates.io").
 const MOST_BYTES: u64 = 10 << 20;
 
-/// What the kernels are compiled from, below the workspace root.
+/// Folders of the kernels' sources below the workspace root.
 const DEVICE_CRATES: [&str; 6] = [
     "gpu",
     "gpu/kernels",
@@ -33,8 +34,8 @@ const DEVICE_CRATES: [&str; 6] = [
     "nvshmem-sys",
 ];
 
-/// Removes what earlier runs made cargo unpack: cargo keeps crates that it took from a folder by
-/// name and version, and would check the packages with those of another state of this version.
+/// Removes the crates that cargo unpacked in earlier runs: cargo keeps crates from a folder by name and
+/// version, and would check the packages with an older state of this version.
 fn forget_unpacked(published: &[Published]) -> Result<()> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let Some(home) = home.or_else(|| Some(env::home_dir()?.join(".cargo"))) else {
@@ -60,9 +61,9 @@ fn forget_unpacked(published: &[Published]) -> Result<()> {
     Ok(())
 }
 
-/// Packs all, and builds and runs the project outside. `full`: the packaged kernels are assembled, and the
-/// project is built with the feature `nvshmem`, too, whose kernels are compiled there, with NVSHMEM's
-/// device code and the toolchain that the packages name.
+/// Packs all, and builds and runs the project outside. With `full`, also assembles the packaged kernels and
+/// builds the project with the feature `nvshmem`, which compiles kernels with NVSHMEM's device code and the
+/// toolchain that the packages name.
 pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
     let crates = places.target_dir.join("crates");
     let published = published::published(places)?;
@@ -82,7 +83,7 @@ pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
     .env("RUSTUP_TOOLCHAIN", toolchain)
     .env("CARGO_TARGET_DIR", &build)
     .run()
-    .with_context(|| format!("cargo package failed; it takes what {install} installs"))?;
+    .with_context(|| format!("cargo package failed; it needs {install}"))?;
     let unpacked = crates.join("unpacked");
     shell.remove_path(&unpacked)?;
     shell.create_dir(&unpacked)?;
@@ -90,13 +91,13 @@ pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
         let file = build.join(format!("package/{}.crate", package.full_name()));
         let bytes = fs::metadata(&file).context("cargo made no crate")?.len();
         println!("{}: {} KiB", file.display(), bytes.div_ceil(1024));
-        ensure!(bytes <= MOST_BYTES, "no registry takes more than 10 MiB");
+        ensure!(bytes <= MOST_BYTES, "the registry accepts at most 10 MiB");
         cmd!(shell, "tar -xzf {file} -C {unpacked}").quiet().run()?;
     }
     outside::run(places, &crates, &published, toolchain, full)
 }
 
-/// Makes the workspace of what publishes.
+/// Makes the workspace of the published crates.
 fn stage(places: &Places, published: &[Published], source: &Path, full: bool) -> Result<()> {
     let root = &places.root;
     let tree = Tree::of(root)?;
@@ -163,10 +164,9 @@ fn with_members<'a>(manifest: &str, members: impl Iterator<Item = &'a Path>) -> 
     Ok(format!("{before}{start}{}]{after}", members.join(", ")))
 }
 
-/// Builds the kernels for one node into the host library's package. They have nothing of NVSHMEM, and each
-/// has the operations on memory, shuffles, votes, barriers and calls of the kernel that has kernels with
-/// NVSHMEM beside it, whose digest is committed; the compiler may order them otherwise. `full`: they are
-/// assembled, too, and break no rule.
+/// Builds the kernels for one node into the host library's package. They must have nothing of NVSHMEM, and
+/// the same counted instructions as the kernels built with NVSHMEM, whose digest is committed; the compiler
+/// may order them differently. With `full`, also assembles them and checks the rules.
 fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
     let Places { root, target_dir } = places;
     fs::create_dir_all(folder.join("options"))?;
@@ -199,13 +199,13 @@ fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks kernels for one node against those with NVSHMEM beside them.
+/// Checks kernels for one node against the kernels built with NVSHMEM.
 fn require_same_kernels(text: &str, with_nvshmem: &str) -> Result<()> {
     if let Some(line) = text
         .lines()
         .find(|line| line.to_lowercase().contains("nvshmem"))
     {
-        bail!("it has something of NVSHMEM: {line}");
+        bail!("it mentions NVSHMEM: {line}");
     }
     let comparison = Comparison::of(text, with_nvshmem)?;
     let kernels = comparison
@@ -216,7 +216,7 @@ fn require_same_kernels(text: &str, with_nvshmem: &str) -> Result<()> {
         let is_there = !matches!(kernel.verdict, Verdict::OnlyBefore | Verdict::OnlyAfter);
         ensure!(
             is_there && kernel.counts.is_empty(),
-            "{} has other operations than beside kernels that call NVSHMEM: {:?}",
+            "{} has other operations than in the build with NVSHMEM: {:?}",
             kernel.name,
             kernel.counts
         );

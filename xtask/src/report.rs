@@ -20,10 +20,10 @@ use records::{Gpus, RANKS, RecordFile, Results, Round, TOKENS};
 pub(crate) const PAGE: &str = "BENCHMARKS.md";
 /// The chart that the page shows.
 pub(crate) const CHART: &str = "tests/benchmarks/chart.svg";
-/// Where records are committed, as `<date>-<gpus>-<commit>.jsonl`.
+/// Folder of the records, named `<date>-<gpus>-<commit>.jsonl`.
 const FOLDER: &str = "tests/benchmarks";
 const TEMPLATE: &str = include_str!("report/template.md");
-/// Where the template takes what was measured.
+/// Placeholder of the results in the template.
 const PLACE: &str = "{{results}}\n";
 const MOST_LINES: usize = 150;
 
@@ -43,19 +43,19 @@ enum Call {
     Combine,
 }
 
-/// What is generated.
+/// The generated files.
 struct Report {
     page: String,
     chart: String,
 }
 
-/// Writes the page and the chart, or with `check` says whether they are as generated.
+/// Writes the page and the chart, or with `check` fails if they are stale.
 pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
     if check {
         if let Some(complaint) = complaint(root)? {
             bail!("{complaint}");
         }
-        println!("{PAGE} and {CHART} are as generated");
+        println!("{PAGE} and {CHART} are fresh");
         return Ok(());
     }
     let names = match files {
@@ -69,7 +69,7 @@ pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with the committed page and chart, if anything is.
+/// A complaint if the committed page or chart is stale.
 pub(crate) fn complaint(root: &Path) -> Result<Option<String>> {
     let page = read(root, PAGE)?;
     let names = named_records(&page);
@@ -84,14 +84,14 @@ pub(crate) fn complaint(root: &Path) -> Result<Option<String>> {
     for (path, is_same) in [(PAGE, page == report.page), (CHART, chart == report.chart)] {
         if !is_same {
             return Ok(Some(format!(
-                "{path} is not as generated; `cargo xtask bench --report` writes it"
+                "{path} is stale; renew it with `cargo xtask bench --report`"
             )));
         }
     }
     Ok(None)
 }
 
-/// The records that the page names; those of the newest date where it names none.
+/// The records that the page names; those of the newest date if it names none.
 fn named_or_newest(root: &Path) -> Result<Vec<String>> {
     let named = named_records(&read(root, PAGE).unwrap_or_default());
     if !named.is_empty() {
@@ -114,7 +114,7 @@ fn named_or_newest(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// File names in `tests/benchmarks/NAME.jsonl` that a page has.
+/// File names in a page's `tests/benchmarks/NAME.jsonl`.
 fn named_records(page: &str) -> Vec<String> {
     let folder = format!("{FOLDER}/");
     let names = page.split(&folder).skip(1).filter_map(|rest| {
@@ -145,7 +145,7 @@ fn generate(root: &Path, names: &[String]) -> Result<Report> {
     })
 }
 
-/// The part of the page that records say.
+/// The part of the page that is made of records.
 fn measured(results: &Results) -> String {
     let mut text = String::new();
     // A `String` takes every write.
@@ -168,7 +168,7 @@ fn write_measured(text: &mut String, results: &Results) -> std::fmt::Result {
     write_silu(text, results)
 }
 
-/// What was measured of ranks.
+/// The results of ranks.
 fn write_section(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Result {
     writeln!(text, "\n### {gpus}\n")?;
     let Some(source) = results.sources.get(&gpus) else {
@@ -196,7 +196,7 @@ fn write_section(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::
     write_limited(text, results, gpus)
 }
 
-/// The fused SiLU kernels, where a record has them.
+/// The fused SiLU kernels, if a record has them.
 fn write_silu(text: &mut String, results: &Results) -> std::fmt::Result {
     if results.silu.is_empty() {
         return Ok(());
@@ -251,7 +251,7 @@ fn write_table(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Re
     Ok(())
 }
 
-/// What a limit on the multiprocessors costs with the most tokens.
+/// Times with a limit on the multiprocessors, with the most tokens.
 fn write_limited(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Result {
     const SMS: u32 = 16;
     let tokens = TOKENS[TOKENS.len() - 1];
@@ -271,7 +271,7 @@ fn write_limited(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::
     )
 }
 
-/// Time in µs, and which share of it the limit takes.
+/// Time in µs, and the limit's share of it.
 fn cell(round: &Round, call: Call) -> String {
     let phase = match call {
         Call::Dispatch => &round.dispatch,

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs Ferry's GPU tests: run-gpu-tests.sh [N] [--ranks R] [--only SUITE]... [--list] [--sanitize]
-# N GPUs (default: all of this machine), a rank each; with --ranks R, so many ranks share the first N.
-# Needs: the NVIDIA driver, Open MPI, and NVSHMEM 3.4.5 (in LD_LIBRARY_PATH or python3's packages). Where ranks
-# share GPUs, NVSHMEM needs a daemon of MPS: one is started for each suite that does, and ended with it.
+# N GPUs (default: all of this machine), a rank each; with --ranks R, R ranks share the first N.
+# Needs: the NVIDIA driver, Open MPI, and NVSHMEM 3.4.5 (in LD_LIBRARY_PATH or python3's packages). If ranks share
+# GPUs, NVSHMEM needs an MPS daemon: each such suite starts and ends one.
 # --only: only this suite; may be given several times. --list: only print the suites' names.
 # --sanitize: on one GPU, under the tools of compute-sanitizer; needs the driver and that program.
 set -euo pipefail
@@ -29,19 +29,19 @@ while [[ $# -gt 0 ]]; do
 done
 gpus=${gpus:-$(nvidia-smi --list-gpus | wc -l)}
 if [[ -n "$sanitize" && "$gpus" -ne 1 ]]; then
-    echo "run-gpu-tests.sh $gpus --sanitize: kernels that wait for other GPUs' make no use of the tools; give 1" >&2
+    echo "run-gpu-tests.sh $gpus --sanitize: the tools do not work with kernels that wait for other GPUs; give 1" >&2
     exit 2
 fi
 cd "$(dirname "$0")"
-# NVLink multicast is off: not every machine that has it lets a process use it.
+# NVLink multicast is off: some machines have it but do not let a process use it.
 export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0
-# What the program was built from.
+# The program's commit.
 commit=$(cat commit 2> /dev/null || echo unknown)
 
 passed=0 failed=0 skipped=0
 names=()
 only_names=yes
-# wanted NAME: whether to run this suite. The first time all are gone through, only their names are noted.
+# wanted NAME: whether to run this suite. The first pass over all suites only records their names.
 wanted() {
     if [[ -n "$only_names" ]]; then
         names+=("$1")
@@ -65,7 +65,7 @@ suite() {
     if wanted "$1"; then run "$@"; fi
 }
 
-# Where ranks share GPUs, every suite has the first N of those that are visible, and no daemon of MPS but its own.
+# If ranks share GPUs, every suite sees the first N visible GPUs, and no MPS daemon but its own.
 numbers= visible= nothing=
 set_apart() {
     numbers=$(seq -s, 0 $((gpus - 1)))
@@ -74,14 +74,14 @@ set_apart() {
     export CUDA_VISIBLE_DEVICES=$visible CUDA_MPS_PIPE_DIRECTORY=$nothing
 }
 
-# The folder of the daemon of MPS that runs now, if one does.
+# The folder of the running MPS daemon, if there is one.
 mps=
 start_mps() {
     mps=$(mktemp -d)
     mkdir "$mps/pipe" "$mps/log"
     export CUDA_MPS_PIPE_DIRECTORY=$mps/pipe
     CUDA_MPS_LOG_DIRECTORY=$mps/log nvidia-cuda-mps-control -d || return
-    # The daemon numbers what it sees from 0 on.
+    # The daemon numbers its visible GPUs from 0.
     CUDA_VISIBLE_DEVICES=$numbers
 }
 stop_mps() {
@@ -89,7 +89,7 @@ stop_mps() {
     local daemon
     daemon=$(cat "$mps/pipe/nvidia-cuda-mps-control.pid" 2> /dev/null || true)
     if ! timeout 30 nvidia-cuda-mps-control > /dev/null <<< "quit -t 10" && [[ -n "$daemon" ]]; then
-        # It and its servers, which nobody else has.
+        # The daemon and its servers, which are no one else's.
         kill -9 $(pgrep -P "$daemon") "$daemon" || true
     fi
     CUDA_MPS_PIPE_DIRECTORY=$nothing CUDA_VISIBLE_DEVICES=$visible
@@ -104,7 +104,7 @@ suite_with_mps() {
     if ! wanted "$1"; then return; fi
     if ! command -v nvidia-cuda-mps-control > /dev/null; then
         echo "== $1, commit $commit"
-        echo "skip $1: nvidia-cuda-mps-control is missing, which NVSHMEM needs where processes share a GPU"
+        echo "skip $1: nvidia-cuda-mps-control is missing, which NVSHMEM needs if processes share a GPU"
         skipped=$((skipped + 1))
     elif start_mps; then
         run "$@"

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: runs `ferry-tests soak`, with GPU support where GPUs are asked for.
+//! `cargo xtask soak`: runs `ferry-tests soak`, with GPU support if the arguments ask for GPUs.
 
 use anyhow::Result;
 use xshell::{Shell, cmd};
@@ -6,8 +6,8 @@ use xshell::{Shell, cmd};
 use crate::commit;
 use crate::places::Places;
 
-/// Builds and runs the soak with these arguments. In the simulator arithmetic is checked for
-/// overflow, as in tests.
+/// Builds and runs the soak with these arguments: without GPUs in the dev profile, which checks arithmetic
+/// for overflow.
 pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
@@ -27,7 +27,7 @@ pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the ranks of a group are asked for, which may have GPUs.
+/// Whether the arguments ask for a group's ranks, which may have GPUs.
 fn wants_gpus(arguments: &[String]) -> bool {
     let flag = |argument: &String| argument.split('=').next().unwrap_or_default().to_owned();
     let flags = ["--gpus", "--ranks", "--group", "--share-gpus"];

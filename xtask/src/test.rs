@@ -14,14 +14,14 @@ use crate::places::Places;
 
 pub(crate) mod gpus;
 
-/// The variable that names a checkout of rust-cuda, whose kernels are built and compared, too.
+/// The variable that names a checkout of rust-cuda, to build and compare the kernels with.
 const RUST_CUDA: &str = "RUST_CUDA";
 
-/// Where the loader of programs looks first.
+/// The variable with the folders that the program loader searches first.
 const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 
-/// All tests, in one set of features, so that each crate is compiled once. What is for GPUs is compiled, too,
-/// and loads a driver only if it is called.
+/// All tests, in one set of features, so that each crate is compiled once. Code for GPUs is compiled, too,
+/// and loads a driver only when called.
 const ALL_TESTS: [&str; 3] = [
     "--workspace",
     "--features",
@@ -43,7 +43,7 @@ const DRIVER_TESTS: [&str; 10] = [
     "cust,nvshmem",
 ];
 
-/// How many tests ended how.
+/// Numbers of tests by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: u64,
@@ -52,7 +52,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Adds what a `test result:` line says; other lines say nothing.
+    /// Adds the numbers of a `test result:` line; ignores other lines.
     fn add_line(&mut self, line: &str) {
         let Some((_, counts)) = line.split_once("test result: ") else {
             return;
@@ -87,7 +87,7 @@ impl Tally {
     }
 }
 
-/// Runs everything and ends with one line that counts it.
+/// Runs everything and ends with one line that counts the tests.
 pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     let mut tally = Tally::default();
     let tests = run_cargo_test(places, &ALL_TESTS, &[], &mut tally);
@@ -131,8 +131,7 @@ fn check_nvvm(
     outcome
 }
 
-/// Runs the tests of the host library that GPUs concern again, with a driver that does nothing, which the
-/// crate `cust` is linked with.
+/// Runs the host library's tests with `cust` again, against a driver whose functions fail.
 fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
     let mut loaded_from = vec![cuda_stub::loaded_from(places)?];
     if let Some(paths) = env::var_os(LOADER_PATH) {
@@ -145,7 +144,7 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
     run_cargo_test(places, &DRIVER_TESTS, &variables, tally)
 }
 
-/// Runs `cargo test`, shows what it prints, and counts.
+/// Runs `cargo test`, prints its output, and counts the tests.
 fn run_cargo_test(
     places: &Places,
     arguments: &[&str],
@@ -165,7 +164,7 @@ fn run_cargo_test(
         .take()
         .context("cargo has no standard output")?;
     for line in BufReader::new(printed).lines() {
-        let line = line.context("cannot read what cargo prints")?;
+        let line = line.context("cannot read cargo's output")?;
         println!("{line}");
         tally.add_line(&line);
     }

@@ -1,8 +1,8 @@
-//! `cargo xtask tidy`: the habits that no compiler checks.
+//! `cargo xtask tidy`: rules that no compiler checks.
 //!
-//! Every rule is a function from a file, or from the tree, to its complaints. Patterns are put together from
-//! pieces, so that this file does not complain of itself. How many complaints of a rule a crate may still
-//! have stands in [`ALLOWANCES`].
+//! Every rule is a function from a file, or from all files, to its complaints. Patterns are concatenated from
+//! pieces, so that this file does not match them. [`ALLOWANCES`] has the number of complaints that each crate
+//! may still have.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,17 +26,17 @@ mod tuning;
 use allowances::ALLOWANCES;
 use source::{Complaint, SourceFile};
 
-/// A habit.
+/// A rule.
 struct Rule {
-    /// As in [`ALLOWANCES`].
+    /// Its name in [`ALLOWANCES`].
     name: &'static str,
     check: Check,
 }
 
 enum Check {
-    /// Of each file.
+    /// A check of each file.
     File(fn(&SourceFile) -> Vec<Complaint>),
-    /// Of all files together.
+    /// A check of all files together.
     Tree(fn(&[SourceFile]) -> Vec<Complaint>),
 }
 
@@ -60,7 +60,7 @@ const RULES: [Rule; 16] = [
     of_file("top-level-is-known", top_level_is_known),
     of_file("no-path-of-a-machine", no_path_of_a_machine),
     of_file("parameters-have-names", parameters::check),
-    of_file("decisions-stand-in-tactics", comparisons::check),
+    of_file("decisions-are-in-tactics", comparisons::check),
     of_file("doc-comments-have-a-head", heads::check),
     of_tree("no-import-circles", imports::check),
     of_tree("imports-run-down", rooms::check),
@@ -72,17 +72,17 @@ const RULES: [Rule; 16] = [
 /// The rule about [`ALLOWANCES`] itself.
 const ALLOWANCES_FALL: &str = "allowances-only-fall";
 
-/// The rule about the generated page, which is checked apart: it reads records and the template.
+/// The rule about the generated page, checked separately: it reads records and the template.
 const GENERATED_PAGE: &str = "benchmarks-are-generated";
 
 const PROTOCOL: &str = "gpu/protocol/src/";
 
 const MOST_LINES: usize = 500;
-/// Of a file of the protocol.
+/// The same for the protocol's files.
 const MOST_PROTOCOL_LINES: usize = 320;
 const MOST_COLUMNS: usize = 110;
 
-/// Logs, which only grow.
+/// Logs, which may be of any length.
 const LOGS: [&str; 2] = ["CHANGELOG.md", "gpu/protocol/TUNING.md"];
 
 /// Code that other people's programs link.
@@ -95,7 +95,7 @@ const LIBRARIES: [&str; 6] = [
     "nvshmem-sys/src/",
 ];
 
-/// Reads one variable, the driver's, for a warning on which nothing depends.
+/// The exception: it reads one of the driver's variables, only for a warning.
 const READS_A_VARIABLE: &str = "host/src/device/sharing/queues.rs";
 
 const TOP_LEVEL: [&str; 19] = [
@@ -120,8 +120,8 @@ const TOP_LEVEL: [&str; 19] = [
     "xtask",
 ];
 
-/// Checks every file that git knows or would add. With `print_allowances` prints what [`ALLOWANCES`] would
-/// have to be, and succeeds.
+/// Checks every file that git tracks or would add. With `print_allowances`, prints the contents that
+/// [`ALLOWANCES`] should have, and succeeds.
 pub(crate) fn run(root: &Path, print_allowances: bool) -> Result<()> {
     let files = files(root)?;
     let mut broken: BTreeMap<&str, Vec<Complaint>> = BTreeMap::new();
@@ -194,7 +194,7 @@ fn complaints(rule: &Rule, files: &[SourceFile]) -> Vec<Complaint> {
     }
 }
 
-/// Instructions are named in one place.
+/// Assembly is in one folder.
 fn assembly_stays_in_ptx(file: &SourceFile) -> Vec<Complaint> {
     if !file.is_rust() || file.path.starts_with("gpu/src/ptx/") || file.path == "gpu/src/ptx.rs" {
         return Vec::new();
@@ -204,9 +204,10 @@ fn assembly_stays_in_ptx(file: &SourceFile) -> Vec<Complaint> {
 
 fn files_are_short(file: &SourceFile) -> Vec<Complaint> {
     let lines = file.text.lines().count();
-    let most = match file.path.starts_with(PROTOCOL) {
-        true => MOST_PROTOCOL_LINES,
-        false => MOST_LINES,
+    let most = if file.path.starts_with(PROTOCOL) {
+        MOST_PROTOCOL_LINES
+    } else {
+        MOST_LINES
     };
     if lines <= most || file.is_generated() || LOGS.contains(&file.path.as_str()) {
         return Vec::new();
@@ -247,10 +248,10 @@ fn files_say_what_they_are(file: &SourceFile) -> Vec<Complaint> {
     if !file.is_rust() || file.text.starts_with("//! ") {
         return Vec::new();
     }
-    vec![file.complaint("does not begin with `//!` and what it is for")]
+    vec![file.complaint("does not begin with `//!` and its purpose")]
 }
 
-/// A library's behaviour is what its caller asked for, not what a shell exported.
+/// A library's behaviour depends on its caller, not on variables.
 fn libraries_do_not_read_the_environment(file: &SourceFile) -> Vec<Complaint> {
     let in_library = LIBRARIES.iter().any(|folder| file.path.starts_with(folder));
     // Cargo tells build scripts everything by variables.
@@ -276,7 +277,7 @@ fn top_level_is_known(file: &SourceFile) -> Vec<Complaint> {
     vec![file.complaint(format!("nothing named `{first}` belongs at the top level"))]
 }
 
-/// A path that starts at a person's folder holds on one machine only.
+/// A path that begins with a person's folder is right on one machine only.
 fn no_path_of_a_machine(file: &SourceFile) -> Vec<Complaint> {
     let roots = [
         concat!("/ho", "me/"),

@@ -1,17 +1,17 @@
-//! The front door's own commands: those that must start soon after a checkout. `xtask` has all others, and
-//! takes a minute to compile.
+//! Commands of the front door that must start soon after a checkout. `xtask` has all others, and takes a
+//! minute to compile.
 
 use std::env;
 use std::io;
 use std::process::{Command, ExitStatus};
 
-/// Cargo of the toolchain that built this program. It runs where the user is: paths among the arguments are
-/// relative to that folder.
+/// Cargo of the toolchain that built this program. It runs in the user's folder, to which paths among the
+/// arguments are relative.
 pub fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Builds and runs the demo with these arguments, with GPU support only where there is a driver.
+/// Builds and runs the demo with these arguments, with GPU support if there is a driver.
 ///
 /// # Errors
 ///
@@ -34,7 +34,7 @@ pub fn demo(arguments: &[String]) -> io::Result<ExitStatus> {
     cargo.arg("--").args(arguments).status()
 }
 
-/// Parts of the demo, for people who wait for them.
+/// Message about the parts of the demo that are built.
 fn what_is_built(on_gpus: bool) -> &'static str {
     if on_gpus {
         "the demo for GPUs: the kernels, the library, the oracle (a few minutes the first time)"

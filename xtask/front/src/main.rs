@@ -1,4 +1,4 @@
-//! The front door, `cargo xtask`: runs the demo itself, and hands all other commands on to `xtask`.
+//! The front door, `cargo xtask`: runs the demo, and forwards all other commands to `xtask`.
 
 use std::env;
 use std::io;

@@ -1,4 +1,4 @@
-//! Assembles PTX with `ptxas` and reads back what each kernel takes of a multiprocessor.
+//! Assembles PTX with `ptxas` and reads back each kernel's registers and memory.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -15,23 +15,23 @@ use crate::wheels::NVCC;
 /// The release whose register counts the digest holds.
 const PTXAS_RELEASE: &str = "release 13.0";
 
-/// What `ptxas` says that a kernel needs.
+/// Resources of a kernel, as `ptxas` reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// 32-bit registers a thread.
     pub registers: u32,
     /// Stack of a thread.
     pub stack_bytes: u32,
-    /// Registers written to the stack for want of room.
+    /// Bytes of registers spilled to the stack.
     pub spill_store_bytes: u32,
-    /// The same, read back.
+    /// Bytes of spilled registers read back.
     pub spill_load_bytes: u32,
     /// Static shared memory of a block.
     pub shared_bytes: u32,
 }
 
-/// Finds `ptxas` of CUDA 13.0: on `PATH`, in Python's site-packages, or fetched with pip. Other releases count
-/// other registers.
+/// Finds `ptxas` of CUDA 13.0: on `PATH`, in Python's site-packages, or fetched with pip. Other releases
+/// count other registers.
 fn ptxas(target_dir: &Path) -> Result<PathBuf> {
     let wheel_file = |folder: PathBuf| folder.join("nvidia/cu13/bin/ptxas");
     let is_found = |program: &PathBuf| program.is_file() && is_wanted_release(program);
@@ -60,14 +60,13 @@ fn is_wanted_release(program: &Path) -> bool {
     wanted
 }
 
-/// Assembles the PTX and gives every kernel's resources, sorted by name.
+/// Assembles the PTX and returns every kernel's resources, sorted by name.
 ///
-/// The machine code goes beside the PTX, as `<variant>.cubin`. An unchanged file is not
-/// assembled again.
+/// Writes the machine code beside the PTX, as `.cubin`. An unchanged file is not assembled again.
 ///
 /// # Errors
 ///
-/// `ptxas` is missing, or does not accept the PTX.
+/// `ptxas` is missing or rejects the PTX.
 pub fn assemble(
     ptx_path: &Path,
     variant: Variant,
@@ -128,7 +127,7 @@ fn parse_report(report: &str) -> Result<BTreeMap<String, Resources>> {
         {
             kernel.registers = number_before(line, " registers")?;
             kernel.shared_bytes = number_before(line, " bytes smem").unwrap_or(0);
-            // What the functions that it calls put on the stack comes on top.
+            // Includes the stack of the functions that it calls.
             let cumulative = number_before(line, " bytes cumulative stack size").unwrap_or(0);
             kernel.stack_bytes = kernel.stack_bytes.max(cumulative);
         }
@@ -136,7 +135,7 @@ fn parse_report(report: &str) -> Result<BTreeMap<String, Resources>> {
     Ok(kernels)
 }
 
-/// The number that stands right before `unit`.
+/// The number right before `unit`.
 fn number_before(line: &str, unit: &str) -> Result<u32> {
     let number = line
         .split_once(unit)

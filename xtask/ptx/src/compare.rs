@@ -1,7 +1,7 @@
-//! Compares two PTX files function by function: whether two builds made the same code.
+//! Compares two PTX files function by function, to tell whether two builds made the same code.
 //!
-//! What a move or a new name changes does not count: mangled names, the numbers of labels, comments,
-//! line tables, and the order of functions in the file.
+//! Moves and renames do not count: mangled names, the numbers of labels, comments, line tables and the order
+//! of functions are ignored.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,29 +23,29 @@ const CONTEXT: usize = 3;
 /// Two PTX files, compared.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Kernels by name, then functions that were not inlined, then what stands outside them.
+    /// Kernels by name, then functions that were not inlined, then the declarations outside functions.
     pub parts: Vec<PartComparison>,
 }
 
 /// A kernel, a function, or the module's declarations, in both files.
 #[derive(Clone, Debug)]
 pub struct PartComparison {
-    /// Its name, for people: a mangled one is shown as it stands.
+    /// Its name, mangled or not.
     pub name: String,
     /// Whether both files have the same.
     pub verdict: Verdict,
-    /// How often an instruction occurs where that differs: kind, opcode, before, after.
+    /// Instructions whose numbers differ: kind, opcode, number before, number after.
     pub counts: Vec<(InstructionKind, String, u32, u32)>,
-    /// Instructions of all kinds, before and after.
+    /// Numbers of instructions of all kinds, before and after.
     pub instructions: (usize, usize),
 }
 
-/// What the comparison of a part found.
+/// Outcome of the comparison of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The same text.
     Same,
-    /// The same text once registers are numbered in the order in which they appear.
+    /// The same text if registers are numbered in the order of their first use.
     OtherRegisterNumbers,
     /// Another text.
     Differs(Difference),
@@ -60,9 +60,9 @@ pub enum Verdict {
 pub struct Difference {
     /// Lines before it, as in the first file.
     pub leading: Vec<String>,
-    /// From the first file: that line and those that follow.
+    /// The line and its successors, in the first file.
     pub before: Vec<String>,
-    /// From the second file.
+    /// The same, in the second file.
     pub after: Vec<String>,
 }
 
@@ -162,7 +162,7 @@ impl Verdict {
     }
 }
 
-/// Opcodes of a kind that is counted, where the counts differ.
+/// Opcodes of a counted kind whose counts differ.
 fn counts(before: &Text, after: &Text) -> Vec<(InstructionKind, String, u32, u32)> {
     let [before, after] = [before, after].map(Text::counts);
     let keys: BTreeSet<_> = before.keys().chain(after.keys()).cloned().collect();
@@ -207,7 +207,7 @@ impl fmt::Display for PartComparison {
                 if self.counts.is_empty() {
                     writeln!(
                         f,
-                        "    memory, shuffles, votes, barriers, calls, bits, conversions: as many of each"
+                        "    memory, shuffles, votes, barriers, calls, bits, conversions: unchanged"
                     )?;
                 }
             }
@@ -222,11 +222,11 @@ impl fmt::Display for PartComparison {
 /// A PTX file, cut into functions.
 struct Source {
     functions: Vec<Function>,
-    /// What stands outside functions.
+    /// The lines outside functions.
     outside: Function,
 }
 
-/// A function's lines, as they stand.
+/// A function's lines, unchanged.
 struct Function {
     name: String,
     is_kernel: bool,
@@ -236,7 +236,7 @@ struct Function {
 
 impl Source {
     fn read(text: &str) -> Result<Source> {
-        // Refuses what is not PTX.
+        // Refuses other text.
         PtxModule::parse(text)?;
         let text = without_comments(text);
         let mut source = Source {
@@ -246,7 +246,7 @@ impl Source {
         let mut rest = text.as_str();
         let mut number = 1;
         while let Some((header, body, after)) = next_function(rest) {
-            // All three are parts of `rest`: the header begins after what stands outside.
+            // All three are slices of `rest`: the header begins after the text outside functions.
             let start = header.as_ptr() as usize - rest.as_ptr() as usize;
             let end = rest.len() - after.len();
             source.outside.push_lines(number, &rest[..start]);
@@ -282,7 +282,7 @@ impl Source {
             .collect()
     }
 
-    /// What variables with mangled names are called in the comparison: their declarations decide.
+    /// Names for variables with mangled names, made of their declarations.
     fn variables(&self) -> HashMap<String, String> {
         let lines = self.outside.lines.iter().map(|(_, line)| line);
         let declared = lines.filter(|line| !line.starts_with(".extern"));
@@ -306,7 +306,7 @@ impl Source {
         let free: Vec<_> = self.free();
         let variables = self.variables();
         let mut digests: HashMap<String, u64> = HashMap::new();
-        // A round takes in callees one level deeper; recursion settles as well.
+        // Each pass covers callees one level deeper; recursion settles, too.
         for _ in 0..=free.len() {
             let called = digests.iter();
             let called = called.map(|(name, digest)| (name.clone(), format!("{digest:x}")));
@@ -330,7 +330,7 @@ impl Function {
         }
     }
 
-    /// Whether its name may change: it is no kernel, and a compiler made the name.
+    /// Whether its name may change: it is not a kernel, and a compiler made the name.
     fn is_free(&self) -> bool {
         !self.is_kernel && is_mangled(&self.name)
     }
@@ -350,7 +350,7 @@ impl Function {
         }
     }
 
-    /// With names replaced: those that compilers made by what `names` says of them.
+    /// Its text with compiler-made names replaced, by those of `names` first.
     fn text(&self, names: &HashMap<String, String>) -> Text {
         let mut replaced = Names::new(&self.name, names);
         let mut registers = Names::new("", names);
@@ -382,9 +382,9 @@ struct Text {
 struct Line {
     number: usize,
     original: String,
-    /// With the names of labels, functions and parameters replaced.
+    /// The line with the names of labels, functions and parameters replaced.
     plain: String,
-    /// With registers numbered by their first appearance as well.
+    /// `plain` with registers numbered by their first use.
     renumbered: String,
 }
 
@@ -402,7 +402,7 @@ impl Text {
         self
     }
 
-    /// How often each opcode of a kind that is counted occurs.
+    /// Number of occurrences of each opcode of a counted kind.
     fn counts(&self) -> BTreeMap<(InstructionKind, String), u32> {
         let mut counts = BTreeMap::new();
         for opcode in self.opcodes() {
@@ -422,16 +422,16 @@ impl Text {
     }
 }
 
-/// What functions and variables with mangled names are called in the comparison, the same for both files.
+/// New names for functions and variables with mangled names, the same for both files.
 struct SharedNames {
     before: HashMap<String, String>,
     after: HashMap<String, String>,
-    /// Which function of the first file stands against which of the second.
+    /// Functions that are compared: index in the first file, index in the second.
     pairs: Vec<(Option<usize>, Option<usize>)>,
 }
 
 impl SharedNames {
-    /// Pairs functions with the same code, then those with the same name, then what is left.
+    /// Pairs functions with the same code, then with the same name, then the rest.
     fn of(before: &Source, after: &Source) -> SharedNames {
         let [digests_before, digests_after] = [before, after].map(Source::digests);
         let mut left = (before.free(), after.free());
@@ -455,7 +455,7 @@ impl SharedNames {
         for (index, &(b, a)) in pairs.iter().enumerate() {
             let b = before.functions[b].name.clone();
             let a = after.functions[a].name.clone();
-            // Functions with the same code may stand for each other.
+            // Functions with the same code are interchangeable.
             let name = match digests_before.get(&b) {
                 Some(digest) if index < same_code => format!("f{digest:x}"),
                 _ => format!("pair{index}"),

@@ -1,4 +1,4 @@
-//! A folder that looks like a CUDA installation, of wheels: what build scripts look for.
+//! A folder made of wheels that build scripts take for a CUDA installation.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,14 +8,14 @@ use ferry_build::{FileContext, Result, Wheel};
 
 use crate::wheels::{CCCL, CRT, NVCC, NVVM, RUNTIME};
 
-/// Where a wheel of CUDA 13 has its files.
+/// Folder of the files in a wheel of CUDA 13.
 const INSIDE: &str = "nvidia/cu13";
 
-/// Makes a folder with nvcc, CUDA's headers and its runtime, unless it is there.
+/// Makes a folder with nvcc, CUDA's headers and its runtime, unless it exists.
 ///
 /// # Errors
 ///
-/// As [`Wheel::fetch`]; a folder that cannot be written.
+/// Those of [`Wheel::fetch`]; a folder that cannot be written.
 pub fn with_compiler(target_dir: &Path, folder: &Path) -> Result<()> {
     make(target_dir, folder)?;
     let of = |wheel: Wheel| Ok(wheel.fetch(target_dir)?.join(INSIDE));
@@ -30,7 +30,7 @@ pub fn with_compiler(target_dir: &Path, folder: &Path) -> Result<()> {
     )
 }
 
-/// Makes a folder with libNVVM and CUDA's headers, unless it is there, and gives it back.
+/// Makes a folder with libNVVM and CUDA's headers, unless it exists, and returns it.
 pub(crate) fn make(target_dir: &Path, folder: &Path) -> Result<PathBuf> {
     let nvvm = NVVM.fetch(target_dir)?.join(INSIDE);
     for wheel in [RUNTIME, CRT, CCCL] {
@@ -57,15 +57,16 @@ fn link_tree(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from).file("list", from)? {
         let entry = entry.file("list", from)?;
         let (path, to) = (entry.path(), to.join(entry.file_name()));
-        match path.is_dir() {
-            true => link_tree(&path, &to)?,
-            false => link(&path, &to)?,
+        if path.is_dir() {
+            link_tree(&path, &to)?;
+        } else {
+            link(&path, &to)?;
         }
     }
     Ok(())
 }
 
-/// Links a file, in place of one that is there.
+/// Links a file, replacing an existing one.
 fn link(from: &Path, to: &Path) -> Result<()> {
     if fs::read_link(to).is_ok_and(|kept| kept == from) {
         return Ok(());

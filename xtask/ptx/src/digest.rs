@@ -1,8 +1,8 @@
-//! The committed digest: what a reviewer must see when generated code changes.
+//! The committed digest: it shows a reviewer how generated code changes.
 //!
-//! One line a fact, sorted, so that a difference in the text is a difference in the code. Of kernels that no
-//! library loads, only registers and stack are kept. The second code generator's digest also names the stock
-//! compiler's that it was made beside.
+//! One sorted line per fact, so that a difference in the text is a difference in the code. Kernels that no
+//! library loads have registers and stack only. A digest of the second code generator also identifies the
+//! stock compiler's digest of the same kernels.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -24,7 +24,7 @@ pub struct Digest {
     package: Package,
     generator: CodeGenerator,
     sections: Vec<Section>,
-    /// The rules that the PTX breaks.
+    /// Rules that the PTX breaks, as messages.
     pub violations: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ impl Digest {
         Ok(digest)
     }
 
-    /// Every kernel with what `ptxas` says of it.
+    /// Every kernel with the resources that `ptxas` reports.
     pub fn kernels(&self) -> impl Iterator<Item = (Variant, &str, Resources)> {
         self.sections.iter().flat_map(|section| {
             section
@@ -110,12 +110,12 @@ impl Digest {
         report
     }
 
-    /// Where it is committed.
+    /// Path of the committed digest.
     fn file(&self, workspace_root: &Path) -> PathBuf {
         workspace_root.join(self.generator.digest_file(self.package))
     }
 
-    /// This one as it is committed: that of the second code generator names the stock one in each section.
+    /// This digest as it is committed: the second code generator's names the stock one in each section.
     fn to_commit(&self, workspace_root: &Path) -> Result<Digest> {
         let mut digest = self.clone();
         if self.generator == CodeGenerator::Nvvm {
@@ -132,13 +132,13 @@ impl Digest {
     ///
     /// # Errors
     ///
-    /// The file cannot be read. One that is not there counts as empty.
+    /// The file cannot be read. A missing one counts as empty.
     pub fn compare_with_committed(&self, workspace_root: &Path) -> Result<String> {
         let committed = committed_text(&self.file(workspace_root))?;
         Ok(self.to_commit(workspace_root)?.compare(&committed))
     }
 
-    /// Renews the committed file; variants that are not in this digest keep their part.
+    /// Renews the committed file; variants that this digest lacks keep their sections.
     ///
     /// # Errors
     ///
@@ -160,8 +160,8 @@ impl Digest {
     }
 }
 
-/// The variants whose part of a digest of the second code generator was not made beside this digest of the
-/// stock compiler, of the same package. Of both the committed text.
+/// Variants whose section in a committed digest of the second code generator does not belong to this
+/// committed digest of the stock compiler, of the same package.
 pub fn stale_variants(nvvm: &str, stock: &str) -> Vec<Variant> {
     let is_stale = |variant: &Variant| {
         let section = committed_section(nvvm, *variant);
@@ -170,14 +170,14 @@ pub fn stale_variants(nvvm: &str, stock: &str) -> Vec<Variant> {
     NvvmBuild::VARIANTS.into_iter().filter(is_stale).collect()
 }
 
-/// The fact of a section that says which section of the stock compiler's digest it was made beside.
+/// The line of a section that identifies the stock compiler's section it belongs to.
 fn stock_line(stock: &str, variant: Variant) -> String {
     let sum = Sha256::digest(committed_section(stock, variant));
     let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("stock {sum}\n")
 }
 
-/// Whether the digest of a package has a line a kernel, with registers and stack.
+/// Whether a package's digest has just one line per kernel, with registers and stack.
 const fn is_brief(package: Package) -> bool {
     matches!(package, Package::Probes | Package::OwnEpilogue)
 }
@@ -187,7 +187,7 @@ fn header(package: Package, generator: CodeGenerator) -> String {
     let beside = match generator {
         CodeGenerator::Stock => "",
         CodeGenerator::Nvvm => {
-            "# `stock` is the sha256 of the section of ptx-digest.txt that was there meanwhile.\n"
+            "# `stock` is the sha256 of the section of ptx-digest.txt at that time.\n"
         }
     };
     let facts = if is_brief(package) {
@@ -200,7 +200,7 @@ fn header(package: Package, generator: CodeGenerator) -> String {
     format!("{facts} Written by `{command}`.\n{beside}")
 }
 
-/// How a variant's section begins.
+/// First line of a variant's section, after an empty one.
 fn title(variant: Variant) -> String {
     format!("\n[{variant}]\n")
 }
@@ -282,7 +282,7 @@ fn committed_section(committed: &str, variant: Variant) -> String {
     committed[start..start + 1 + end].to_owned()
 }
 
-/// Line differences, function by function: what is only in `old` with `-`, only in `new` with `+`.
+/// Line differences, function by function: lines only in `old` with `-`, lines only in `new` with `+`.
 fn difference(old: &str, new: &str) -> Vec<String> {
     let (old, new) = (blocks(old), blocks(new));
     let mut titles: Vec<&str> = old.iter().chain(&new).map(|(title, _)| *title).collect();
@@ -306,7 +306,7 @@ fn difference(old: &str, new: &str) -> Vec<String> {
             .filter(|line| !old.contains(line))
             .map(|line| format!("+{line}"));
         let mut changes: Vec<String> = removed.chain(added).collect();
-        // A removed and an added count of one opcode stand side by side.
+        // Puts a removed and an added count of one opcode side by side.
         changes.sort_by(|a, b| (key(a), b).cmp(&(key(b), a)));
         if !changes.is_empty() {
             report.push(title.to_owned());
@@ -316,7 +316,7 @@ fn difference(old: &str, new: &str) -> Vec<String> {
     report
 }
 
-/// What a line of a difference is about.
+/// Opcode or resource that a line of a difference is about.
 fn key(change: &str) -> &str {
     change[1..].split_whitespace().next().unwrap_or_default()
 }

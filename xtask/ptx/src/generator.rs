@@ -1,4 +1,4 @@
-//! The code generators, and where the digests of their kernels are committed.
+//! The code generators, and the paths of their kernels' digests.
 
 use ferry_build::Package;
 
@@ -10,7 +10,7 @@ pub const DIGESTED: [Package; 4] = [
     Package::OwnEpilogue,
 ];
 
-/// What makes PTX of the crates.
+/// Compiler of the kernels to PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeGenerator {
     /// The stock compiler: LLVM.
@@ -28,7 +28,7 @@ impl CodeGenerator {
         }
     }
 
-    /// Place of a package's digest, below the workspace root. Kernels for one node have that of all.
+    /// Path of a package's digest below the workspace root. Kernels for one node share that of all kernels.
     pub const fn digest_file(self, package: Package) -> &'static str {
         let [stock, nvvm] = match package {
             Package::Kernels | Package::NodeKernels => {

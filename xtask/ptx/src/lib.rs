@@ -1,5 +1,5 @@
-//! Our own tools for PTX, which no user's build compiles: digests, rules, comparisons, the assembler, crates
-//! of kernels from outside this workspace, and the second code generator.
+//! Our own tools for PTX, in no user's build: digests, rules, comparisons, the assembler, crates of kernels
+//! from outside this workspace, and the second code generator.
 
 mod assemble;
 mod compare;

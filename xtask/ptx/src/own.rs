@@ -1,4 +1,4 @@
-//! Builds a crate of kernels that is not among this workspace's packages.
+//! Builds a crate of kernels from outside this workspace.
 
 use std::fs;
 use std::path::{Path, PathBuf, absolute};
@@ -8,14 +8,14 @@ use ferry_build::{
     output_of, profile, rustflags, stdout_of, toolchain_command,
 };
 
-/// Builds the PTX of one variant of the library of a crate, by its manifest, with the flags of
-/// Ferry's own kernels and this workspace's compiler. The crate depends on this workspace's
-/// `ferry-gpu` by its path. Gives the file: `<variant>.ptx` in a folder of the crate's name below
-/// `<target_dir>/ptx/own`. NVSHMEM is linked if `ferry-gpu` is built with its feature `nvshmem`.
+/// Builds the PTX of one variant of a crate's library, with the flags of Ferry's own kernels and this
+/// workspace's compiler. The crate depends on this workspace's `ferry-gpu` by its path. Returns the file:
+/// `<variant>.ptx` in a folder of the crate's name below `<target_dir>/ptx/own`. Links NVSHMEM if the crate
+/// enables `ferry-gpu`'s feature `nvshmem`.
 ///
 /// # Errors
 ///
-/// As [`build`](ferry_build::build()); a manifest whose library is no `cdylib` of kernels.
+/// Those of [`build`](ferry_build::build()); a manifest whose library is not a `cdylib` of kernels.
 pub fn build_own(
     workspace_root: &Path,
     target_dir: &Path,

@@ -1,4 +1,4 @@
-//! Reads what matters to a reviewer out of PTX text.
+//! Reads PTX text: the facts that matter to a reviewer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::{fmt, fs};
 use ferry_build::{Error, FileContext, Result};
 use ferry_ptx::{Function, opcode};
 
-/// First parts of the opcodes that touch or order memory.
+/// First components of the opcodes that access or order memory.
 const MEMORY_OPCODES: [&str; 15] = [
     "ld",
     "ldu",
@@ -26,8 +26,8 @@ const MEMORY_OPCODES: [&str; 15] = [
     "discard",
 ];
 
-/// Kinds of instructions that are counted where two builds differ: those by which threads share something,
-/// and those that a compiler drops or doubles if it mistakes a type.
+/// Kinds of instructions that are counted if two builds differ: instructions by which threads share
+/// something, and instructions that a compiler drops or doubles if it mistakes a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstructionKind {
     /// Loads, stores, atomics, copies, prefetches.
@@ -40,7 +40,7 @@ pub enum InstructionKind {
     Barrier,
     /// Calls of functions that were not inlined.
     Call,
-    /// Bits that are counted, found, reversed or moved within a word.
+    /// Bits counted, found, reversed or moved within a word.
     Bit,
     /// Conversions between types.
     Conversion,
@@ -84,7 +84,7 @@ pub struct PtxFunction {
     pub name: String,
     /// Whether the host can launch it.
     pub is_kernel: bool,
-    /// How often each memory operation occurs, by its full opcode (order, scope, width).
+    /// Number of occurrences of each memory operation, by its full opcode (order, scope, width).
     pub memory_operations: BTreeMap<String, u32>,
     /// Calls of functions that were not inlined.
     pub calls: u32,
@@ -99,7 +99,7 @@ pub struct PtxModule {
     pub isa: String,
     /// All functions with a body, sorted by name.
     pub functions: Vec<PtxFunction>,
-    /// Functions that are only declared: the module does not load with any.
+    /// Functions that are declared but not defined: a module with any does not load.
     pub external_functions: Vec<String>,
 }
 

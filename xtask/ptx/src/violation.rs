@@ -1,12 +1,12 @@
-//! Rules that the PTX must keep.
+//! Rules that the PTX must obey.
 
 use ferry_build::Variant;
 
 use crate::assemble::Resources;
 use crate::ptx::PtxModule;
 
-/// Kernels that may use local memory, and the most bytes. With an epilogue, the assembler finds a few registers
-/// less than they need on sm_80; without one they use none, as the digests show.
+/// Kernels that may use local memory, and the most bytes. With an epilogue, the assembler finds a few
+/// registers less than they need on sm_80; without one they use none, as the digests show.
 ///
 /// Local memory is device memory behind the caches: a kernel that copies rows has no use for it, and it
 /// appears by accident (a parameter indexed at run time, a spill).
@@ -18,10 +18,9 @@ const LOCAL_MEMORY_ALLOWED: [(Variant, &str, u64); 2] = [
 /// Kernels that may begin before the kernel before them in their stream has ended.
 const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
 
-/// Non-coherent loads that such kernels may have: of 64 bits, from the table of the peers' windows,
-/// which stands before the first launch. The user's tensors have no elements of 64 bits; what wrote
-/// them may still be running, and the assembler may move a non-coherent load to before the wait for
-/// it.
+/// Non-coherent loads that such kernels may have: of 64 bits, from the table of the peers' windows, which is
+/// written before the first launch. The user's tensors have no elements of 64 bits; a kernel that writes them
+/// may still be running, and the assembler may move a non-coherent load before the wait for that kernel.
 const EARLY_CONSTANT_LOADS: [&str; 2] = ["ld.global.nc.u64", "ld.global.nc.b64"];
 
 /// The rules that a module breaks, given the resources of its kernels.
@@ -56,7 +55,7 @@ pub(crate) fn violations(
             let is_allowed = EARLY_CONSTANT_LOADS.contains(&&**opcode);
             if opcode.starts_with("ld.global.nc") && !is_allowed {
                 found.push(format!(
-                    "{variant}: {name} has {opcode}, and may begin before what it loads is written"
+                    "{variant}: {name} has {opcode}, and may begin before its input is written"
                 ));
             }
         }

@@ -1,4 +1,4 @@
-//! Wheels with NVIDIA's tools: what assembles PTX, generates bindings and stands in for a CUDA installation.
+//! Wheels with NVIDIA's tools, which assemble PTX, generate bindings and replace a CUDA installation.
 
 use ferry_build::Wheel;
 
@@ -20,7 +20,7 @@ pub const RUNTIME: Wheel = Wheel {
         "ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55",
     ],
 };
-/// The runtime headers' inner half.
+/// Headers that the runtime's headers include.
 pub const CRT: Wheel = Wheel {
     name: "nvidia-cuda-crt",
     version: "13.0.88",

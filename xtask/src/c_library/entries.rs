@@ -1,4 +1,4 @@
-//! What the sources of the library for C have: structs with their size first, and entries.
+//! Items of the library for C, read from its sources: structs with their size first, and entries.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use syn::{Expr, Fields, File, Item, ItemFn, ItemStruct, Lit, Stmt, Type};
 
-/// The sources' items that the header is made of, in the order of files and lines.
+/// Items of the sources that the header is made of, in the order of files and lines.
 pub(super) struct Entries {
     items: Vec<Item>,
 }
@@ -24,7 +24,7 @@ const PLAIN_ENTRIES: [&str; 8] = [
 ];
 
 impl Entries {
-    /// Of `folder` and the folders in it.
+    /// Reads the sources in `folder` and below.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let mut items = Vec::new();
         let mut folders = vec![folder.to_owned()];
@@ -61,7 +61,7 @@ impl Entries {
         })
     }
 
-    /// That each entry's body is one call of `guard` with its own name, so that no panic crosses.
+    /// Checks that each entry's body is one call of `guard` with its own name, so that no panic crosses.
     pub(super) fn require_guards(&self) -> Result<()> {
         let unguarded: Vec<String> = self
             .entries()
@@ -78,7 +78,7 @@ impl Entries {
         );
     }
 
-    /// `#define`s that give every field its default: zero.
+    /// `#define`s that initialize every field to its default: zero.
     pub(super) fn initialisers(&self) -> Result<String> {
         let mut structs: Vec<&ItemStruct> = self
             .items
@@ -107,7 +107,7 @@ impl Entries {
     }
 }
 
-/// Values, so many on a line that it stays short.
+/// Values, wrapped to short lines.
 fn wrapped(values: &[String]) -> String {
     let (mut text, mut column) = (String::new(), 6);
     for (index, value) in values.iter().enumerate() {
@@ -144,10 +144,10 @@ fn default_of(of: &str, field: &syn::Field) -> Result<String> {
                 "f32" => "0.0f".to_owned(),
                 "ferry_tensor" => "FERRY_TENSOR_INIT".to_owned(),
                 "ferry_all_gather" => "NULL".to_owned(),
-                other => bail!("{of}: no default of {other} is known"),
+                other => bail!("{of}: no default is known for {other}"),
             }
         }
-        _ => bail!("{of}: a field of a kind that no default is known of"),
+        _ => bail!("{of}: no default is known for a field of this kind"),
     })
 }
 

@@ -8,7 +8,7 @@ use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 use super::entries::Entries;
 
-/// Below the workspace.
+/// Path of the header below the workspace.
 pub(super) const HEADER: &str = "host/c/include/ferry.h";
 
 const ABOUT: &str = include_str!("about.h");
@@ -54,7 +54,7 @@ fn generate(root: &Path) -> Result<String> {
         tab_width: 4,
         ..Config::default()
     };
-    // Enums of which only numbers are passed.
+    // Enums that functions take as numbers.
     config.export.include = [
         "ferry_activation",
         "ferry_combine_mode",
@@ -74,7 +74,7 @@ fn generate(root: &Path) -> Result<String> {
         .map_err(|error| anyhow!("cbindgen failed: {error}"))?;
     let mut text = Vec::new();
     bindings.write(&mut text);
-    let text = String::from_utf8(text).context("cbindgen wrote something else than UTF-8")?;
+    let text = String::from_utf8(text).context("cbindgen's output is not UTF-8")?;
     for name in entries.names() {
         if !text.contains(&format!(" {name}(")) && !text.contains(&format!("*{name}(")) {
             bail!("{name} is an entry of host/c/src, but cbindgen did not find it");
@@ -83,7 +83,7 @@ fn generate(root: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The workspace's version, which this program has, too.
+/// The workspace's version, which is also this program's.
 fn versions() -> String {
     let number = |text: &str| text.parse::<u32>().unwrap_or(0);
     let [major, minor, patch] = [

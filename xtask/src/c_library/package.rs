@@ -11,10 +11,10 @@ use crate::places::Places;
 
 const PKG_CONFIG: &str = include_str!("ferry.pc");
 
-/// The name that programs look for; host/c/build.rs gives it to the library.
+/// The library's soname, which host/c/build.rs sets.
 const SHARED_NAME: &str = "libferry.so.0";
 
-/// How the library is built.
+/// Cargo's profile for the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Profile {
     Dev,

@@ -46,7 +46,7 @@ pub(super) fn run(places: &Places) -> Result<()> {
     rig.run_shared()?;
     rig.run_as_cpp()?;
     rig.run_sanitized()?;
-    println!("C: the header, its layout and 4 programs are as they must be");
+    println!("C: the header, its layout and 4 programs are right");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the script, with programs that only say how they were called.
+//! Tests of the script, with programs that only print how they were called.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,10 +13,10 @@ fn run_script(arguments: &[&str]) -> Output {
     command.args(arguments).output().unwrap()
 }
 
-/// A folder with the script and programs beside it. Dropped, it is removed.
+/// A folder with the script and programs, removed on drop.
 struct Folder(PathBuf);
 
-/// Says how it was called; a suite in which `$FAILS` stands fails.
+/// Prints how it was called; fails a suite whose arguments contain `$FAILS`.
 const TESTS: &str = r#"mps=; [[ -e "${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}/control" ]] && mps="under MPS"
 echo "ferry-tests $* $mps"
 if [[ -n "${SAYS_GPUS:-}" ]]; then echo "sees ${CUDA_VISIBLE_DEVICES-all}"; fi
@@ -24,7 +24,7 @@ if [[ -n "${SAYS_GPUS:-}" ]]; then echo "sees ${CUDA_VISIBLE_DEVICES-all}"; fi
 if [[ -n "${SLEEPS:-}" ]]; then touch begun; sleep "$SLEEPS"; fi
 [[ -z "${FAILS:-}" || "$*" != *"$FAILS"* ]]"#;
 const MPIRUN: &str = r#"echo "mpirun $1 $2 $3 $4"; shift 4; exec "$@""#;
-/// Notes what it was asked.
+/// Records its requests.
 const MPS: &str = r#"if [[ "${1:-}" == -d ]]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> mps
 touch "$CUDA_MPS_PIPE_DIRECTORY/control"; echo "daemon sees ${CUDA_VISIBLE_DEVICES-all}"
 else read -r word; echo "$word" >> mps; fi"#;
@@ -61,7 +61,7 @@ impl Folder {
         command
     }
 
-    /// What the script prints, and whether it succeeds.
+    /// Runs the script; returns its output, and whether it succeeded.
     fn run(&self, arguments: &str, fails: &str) -> (String, bool) {
         let output = self
             .command(arguments)
@@ -75,7 +75,7 @@ impl Folder {
         )
     }
 
-    /// How often a daemon was started; each was ended, and its folder is gone.
+    /// Number of daemons started. Each must have ended, and its folder be gone.
     fn daemons(&self) -> usize {
         let text = fs::read_to_string(self.0.join("mps")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -187,11 +187,11 @@ fn ranks_share_the_first_of_the_gpus_that_are_visible() {
     }
     let sanitize = "1 --ranks 2 --sanitize --only racecheck";
     assert_eq!(seen(sanitize, Some("GPU-7,GPU-8")), "sees GPU-7");
-    // A daemon numbers what it sees from 0 on.
+    // A daemon numbers its visible GPUs from 0.
     let mps = "2 --ranks 2 --only killed-nvshmem --only local";
     let lines = "sees 5,3, daemon sees 5,3, sees 0,1";
     assert_eq!(seen(mps, Some("5,3,6")), lines);
-    // Ranks with a GPU each have what is there.
+    // Ranks with a GPU each see all GPUs.
     assert_eq!(seen("1 --only local", Some("5,3,6")), "sees 5,3,6");
 }
 

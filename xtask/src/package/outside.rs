@@ -1,4 +1,4 @@
-//! A project outside this workspace that depends on the packages, as a registry would give them.
+//! A project outside this workspace that depends on the packages as a registry serves them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,10 +14,10 @@ use crate::places::Places;
 /// The project's program.
 const PROGRAM: &str = include_str!("outside_main.rs");
 
-/// Programs that a build with packaged PTX must not run. What stands in their place fails.
+/// Programs that a build with packaged PTX must not run: they are replaced by programs that fail.
 const FORBIDDEN: [&str; 4] = ["rustup", "python3", "nvcc", "llvm-link"];
 
-/// How the project is built.
+/// The project and its toolchain.
 struct Project<'a> {
     folder: PathBuf,
     /// The toolchain's programs.
@@ -27,8 +27,8 @@ struct Project<'a> {
 }
 
 /// Builds and runs the project with a stable toolchain, offline, with feature `cuda` and packaged PTX; then
-/// with [`FOLDER_VARIABLE`](ferry_build::FOLDER_VARIABLE), well and badly set. `full`: also with the
-/// feature `nvshmem`, whose kernels are compiled.
+/// with [`FOLDER_VARIABLE`](ferry_build::FOLDER_VARIABLE), right and wrong. With `full`, also builds it with
+/// the feature `nvshmem`, which compiles kernels.
 pub(super) fn run(
     places: &Places,
     crates: &Path,
@@ -68,7 +68,7 @@ pub(super) fn run(
         Path::new("/nowhere/ptx"),
         "/nowhere/ptx cannot be used: there is no such folder",
     )?;
-    println!("outside: FERRY_PTX_DIR is used, and refused where it names no PTX");
+    println!("outside: FERRY_PTX_DIR is used, and refused if it names no PTX");
     if full {
         project.compile_nvshmem()?;
         println!("outside: the kernels that call NVSHMEM were compiled");
@@ -124,7 +124,7 @@ impl<'a> Project<'a> {
         cargo
             .args([task, "--quiet", "--offline", "--features", features])
             .current_dir(&self.folder);
-        // What the cargo that runs this task has set is not the project's.
+        // Removes the variables set by the cargo that runs this task.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             let kept = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR"];
@@ -138,7 +138,7 @@ impl<'a> Project<'a> {
         cargo
     }
 
-    /// Cargo that finds no other toolchain, no Python and no NVSHMEM.
+    /// Cargo without other toolchains, Python and NVSHMEM.
     fn strict(&self, task: &str, features: &str) -> Result<Command> {
         let mut cargo = self.cargo(task, features);
         let mut path = vec![self.folder.join("forbidden"), self.bin.clone()];
@@ -151,7 +151,7 @@ impl<'a> Project<'a> {
         Ok(cargo)
     }
 
-    /// Builds and runs the project, and gives what it prints.
+    /// Builds and runs the project, and returns its output.
     fn run(&self, features: &str, variables: &[(&str, &Path)]) -> Result<String> {
         let mut cargo = self.strict("run", features)?;
         let output = cargo.envs(variables.iter().copied()).output()?;
@@ -159,7 +159,7 @@ impl<'a> Project<'a> {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Checks that a build with this folder of PTX fails and says why.
+    /// Checks that a build with this folder of PTX fails for this reason.
     fn refused(&self, folder: &Path, reason: &str) -> Result<()> {
         let mut cargo = self.strict("check", "cuda")?;
         let output = cargo.env("FERRY_PTX_DIR", folder).output()?;
@@ -189,7 +189,7 @@ fn succeeded(output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// The project's manifest: the packages are a registry's, found in folders.
+/// The project's manifest: the packages come from crates.io, patched to folders.
 fn manifest(published: &[Published]) -> String {
     let patches = published.iter().map(|package| {
         let (name, folder) = (&package.name, package.full_name());
@@ -210,7 +210,7 @@ fn manifest(published: &[Published]) -> String {
     )
 }
 
-/// All files below a folder, with when they were written.
+/// All files below a folder, with their times of modification.
 fn files(folder: &Path) -> Result<Vec<(PathBuf, SystemTime)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

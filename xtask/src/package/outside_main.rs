@@ -7,7 +7,8 @@ use ferry::{
     Group, Plan, Stream,
 };
 
-/// Every token goes to experts 0 and 3 with weight 1, and experts return what they get: the sum is twice it.
+/// Runs a round. Every token goes to experts 0 and 3 with weight 1, and experts return their input: the sum
+/// is twice the token.
 fn round(group: &Group) -> Result<bool, Error> {
     let plan = Plan::new(group, Config::new(4, 2, 64, 8))?;
     let mut ranks = Communicator::new(group, &plan)?;

@@ -18,7 +18,7 @@ pub(super) struct Published {
     pub(super) version: String,
     /// Its folder below the workspace root.
     pub(super) folder: PathBuf,
-    /// The oldest toolchain that compiles it, as rustup names it.
+    /// The oldest toolchain that compiles it, by rustup's name.
     pub(super) toolchain: String,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn published(places: &Places) -> Result<Vec<Published>> {
 /// The sources that are packed.
 pub(super) struct Tree<'a> {
     root: &'a Path,
-    /// The files that git tracks; `None` where the sources are no checkout, as those of an archive are not.
+    /// The files that git tracks; `None` if the sources are not a checkout, such as an unpacked archive.
     tracked: Option<BTreeSet<PathBuf>>,
 }
 
@@ -79,8 +79,7 @@ impl<'a> Tree<'a> {
         Ok(Self { root, tracked })
     }
 
-    /// As [`copy_package`], of the package in `folder`, without what git does not track: nobody meant to
-    /// publish that.
+    /// Copies the package in `folder` like [`copy_package`], but only files that git tracks.
     pub(super) fn copy_package(
         &self,
         folder: &Path,
@@ -94,7 +93,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Copies what `takes` of a package, without other packages in it. Links become what they point to.
+/// Copies the files of a package for which `takes` is true, without packages inside it. Follows links.
 pub(super) fn copy_package(from: &Path, to: &Path, takes: &dyn Fn(&Path) -> bool) -> Result<()> {
     for entry in fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))? {
         let path = entry?.path();
@@ -138,7 +137,7 @@ mod tests {
             assert!(!to.join("Cargo.toml").exists());
             ["src/lib.rs", "src/secret.rs", "notes"].map(|path| to.join(path).exists())
         };
-        // An archive is packed as it is.
+        // All files of an archive are packed.
         assert_eq!(packed("all"), [true, true, true]);
         cmd!(shell, "git init --quiet").run().unwrap();
         cmd!(shell, "git add a/Cargo.toml a/src/lib.rs")

@@ -26,7 +26,7 @@ struct Panel {
     left: f64,
     title: &'static str,
     value: fn(&Phase) -> Option<f64>,
-    /// From 0 at the bottom to 1 at the top.
+    /// Height of a value, from 0 at the bottom to 1 at the top.
     height: fn(f64) -> f64,
     labels: &'static [f64],
     label: fn(f64) -> String,

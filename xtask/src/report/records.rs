@@ -24,11 +24,11 @@ pub(super) struct RecordFile {
     silu: Vec<SiluTime>,
 }
 
-/// Ranks, and how many of them have a GPU together. Figures of different ones are never put together: where
-/// ranks share a GPU, its memory is their wire.
+/// Numbers of ranks, and of ranks per GPU. Results of different ones are never merged: if ranks share a GPU,
+/// its memory is their wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Gpus {
-    /// Most ranks that have one GPU.
+    /// Most ranks that share one GPU.
     pub(super) ranks_per_gpu: usize,
     pub(super) ranks: usize,
 }
@@ -67,7 +67,7 @@ pub(super) struct SiluTime {
     pub(super) floor_us: f64,
 }
 
-/// What the machine can do, of a run on all multiprocessors.
+/// Limits of the machine, measured on all multiprocessors.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Limits {
     pub(super) wire_gb_per_s: f64,
@@ -88,7 +88,7 @@ impl EmptyCall {
     }
 }
 
-/// A line: objects of other kinds, and what else stands beside these, are passed over.
+/// A line. Other objects and fields are ignored.
 #[derive(Deserialize)]
 struct Line {
     limits: Option<Limits>,
@@ -100,7 +100,7 @@ struct Line {
 struct RoundLine {
     group: String,
     ranks: usize,
-    /// Older records are of ranks with a GPU each.
+    /// Older records lack it: their ranks have a GPU each.
     #[serde(default = "one")]
     ranks_per_gpu: usize,
     tokens: usize,
@@ -130,7 +130,7 @@ impl RoundLine {
         }
     }
 
-    /// A call's limit in device memory. That of ranks on several GPUs would be some of each.
+    /// A call's limit in device memory, if all ranks share one GPU: with several, the wire limits, too.
     fn memory_us(&self, phase: &PhaseLine) -> Option<f64> {
         let on_one_gpu = self.ranks_per_gpu == self.ranks;
         phase.memory_us.filter(|_| on_one_gpu)
@@ -141,7 +141,7 @@ impl RoundLine {
 struct PhaseLine {
     gpu_us: Summary,
     floor_us: Option<f64>,
-    /// The limit in device memory, where all ranks share one GPU.
+    /// The limit in device memory, if all ranks share one GPU.
     memory_us: Option<f64>,
     nccl_us: Option<f64>,
 }
@@ -202,7 +202,7 @@ impl RecordFile {
     }
 }
 
-/// Which rounds stand for each other.
+/// The configuration of a round, by which runs are merged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     gpus: Gpus,
@@ -228,13 +228,13 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    /// The limit over the time: 1 is as fast as the wire, or where all ranks share one GPU, its memory.
+    /// The limit over the time: 1 is as fast as the wire, or as the memory of the GPU that all ranks share.
     pub(super) fn share(&self) -> Option<f64> {
         self.floor_us.map(|floor| floor / self.us)
     }
 }
 
-/// Where the figures of ranks come from.
+/// Records with the results of ranks.
 pub(super) struct Source {
     pub(super) files: Vec<String>,
     pub(super) date: String,
@@ -244,17 +244,17 @@ pub(super) struct Source {
 /// All that was measured at one commit.
 pub(super) struct Results {
     pub(super) commit: String,
-    /// Whether the L2 cache was flushed. Warm rounds are shown where there are any.
+    /// Whether the L2 cache was flushed. Warm rounds are shown if there are any.
     pub(super) flushed: bool,
-    /// Those with a GPU each first.
+    /// Sources by ranks, those with a GPU each first.
     pub(super) sources: BTreeMap<Gpus, Source>,
-    /// Of the first file that has any, of ranks with a GPU each.
+    /// Times of the first file that has any, of ranks with a GPU each.
     pub(super) silu: Vec<SiluTime>,
     rounds: BTreeMap<Key, Round>,
 }
 
 impl Results {
-    /// Puts files together, which must be of one commit.
+    /// Merges files, which must be of one commit.
     pub(super) fn of(files: Vec<RecordFile>) -> Result<Results> {
         let commit = files.first().context("no records")?.commit.clone();
         let mut sources = BTreeMap::new();

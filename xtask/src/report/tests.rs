@@ -86,7 +86,7 @@ fn a_limit_on_multiprocessors_is_a_sentence_of_its_own() {
     assert!(page.contains("| 4,096 | missing |"), "{page}");
 }
 
-/// As the lines of ranks that share a GPU.
+/// The lines as of ranks that share a GPU.
 fn shared(line: &str, ranks_per_gpu: usize) -> String {
     let memory = "\"copy_us\":null,\"memory_us\":6.0";
     line.replace("\"copy_us\":null", memory).replace(
@@ -173,7 +173,7 @@ fn the_chart_has_a_line_for_each_call_in_each_half() {
 }
 
 #[test]
-fn a_page_that_is_not_as_generated_is_found() {
+fn a_stale_page_is_found() {
     let root = std::env::temp_dir().join(format!("ferry-report-{}", std::process::id()));
     fs::create_dir_all(root.join(FOLDER)).unwrap();
     let old = format!("{FOLDER}/1999-01-02-2xNONE-aaaaaaa.jsonl");
@@ -204,7 +204,7 @@ fn a_page_that_is_not_as_generated_is_found() {
         complaint(&root)
             .unwrap()
             .unwrap()
-            .contains("chart.svg is not as generated")
+            .contains("chart.svg is stale")
     );
     run(&root, &[], false).unwrap();
     write(&root, PAGE, &page.replace("10.0", "9.0")).unwrap();
@@ -212,7 +212,7 @@ fn a_page_that_is_not_as_generated_is_found() {
         complaint(&root)
             .unwrap()
             .unwrap()
-            .contains("BENCHMARKS.md is not as generated")
+            .contains("BENCHMARKS.md is stale")
     );
     fs::remove_file(root.join(FOLDER).join(NAME)).unwrap();
     assert!(complaint(&root).unwrap().unwrap().contains("cannot read"));

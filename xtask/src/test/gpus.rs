@@ -9,11 +9,11 @@ use xshell::{Shell, cmd};
 use crate::dist;
 use crate::places::Places;
 
-/// How the tests are run.
+/// Options of the tests on GPUs.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Let this many ranks share the GPUs; NVSHMEM's suites and some of killed processes run under a daemon
-    /// of MPS that is started for them
+    /// Let this many ranks share the GPUs; NVSHMEM's suites and some with killed processes run under an MPS
+    /// daemon that is started for them
     #[arg(long, value_name = "R", requires = "gpus")]
     ranks: Option<u32>,
     /// Only this suite; may be given several times
@@ -22,8 +22,8 @@ pub(crate) struct Options {
     /// Only print the suites' names
     #[arg(long, requires = "gpus")]
     list: bool,
-    /// Run small ones on one GPU under compute-sanitizer's memcheck, racecheck, synccheck and initcheck; with
-    /// --ranks the quick suite under memcheck, and a round under racecheck
+    /// Run small suites on one GPU under compute-sanitizer's memcheck, racecheck, synccheck and initcheck;
+    /// with --ranks the quick suite under memcheck, and a round under racecheck
     #[arg(long, requires = "gpus")]
     sanitize: bool,
 }
@@ -45,9 +45,8 @@ impl Options {
     }
 }
 
-/// Runs what `cargo xtask dist` packs, as a machine without cargo would.
-///
-/// The script ends with one line that counts what passed and failed.
+/// Runs the script and program that `cargo xtask dist` packs. The script ends with one line that counts the
+/// suites.
 pub(crate) fn run(places: &Places, gpus: u32, options: &Options) -> Result<ExitCode> {
     let folder = dist::stage(places)?;
     let shell = Shell::new()?;

@@ -1,5 +1,5 @@
-//! How many complaints of a rule each crate may still have. The numbers only fall: one that is too large is a
-//! complaint itself.
+//! Numbers of complaints that each crate may still have, by rule. They only fall: a number that is too large
+//! is a complaint itself.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::source::{Complaint, SourceFile};
 
-/// The file with a line for each rule and crate that breaks it: the rule, the crate's folder, how often.
+/// The file with a line for each rule and crate that breaks it: the rule, the crate's folder, the number.
 pub(super) const ALLOWANCES: &str = "xtask/tidy-allowances.txt";
 
 /// Numbers of complaints, by rule and crate.
@@ -24,7 +24,9 @@ pub(super) fn read(text: &str) -> Result<Counts> {
             (Some(rule), Some(place), Some(count), None) => {
                 Ok(((rule.into(), place.into()), count))
             }
-            _ => Err(anyhow::anyhow!("`{line}` is no rule, folder and number")),
+            _ => Err(anyhow::anyhow!(
+                "`{line}` is not a rule, a folder and a number"
+            )),
         }
     });
     counts.collect::<Result<_>>().context(ALLOWANCES)
@@ -38,7 +40,7 @@ pub(super) fn write(counts: &Counts) -> String {
     lines.collect()
 }
 
-/// Folders of the crates, those inside of others first.
+/// Folders of the crates, nested ones first.
 pub(super) fn crates(files: &[SourceFile]) -> Vec<String> {
     let manifests = files
         .iter()
@@ -57,7 +59,7 @@ pub(super) fn place_of<'a>(path: &'a str, crates: &'a [String]) -> &'a str {
     crates.iter().find(has).map_or(path, |folder| folder)
 }
 
-/// Numbers of the complaints of each rule and crate.
+/// Counts the complaints of each rule and crate.
 pub(super) fn count(broken: &BTreeMap<&str, Vec<Complaint>>, crates: &[String]) -> Counts {
     let mut counts = Counts::new();
     for (rule, complaints) in broken {
@@ -69,7 +71,7 @@ pub(super) fn count(broken: &BTreeMap<&str, Vec<Complaint>>, crates: &[String]) 
     counts
 }
 
-/// Allowances that are larger than what is left.
+/// Complaints about allowances that are too large.
 pub(super) fn too_large(allowed: &Counts, found: &Counts) -> Vec<Complaint> {
     let lines = allowed.iter().filter_map(|(key, &most)| {
         let left = found.get(key).copied().unwrap_or(0);
@@ -77,7 +79,7 @@ pub(super) fn too_large(allowed: &Counts, found: &Counts) -> Vec<Complaint> {
         (left < most).then(|| Complaint {
             path: ALLOWANCES.into(),
             line: None,
-            text: format!("`{rule} {place} {most}`: {left} are left, so lower the number"),
+            text: format!("`{rule} {place} {most}`: {left} are left, lower the number"),
         })
     });
     lines.collect()
@@ -120,7 +122,7 @@ mod tests {
         assert_eq!(complaints.len(), 1);
         assert_eq!(
             complaints[0].text,
-            "`x host/c 2`: 1 are left, so lower the number"
+            "`x host/c 2`: 1 are left, lower the number"
         );
         assert_eq!(too_large(&allowed, &allowed), []);
     }

@@ -1,4 +1,4 @@
-//! How many tokens, assignments, rows or warps are many is decided in `tactics`, and nowhere else.
+//! Thresholds of tokens, assignments, rows and warps are in `tactics`, and nowhere else.
 
 use proc_macro2::Span;
 use syn::spanned::Spanned as _;
@@ -10,13 +10,13 @@ use super::source::{Complaint, SourceFile, attributes, is_for_tests, line, parse
 const FOLDER: &str = "gpu/protocol/src/";
 const TACTICS: &str = "gpu/protocol/src/tactics";
 
-/// Last words of what is counted.
+/// Last words of the names of counts.
 const COUNTED: [&str; 6] = ["assignments", "entries", "items", "rows", "tokens", "warps"];
 
-/// Constants that the hardware or the meaning of a word sets.
+/// Constants set by the hardware or by the meaning of a value.
 const NOT_TUNED: [&str; 3] = ["LANES", "MAX", "NOT_ROUTED"];
 
-/// Comparisons of a count with a number that somebody chose.
+/// Complaints about comparisons of a count with a chosen number.
 pub(super) fn check(file: &SourceFile) -> Vec<Complaint> {
     if !file.path.starts_with(FOLDER) || file.path.starts_with(TACTICS) || !file.is_rust() {
         return Vec::new();
@@ -39,7 +39,7 @@ struct Comparisons<'a> {
 
 impl Comparisons<'_> {
     fn found(&mut self, span: Span, count: &str, constant: &str) {
-        let text = format!("compares `{count}` with {constant}: `tactics` decides what is many");
+        let text = format!("compares `{count}` with {constant}: thresholds belong to `tactics`");
         self.complaints
             .push(self.file.complaint_at(line(span), text));
     }
@@ -71,7 +71,7 @@ impl<'ast> Visit<'ast> for Comparisons<'_> {
     }
 }
 
-/// What is counted: the last name of a path, a field or a call.
+/// Name of the count that an expression computes: the last name of a path, a field or a call.
 fn counted(expression: &Expr) -> Option<String> {
     let name = match expression {
         Expr::Path(path) => path.path.segments.last()?.ident.to_string(),
@@ -97,7 +97,7 @@ fn counted(expression: &Expr) -> Option<String> {
     (is_counted && !is_constant).then_some(name)
 }
 
-/// A count and a constant that it is multiplied with or divided by.
+/// A count and a constant that it is multiplied or divided by.
 fn scaled(expression: &Expr) -> Option<(String, String)> {
     let Expr::Binary(binary) = expression else {
         return None;

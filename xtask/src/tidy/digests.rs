@@ -1,12 +1,12 @@
-//! Digests of the second code generator's kernels belong to the stock compiler's beside them. Who changes
-//! kernels may have no checkout to compile them with, and would leave those digests behind.
+//! Digests of the second code generator's kernels must belong to the stock compiler's digests beside them: a
+//! change of kernels without a checkout to compile them with would leave them stale.
 
 use ferry_build::{Package, Variant};
 use ferry_ptx_tools::{CodeGenerator, DIGESTED, stale_variants};
 
 use super::source::{Complaint, SourceFile};
 
-/// Digests that were made beside others than those that stand there.
+/// Complaints about stale digests.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     let of = |package: Package, generator: CodeGenerator| {
         let path = generator.digest_file(package);

@@ -9,7 +9,7 @@ const NO_HEADS: [&str; 27] = [
     "Why", "With", "Without",
 ];
 
-/// Doc comments of a file that begin with one of [`NO_HEADS`].
+/// Complaints about doc comments that begin with one of [`NO_HEADS`].
 pub(super) fn check(file: &SourceFile) -> Vec<Complaint> {
     if !file.is_rust() || file.is_generated() {
         return Vec::new();
@@ -49,22 +49,23 @@ mod tests {
 
     #[test]
     fn a_comment_without_a_head_is_found_once() {
-        let text = "//! What this is for.
-//! Of many lines.
+        let text = "##! What this is for.
+##! Of many lines.
 
-/// Of a row.
-/// In words.
+##/ Of a row.
+##/ In words.
 fn a() {}
-    /// Returns what a row holds.
-    /// Where it ends, `None`.
+    ##/ Returns what a row holds.
+    ##/ Where it ends, `None`.
     fn b() {}
-    //// Of no doc comment.
-    /// `of` code.
-    /// Offsets are no `Of`.
-";
+    #### Of no doc comment.
+    ##/ `of` code.
+    ##/ Offsets are no `Of`.
+"
+        .replace("##", "//");
         let file = |path: &str| SourceFile {
             path: path.into(),
-            text: text.into(),
+            text: text.clone(),
         };
         let lines: Vec<_> = check(&file("host/src/plan.rs"))
             .iter()

@@ -1,6 +1,6 @@
-//! Imports run one way: no file imports, over others or directly, from one that imports from it.
+//! Imports have no circles: no file imports, directly or over others, from a file that imports from it.
 //!
-//! What a module hands on with `pub use` counts as an import from the file where it stands.
+//! A name that a module re-exports counts as an import from the file that defines it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use syn::{Item, ItemMod, UseTree, Visibility};
 
 use super::source::{Complaint, SourceFile, attributes, is_for_tests, parse};
 
-/// Names handed on in turn that are followed.
+/// Most re-exports of a name in turn that are followed.
 const MOST_HOPS: usize = 8;
 
-/// A module's path below its crate: of `work/item.rs` `work` and `item`.
+/// A module's path below its crate: `work`, `item` for `work/item.rs`.
 type Module = Vec<String>;
 
 /// Circles of files in each crate.
@@ -24,7 +24,7 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
         .collect()
 }
 
-/// Folders of the crates' sources, each with a slash behind it.
+/// Folders of the crates' sources, each with a trailing slash.
 pub(super) fn folders(files: &[SourceFile]) -> Vec<String> {
     let manifests = files
         .iter()
@@ -66,7 +66,7 @@ fn circles(files: &[SourceFile], folder: &str) -> Vec<Complaint> {
     complaints
 }
 
-/// The shortest way over imports, from the first file to the last, both included; at least one import.
+/// The shortest path over one or more imports, from the first file to the last, both included.
 fn way<'a>(
     imports: &'a BTreeMap<String, BTreeSet<String>>,
     from: &'a str,
@@ -97,19 +97,19 @@ fn way<'a>(
 /// A crate's files.
 #[derive(Default)]
 pub(super) struct Crate {
-    /// By module.
+    /// Files by module.
     files: BTreeMap<Module, ModuleFile>,
-    /// Files that are no Rust.
+    /// Complaints about files that cannot be parsed.
     unread: Vec<Complaint>,
 }
 
-/// What matters of a file.
+/// Imports and re-exports of a file.
 struct ModuleFile {
     /// Below the crate's sources.
     path: String,
-    /// All paths that it names, as they stand.
+    /// All paths that it names, unresolved.
     paths: Vec<Vec<String>>,
-    /// Names that it hands on, and from where.
+    /// Names that it re-exports, with their paths.
     hands_on: BTreeMap<String, Vec<String>>,
 }
 
@@ -145,12 +145,12 @@ impl Crate {
         library
     }
 
-    /// The files that each file imports from: those that define what it names.
+    /// The files that each file imports from: those that define the names.
     fn imports(&self) -> BTreeMap<String, BTreeSet<String>> {
         self.imports_over(MOST_HOPS)
     }
 
-    /// As [`imports`](Self::imports), with a name that a module hands on counted as that module's.
+    /// The same as [`imports`](Self::imports), but a re-exported name counts as the re-exporting module's.
     pub(super) fn imports_of_modules(&self) -> BTreeMap<String, BTreeSet<String>> {
         self.imports_over(0)
     }
@@ -189,7 +189,7 @@ impl Crate {
         Some(&self.files.get(&at)?.path)
     }
 
-    /// The module in which a path begins, and what is left of the path.
+    /// The module in which a path begins, and the rest of the path.
     fn start<'p>(&self, module: &[String], path: &'p [String]) -> Option<(Module, &'p [String])> {
         let (first, mut rest) = path.split_first()?;
         let mut at = module.to_vec();
@@ -224,7 +224,7 @@ fn module_of(path: &str) -> Module {
     }
 }
 
-/// Collects what a file names.
+/// Collects the paths that a file names.
 #[derive(Default)]
 struct Paths {
     named: Vec<Vec<String>>,
@@ -279,7 +279,7 @@ impl<'ast> Visit<'ast> for Paths {
         visit::visit_item(self, item);
     }
 
-    // Its paths would begin elsewhere, and no crate has one but for tests.
+    // Inline modules are for tests only; their paths would begin elsewhere.
     fn visit_item_mod(&mut self, _: &'ast ItemMod) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

@@ -5,7 +5,7 @@ use syn::{FnArg, Pat, Signature};
 
 use super::source::{Complaint, SourceFile, line, parse};
 
-/// Functions of a file with a tuple for a parameter.
+/// Complaints about functions with a tuple for a parameter.
 pub(super) fn check(file: &SourceFile) -> Vec<Complaint> {
     if !file.is_rust() || file.is_generated() {
         return Vec::new();

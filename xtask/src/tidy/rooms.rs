@@ -1,4 +1,4 @@
-//! Imports between the rooms of a crate, the modules of its root, run down an order that is written down.
+//! Imports between the rooms of a crate, the modules of its root, follow a committed order.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::source::{Complaint, SourceFile};
 /// The file with a line for each crate: the folder of its sources, and its rooms from the top floor down.
 pub(super) const ROOMS: &str = "xtask/rooms.txt";
 
-/// Imports of a room from one that stands above it, and rooms that the order does not have.
+/// Complaints about imports of a room from one above it, and about rooms that the order lacks.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     let orders = files.iter().find(|file| file.path == ROOMS);
     let orders = orders.map_or("", |file| &file.text);
@@ -51,8 +51,7 @@ fn back_up(files: &[SourceFile], folder: &str, order: &str) -> Vec<Complaint> {
                 (_, own) => own.is_some() && !is_below_root(above),
             };
             if runs_up {
-                let text =
-                    format!("`{own}` imports from `{above}`, which stands above it ({target})");
+                let text = format!("`{own}` imports from `{above}`, which is above it ({target})");
                 complaints.push(complaint(&path, text));
             }
         }
@@ -83,7 +82,7 @@ fn room(path: &str) -> &str {
     first.strip_suffix(".rs").unwrap_or(first)
 }
 
-/// Whether a room is not the root itself, which stands above all others.
+/// Whether a room is not the root itself, which is above all others.
 fn is_below_root(room: &str) -> bool {
     !["lib", "main"].contains(&room)
 }
@@ -127,7 +126,7 @@ mod tests {
 
     #[test]
     fn an_import_that_runs_back_up_is_found() {
-        let wanted = "`top` imports from `low`, which stands above it (low/deep.rs)";
+        let wanted = "`top` imports from `low`, which is above it (low/deep.rs)";
         assert_eq!(found("a/src: low top\n", &FILES), [wanted]);
     }
 
@@ -135,7 +134,7 @@ mod tests {
     fn an_import_over_the_root_runs_back_up() {
         let mut files = FILES;
         files[2].1 = "use crate::Deep; pub struct Top;";
-        let wanted = "`top` imports from `lib`, which stands above it (lib.rs)";
+        let wanted = "`top` imports from `lib`, which is above it (lib.rs)";
         assert_eq!(found("a/src: top low\n", &files), [wanted]);
     }
 

@@ -3,7 +3,7 @@
 use proc_macro2::Span;
 use syn::{Attribute, Item, Meta};
 
-/// Files that a program writes, besides digests and folders named `generated`.
+/// Generated files, besides digests and folders named `generated`.
 const GENERATED_FILES: [&str; 3] = [
     "Cargo.lock",
     "host/c/include/ferry.h",
@@ -12,7 +12,7 @@ const GENERATED_FILES: [&str; 3] = [
 
 /// A file of the tree.
 pub(super) struct SourceFile {
-    /// Below the workspace, with `/`.
+    /// Path below the workspace, with `/`.
     pub(super) path: String,
     pub(super) text: String,
 }
@@ -56,7 +56,7 @@ impl SourceFile {
     }
 }
 
-/// A broken habit: the file, the line if it is one line's, the reason.
+/// A broken rule: the file, the line if it is about one line, the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Complaint {
     pub(super) path: String,

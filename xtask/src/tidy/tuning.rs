@@ -1,4 +1,4 @@
-//! Constants that were chosen by measuring name an entry of the tuning log.
+//! Constants chosen by measurement name an entry of the tuning log.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use super::source::{Complaint, SourceFile};
 
 /// The log.
 const LOG: &str = "gpu/protocol/TUNING.md";
-/// What a comment says of a constant that was measured, before the entry and the GPU.
+/// Text of a comment on a measured constant, before the entry and the GPU.
 const MEASURED: &str = concat!("measured", ": ");
-/// Words of a comment that does not name one.
+/// Text of a comment that names no entry.
 const VAGUE: &str = concat!("by mea", "suring");
 
-/// Comments of the kernel path that say "measured" without an entry that exists, and a GPU.
+/// Complaints about comments of the kernels that claim a measurement without an existing entry and a GPU.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     let log = files.iter().find(|file| file.path == LOG);
     let entries: BTreeSet<u32> = log
@@ -45,7 +45,7 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// The log's entries have falling numbers, each once.
+/// Complaints about the order of the log's entries: numbers fall one by one.
 pub(super) fn check_order(files: &[SourceFile]) -> Vec<Complaint> {
     let Some(log) = files.iter().find(|file| file.path == LOG) else {
         return Vec::new();
@@ -68,7 +68,7 @@ fn entries(log: &SourceFile) -> Vec<(usize, u32)> {
         .collect()
 }
 
-/// The number in `T-012, H200`, and what follows it.
+/// The number in `T-012, H200`, and the text after it.
 fn entry(text: &str) -> Option<(u32, &str)> {
     let digits = text.strip_prefix("T-")?;
     let number = digits.get(..3)?.parse().ok()?;

@@ -1,16 +1,16 @@
-//! Names that do not count in a comparison, and what stands in for them.
+//! Names that do not count in a comparison, and their replacements.
 
 use std::collections::HashMap;
 
-/// Beginnings of names that a compiler made.
+/// Prefixes of names that a compiler made.
 const MANGLED: [&str; 5] = ["_R", "_Z", "alloc_", "anon", "__unnamed_"];
 
 /// Registers that LLVM numbers: `%r12`.
 const REGISTERS: [&str; 8] = ["p", "rs", "r", "rd", "rq", "f", "fd", "h"];
 
-/// Replaces words one by one, each name always by the same.
+/// Replaces words one by one, a name always by the same word.
 pub(super) struct Names<'a> {
-    /// The function that the words stand in.
+    /// The function that the words are in.
     own: &'a str,
     shared: &'a HashMap<String, String>,
     running: HashMap<String, String>,
@@ -98,7 +98,7 @@ pub(super) fn is_mangled(word: &str) -> bool {
     MANGLED.iter().any(|beginning| word.starts_with(beginning))
 }
 
-/// `.reg .b32 %r<2236>;` says how many there are, and not which.
+/// Whether a line only declares a number of registers: `.reg .b32 %r<2236>;`.
 pub(super) fn is_register_count(line: &str) -> bool {
     line.starts_with(".reg ") && line.ends_with(">;")
 }

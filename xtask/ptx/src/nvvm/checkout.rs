@@ -12,10 +12,10 @@ pub const TESTED_COMMIT: &str = "ebfe81ba0a4e113a3bfb1e4b050dcc2cc8d26f99";
 /// The toolchain that the checkout's compiler plugs into.
 pub(super) const TOOLCHAIN: &str = "nightly-2026-04-02";
 
-/// What is said of a commit that git cannot name.
-const UNKNOWN: &str = "a commit that git does not tell";
+/// Stands for a commit that git cannot name.
+const UNKNOWN: &str = "a commit unknown to git";
 
-/// The reason for which nothing was built of a checkout.
+/// The reason why a checkout was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckoutError {
     /// The folder lacks something.
@@ -33,7 +33,7 @@ pub enum CheckoutError {
     Build(#[from] Error),
 }
 
-/// A checkout that has what is needed.
+/// A checkout with everything needed.
 #[derive(Clone, Debug)]
 pub(super) struct Checkout {
     path: PathBuf,
@@ -42,7 +42,7 @@ pub(super) struct Checkout {
 }
 
 impl Checkout {
-    /// Looks at the folder: whether it is rust-cuda, knows LLVM 19, and is for the toolchain.
+    /// Checks that the folder is rust-cuda, supports LLVM 19 and is for the toolchain.
     pub(super) fn open(path: &Path) -> Result<Self, CheckoutError> {
         let read = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
         let refuse = |problem: String| {
@@ -84,7 +84,7 @@ impl Checkout {
         })
     }
 
-    /// Whether it is [`TESTED_COMMIT`] as it was committed.
+    /// Whether it is [`TESTED_COMMIT`], without changes.
     pub(super) fn is_tested(&self) -> bool {
         self.commit == TESTED_COMMIT && !self.is_changed
     }
@@ -110,7 +110,7 @@ impl Checkout {
     }
 }
 
-/// The commands that make a checkout that is known to work.
+/// The commands that make a tested checkout.
 fn get_command() -> String {
     format!(
         "git clone https://github.com/Rust-GPU/rust-cuda && cd rust-cuda && \
@@ -118,7 +118,7 @@ fn get_command() -> String {
     )
 }
 
-/// Whether a manifest's `[features]` has a name.
+/// Whether a manifest's `[features]` has this name.
 fn has_feature(manifest: &str, name: &str) -> bool {
     let Some((_, features)) = manifest.split_once("[features]") else {
         return false;

@@ -1,4 +1,4 @@
-//! What libNVVM's PTX lacks: its target, functions that are linked, the layout's fingerprint, limits.
+//! Additions to libNVVM's PTX: its target, linked functions, the layout's fingerprint, limits.
 
 use ferry_build::{Error, Package, Result, Variant, with_limits};
 use ferry_layout::FINGERPRINT_VARIABLE as FINGERPRINT;
@@ -11,8 +11,8 @@ fn error(detail: String) -> Error {
     }
 }
 
-/// The PTX for another target. libNVVM compiles modern IR from compute_100 on; what sm_90a does not have,
-/// the assembler refuses.
+/// The PTX for another target. libNVVM compiles modern IR from compute_100 on; the assembler refuses
+/// instructions that sm_90a lacks.
 pub(super) fn retargeted(ptx: &str, variant: Variant) -> Result<String> {
     let mut targets = ptx.lines().filter(|line| line.starts_with(".target "));
     let (Some(target), None) = (targets.next(), targets.next()) else {
@@ -64,8 +64,8 @@ pub(super) fn with_functions(ptx: &str, functions: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The PTX with loads of kernels' parameters by name, as the stock compiler writes them, where libNVVM loads
-/// through a register: by the name the host finds what it can replace in kernels for a shape.
+/// The PTX with kernels' parameters loaded by name, as by the stock compiler, rather than through a register:
+/// the host finds by name the loads that it replaces in kernels for a shape.
 pub(super) fn with_named_parameters(ptx: &str) -> Result<String> {
     let module = Module::parse(ptx).map_err(|not_ptx| error(not_ptx.to_string()))?;
     let ptx = module.text();
@@ -81,8 +81,8 @@ pub(super) fn with_named_parameters(ptx: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A kernel whose loads through the register that holds `parameter`'s address name it. As it is, if the
-/// register has another use.
+/// The kernel with loads through the register that holds `parameter`'s address replaced by loads by name.
+/// Unchanged if the register has another use.
 fn named(kernel: &str, parameter: &str) -> String {
     let moved = kernel.lines().find_map(|line| {
         let rest = line.trim_start().strip_prefix("mov.")?;
@@ -124,8 +124,8 @@ fn named(kernel: &str, parameter: &str) -> String {
     }
 }
 
-/// The PTX with what only the host looks for: libNVVM drops a variable that no kernel reads. Its value is in
-/// the LLVM module that the PTX was made of.
+/// The PTX with the fingerprint, which only the host reads and libNVVM therefore drops. Its value is in the
+/// LLVM module that the PTX was made of.
 pub(super) fn finished(ptx: &str, module: &str, package: Package) -> Result<String> {
     let read = Module::parse(ptx).map_err(|not_ptx| error(not_ptx.to_string()))?;
     if let Some(name) = read.external_functions.first() {

@@ -2,7 +2,7 @@
 //! compiles through NVIDIA's libNVVM.
 //!
 //! Nothing of it is committed or linked. The kernels are compiled by `cuda_builder` from a copy of the device
-//! crates, whose manifest names the checkout's `cuda_std`. Everything lies below `<target_dir>/nvvm`.
+//! crates, whose manifest names the checkout's `cuda_std`. Everything is below `<target_dir>/nvvm`.
 
 mod checkout;
 mod finish;
@@ -24,20 +24,20 @@ use self::checkout::{Checkout, CheckoutError, TOOLCHAIN};
 
 pub use self::checkout::TESTED_COMMIT;
 
-/// The program that calls `cuda_builder`: the architecture that is compiled for, the crate, the PTX, and the
-/// LLVM module that it was made of; then cargo's arguments.
+/// The program that calls `cuda_builder`. Arguments: the architecture, the crate, the files for the PTX and
+/// for the LLVM module that it was made of; then cargo's arguments.
 const PROGRAM: &str = r#"use cuda_builder::{CudaBuilder, NvvmArch};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, arch, package, ptx, module, cargo @ ..] = &arguments[..] else {
-        panic!("give an architecture, a crate, a file for PTX, one for LLVM's assembly, arguments of cargo");
+        panic!("expected an architecture, a crate, files for PTX and LLVM's assembly, arguments of cargo");
     };
     let arch = match arch.as_str() {
         "sm_100a" => NvvmArch::Compute100a,
         _ => NvvmArch::Compute100,
     };
-    // Products and sums are rounded one by one, as Rust has it.
+    // Rust rounds products and sums separately.
     let builder = CudaBuilder::new(package).arch(arch).fma_contraction(false);
     let built = builder.copy_to(ptx).final_module_path(module).build_args(cargo).build();
     if let Err(error) = built {
@@ -47,7 +47,7 @@ fn main() {
 }
 "#;
 
-/// A backend that is built and a copy of the device crates: what all builds of kernels share.
+/// A built backend and a copy of the device crates, which all builds of kernels share.
 #[derive(Debug)]
 pub struct NvvmBuild {
     checkout: Checkout,
@@ -60,7 +60,7 @@ pub struct NvvmBuild {
 }
 
 impl NvvmBuild {
-    /// What this code generator can compile for: below, libNVVM reads only the IR of LLVM 7.
+    /// Architectures that this code generator supports: for older ones libNVVM reads only the IR of LLVM 7.
     pub const VARIANTS: [Variant; 2] = [Variant::Sm90a, Variant::Sm100a];
 
     /// Checks the checkout and the tools, builds the backend, and copies the device crates.
@@ -93,22 +93,22 @@ impl NvvmBuild {
         Ok(build)
     }
 
-    /// Whether the checkout is the one that Ferry was tested with, unchanged.
+    /// Whether the checkout is the one that Ferry was tested with, without changes.
     pub fn is_tested(&self) -> bool {
         self.checkout.is_tested()
     }
 
-    /// What was checked out, for people.
+    /// Commit of the checkout, for messages.
     pub fn commit(&self) -> &str {
         self.checkout.commit()
     }
 
-    /// Compiles a package's kernels. The PTX is complete: for this variant, with NVSHMEM's functions, limits
-    /// of registers and the layout's fingerprint.
+    /// Compiles a package's kernels, to PTX with NVSHMEM's functions, limits of registers and the layout's
+    /// fingerprint.
     ///
     /// # Errors
     ///
-    /// Kernels that do not compile, a function that nothing defines, a variant that is none of
+    /// Kernels that do not compile, an undefined function, a variant that is not in
     /// [`VARIANTS`](Self::VARIANTS).
     pub fn build(&self, package: Package, variant: Variant) -> Result<Artifact> {
         if !Self::VARIANTS.contains(&variant) {
@@ -154,7 +154,7 @@ impl NvvmBuild {
         })
     }
 
-    /// Where a package's PTX is put.
+    /// Folder of a package's PTX.
     pub fn ptx_folder(&self, package: Package) -> PathBuf {
         package.folder(&self.folder)
     }
@@ -163,7 +163,7 @@ impl NvvmBuild {
         self.folder.join("sources")
     }
 
-    /// A program that was built here, or cargo, for the backend's toolchain.
+    /// A program built here, or cargo, with the backend's toolchain.
     fn command(&self, name: &str) -> Command {
         let program = match name {
             "cargo" => PathBuf::from(name),
@@ -238,7 +238,7 @@ impl NvvmBuild {
         Ok(())
     }
 
-    /// NVSHMEM's functions as PTX, by the stock toolchain's LLVM: libNVVM does not read their bitcode.
+    /// NVSHMEM's functions as PTX, compiled by the stock toolchain's LLVM: libNVVM cannot read their bitcode.
     fn nvshmem(&self, variant: Variant) -> Result<String> {
         let tools = || llvm_tools(&self.workspace_root);
         let bitcode = device_bitcode(&self.target_dir, tools)?;

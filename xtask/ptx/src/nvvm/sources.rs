@@ -9,7 +9,7 @@ use ferry_build::{Error, FileContext, Package, Result};
 
 use super::checkout::Checkout;
 
-/// The device crates, and what they link.
+/// The device crates and their dependencies.
 const MEMBERS: [&str; 8] = [
     "gpu",
     "gpu/kernels",
@@ -21,10 +21,10 @@ const MEMBERS: [&str; 8] = [
     "tests/epilogue",
 ];
 
-/// What is copied of the workspace.
+/// Folders copied from the workspace.
 const FOLDERS: [&str; 3] = ["gpu", "nvshmem-sys", "tests/epilogue"];
 
-/// What is copied of the checkout. Copied, because names of functions depend on where a crate lies.
+/// Crates copied from the checkout, because names of functions depend on a crate's path.
 const CRATES: [&str; 2] = ["cuda_std", "cuda_std_macros"];
 
 /// Added to the manifest of `ferry-gpu`.
@@ -33,7 +33,7 @@ const CUDA_STD: &str = "
 path = \"../rust-cuda/crates/cuda_std\"
 ";
 
-/// Where a package lies in the workspace.
+/// Folder of a package in the workspace.
 pub(super) fn folder_of(package: Package) -> &'static str {
     match package {
         Package::Kernels | Package::NodeKernels => "gpu/kernels",
@@ -45,14 +45,14 @@ pub(super) fn folder_of(package: Package) -> &'static str {
 
 /// The arguments of cargo for a package.
 pub(super) fn features(package: Package) -> &'static [&'static str] {
-    match package.calls_nvshmem() {
-        true => &["--features", "nvshmem"],
-        false => &[],
+    if package.calls_nvshmem() {
+        &["--features", "nvshmem"]
+    } else {
+        &[]
     }
 }
 
-/// Brings the copy up to date. Files that stay the same are not touched, so that nothing of theirs is
-/// compiled again.
+/// Updates the copy. Unchanged files are not touched, so that they are not compiled again.
 pub(super) fn copy(workspace_root: &Path, to: &Path, checkout: &Checkout) -> Result<()> {
     let manifest = workspace_root.join("Cargo.toml");
     let manifest = fs::read_to_string(&manifest).file("read", &manifest)?;
@@ -72,7 +72,7 @@ pub(super) fn copy(workspace_root: &Path, to: &Path, checkout: &Checkout) -> Res
     renew_lock(to, checkout.commit(), || checkout.copy_lock(to))
 }
 
-/// Copies the checkout's lock file, unless the one that is there is of the same commit. Cargo adds the device
+/// Copies the checkout's lock file, unless the present one is of the same commit. Cargo adds the device
 /// crates to it.
 fn renew_lock(to: &Path, commit: &str, copy: impl FnOnce() -> Result<()>) -> Result<()> {
     let taken_of = to.join("Cargo.lock.commit");
@@ -95,7 +95,7 @@ fn with_members(manifest: &str) -> Result<String> {
     Ok(format!("{before}members = {MEMBERS:?}{after}"))
 }
 
-/// Makes `to` hold the files of `from`, and no others but `Cargo.toml` as it is written afterwards.
+/// Makes `to` hold exactly the files of `from`, except `gpu/Cargo.toml`, which is written afterwards.
 fn mirror(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).file("create", to)?;
     let names = |folder: &Path| -> Result<BTreeSet<OsString>> {
@@ -106,9 +106,10 @@ fn mirror(from: &Path, to: &Path) -> Result<()> {
     let wanted = names(from)?;
     for stale in names(to)?.difference(&wanted) {
         let path = to.join(stale);
-        match path.is_dir() {
-            true => fs::remove_dir_all(&path).file("remove", &path)?,
-            false => fs::remove_file(&path).file("remove", &path)?,
+        if path.is_dir() {
+            fs::remove_dir_all(&path).file("remove", &path)?;
+        } else {
+            fs::remove_file(&path).file("remove", &path)?;
         }
     }
     for name in &wanted {
@@ -122,7 +123,7 @@ fn mirror(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file, unless it says the same.
+/// Writes a file unless it has these contents.
 fn write(path: &Path, contents: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|kept| kept == contents) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What must be installed for the second code generator.
+//! Tools that the second code generator needs installed.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use ferry_build::{Error, Result, stdout_of, toolchain_command};
 
 use super::checkout::TOOLCHAIN;
 
-/// The command that gets the toolchain with its components.
+/// The command that installs the toolchain with its components.
 pub(super) const GET_TOOLCHAIN: &str = "rustup toolchain install nightly-2026-04-02 --profile minimal \
      --component rust-src --component rustc-dev --component llvm-tools";
 
-/// The command that gets LLVM 19 and what its libraries need.
+/// The command that installs LLVM 19 and the libraries that it needs.
 const GET_LLVM: &str = "apt-get install llvm-19-dev libpolly-19-dev libzstd-dev libclang-19-dev";
 
-/// The program that tells where LLVM 19 is.
+/// The program that prints LLVM 19's folders.
 pub(super) fn llvm_config() -> PathBuf {
     env::var_os("LLVM_CONFIG_19").map_or_else(|| "llvm-config-19".into(), PathBuf::from)
 }
 
-/// Checks that the toolchain, its components and LLVM 19 are there. Gives the toolchain's sysroot.
+/// Checks that the toolchain, its components and LLVM 19 are installed. Returns the toolchain's sysroot.
 pub(super) fn check(workspace_root: &Path) -> Result<PathBuf> {
     let sysroot = sysroot(workspace_root)?;
     let rustlib = sysroot.join("lib/rustlib");
@@ -59,9 +59,10 @@ pub(super) fn check(workspace_root: &Path) -> Result<PathBuf> {
     };
     check_version(ask("--version")?.trim(), &config)?;
     let polly = Path::new(ask("--libdir")?.trim()).join("libPolly.a");
-    match polly.is_file() {
-        true => Ok(sysroot),
-        false => Err(missing(&polly.to_string_lossy(), GET_LLVM)),
+    if polly.is_file() {
+        Ok(sysroot)
+    } else {
+        Err(missing(&polly.to_string_lossy(), GET_LLVM))
     }
 }
 
@@ -76,7 +77,7 @@ fn check_version(version: &str, config: &Path) -> Result<()> {
     }
 }
 
-/// Where the toolchain lies. Rustup is asked first whether it has it: the compiler's proxy would install it.
+/// The toolchain's sysroot. Asks rustup first whether it is installed: the compiler's proxy would install it.
 fn sysroot(workspace_root: &Path) -> Result<PathBuf> {
     let mut rustup = toolchain_command("rustup", workspace_root);
     let toolchains = stdout_of(rustup.args(["toolchain", "list"]), || {
