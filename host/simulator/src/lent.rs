@@ -8,7 +8,7 @@ use std::{mem, thread};
 use crate::error::SimulatorError;
 use crate::memory::Memory;
 
-/// Memory that handles and the simulating thread take in turns, so that an access of a handle's is no message to
+/// Memory that handles and the simulating thread use in turns, so that a handle's access needs no message to
 /// that thread.
 pub struct Lent {
     memory: Mutex<Memory>,

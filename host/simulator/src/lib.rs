@@ -82,7 +82,8 @@ impl Simulator {
         Ok(simulator)
     }
 
-    /// Allocates `bytes` on `rank`, filled with a pattern. [`SimulatorError::OutOfMemory`] if they do not fit.
+    /// Allocates `bytes` on `rank`, filled with a pattern. [`SimulatorError::OutOfMemory`] if they do not
+    /// fit.
     pub fn alloc(&self, rank: u32, bytes: u64) -> Result<u64, SimulatorError> {
         self.memory.get()?.alloc(rank, bytes)
     }

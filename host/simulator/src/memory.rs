@@ -33,8 +33,8 @@ struct RankMemory {
     /// Ascending by start.
     live: Vec<Allocation>,
     next: u64,
-    /// Indices of the allocations that were accessed last, by the page of the address: the next access of a page
-    /// is likely to the same one.
+    /// Indices of the allocations that were accessed last, by the page of the address: the next access to a
+    /// page likely has the same one.
     recent: [Cell<usize>; RECENT],
 }
 

@@ -22,17 +22,17 @@ const SOURCES: [&str; 6] = [
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
-/// What a static library of Rust's needs besides, as `rustc --print native-static-libs` says; the compiler
+/// System libraries that a static library of Rust needs, by `rustc --print native-static-libs`; the compiler
 /// adds libgcc.
 const SYSTEM_LIBRARIES: [&str; 5] = ["-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
-/// Where things are.
+/// An installed library, and the folders of the programs that use it.
 struct Rig {
     shell: Shell,
     sources: PathBuf,
-    /// Where the library was installed.
+    /// Folder of the installed library.
     prefix: PathBuf,
-    /// Where programs go.
+    /// Folder of the compiled programs.
     programs: PathBuf,
 }
 
@@ -77,7 +77,7 @@ impl Rig {
         })
     }
 
-    /// That the shared library exports the entries, and nothing else.
+    /// Checks that the shared library exports exactly the entries.
     fn require_exports(&self, entries: &[String]) -> Result<()> {
         let library = self.prefix.join("lib/libferry.so");
         let shell = &self.shell;
@@ -203,7 +203,7 @@ impl Rig {
         format!("-I{}", self.prefix.join("include").display())
     }
 
-    /// What links the shared library, as an installed program finds it.
+    /// Arguments that link the shared library, found as by an installed program.
     fn shared(&self) -> [String; 4] {
         let library = self.prefix.join("lib");
         [
@@ -214,7 +214,7 @@ impl Rig {
         ]
     }
 
-    /// What links the static library.
+    /// Arguments that link the static library.
     fn statically(&self) -> Vec<String> {
         let library = self.prefix.join("lib/libferry.a").display().to_string();
         let system = SYSTEM_LIBRARIES.map(str::to_owned);
