@@ -143,7 +143,7 @@ static void test_keys(void) {
     bootstrap.address = NULL;
     bootstrap.all_gather = never_gather;
     EXPECT(refused, ferry_group_node(&bootstrap, 0, &group));
-    if (built) HOLDS(strstr(ferry_last_error(), "bootstrap->key is") != NULL);
+    if (built) HOLDS(strstr(ferry_last_error(), "bootstrap->key needs bootstrap->address") != NULL);
     HOLDS(group == NULL);
 }
 

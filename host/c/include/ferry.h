@@ -88,116 +88,116 @@
 // Most dimensions of a tensor.
 #define FERRY_MAX_DIMS 5
 
-// What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
-// later versions may add some.
+// Result of a call. Unless it is FERRY_OK, ferry_last_error returns a text. Numbers never change; later
+// versions may add some.
 typedef enum {
-    // Done.
+    // Success.
     FERRY_OK = 0,
     // A kernel refused an input, and the round went on. The communicator stays usable: go on with the next
     // call of the round, as the other ranks do. The fault says what was refused.
     FERRY_INPUT_FAULT = 1,
     // A kernel gave up. The fault says why. The communicator can only be closed.
     FERRY_FAULT = 2,
-    // The communicator gave up earlier and can only be closed. A fault says why, if it was one.
+    // The communicator gave up earlier and can only be closed. If a fault was the reason, it is reported.
     FERRY_POISONED = 3,
-    // A pointer is NULL that may not be.
+    // A required pointer is NULL.
     FERRY_NULL = 10,
-    // A pointer is not of the handle that the call takes.
+    // A pointer is not a handle of the kind that the call takes.
     FERRY_BAD_HANDLE = 11,
-    // The size of a struct is not one that this library knows, or bytes are set that it does not know.
+    // The size of a struct is invalid, or bytes that this library does not know are set.
     FERRY_STRUCT_SIZE = 12,
-    // An argument or a field has a value that it cannot have, or does not fit to the others.
+    // The value of an argument or a field is invalid, or does not match the others.
     FERRY_INVALID_ARGUMENT = 13,
-    // A tensor does not fit: its shape, strides, type, address or bytes.
+    // The shape, strides, type, address or bytes of a tensor are invalid.
     FERRY_INVALID_TENSOR = 14,
-    // The configuration does not work. The text lists every problem.
+    // The configuration is invalid. The text lists every problem.
     FERRY_INVALID_CONFIG = 15,
     // The call does not come next in the round.
     FERRY_WRONG_ORDER = 16,
     // Another thread is in a call of the same communicator or graph.
     FERRY_BUSY = 17,
-    // Communicators or graphs are alive that need what was to be closed, or the multiprocessors of a GPU
+    // Communicators or graphs still need the object that was to be closed, or the multiprocessors of a GPU
     // that ranks share. Nothing was done.
     FERRY_IN_USE = 18,
     // This library was built without the feature that the call needs.
     FERRY_NOT_BUILT = 19,
-    // Processes did not find each other, were set up differently, or another one failed.
+    // Processes did not find each other or are set up differently, or another one failed.
     FERRY_PEER = 30,
-    // The CUDA driver or NVSHMEM refused, or a device cannot do what is needed.
+    // The CUDA driver or NVSHMEM reported an error, or a device lacks a capability.
     FERRY_DEVICE = 31,
-    // A library is missing, or the operating system refused.
+    // A library is missing, or the operating system reported an error.
     FERRY_SYSTEM = 32,
     // An error of another kind.
     FERRY_OTHER = 33,
-    // The library has a bug: a panic was caught. Close what you can.
+    // A bug of the library: a panic was caught. Close the handles that can be closed.
     FERRY_INTERNAL = 34,
 } ferry_status;
 
-// What is done with gate and up.
+// Activation applied to gate and up.
 typedef enum {
     // silu(gate) * up.
     FERRY_SILU = 0,
-    // (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as gpt-oss has it.
+    // (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as in gpt-oss.
     FERRY_SILU_CLAMPED = 1,
 } ferry_activation;
 
-// How experts' outputs come back.
+// Way in which the experts' outputs come back.
 typedef enum {
     // One row for each token and rank: the experts' rank applies the router's weights and sums.
     FERRY_COMBINE_REDUCED = 0,
-    // One row for each token and top-k slot: the token's rank applies weights and sums, or does not sum.
+    // One row for each token and top-k slot: the token's rank applies weights and sums, or keeps the rows.
     FERRY_COMBINE_EXACT = 1,
 } ferry_combine_mode;
 
-// Why a kernel gave up or refused an input.
+// Reason why a kernel gave up or refused an input.
 typedef enum {
     // There is no fault.
     FERRY_FAULT_NONE = 0,
     // A peer's signal did not come before the deadline.
     FERRY_FAULT_PEER_TIMEOUT = 1,
-    // Another part of this GPU did not get ready before the deadline.
+    // Another part of this GPU was not ready before the deadline.
     FERRY_FAULT_LOCAL_TIMEOUT = 2,
     // A token names an expert that does not exist; the assignment was not routed.
     FERRY_FAULT_INVALID_EXPERT = 3,
     // A token names an expert twice (found only with debug_checks).
     FERRY_FAULT_DUPLICATE_EXPERT = 4,
-    // The number of tokens on the device is above the rows of x; so many were taken.
+    // The number of tokens on the device is above the rows of x; only the rows of x were taken.
     FERRY_FAULT_TOO_MANY_ON_DEVICE = 5,
-    // A position that came over the wire lies outside the outputs; nothing was written.
+    // A position received from a peer lies outside the outputs; nothing was written.
     FERRY_FAULT_ROW_OUT_OF_BOUNDS = 6,
-    // More rows arrive than the outputs hold, saw instead of wanted, padding and a shared expert's
-    // included: the first ones were written, the others count as not routed. Only this rank is
-    // told, and sums of any rank's tokens may lack terms.
+    // More rows arrive (saw) than the outputs hold (wanted), including padding and a shared expert's rows:
+    // the first ones were written, the others count as not routed. Only this rank is told, and sums of any
+    // rank's tokens may lack terms.
     FERRY_FAULT_OUTPUT_TOO_SMALL = 7,
     // A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
-    // A launch of this rank came out of turn, and wrote nothing: a dispatch before the combine of the
-    // round before, a combine before its dispatch, a wait before its half that sends, or one of them
-    // twice. A graph with a part of a round was launched twice, or at the wrong time. The launch
-    // before was of round saw (0: there was none), by the ferry_kernel index.
+    // A launch of this rank was out of order and wrote nothing: a dispatch before the previous round's
+    // combine, a combine before its dispatch, a wait before its sending half, or one of them twice. A
+    // graph with a part of a round was launched twice, or at the wrong time. The previous launch was the
+    // ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
 } ferry_fault_kind;
 
-// What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats",
-// has bytes and errors of each.
+// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. README, "Formats", has
+// the bytes and errors of each.
 typedef enum {
     // BF16, no scales.
     FERRY_FORMAT_BF16 = 0,
-    // e4m3; an f32 scale for 128 elements, transposed.
+    // e4m3 with an f32 scale per 128 elements, transposed.
     FERRY_FORMAT_BLOCKWISE_FP8 = 1,
-    // e4m3; an e8m0 scale for 32 elements.
+    // e4m3 with an e8m0 scale per 32 elements.
     FERRY_FORMAT_MXFP8_TILED = 2,
     // The same, scales row by row.
     FERRY_FORMAT_MXFP8_ROW_MAJOR = 3,
-    // e2m1; an e8m0 scale for 32 elements.
+    // e2m1 with an e8m0 scale per 32 elements.
     FERRY_FORMAT_MXFP4_TILED = 4,
     // The same, scales row by row.
     FERRY_FORMAT_MXFP4_ROW_MAJOR = 5,
-    // e2m1; an e4m3 scale for 16 elements, under one input_scale.
+    // e2m1 with an e4m3 scale per 16 elements and one input_scale.
     FERRY_FORMAT_NVFP4_TILED = 6,
     // The same, scales row by row.
     FERRY_FORMAT_NVFP4_ROW_MAJOR = 7,
-    // e2m1; an e4m3 scale for 16 elements, under a BF16 scale of each row.
+    // e2m1 with an e4m3 scale per 16 elements and a BF16 scale per row.
     FERRY_FORMAT_NVFP4_ROW_SCALED_TILED = 8,
     // The same, scales row by row.
     FERRY_FORMAT_NVFP4_ROW_SCALED_ROW_MAJOR = 9,
@@ -205,39 +205,39 @@ typedef enum {
 
 // A kernel.
 typedef enum {
-    // Of ferry_dispatch_async.
+    // The kernel of ferry_dispatch_async.
     FERRY_KERNEL_DISPATCH_ASYNC = 0,
-    // Of ferry_dispatch_wait.
+    // The kernel of ferry_dispatch_wait.
     FERRY_KERNEL_DISPATCH_WAIT = 1,
-    // Of ferry_dispatch.
+    // The kernel of ferry_dispatch.
     FERRY_KERNEL_DISPATCH = 2,
-    // Of ferry_combine_async.
+    // The kernel of ferry_combine_async.
     FERRY_KERNEL_COMBINE_ASYNC = 3,
-    // Of ferry_combine_wait.
+    // The kernel of ferry_combine_wait.
     FERRY_KERNEL_COMBINE_WAIT = 4,
-    // Of ferry_combine.
+    // The kernel of ferry_combine.
     FERRY_KERNEL_COMBINE = 5,
-    // Of ferry_fused_silu.
+    // The kernel of ferry_fused_silu.
     FERRY_KERNEL_FUSED_SILU = 6,
-    // Of ferry_dispatch with skip_a2a.
+    // The kernel of ferry_dispatch with skip_a2a.
     FERRY_KERNEL_LOCAL_DISPATCH = 7,
-    // Of ferry_combine with skip_a2a.
+    // The kernel of ferry_combine with skip_a2a.
     FERRY_KERNEL_LOCAL_COMBINE = 8,
 } ferry_kernel;
 
-// What a kernel was waiting for or reading.
+// Memory that a kernel was waiting for or reading.
 typedef enum {
-    // Counts of assignments of a rank.
+    // Counts of a rank's assignments.
     FERRY_REGION_COUNTS = 0,
-    // Which tokens of a rank come.
+    // A bit for each token of a rank: whether it is sent here.
     FERRY_REGION_PRESENCE = 1,
     // A row of a dispatch.
     FERRY_REGION_DISPATCH_ROW = 2,
-    // A peer's word that it has read its rows.
+    // A peer's acknowledgement that it has read its rows.
     FERRY_REGION_CREDIT = 3,
     // A row of a combine.
     FERRY_REGION_COMBINE_ROW = 4,
-    // Ranks within experts.
+    // Ranks of assignments within experts.
     FERRY_REGION_RANKS_IN_EXPERT = 5,
     // Row offsets.
     FERRY_REGION_OFFSETS = 6,
@@ -249,23 +249,23 @@ typedef enum {
     FERRY_REGION_TOKENS_ON_DEVICE = 9,
     // Blocks of 128 rows of the caller's tiled scales.
     FERRY_REGION_SCALE_BLOCKS = 10,
-    // The last launch of this rank.
+    // The previous launch of this rank.
     FERRY_REGION_LAST_LAUNCH = 11,
 } ferry_region;
 
-// How far a rank's round is: what comes next.
+// Progress of a rank's round, which decides the call that comes next.
 typedef enum {
-    // No round is open: ferry_dispatch or ferry_dispatch_async.
+    // No round is open: ferry_dispatch or ferry_dispatch_async comes next.
     FERRY_ROUND_IDLE = 0,
-    // ferry_dispatch_wait.
+    // ferry_dispatch_wait comes next.
     FERRY_ROUND_SENT = 1,
-    // ferry_combine or ferry_combine_async.
+    // ferry_combine or ferry_combine_async comes next.
     FERRY_ROUND_DISPATCHED = 2,
-    // ferry_combine_wait.
+    // ferry_combine_wait comes next.
     FERRY_ROUND_RETURNED = 3,
 } ferry_round;
 
-// What a tensor is made of. Sizes and strides count elements.
+// Element type of a tensor. Sizes and strides count elements.
 typedef enum {
     // BF16.
     FERRY_BF16 = 1,
@@ -275,260 +275,258 @@ typedef enum {
     FERRY_F32 = 3,
     // FP8 e4m3, with a NaN and no infinity.
     FERRY_E4M3 = 4,
-    // A power of two, a byte each: scales of the MX formats.
+    // Powers of two, one byte each: scales of the MX formats.
     FERRY_E8M0 = 5,
-    // FP4 e2m1, two a byte, the even one in the low half.
+    // FP4 e2m1, two per byte, the even one in the low half.
     FERRY_E2M1 = 6,
-    // Signed, 32 bits.
+    // Signed 32-bit integer.
     FERRY_I32 = 7,
-    // Unsigned, 32 bits.
+    // Unsigned 32-bit integer.
     FERRY_U32 = 8,
-    // 16 bits as they are: stands for FERRY_BF16, too. A combine into it gives BF16.
+    // Raw 16 bits, accepted in place of FERRY_BF16. A combine writes BF16 to it.
     FERRY_U16 = 9,
-    // 8 bits as they are: stands for FERRY_E4M3 and FERRY_E8M0, too.
+    // Raw 8 bits, accepted in place of FERRY_E4M3 and FERRY_E8M0.
     FERRY_U8 = 10,
 } ferry_type;
 
-// The result of combines of one plan on one rank, in device memory of its own. Any thread may use it.
+// Output for combines of one plan on one rank, in device memory of its own. Any thread may use it.
 typedef struct ferry_combine_buffers ferry_combine_buffers;
 
-// One rank's end of a communicator. Calls of a round take it for themselves: while one thread is
-// in a call, another thread's call returns FERRY_BUSY; ferry_check and ferry_synchronize may be in
-// it together.
+// One rank's end of a communicator. Calls of a round need it exclusively: while one thread is in a
+// call, another thread's call returns FERRY_BUSY. ferry_check and ferry_synchronize may overlap.
 typedef struct ferry_communicator ferry_communicator;
 
 // The device of a rank of this process. Any thread may use it.
 typedef struct ferry_device ferry_device;
 
-// The outputs of dispatches of one plan on one rank, in device memory of their own. Any thread may use it.
+// Outputs for dispatches of one plan on one rank, in device memory of their own. Any thread may use them.
 typedef struct ferry_dispatch_buffers ferry_dispatch_buffers;
 
-// A captured sequence of calls that can be replayed. One thread launches it at a time: another
-// one's call returns FERRY_BUSY.
+// A captured sequence of calls that can be replayed. Only one thread may launch it at a time; another
+// thread's call returns FERRY_BUSY.
 typedef struct ferry_graph ferry_graph;
 
-// The ranks that exchange tokens, and how they reach each other. Any thread may use it.
+// A group of ranks that exchange tokens. Any thread may use it.
 typedef struct ferry_group ferry_group;
 
-// Kernels that groups load in the place of the library's. Plans with options, a shared expert or
-// skip_a2a have others beside them: those stay the library's. Any thread may use it.
+// Kernels that groups load instead of the library's. Additional kernels for plans with options, a shared
+// expert or skip_a2a are always the library's. Any thread may use them.
 typedef struct ferry_kernels ferry_kernels;
 
-// A configuration that was checked. Any thread may use it.
+// A checked configuration. Any thread may use it.
 typedef struct ferry_plan ferry_plan;
 
-// How much the outputs of a dispatch hold. All zeros: what no dispatch exceeds.
+// Capacity of the outputs of a dispatch. All zeros: the most that a dispatch can need.
 typedef struct {
     // sizeof(ferry_capacity).
     size_t size;
-    // Rows, those of a shared expert and those that pad groups included; in blockwise FP8 a multiple of 4.
-    // Too few for the shared expert's alone are refused (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
+    // Rows, including those of a shared expert and padding rows; in blockwise FP8 a multiple of 4. Must hold
+    // at least the shared expert's rows (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
     uint64_t rows;
-    // Blocks of 128 rows of tiled scales. 0: the most that so many rows can take.
+    // Blocks of 128 rows of tiled scales. 0: the most that so many rows can need.
     uint64_t scale_blocks;
 } ferry_capacity;
 
-// Device memory with a shape. All zeros: no tensor. ferry_tensor_2d and its like make one that has no gaps.
-// This struct has no size and never changes.
+// Device memory with a shape. All zeros: no tensor. ferry_tensor_1d, _2d and _3d make contiguous tensors.
+// This struct does not begin with its size, and never changes.
 typedef struct {
-    // Of the first element (a CUdeviceptr, or in the simulator what ferry_device_alloc gave). NULL
-    // only where the tensor has no elements.
+    // Address of the first element: a CUdeviceptr, or in the simulator an address from ferry_device_alloc. 0
+    // only if the tensor has no elements.
     uint64_t address;
     // Bytes that may be used from the address on.
     uint64_t bytes;
-    // Sizes, slowest first, in elements; `ndim` of them.
+    // Size of each dimension, slowest first, in elements; `ndim` of them.
     uint64_t dims[FERRY_MAX_DIMS];
-    // From one element to the next in each dimension, in elements. All 0: no gaps.
+    // Stride of each dimension, in elements. All 0: contiguous.
     uint64_t strides[FERRY_MAX_DIMS];
-    // Dimensions. 0: no tensor.
+    // Number of dimensions. 0: no tensor.
     uint32_t ndim;
     // A ferry_type.
     uint32_t type;
 } ferry_tensor;
 
-// Where a rank receives the tokens of a dispatch. ferry_plan_dispatch_layout fills shapes, types and bytes;
-// ferry_dispatch_buffers_output gives one with addresses, too. Each tensor has memory of its own: none
-// overlaps another one of the call.
+// A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
+// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call.
 typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;
     // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    // then token, then top-k slot. With a shared expert this rank's own tokens stand before them.
+    // then token, then top-k slot. With a shared expert this rank's own tokens come first.
     ferry_tensor tokens;
-    // The rows' scales: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
-    // [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where
-    // row-major; none in BF16.
+    // Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
+    // [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
+    // in BF16.
     ferry_tensor scales;
-    // FERRY_U32 [groups], tiled scales only: of each group's first block.
+    // FERRY_U32 [groups], tiled scales only: each group's first block.
     ferry_tensor scale_offsets;
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
     ferry_tensor row_scales;
-    // FERRY_U32 [groups + 1]: the first row of each group, and the end of the last. A group is an expert of
-    // this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4 rows,
-    // which count here; combine reads no row that pads a group. Never above the capacity.
+    // FERRY_U32 [groups + 1]: the first row of each group, and the end of the last one. A group is an expert
+    // of this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4
+    // rows, which count here; combine does not read padding rows. Never above the capacity.
     ferry_tensor row_offsets;
-    // FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g,
-    // with a shared expert g - 1; rank r has the experts from r * local_experts on.
+    // FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g, or g - 1
+    // with a shared expert; rank r has the experts from r * local_experts on.
     ferry_tensor expert_ids;
-    // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not
-    // written for rows of the shared expert, of which row i is this rank's token i, nor for rows
-    // that pad a group: fill with -1 before each dispatch to tell these apart.
+    // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
+    // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
+    // each dispatch to tell these apart.
     ferry_tensor src_info;
 } ferry_dispatch_output;
 
-// Where a rank receives the result of a combine.
+// A rank's output of a combine.
 typedef struct {
     // sizeof(ferry_combine_output).
     size_t size;
-    // [tokens, hidden], sums, which begin at +0, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or
-    // FERRY_BF16 [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and
-    // not in the memory of what is read.
+    // Sums, which begin at +0: [tokens, hidden] in FERRY_BF16, or with options FERRY_F16 or FERRY_F32. In
+    // exact mode without weights the rows themselves: FERRY_BF16 [tokens, top_k, hidden]. 16-byte aligned;
+    // may not overlap an input.
     ferry_tensor combined;
 } ferry_combine_output;
 
-// What a kernel met. ferry_last_error has it as a sentence.
+// Fault reported by a kernel. ferry_last_error has it as a sentence.
 typedef struct {
     // sizeof(ferry_fault).
     size_t size;
-    // Which one: a token, a word, or a row; of FERRY_FAULT_OUT_OF_TURN a kernel.
+    // Index of the token, word or row; a ferry_kernel for FERRY_FAULT_OUT_OF_TURN.
     uint64_t index;
-    // What was wanted: an epoch, or the first value that is out of range.
+    // Expected value: an epoch, or the first value that is out of range.
     uint64_t wanted;
-    // What was there instead; of ids of experts as a number without a sign.
+    // Value found instead; an expert id is converted to an unsigned number.
     uint64_t saw;
     // The round.
     uint64_t epoch;
     // A ferry_fault_kind.
     uint32_t kind;
-    // In which kernel: a ferry_kernel. Of a rank that came late only kind, rank, peer and culprit are set.
+    // The kernel, a ferry_kernel. If a rank came late, only kind, rank, peer and culprit are set.
     uint32_t kernel;
-    // On which rank.
+    // Rank of the kernel.
     uint32_t rank;
-    // The peer that was waited for, or whose row or claim it is; of FERRY_FAULT_INVALID_EXPERT and
-    // FERRY_FAULT_DUPLICATE_EXPERT no rank but the top-k slot; of the others this rank itself.
+    // Peer that was waited for, or that sent the row or count. For FERRY_FAULT_INVALID_EXPERT and
+    // FERRY_FAULT_DUPLICATE_EXPERT not a rank but the top-k slot; otherwise this rank itself.
     uint32_t peer;
-    // Of FERRY_FAULT_PEER_TIMEOUT, the rank at which the chain of waiting ranks begins.
+    // Rank at which the chain of waiting ranks begins, for FERRY_FAULT_PEER_TIMEOUT.
     uint32_t culprit;
-    // What was waited for or read: a ferry_region.
+    // Memory that was waited for or read: a ferry_region.
     uint32_t region;
 } ferry_fault;
 
-// Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture
-// up. Gives no handle back, and throws nothing.
+// Enqueues calls on the stream that is being captured. Returns 0, or another number to abandon the
+// capture. Must not free a handle or throw.
 typedef int (*ferry_graph_work)(void *context);
 
-// A simulated group: ranks without GPUs, all in this process.
+// Options of a simulated group: ranks without GPUs, all in this process.
 typedef struct {
     // sizeof(ferry_simulator).
     size_t size;
-    // Decides every choice of the simulation.
+    // Seed of every random choice of the simulation.
     uint64_t seed;
-    // Where some rank launches nothing: how long the others wait for it, in nanoseconds of wall time, before
-    // their deadline passes. 0: as long as the deadline.
+    // Time that ranks wait for a rank that launches nothing, in nanoseconds of wall time, before their
+    // deadline passes. 0: as long as the deadline.
     uint64_t patience_ns;
-    // Ranks, 1 to 64.
+    // Number of ranks, 1 to 64.
     uint32_t ranks;
     // Must be 0.
     uint32_t reserved;
 } ferry_simulator;
 
-// What a group of GPUs is made with besides its ranks. All zeros: the default.
+// Options of a group of GPUs. All zeros: the default.
 typedef struct {
     // sizeof(ferry_group_options).
     size_t size;
-    // The kernels of this process's devices, not needed any more once the group is made. All
-    // processes give the same. NULL: those that the library was built with.
+    // Kernels for this process's devices, the same in all processes. May be freed once the group is made.
+    // NULL: those that the library was built with.
     const ferry_kernels *kernels;
-    // 1: several ranks may be on one GPU, which is refused otherwise. All ranks on a GPU say so. Each
-    // takes its part of the multiprocessors, and has streams of its own: a call whose kernel would
-    // come behind one that waits for it is refused (FERRY_WRONG_ORDER). A process of several ranks
-    // on a GPU sets CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
+    // 1: several ranks may be on one GPU, which is refused otherwise. All ranks of that GPU must set it.
+    // Each uses its part of the multiprocessors and needs streams of its own: a call whose kernel would
+    // be queued after one that waits for it is refused (FERRY_WRONG_ORDER). A process with several ranks
+    // on a GPU should set CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
     // need MPS then (FERRY_PEER).
     uint32_t share_gpus;
     // Must be 0.
     uint32_t reserved;
 } ferry_group_options;
 
-// An all-gather of yours: `all` has room for `ranks * bytes` bytes, and gets every rank's `bytes`
-// bytes, by rank, this one's (`mine`) among them. All ranks give the same `bytes`: MPI_Allgather
-// and its like fit. Returns 0, or any other number for a failure, which the call of Ferry reports;
-// the function is not called again then. It returns once all ranks have called it, and bounds its
-// wait. Ferry calls it from the thread that calls Ferry, one call at a time. It calls nothing of
-// the group itself, gives no handle back, and throws nothing.
+// All-gather supplied by the caller, such as a wrapper of MPI_Allgather. It stores the `bytes` bytes of
+// every rank in `all`, in rank order, including this rank's (`mine`); `all` has room for `ranks * bytes`
+// bytes. `bytes` is the same on all ranks. It returns 0, or another number on failure; Ferry's call then
+// reports that number, and the function is not called again. It returns once all ranks have called it,
+// and must bound its wait. Ferry calls it from the thread that calls Ferry, one call at a time. It must
+// not use the group, free a handle, or throw.
 typedef int (*ferry_all_gather)(void *context, const void *mine, size_t bytes, void *all);
 
-// How the processes of a group find each other: over TCP, or through an all-gather of yours. Give
-// one of `address` and `all_gather`. The group uses it until it was closed or dropped, in these
-// calls: making the group, making and closing communicators, closing the group. No dispatch and no
-// combine uses it.
+// Way for the processes of a group to find each other: over TCP, or through your own all-gather. Set
+// either `address` or `all_gather`. The group uses it until it is closed or dropped, in these calls:
+// making the group, making and closing communicators, closing the group. Dispatch and combine never
+// use it.
 typedef struct {
     // sizeof(ferry_bootstrap).
     size_t size;
-    // This process.
+    // Rank of this process.
     uint32_t rank;
-    // Processes of the group, 1 to 64.
+    // Number of processes in the group, 1 to 64.
     uint32_t ranks;
-    // "host:port" where rank 0 listens and the others connect, copied. The host is an IP address,
-    // or a name that all ranks, rank 0 too, resolve to the same address of rank 0. Whoever can
-    // connect can take a rank's place: use it where that is as it should be, or give a `key`.
+    // "host:port" where rank 0 listens and the others connect; copied. The host is an IP address, or a
+    // name that all ranks, including rank 0, resolve to the same address of rank 0. Anyone who can connect
+    // can take a rank's place: use it only on a network where that is acceptable, or set a `key`.
     const char *address;
     // Longest wait over TCP, in nanoseconds. 0: 60 seconds.
     uint64_t timeout_ns;
     // Your all-gather.
     ferry_all_gather all_gather;
-    // What it is called with. Lives until the group and its communicators were closed or dropped.
+    // First argument of `all_gather`. Must live until the group and its communicators are closed or dropped.
     void *context;
-    // With `address`: `key_bytes` bytes that nobody but the ranks knows, the same on all of them;
-    // not kept. 32 random ones are plenty. NULL: none. Rank 0 and each other rank prove to each
-    // other that they have the key, as they meet. Who cannot is sent away, and the others go on; a
-    // rank without a key, or with another one than rank 0's, gets FERRY_PEER. That is all: messages
-    // are neither encrypted nor authenticated one by one.
+    // Secret of `key_bytes` bytes for a rendezvous at `address`, the same on all ranks; not kept. 32 random
+    // bytes are plenty. NULL: no key. Rank 0 and each other rank prove to each other that they have the key
+    // as they meet. A connection without that proof is closed, and the others go on; a rank without a key,
+    // or with a different one from rank 0's, gets FERRY_PEER. Later messages are neither encrypted nor
+    // authenticated.
     const void *key;
-    // At least 1 where there is a key.
+    // Length of the key, at least 1 if there is one.
     size_t key_bytes;
 } ferry_bootstrap;
 
-// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
-// it may differ from rank to rank and from round to round.
+// A rank's input to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may
+// differ from rank to rank and from round to round.
 typedef struct {
     // sizeof(ferry_dispatch_input).
     size_t size;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
-    // strides[0] is a multiple of 8.
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The only tensor whose rows may be apart: strides[0]
+    // is a multiple of 8.
     ferry_tensor x;
     // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
-    // -1..experts is not routed either, and an input fault. An expert that stands twice gets the token
+    // -1..experts is not routed either, and is an input fault. An expert listed twice receives the token
     // twice, in the order of the slots.
     ferry_tensor topk_ids;
-    // FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
+    // FERRY_F32 [tokens, top_k]: the router's weights, applied in reduced mode. None: all are 1.
     ferry_tensor topk_weights;
     // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
     // None: 1. The same on every rank.
     ferry_tensor input_scale;
-    // FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
-    // None: all of x. Takes a config with options.
+    // FERRY_U32 [1]: number of tokens, the first ones of x; read when the kernel begins. None: all of x.
+    // Needs ferry_config.options.
     ferry_tensor tokens_on_device;
 } ferry_dispatch_input;
 
-// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
-// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32, after a
-// shared expert's row was added, and before the result is rounded.
+// A rank's input to a combine. Fields after topk_weights need ferry_config.options. row_scales, bias_0,
+// bias_1 and residual are applied to the sums in this order, in f32, after a shared expert's row is added
+// and before the result is rounded.
 typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;
     // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
     // dispatch's tokens, with the same capacity.
     ferry_tensor expert_rows;
-    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
-    // rows are kept apart.
+    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
+    // of a token are not summed.
     ferry_tensor topk_weights;
     // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
     ferry_tensor row_weights;
-    // FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
+    // FERRY_F32 [tokens]: a factor for each token's sum.
     ferry_tensor row_scales;
     // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
     ferry_tensor bias_0;
-    // The same, added after it.
+    // A second bias like bias_0, added after it.
     ferry_tensor bias_1;
     // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
     ferry_tensor residual;
@@ -539,54 +537,55 @@ typedef struct {
 typedef struct {
     // sizeof(ferry_config).
     size_t size;
-    // Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r *
-    // experts / ranks and up.
+    // Number of experts in the group, 1 to 65,535, divisible by the number of ranks. Rank r has experts
+    // r * experts / ranks and up.
     uint64_t experts;
-    // Experts that a token names, 1 to 32 and at most experts.
+    // Experts per token, 1 to 32 and at most experts.
     uint64_t top_k;
-    // Elements of a token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
+    // Elements per token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
     uint64_t hidden;
-    // Most tokens that one rank brings to a dispatch.
+    // Most tokens of one rank in a dispatch.
     uint64_t max_tokens_per_rank;
-    // Ranks of one node; divides the ranks. 0: all ranks are on one node.
+    // Ranks per node; divides the number of ranks. 0: all ranks are on one node.
     uint64_t p2p_world_size;
     // Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. On one node a dispatch
-    // waits for ranks whose combine has not yet read the round before no longer than until the deadline of
-    // this rank's combine (if it was split, of its wait) before; once that has passed, not at all.
+    // waits for ranks whose combine has not yet read the previous round, but only until the deadline of this
+    // rank's own previous combine (of its wait, if it was split), and not at all after that.
     uint64_t deadline_ns;
     // A ferry_format.
     uint32_t format;
     // A ferry_combine_mode.
     uint32_t combine;
-    // Most multiprocessors that a kernel takes. 0: all.
+    // Most multiprocessors used by a kernel. 0: all.
     uint32_t max_sms;
-    // 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs. Combine
-    // adds them in f32: in reduced mode to the sum as it is, in exact mode to the sum rounded to BF16.
+    // 1: every token also goes to a shared expert, whose rows come first in dispatch's outputs. Combine
+    // adds them in f32: in reduced mode to the unrounded sum, in exact mode to the sum rounded to BF16.
     uint32_t shared_expert;
-    // 1: kernels look for experts that a token lists twice.
+    // 1: kernels check for experts that a token lists twice.
     uint32_t debug_checks;
-    // 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank. Each rank's
-    // part is summed in f32 and rounded once, in both modes; in exact mode also before a shared expert's
-    // row, which a token has on one rank (ferry_plan_shared_tokens). Summing the parts is up to the caller.
+    // 1: all ranks have the same tokens, and nothing is sent. At most 2,680 experts per rank. Each rank's
+    // partial sums are formed in f32 and rounded once, in both modes; in exact mode also before a shared
+    // expert's row, which a token has on one rank (ferry_plan_shared_tokens). The caller adds the partial
+    // sums of the ranks.
     uint32_t skip_a2a;
-    // 1: kernels are compiled for this very shape when the communicator is made.
+    // 1: kernels are compiled for this shape when the communicator is made.
     uint32_t specialise;
-    // 1: kernels with options are loaded, too (epilogues, other output elements, late weights,
-    // counted tokens). shared_expert and skip_a2a imply it.
+    // 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
+    // on the device). shared_expert and skip_a2a imply it.
     uint32_t options;
 } ferry_config;
 
-// What a plan says of each rank.
+// Sizes of a plan, for each rank.
 typedef struct {
     // sizeof(ferry_plan_info).
     size_t size;
-    // Ranks of the group.
+    // Number of ranks in the group.
     uint64_t ranks;
-    // Experts that live on each rank.
+    // Number of experts on each rank.
     uint64_t local_experts;
-    // Groups of rows that a dispatch gives: a local expert each, and the shared expert before them.
+    // Groups of rows in a dispatch's outputs: one for each local expert, after one for the shared expert.
     uint64_t groups;
-    // Most rows that a dispatch can give one rank: outputs of so many are never too small.
+    // Most rows that one rank can receive in a dispatch: outputs of this capacity are never too small.
     uint64_t max_rows;
     // Most blocks of 128 rows of tiled scales.
     uint64_t max_scale_blocks;
@@ -594,90 +593,87 @@ typedef struct {
     uint64_t window_bytes;
     // Bytes of each rank's private workspace.
     uint64_t workspace_bytes;
-    // As max_rows, where the experts of each token differ, as those of a top-k do: never above it, and half
-    // of it for top-8 of 256 experts on 64 ranks. Where a token names an expert twice more can come; what
-    // the outputs do not hold is then left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
+    // Same as max_rows if the experts of each token differ, as in a top-k: never above max_rows, and half of
+    // it for top-8 of 256 experts on 64 ranks. If a token names an expert twice, more rows can come; those
+    // beyond the outputs are left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
     uint64_t max_rows_distinct;
-    // As max_scale_blocks, where the experts of each token differ.
+    // Same as max_scale_blocks if the experts of each token differ.
     uint64_t max_scale_blocks_distinct;
-    // Most multiprocessors that a kernel of this process's ranks occupies: max_sms of the configuration, or
-    // where ranks share a GPU the least part of it that one of them has, if that is less. 0: all.
+    // Most multiprocessors used by a kernel of this process's ranks: the configuration's max_sms or, if
+    // ranks share a GPU and it is less, the smallest part of the GPU that one of them has. 0: all.
     uint64_t max_sms;
 } ferry_plan_info;
 
-// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that
-// copies device memory. Nothing of it may be written. What stands there changes while kernels of
-// this rank or of a peer run. The addresses are good until the communicator is closed or dropped.
-// `ranks` and `local_experts` are those of the plan; with skip_a2a `ranks` is 1 here.
+// Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device
+// memory. Read-only. The contents change while kernels of this rank or of a peer run. The addresses are
+// valid until the communicator is closed or dropped. `ranks` and `local_experts` are those of the plan; with
+// skip_a2a `ranks` is 1 here.
 typedef struct {
     // sizeof(ferry_device_pointers).
     size_t size;
-    // [max_tokens_per_rank] rows that are sent to other nodes; 0 where all ranks are on one node,
-    // as rows go straight into the peers' windows then.
+    // [max_tokens_per_rank] rows to be sent to other nodes. 0 if all ranks are on one node, where rows go
+    // straight into the peers' windows.
     uint64_t dispatch_send;
-    // [ranks, max_tokens_per_rank] rows that came, by source. Rows of small batches come in other
-    // places.
+    // [ranks, max_tokens_per_rank] received rows, by source. Rows of small batches arrive elsewhere.
     uint64_t dispatch_receive;
-    // [ranks, local_experts + 1] words of 8 bytes, by source: how many assignments it sends to
-    // each local expert, and last how many tokens it has. The low half of a word is the number,
-    // the high half that of the round, the first one 1.
+    // [ranks, local_experts + 1] words of 8 bytes, by source: number of assignments to each local expert,
+    // then number of tokens. The low half of a word is the number, the high half the round, from 1.
     uint64_t dispatch_counts;
-    // Rows that are sent to other nodes: in reduced mode [ranks, max_tokens_per_rank], by target,
-    // in exact mode [max_rows] without the shared expert's. 0 where all ranks are on one node.
+    // Rows to be sent to other nodes: [ranks, max_tokens_per_rank] in reduced mode, by target; [max_rows]
+    // less the shared expert's rows in exact mode. 0 if all ranks are on one node.
     uint64_t combine_send;
-    // [max_tokens_per_rank, combine_slots] rows that came. Rows of small batches come in other
-    // places.
+    // [max_tokens_per_rank, combine_slots] received rows. Rows of small batches arrive elsewhere.
     uint64_t combine_receive;
-    // [combine_items, combine_slots] words of 8 bytes: the round in which a part of a row came.
+    // [combine_items, combine_slots] words of 8 bytes: the round in which a part of a row arrived.
     uint64_t combine_flags;
-    // What the kernels of this rank count for each other: [counter_count] words of 8 bytes.
+    // [counter_count] words of 8 bytes: counters shared by this rank's kernels.
     uint64_t counters;
-    // Counters.
+    // Number of counters.
     uint64_t counter_count;
     // Bytes from one counter to the next.
     uint64_t counter_stride;
     // Bytes of a row of a dispatch.
     uint64_t dispatch_row_bytes;
-    // Bytes from one to the next.
+    // Bytes from one row of a dispatch to the next.
     uint64_t dispatch_row_stride;
     // Bytes of a row of a combine.
     uint64_t combine_row_bytes;
-    // Bytes from one to the next.
+    // Bytes from one row of a combine to the next.
     uint64_t combine_row_stride;
-    // Rows of a combine that one token can get.
+    // Most rows that one token can receive in a combine.
     uint64_t combine_slots;
-    // Parts of rows of a combine that a rank can get in one slot.
+    // Most parts of rows that a rank can receive in one slot of a combine.
     uint64_t combine_items;
 } ferry_device_pointers;
 
-// What a fused SiLU reads and writes. Rows are those of a dispatch: row_offsets is read on the
-// device, and rows from its last entry on are not touched.
+// Arguments of ferry_fused_silu. Rows are those of a dispatch: row_offsets is read on the device, and rows
+// from its last entry on are not touched.
 typedef struct {
     // sizeof(ferry_silu).
     size_t size;
     // FERRY_BF16 [capacity, 2 * columns], 16-byte aligned: gates, then ups.
     ferry_tensor input;
-    // FERRY_U32 [experts + 1]: the first row of each expert, and the end of the last.
+    // FERRY_U32 [experts + 1]: the first row of each expert, and the end of the last one.
     ferry_tensor row_offsets;
     // FERRY_F32 [experts], NVFP4 only: the global scale of each expert. None: they are 1.
     ferry_tensor input_scales;
-    // [capacity, columns] in the format, 16-byte aligned, written.
+    // Written: [capacity, columns] in `format`, 16-byte aligned.
     ferry_tensor output;
-    // The rows' scales, written as dispatch writes them.
+    // Written: the rows' scales, in the same layout as dispatch's.
     ferry_tensor scales;
-    // FERRY_U32 [experts], tiled scales only: as dispatch wrote them, read.
+    // FERRY_U32 [experts], tiled scales only: read, as dispatch wrote them.
     ferry_tensor scale_offsets;
     // A ferry_format, not one with row scales.
     uint32_t format;
     // A ferry_activation.
     uint32_t activation;
-    // Of FERRY_SILU_CLAMPED: steepness of the sigmoid; gpt-oss has 1.702.
+    // Steepness of the sigmoid of FERRY_SILU_CLAMPED; 1.702 in gpt-oss.
     float alpha;
-    // Of FERRY_SILU_CLAMPED: bound of gate and up, above 0; gpt-oss has 7.
+    // Bound of gate and up of FERRY_SILU_CLAMPED, above 0; 7 in gpt-oss.
     float limit;
-    // 1: gates and ups stand side by side instead: gate, up, gate, up.
+    // 1: gates and ups alternate instead: gate, up, gate, up.
     uint32_t interleaved;
-    // Most multiprocessors that the kernel takes. 0: all.
+    // Most multiprocessors used by the kernel. 0: all.
     uint32_t max_sms;
 } ferry_silu;
 
@@ -685,300 +681,295 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Allocates outputs on the device of a rank of the plan's group, for `capacity` (NULL: of
-// max_rows). Not cleared. Not collective. Synchronises.
+// Allocates outputs of `capacity` (NULL: max_rows) on `device`, that of a rank of the plan's group. Not
+// cleared. Not collective. Synchronises.
 ferry_status ferry_dispatch_buffers_new(const ferry_device *device,
                                         const ferry_plan *plan,
                                         const ferry_capacity *capacity,
                                         ferry_dispatch_buffers **buffers);
 
-// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for what reads them.
-// Not collective. Does not synchronise.
+// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for the experts. Not
+// collective. Does not synchronise.
 ferry_status ferry_dispatch_buffers_output(const ferry_dispatch_buffers *buffers,
                                            ferry_dispatch_output *output);
 
-// Sets every byte of every tensor to `value`, so that what reads padding rows finds it there. Not
-// collective. Synchronises, but not with other streams than the device's own.
+// Sets every byte of every tensor to `value`, so that padding rows are defined. Not collective.
+// Synchronises the device's own stream only.
 ferry_status ferry_dispatch_buffers_fill(const ferry_dispatch_buffers *buffers, uint8_t value);
 
-// Frees the memory, and sets `*buffers` to NULL. Nothing uses the tensors any more: no kernel that
-// is enqueued, no open round, no graph that will be launched. Not collective. Synchronises.
+// Frees the memory and sets `*buffers` to NULL. The tensors must be unused: no enqueued kernel, no open
+// round, and no graph that will be launched may name them. Not collective. Synchronises.
 ferry_status ferry_dispatch_buffers_free(ferry_dispatch_buffers **buffers);
 
-// Allocates the result of combines of up to max_tokens_per_rank tokens. `type` is FERRY_BF16, or
-// with options FERRY_F16 or FERRY_F32; `apart` is 1 for combines in exact mode without weights,
-// which keep the rows of a token apart, in FERRY_BF16, else 0. Not cleared. Not collective.
-// Synchronises.
+// Allocates the output of combines of up to max_tokens_per_rank tokens. `type` is FERRY_BF16, or with
+// options FERRY_F16 or FERRY_F32. `apart` is 1 for combines in exact mode without weights, which do not
+// sum the rows of a token (`type` is FERRY_BF16 then), else 0. Not cleared. Not collective. Synchronises.
 ferry_status ferry_combine_buffers_new(const ferry_device *device,
                                        const ferry_plan *plan,
                                        uint32_t type,
                                        uint32_t apart,
                                        ferry_combine_buffers **buffers);
 
-// Fills `output`, whose size is set, for a round to which this rank brings `tokens` tokens. Not
-// collective. Does not synchronise.
+// Fills `output`, whose size is set, for a round with `tokens` tokens of this rank. Not collective. Does
+// not synchronise.
 ferry_status ferry_combine_buffers_output(const ferry_combine_buffers *buffers,
                                           uint64_t tokens,
                                           ferry_combine_output *output);
 
-// Sets every byte to `value`. Not collective. Synchronises, but not with other streams than the
-// device's own.
+// Sets every byte to `value`. Not collective. Synchronises the device's own stream only.
 ferry_status ferry_combine_buffers_fill(const ferry_combine_buffers *buffers, uint8_t value);
 
-// Frees the memory, and sets `*buffers` to NULL, as ferry_dispatch_buffers_free. Not collective.
-// Synchronises.
+// Frees the memory and sets `*buffers` to NULL, under the conditions of ferry_dispatch_buffers_free. Not
+// collective. Synchronises.
 ferry_status ferry_combine_buffers_free(ferry_combine_buffers **buffers);
 
-// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
-// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
-// compare their sizes. Where it fails, all handles are NULL: FERRY_IN_USE where ranks share a GPU that has
-// no room for the kernels of all communicators of this process. Collective. Synchronises.
+// Makes a communicator, and stores a handle for each rank that this process drives, in ascending order;
+// `count` is their number (ferry_group_local_ranks). Each handle may be used by a thread of its own. All
+// ranks compare their sizes. On failure all handles are NULL. FERRY_IN_USE if ranks share a GPU that has no
+// room for the kernels of all communicators of this process. Collective. Synchronises.
 ferry_status ferry_communicators_new(const ferry_group *group,
                                      const ferry_plan *plan,
                                      ferry_communicator **communicators,
                                      size_t count);
 
-// Stores the rank. Not collective. Does not synchronise.
+// Stores the rank of this communicator. Not collective. Does not synchronise.
 ferry_status ferry_communicator_rank(const ferry_communicator *communicator, uint32_t *rank);
 
-// Stores what comes next in the rank's round, a ferry_round, whatever faults there were. Not
-// collective. Does not synchronise.
+// Stores the progress of the rank's round, a ferry_round, regardless of faults. Not collective. Does not
+// synchronise.
 ferry_status ferry_communicator_round(ferry_communicator *communicator, uint32_t *round);
 
-// Whether a kernel has reported something so far: FERRY_OK, or FERRY_INPUT_FAULT (told once; go
-// on), FERRY_FAULT or FERRY_POISONED. The fault is stored in `fault`, whose size is set, or
-// nothing if that is NULL; after FERRY_OK its kind is FERRY_FAULT_NONE. Reads memory of the host;
-// kernels that run may report later. Not collective. Does not synchronise.
+// Returns whether a kernel has reported a fault so far: FERRY_OK, FERRY_INPUT_FAULT (reported once; go
+// on), FERRY_FAULT or FERRY_POISONED. Stores the fault in `fault`, whose size is set, unless that is NULL;
+// after FERRY_OK its kind is FERRY_FAULT_NONE. Reads host memory only; running kernels may report later.
+// Not collective. Does not synchronise.
 ferry_status ferry_check(const ferry_communicator *communicator, ferry_fault *fault);
 
-// Waits for everything enqueued on the stream, and then does as ferry_check. It also finds that a
-// peer has given up on this rank, which came late: FERRY_POISONED, with a fault of kind
-// FERRY_FAULT_PEER_TIMEOUT whose culprit is this rank and whose peer is the one that gave up. Not
-// collective, but waits for the peers that kernels wait for, as long as the deadline allows.
-// Synchronises.
+// Waits for everything enqueued on the stream, then does the same as ferry_check. Also finds out if a peer
+// gave up on this rank because it was late: FERRY_POISONED, with a fault of kind FERRY_FAULT_PEER_TIMEOUT
+// whose culprit is this rank and whose peer is the rank that gave up. Not collective, but waits for the
+// peers that kernels wait for, until their deadline at most. Synchronises.
 ferry_status ferry_synchronize(const ferry_communicator *communicator, void *stream, ferry_fault *fault);
 
-// Frees the rank's memory, with the last rank of this process the windows after a barrier with the
-// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first, those of
-// replays, too. FERRY_WRONG_ORDER while a round is open that no kernel gave up on, and FERRY_IN_USE while
-// graphs that ferry_graph_capture made of its calls are alive: then nothing was done, and
-// `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise that none is at work
-// or will be launched. After any other failure `*communicator` is NULL, and what could not be freed is
-// leaked. Collective. Synchronises.
+// Frees the rank's memory and sets `*communicator` to NULL; the last rank of this process also frees the
+// windows, after a barrier with the other processes. Synchronise the streams in use first, including those
+// of replays. Returns FERRY_WRONG_ORDER while a round is open, unless a kernel gave up on it, and
+// FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive. Then, as with FERRY_BUSY,
+// nothing was done and `*communicator` is unchanged. The caller promises that graphs made in any other way
+// neither run nor will be launched. After any other failure `*communicator` is NULL, and memory that could
+// not be freed is leaked. Collective. Synchronises.
 ferry_status ferry_communicator_close(ferry_communicator **communicator);
 
-// Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
-// process that is about to end. Where all ranks of the group are in this process, each stream of
-// this one's calls was given to ferry_synchronize since, and none of them was captured, its memory is
-// freed, which synchronises. Else it is leaked: what is at work goes on, and graphs may be launched. A
-// group some of whose calls are in graphs then is not closed (FERRY_IN_USE): those of ferry_graph_capture
-// until they are freed, others for ever. Not collective.
+// Frees the handle without waiting for other ranks and sets `*communicator` to NULL, for a process that is
+// about to end. If all ranks of the group are in this process, each stream of this rank's calls was
+// passed to ferry_synchronize since, and none of the calls was captured, the memory is freed, which
+// synchronises. Otherwise it is leaked: running kernels go on, and graphs may be launched. A group with
+// such graphs cannot be closed (FERRY_IN_USE): those of ferry_graph_capture until they are freed, others
+// for ever. Not collective.
 ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 
-// Gives the device of a rank that this process drives. Not collective. Does not synchronise.
+// Stores a handle for the device of a rank that this process drives. Not collective. Does not synchronise.
 ferry_status ferry_group_device(const ferry_group *group, uint32_t rank, ferry_device **device);
 
-// Gives the handle back, and sets `*device` to NULL. Memory, streams, kernels and graphs stay, and
-// what is at work goes on. Not collective. Does not synchronise.
+// Frees the handle and sets `*device` to NULL. Memory, streams, kernels and graphs stay, and running work
+// goes on. Not collective. Does not synchronise.
 ferry_status ferry_device_free(ferry_device **device);
 
-// Copies the device's name, for people, to `name`, which has room for `room` bytes: as much as
-// fits, and a zero byte. Not collective. Does not synchronise.
+// Copies the device's human-readable name to `name`, a buffer of `room` bytes. The name is cut if it does
+// not fit, and always ends with a zero byte. Not collective. Does not synchronise.
 ferry_status ferry_device_name(const ferry_device *device, char *name, size_t room);
 
-// Allocates device memory, not cleared, aligned for every tensor. Not collective. Synchronises.
+// Allocates `bytes` bytes of device memory, aligned for any tensor; not cleared. Stores the address in
+// `address`. Not collective. Synchronises.
 ferry_status ferry_device_alloc(const ferry_device *device, uint64_t bytes, uint64_t *address);
 
-// Frees what ferry_device_alloc of this device gave, and nothing uses any more: no kernel that is
-// enqueued, no graph that will be launched. NULL is freed. Not collective. Synchronises.
+// Frees memory allocated by ferry_device_alloc on this device. The memory must be unused: no enqueued
+// kernel and no graph that will be launched may name it. Address 0 is ignored. Not collective.
+// Synchronises.
 ferry_status ferry_device_release(const ferry_device *device, uint64_t address);
 
-// Copies `bytes` bytes of the host to device memory. Not collective. Synchronises, but not with
-// other streams than its own.
+// Copies `bytes` bytes of host memory to device memory. Not collective. Synchronises the device's own
+// stream only.
 ferry_status ferry_device_upload(const ferry_device *device,
                                  uint64_t address,
                                  const void *from,
                                  size_t bytes);
 
-// Copies `bytes` bytes of device memory to the host. Not collective. Synchronises, but not with
-// other streams than its own: call ferry_device_synchronize on theirs first.
+// Copies `bytes` bytes of device memory to host memory. Not collective. Synchronises the device's own
+// stream only: call ferry_device_synchronize first on streams that write the memory.
 ferry_status ferry_device_download(const ferry_device *device, void *to, uint64_t address, size_t bytes);
 
 // Sets `bytes` bytes of device memory to `value`, 0 to 255. Not collective. Synchronises.
 ferry_status ferry_device_fill(const ferry_device *device, uint64_t address, uint8_t value, uint64_t bytes);
 
-// Creates a stream (a CUstream), which lives for as long as the process. The simulator has one a
-// rank, NULL. Not collective. Does not synchronise.
+// Creates a stream (a CUstream), which lives until the process ends. In the simulator each rank has one
+// stream, NULL. Not collective. Does not synchronise.
 ferry_status ferry_device_stream(const ferry_device *device, void **stream);
 
-// Waits for everything enqueued on a stream. Says nothing of faults: ferry_synchronize does. Not
+// Waits for everything enqueued on a stream. Does not report faults: ferry_synchronize does. Not
 // collective, but waits for the peers that kernels wait for. Synchronises.
 ferry_status ferry_device_synchronize(const ferry_device *device, void *stream);
 
-// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing of it
-// runs before the first ferry_graph_launch. `stream` is not the default stream. A round that is
-// captured is collective: every rank replays it as often as the others. Communicators whose calls
-// it has cannot be closed before it is freed. Needs the feature cuda, and a device of CUDA's. Not
-// collective. Does not synchronise.
+// Captures the calls that `work` enqueues on `stream` from this thread, as a graph. Nothing runs before the
+// first ferry_graph_launch. `stream` must not be the default stream. Captured rounds are collective: every
+// rank must replay them as often as the others. A communicator cannot be closed while a graph of its calls
+// exists. Needs the feature cuda and a CUDA device. Not collective. Does not synchronise.
 ferry_status ferry_graph_capture(const ferry_device *device,
                                  void *stream,
                                  ferry_graph_work work,
                                  void *context,
                                  ferry_graph **graph);
 
-// Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
-// another stream. A graph may have a part of a round, such as a dispatch; launched out of turn it is
-// refused on the device (FERRY_FAULT_OUT_OF_TURN). Where ranks share a GPU, FERRY_WRONG_ORDER if it would
-// come behind a kernel of another rank in the same stream that waits for it; nothing is enqueued then.
-// Collective where rounds were captured. Does not synchronise.
+// Enqueues the whole sequence on a stream. A replay starts after the previous one has ended, even in another
+// stream. A graph may hold a part of a round, such as a dispatch; launched out of order, it is refused on
+// the device (FERRY_FAULT_OUT_OF_TURN). Returns FERRY_WRONG_ORDER, and enqueues nothing, if ranks share a
+// GPU and the stream already has another rank's kernel that would wait for this graph. Collective if rounds
+// were captured. Does not synchronise.
 ferry_status ferry_graph_launch(ferry_graph *graph, void *stream);
 
-// Frees a graph, and sets `*graph` to NULL. A replay that runs goes on: its communicators are closed
-// after it has ended. Not collective. Does not synchronise.
+// Frees a graph and sets `*graph` to NULL. A running replay goes on: close its communicators only after it
+// has ended. Not collective. Does not synchronise.
 ferry_status ferry_graph_free(ferry_graph **graph);
 
 // Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
 // ferry_synchronize or ferry_device_synchronize, and only until that rank is done: wait for each rank. One
-// thread may drive all: enqueue on all of them, then wait for each. There in every build. Not
+// thread may drive all ranks: enqueue on all of them, then wait for each. Available in every build. Not
 // collective. Does not synchronise.
 ferry_status ferry_group_simulated(const ferry_simulator *options, ferry_group **group);
 
-// Makes a group of GPUs that this process drives, over peer access: rank r is `devices[r]`, a CUDA
+// Makes a group of `count` GPUs driven by this process, over peer access: rank r is `devices[r]`, a CUDA
 // device number. Needs the feature cuda. Not collective. Synchronises the devices.
 ferry_status ferry_group_local(const int32_t *devices, size_t count, ferry_group **group);
 
-// As ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the
-// devices.
+// Same as ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the devices.
 ferry_status ferry_group_local_with(const int32_t *devices,
                                     size_t count,
                                     const ferry_group_options *options,
                                     ferry_group **group);
 
-// Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda,
-// and nothing but the driver. `device` is a CUDA device number of this process. Every step is
-// agreed on: a rank that cannot take part has the reason, all others have its number. Collective.
+// Joins a group with one process per GPU, all on one node, over peer access. Needs the feature cuda, and no
+// library but the driver. `device` is a CUDA device number of this process. Setup is all-or-nothing: if one
+// rank fails, it returns the cause, and every other rank returns an error that names it. Collective.
 // Synchronises.
 ferry_status ferry_group_node(const ferry_bootstrap *bootstrap, int32_t device, ferry_group **group);
 
-// As ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
+// Same as ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
 ferry_status ferry_group_node_with(const ferry_bootstrap *bootstrap,
                                    int32_t device,
                                    const ferry_group_options *options,
                                    ferry_group **group);
 
-// Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the
-// feature nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's
-// usual places. A process is in one such group at a time. Collective. Synchronises.
+// Joins a group with one process per GPU, on one or more nodes, over NVLink and NVSHMEM. Needs the feature
+// nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to search the loader's usual places. A
+// process can be in one such group at a time. Collective. Synchronises.
 ferry_status ferry_group_nvshmem(const ferry_bootstrap *bootstrap,
                                  int32_t device,
                                  const char *library,
                                  ferry_group **group);
 
-// As ferry_group_nvshmem, with `options` (NULL: the default), whose kernels were linked with
-// NVSHMEM's device code as Ferry's are. Collective. Synchronises.
+// Same as ferry_group_nvshmem, with `options` (NULL: the default). Kernels in `options` must be linked with
+// NVSHMEM's device code, as Ferry's are. Collective. Synchronises.
 ferry_status ferry_group_nvshmem_with(const ferry_bootstrap *bootstrap,
                                       int32_t device,
                                       const char *library,
                                       const ferry_group_options *options,
                                       ferry_group **group);
 
-// Stores the number of ranks of the whole group. Not collective. Does not synchronise.
+// Stores the number of ranks in the whole group. Not collective. Does not synchronise.
 ferry_status ferry_group_ranks(const ferry_group *group, uint32_t *ranks);
 
-// Stores the number of ranks that this process drives in `count`, and the ranks, ascending, in
-// `ranks`, of which there are `room`; NULL to learn the count alone. Fails if there is less room.
+// Stores the number of ranks that this process drives in `count`, and the ranks, in ascending order, in
+// `ranks`, an array of `room` elements, or NULL for the count alone. Fails if `room` is less than `count`.
 // Not collective. Does not synchronise.
 ferry_status ferry_group_local_ranks(const ferry_group *group, uint32_t *ranks, size_t room, size_t *count);
 
-// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first;
-// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. A group of several
-// processes waits for what dropped communicators left at work. After any other failure the group was
-// left as far as that was possible, and `*group` is NULL. Collective. Synchronises.
+// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first: while any
+// exists, this returns FERRY_IN_USE, does nothing, and `*group` is unchanged. A group of several processes
+// waits for kernels that dropped communicators left running. After any other failure the group was left as
+// far as possible, and `*group` is NULL. Collective. Synchronises.
 ferry_status ferry_group_close(ferry_group **group);
 
-// Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
-// cannot wait for the others. Communicators and graphs stay, and what is at work goes on. Not
-// collective. Does not synchronise.
+// Frees the handle without leaving the group and sets `*group` to NULL, for a process that cannot wait for
+// the others. Communicators and graphs stay, and running work goes on. Not collective. Does not synchronise.
 ferry_status ferry_group_drop(ferry_group **group);
 
-// Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no zero byte at its
-// end: that of a crate which has entries of the same names as Ferry's, of the same arguments, and
-// was linked with the ferry-gpu of this version. More entries are allowed. Names, sizes of
-// arguments and the layout of memory are compared; FERRY_INVALID_ARGUMENT names the first that
-// does not fit. The text is for one architecture, which each device compares with its own when a
-// group is made (FERRY_DEVICE); there the driver compiles it. ferry_group_nvshmem_with also needs
-// the entries that reach ranks of other nodes. You promise that the kernels touch no other memory
-// than Ferry's of the same names would, and end as those do. Needs the feature cuda, and no
-// device. Not collective. Does not synchronise.
+// Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no terminating zero byte. The PTX
+// must come from a crate that defines entries with the names and arguments of Ferry's and is linked with
+// ferry-gpu of this version; more entries are allowed. Names, sizes of arguments and the memory layout are
+// compared; FERRY_INVALID_ARGUMENT names the first mismatch. The PTX is for one architecture, which each
+// device compares with its own when a group is made (FERRY_DEVICE), before the driver compiles it.
+// ferry_group_nvshmem_with also needs the entries that reach ranks of other nodes. The caller promises that
+// the kernels touch no other memory than Ferry's kernels of the same names, and end as they do. Needs the
+// feature cuda but no device. Not collective. Does not synchronise.
 ferry_status ferry_kernels_from_ptx(const char *text, size_t bytes, ferry_kernels **kernels);
 
-// Gives the handle back, and sets `*kernels` to NULL. Groups that were made with it stay. Not
-// collective. Does not synchronise.
+// Frees the handle and sets `*kernels` to NULL. Groups made with the kernels keep them. Not collective. Does
+// not synchronise.
 ferry_status ferry_kernels_free(ferry_kernels **kernels);
 
-// ferry_dispatch of all ranks of this process, in one call: all communicators of one
-// ferry_communicators_new, in any order; others, or a part of them, are FERRY_INVALID_ARGUMENT. Each
-// array has `count` values, one for each of `communicators`, in their order. First all checks of all
-// ranks are made, then the kernels are enqueued, one rank after another; no launch waits for a kernel.
-// If a check or the first launch fails, nothing was enqueued on any rank, and their rounds stay as they
-// were. If a later launch fails, FERRY_POISONED: all communicators of the call can only be closed. Calls
-// for all and for single ranks may be mixed in a round. Collective with the other processes (not with
-// skip_a2a). Does not synchronise.
+// ferry_dispatch for all ranks of this process in one call. `communicators` must be exactly those of one
+// ferry_communicators_new, in any order (FERRY_INVALID_ARGUMENT otherwise). Each array has `count` elements,
+// in the order of `communicators`. All checks of all ranks come first, then the kernels are enqueued, one
+// rank after another; no launch waits for a kernel. If a check or the first launch fails, nothing was
+// enqueued on any rank, and their rounds are unchanged. If a later launch fails, this returns
+// FERRY_POISONED, and all communicators of the call can only be closed. Calls for all ranks and for single
+// ranks may be mixed in a round. Collective with the other processes (not with skip_a2a). Does not
+// synchronise.
 ferry_status ferry_dispatch_all(ferry_communicator *const *communicators,
                                 void *const *streams,
                                 const ferry_dispatch_input *const *inputs,
                                 const ferry_dispatch_output *const *outputs,
                                 size_t count);
 
-// ferry_dispatch_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
-// Collective with the other processes. Does not synchronise.
+// ferry_dispatch_async for all ranks of this process; see ferry_dispatch_all. Not with skip_a2a. Collective
+// with the other processes. Does not synchronise.
 ferry_status ferry_dispatch_all_async(ferry_communicator *const *communicators,
                                       void *const *streams,
                                       const ferry_dispatch_input *const *inputs,
                                       size_t count);
 
-// ferry_dispatch_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
-// other processes. Does not synchronise.
+// ferry_dispatch_wait for all ranks of this process; see ferry_dispatch_all. Collective with the other
+// processes. Does not synchronise.
 ferry_status ferry_dispatch_all_wait(ferry_communicator *const *communicators,
                                      void *const *streams,
                                      const ferry_dispatch_output *const *outputs,
                                      size_t count);
 
-// ferry_combine of all ranks of this process, as ferry_dispatch_all. Collective with the other
-// processes (not with skip_a2a). Does not synchronise.
+// ferry_combine for all ranks of this process; see ferry_dispatch_all. Collective with the other processes
+// (not with skip_a2a). Does not synchronise.
 ferry_status ferry_combine_all(ferry_communicator *const *communicators,
                                void *const *streams,
                                const ferry_combine_input *const *inputs,
                                const ferry_combine_output *const *outputs,
                                size_t count);
 
-// ferry_combine_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
-// Collective with the other processes. Does not synchronise.
+// ferry_combine_async for all ranks of this process; see ferry_dispatch_all. Not with skip_a2a. Collective
+// with the other processes. Does not synchronise.
 ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
                                      void *const *streams,
                                      const ferry_combine_input *const *inputs,
                                      const ferry_combine_output *const *outputs,
                                      size_t count);
 
-// ferry_combine_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
-// other processes. Does not synchronise.
+// ferry_combine_wait for all ranks of this process; see ferry_dispatch_all. Collective with the other
+// processes. Does not synchronise.
 ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
                                     void *const *streams,
                                     size_t count);
 
-// Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
+// Checks a configuration for a group and makes a plan of it. The text of FERRY_INVALID_CONFIG lists every
 // problem. Not collective. Does not synchronise.
 ferry_status ferry_plan_new(const ferry_group *group, const ferry_config *config, ferry_plan **plan);
 
-// Gives a plan back, and sets `*plan` to NULL. What was made with it stays. Not collective. Does
+// Frees a plan and sets `*plan` to NULL. Communicators and buffers made with it stay. Not collective. Does
 // not synchronise.
 ferry_status ferry_plan_free(ferry_plan **plan);
 
-// Fills `info`, whose size is set. Not collective. Does not synchronise.
+// Fills `info`, whose size is set, with the sizes of a plan. Not collective. Does not synchronise.
 ferry_status ferry_plan_query(const ferry_plan *plan, ferry_plan_info *info);
 
-// Stores which of `tokens` tokens are the shared expert's on `rank`: `count` tokens from `start`
-// on, the first rows of dispatch's outputs. None without a shared expert. Not collective. Does not
+// Stores which of `tokens` tokens go to the shared expert on `rank`: `count` tokens from `start` on, the
+// first rows of dispatch's outputs. `count` is 0 without a shared expert. Not collective. Does not
 // synchronise.
 ferry_status ferry_plan_shared_tokens(const ferry_plan *plan,
                                       uint32_t rank,
@@ -986,109 +977,107 @@ ferry_status ferry_plan_shared_tokens(const ferry_plan *plan,
                                       uint64_t *start,
                                       uint64_t *count);
 
-// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch
-// of the plan writes, for outputs of `capacity` (NULL: of max_rows). Addresses are 0: allocate so
-// many bytes for each tensor whose ndim is not 0 and set them. Not collective. Does not
-// synchronise.
+// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch of the
+// plan writes, for outputs of `capacity` (NULL: max_rows). Addresses are 0: for each tensor whose ndim is
+// not 0, allocate its bytes and set its address. Not collective. Does not synchronise.
 ferry_status ferry_plan_dispatch_layout(const ferry_plan *plan,
                                         const ferry_capacity *capacity,
                                         ferry_dispatch_output *output);
 
-// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine
-// of `tokens` tokens of the plan writes. `type` is what sums are made of: FERRY_BF16, or with
-// options FERRY_F16 or FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which
-// keeps the rows of a token apart, else 0. The address is 0. Not collective. Does not synchronise.
+// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine of `tokens`
+// tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or FERRY_F32.
+// `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a token, else 0.
+// The address is 0. Not collective. Does not synchronise.
 ferry_status ferry_plan_combine_layout(const ferry_plan *plan,
                                        uint64_t tokens,
                                        uint32_t type,
                                        uint32_t apart,
                                        ferry_combine_output *output);
 
-// Fills `pointers`, whose size is set. Reads no device memory. Not collective. Does not
-// synchronise.
+// Fills `pointers`, whose size is set. Does not read device memory. Not collective. Does not synchronise.
 ferry_status ferry_communicator_device_pointers(const ferry_communicator *communicator,
                                                 ferry_device_pointers *pointers);
 
-// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
-// kernel. On one node it also waits for ranks whose combine has not yet read the round before, at most
-// until the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
-// the stream has passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate
-// or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
+// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one kernel. On
+// one node the kernel also waits for ranks whose combine has not yet read the previous round, at most until
+// the deadline of this rank's own previous combine (deadline_ns). Only enqueues: inputs and outputs are in
+// use until the kernel has ended. Collective (not with skip_a2a). Does not synchronise, allocate or
+// compile, and can be captured in a graph. On failure nothing was enqueued.
 ferry_status ferry_dispatch(ferry_communicator *communicator,
                             void *stream,
                             const ferry_dispatch_input *input,
                             const ferry_dispatch_output *output);
 
-// The first half of ferry_dispatch: sends. Waits only, on one node, for ranks whose combine has not yet
-// read the round before, at most until the deadline of this rank's own.
-// Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
-// that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
-// was enqueued.
+// Sends this rank's tokens, the first half of ferry_dispatch. The kernel waits for no peer, except on one
+// node for ranks whose combine has not yet read the previous round, at most until the deadline of this
+// rank's own previous combine. Only enqueues: the input is in use until the kernel has ended, or with a
+// shared expert that of ferry_dispatch_wait. Not with skip_a2a. Collective. Does not synchronise. On failure
+// nothing was enqueued.
 ferry_status ferry_dispatch_async(ferry_communicator *communicator,
                                   void *stream,
                                   const ferry_dispatch_input *input);
 
-// The second half: receives the tokens for this rank's experts. Enqueues only; the kernel must
-// come after that of ferry_dispatch_async. Collective. Does not synchronise. Where it fails,
-// nothing was enqueued, and it can be called again.
+// Receives the tokens for this rank's experts, the second half of ferry_dispatch. Only enqueues; the kernel
+// must run after that of ferry_dispatch_async. Collective. Does not synchronise. On failure nothing was
+// enqueued, and it can be called again.
 ferry_status ferry_dispatch_wait(ferry_communicator *communicator,
                                  void *stream,
                                  const ferry_dispatch_output *output);
 
-// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in
-// one kernel; ends the round. Enqueues only; inputs and outputs are in use until the stream has
-// passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate or compile,
-// and can be captured in a graph. Where it fails, nothing was enqueued, and it can be called
-// again.
+// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in one
+// kernel. Ends the round. Only enqueues: inputs and outputs are in use until the kernel has ended.
+// Collective (not with skip_a2a). Does not synchronise, allocate or compile, and can be captured in a graph.
+// On failure nothing was enqueued, and it can be called again.
 ferry_status ferry_combine(ferry_communicator *communicator,
                            void *stream,
                            const ferry_combine_input *input,
                            const ferry_combine_output *output);
 
-// The first half of ferry_combine: sends, and waits for no peer. Enqueues only; inputs and outputs
-// are in use until the stream has passed the kernel of the wait. Not with skip_a2a. Collective.
-// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+// Sends the experts' outputs, the first half of ferry_combine. The kernel waits for no peer. Only enqueues:
+// inputs and outputs are in use until the kernel of ferry_combine_wait has ended. Not with skip_a2a.
+// Collective. Does not synchronise. On failure nothing was enqueued, and it can be called again.
 ferry_status ferry_combine_async(ferry_communicator *communicator,
                                  void *stream,
                                  const ferry_combine_input *input,
                                  const ferry_combine_output *output);
 
-// The second half: receives and sums, into the output that was given to ferry_combine_async; ends
-// the round. Enqueues only; the kernel must come after that of ferry_combine_async. Collective.
-// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+// Receives and sums into the output passed to ferry_combine_async, the second half of ferry_combine. Ends
+// the round. Only enqueues; the kernel must run after that of ferry_combine_async. Collective. Does not
+// synchronise. On failure nothing was enqueued, and it can be called again.
 ferry_status ferry_combine_wait(ferry_communicator *communicator, void *stream);
 
-// Enqueues a fused SiLU: the activation between the experts' two matrix multiplications, written
-// in any format but those with row scales. Not collective: it needs no round and waits for nobody.
-// Does not synchronise or allocate, and can be captured in a graph.
+// Enqueues a fused SiLU, the activation between the experts' two matrix multiplications, written in any
+// format except those with row scales. Needs no round. Not collective. Does not synchronise or allocate, and
+// can be captured in a graph.
 ferry_status ferry_fused_silu(const ferry_device *device, void *stream, const ferry_silu *silu);
 
-// The text of the last call on this thread that did not return FERRY_OK; empty before the first.
-// It names the call. Valid until the next such call on this thread. Any thread; never fails.
+// Returns the text of this thread's last call that did not return FERRY_OK, beginning with the call's name;
+// empty if there was none. Valid until the next such call on this thread. Any thread; never fails.
 const char *ferry_last_error(void);
 
-// The name of a ferry_status and what it means, in English. Valid for ever. Any thread; never fails.
+// Returns the name of a ferry_status and its meaning, in English. Valid for ever. Any thread; never fails.
 const char *ferry_status_string(int status);
 
-// A tensor of one dimension without gaps, whose bytes are those of its elements. Checked where it
-// is used. Any thread; never fails.
+// Returns a contiguous tensor of one dimension, with the bytes of its elements. It is checked by the calls
+// that take it. Any thread; never fails.
 ferry_tensor ferry_tensor_1d(uint64_t address, uint32_t type, uint64_t dim_0);
 
-// A tensor of two dimensions, the slower one first, as ferry_tensor_1d.
+// Returns a contiguous tensor of two dimensions, the slower one first; see ferry_tensor_1d.
 ferry_tensor ferry_tensor_2d(uint64_t address, uint32_t type, uint64_t dim_0, uint64_t dim_1);
 
-// A tensor of three dimensions, the slowest one first, as ferry_tensor_1d.
+// Returns a contiguous tensor of three dimensions, the slowest one first; see ferry_tensor_1d.
 ferry_tensor ferry_tensor_3d(uint64_t address, uint32_t type, uint64_t dim_0, uint64_t dim_1, uint64_t dim_2);
 
-// The version of this library, "1.2.3". Valid for ever. Compare with FERRY_VERSION, the header's.
-// Any thread; never fails.
+// Returns the version of this library, such as "1.2.3". Valid for ever. Compare with the header's
+// FERRY_VERSION. Any thread; never fails.
 const char *ferry_version(void);
 
-// The version of this library as one number: major * 1000000 + minor * 1000 + patch, as
-// FERRY_VERSION_NUMBER. Any thread; never fails.
+// Returns the version of this library as one number, like FERRY_VERSION_NUMBER: major * 1000000 + minor *
+// 1000 + patch. Any thread; never fails.
 uint32_t ferry_version_number(void);
 
-// What this library was built with: "", "cuda" or "cuda,nvshmem". Valid for ever. Any thread; never fails.
+// Returns the features that this library was built with: "", "cuda" or "cuda,nvshmem". Valid for ever. Any
+// thread; never fails.
 const char *ferry_features(void);
 
 #ifdef __cplusplus

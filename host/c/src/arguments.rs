@@ -1,4 +1,4 @@
-//! Tensors that a dispatch and a combine take.
+//! Tensors of a dispatch and a combine.
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
@@ -10,67 +10,66 @@ use crate::status::Failure;
 use crate::structs::sized;
 use crate::tensor::{ferry_tensor, shown};
 
-/// What a rank brings to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank;
-/// it may differ from rank to rank and from round to round.
+/// A rank's input to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may
+/// differ from rank to rank and from round to round.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_dispatch_input {
     /// sizeof(ferry_dispatch_input).
     pub size: usize,
-    /// FERRY_BF16 [tokens, hidden], 16-byte aligned. The one tensor whose rows need not follow each other:
-    /// strides[0] is a multiple of 8.
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned. The only tensor whose rows may be apart: strides[0]
+    /// is a multiple of 8.
     pub x: ferry_tensor,
     /// FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
-    /// -1..experts is not routed either, and an input fault. An expert that stands twice gets the token
+    /// -1..experts is not routed either, and is an input fault. An expert listed twice receives the token
     /// twice, in the order of the slots.
     pub topk_ids: ferry_tensor,
-    /// FERRY_F32 [tokens, top_k]: the router's weights, which the reduced mode applies. None: all are 1.
+    /// FERRY_F32 [tokens, top_k]: the router's weights, applied in reduced mode. None: all are 1.
     pub topk_weights: ferry_tensor,
     /// FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
     /// None: 1. The same on every rank.
     pub input_scale: ferry_tensor,
-    /// FERRY_U32 [1]: how many tokens there are, the first ones of x; read when the kernel begins.
-    /// None: all of x. Takes a config with options.
+    /// FERRY_U32 [1]: number of tokens, the first ones of x; read when the kernel begins. None: all of x.
+    /// Needs ferry_config.options.
     pub tokens_on_device: ferry_tensor,
 }
 sized!(ferry_dispatch_input, 528);
 
-/// Where a rank receives the tokens of a dispatch. ferry_plan_dispatch_layout fills shapes, types and bytes;
-/// ferry_dispatch_buffers_output gives one with addresses, too. Each tensor has memory of its own: none
-/// overlaps another one of the call.
+/// A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
+/// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_dispatch_output {
     /// sizeof(ferry_dispatch_output).
     pub size: usize,
     /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    /// then token, then top-k slot. With a shared expert this rank's own tokens stand before them.
+    /// then token, then top-k slot. With a shared expert this rank's own tokens come first.
     pub tokens: ferry_tensor,
-    /// The rows' scales: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
-    /// [blocks, hidden / (4 * group), 32, 4, 4] where tiled, [capacity, hidden / group] where
-    /// row-major; none in BF16.
+    /// Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
+    /// [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
+    /// in BF16.
     pub scales: ferry_tensor,
-    /// FERRY_U32 [groups], tiled scales only: of each group's first block.
+    /// FERRY_U32 [groups], tiled scales only: each group's first block.
     pub scale_offsets: ferry_tensor,
     /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
     pub row_scales: ferry_tensor,
-    /// FERRY_U32 [groups + 1]: the first row of each group, and the end of the last. A group is an expert of
-    /// this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4 rows,
-    /// which count here; combine reads no row that pads a group. Never above the capacity.
+    /// FERRY_U32 [groups + 1]: the first row of each group, and the end of the last one. A group is an expert
+    /// of this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4
+    /// rows, which count here; combine does not read padding rows. Never above the capacity.
     pub row_offsets: ferry_tensor,
-    /// FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g,
-    /// with a shared expert g - 1; rank r has the experts from r * local_experts on.
+    /// FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g, or g - 1
+    /// with a shared expert; rank r has the experts from r * local_experts on.
     pub expert_ids: ferry_tensor,
-    /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not
-    /// written for rows of the shared expert, of which row i is this rank's token i, nor for rows
-    /// that pad a group: fill with -1 before each dispatch to tell these apart.
+    /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
+    /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
+    /// each dispatch to tell these apart.
     pub src_info: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
-/// What a rank gives back in a combine. What is behind topk_weights takes a config with options.
-/// row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32, after a
-/// shared expert's row was added, and before the result is rounded.
+/// A rank's input to a combine. Fields after topk_weights need ferry_config.options. row_scales, bias_0,
+/// bias_1 and residual are applied to the sums in this order, in f32, after a shared expert's row is added
+/// and before the result is rounded.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_combine_input {
@@ -79,31 +78,31 @@ pub struct ferry_combine_input {
     /// FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
     /// dispatch's tokens, with the same capacity.
     pub expert_rows: ferry_tensor,
-    /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None:
-    /// rows are kept apart.
+    /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
+    /// of a token are not summed.
     pub topk_weights: ferry_tensor,
     /// FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
     pub row_weights: ferry_tensor,
-    /// FERRY_F32 [tokens]: each token's sum is multiplied with its scale.
+    /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,
     /// FERRY_BF16 [hidden], 16-byte aligned: added to each token.
     pub bias_0: ferry_tensor,
-    /// The same, added after it.
+    /// A second bias like bias_0, added after it.
     pub bias_1: ferry_tensor,
     /// FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
     pub residual: ferry_tensor,
 }
 sized!(ferry_combine_input, 736);
 
-/// Where a rank receives the result of a combine.
+/// A rank's output of a combine.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_combine_output {
     /// sizeof(ferry_combine_output).
     pub size: usize,
-    /// [tokens, hidden], sums, which begin at +0, in FERRY_BF16, or with options FERRY_F16 or FERRY_F32; or
-    /// FERRY_BF16 [tokens, top_k, hidden], rows apart, in exact mode without weights. 16-byte aligned, and
-    /// not in the memory of what is read.
+    /// Sums, which begin at +0: [tokens, hidden] in FERRY_BF16, or with options FERRY_F16 or FERRY_F32. In
+    /// exact mode without weights the rows themselves: FERRY_BF16 [tokens, top_k, hidden]. 16-byte aligned;
+    /// may not overlap an input.
     pub combined: ferry_tensor,
 }
 sized!(ferry_combine_output, 112);
@@ -112,7 +111,7 @@ impl ferry_dispatch_input {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<DispatchInput, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         unsafe {
             Ok(DispatchInput {
                 x: self.x.require("x")?,
@@ -129,7 +128,7 @@ impl ferry_dispatch_output {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         unsafe {
             Ok(DispatchOutput {
                 tokens: self.tokens.require("tokens")?,
@@ -142,7 +141,7 @@ impl ferry_dispatch_output {
         }
     }
 
-    /// Tensors that are not allocated yet.
+    /// Tensors of a layout, without addresses.
     pub(crate) fn planned(layout: &DispatchTensors<TensorLayout>) -> Self {
         let some = |tensor: &Option<TensorLayout>| {
             tensor
@@ -161,7 +160,7 @@ impl ferry_dispatch_output {
         }
     }
 
-    /// Tensors of Rust's.
+    /// The C form of a dispatch's outputs.
     pub(crate) fn of(output: &DispatchOutput) -> Self {
         let none = ferry_tensor::NONE;
         let (scales, scale_offsets) = match &output.scales {
@@ -184,7 +183,7 @@ impl ferry_dispatch_output {
     }
 }
 
-/// Scales as a format has them. Where they do not fit, the library says so.
+/// Scales in the layout of a format, which the library checks.
 ///
 /// # Safety
 /// The rule of memory.
@@ -193,7 +192,7 @@ pub(crate) unsafe fn scales(
     offsets: &ferry_tensor,
     format: TokenFormat,
 ) -> Result<Option<ScaleTensor>, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of memory.
     unsafe {
         Ok(match format.scale_layout() {
             Some(_) if is_tiled(format) && scales.ndim != 0 => Some(ScaleTensor::Tiled {
@@ -210,7 +209,7 @@ impl ferry_combine_input {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<CombineInput, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         unsafe {
             let steps = CombineSteps {
                 row_scales: self.row_scales.get("row_scales")?,
@@ -221,9 +220,10 @@ impl ferry_combine_input {
                 expert_rows: self.expert_rows.require("expert_rows")?,
                 topk_weights: self.topk_weights.get("topk_weights")?,
                 row_weights: self.row_weights.get("row_weights")?,
-                epilogue: match steps == CombineSteps::default() {
-                    true => CombineEpilogue::None,
-                    false => CombineEpilogue::Steps(steps),
+                epilogue: if steps == CombineSteps::default() {
+                    CombineEpilogue::None
+                } else {
+                    CombineEpilogue::Steps(steps)
                 },
             })
         }
@@ -234,7 +234,7 @@ impl ferry_combine_output {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<CombineOutput, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         unsafe {
             Ok(match self.combined.ndim {
                 3 => CombineOutput::Apart(self.combined.require("combined")?),
@@ -243,7 +243,7 @@ impl ferry_combine_output {
         }
     }
 
-    /// A tensor of Rust's.
+    /// The C form of a combine's output.
     pub(crate) fn of(output: &CombineOutput) -> Self {
         let combined = match output {
             CombineOutput::Summed(tensor) => shown(tensor),

@@ -1,4 +1,4 @@
-//! Outputs that Ferry allocates.
+//! Outputs allocated by Ferry.
 
 use ferry::layout::OutputElement;
 use ferry::{CombineBuffers, DispatchBuffers, Plan};
@@ -11,7 +11,7 @@ use crate::plan::{ferry_capacity, ferry_plan};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, write};
 
-/// The outputs of dispatches of one plan on one rank, in device memory of their own. Any thread may use it.
+/// Outputs for dispatches of one plan on one rank, in device memory of their own. Any thread may use them.
 pub struct ferry_dispatch_buffers(());
 
 impl Opaque for ferry_dispatch_buffers {
@@ -20,7 +20,7 @@ impl Opaque for ferry_dispatch_buffers {
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/db");
 }
 
-/// The result of combines of one plan on one rank, in device memory of its own. Any thread may use it.
+/// Output for combines of one plan on one rank, in device memory of its own. Any thread may use it.
 pub struct ferry_combine_buffers(());
 
 impl Opaque for ferry_combine_buffers {
@@ -29,14 +29,14 @@ impl Opaque for ferry_combine_buffers {
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/cb");
 }
 
-/// Buffers, and the plan that their types follow from.
+/// Buffers and their plan.
 pub(crate) struct OfPlan<B> {
     buffers: B,
     plan: Plan,
 }
 
-/// Allocates outputs on the device of a rank of the plan's group, for `capacity` (NULL: of
-/// max_rows). Not cleared. Not collective. Synchronises.
+/// Allocates outputs of `capacity` (NULL: max_rows) on `device`, that of a rank of the plan's group. Not
+/// cleared. Not collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_buffers_new(
     device: *const ferry_device,
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_new(
         // SAFETY: the rule of pointers.
         let capacity = unsafe { ferry_capacity::get(capacity, &plan)? };
         let made = DispatchBuffers::with_capacity(&device.device, &plan, capacity)?;
-        // SAFETY: checked above.
+        // SAFETY: `require_place` checked `buffers`.
         unsafe {
             put(
                 buffers,
@@ -68,8 +68,8 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_new(
     })
 }
 
-/// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for what reads them.
-/// Not collective. Does not synchronise.
+/// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for the experts. Not
+/// collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_buffers_output(
     buffers: *const ferry_dispatch_buffers,
@@ -84,8 +84,8 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_output(
     })
 }
 
-/// Sets every byte of every tensor to `value`, so that what reads padding rows finds it there. Not
-/// collective. Synchronises, but not with other streams than the device's own.
+/// Sets every byte of every tensor to `value`, so that padding rows are defined. Not collective.
+/// Synchronises the device's own stream only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_buffers_fill(
     buffers: *const ferry_dispatch_buffers,
@@ -97,8 +97,8 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_fill(
     })
 }
 
-/// Frees the memory, and sets `*buffers` to NULL. Nothing uses the tensors any more: no kernel that
-/// is enqueued, no open round, no graph that will be launched. Not collective. Synchronises.
+/// Frees the memory and sets `*buffers` to NULL. The tensors must be unused: no enqueued kernel, no open
+/// round, and no graph that will be launched may name them. Not collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_buffers_free(
     buffers: *mut *mut ferry_dispatch_buffers,
@@ -106,15 +106,14 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_free(
     guard("ferry_dispatch_buffers_free", || {
         // SAFETY: the rules of pointers and handles.
         let taken = unsafe { take(buffers, "*buffers")? };
-        // SAFETY: the caller says that nothing uses the tensors.
+        // SAFETY: nothing uses the tensors any more: documented on this function.
         Ok(unsafe { taken.buffers.free() }?)
     })
 }
 
-/// Allocates the result of combines of up to max_tokens_per_rank tokens. `type` is FERRY_BF16, or
-/// with options FERRY_F16 or FERRY_F32; `apart` is 1 for combines in exact mode without weights,
-/// which keep the rows of a token apart, in FERRY_BF16, else 0. Not cleared. Not collective.
-/// Synchronises.
+/// Allocates the output of combines of up to max_tokens_per_rank tokens. `type` is FERRY_BF16, or with
+/// options FERRY_F16 or FERRY_F32. `apart` is 1 for combines in exact mode without weights, which do not
+/// sum the rows of a token (`type` is FERRY_BF16 then), else 0. Not cleared. Not collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_buffers_new(
     device: *const ferry_device,
@@ -139,7 +138,7 @@ pub unsafe extern "C" fn ferry_combine_buffers_new(
                 return Err(Failure::value("type", r#type, rule));
             }
         };
-        // SAFETY: checked above.
+        // SAFETY: `require_place` checked `buffers`.
         unsafe {
             put(
                 buffers,
@@ -153,8 +152,8 @@ pub unsafe extern "C" fn ferry_combine_buffers_new(
     })
 }
 
-/// Fills `output`, whose size is set, for a round to which this rank brings `tokens` tokens. Not
-/// collective. Does not synchronise.
+/// Fills `output`, whose size is set, for a round with `tokens` tokens of this rank. Not collective. Does
+/// not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_buffers_output(
     buffers: *const ferry_combine_buffers,
@@ -171,8 +170,7 @@ pub unsafe extern "C" fn ferry_combine_buffers_output(
     })
 }
 
-/// Sets every byte to `value`. Not collective. Synchronises, but not with other streams than the
-/// device's own.
+/// Sets every byte to `value`. Not collective. Synchronises the device's own stream only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_buffers_fill(
     buffers: *const ferry_combine_buffers,
@@ -184,8 +182,8 @@ pub unsafe extern "C" fn ferry_combine_buffers_fill(
     })
 }
 
-/// Frees the memory, and sets `*buffers` to NULL, as ferry_dispatch_buffers_free. Not collective.
-/// Synchronises.
+/// Frees the memory and sets `*buffers` to NULL, under the conditions of ferry_dispatch_buffers_free. Not
+/// collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_buffers_free(
     buffers: *mut *mut ferry_combine_buffers,
@@ -193,7 +191,7 @@ pub unsafe extern "C" fn ferry_combine_buffers_free(
     guard("ferry_combine_buffers_free", || {
         // SAFETY: the rules of pointers and handles.
         let taken = unsafe { take(buffers, "*buffers")? };
-        // SAFETY: the caller says that nothing uses the tensor.
+        // SAFETY: nothing uses the tensor any more: documented on this function.
         Ok(unsafe { taken.buffers.free() }?)
     })
 }

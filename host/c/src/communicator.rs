@@ -1,4 +1,4 @@
-//! Communicators: one handle for each rank of this process.
+//! Communicators, a handle for each rank of this process.
 
 use std::ffi::c_void;
 use std::sync::{RwLock, TryLockError};
@@ -13,29 +13,28 @@ use crate::plan::ferry_plan;
 use crate::status::ferry_status::{FERRY_BUSY, FERRY_INTERNAL, FERRY_WRONG_ORDER};
 use crate::status::{Failure, ferry_status, guard};
 
-/// One rank's end of a communicator. Calls of a round take it for themselves: while one thread is
-/// in a call, another thread's call returns FERRY_BUSY; ferry_check and ferry_synchronize may be in
-/// it together.
+/// One rank's end of a communicator. Calls of a round need it exclusively: while one thread is in a
+/// call, another thread's call returns FERRY_BUSY. ferry_check and ferry_synchronize may overlap.
 pub struct ferry_communicator(());
 
 impl Opaque for ferry_communicator {
-    /// None while it is closed, and where a panic cut that short.
+    /// `None` during close and during a call for all ranks; it stays so if a panic ends either.
     type Value = RwLock<Option<Communicator>>;
     const NAME: &'static str = "ferry_communicator";
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/co");
 }
 
-/// How far a rank's round is: what comes next.
+/// Progress of a rank's round, which decides the call that comes next.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_round {
-    /// No round is open: ferry_dispatch or ferry_dispatch_async.
+    /// No round is open: ferry_dispatch or ferry_dispatch_async comes next.
     FERRY_ROUND_IDLE = 0,
-    /// ferry_dispatch_wait.
+    /// ferry_dispatch_wait comes next.
     FERRY_ROUND_SENT = 1,
-    /// ferry_combine or ferry_combine_async.
+    /// ferry_combine or ferry_combine_async comes next.
     FERRY_ROUND_DISPATCHED = 2,
-    /// ferry_combine_wait.
+    /// ferry_combine_wait comes next.
     FERRY_ROUND_RETURNED = 3,
 }
 
@@ -50,10 +49,10 @@ impl From<Round> for ferry_round {
     }
 }
 
-/// Makes a communicator, and stores a handle for each rank that this process drives, ascending;
-/// `count` is their number (ferry_group_local_ranks). Each may go to a thread of its own. All ranks
-/// compare their sizes. Where it fails, all handles are NULL: FERRY_IN_USE where ranks share a GPU that has
-/// no room for the kernels of all communicators of this process. Collective. Synchronises.
+/// Makes a communicator, and stores a handle for each rank that this process drives, in ascending order;
+/// `count` is their number (ferry_group_local_ranks). Each handle may be used by a thread of its own. All
+/// ranks compare their sizes. On failure all handles are NULL. FERRY_IN_USE if ranks share a GPU that has no
+/// room for the kernels of all communicators of this process. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicators_new(
     group: *const ferry_group,
@@ -74,14 +73,14 @@ pub unsafe extern "C" fn ferry_communicators_new(
             return Err(Failure::value("count", count, &rule));
         }
         for (index, rank) in Communicator::new(group, plan)?.into_iter().enumerate() {
-            // SAFETY: checked above; there are as many as local ranks.
+            // SAFETY: `require_place` checked `count` places, as many as there are local ranks.
             unsafe { put(communicators.add(index), RwLock::new(Some(rank))) };
         }
         Ok(())
     })
 }
 
-/// Stores the rank. Not collective. Does not synchronise.
+/// Stores the rank of this communicator. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_rank(
     communicator: *const ferry_communicator,
@@ -93,8 +92,8 @@ pub unsafe extern "C" fn ferry_communicator_rank(
     })
 }
 
-/// Stores what comes next in the rank's round, a ferry_round, whatever faults there were. Not
-/// collective. Does not synchronise.
+/// Stores the progress of the rank's round, a ferry_round, regardless of faults. Not collective. Does not
+/// synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_round(
     communicator: *mut ferry_communicator,
@@ -110,10 +109,10 @@ pub unsafe extern "C" fn ferry_communicator_round(
     })
 }
 
-/// Whether a kernel has reported something so far: FERRY_OK, or FERRY_INPUT_FAULT (told once; go
-/// on), FERRY_FAULT or FERRY_POISONED. The fault is stored in `fault`, whose size is set, or
-/// nothing if that is NULL; after FERRY_OK its kind is FERRY_FAULT_NONE. Reads memory of the host;
-/// kernels that run may report later. Not collective. Does not synchronise.
+/// Returns whether a kernel has reported a fault so far: FERRY_OK, FERRY_INPUT_FAULT (reported once; go
+/// on), FERRY_FAULT or FERRY_POISONED. Stores the fault in `fault`, whose size is set, unless that is NULL;
+/// after FERRY_OK its kind is FERRY_FAULT_NONE. Reads host memory only; running kernels may report later.
+/// Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_check(
     communicator: *const ferry_communicator,
@@ -125,11 +124,10 @@ pub unsafe extern "C" fn ferry_check(
     })
 }
 
-/// Waits for everything enqueued on the stream, and then does as ferry_check. It also finds that a
-/// peer has given up on this rank, which came late: FERRY_POISONED, with a fault of kind
-/// FERRY_FAULT_PEER_TIMEOUT whose culprit is this rank and whose peer is the one that gave up. Not
-/// collective, but waits for the peers that kernels wait for, as long as the deadline allows.
-/// Synchronises.
+/// Waits for everything enqueued on the stream, then does the same as ferry_check. Also finds out if a peer
+/// gave up on this rank because it was late: FERRY_POISONED, with a fault of kind FERRY_FAULT_PEER_TIMEOUT
+/// whose culprit is this rank and whose peer is the rank that gave up. Not collective, but waits for the
+/// peers that kernels wait for, until their deadline at most. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_synchronize(
     communicator: *const ferry_communicator,
@@ -146,13 +144,13 @@ pub unsafe extern "C" fn ferry_synchronize(
     })
 }
 
-/// Frees the rank's memory, with the last rank of this process the windows after a barrier with the
-/// other processes, and sets `*communicator` to NULL. Synchronise the streams in use first, those of
-/// replays, too. FERRY_WRONG_ORDER while a round is open that no kernel gave up on, and FERRY_IN_USE while
-/// graphs that ferry_graph_capture made of its calls are alive: then nothing was done, and
-/// `*communicator` stays, as with FERRY_BUSY. Of graphs that others made you promise that none is at work
-/// or will be launched. After any other failure `*communicator` is NULL, and what could not be freed is
-/// leaked. Collective. Synchronises.
+/// Frees the rank's memory and sets `*communicator` to NULL; the last rank of this process also frees the
+/// windows, after a barrier with the other processes. Synchronise the streams in use first, including those
+/// of replays. Returns FERRY_WRONG_ORDER while a round is open, unless a kernel gave up on it, and
+/// FERRY_IN_USE while graphs that ferry_graph_capture made of its calls are alive. Then, as with FERRY_BUSY,
+/// nothing was done and `*communicator` is unchanged. The caller promises that graphs made in any other way
+/// neither run nor will be launched. After any other failure `*communicator` is NULL, and memory that could
+/// not be freed is leaked. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_close(
     communicator: *mut *mut ferry_communicator,
@@ -168,7 +166,7 @@ pub unsafe extern "C" fn ferry_communicator_close(
                     error: Error::ForeignGraphs { .. },
                     communicator: Some(mut open),
                 }) => {
-                    // SAFETY: the rule of graphs. Said last, so that a close that is refused says nothing.
+                    // SAFETY: the rule of graphs. Last, because a close that is refused promises nothing.
                     unsafe { open.assume_no_foreign_graphs() };
                     open.close()
                 }
@@ -191,12 +189,12 @@ pub unsafe extern "C" fn ferry_communicator_close(
     })
 }
 
-/// Gives the handle back without waiting for other ranks, and sets `*communicator` to NULL: for a
-/// process that is about to end. Where all ranks of the group are in this process, each stream of
-/// this one's calls was given to ferry_synchronize since, and none of them was captured, its memory is
-/// freed, which synchronises. Else it is leaked: what is at work goes on, and graphs may be launched. A
-/// group some of whose calls are in graphs then is not closed (FERRY_IN_USE): those of ferry_graph_capture
-/// until they are freed, others for ever. Not collective.
+/// Frees the handle without waiting for other ranks and sets `*communicator` to NULL, for a process that is
+/// about to end. If all ranks of the group are in this process, each stream of this rank's calls was
+/// passed to ferry_synchronize since, and none of the calls was captured, the memory is freed, which
+/// synchronises. Otherwise it is leaked: running kernels go on, and graphs may be launched. A group with
+/// such graphs cannot be closed (FERRY_IN_USE): those of ferry_graph_capture until they are freed, others
+/// for ever. Not collective.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_drop(
     communicator: *mut *mut ferry_communicator,
@@ -204,11 +202,11 @@ pub unsafe extern "C" fn ferry_communicator_drop(
     guard("ferry_communicator_drop", || {
         // SAFETY: the rules of pointers and handles.
         let handle = unsafe { get(read_place(communicator)?, "*communicator")? };
-        // One that met a bug is dropped as well.
+        // A communicator whose lock a panic poisoned is dropped all the same.
         if let Err(refused @ TryLockError::WouldBlock) = handle.try_write() {
             return Err(locked(&refused));
         }
-        // SAFETY: as above.
+        // SAFETY: the rules of pointers and handles.
         unsafe { take(communicator, "*communicator") }.map(drop)
     })
 }
@@ -238,7 +236,7 @@ pub(crate) fn closed_already() -> Failure {
     Failure::new(FERRY_WRONG_ORDER, "the communicator was closed")
 }
 
-/// A call that changes a rank.
+/// Runs a call that changes a rank.
 ///
 /// # Safety
 /// The rule of handles.
@@ -246,12 +244,12 @@ pub(crate) unsafe fn with_rank(
     communicator: *mut ferry_communicator,
     call: impl FnOnce(&mut Communicator) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of handles.
     let rank = unsafe { get(communicator, "communicator")? };
     call(write_lock(rank)?.as_mut().ok_or_else(closed_already)?)
 }
 
-/// A call that does not.
+/// Runs a call that only reads a rank.
 ///
 /// # Safety
 /// The rule of handles.
@@ -259,7 +257,7 @@ pub(crate) unsafe fn look_at(
     communicator: *const ferry_communicator,
     call: impl FnOnce(&Communicator) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of handles.
     let rank = unsafe { get(communicator, "communicator")? };
     let rank = rank.try_read().map_err(|refused| locked(&refused))?;
     call(rank.as_ref().ok_or_else(closed_already)?)
@@ -275,7 +273,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::noted;
 
-    /// The ranks of a group of two, as handles.
+    /// Handles for the ranks of a simulated group of two.
     pub(crate) fn communicators() -> Vec<*mut ferry_communicator> {
         let group = Group::simulated(2, 7).unwrap();
         let plan = Plan::new(&group, Config::new(4, 2, 8, 3)).unwrap();

@@ -1,4 +1,4 @@
-//! What the user decides, in numbers.
+//! The configuration.
 
 use std::time::Duration;
 
@@ -9,40 +9,40 @@ use crate::status::Failure;
 use crate::structs::{flag, sized};
 use crate::tensor::ferry_type;
 
-/// What dispatch makes of a token. TILED and ROW_MAJOR say where the scales go. README, "Formats",
-/// has bytes and errors of each.
+/// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. README, "Formats", has
+/// the bytes and errors of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_format {
     /// BF16, no scales.
     FERRY_FORMAT_BF16 = 0,
-    /// e4m3; an f32 scale for 128 elements, transposed.
+    /// e4m3 with an f32 scale per 128 elements, transposed.
     FERRY_FORMAT_BLOCKWISE_FP8 = 1,
-    /// e4m3; an e8m0 scale for 32 elements.
+    /// e4m3 with an e8m0 scale per 32 elements.
     FERRY_FORMAT_MXFP8_TILED = 2,
     /// The same, scales row by row.
     FERRY_FORMAT_MXFP8_ROW_MAJOR = 3,
-    /// e2m1; an e8m0 scale for 32 elements.
+    /// e2m1 with an e8m0 scale per 32 elements.
     FERRY_FORMAT_MXFP4_TILED = 4,
     /// The same, scales row by row.
     FERRY_FORMAT_MXFP4_ROW_MAJOR = 5,
-    /// e2m1; an e4m3 scale for 16 elements, under one input_scale.
+    /// e2m1 with an e4m3 scale per 16 elements and one input_scale.
     FERRY_FORMAT_NVFP4_TILED = 6,
     /// The same, scales row by row.
     FERRY_FORMAT_NVFP4_ROW_MAJOR = 7,
-    /// e2m1; an e4m3 scale for 16 elements, under a BF16 scale of each row.
+    /// e2m1 with an e4m3 scale per 16 elements and a BF16 scale per row.
     FERRY_FORMAT_NVFP4_ROW_SCALED_TILED = 8,
     /// The same, scales row by row.
     FERRY_FORMAT_NVFP4_ROW_SCALED_ROW_MAJOR = 9,
 }
 
-/// How experts' outputs come back.
+/// Way in which the experts' outputs come back.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_combine_mode {
     /// One row for each token and rank: the experts' rank applies the router's weights and sums.
     FERRY_COMBINE_REDUCED = 0,
-    /// One row for each token and top-k slot: the token's rank applies weights and sums, or does not sum.
+    /// One row for each token and top-k slot: the token's rank applies weights and sums, or keeps the rows.
     FERRY_COMBINE_EXACT = 1,
 }
 
@@ -53,48 +53,49 @@ pub enum ferry_combine_mode {
 pub struct ferry_config {
     /// sizeof(ferry_config).
     pub size: usize,
-    /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank r has experts r *
-    /// experts / ranks and up.
+    /// Number of experts in the group, 1 to 65,535, divisible by the number of ranks. Rank r has experts
+    /// r * experts / ranks and up.
     pub experts: u64,
-    /// Experts that a token names, 1 to 32 and at most experts.
+    /// Experts per token, 1 to 32 and at most experts.
     pub top_k: u64,
-    /// Elements of a token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
+    /// Elements per token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128.
     pub hidden: u64,
-    /// Most tokens that one rank brings to a dispatch.
+    /// Most tokens of one rank in a dispatch.
     pub max_tokens_per_rank: u64,
-    /// Ranks of one node; divides the ranks. 0: all ranks are on one node.
+    /// Ranks per node; divides the number of ranks. 0: all ranks are on one node.
     pub p2p_world_size: u64,
     /// Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. On one node a dispatch
-    /// waits for ranks whose combine has not yet read the round before no longer than until the deadline of
-    /// this rank's combine (if it was split, of its wait) before; once that has passed, not at all.
+    /// waits for ranks whose combine has not yet read the previous round, but only until the deadline of this
+    /// rank's own previous combine (of its wait, if it was split), and not at all after that.
     pub deadline_ns: u64,
     /// A ferry_format.
     pub format: u32,
     /// A ferry_combine_mode.
     pub combine: u32,
-    /// Most multiprocessors that a kernel takes. 0: all.
+    /// Most multiprocessors used by a kernel. 0: all.
     pub max_sms: u32,
-    /// 1: every token also goes to a shared expert, whose rows stand first in dispatch's outputs. Combine
-    /// adds them in f32: in reduced mode to the sum as it is, in exact mode to the sum rounded to BF16.
+    /// 1: every token also goes to a shared expert, whose rows come first in dispatch's outputs. Combine
+    /// adds them in f32: in reduced mode to the unrounded sum, in exact mode to the sum rounded to BF16.
     pub shared_expert: u32,
-    /// 1: kernels look for experts that a token lists twice.
+    /// 1: kernels check for experts that a token lists twice.
     pub debug_checks: u32,
-    /// 1: all ranks bring the same tokens, and nothing travels. At most 2,680 experts a rank. Each rank's
-    /// part is summed in f32 and rounded once, in both modes; in exact mode also before a shared expert's
-    /// row, which a token has on one rank (ferry_plan_shared_tokens). Summing the parts is up to the caller.
+    /// 1: all ranks have the same tokens, and nothing is sent. At most 2,680 experts per rank. Each rank's
+    /// partial sums are formed in f32 and rounded once, in both modes; in exact mode also before a shared
+    /// expert's row, which a token has on one rank (ferry_plan_shared_tokens). The caller adds the partial
+    /// sums of the ranks.
     pub skip_a2a: u32,
-    /// 1: kernels are compiled for this very shape when the communicator is made.
+    /// 1: kernels are compiled for this shape when the communicator is made.
     pub specialise: u32,
-    /// 1: kernels with options are loaded, too (epilogues, other output elements, late weights,
-    /// counted tokens). shared_expert and skip_a2a imply it.
+    /// 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
+    /// on the device). shared_expert and skip_a2a imply it.
     pub options: u32,
 }
 sized!(ferry_config, 88);
 
 impl ferry_config {
-    /// As Rust's callers write it.
+    /// Converts to the library's configuration.
     pub(crate) fn get(&self) -> Result<Config, Failure> {
-        // What does not fit is refused behind this with its range.
+        // `Plan::new` refuses numbers that are out of range, and names the range.
         let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let some = |value: u64| (value != 0).then(|| number(value));
         let sizes = Config::new(
@@ -122,7 +123,7 @@ impl ferry_config {
     }
 }
 
-/// The format with a number: the numbers of `ferry_format` are Ferry's own.
+/// Finds a format by its number: `ferry_format` numbers formats as the library does.
 pub(crate) fn format(name: &str, number: u32) -> Result<TokenFormat, Failure> {
     let format = TokenFormat::ALL.get(number as usize).copied();
     format.ok_or_else(|| Failure::value(name, number, "no ferry_format"))
@@ -142,7 +143,7 @@ fn combine_mode(number: u32) -> Result<CombineMode, Failure> {
     }
 }
 
-/// What sums are made of, by the type of the tensor that takes them.
+/// Finds the element type of sums by a tensor's `ferry_type`.
 pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, Failure> {
     match ferry_type::of(name, element)? {
         ferry_type::FERRY_BF16 | ferry_type::FERRY_U16 => Ok(OutputElement::Bf16),
@@ -155,7 +156,7 @@ pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, 
     }
 }
 
-/// Whether a format's scales go into tiles.
+/// Whether a format's scales are tiled.
 pub(crate) const fn is_tiled(format: TokenFormat) -> bool {
     matches!(format.scale_layout(), Some(ScaleLayout::Tiled))
 }

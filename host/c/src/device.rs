@@ -1,5 +1,4 @@
-//! Devices: plain memory and streams, for programs that have no CUDA runtime of their own, and for
-//! the simulator.
+//! Devices: memory and streams, for programs without a CUDA runtime and for the simulator.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -13,10 +12,10 @@ use crate::status::{Failure, ferry_status, guard};
 /// The device of a rank of this process. Any thread may use it.
 pub struct ferry_device(());
 
-/// What stands behind a [`ferry_device`].
+/// Value of a [`ferry_device`].
 pub(crate) struct DeviceOfRank {
     pub(crate) device: Arc<dyn Device>,
-    /// The same, with what only CUDA has.
+    /// The same device as CUDA's; `None` in the simulator.
     #[cfg(feature = "cuda")]
     pub(crate) cuda: Option<Arc<ferry::cuda::CudaDevice>>,
 }
@@ -27,7 +26,7 @@ impl Opaque for ferry_device {
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/de");
 }
 
-/// Gives the device of a rank that this process drives. Not collective. Does not synchronise.
+/// Stores a handle for the device of a rank that this process drives. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_device(
     group: *const ferry_group,
@@ -44,14 +43,14 @@ pub unsafe extern "C" fn ferry_group_device(
             #[cfg(feature = "cuda")]
             cuda: group.cuda(Rank(rank)),
         };
-        // SAFETY: checked above.
+        // SAFETY: `require_place` checked `device`.
         unsafe { put(device, found) };
         Ok(())
     })
 }
 
-/// Gives the handle back, and sets `*device` to NULL. Memory, streams, kernels and graphs stay, and
-/// what is at work goes on. Not collective. Does not synchronise.
+/// Frees the handle and sets `*device` to NULL. Memory, streams, kernels and graphs stay, and running work
+/// goes on. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_free(device: *mut *mut ferry_device) -> ferry_status {
     guard("ferry_device_free", || {
@@ -60,8 +59,8 @@ pub unsafe extern "C" fn ferry_device_free(device: *mut *mut ferry_device) -> fe
     })
 }
 
-/// Copies the device's name, for people, to `name`, which has room for `room` bytes: as much as
-/// fits, and a zero byte. Not collective. Does not synchronise.
+/// Copies the device's human-readable name to `name`, a buffer of `room` bytes. The name is cut if it does
+/// not fit, and always ends with a zero byte. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_name(
     device: *const ferry_device,
@@ -76,12 +75,12 @@ pub unsafe extern "C" fn ferry_device_name(
             return Err(Failure::value(
                 "room",
                 room,
-                "a text has at least its zero byte",
+                "it must be at least 1, for the zero byte",
             ));
         };
         let bytes = text.as_bytes();
         let copied = bytes.len().min(most);
-        // SAFETY: the rule of pointers: there is room for `room` bytes, more than are copied.
+        // SAFETY: the rule of pointers: `room` bytes may be written, more than are copied.
         unsafe {
             name.cast::<u8>()
                 .copy_from_nonoverlapping(bytes.as_ptr(), copied);
@@ -91,7 +90,8 @@ pub unsafe extern "C" fn ferry_device_name(
     })
 }
 
-/// Allocates device memory, not cleared, aligned for every tensor. Not collective. Synchronises.
+/// Allocates `bytes` bytes of device memory, aligned for any tensor; not cleared. Stores the address in
+/// `address`. Not collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_alloc(
     device: *const ferry_device,
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn ferry_device_alloc(
     guard("ferry_device_alloc", || {
         // SAFETY: the rule of handles.
         let device = unsafe { get(device, "device")? };
-        // Before anything is allocated.
+        // Checks the pointer before anything is allocated.
         // SAFETY: the rule of pointers.
         unsafe { store(address, "address", 0)? };
         let at = device.device.alloc(bytes)?;
@@ -110,8 +110,9 @@ pub unsafe extern "C" fn ferry_device_alloc(
     })
 }
 
-/// Frees what ferry_device_alloc of this device gave, and nothing uses any more: no kernel that is
-/// enqueued, no graph that will be launched. NULL is freed. Not collective. Synchronises.
+/// Frees memory allocated by ferry_device_alloc on this device. The memory must be unused: no enqueued
+/// kernel and no graph that will be launched may name it. Address 0 is ignored. Not collective.
+/// Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_release(
     device: *const ferry_device,
@@ -123,14 +124,15 @@ pub unsafe extern "C" fn ferry_device_release(
         if address == 0 {
             return Ok(());
         }
-        // SAFETY: the caller says that `alloc` gave the address, and that nobody uses it.
+        // SAFETY: `ferry_device_alloc` returned the address, and nothing uses it any more: documented on this
+        // function.
         unsafe { device.device.free(DevicePtr::new(address, 0)) }?;
         Ok(())
     })
 }
 
-/// Copies `bytes` bytes of the host to device memory. Not collective. Synchronises, but not with
-/// other streams than its own.
+/// Copies `bytes` bytes of host memory to device memory. Not collective. Synchronises the device's own
+/// stream only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_upload(
     device: *const ferry_device,
@@ -149,8 +151,8 @@ pub unsafe extern "C" fn ferry_device_upload(
     })
 }
 
-/// Copies `bytes` bytes of device memory to the host. Not collective. Synchronises, but not with
-/// other streams than its own: call ferry_device_synchronize on theirs first.
+/// Copies `bytes` bytes of device memory to host memory. Not collective. Synchronises the device's own
+/// stream only: call ferry_device_synchronize first on streams that write the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_download(
     device: *const ferry_device,
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn ferry_device_download(
             return Ok(());
         }
         require(to.cast::<u8>(), "to")?;
-        // SAFETY: the rule of pointers: so many bytes may be written; they are made readable first.
+        // SAFETY: the rule of pointers: `bytes` bytes may be written. They are initialised first.
         let to = unsafe {
             to.cast::<u8>().write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)
@@ -194,8 +196,8 @@ pub unsafe extern "C" fn ferry_device_fill(
     })
 }
 
-/// Creates a stream (a CUstream), which lives for as long as the process. The simulator has one a
-/// rank, NULL. Not collective. Does not synchronise.
+/// Creates a stream (a CUstream), which lives until the process ends. In the simulator each rank has one
+/// stream, NULL. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_stream(
     device: *const ferry_device,
@@ -213,7 +215,7 @@ pub unsafe extern "C" fn ferry_device_stream(
     })
 }
 
-/// Waits for everything enqueued on a stream. Says nothing of faults: ferry_synchronize does. Not
+/// Waits for everything enqueued on a stream. Does not report faults: ferry_synchronize does. Not
 /// collective, but waits for the peers that kernels wait for. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_device_synchronize(
@@ -228,19 +230,19 @@ pub unsafe extern "C" fn ferry_device_synchronize(
     })
 }
 
-/// A stream as Rust knows it.
+/// Converts a stream's handle.
 ///
 /// # Safety
 /// The rule of streams.
 pub(crate) unsafe fn stream_of(stream: *mut c_void) -> Stream {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of streams.
     unsafe { Stream::new(stream.expose_provenance() as u64) }
 }
 
 fn require_address(address: u64, bytes: usize) -> Result<u64, Failure> {
     match (address, bytes) {
         (0, 1..) => {
-            let rule = format!("{bytes} bytes are to be there");
+            let rule = format!("{bytes} bytes cannot be at NULL");
             Err(Failure::value("address", 0, &rule))
         }
         _ => Ok(address),

@@ -6,29 +6,28 @@ use crate::device::ferry_device;
 use crate::handle::{Opaque, get, require_place, take};
 use crate::status::{Failure, ferry_status, guard};
 
-/// A captured sequence of calls that can be replayed. One thread launches it at a time: another
-/// one's call returns FERRY_BUSY.
+/// A captured sequence of calls that can be replayed. Only one thread may launch it at a time; another
+/// thread's call returns FERRY_BUSY.
 pub struct ferry_graph(());
 
 impl Opaque for ferry_graph {
     #[cfg(feature = "cuda")]
     type Value = std::sync::Mutex<ferry::cuda::CudaGraph>;
-    /// There are none.
+    /// No value: graphs need CUDA.
     #[cfg(not(feature = "cuda"))]
     type Value = std::convert::Infallible;
     const NAME: &'static str = "ferry_graph";
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/cg");
 }
 
-/// Enqueues calls on the stream that is captured. Returns 0, or another number to give the capture
-/// up. Gives no handle back, and throws nothing.
+/// Enqueues calls on the stream that is being captured. Returns 0, or another number to abandon the
+/// capture. Must not free a handle or throw.
 pub type ferry_graph_work = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
-/// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing of it
-/// runs before the first ferry_graph_launch. `stream` is not the default stream. A round that is
-/// captured is collective: every rank replays it as often as the others. Communicators whose calls
-/// it has cannot be closed before it is freed. Needs the feature cuda, and a device of CUDA's. Not
-/// collective. Does not synchronise.
+/// Captures the calls that `work` enqueues on `stream` from this thread, as a graph. Nothing runs before the
+/// first ferry_graph_launch. `stream` must not be the default stream. Captured rounds are collective: every
+/// rank must replay them as often as the others. A communicator cannot be closed while a graph of its calls
+/// exists. Needs the feature cuda and a CUDA device. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_graph_capture(
     device: *const ferry_device,
@@ -45,16 +44,17 @@ pub unsafe extern "C" fn ferry_graph_capture(
         let Some(work) = work else {
             return Err(Failure::new(ferry_status::FERRY_NULL, "work is NULL"));
         };
-        // SAFETY: `work` is as its type says; the rule of streams; `graph` was checked above.
+        // SAFETY: the rule of streams; `work` does what `ferry_graph_work` documents; `require_place` checked
+        // `graph`.
         unsafe { capture(device, stream, || work(context), graph) }
     })
 }
 
-/// Enqueues the whole sequence on a stream. A replay starts after the one before has ended, also in
-/// another stream. A graph may have a part of a round, such as a dispatch; launched out of turn it is
-/// refused on the device (FERRY_FAULT_OUT_OF_TURN). Where ranks share a GPU, FERRY_WRONG_ORDER if it would
-/// come behind a kernel of another rank in the same stream that waits for it; nothing is enqueued then.
-/// Collective where rounds were captured. Does not synchronise.
+/// Enqueues the whole sequence on a stream. A replay starts after the previous one has ended, even in another
+/// stream. A graph may hold a part of a round, such as a dispatch; launched out of order, it is refused on
+/// the device (FERRY_FAULT_OUT_OF_TURN). Returns FERRY_WRONG_ORDER, and enqueues nothing, if ranks share a
+/// GPU and the stream already has another rank's kernel that would wait for this graph. Collective if rounds
+/// were captured. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_graph_launch(
     graph: *mut ferry_graph,
@@ -66,8 +66,8 @@ pub unsafe extern "C" fn ferry_graph_launch(
     })
 }
 
-/// Frees a graph, and sets `*graph` to NULL. A replay that runs goes on: its communicators are closed
-/// after it has ended. Not collective. Does not synchronise.
+/// Frees a graph and sets `*graph` to NULL. A running replay goes on: close its communicators only after it
+/// has ended. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_graph_free(graph: *mut *mut ferry_graph) -> ferry_status {
     guard("ferry_graph_free", || {
@@ -92,16 +92,16 @@ unsafe fn capture(
         let rule = "graphs are captured on CUDA devices";
         return Err(Failure::value("device", device.device.name(), rule));
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of streams.
     let stream = unsafe { crate::device::stream_of(stream) };
     let made = cuda.capture(stream, || match work() {
         0 => Ok(()),
         code => Err(ferry::Error::Io {
-            doing: "work of a capture".into(),
+            doing: "work of ferry_graph_capture".into(),
             source: std::io::Error::other(format!("it returned {code}")),
         }),
     })?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `graph` may be written: documented on this function.
     unsafe { crate::handle::put(graph, std::sync::Mutex::new(made)) };
     Ok(())
 }
@@ -123,10 +123,10 @@ unsafe fn capture(
 #[cfg(feature = "cuda")]
 unsafe fn launch(graph: &Graph, stream: *mut c_void) -> Result<(), Failure> {
     let Ok(mut graph) = graph.try_lock() else {
-        let text = "another thread launches this graph";
+        let text = "another thread is launching this graph";
         return Err(Failure::new(ferry_status::FERRY_BUSY, text));
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of streams.
     Ok(graph.launch(unsafe { crate::device::stream_of(stream) })?)
 }
 

@@ -8,14 +8,14 @@ use ferry::Group;
 use ferry::simulator::Options as SimulatorOptions;
 
 #[cfg(feature = "cuda")]
-use crate::bootstrap::open;
+use crate::bootstrap::open::open;
 use crate::bootstrap::{ferry_bootstrap, require_ranks};
 use crate::handle::{Opaque, get, put, require_place, store, take, values};
 use crate::kernels::{Given, ferry_group_options};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
 
-/// The ranks that exchange tokens, and how they reach each other. Any thread may use it.
+/// A group of ranks that exchange tokens. Any thread may use it.
 pub struct ferry_group(());
 
 impl Opaque for ferry_group {
@@ -24,18 +24,18 @@ impl Opaque for ferry_group {
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/gr");
 }
 
-/// A simulated group: ranks without GPUs, all in this process.
+/// Options of a simulated group: ranks without GPUs, all in this process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_simulator {
     /// sizeof(ferry_simulator).
     pub size: usize,
-    /// Decides every choice of the simulation.
+    /// Seed of every random choice of the simulation.
     pub seed: u64,
-    /// Where some rank launches nothing: how long the others wait for it, in nanoseconds of wall time, before
-    /// their deadline passes. 0: as long as the deadline.
+    /// Time that ranks wait for a rank that launches nothing, in nanoseconds of wall time, before their
+    /// deadline passes. 0: as long as the deadline.
     pub patience_ns: u64,
-    /// Ranks, 1 to 64.
+    /// Number of ranks, 1 to 64.
     pub ranks: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -44,7 +44,7 @@ sized!(ferry_simulator, 32);
 
 /// Makes a group of simulated ranks in this process. The simulation runs while some thread waits in
 /// ferry_synchronize or ferry_device_synchronize, and only until that rank is done: wait for each rank. One
-/// thread may drive all: enqueue on all of them, then wait for each. There in every build. Not
+/// thread may drive all ranks: enqueue on all of them, then wait for each. Available in every build. Not
 /// collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_simulated(
@@ -66,13 +66,13 @@ pub unsafe extern "C" fn ferry_group_simulated(
             options.patience = Some(Duration::from_nanos(given.patience_ns));
         }
         let made = Group::simulated_with(options)?;
-        // SAFETY: checked above.
+        // SAFETY: `require_place` checked `group`.
         unsafe { put(group, made) };
         Ok(())
     })
 }
 
-/// Makes a group of GPUs that this process drives, over peer access: rank r is `devices[r]`, a CUDA
+/// Makes a group of `count` GPUs driven by this process, over peer access: rank r is `devices[r]`, a CUDA
 /// device number. Needs the feature cuda. Not collective. Synchronises the devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_local(
@@ -86,8 +86,7 @@ pub unsafe extern "C" fn ferry_group_local(
     })
 }
 
-/// As ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the
-/// devices.
+/// Same as ferry_group_local, with `options` (NULL: the default). Not collective. Synchronises the devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_local_with(
     devices: *const i32,
@@ -101,9 +100,9 @@ pub unsafe extern "C" fn ferry_group_local_with(
     })
 }
 
-/// Joins a group of one process a GPU, all on one node, over peer access. Needs the feature cuda,
-/// and nothing but the driver. `device` is a CUDA device number of this process. Every step is
-/// agreed on: a rank that cannot take part has the reason, all others have its number. Collective.
+/// Joins a group with one process per GPU, all on one node, over peer access. Needs the feature cuda, and no
+/// library but the driver. `device` is a CUDA device number of this process. Setup is all-or-nothing: if one
+/// rank fails, it returns the cause, and every other rank returns an error that names it. Collective.
 /// Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_node(
@@ -117,7 +116,7 @@ pub unsafe extern "C" fn ferry_group_node(
     })
 }
 
-/// As ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
+/// Same as ferry_group_node, with `options` (NULL: the default). Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_node_with(
     bootstrap: *const ferry_bootstrap,
@@ -131,9 +130,9 @@ pub unsafe extern "C" fn ferry_group_node_with(
     })
 }
 
-/// Joins a group of one process a GPU, on one node or several, over NVLink and NVSHMEM. Needs the
-/// feature nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to look in the loader's
-/// usual places. A process is in one such group at a time. Collective. Synchronises.
+/// Joins a group with one process per GPU, on one or more nodes, over NVLink and NVSHMEM. Needs the feature
+/// nvshmem. `library` is the path of libnvshmem_host.so.3, or NULL to search the loader's usual places. A
+/// process can be in one such group at a time. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_nvshmem(
     bootstrap: *const ferry_bootstrap,
@@ -147,8 +146,8 @@ pub unsafe extern "C" fn ferry_group_nvshmem(
     })
 }
 
-/// As ferry_group_nvshmem, with `options` (NULL: the default), whose kernels were linked with
-/// NVSHMEM's device code as Ferry's are. Collective. Synchronises.
+/// Same as ferry_group_nvshmem, with `options` (NULL: the default). Kernels in `options` must be linked with
+/// NVSHMEM's device code, as Ferry's are. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_nvshmem_with(
     bootstrap: *const ferry_bootstrap,
@@ -163,7 +162,7 @@ pub unsafe extern "C" fn ferry_group_nvshmem_with(
     })
 }
 
-/// Stores the number of ranks of the whole group. Not collective. Does not synchronise.
+/// Stores the number of ranks in the whole group. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_ranks(
     group: *const ferry_group,
@@ -177,8 +176,8 @@ pub unsafe extern "C" fn ferry_group_ranks(
     })
 }
 
-/// Stores the number of ranks that this process drives in `count`, and the ranks, ascending, in
-/// `ranks`, of which there are `room`; NULL to learn the count alone. Fails if there is less room.
+/// Stores the number of ranks that this process drives in `count`, and the ranks, in ascending order, in
+/// `ranks`, an array of `room` elements, or NULL for the count alone. Fails if `room` is less than `count`.
 /// Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_local_ranks(
@@ -200,34 +199,33 @@ pub unsafe extern "C" fn ferry_group_local_ranks(
             return Err(Failure::value("room", room, &rule));
         }
         for (index, rank) in local.into_iter().enumerate() {
-            // SAFETY: the rule of pointers: there is room.
+            // SAFETY: the rule of pointers: `ranks` has `room` elements.
             unsafe { store(ranks.add(index), "ranks", rank.0)? };
         }
         Ok(())
     })
 }
 
-/// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first;
-/// FERRY_IN_USE if there are some: then nothing was done, and `*group` stays. A group of several
-/// processes waits for what dropped communicators left at work. After any other failure the group was
-/// left as far as that was possible, and `*group` is NULL. Collective. Synchronises.
+/// Leaves the group and sets `*group` to NULL. Close its communicators and free its graphs first: while any
+/// exists, this returns FERRY_IN_USE, does nothing, and `*group` is unchanged. A group of several processes
+/// waits for kernels that dropped communicators left running. After any other failure the group was left as
+/// far as possible, and `*group` is NULL. Collective. Synchronises.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_close(group: *mut *mut ferry_group) -> ferry_status {
     guard("ferry_group_close", || {
-        // SAFETY: the rule of pointers, and of handles.
+        // SAFETY: the rules of pointers and handles.
         let closed = unsafe { get(read_place(group)?, "*group")? }.close();
         if let Err(ferry::Error::CommunicatorsOpen { .. }) = closed {
             return Ok(closed?);
         }
-        // SAFETY: as above.
+        // SAFETY: the rules of pointers and handles.
         drop(unsafe { take(group, "*group")? });
         Ok(closed?)
     })
 }
 
-/// Gives the handle back without leaving the group, and sets `*group` to NULL: for a process that
-/// cannot wait for the others. Communicators and graphs stay, and what is at work goes on. Not
-/// collective. Does not synchronise.
+/// Frees the handle without leaving the group and sets `*group` to NULL, for a process that cannot wait for
+/// the others. Communicators and graphs stay, and running work goes on. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_group_drop(group: *mut *mut ferry_group) -> ferry_status {
     guard("ferry_group_drop", || {
@@ -236,20 +234,20 @@ pub unsafe extern "C" fn ferry_group_drop(group: *mut *mut ferry_group) -> ferry
     })
 }
 
-/// What stands at a place.
+/// Reads the handle at a place.
 ///
 /// # Safety
 /// The rule of pointers.
 pub(crate) unsafe fn read_place<T>(place: *mut *mut T) -> Result<*mut T, Failure> {
-    crate::handle::require(place, "the place of the handle")?;
-    // SAFETY: the caller's promise.
+    crate::handle::require(place, "the address of the handle")?;
+    // SAFETY: the rule of pointers.
     Ok(unsafe { place.read() })
 }
 
-/// A number of a device, which C gives as an int.
+/// Converts a CUDA device number, an int in C.
 fn device_number(name: &str, number: i32) -> Result<usize, Failure> {
     usize::try_from(number)
-        .map_err(|_| Failure::value(name, number, "a device's number is not below 0"))
+        .map_err(|_| Failure::value(name, number, "a device number is at least 0"))
 }
 
 /// # Safety
@@ -260,7 +258,7 @@ unsafe fn make_local(
     options: *const ferry_group_options,
     group: *mut *mut ferry_group,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of pointers and handles.
     unsafe {
         make(options, group, |given| {
             let devices = values(devices, "devices", count)?
@@ -273,14 +271,14 @@ unsafe fn make_local(
 }
 
 /// # Safety
-/// The rules of pointers and handles, and what a bootstrap's function promises.
+/// The rules of pointers and handles; the bootstrap's `all_gather` keeps what `ferry_all_gather` documents.
 unsafe fn make_node(
     bootstrap: *const ferry_bootstrap,
     device: i32,
     options: *const ferry_group_options,
     group: *mut *mut ferry_group,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of pointers and handles; `all_gather` keeps what `ferry_all_gather` documents.
     unsafe {
         make(options, group, |given| {
             node(bootstrap, device_number("device", device)?, &given)
@@ -297,7 +295,7 @@ unsafe fn make_nvshmem(
     options: *const ferry_group_options,
     group: *mut *mut ferry_group,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of pointers and handles; `all_gather` keeps what `ferry_all_gather` documents.
     unsafe {
         make(options, group, |given| {
             let device = device_number("device", device)?;
@@ -315,7 +313,7 @@ unsafe fn make(
     group: *mut *mut ferry_group,
     with: impl FnOnce(Given<'_>) -> Result<Group, Failure>,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of pointers and handles; `require_place` checks `group`.
     unsafe {
         require_place(group, "group", 1)?;
         let made = with(ferry_group_options::read(options)?)?;
@@ -342,7 +340,7 @@ unsafe fn node(
     device: usize,
     given: &Given<'_>,
 ) -> Result<Group, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the promises of `open`, which this function asks for as well.
     let bootstrap = unsafe { open(bootstrap)? };
     Ok(Group::node(bootstrap, device, &given.options())?)
 }
@@ -366,13 +364,14 @@ unsafe fn nvshmem(
     use std::ffi::{CStr, OsStr};
     use std::os::unix::ffi::OsStrExt as _;
 
-    let library = match library.is_null() {
-        true => None,
-        // SAFETY: the caller's promise.
-        false => Some(unsafe { CStr::from_ptr(library) }),
+    let library = if library.is_null() {
+        None
+    } else {
+        // SAFETY: the rule of pointers: a text ends with a zero byte.
+        let path = unsafe { CStr::from_ptr(library) };
+        Some(OsStr::from_bytes(path.to_bytes()).into())
     };
-    let library = library.map(|path| OsStr::from_bytes(path.to_bytes()).into());
-    // SAFETY: the caller's promise.
+    // SAFETY: the promises of `open`, which this function asks for as well.
     let bootstrap = unsafe { open(bootstrap)? };
     let options = ferry::GroupOptions {
         nvshmem_library: library,

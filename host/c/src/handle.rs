@@ -1,4 +1,4 @@
-//! Handles: what stands behind the opaque pointers.
+//! Handles: the values behind opaque pointers.
 
 use std::ptr;
 
@@ -7,18 +7,18 @@ use crate::status::ferry_status::{FERRY_BAD_HANDLE, FERRY_NULL};
 
 /// A kind of handle. C sees a pointer to the implementing type, which is opaque and has no values.
 pub(crate) trait Opaque: Sized {
-    /// What a handle holds. Any thread may call with it.
+    /// Value of a handle. Any thread may call with it.
     type Value: Send + Sync;
-    /// The name of the kind in C.
+    /// Name of the kind in C.
     const NAME: &'static str;
-    /// A word that only handles of this kind begin with.
+    /// First word of handles of this kind, and of no other.
     const MAGIC: u64;
 }
 
-/// The word of a handle that was given back, for as long as its memory is not used again.
-const GIVEN_BACK: u64 = u64::from_le_bytes(*b"ferry/--");
+/// First word of a handle that was freed, until its memory is used again.
+const FREED: u64 = u64::from_le_bytes(*b"ferry/--");
 
-/// What a pointer to an opaque type points to. `repr(C)`: the magic word of each kind stands first.
+/// Target of a pointer to an opaque type. `repr(C)`: the magic word of each kind comes first.
 #[repr(C)]
 struct Handle<T> {
     magic: u64,
@@ -34,11 +34,11 @@ pub(crate) unsafe fn put<O: Opaque>(place: *mut *mut O, value: O::Value) {
         magic: O::MAGIC,
         value,
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: `place` may be written: documented on this function.
     unsafe { place.write(Box::into_raw(handle).cast()) };
 }
 
-/// Checks where a handle, or an array of handles, is to be stored, before anything is made; nulls it.
+/// Checks the place of a handle, or of an array of handles, before anything is made, and sets it to null.
 ///
 /// # Safety
 /// The rule of pointers: `place` is null or points to `count` pointers.
@@ -49,7 +49,7 @@ pub(crate) unsafe fn require_place<O: Opaque>(
 ) -> Result<(), Failure> {
     require(place, name)?;
     for index in 0..count {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of pointers: `place` points to `count` pointers.
         unsafe { place.add(index).write(ptr::null_mut()) };
     }
     Ok(())
@@ -65,42 +65,42 @@ pub(crate) unsafe fn get<'a, O: Opaque>(
 ) -> Result<&'a O::Value, Failure> {
     let handle = handle.cast::<Handle<O::Value>>();
     require(handle, name)?;
-    // SAFETY: each handle begins with such a word, by the caller's promise.
+    // SAFETY: the rule of handles: each begins with such a word.
     let magic = unsafe { handle.cast::<u64>().read() };
     if magic != O::MAGIC {
         let what = match magic {
-            GIVEN_BACK => "was given back already",
-            _ => "is of another kind, or no handle at all",
+            FREED => "was freed already",
+            _ => "is a handle of another kind, or none at all",
         };
         let text = format!("{name} {what}; wanted a {}", O::NAME);
         return Err(Failure::new(FERRY_BAD_HANDLE, text));
     }
-    // SAFETY: it is a handle of this kind, and lives by the caller's promise.
+    // SAFETY: the word was that of this kind, and by the rule of handles it lives.
     Ok(unsafe { &(*handle).value })
 }
 
-/// Takes the handle at `place` back: its value, and null in its place.
+/// Frees the handle at `place`, sets `place` to null and returns the value.
 ///
 /// # Safety
 /// The rule of handles, and that of pointers for `place`. No reference to the value is in use.
 pub(crate) unsafe fn take<O: Opaque>(place: *mut *mut O, name: &str) -> Result<O::Value, Failure> {
     require(place, name)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let handle = unsafe { place.read() };
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of handles.
     unsafe { get(handle, name)? };
     let handle = handle.cast::<Handle<O::Value>>();
-    // SAFETY: `get` found a handle of this kind, which nobody else uses. The word is written so that it is
-    // there when a call is made with the handle by mistake.
-    unsafe { ptr::addr_of_mut!((*handle).magic).write_volatile(GIVEN_BACK) };
-    // SAFETY: `put` made it of such a box, and nobody uses it any more.
+    // Volatile, so that a later call with the freed handle by mistake finds the word.
+    // SAFETY: `get` found a handle of this kind, and no reference to it is in use.
+    unsafe { ptr::addr_of_mut!((*handle).magic).write_volatile(FREED) };
+    // SAFETY: `put` made it from such a box, and no reference to it is in use.
     let Handle { value, .. } = *unsafe { Box::from_raw(handle) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     unsafe { place.write(ptr::null_mut()) };
     Ok(value)
 }
 
-/// Checks a pointer: not null, and aligned.
+/// Checks that a pointer is aligned and not null.
 pub(crate) fn require<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() {
         return Err(Failure::new(FERRY_NULL, format!("{name} is NULL")));
@@ -121,15 +121,15 @@ pub(crate) fn require<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
 /// The rule of pointers.
 pub(crate) unsafe fn store<T>(place: *mut T, name: &str, value: T) -> Result<(), Failure> {
     require(place, name)?;
-    // SAFETY: the caller's promise; the value that is there needs no drop.
+    // SAFETY: the rule of pointers. The old value is C's and needs no drop.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// The values of an array of plain numbers; `pointer` may be null if there are none.
+/// The `count` values of an array; `pointer` may be null if `count` is 0.
 ///
 /// # Safety
-/// The rule of pointers, for as long as the result is used: `count` values.
+/// The rule of pointers, for as long as the result is used.
 pub(crate) unsafe fn values<'a, T: Copy>(
     pointer: *const T,
     name: &str,
@@ -140,9 +140,9 @@ pub(crate) unsafe fn values<'a, T: Copy>(
     }
     require(pointer, name)?;
     if count > isize::MAX as usize / size_of::<T>() {
-        return Err(Failure::value(name, count, "so many values are no array"));
+        return Err(Failure::value(name, count, "no array has so many values"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers: `count` values, which were checked to be an array's.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 

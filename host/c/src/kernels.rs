@@ -1,4 +1,4 @@
-//! Kernels of the caller's own.
+//! Custom kernels.
 
 use std::ffi::c_char;
 
@@ -6,33 +6,33 @@ use crate::handle::{Opaque, get, require_place, take};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, sized};
 
-/// Kernels that groups load in the place of the library's. Plans with options, a shared expert or
-/// skip_a2a have others beside them: those stay the library's. Any thread may use it.
+/// Kernels that groups load instead of the library's. Additional kernels for plans with options, a shared
+/// expert or skip_a2a are always the library's. Any thread may use them.
 pub struct ferry_kernels(());
 
 impl Opaque for ferry_kernels {
     #[cfg(feature = "cuda")]
     type Value = ferry::Kernels;
-    /// There are none.
+    /// No value: custom kernels need CUDA.
     #[cfg(not(feature = "cuda"))]
     type Value = std::convert::Infallible;
     const NAME: &'static str = "ferry_kernels";
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/ke");
 }
 
-/// What a group of GPUs is made with besides its ranks. All zeros: the default.
+/// Options of a group of GPUs. All zeros: the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_group_options {
     /// sizeof(ferry_group_options).
     pub size: usize,
-    /// The kernels of this process's devices, not needed any more once the group is made. All
-    /// processes give the same. NULL: those that the library was built with.
+    /// Kernels for this process's devices, the same in all processes. May be freed once the group is made.
+    /// NULL: those that the library was built with.
     pub kernels: *const ferry_kernels,
-    /// 1: several ranks may be on one GPU, which is refused otherwise. All ranks on a GPU say so. Each
-    /// takes its part of the multiprocessors, and has streams of its own: a call whose kernel would
-    /// come behind one that waits for it is refused (FERRY_WRONG_ORDER). A process of several ranks
-    /// on a GPU sets CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
+    /// 1: several ranks may be on one GPU, which is refused otherwise. All ranks of that GPU must set it.
+    /// Each uses its part of the multiprocessors and needs streams of its own: a call whose kernel would
+    /// be queued after one that waits for it is refused (FERRY_WRONG_ORDER). A process with several ranks
+    /// on a GPU should set CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
     /// need MPS then (FERRY_PEER).
     pub share_gpus: u32,
     /// Must be 0.
@@ -40,15 +40,14 @@ pub struct ferry_group_options {
 }
 sized!(ferry_group_options, 16);
 
-/// Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no zero byte at its
-/// end: that of a crate which has entries of the same names as Ferry's, of the same arguments, and
-/// was linked with the ferry-gpu of this version. More entries are allowed. Names, sizes of
-/// arguments and the layout of memory are compared; FERRY_INVALID_ARGUMENT names the first that
-/// does not fit. The text is for one architecture, which each device compares with its own when a
-/// group is made (FERRY_DEVICE); there the driver compiles it. ferry_group_nvshmem_with also needs
-/// the entries that reach ranks of other nodes. You promise that the kernels touch no other memory
-/// than Ferry's of the same names would, and end as those do. Needs the feature cuda, and no
-/// device. Not collective. Does not synchronise.
+/// Checks kernels in a PTX text of `bytes` bytes, which is copied and needs no terminating zero byte. The PTX
+/// must come from a crate that defines entries with the names and arguments of Ferry's and is linked with
+/// ferry-gpu of this version; more entries are allowed. Names, sizes of arguments and the memory layout are
+/// compared; FERRY_INVALID_ARGUMENT names the first mismatch. The PTX is for one architecture, which each
+/// device compares with its own when a group is made (FERRY_DEVICE), before the driver compiles it.
+/// ferry_group_nvshmem_with also needs the entries that reach ranks of other nodes. The caller promises that
+/// the kernels touch no other memory than Ferry's kernels of the same names, and end as they do. Needs the
+/// feature cuda but no device. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_kernels_from_ptx(
     text: *const c_char,
@@ -58,13 +57,13 @@ pub unsafe extern "C" fn ferry_kernels_from_ptx(
     guard("ferry_kernels_from_ptx", || {
         // SAFETY: the rule of pointers.
         unsafe { require_place(kernels, "kernels", 1)? };
-        // SAFETY: the rules of pointers and kernels; `kernels` was checked above.
+        // SAFETY: the rules of pointers and kernels; `require_place` checked `kernels`.
         unsafe { from_ptx(text, bytes, kernels) }
     })
 }
 
-/// Gives the handle back, and sets `*kernels` to NULL. Groups that were made with it stay. Not
-/// collective. Does not synchronise.
+/// Frees the handle and sets `*kernels` to NULL. Groups made with the kernels keep them. Not collective. Does
+/// not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_kernels_free(kernels: *mut *mut ferry_kernels) -> ferry_status {
     guard("ferry_kernels_free", || {
@@ -73,7 +72,7 @@ pub unsafe extern "C" fn ferry_kernels_free(kernels: *mut *mut ferry_kernels) ->
     })
 }
 
-/// Options that were read.
+/// Options of a [`ferry_group_options`].
 #[derive(Default)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there are no GPUs"))]
 pub(crate) struct Given<'a> {
@@ -84,7 +83,7 @@ pub(crate) struct Given<'a> {
 
 #[cfg(feature = "cuda")]
 impl Given<'_> {
-    /// As the library takes them.
+    /// Converts to the library's options.
     pub(crate) fn options(&self) -> ferry::GroupOptions {
         ferry::GroupOptions {
             kernels: self.kernels.cloned().unwrap_or_default(),
@@ -95,7 +94,7 @@ impl Given<'_> {
 }
 
 impl ferry_group_options {
-    /// The options at a place, which may be null.
+    /// Reads options; the default if the pointer is null.
     ///
     /// # Safety
     /// The rules of pointers and handles.
@@ -103,16 +102,17 @@ impl ferry_group_options {
         if options.is_null() {
             return Ok(Given::default());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of pointers.
         let given = unsafe { read(options, "options")? };
         if given.reserved != 0 {
             let rule = "it must be 0";
             return Err(Failure::value("options->reserved", given.reserved, rule));
         }
-        let kernels = match given.kernels.is_null() {
-            true => None,
-            // SAFETY: the caller's promise.
-            false => Some(unsafe { get(given.kernels, "options->kernels") }?),
+        let kernels = if given.kernels.is_null() {
+            None
+        } else {
+            // SAFETY: the rule of handles.
+            Some(unsafe { get(given.kernels, "options->kernels") }?)
         };
         let share_gpus = flag("options->share_gpus", given.share_gpus)?;
         Ok(Given {
@@ -130,13 +130,13 @@ unsafe fn from_ptx(
     bytes: usize,
     kernels: *mut *mut ferry_kernels,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let text = unsafe { crate::handle::values(text.cast::<u8>(), "text", bytes)? };
     let text = std::str::from_utf8(text)
-        .map_err(|error| Failure::value("text", "no PTX", &error.to_string()))?;
-    // SAFETY: the caller's promise.
+        .map_err(|error| Failure::value("text", "not PTX", &error.to_string()))?;
+    // SAFETY: the rule of kernels.
     let made = unsafe { ferry::Kernels::from_ptx(text) }.map_err(ferry::Error::from)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `kernels` may be written: documented on this function.
     unsafe { crate::handle::put(kernels, made) };
     Ok(())
 }

@@ -1,36 +1,32 @@
-//! Ferry for C and for what calls C. The header, `ferry.h`, is generated from this crate by `cargo
-//! xtask c-header`, so the documentation of its items is written for readers of the header.
+//! Ferry for C and languages that call C. The header, `ferry.h`, is generated from this crate by `cargo
+//! xtask c-header`, so items are documented for readers of the header.
 //!
-//! Types have the names that C knows them by. A handle is a pointer to a [`handle::Handle`]: a
-//! magic word, then the value. A struct that a caller fills has its size first, see [`structs`].
-//! Each entry's body is one call of [`status::guard`], which catches panics.
+//! Types have their C names. A handle is a pointer to a [`handle::Handle`]: a magic word, then the value. A
+//! struct that a caller fills begins with its size, see [`structs`]. Each entry's body is one call of
+//! [`status::guard`], which catches panics.
 //!
-//! # What a caller promises
+//! # Promises of the caller
 //!
-//! The `// SAFETY:` comments of entries name these rules, which the header states at its top:
+//! `// SAFETY:` comments name these rules, which the header states at its top:
 //!
-//! - **pointers**: a pointer is null, or points to as many values of its type as the entry says, which live
-//!   and are not written by others until the entry returns. A struct with its size first lives for that many
-//!   bytes. A text ends with a zero byte.
-//! - **handles**: a handle is null, or came from the entry that makes its kind and was not given
-//!   back. No other thread gives it back meanwhile.
-//! - **memory**: an address of device memory, with the bytes behind it, is memory of the device
-//!   that the call is for, until what was enqueued with it has ended and no graph of it is launched
-//!   any more.
-//! - **streams**: a stream is null (the default stream), or a live `CUstream` of the device's
-//!   primary context. It is destroyed only after what was enqueued on it has ended. While a call enqueues on
-//!   it, nobody but `ferry_graph_capture` begins or ends a capture that it is a part of.
-//! - **graphs**: a graph of calls that `ferry_graph_capture` did not make is neither at work nor launched any
-//!   more once a communicator whose calls it has is closed.
-//! - **kernels**: kernels in a PTX text touch no other memory than Ferry's of the same names would,
-//!   and end as those do.
-#![allow(
-    non_camel_case_types,
-    reason = "types have the names that C knows them by"
-)]
+//! - **pointers**: a pointer is null, or points to as many values of its type as the entry documents, which
+//!   live and are not written by others until the entry returns. A struct that begins with its size has that
+//!   many bytes. A text ends with a zero byte.
+//! - **handles**: a handle is null, or came from the entry that makes its kind and was not freed. No other
+//!   thread frees it meanwhile.
+//! - **memory**: an address with the bytes after it is memory of the call's device, until work enqueued with
+//!   it has ended and no graph of that work is launched any more.
+//! - **streams**: a stream is null (the default stream), or a live `CUstream` of the device's primary
+//!   context. It is destroyed only after work enqueued on it has ended. While a call enqueues on it, nobody
+//!   but `ferry_graph_capture` begins or ends a capture that it is a part of.
+//! - **graphs**: a graph of calls that `ferry_graph_capture` did not make neither runs nor is launched any
+//!   more once one of its communicators is closed.
+//! - **kernels**: kernels in a PTX text touch no other memory than Ferry's of the same names, and end as they
+//!   do.
+#![allow(non_camel_case_types, reason = "types have their C names")]
 #![allow(
     clippy::missing_safety_doc,
-    reason = "the header says once, at its top, what callers promise"
+    reason = "the header states the callers' promises once, at its top"
 )]
 
 pub mod arguments;

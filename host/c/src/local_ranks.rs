@@ -1,4 +1,4 @@
-//! One call for all ranks of a process.
+//! Calls for all ranks of a process.
 
 use std::ffi::c_void;
 
@@ -13,14 +13,14 @@ use crate::handle::{get, values};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{Sized0, read};
 
-/// ferry_dispatch of all ranks of this process, in one call: all communicators of one
-/// ferry_communicators_new, in any order; others, or a part of them, are FERRY_INVALID_ARGUMENT. Each
-/// array has `count` values, one for each of `communicators`, in their order. First all checks of all
-/// ranks are made, then the kernels are enqueued, one rank after another; no launch waits for a kernel.
-/// If a check or the first launch fails, nothing was enqueued on any rank, and their rounds stay as they
-/// were. If a later launch fails, FERRY_POISONED: all communicators of the call can only be closed. Calls
-/// for all and for single ranks may be mixed in a round. Collective with the other processes (not with
-/// skip_a2a). Does not synchronise.
+/// ferry_dispatch for all ranks of this process in one call. `communicators` must be exactly those of one
+/// ferry_communicators_new, in any order (FERRY_INVALID_ARGUMENT otherwise). Each array has `count` elements,
+/// in the order of `communicators`. All checks of all ranks come first, then the kernels are enqueued, one
+/// rank after another; no launch waits for a kernel. If a check or the first launch fails, nothing was
+/// enqueued on any rank, and their rounds are unchanged. If a later launch fails, this returns
+/// FERRY_POISONED, and all communicators of the call can only be closed. Calls for all ranks and for single
+/// ranks may be mixed in a round. Collective with the other processes (not with skip_a2a). Does not
+/// synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_all(
     communicators: *const *mut ferry_communicator,
@@ -43,8 +43,8 @@ pub unsafe extern "C" fn ferry_dispatch_all(
     })
 }
 
-/// ferry_dispatch_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
-/// Collective with the other processes. Does not synchronise.
+/// ferry_dispatch_async for all ranks of this process; see ferry_dispatch_all. Not with skip_a2a. Collective
+/// with the other processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_all_async(
     communicators: *const *mut ferry_communicator,
@@ -63,8 +63,8 @@ pub unsafe extern "C" fn ferry_dispatch_all_async(
     })
 }
 
-/// ferry_dispatch_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
-/// other processes. Does not synchronise.
+/// ferry_dispatch_wait for all ranks of this process; see ferry_dispatch_all. Collective with the other
+/// processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_all_wait(
     communicators: *const *mut ferry_communicator,
@@ -83,8 +83,8 @@ pub unsafe extern "C" fn ferry_dispatch_all_wait(
     })
 }
 
-/// ferry_combine of all ranks of this process, as ferry_dispatch_all. Collective with the other
-/// processes (not with skip_a2a). Does not synchronise.
+/// ferry_combine for all ranks of this process; see ferry_dispatch_all. Collective with the other processes
+/// (not with skip_a2a). Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_all(
     communicators: *const *mut ferry_communicator,
@@ -107,8 +107,8 @@ pub unsafe extern "C" fn ferry_combine_all(
     })
 }
 
-/// ferry_combine_async of all ranks of this process, as ferry_dispatch_all. Not with skip_a2a.
-/// Collective with the other processes. Does not synchronise.
+/// ferry_combine_async for all ranks of this process; see ferry_dispatch_all. Not with skip_a2a. Collective
+/// with the other processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_all_async(
     communicators: *const *mut ferry_communicator,
@@ -131,8 +131,8 @@ pub unsafe extern "C" fn ferry_combine_all_async(
     })
 }
 
-/// ferry_combine_wait of all ranks of this process, as ferry_dispatch_all. Collective with the
-/// other processes. Does not synchronise.
+/// ferry_combine_wait for all ranks of this process; see ferry_dispatch_all. Collective with the other
+/// processes. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_all_wait(
     communicators: *const *mut ferry_communicator,
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn ferry_combine_all_wait(
     })
 }
 
-/// A call of all these ranks, of which no other thread makes one meanwhile.
+/// Runs a call of all these ranks, which no other thread can use meanwhile.
 ///
 /// # Safety
 /// The rules of handles, pointers and streams.
@@ -160,13 +160,13 @@ unsafe fn with_all(
     call: impl FnOnce(&mut [Communicator], &[Stream]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if count == 0 {
-        return Err(Failure::value("count", 0, "the call is for 1 rank or more"));
+        return Err(Failure::value("count", 0, "the call needs at least 1 rank"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let streams = unsafe { values(streams, "streams", count)? }.iter();
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of streams.
     let streams: Vec<Stream> = streams.map(|&at| unsafe { stream_of(at) }).collect();
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let handles = unsafe { values(communicators, "communicators", count)? };
     let mut places = Vec::with_capacity(count);
     for (index, &handle) in handles.iter().enumerate() {
@@ -175,7 +175,7 @@ unsafe fn with_all(
             let rule = format!("communicators[{first}] is the same");
             return Err(Failure::value(&name, format!("{handle:p}"), &rule));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of handles.
         let place = write_lock(unsafe { get(handle, &name)? })?;
         if place.is_none() {
             return Err(closed_already());
@@ -197,7 +197,7 @@ unsafe fn dispatch_inputs(
     inputs: *const *const ferry_dispatch_input,
     count: usize,
 ) -> Result<Vec<DispatchInput>, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of pointers and memory.
     unsafe { each(inputs, "inputs", count, |_, input| input.get()) }
 }
 
@@ -209,7 +209,7 @@ unsafe fn dispatch_outputs(
     count: usize,
 ) -> Result<Vec<DispatchOutput>, Failure> {
     let plan = |index: usize| ranks[index].plan();
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of pointers and memory.
     unsafe {
         each(outputs, "outputs", count, |index, output| {
             output.get(plan(index))
@@ -223,7 +223,7 @@ unsafe fn combine_inputs(
     inputs: *const *const ferry_combine_input,
     count: usize,
 ) -> Result<Vec<CombineInput>, Failure> {
-    // SAFETY: the rules of pointers and memory, which the caller keeps.
+    // SAFETY: the rules of pointers and memory.
     unsafe { each(inputs, "inputs", count, |_, input| input.get()) }
 }
 
@@ -233,11 +233,11 @@ unsafe fn combine_outputs(
     outputs: *const *const ferry_combine_output,
     count: usize,
 ) -> Result<Vec<CombineOutput>, Failure> {
-    // SAFETY: the rules of pointers and memory, which the caller keeps.
+    // SAFETY: the rules of pointers and memory.
     unsafe { each(outputs, "outputs", count, |_, output| output.get()) }
 }
 
-/// What `get` makes of the struct of each rank; a failure names whose.
+/// Converts the struct of each rank with `get`; a failure names the struct.
 ///
 /// # Safety
 /// The rule of pointers.
@@ -247,11 +247,11 @@ unsafe fn each<T: Sized0, U>(
     count: usize,
     get: impl Fn(usize, &T) -> Result<U, Failure>,
 ) -> Result<Vec<U>, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let pointers = unsafe { values(pointers, name, count)? };
     let value = |(index, &pointer): (usize, &*const T)| {
         let name = format!("{name}[{index}]");
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of pointers.
         let given = unsafe { read(pointer, &name)? };
         get(index, &given).map_err(|failure| Failure {
             text: format!("{name}: {}", failure.text),

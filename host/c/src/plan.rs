@@ -1,4 +1,4 @@
-//! Plans, and what outputs take.
+//! Plans, and the sizes of outputs.
 
 use ferry::{Capacity, CombineMode, CombineOutput, DataType, DevicePtr, Plan, Rank, Tensor};
 
@@ -9,7 +9,7 @@ use crate::handle::{Opaque, get, put, require_place, store, take};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, require_room, sized, write};
 
-/// A configuration that was checked. Any thread may use it.
+/// A checked configuration. Any thread may use it.
 pub struct ferry_plan(());
 
 impl Opaque for ferry_plan {
@@ -18,19 +18,19 @@ impl Opaque for ferry_plan {
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/pl");
 }
 
-/// What a plan says of each rank.
+/// Sizes of a plan, for each rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_plan_info {
     /// sizeof(ferry_plan_info).
     pub size: usize,
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub ranks: u64,
-    /// Experts that live on each rank.
+    /// Number of experts on each rank.
     pub local_experts: u64,
-    /// Groups of rows that a dispatch gives: a local expert each, and the shared expert before them.
+    /// Groups of rows in a dispatch's outputs: one for each local expert, after one for the shared expert.
     pub groups: u64,
-    /// Most rows that a dispatch can give one rank: outputs of so many are never too small.
+    /// Most rows that one rank can receive in a dispatch: outputs of this capacity are never too small.
     pub max_rows: u64,
     /// Most blocks of 128 rows of tiled scales.
     pub max_scale_blocks: u64,
@@ -38,34 +38,34 @@ pub struct ferry_plan_info {
     pub window_bytes: u64,
     /// Bytes of each rank's private workspace.
     pub workspace_bytes: u64,
-    /// As max_rows, where the experts of each token differ, as those of a top-k do: never above it, and half
-    /// of it for top-8 of 256 experts on 64 ranks. Where a token names an expert twice more can come; what
-    /// the outputs do not hold is then left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
+    /// Same as max_rows if the experts of each token differ, as in a top-k: never above max_rows, and half of
+    /// it for top-8 of 256 experts on 64 ranks. If a token names an expert twice, more rows can come; those
+    /// beyond the outputs are left out, an input fault (FERRY_FAULT_OUTPUT_TOO_SMALL).
     pub max_rows_distinct: u64,
-    /// As max_scale_blocks, where the experts of each token differ.
+    /// Same as max_scale_blocks if the experts of each token differ.
     pub max_scale_blocks_distinct: u64,
-    /// Most multiprocessors that a kernel of this process's ranks occupies: max_sms of the configuration, or
-    /// where ranks share a GPU the least part of it that one of them has, if that is less. 0: all.
+    /// Most multiprocessors used by a kernel of this process's ranks: the configuration's max_sms or, if
+    /// ranks share a GPU and it is less, the smallest part of the GPU that one of them has. 0: all.
     pub max_sms: u64,
 }
 sized!(ferry_plan_info, 64);
 
-/// How much the outputs of a dispatch hold. All zeros: what no dispatch exceeds.
+/// Capacity of the outputs of a dispatch. All zeros: the most that a dispatch can need.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_capacity {
     /// sizeof(ferry_capacity).
     pub size: usize,
-    /// Rows, those of a shared expert and those that pad groups included; in blockwise FP8 a multiple of 4.
-    /// Too few for the shared expert's alone are refused (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
+    /// Rows, including those of a shared expert and padding rows; in blockwise FP8 a multiple of 4. Must hold
+    /// at least the shared expert's rows (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
     pub rows: u64,
-    /// Blocks of 128 rows of tiled scales. 0: the most that so many rows can take.
+    /// Blocks of 128 rows of tiled scales. 0: the most that so many rows can need.
     pub scale_blocks: u64,
 }
 sized!(ferry_capacity, 24);
 
 impl ferry_capacity {
-    /// Of a pointer that may be null.
+    /// Reads a capacity; the plan's maximum if the pointer is null.
     ///
     /// # Safety
     /// The rule of pointers.
@@ -73,7 +73,7 @@ impl ferry_capacity {
         if at.is_null() {
             return Ok(Capacity::max(plan));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of pointers.
         let given = unsafe { read(at, "capacity")? };
         let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let mut capacity = match given.rows {
@@ -87,7 +87,7 @@ impl ferry_capacity {
     }
 }
 
-/// Checks a configuration for a group, and makes it a plan. FERRY_INVALID_CONFIG lists every
+/// Checks a configuration for a group and makes a plan of it. The text of FERRY_INVALID_CONFIG lists every
 /// problem. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_new(
@@ -103,13 +103,13 @@ pub unsafe extern "C" fn ferry_plan_new(
         // SAFETY: the rule of pointers.
         let config = unsafe { read(config, "config")? };
         let made = Plan::new(group, config.get()?)?;
-        // SAFETY: checked above.
+        // SAFETY: `require_place` checked `plan`.
         unsafe { put(plan, made) };
         Ok(())
     })
 }
 
-/// Gives a plan back, and sets `*plan` to NULL. What was made with it stays. Not collective. Does
+/// Frees a plan and sets `*plan` to NULL. Communicators and buffers made with it stay. Not collective. Does
 /// not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_free(plan: *mut *mut ferry_plan) -> ferry_status {
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ferry_plan_free(plan: *mut *mut ferry_plan) -> ferry_st
     })
 }
 
-/// Fills `info`, whose size is set. Not collective. Does not synchronise.
+/// Fills `info`, whose size is set, with the sizes of a plan. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_query(
     plan: *const ferry_plan,
@@ -146,8 +146,8 @@ pub unsafe extern "C" fn ferry_plan_query(
     })
 }
 
-/// Stores which of `tokens` tokens are the shared expert's on `rank`: `count` tokens from `start`
-/// on, the first rows of dispatch's outputs. None without a shared expert. Not collective. Does not
+/// Stores which of `tokens` tokens go to the shared expert on `rank`: `count` tokens from `start` on, the
+/// first rows of dispatch's outputs. `count` is 0 without a shared expert. Not collective. Does not
 /// synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_shared_tokens(
@@ -173,10 +173,9 @@ pub unsafe extern "C" fn ferry_plan_shared_tokens(
     })
 }
 
-/// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch
-/// of the plan writes, for outputs of `capacity` (NULL: of max_rows). Addresses are 0: allocate so
-/// many bytes for each tensor whose ndim is not 0 and set them. Not collective. Does not
-/// synchronise.
+/// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch of the
+/// plan writes, for outputs of `capacity` (NULL: max_rows). Addresses are 0: for each tensor whose ndim is
+/// not 0, allocate its bytes and set its address. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_dispatch_layout(
     plan: *const ferry_plan,
@@ -196,10 +195,10 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
     })
 }
 
-/// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine
-/// of `tokens` tokens of the plan writes. `type` is what sums are made of: FERRY_BF16, or with
-/// options FERRY_F16 or FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which
-/// keeps the rows of a token apart, else 0. The address is 0. Not collective. Does not synchronise.
+/// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine of `tokens`
+/// tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or FERRY_F32.
+/// `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a token, else 0.
+/// The address is 0. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_combine_layout(
     plan: *const ferry_plan,
@@ -214,15 +213,13 @@ pub unsafe extern "C" fn ferry_plan_combine_layout(
         let tokens = require_tokens(plan, tokens)?;
         let element = DataType::from(output_element("type", r#type)?);
         let (at, config) = (DevicePtr::NULL, plan.config());
-        let planned = match flag("apart", apart)? {
-            false => {
-                CombineOutput::Summed(Tensor::contiguous(at, element, [tokens, config.hidden]))
-            }
-            true if config.combine == CombineMode::Exact => {
-                let dims = [tokens, config.top_k, config.hidden];
-                CombineOutput::Apart(Tensor::contiguous(at, DataType::Bf16, dims))
-            }
-            true => return Err(ferry::Error::ApartInReducedMode.into()),
+        let planned = if !flag("apart", apart)? {
+            CombineOutput::Summed(Tensor::contiguous(at, element, [tokens, config.hidden]))
+        } else if config.combine == CombineMode::Exact {
+            let dims = [tokens, config.top_k, config.hidden];
+            CombineOutput::Apart(Tensor::contiguous(at, DataType::Bf16, dims))
+        } else {
+            return Err(ferry::Error::ApartInReducedMode.into());
         };
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", ferry_combine_output::of(&planned)) }

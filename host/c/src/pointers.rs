@@ -1,4 +1,4 @@
-//! Where a rank's memory lies on its device, for whoever looks from outside.
+//! Addresses of a rank's device memory, for debuggers and other tools.
 
 use ferry::device::DevicePointers;
 
@@ -6,59 +6,55 @@ use crate::communicator::{ferry_communicator, look_at};
 use crate::status::{ferry_status, guard};
 use crate::structs::{sized, write};
 
-/// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that
-/// copies device memory. Nothing of it may be written. What stands there changes while kernels of
-/// this rank or of a peer run. The addresses are good until the communicator is closed or dropped.
-/// `ranks` and `local_experts` are those of the plan; with skip_a2a `ranks` is 1 here.
+/// Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device
+/// memory. Read-only. The contents change while kernels of this rank or of a peer run. The addresses are
+/// valid until the communicator is closed or dropped. `ranks` and `local_experts` are those of the plan; with
+/// skip_a2a `ranks` is 1 here.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_device_pointers {
     /// sizeof(ferry_device_pointers).
     pub size: usize,
-    /// [max_tokens_per_rank] rows that are sent to other nodes; 0 where all ranks are on one node,
-    /// as rows go straight into the peers' windows then.
+    /// [max_tokens_per_rank] rows to be sent to other nodes. 0 if all ranks are on one node, where rows go
+    /// straight into the peers' windows.
     pub dispatch_send: u64,
-    /// [ranks, max_tokens_per_rank] rows that came, by source. Rows of small batches come in other
-    /// places.
+    /// [ranks, max_tokens_per_rank] received rows, by source. Rows of small batches arrive elsewhere.
     pub dispatch_receive: u64,
-    /// [ranks, local_experts + 1] words of 8 bytes, by source: how many assignments it sends to
-    /// each local expert, and last how many tokens it has. The low half of a word is the number,
-    /// the high half that of the round, the first one 1.
+    /// [ranks, local_experts + 1] words of 8 bytes, by source: number of assignments to each local expert,
+    /// then number of tokens. The low half of a word is the number, the high half the round, from 1.
     pub dispatch_counts: u64,
-    /// Rows that are sent to other nodes: in reduced mode [ranks, max_tokens_per_rank], by target,
-    /// in exact mode [max_rows] without the shared expert's. 0 where all ranks are on one node.
+    /// Rows to be sent to other nodes: [ranks, max_tokens_per_rank] in reduced mode, by target; [max_rows]
+    /// less the shared expert's rows in exact mode. 0 if all ranks are on one node.
     pub combine_send: u64,
-    /// [max_tokens_per_rank, combine_slots] rows that came. Rows of small batches come in other
-    /// places.
+    /// [max_tokens_per_rank, combine_slots] received rows. Rows of small batches arrive elsewhere.
     pub combine_receive: u64,
-    /// [combine_items, combine_slots] words of 8 bytes: the round in which a part of a row came.
+    /// [combine_items, combine_slots] words of 8 bytes: the round in which a part of a row arrived.
     pub combine_flags: u64,
-    /// What the kernels of this rank count for each other: [counter_count] words of 8 bytes.
+    /// [counter_count] words of 8 bytes: counters shared by this rank's kernels.
     pub counters: u64,
-    /// Counters.
+    /// Number of counters.
     pub counter_count: u64,
     /// Bytes from one counter to the next.
     pub counter_stride: u64,
     /// Bytes of a row of a dispatch.
     pub dispatch_row_bytes: u64,
-    /// Bytes from one to the next.
+    /// Bytes from one row of a dispatch to the next.
     pub dispatch_row_stride: u64,
     /// Bytes of a row of a combine.
     pub combine_row_bytes: u64,
-    /// Bytes from one to the next.
+    /// Bytes from one row of a combine to the next.
     pub combine_row_stride: u64,
-    /// Rows of a combine that one token can get.
+    /// Most rows that one token can receive in a combine.
     pub combine_slots: u64,
-    /// Parts of rows of a combine that a rank can get in one slot.
+    /// Most parts of rows that a rank can receive in one slot of a combine.
     pub combine_items: u64,
 }
 sized!(ferry_device_pointers, 128);
 
-/// Bytes that a row's stride is a multiple of.
+/// Alignment of a row's stride, in bytes.
 const ROW_ALIGNMENT: u64 = 128;
 
-/// Fills `pointers`, whose size is set. Reads no device memory. Not collective. Does not
-/// synchronise.
+/// Fills `pointers`, whose size is set. Does not read device memory. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_communicator_device_pointers(
     communicator: *const ferry_communicator,

@@ -1,4 +1,4 @@
-//! The calls of a round.
+//! Calls of a round.
 
 use std::ffi::c_void;
 
@@ -10,11 +10,11 @@ use crate::device::stream_of;
 use crate::status::{ferry_status, guard};
 use crate::structs::read;
 
-/// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
-/// kernel. On one node it also waits for ranks whose combine has not yet read the round before, at most
-/// until the deadline of this rank's own (deadline_ns). Enqueues only; inputs and outputs are in use until
-/// the stream has passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate
-/// or compile, and can be captured in a graph. Where it fails, nothing was enqueued.
+/// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one kernel. On
+/// one node the kernel also waits for ranks whose combine has not yet read the previous round, at most until
+/// the deadline of this rank's own previous combine (deadline_ns). Only enqueues: inputs and outputs are in
+/// use until the kernel has ended. Collective (not with skip_a2a). Does not synchronise, allocate or
+/// compile, and can be captured in a graph. On failure nothing was enqueued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch(
     communicator: *mut ferry_communicator,
@@ -34,11 +34,11 @@ pub unsafe extern "C" fn ferry_dispatch(
     })
 }
 
-/// The first half of ferry_dispatch: sends. Waits only, on one node, for ranks whose combine has not yet
-/// read the round before, at most until the deadline of this rank's own.
-/// Enqueues only; the input is in use until the stream has passed the kernel, with a shared expert
-/// that of the wait. Not with skip_a2a. Collective. Does not synchronise. Where it fails, nothing
-/// was enqueued.
+/// Sends this rank's tokens, the first half of ferry_dispatch. The kernel waits for no peer, except on one
+/// node for ranks whose combine has not yet read the previous round, at most until the deadline of this
+/// rank's own previous combine. Only enqueues: the input is in use until the kernel has ended, or with a
+/// shared expert that of ferry_dispatch_wait. Not with skip_a2a. Collective. Does not synchronise. On failure
+/// nothing was enqueued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_async(
     communicator: *mut ferry_communicator,
@@ -56,9 +56,9 @@ pub unsafe extern "C" fn ferry_dispatch_async(
     })
 }
 
-/// The second half: receives the tokens for this rank's experts. Enqueues only; the kernel must
-/// come after that of ferry_dispatch_async. Collective. Does not synchronise. Where it fails,
-/// nothing was enqueued, and it can be called again.
+/// Receives the tokens for this rank's experts, the second half of ferry_dispatch. Only enqueues; the kernel
+/// must run after that of ferry_dispatch_async. Collective. Does not synchronise. On failure nothing was
+/// enqueued, and it can be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_wait(
     communicator: *mut ferry_communicator,
@@ -76,11 +76,10 @@ pub unsafe extern "C" fn ferry_dispatch_wait(
     })
 }
 
-/// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in
-/// one kernel; ends the round. Enqueues only; inputs and outputs are in use until the stream has
-/// passed the kernel. Collective (not with skip_a2a). Does not synchronise, allocate or compile,
-/// and can be captured in a graph. Where it fails, nothing was enqueued, and it can be called
-/// again.
+/// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's tokens, in one
+/// kernel. Ends the round. Only enqueues: inputs and outputs are in use until the kernel has ended.
+/// Collective (not with skip_a2a). Does not synchronise, allocate or compile, and can be captured in a graph.
+/// On failure nothing was enqueued, and it can be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine(
     communicator: *mut ferry_communicator,
@@ -100,9 +99,9 @@ pub unsafe extern "C" fn ferry_combine(
     })
 }
 
-/// The first half of ferry_combine: sends, and waits for no peer. Enqueues only; inputs and outputs
-/// are in use until the stream has passed the kernel of the wait. Not with skip_a2a. Collective.
-/// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+/// Sends the experts' outputs, the first half of ferry_combine. The kernel waits for no peer. Only enqueues:
+/// inputs and outputs are in use until the kernel of ferry_combine_wait has ended. Not with skip_a2a.
+/// Collective. Does not synchronise. On failure nothing was enqueued, and it can be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_async(
     communicator: *mut ferry_communicator,
@@ -122,9 +121,9 @@ pub unsafe extern "C" fn ferry_combine_async(
     })
 }
 
-/// The second half: receives and sums, into the output that was given to ferry_combine_async; ends
-/// the round. Enqueues only; the kernel must come after that of ferry_combine_async. Collective.
-/// Does not synchronise. Where it fails, nothing was enqueued, and it can be called again.
+/// Receives and sums into the output passed to ferry_combine_async, the second half of ferry_combine. Ends
+/// the round. Only enqueues; the kernel must run after that of ferry_combine_async. Collective. Does not
+/// synchronise. On failure nothing was enqueued, and it can be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_combine_wait(
     communicator: *mut ferry_communicator,

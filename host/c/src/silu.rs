@@ -1,4 +1,4 @@
-//! The fused SiLU.
+//! Fused SiLU.
 
 use std::ffi::c_void;
 
@@ -12,18 +12,18 @@ use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, sized};
 use crate::tensor::ferry_tensor;
 
-/// What is done with gate and up.
+/// Activation applied to gate and up.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_activation {
     /// silu(gate) * up.
     FERRY_SILU = 0,
-    /// (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as gpt-oss has it.
+    /// (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as in gpt-oss.
     FERRY_SILU_CLAMPED = 1,
 }
 
-/// What a fused SiLU reads and writes. Rows are those of a dispatch: row_offsets is read on the
-/// device, and rows from its last entry on are not touched.
+/// Arguments of ferry_fused_silu. Rows are those of a dispatch: row_offsets is read on the device, and rows
+/// from its last entry on are not touched.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_silu {
@@ -31,34 +31,34 @@ pub struct ferry_silu {
     pub size: usize,
     /// FERRY_BF16 [capacity, 2 * columns], 16-byte aligned: gates, then ups.
     pub input: ferry_tensor,
-    /// FERRY_U32 [experts + 1]: the first row of each expert, and the end of the last.
+    /// FERRY_U32 [experts + 1]: the first row of each expert, and the end of the last one.
     pub row_offsets: ferry_tensor,
     /// FERRY_F32 [experts], NVFP4 only: the global scale of each expert. None: they are 1.
     pub input_scales: ferry_tensor,
-    /// [capacity, columns] in the format, 16-byte aligned, written.
+    /// Written: [capacity, columns] in `format`, 16-byte aligned.
     pub output: ferry_tensor,
-    /// The rows' scales, written as dispatch writes them.
+    /// Written: the rows' scales, in the same layout as dispatch's.
     pub scales: ferry_tensor,
-    /// FERRY_U32 [experts], tiled scales only: as dispatch wrote them, read.
+    /// FERRY_U32 [experts], tiled scales only: read, as dispatch wrote them.
     pub scale_offsets: ferry_tensor,
     /// A ferry_format, not one with row scales.
     pub format: u32,
     /// A ferry_activation.
     pub activation: u32,
-    /// Of FERRY_SILU_CLAMPED: steepness of the sigmoid; gpt-oss has 1.702.
+    /// Steepness of the sigmoid of FERRY_SILU_CLAMPED; 1.702 in gpt-oss.
     pub alpha: f32,
-    /// Of FERRY_SILU_CLAMPED: bound of gate and up, above 0; gpt-oss has 7.
+    /// Bound of gate and up of FERRY_SILU_CLAMPED, above 0; 7 in gpt-oss.
     pub limit: f32,
-    /// 1: gates and ups stand side by side instead: gate, up, gate, up.
+    /// 1: gates and ups alternate instead: gate, up, gate, up.
     pub interleaved: u32,
-    /// Most multiprocessors that the kernel takes. 0: all.
+    /// Most multiprocessors used by the kernel. 0: all.
     pub max_sms: u32,
 }
 sized!(ferry_silu, 656);
 
-/// Enqueues a fused SiLU: the activation between the experts' two matrix multiplications, written
-/// in any format but those with row scales. Not collective: it needs no round and waits for nobody.
-/// Does not synchronise or allocate, and can be captured in a graph.
+/// Enqueues a fused SiLU, the activation between the experts' two matrix multiplications, written in any
+/// format except those with row scales. Needs no round. Not collective. Does not synchronise or allocate, and
+/// can be captured in a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_fused_silu(
     device: *const ferry_device,
@@ -84,7 +84,7 @@ impl ferry_silu {
         const SILU: u32 = ferry_activation::FERRY_SILU as u32;
         const CLAMPED: u32 = ferry_activation::FERRY_SILU_CLAMPED as u32;
         let format = format("silu->format", self.format)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         unsafe {
             Ok(FusedSilu {
                 input: self.input.require("input")?,

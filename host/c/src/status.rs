@@ -1,4 +1,4 @@
-//! What an entry returns, and the text behind it.
+//! Statuses of entries, and the texts of failures.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -8,50 +8,50 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ferry::Error;
 use ferry::error::{LocalRanksError, SharedGpuError};
 
-/// What a call returned. Where it is not FERRY_OK, ferry_last_error has the text. Numbers do not change;
-/// later versions may add some.
+/// Result of a call. Unless it is FERRY_OK, ferry_last_error returns a text. Numbers never change; later
+/// versions may add some.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_status {
-    /// Done.
+    /// Success.
     FERRY_OK = 0,
     /// A kernel refused an input, and the round went on. The communicator stays usable: go on with the next
     /// call of the round, as the other ranks do. The fault says what was refused.
     FERRY_INPUT_FAULT = 1,
     /// A kernel gave up. The fault says why. The communicator can only be closed.
     FERRY_FAULT = 2,
-    /// The communicator gave up earlier and can only be closed. A fault says why, if it was one.
+    /// The communicator gave up earlier and can only be closed. If a fault was the reason, it is reported.
     FERRY_POISONED = 3,
-    /// A pointer is NULL that may not be.
+    /// A required pointer is NULL.
     FERRY_NULL = 10,
-    /// A pointer is not of the handle that the call takes.
+    /// A pointer is not a handle of the kind that the call takes.
     FERRY_BAD_HANDLE = 11,
-    /// The size of a struct is not one that this library knows, or bytes are set that it does not know.
+    /// The size of a struct is invalid, or bytes that this library does not know are set.
     FERRY_STRUCT_SIZE = 12,
-    /// An argument or a field has a value that it cannot have, or does not fit to the others.
+    /// The value of an argument or a field is invalid, or does not match the others.
     FERRY_INVALID_ARGUMENT = 13,
-    /// A tensor does not fit: its shape, strides, type, address or bytes.
+    /// The shape, strides, type, address or bytes of a tensor are invalid.
     FERRY_INVALID_TENSOR = 14,
-    /// The configuration does not work. The text lists every problem.
+    /// The configuration is invalid. The text lists every problem.
     FERRY_INVALID_CONFIG = 15,
     /// The call does not come next in the round.
     FERRY_WRONG_ORDER = 16,
     /// Another thread is in a call of the same communicator or graph.
     FERRY_BUSY = 17,
-    /// Communicators or graphs are alive that need what was to be closed, or the multiprocessors of a GPU
+    /// Communicators or graphs still need the object that was to be closed, or the multiprocessors of a GPU
     /// that ranks share. Nothing was done.
     FERRY_IN_USE = 18,
     /// This library was built without the feature that the call needs.
     FERRY_NOT_BUILT = 19,
-    /// Processes did not find each other, were set up differently, or another one failed.
+    /// Processes did not find each other or are set up differently, or another one failed.
     FERRY_PEER = 30,
-    /// The CUDA driver or NVSHMEM refused, or a device cannot do what is needed.
+    /// The CUDA driver or NVSHMEM reported an error, or a device lacks a capability.
     FERRY_DEVICE = 31,
-    /// A library is missing, or the operating system refused.
+    /// A library is missing, or the operating system reported an error.
     FERRY_SYSTEM = 32,
     /// An error of another kind.
     FERRY_OTHER = 33,
-    /// The library has a bug: a panic was caught. Close what you can.
+    /// A bug of the library: a panic was caught. Close the handles that can be closed.
     FERRY_INTERNAL = 34,
 }
 
@@ -63,7 +63,7 @@ use ferry_status::{
 };
 
 impl ferry_status {
-    /// Every one, with its name in C and what it means.
+    /// Every status, with its name in C and its meaning.
     const ALL: [(Self, &CStr); 19] = [
         (FERRY_OK, c"FERRY_OK: done"),
         (
@@ -111,7 +111,7 @@ impl ferry_status {
     ];
 }
 
-/// Why an entry did not do what it was asked for.
+/// Failure of an entry.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: ferry_status,
@@ -124,13 +124,13 @@ impl Failure {
         Self { status, text }
     }
 
-    /// Of an argument or a field that cannot have this value.
+    /// An argument or a field with an invalid value.
     pub(crate) fn value(name: &str, value: impl ToString, rule: &str) -> Self {
         let value = value.to_string();
         Self::new(FERRY_INVALID_ARGUMENT, format!("{name} is {value}: {rule}"))
     }
 
-    /// Of an entry that needs a feature.
+    /// A feature that an entry needs and the library lacks.
     #[cfg(not(all(feature = "cuda", feature = "nvshmem")))]
     pub(crate) fn not_built(feature: &str) -> Self {
         let text = format!(
@@ -148,7 +148,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The kind of an error.
+/// Status of an error.
 fn status_of(error: &Error) -> ferry_status {
     match error {
         Error::Fault(_) => FERRY_FAULT,
@@ -232,13 +232,13 @@ fn keep(text: String) {
         .into_iter()
         .filter(|&byte| byte != 0)
         .collect();
-    // No byte is zero.
+    // Never the default: zero bytes were removed.
     let text = CString::new(bytes).unwrap_or_default();
-    // A thread that is ending has no place for it any more.
+    // Fails only in a thread that is ending.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
-/// Runs the whole of an entry: the text of what fails is kept, with the entry's name, and a panic is caught.
+/// Runs the whole of an entry: keeps the text of a failure with the entry's name, and catches a panic.
 pub(crate) fn guard(
     entry: &'static str,
     work: impl FnOnce() -> Result<(), Failure>,
@@ -248,7 +248,7 @@ pub(crate) fn guard(
         Ok(Err(failure)) => failure,
         Err(panic) => Failure::new(FERRY_INTERNAL, panic_text(&*panic)),
     };
-    // Formatting allocates, and nothing else of it can panic.
+    // Outside `catch_unwind`: formatting a string can fail only for lack of memory, which aborts.
     keep(format!("{entry}: {text}"));
     status
 }
@@ -261,15 +261,15 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("a bug of ferry: {}", message.unwrap_or("a panic"))
 }
 
-/// The text of the last call on this thread that did not return FERRY_OK; empty before the first.
-/// It names the call. Valid until the next such call on this thread. Any thread; never fails.
+/// Returns the text of this thread's last call that did not return FERRY_OK, beginning with the call's name;
+/// empty if there was none. Valid until the next such call on this thread. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())
 }
 
-/// The name of a ferry_status and what it means, in English. Valid for ever. Any thread; never fails.
+/// Returns the name of a ferry_status and its meaning, in English. Valid for ever. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_status_string(status: c_int) -> *const c_char {
     ferry_status::ALL

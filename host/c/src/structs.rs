@@ -1,8 +1,8 @@
 //! Structs that callers fill: their size comes first, and fields are only appended.
 //!
-//! A caller was compiled with some version of the header, and runs with another version of the library. A
-//! shorter struct has zeros where its fields end, and zero is each field's default. A longer one is taken if
-//! its bytes behind the known ones are zero; otherwise the caller asks for something that is not there.
+//! A caller may be compiled with one version of the header and run with another version of the library. The
+//! missing fields of a shorter struct are read as zero, which is each field's default. A longer struct is
+//! accepted if its unknown bytes are zero; otherwise the caller asks for something that this version lacks.
 
 use std::mem::MaybeUninit;
 
@@ -10,7 +10,7 @@ use crate::handle::require;
 use crate::status::Failure;
 use crate::status::ferry_status::FERRY_STRUCT_SIZE;
 
-/// No struct will ever be longer: a larger size is a struct that was not initialised.
+/// Most bytes of a struct in any version: a larger size means that it was not initialised.
 const MOST_BYTES: usize = 1 << 16;
 
 /// A struct with its size first.
@@ -18,9 +18,9 @@ const MOST_BYTES: usize = 1 << 16;
 /// # Safety
 /// `repr(C)`; the first field is a `usize`; every pattern of bits is a value; no padding.
 pub(crate) unsafe trait Sized0: Copy {
-    /// In C.
+    /// Name in C.
     const NAME: &'static str;
-    /// Bytes in the first version that had it. Never changes.
+    /// Bytes in the first version of the header that had the struct. Never changes.
     const FIRST_BYTES: usize;
 }
 
@@ -29,8 +29,8 @@ macro_rules! sized {
     ($name:ident, $first_bytes:literal) => {
         const _: () = assert!(size_of::<$name>() >= $first_bytes);
 
-        // SAFETY: a repr(C) struct of a size, numbers and pointers, whose fields leave no gaps: the frozen
-        // offsets, which C checks, show all of them.
+        // SAFETY: a repr(C) struct of a size, numbers and pointers without padding: tests/c/frozen.c checks
+        // all offsets.
         unsafe impl crate::structs::Sized0 for $name {
             const NAME: &'static str = stringify!($name);
             const FIRST_BYTES: usize = $first_bytes;
@@ -39,13 +39,13 @@ macro_rules! sized {
 }
 pub(crate) use sized;
 
-/// The size that the caller has set.
+/// Reads the size that the caller has set.
 ///
 /// # Safety
-/// The rule of pointers: a size stands at `at`.
+/// The rule of pointers: `at` points to a size.
 unsafe fn given_size<T: Sized0>(at: *const T, name: &str) -> Result<usize, Failure> {
     require(at, name)?;
-    // SAFETY: the caller's promise; the first field is the size.
+    // SAFETY: the rule of pointers; the first field is the size: documented on `Sized0`.
     let size = unsafe { at.cast::<usize>().read() };
     if (T::FIRST_BYTES..=MOST_BYTES).contains(&size) {
         return Ok(size);
@@ -59,15 +59,15 @@ unsafe fn given_size<T: Sized0>(at: *const T, name: &str) -> Result<usize, Failu
     Err(Failure::new(FERRY_STRUCT_SIZE, text))
 }
 
-/// A copy of the caller's struct, as this version knows it.
+/// Copies the caller's struct into this version's.
 ///
 /// # Safety
-/// The rule of pointers: so many bytes as the size says, initialised.
+/// The rule of pointers: as many initialised bytes as the size says.
 pub(crate) unsafe fn read<T: Sized0>(at: *const T, name: &str) -> Result<T, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let size = unsafe { given_size(at, name)? };
     let known = size.min(size_of::<T>());
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers: `size` bytes are initialised.
     let unknown = unsafe { std::slice::from_raw_parts(at.cast::<u8>().add(known), size - known) };
     if let Some(index) = unknown.iter().position(|&byte| byte != 0) {
         let text = format!(
@@ -83,25 +83,25 @@ pub(crate) unsafe fn read<T: Sized0>(at: *const T, name: &str) -> Result<T, Fail
     unsafe {
         std::ptr::copy_nonoverlapping(at.cast::<u8>(), value.as_mut_ptr().cast(), known);
     }
-    // SAFETY: every pattern of bits is a value, by the promise of `Sized0`.
+    // SAFETY: every pattern of bits is a value: documented on `Sized0`.
     Ok(unsafe { value.assume_init() })
 }
 
-/// Checks a struct that is to be written.
+/// Checks the size of a struct that is to be written.
 ///
 /// # Safety
-/// As [`read`].
+/// The rule of pointers: `at` points to a size.
 pub(crate) unsafe fn require_room<T: Sized0>(at: *mut T, name: &str) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     unsafe { given_size(at, name) }.map(drop)
 }
 
-/// Writes as much of `value` as the caller's struct has, zeros behind it, and leaves the caller's size.
+/// Writes as much of `value` as the caller's struct holds, then zeros, and keeps the caller's size.
 ///
 /// # Safety
-/// The rule of pointers: so many bytes as the size says may be written.
+/// The rule of pointers: as many bytes as the size says may be written.
 pub(crate) unsafe fn write<T: Sized0>(at: *mut T, name: &str, value: T) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let size = unsafe { given_size(at, name)? };
     let known = size.min(size_of::<T>());
     // SAFETY: `known` bytes are at both places, which are apart; `size` bytes may be written.
@@ -113,7 +113,7 @@ pub(crate) unsafe fn write<T: Sized0>(at: *mut T, name: &str, value: T) -> Resul
     Ok(())
 }
 
-/// A field that is a yes or a no.
+/// Converts a field that must be 0 or 1.
 pub(crate) fn flag(name: &str, value: u32) -> Result<bool, Failure> {
     match value {
         0 => Ok(false),
@@ -135,7 +135,7 @@ mod tests {
     }
     sized!(Known, 16);
 
-    /// Of a later version.
+    /// A later version of [`Known`].
     #[repr(C)]
     #[derive(Clone, Copy)]
     struct Later {

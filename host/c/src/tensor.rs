@@ -8,7 +8,7 @@ use crate::status::ferry_status::FERRY_INVALID_TENSOR;
 /// Most dimensions of a tensor.
 pub const FERRY_MAX_DIMS: usize = 5;
 
-/// What a tensor is made of. Sizes and strides count elements.
+/// Element type of a tensor. Sizes and strides count elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_type {
@@ -20,17 +20,17 @@ pub enum ferry_type {
     FERRY_F32 = 3,
     /// FP8 e4m3, with a NaN and no infinity.
     FERRY_E4M3 = 4,
-    /// A power of two, a byte each: scales of the MX formats.
+    /// Powers of two, one byte each: scales of the MX formats.
     FERRY_E8M0 = 5,
-    /// FP4 e2m1, two a byte, the even one in the low half.
+    /// FP4 e2m1, two per byte, the even one in the low half.
     FERRY_E2M1 = 6,
-    /// Signed, 32 bits.
+    /// Signed 32-bit integer.
     FERRY_I32 = 7,
-    /// Unsigned, 32 bits.
+    /// Unsigned 32-bit integer.
     FERRY_U32 = 8,
-    /// 16 bits as they are: stands for FERRY_BF16, too. A combine into it gives BF16.
+    /// Raw 16 bits, accepted in place of FERRY_BF16. A combine writes BF16 to it.
     FERRY_U16 = 9,
-    /// 8 bits as they are: stands for FERRY_E4M3 and FERRY_E8M0, too.
+    /// Raw 8 bits, accepted in place of FERRY_E4M3 and FERRY_E8M0.
     FERRY_U8 = 10,
 }
 
@@ -39,21 +39,21 @@ use ferry_type::{
     FERRY_U16, FERRY_U32,
 };
 
-/// Device memory with a shape. All zeros: no tensor. ferry_tensor_2d and its like make one that has no gaps.
-/// This struct has no size and never changes.
+/// Device memory with a shape. All zeros: no tensor. ferry_tensor_1d, _2d and _3d make contiguous tensors.
+/// This struct does not begin with its size, and never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_tensor {
-    /// Of the first element (a CUdeviceptr, or in the simulator what ferry_device_alloc gave). NULL
-    /// only where the tensor has no elements.
+    /// Address of the first element: a CUdeviceptr, or in the simulator an address from ferry_device_alloc. 0
+    /// only if the tensor has no elements.
     pub address: u64,
     /// Bytes that may be used from the address on.
     pub bytes: u64,
-    /// Sizes, slowest first, in elements; `ndim` of them.
+    /// Size of each dimension, slowest first, in elements; `ndim` of them.
     pub dims: [u64; FERRY_MAX_DIMS],
-    /// From one element to the next in each dimension, in elements. All 0: no gaps.
+    /// Stride of each dimension, in elements. All 0: contiguous.
     pub strides: [u64; FERRY_MAX_DIMS],
-    /// Dimensions. 0: no tensor.
+    /// Number of dimensions. 0: no tensor.
     pub ndim: u32,
     /// A ferry_type.
     pub r#type: u32,
@@ -65,13 +65,13 @@ impl ferry_type {
         FERRY_U16, FERRY_U8,
     ];
 
-    /// The one of a number.
+    /// Finds a type by its number.
     pub(crate) fn of(name: &str, number: u32) -> Result<Self, Failure> {
         let known = Self::ALL.into_iter().find(|&known| known as u32 == number);
         known.ok_or_else(|| Failure::value(name, number, "no ferry_type"))
     }
 
-    /// As Rust knows it.
+    /// Converts to the library's type.
     pub(crate) const fn data_type(self) -> DataType {
         match self {
             FERRY_BF16 => DataType::Bf16,
@@ -87,7 +87,7 @@ impl ferry_type {
         }
     }
 
-    /// The number of a type of Rust's; 0 for one that C does not know.
+    /// Number of a library type; 0 if C has no such type.
     fn number(data_type: DataType) -> u32 {
         let known = Self::ALL
             .into_iter()
@@ -96,14 +96,14 @@ impl ferry_type {
     }
 }
 
-/// A tensor of one dimension without gaps, whose bytes are those of its elements. Checked where it
-/// is used. Any thread; never fails.
+/// Returns a contiguous tensor of one dimension, with the bytes of its elements. It is checked by the calls
+/// that take it. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_tensor_1d(address: u64, r#type: u32, dim_0: u64) -> ferry_tensor {
     ferry_tensor::given(address, r#type, [dim_0])
 }
 
-/// A tensor of two dimensions, the slower one first, as ferry_tensor_1d.
+/// Returns a contiguous tensor of two dimensions, the slower one first; see ferry_tensor_1d.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_tensor_2d(
     address: u64,
@@ -114,7 +114,7 @@ pub extern "C" fn ferry_tensor_2d(
     ferry_tensor::given(address, r#type, [dim_0, dim_1])
 }
 
-/// A tensor of three dimensions, the slowest one first, as ferry_tensor_1d.
+/// Returns a contiguous tensor of three dimensions, the slowest one first; see ferry_tensor_1d.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_tensor_3d(
     address: u64,
@@ -127,7 +127,7 @@ pub extern "C" fn ferry_tensor_3d(
 }
 
 impl ferry_tensor {
-    /// None.
+    /// No tensor.
     pub(crate) const NONE: Self = Self {
         address: 0,
         bytes: 0,
@@ -137,15 +137,15 @@ impl ferry_tensor {
         r#type: 0,
     };
 
-    /// A tensor without gaps. One of an unknown type has no bytes.
+    /// Makes a contiguous tensor; its bytes are 0 if the type is unknown.
     fn given<const N: usize>(address: u64, r#type: u32, dims: [u64; N]) -> Self {
         let bits =
             ferry_type::of("", r#type).map_or(0, |known| u64::from(known.data_type().bits()));
-        let elements = match dims.contains(&0) {
-            true => 0,
-            false => dims
-                .iter()
-                .fold(1, |all: u64, &dim| all.saturating_mul(dim)),
+        let elements = if dims.contains(&0) {
+            0
+        } else {
+            dims.iter()
+                .fold(1, |all: u64, &dim| all.saturating_mul(dim))
         };
         let mut tensor = Self {
             address,
@@ -158,7 +158,7 @@ impl ferry_tensor {
         tensor
     }
 
-    /// A tensor that is not allocated yet. None has more than 5 dimensions.
+    /// Makes a tensor without an address. No layout has more than 5 dimensions.
     pub(crate) fn planned(layout: &TensorLayout) -> Self {
         let mut tensor = Self {
             bytes: layout.bytes,
@@ -172,7 +172,7 @@ impl ferry_tensor {
         tensor
     }
 
-    /// As Rust's callers give it, with its type. `None` if there is none.
+    /// Converts to the library's tensor; `None` if there is no tensor.
     ///
     /// # Safety
     /// The rule of memory.
@@ -193,9 +193,9 @@ impl ferry_tensor {
             return Err(Failure::new(FERRY_INVALID_TENSOR, text));
         }
         let element = ferry_type::of(&format!("the type of tensor {name}"), self.r#type)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         let at = unsafe { DevicePtr::new(self.address, self.bytes) };
-        // Sizes that do not fit are refused behind this, as no tensor is so large.
+        // The library refuses sizes above `usize`: no tensor is so large.
         let sizes = |all: &[u64; FERRY_MAX_DIMS]| -> [usize; N] {
             std::array::from_fn(|index| usize::try_from(all[index]).unwrap_or(usize::MAX))
         };
@@ -206,12 +206,12 @@ impl ferry_tensor {
         Ok(Some(tensor))
     }
 
-    /// The same, of a tensor that must be there.
+    /// Converts to the library's tensor, which must be there.
     ///
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn require<const N: usize>(&self, name: &str) -> Result<Tensor<N>, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of memory.
         let tensor = unsafe { self.get(name)? };
         tensor.ok_or_else(|| {
             let text = format!("tensor {name}: wanted {N} dimensions, given none");
@@ -220,7 +220,7 @@ impl ferry_tensor {
     }
 }
 
-/// As C sees a tensor without gaps of Rust's; one without an address is to be allocated.
+/// Converts a contiguous tensor to C's; its address is 0 if it is not allocated yet.
 pub(crate) fn shown<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
     let number = ferry_type::number(tensor.data_type);
     let dims = tensor.dims.map(|dim| dim as u64);

@@ -1,16 +1,16 @@
-//! Which library this is.
+//! Version and features of the library.
 
 use std::ffi::c_char;
 
-/// The version of this library, "1.2.3". Valid for ever. Compare with FERRY_VERSION, the header's.
-/// Any thread; never fails.
+/// Returns the version of this library, such as "1.2.3". Valid for ever. Compare with the header's
+/// FERRY_VERSION. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The version of this library as one number: major * 1000000 + minor * 1000 + patch, as
-/// FERRY_VERSION_NUMBER. Any thread; never fails.
+/// Returns the version of this library as one number, like FERRY_VERSION_NUMBER: major * 1000000 + minor *
+/// 1000 + patch. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_version_number() -> u32 {
     const MAJOR: u32 = number(env!("CARGO_PKG_VERSION_MAJOR"));
@@ -28,7 +28,8 @@ const fn number(text: &str) -> u32 {
     number
 }
 
-/// What this library was built with: "", "cuda" or "cuda,nvshmem". Valid for ever. Any thread; never fails.
+/// Returns the features that this library was built with: "", "cuda" or "cuda,nvshmem". Valid for ever. Any
+/// thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_features() -> *const c_char {
     let features = match (cfg!(feature = "cuda"), cfg!(feature = "nvshmem")) {

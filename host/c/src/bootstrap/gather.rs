@@ -1,10 +1,10 @@
-//! An all-gather of equal lengths, as engines have it, for bytes of any lengths.
+//! An all-gather of any lengths over the caller's of equal lengths.
 
 use std::ffi::{c_int, c_void};
 
 use ferry::error::BootstrapError;
 
-/// What [`ferry_all_gather`](super::ferry_all_gather) is, where there is one.
+/// Function of a [`ferry_all_gather`](super::ferry_all_gather) that is not null.
 type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int;
 
 /// The caller's all-gather of equal lengths.
@@ -14,11 +14,11 @@ pub(super) struct Gather {
     pub(super) ranks: usize,
 }
 
-// SAFETY: the caller's function is called from whatever thread calls Ferry, as its type says.
+// SAFETY: `ferry_all_gather` documents that the function is called from any thread that calls Ferry.
 unsafe impl Send for Gather {}
 
 impl Gather {
-    /// Every rank's bytes, of any lengths: their lengths go first.
+    /// Gathers every rank's bytes, of any lengths: first the lengths, then bytes padded to the longest.
     pub(super) fn all(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let lengths = self.equal(&(bytes.len() as u64).to_le_bytes())?;
         let lengths: Vec<usize> = lengths
@@ -45,7 +45,7 @@ impl Gather {
 
     fn equal(&mut self, bytes: &[u8]) -> Result<Vec<u8>, BootstrapError> {
         let mut all = vec![0; bytes.len() * self.ranks];
-        // SAFETY: the function is as its type says: it reads so many bytes, and writes as many for each rank.
+        // SAFETY: it reads so many bytes and writes as many a rank: documented on `ferry_all_gather`.
         let code = unsafe {
             (self.all_gather)(
                 self.context,
@@ -61,7 +61,7 @@ impl Gather {
     }
 }
 
-/// Most bytes of a rank: far more than is ever gathered, and of all ranks still little memory.
+/// Most bytes of a rank: far more than is ever gathered, and little memory even for all ranks.
 const MOST_BYTES: usize = 1 << 20;
 
 fn refused(reason: String) -> BootstrapError {
@@ -73,7 +73,7 @@ fn refused(reason: String) -> BootstrapError {
 mod tests {
     use super::*;
 
-    /// As if rank 1 of 2 had the bytes of rank 0 and, where there are more than 8, one less of them.
+    /// Gathers for two ranks that have the same bytes.
     unsafe extern "C" fn echo(
         _: *mut c_void,
         mine: *const c_void,
@@ -81,7 +81,7 @@ mod tests {
         all: *mut c_void,
     ) -> c_int {
         for rank in 0..2 {
-            // SAFETY: `mine` has so many bytes, and `all` twice as many.
+            // SAFETY: `mine` has `bytes` bytes, and `all` twice as many.
             unsafe {
                 all.cast::<u8>()
                     .add(rank * bytes)
@@ -100,7 +100,7 @@ mod tests {
         7
     }
 
-    /// Has lengths gathered, of which rank 1's is one too many, and nothing else.
+    /// Gathers lengths, rank 1's one above the limit, and fails for anything else.
     unsafe extern "C" fn announces_too_many(
         _: *mut c_void,
         mine: *const c_void,

@@ -1,4 +1,4 @@
-//! Meets the other processes.
+//! Opens a bootstrap that the caller describes.
 
 use std::ffi::{CStr, c_char};
 use std::io::ErrorKind;
@@ -17,20 +17,20 @@ use crate::structs::read;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Meets the other processes, over TCP, or makes the caller's all-gather a bootstrap.
+/// Meets the other processes over TCP, or makes the caller's all-gather a bootstrap.
 ///
 /// # Safety
-/// The rule of pointers; `all_gather` is as its type says, and is called until the result is dropped.
+/// The rule of pointers; `all_gather` keeps what `ferry_all_gather` documents until the result is dropped.
 pub(crate) unsafe fn open(given: *const ferry_bootstrap) -> Result<Box<dyn Bootstrap>, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let given = unsafe { read(given, "bootstrap")? };
     let ferry_bootstrap { rank, ranks, .. } = given;
     require_ranks("bootstrap->ranks", ranks)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers.
     let key = unsafe { key(&given)? };
     match (given.address.is_null(), given.all_gather) {
         (false, None) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the rule of pointers.
             let address = unsafe { address(given.address)? };
             let timeout = match given.timeout_ns {
                 0 => DEFAULT_TIMEOUT,
@@ -43,7 +43,7 @@ pub(crate) unsafe fn open(given: *const ferry_bootstrap) -> Result<Box<dyn Boots
             Ok(Box::new(tcp.map_err(Error::from)?))
         }
         (true, Some(_)) if key.is_some() => {
-            let text = "bootstrap->key is of address, and all_gather is given";
+            let text = "bootstrap->key needs bootstrap->address, but all_gather is set";
             Err(Failure::new(FERRY_INVALID_ARGUMENT, text))
         }
         (true, Some(all_gather)) => {
@@ -53,20 +53,20 @@ pub(crate) unsafe fn open(given: *const ferry_bootstrap) -> Result<Box<dyn Boots
                 ranks: ranks as usize,
             };
             let of_bytes = move |bytes: &[u8]| gather.all(bytes);
-            // SAFETY: the caller's promise: the rank is this process's own, and the function gathers what all
-            // ranks gave to the same call.
+            // SAFETY: the rank is this process's own, and the function gathers the bytes of all ranks' same
+            // call: documented on `ferry_bootstrap` and `ferry_all_gather`.
             let function = unsafe { FnBootstrap::new(rank, ranks, of_bytes) };
             Ok(Box::new(function.map_err(Error::from)?))
         }
         (both_missing, _) => {
             let given = if both_missing { "neither" } else { "both" };
-            let text = format!("bootstrap: give one of address and all_gather, not {given}");
+            let text = format!("bootstrap: set one of address and all_gather, not {given}");
             Err(Failure::new(FERRY_INVALID_ARGUMENT, text))
         }
     }
 }
 
-/// The key, if one is given.
+/// The key, if there is one.
 ///
 /// # Safety
 /// The rule of pointers, for as long as the result is used.
@@ -75,7 +75,7 @@ unsafe fn key(given: &ferry_bootstrap) -> Result<Option<&[u8]>, Failure> {
     match (key.is_null(), given.key_bytes) {
         (true, 0) => Ok(None),
         (false, 0) => Err(Failure::value(name, 0, "a key has at least one byte")),
-        // SAFETY: the caller's promise.
+        // SAFETY: the rule of pointers.
         (_, bytes) => unsafe { values(key, "bootstrap->key", bytes) }.map(Some),
     }
 }
@@ -84,7 +84,7 @@ unsafe fn key(given: &ferry_bootstrap) -> Result<Option<&[u8]>, Failure> {
 /// The rule of pointers.
 unsafe fn address(text: *const c_char) -> Result<SocketAddr, Failure> {
     require(text, "bootstrap->address")?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the rule of pointers: a text ends with a zero byte.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     let found = text.to_socket_addrs().map(|mut all| all.next());
     match found {
@@ -100,7 +100,7 @@ unsafe fn address(text: *const c_char) -> Result<SocketAddr, Failure> {
         )),
         Err(error) => Err(Failure::new(
             FERRY_PEER,
-            format!("bootstrap->address {text:?} was not resolved: {error}"),
+            format!("bootstrap->address {text:?} cannot be resolved: {error}"),
         )),
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// An address that nobody else gets: a call has one of the machine's own for itself.
+    /// An address of this test's own: process and call choose a loopback address.
     fn free_address(call: u8) -> CString {
         let [.., high, low] = std::process::id().to_be_bytes();
         let listener = TcpListener::bind((Ipv4Addr::new(127, high, low, call), 0)).unwrap();
