@@ -250,7 +250,8 @@ static void dispatch(const team *of, const mode *mode, const arguments *all) {
     for (size_t i = 0; i < of->count; i++) {
         ferry_communicator *rank = all->communicators[i];
         void *stream = all->streams[i];
-        if (mode->skip) EXPECT(FERRY_WRONG_ORDER, ferry_dispatch_async(rank, stream, all->inputs[i]));
+        if (mode->skip)
+            REFUSED(FERRY_WRONG_ORDER, "skip_a2a is 1", ferry_dispatch_async(rank, stream, all->inputs[i]));
         if (mode->split) OK(ferry_dispatch_async(rank, stream, all->inputs[i]));
         else OK(ferry_dispatch(rank, stream, all->inputs[i], all->rows[i]));
     }
@@ -268,8 +269,12 @@ static void combine(const team *of, const mode *mode, const arguments *all) {
     if (mode->together) return;
     for (size_t i = 0; i < of->count; i++) {
         ferry_communicator *rank = all->communicators[i];
-        if (mode->split) OK(ferry_combine_async(rank, all->streams[i], all->experts[i], all->sums[i]));
-        else OK(ferry_combine(rank, all->streams[i], all->experts[i], all->sums[i]));
+        void *stream = all->streams[i];
+        if (mode->skip)
+            REFUSED(FERRY_WRONG_ORDER, "skip_a2a is 1",
+                    ferry_combine_async(rank, stream, all->experts[i], all->sums[i]));
+        if (mode->split) OK(ferry_combine_async(rank, stream, all->experts[i], all->sums[i]));
+        else OK(ferry_combine(rank, stream, all->experts[i], all->sums[i]));
     }
     for (size_t i = 0; mode->split && i < of->count; i++)
         OK(ferry_combine_wait(all->communicators[i], all->streams[i]));
@@ -347,27 +352,59 @@ void test_modes(ferry_group *group) {
     }
 }
 
+// Calls for a set of communicators that is not one of ferry_communicators_new.
+static void refuse_sets(const team *of, arguments all) {
+    static const char own[] = "give all ranks of one ferry_communicators_new";
+    size_t last = of->count - 1;
+    ferry_communicator *twice[2] = {all.communicators[0], all.communicators[0]};
+    ferry_config config = small_config();
+    REFUSED(FERRY_INVALID_ARGUMENT, "count is 0",
+            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, 0));
+    REFUSED(FERRY_INVALID_ARGUMENT, "communicators[0] is the same",
+            ferry_combine_all_wait(twice, all.streams, 2));
+    if (last == 0) return;
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
+            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, last));
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
+            ferry_dispatch_all_async(all.communicators, all.streams, all.inputs, last));
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
+            ferry_dispatch_all_wait(all.communicators, all.streams, all.rows, last));
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
+            ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, last));
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
+            ferry_combine_all_async(all.communicators, all.streams, all.experts, all.sums, last));
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
+            ferry_combine_all_wait(all.communicators, all.streams, last));
+    team others = make_team(of->group, &config);
+    all.communicators[last] = others.local[last].communicator;
+    REFUSED(FERRY_INVALID_ARGUMENT, own,
+            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of->count));
+    close_team(&others);
+}
+
+// Calls for all ranks at a time when no round is open.
+static void refuse_order(const team *of, const arguments *all) {
+    static const char next[] = "out of order: no round is open; ferry_dispatch or";
+    REFUSED(FERRY_WRONG_ORDER, next,
+            ferry_dispatch_all_wait(all->communicators, all->streams, all->rows, of->count));
+    HOLDS(strstr(ferry_last_error(), "nothing was launched on any rank") != NULL);
+    REFUSED(FERRY_WRONG_ORDER, next,
+            ferry_combine_all(all->communicators, all->streams, all->experts, all->sums, of->count));
+    REFUSED(FERRY_WRONG_ORDER, next,
+            ferry_combine_all_async(all->communicators, all->streams, all->experts, all->sums, of->count));
+    REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_all_wait(all->communicators, all->streams, of->count));
+}
+
 // Calls for all ranks of which one is refused: nothing is launched on any.
 static void refuse_together(const team *of, const mode_round *rounds) {
     size_t last = of->count - 1;
     arguments all = all_of(of, rounds);
-    ferry_communicator *twice[2] = {all.communicators[0], all.communicators[0]};
     ferry_dispatch_input wrong = rounds[last].in.input;
     char name[32];
-    EXPECT(FERRY_INVALID_ARGUMENT,
-           ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, 0));
     EXPECT(FERRY_NULL, ferry_dispatch_all(NULL, all.streams, all.inputs, all.rows, of->count));
     EXPECT(FERRY_NULL, ferry_dispatch_all(all.communicators, NULL, all.inputs, all.rows, of->count));
-    EXPECT(FERRY_INVALID_ARGUMENT, ferry_combine_all_wait(twice, all.streams, 2));
-    HOLDS(strstr(ferry_last_error(), "communicators[1]") != NULL);
-    if (last > 0) {
-        EXPECT(FERRY_INVALID_ARGUMENT,
-               ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, last));
-        HOLDS(strstr(ferry_last_error(), "is missing") != NULL);
-    }
-    EXPECT(FERRY_WRONG_ORDER, ferry_dispatch_all_wait(all.communicators, all.streams, all.rows, of->count));
-    EXPECT(FERRY_WRONG_ORDER,
-           ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of->count));
+    refuse_sets(of, all);
+    refuse_order(of, &all);
     all.inputs[last] = NULL;
     EXPECT(FERRY_NULL, ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of->count));
     snprintf(name, sizeof name, "inputs[%u]", (unsigned)last);
@@ -401,10 +438,14 @@ void test_together(ferry_group *group) {
     for (size_t i = 0; i < of.count; i++) {
         OK(ferry_dispatch(all.communicators[i], all.streams[i], all.inputs[i], all.rows[i]));
         if (i + 1 == of.count) break;
-        // The others are behind.
-        EXPECT(FERRY_WRONG_ORDER,
-               ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of.count));
+        // The others have not dispatched yet.
+        REFUSED(FERRY_WRONG_ORDER, "no round is open",
+                ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of.count));
     }
+    REFUSED(FERRY_WRONG_ORDER, "ferry_combine or ferry_combine_async comes next",
+            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of.count));
+    REFUSED(FERRY_WRONG_ORDER, "ferry_combine or ferry_combine_async comes next",
+            ferry_dispatch_all_async(all.communicators, all.streams, all.inputs, of.count));
     for (size_t i = 0; i < of.count; i++) {
         OK(ferry_synchronize(all.communicators[i], all.streams[i], NULL));
         answer(&of, &plain, &of.local[i], &rounds[i]);

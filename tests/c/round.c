@@ -179,28 +179,65 @@ static void combine_rank(const rank_state *rank, const round_tensors *of, int sp
         OK(ferry_combine(rank->communicator, rank->stream, &experts, &of->out.sums));
 }
 
-// A round of all ranks, in fused calls or in halves. Rank 0's token `bad_token` names an expert that is not
-// there.
+// Makes every call that is out of order at `round`: each is refused, with a text that names the next call.
+static void refuse_order(team *of, const round_tensors *tensors, ferry_round round) {
+    static const char *const next_calls[] = {
+        "no round is open; ferry_dispatch or ferry_dispatch_async comes next",
+        "ferry_dispatch_async was not waited for; ferry_dispatch_wait comes next",
+        "the dispatch was not combined; ferry_combine or ferry_combine_async comes next",
+        "ferry_combine_async was not waited for; ferry_combine_wait comes next",
+    };
+    const char *next = next_calls[round];
+    for (size_t i = 0; i < of->count; i++) {
+        const round_tensors *own = &tensors[i];
+        ferry_communicator *rank = of->local[i].communicator;
+        void *stream = of->local[i].stream;
+        ferry_combine_input experts = FERRY_COMBINE_INPUT_INIT;
+        uint32_t found = 77;
+        OK(ferry_communicator_round(rank, &found));
+        HOLDS(found == (uint32_t)round);
+        experts.expert_rows = own->out.rows.tokens;
+        if (round != FERRY_ROUND_IDLE) {
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_dispatch(rank, stream, &own->in.input, &own->out.rows));
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_dispatch_async(rank, stream, &own->in.input));
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_communicator_close(&of->local[i].communicator));
+            HOLDS(strstr(ferry_last_error(), "cannot be closed") != NULL);
+            HOLDS(of->local[i].communicator == rank);
+        }
+        if (round != FERRY_ROUND_SENT)
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_dispatch_wait(rank, stream, &own->out.rows));
+        if (round != FERRY_ROUND_DISPATCHED) {
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_combine(rank, stream, &experts, &own->out.sums));
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_async(rank, stream, &experts, &own->out.sums));
+        }
+        if (round != FERRY_ROUND_RETURNED)
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_wait(rank, stream));
+    }
+}
+
+// A round of all ranks, in fused calls or in halves. Rank 0's token `bad_token` names an expert that does not
+// exist.
 static void run_round(team *of, int split, int bad_token) {
     round_tensors tensors[MOST_RANKS];
     for (size_t i = 0; i < of->count; i++) {
         const rank_state *rank = &of->local[i];
         tensors[i].in = make_input(rank, rank->rank == 0 ? bad_token : -1);
         tensors[i].out = make_output(of, rank);
-        if (split) {
-            uint32_t round;
-            OK(ferry_dispatch_async(rank->communicator, rank->stream, &tensors[i].in.input));
-            OK(ferry_communicator_round(rank->communicator, &round));
-            HOLDS(round == FERRY_ROUND_SENT);
-            EXPECT(FERRY_WRONG_ORDER, ferry_communicator_close(&of->local[i].communicator));
-            HOLDS(of->local[i].communicator != NULL);
-        } else {
-            OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
-        }
     }
+    refuse_order(of, tensors, FERRY_ROUND_IDLE);
+    for (size_t i = 0; i < of->count; i++) {
+        const rank_state *rank = &of->local[i];
+        if (split)
+            OK(ferry_dispatch_async(rank->communicator, rank->stream, &tensors[i].in.input));
+        else
+            OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
+    }
+    if (split) refuse_order(of, tensors, FERRY_ROUND_SENT);
     for (size_t i = 0; split && i < of->count; i++)
         OK(ferry_dispatch_wait(of->local[i].communicator, of->local[i].stream, &tensors[i].out.rows));
+    refuse_order(of, tensors, FERRY_ROUND_DISPATCHED);
     for (size_t i = 0; i < of->count; i++) combine_rank(&of->local[i], &tensors[i], split);
+    if (split) refuse_order(of, tensors, FERRY_ROUND_RETURNED);
     for (size_t i = 0; split && i < of->count; i++)
         OK(ferry_combine_wait(of->local[i].communicator, of->local[i].stream));
     for (size_t i = 0; i < of->count; i++) {

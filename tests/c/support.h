@@ -10,7 +10,7 @@
 
 enum { HIDDEN = 128, EXPERTS = 8, TOP_K = 2, TOKENS = 6, MOST_RANKS = 8 };
 
-// Ends the program unless a call returns what it must.
+// Ends the program unless a call returns `status`, with a text that begins with its name if it fails.
 #define EXPECT(status, call) expect((status), (call), #call, __FILE__, __LINE__)
 #define OK(call) EXPECT(FERRY_OK, call)
 // Ends the program unless a condition holds.
@@ -18,9 +18,19 @@ enum { HIDDEN = 128, EXPERTS = 8, TOP_K = 2, TOKENS = 6, MOST_RANKS = 8 };
 
 static inline void expect(ferry_status wanted, ferry_status given, const char *call, const char *file,
                           int line) {
-    if (given == wanted && (given == FERRY_OK || ferry_last_error()[0] != 0)) return;
-    fprintf(stderr, "%s:%d: %s\n  gave %s, wanted %d\n  %s\n", file, line, call, ferry_status_string(given),
-            wanted, given == FERRY_OK ? "" : ferry_last_error());
+    int is_named = strncmp(ferry_last_error(), call, strcspn(call, "(")) == 0;
+    if (given == wanted && (given == FERRY_OK || is_named)) return;
+    fprintf(stderr, "%s:%d: %s\n  returned %s, wanted %d\n  %s\n", file, line, call,
+            ferry_status_string(given), wanted, given == FERRY_OK ? "" : ferry_last_error());
+    exit(1);
+}
+
+// Ends the program unless a call is refused, with a text that contains `words`.
+#define REFUSED(status, words, call) (EXPECT((status), call), says((words), __FILE__, __LINE__))
+
+static inline void says(const char *words, const char *file, int line) {
+    if (strstr(ferry_last_error(), words) != NULL) return;
+    fprintf(stderr, "%s:%d: not said: %s\n  but: %s\n", file, line, words, ferry_last_error());
     exit(1);
 }
 

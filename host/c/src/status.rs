@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferry::Error;
 use ferry::error::{LocalRanksError, SharedGpuError};
+use ferry::{Error, Round};
 
 /// Result of a call. Unless it is FERRY_OK, ferry_last_error returns a text. Numbers never change; later
 /// versions may add some.
@@ -143,8 +143,61 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let text = error.to_string();
-        Self::new(status_of(&error), text)
+        Self::new(status_of(&error), text_of(&error))
+    }
+}
+
+/// Names of Rust in the library's texts, and C's for them.
+const NAMES: [(&str, &str); 7] = [
+    ("Bootstrap::all_gather", "the bootstrap's all_gather"),
+    (" (CombineOutput::Apart)", ""),
+    (" (CombineOutput::Summed)", ""),
+    ("Communicator::new", "ferry_communicators_new"),
+    ("Config::options", "ferry_config.options"),
+    ("Group::", "ferry_group_"),
+    (
+        "(dispatch_async, combine_async)",
+        "(ferry_dispatch_async, ferry_combine_async)",
+    ),
+];
+
+/// Text of an error, with the names that C has for calls and types.
+fn text_of(error: &Error) -> String {
+    match error {
+        Error::WrongOrder { open, .. } => format!("out of order: {}", next_call(*open)),
+        Error::RoundOpen { rank, open } => format!(
+            "rank {}'s communicator cannot be closed: {}; if a peer is lost, call ferry_synchronize first",
+            rank.0,
+            next_call(*open)
+        ),
+        Error::SplitWithoutTravel { .. } => {
+            "the plan's skip_a2a is 1, and nothing is sent: call ferry_dispatch and ferry_combine"
+                .to_owned()
+        }
+        Error::LocalRanks(LocalRanksError::Refused { rank, source }) => format!(
+            "rank {}: {}; nothing was launched on any rank",
+            rank.0,
+            text_of(source)
+        ),
+        _ => NAMES
+            .iter()
+            .fold(error.to_string(), |text, (rust, c)| text.replace(rust, c)),
+    }
+}
+
+/// The open call of a round, and the call that comes next.
+const fn next_call(open: Round) -> &'static str {
+    match open {
+        Round::Idle => "no round is open; ferry_dispatch or ferry_dispatch_async comes next",
+        Round::DispatchSent => {
+            "ferry_dispatch_async was not waited for; ferry_dispatch_wait comes next"
+        }
+        Round::Dispatched => {
+            "the dispatch was not combined; ferry_combine or ferry_combine_async comes next"
+        }
+        Round::CombineSent => {
+            "ferry_combine_async was not waited for; ferry_combine_wait comes next"
+        }
     }
 }
 
