@@ -1,4 +1,4 @@
-//! The functions that kernels call for peers whose memory is not mapped.
+//! Functions that kernels call for peers whose memory is not mapped.
 //!
 //! Call them only in code for the GPU, in a module that the host registered with
 //! `nvshmemx_cumodule_init`. Names and parameters are NVSHMEM's own.

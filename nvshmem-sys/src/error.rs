@@ -1,9 +1,9 @@
-//! Why the host library was not loaded, or a call of it failed.
+//! Errors of loading the host library and of its calls.
 
 use core::ffi::c_int;
 use std::string::String;
 
-/// Why the host library cannot be used.
+/// Reason why the host library cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -14,9 +14,9 @@ pub enum LoadError {
          LD_LIBRARY_PATH, or pass the file's path"
     )]
     Library {
-        /// What was loaded.
+        /// The file or name that was loaded.
         library: String,
-        /// What the loader said.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The library is there, but the kernels were linked with another version.
@@ -26,7 +26,7 @@ pub enum LoadError {
         found.0, found.1, found.2, linked.0, linked.1, linked.2
     )]
     Version {
-        /// What was loaded.
+        /// The file or name that was loaded.
         library: String,
         /// The library's version.
         found: (u32, u32, u32),
@@ -35,12 +35,12 @@ pub enum LoadError {
     },
 }
 
-/// A call of NVSHMEM that gave a status other than zero.
+/// A call of NVSHMEM that returned a status other than zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{function} failed with status {status}")]
 pub struct CallError {
     /// The function.
     pub function: &'static str,
-    /// What it returned.
+    /// Its status.
     pub status: c_int,
 }

@@ -26,20 +26,20 @@ pub use generated::{
     nvshmemx_uniqueid_t,
 };
 
-/// What the loader looks for when no path is given.
+/// Name that the loader looks for if no path is given.
 pub const SONAME: &str = "libnvshmem_host.so.3";
 
 type VersionFunction = unsafe extern "C" fn(*mut c_int, *mut c_int, *mut c_int);
 
-/// Names one job; made by one rank, and sent by it to all others before any of them starts.
+/// Name of a job. One rank makes it and sends it to all others before any of them joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueId([u8; UniqueId::BYTES]);
 
 impl UniqueId {
-    /// Its size, for sending it.
+    /// Its size.
     pub const BYTES: usize = size_of::<nvshmemx_uniqueid_t>();
 
-    /// From bytes that another rank sent.
+    /// Makes one of bytes that another rank sent.
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> UniqueId {
         UniqueId(bytes)
     }
@@ -98,25 +98,25 @@ fn empty_attributes() -> nvshmemx_init_attr_t {
     }
 }
 
-/// NVSHMEM's way to tell versions of a struct apart: `(1 << 16) + size`.
+/// NVSHMEM's version of a struct: `(1 << 16) + size`.
 const fn struct_version<T>() -> c_int {
     (1 << 16) + size_of::<T>() as c_int
 }
 
 /// The loaded host library, of the version that the kernels are linked with.
 ///
-/// It is never unloaded before the process ends: NVSHMEM keeps threads and exit handlers. Nor is a library
-/// that [`load`](Self::load) refused: its constructors have run.
+/// Stays loaded until the process ends, because NVSHMEM keeps threads and exit handlers. So does a library
+/// that [`load`](Self::load) refused, because its constructors have run.
 pub struct HostLibrary {
     functions: ManuallyDrop<HostFunctions>,
 }
 
 impl HostLibrary {
-    /// Loads the library from `path`, or as the system's loader finds [`SONAME`].
+    /// Loads the library from `path`, or [`SONAME`] from where the system's loader finds it.
     ///
     /// # Errors
     ///
-    /// It is not there, lacks a function, or is not of [`LINKED_VERSION`].
+    /// The library is missing, lacks a function, or is not of [`LINKED_VERSION`].
     pub fn load(path: Option<&Path>) -> Result<HostLibrary, LoadError> {
         let file = path.unwrap_or(Path::new(SONAME));
         let name = || format!("{}", file.display());
@@ -126,15 +126,15 @@ impl HostLibrary {
         };
         // SAFETY: loading NVSHMEM runs its constructors, which touch nothing of this program.
         let kept = unsafe { libloading::Library::new(file) }.map_err(failed)?;
-        // The loader counts: as this one is never closed, a library that is refused stays loaded, too.
+        // The loader counts its users: one that is never closed keeps even a library that is refused below.
         core::mem::forget(kept);
-        // SAFETY: as above; it is loaded already.
+        // SAFETY: the library is loaded already, so no constructor runs.
         let library = unsafe { libloading::Library::new(file) }.map_err(failed)?;
         let found = version_of(&library).map_err(failed)?;
         if found != LINKED_VERSION {
             return Err(version_error(name(), found));
         }
-        // SAFETY: the version says that the signatures are those which bindgen read.
+        // SAFETY: a library of this version has the signatures that bindgen read.
         let functions = unsafe { HostFunctions::from_library(library) }.map_err(failed)?;
         Ok(HostLibrary {
             functions: ManuallyDrop::new(functions),
@@ -146,7 +146,7 @@ impl HostLibrary {
         &self.functions
     }
 
-    /// Makes the name of a new job. One rank calls it.
+    /// Makes the name of a new job. To be called by one rank.
     ///
     /// # Errors
     ///
@@ -159,12 +159,12 @@ impl HostLibrary {
         Ok(UniqueId::from_raw(raw))
     }
 
-    /// Joins the job `id` as `rank` of `ranks`. Every rank calls it; it returns on all or none.
+    /// Joins the job `id` as `rank` of `ranks`. Collective: returns on all ranks or none.
     ///
     /// # Safety
     ///
-    /// The calling thread has the CUDA context of this rank's GPU as its current one, NVSHMEM
-    /// is not initialised in this process, and no other thread uses it meanwhile.
+    /// The context of this rank's GPU is current in the calling thread, NVSHMEM is not initialised in this
+    /// process, and no other thread uses it meanwhile.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ impl HostLibrary {
                 .nvshmemx_set_attr_uniqueid_args(rank, ranks, &id, &mut attributes)
         };
         check("nvshmemx_set_attr_uniqueid_args", status)?;
-        // SAFETY: the caller keeps this function's contract; `id`, to which the attributes
+        // SAFETY: context and threads are as documented on this function; `id`, to which the attributes
         // point, lives until the call returns.
         let status = unsafe {
             self.functions
@@ -188,17 +188,17 @@ impl HostLibrary {
         check("nvshmemx_hostlib_init_attr", status)
     }
 
-    /// Leaves the job. Every rank calls it.
+    /// Leaves the job. Collective.
     ///
     /// # Safety
     ///
     /// NVSHMEM is initialised, and nothing uses its memory any more.
     pub unsafe fn finalize(&self) {
-        // SAFETY: the caller keeps this function's contract.
+        // SAFETY: NVSHMEM is initialised and its memory unused: documented on this function.
         unsafe { self.functions.nvshmemx_hostlib_finalize() }
     }
 
-    /// Lets the kernels of a loaded module call NVSHMEM. To be called once a module, after
+    /// Lets the kernels of a loaded module call NVSHMEM. To be called once per module, after
     /// [`HostLibrary::init`].
     ///
     /// # Safety
@@ -209,7 +209,7 @@ impl HostLibrary {
     ///
     /// NVSHMEM's status.
     pub unsafe fn register_module(&self, module: *mut c_void) -> Result<(), CallError> {
-        // SAFETY: the caller keeps this function's contract.
+        // SAFETY: `module` is loaded and holds NVSHMEM's device state: documented on this function.
         let status = unsafe { self.functions.nvshmemx_cumodule_init(module.cast()) };
         check("nvshmemx_cumodule_init", status)
     }
@@ -224,7 +224,7 @@ impl HostLibrary {
     ///
     /// NVSHMEM's status.
     pub unsafe fn unregister_module(&self, module: *mut c_void) -> Result<(), CallError> {
-        // SAFETY: the caller keeps this function's contract.
+        // SAFETY: `module` is registered and unused: documented on this function.
         let status = unsafe { self.functions.nvshmemx_cumodule_finalize(module.cast()) };
         check("nvshmemx_cumodule_finalize", status)
     }
@@ -240,11 +240,11 @@ impl core::fmt::Debug for HostLibrary {
 }
 
 fn version_of(library: &libloading::Library) -> Result<(u32, u32, u32), libloading::Error> {
-    // SAFETY: this signature is the same in every NVSHMEM that has the function.
+    // SAFETY: the function has this signature in every version of NVSHMEM.
     let function =
         unsafe { library.get::<VersionFunction>(b"nvshmemx_vendor_get_version_info\0") }?;
     let (mut major, mut minor, mut patch) = (0, 0, 0);
-    // SAFETY: the pointers are to three live integers, and nothing else is touched.
+    // SAFETY: the function only writes the three integers, which live.
     unsafe { function(&mut major, &mut minor, &mut patch) };
     let [major, minor, patch] = [major, minor, patch].map(c_int::unsigned_abs);
     Ok((major, minor, patch))
@@ -279,7 +279,7 @@ mod tests {
         maps.contains(library.to_str().unwrap())
     }
 
-    /// Compiles a stand-in for the host library that has nothing but a version.
+    /// Compiles a stand-in for the host library that only has a version.
     fn stand_in(name: &str, version: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

@@ -2,10 +2,10 @@
 //!
 //! - Feature `host` (default): [`HostLibrary`] loads `libnvshmem_host.so.3` at run time, so
 //!   nothing needs NVSHMEM to build, or to run without it.
-//! - Feature `device`: the `device` module declares the functions that kernels call. Whoever
-//!   links the kernels links NVSHMEM's bitcode; this crate links nothing.
+//! - Feature `device`: the `device` module declares the functions that kernels call. The kernels' own build
+//!   links NVSHMEM's bitcode; this crate links nothing.
 //!
-//! Everything under `generated` comes from `cargo xtask bindgen` and holds only what is used.
+//! Everything under `generated` comes from `cargo xtask bindgen`, limited to the functions in use.
 
 #![no_std]
 #[cfg(feature = "host")]

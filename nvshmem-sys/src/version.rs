@@ -1,6 +1,6 @@
-//! Version that both halves share.
+//! Version shared by both halves.
 
-/// The version whose device code is linked into the kernels: major, minor, patch.
+/// Version of the device code that is linked into the kernels: major, minor, patch.
 ///
-/// The device code reads a state that the host library writes, so the two must be one version.
+/// The device code reads state that the host library writes, so the two must have the same version.
 pub const LINKED_VERSION: (u32, u32, u32) = (3, 4, 5);

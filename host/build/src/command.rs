@@ -1,4 +1,4 @@
-//! Running tools: environment, errors, and where the toolchain keeps its LLVM tools.
+//! Running tools: their environment, their errors, and the toolchain's LLVM tools.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::error::{Error, Result};
 
-/// Prefixes of `CARGO_*` variables that are the user's own and stay.
+/// Prefixes of `CARGO_*` variables that belong to the user and are kept.
 const KEPT_CARGO_PREFIXES: [&str; 6] = [
     "CARGO_HOME",
     "CARGO_HTTP_",
@@ -45,7 +45,7 @@ fn belongs_to_outer_build(name: &str) -> bool {
     cargo || name.starts_with("RUSTC_") || OUTER_BUILD_VARIABLES.contains(&name)
 }
 
-/// A command for the toolchain that the workspace pins, as if called by hand in its root.
+/// A command of the toolchain that the workspace pins, as if run by hand in its root.
 pub fn toolchain_command(program: &str, workspace_root: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(workspace_root);
@@ -57,12 +57,12 @@ pub fn toolchain_command(program: &str, workspace_root: &Path) -> Command {
     command
 }
 
-/// Runs a command and gives back what it printed on standard output.
+/// Runs a command and returns its standard output.
 pub fn stdout_of(command: &mut Command, missing: impl FnOnce() -> Error) -> Result<String> {
     Ok(String::from_utf8_lossy(&output_of(command, missing)?.stdout).into_owned())
 }
 
-/// Runs a command to its end; a program that is not there gives `missing()`.
+/// Runs a command to its end. Returns `missing()` if there is no such program.
 pub fn output_of(
     command: &mut Command,
     missing: impl FnOnce() -> Error,
@@ -90,7 +90,7 @@ pub fn output_of(
     })
 }
 
-/// The command as one would type it.
+/// The command line.
 fn command_line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -99,9 +99,9 @@ fn command_line(command: &Command) -> String {
         .join(" ")
 }
 
-/// The folder of LLVM tools (`llvm-link`, `opt`, `llvm-dis`, `llvm-as`) of the pinned toolchain.
+/// Returns the folder of LLVM tools (`llvm-link`, `opt`, `llvm-dis`, `llvm-as`) of the pinned toolchain.
 ///
-/// Checks at the same time that the components which the PTX build needs are there.
+/// Also checks that all components needed by the PTX build are installed.
 pub fn llvm_tools(workspace_root: &Path) -> Result<PathBuf> {
     let missing_rustc = || Error::MissingTool {
         tool: "rustc".into(),
@@ -123,7 +123,7 @@ pub fn llvm_tools(workspace_root: &Path) -> Result<PathBuf> {
         (
             "llvm-tools",
             tools.join("llvm-link"),
-            "NVSHMEM's bitcode is cut to what is used",
+            "it reduces NVSHMEM's bitcode",
         ),
         (
             "llvm-bitcode-linker",

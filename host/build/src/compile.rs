@@ -14,20 +14,20 @@ use crate::nvshmem::device_bitcode;
 use crate::package::{Artifact, Package, Variant};
 use crate::stamp::Stamp;
 
-/// The target of the stock compiler.
+/// Compilation target of the kernels.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Builds all variants of a package, as many at a time as there are processors.
 ///
 /// # Errors
 ///
-/// As [`build`]; the first variant's error, if several fail.
+/// Those of [`build`], for the first variant that fails.
 pub fn build_all(
     workspace_root: &Path,
     target_dir: &Path,
     package: Package,
 ) -> Result<Vec<Artifact>> {
-    // The bitcode is made before the threads start, so that they do not make it three times.
+    // Makes the bitcode before the threads start, or each thread would make it.
     let build = &Build::prepare(workspace_root, target_dir, package)?;
     let width = thread::available_parallelism().map_or(1, usize::from);
     let mut artifacts = Vec::new();
@@ -53,10 +53,10 @@ pub fn build_all(
     Ok(artifacts)
 }
 
-/// Builds the PTX of one variant of a package, unless nothing that it depends on has changed.
+/// Builds the PTX of one variant of a package, unless none of its inputs has changed.
 ///
-/// `target_dir` is the workspace's target folder; all files go below it, into folders of
-/// their own, so that a cargo that is already running there is never waited for.
+/// `target_dir` is the workspace's target folder. All files go into separate folders below it, so that the
+/// nested cargo never waits for one that is already running there.
 ///
 /// # Errors
 ///
@@ -70,7 +70,7 @@ pub fn build(
     Build::prepare(workspace_root, target_dir, package)?.run(variant)
 }
 
-/// The folder that cargo builds this workspace into: `CARGO_TARGET_DIR`, or `target`.
+/// Folder that cargo builds this workspace into: `CARGO_TARGET_DIR`, or `target`.
 pub fn target_dir(workspace_root: &Path) -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => workspace_root.join(folder),
@@ -78,26 +78,27 @@ pub fn target_dir(workspace_root: &Path) -> PathBuf {
     }
 }
 
-/// The nested cargo runs in another folder, so it gets no relative paths.
+/// Makes a path absolute for the nested cargo, which runs in another folder.
 fn absolute(folder: &Path) -> Result<PathBuf> {
     path::absolute(folder).file("resolve", folder)
 }
 
-/// Inputs that the builds of a package's variants share.
+/// Common inputs of the builds of a package's variants.
 struct Build<'a> {
     workspace_root: &'a Path,
     target_dir: PathBuf,
     package: Package,
-    /// NVSHMEM's, where it is linked.
+    /// NVSHMEM's bitcode, if it is linked.
     bitcode: Option<PathBuf>,
 }
 
 impl<'a> Build<'a> {
     fn prepare(workspace_root: &'a Path, target_dir: &Path, package: Package) -> Result<Self> {
         let target_dir = absolute(target_dir)?;
-        let bitcode = match package.calls_nvshmem() {
-            true => Some(device_bitcode(&target_dir, || llvm_tools(workspace_root))?),
-            false => None,
+        let bitcode = if package.calls_nvshmem() {
+            Some(device_bitcode(&target_dir, || llvm_tools(workspace_root))?)
+        } else {
+            None
         };
         Ok(Self {
             workspace_root,
@@ -113,7 +114,7 @@ impl<'a> Build<'a> {
         fs::create_dir_all(&folder).file("create", &folder)?;
         let path_of = |end: &str| folder.join(format!("{variant}.{end}"));
         let ptx_path = path_of("ptx");
-        // Two builds at once (two profiles or two packages of one workspace) take turns.
+        // Concurrent builds (two profiles or two packages of one workspace) take turns.
         let lock_path = self.target_dir.join(format!("ptx/{variant}.lock"));
         let lock = File::create(&lock_path).file("create", &lock_path)?;
         lock.lock().file("lock", &lock_path)?;
@@ -137,7 +138,7 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// Everything that the PTX depends on.
+    /// Hash of everything that the PTX depends on.
     fn stamp(&self, variant: Variant) -> Result<String> {
         let mut stamp = Stamp::new();
         for file in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"] {
@@ -152,7 +153,7 @@ impl<'a> Build<'a> {
         if let Some(bitcode) = &self.bitcode {
             stamp.file(bitcode)?;
         }
-        // What is done with the PTX besides, and by which compiler.
+        // The post-processing of the PTX, the compiler and its flags.
         stamp.text(include_str!("compile.rs"));
         let mut rustc = toolchain_command("rustc", self.workspace_root);
         stamp.text(&stdout_of(rustc.arg("-vV"), missing_cargo)?);
@@ -161,7 +162,7 @@ impl<'a> Build<'a> {
         Ok(stamp.finish())
     }
 
-    /// The arguments of cargo.
+    /// Arguments of cargo.
     fn arguments(&self) -> Vec<String> {
         let mut arguments: Vec<String> = [
             "rustc",
@@ -186,11 +187,11 @@ impl<'a> Build<'a> {
         arguments
     }
 
-    /// Runs cargo and gives back the PTX file that it wrote.
+    /// Runs cargo and returns the PTX file that it wrote.
     fn compile(&self, variant: Variant) -> Result<PathBuf> {
         let name = self.package.name();
         eprintln!("compiling {name} for {variant}");
-        // The packages share what they are both built on.
+        // One folder for all packages, because they share dependencies.
         let cargo_dir = self.target_dir.join("ptx").join(variant.target_cpu());
         let mut cargo = toolchain_command("cargo", self.workspace_root);
         cargo
@@ -212,8 +213,9 @@ impl<'a> Build<'a> {
     }
 }
 
-/// Arguments of cargo for all that kernels depend on in a profile: on the command line, as the user's
-/// configuration of cargo goes before the manifest. Debug information would name this machine's folders.
+/// Arguments of cargo for all settings of the profile that kernels depend on. They are on the command line
+/// because the user's configuration of cargo overrides the manifest. Debug information would name this
+/// machine's folders.
 pub fn profile() -> impl Iterator<Item = &'static str> {
     let keys = [
         "profile.release.debug=false",
@@ -227,7 +229,7 @@ pub fn profile() -> impl Iterator<Item = &'static str> {
     keys.into_iter().flat_map(|key| ["--config", key])
 }
 
-/// The reason for which nothing can be compiled.
+/// The error if there is no cargo.
 pub fn missing_cargo() -> Error {
     Error::MissingTool {
         tool: "cargo".into(),
@@ -236,8 +238,8 @@ pub fn missing_cargo() -> Error {
     }
 }
 
-/// The PTX with the number of registers of every kernel that may use fewer than the others: the
-/// compiler has no attribute for it.
+/// Adds a register limit to every kernel that may use fewer registers than the others, for which the
+/// compiler has no attribute.
 pub fn with_limits(ptx: &str) -> Result<String> {
     let error = |detail| Error::Parse {
         what: "the PTX",
@@ -255,7 +257,7 @@ pub fn with_limits(ptx: &str) -> Result<String> {
         let found = found.ok_or_else(|| error(format!("it has no kernel {entry}")))?;
         limits.push((found.body.start - 1, registers));
     }
-    // From the last to the first: the places before it stay.
+    // From the last to the first, because an insertion moves all later places.
     limits.sort_unstable();
     let mut limited = ptx.to_owned();
     for (place, registers) in limits.into_iter().rev() {
@@ -264,8 +266,8 @@ pub fn with_limits(ptx: &str) -> Result<String> {
     Ok(limited)
 }
 
-/// Flags for every crate of the device build, core included. Tables for `match` would lie in global
-/// memory, whose latency is longer than the comparisons that they replace.
+/// Flags for every crate of the device build, including core. No jump tables: they would be in global memory,
+/// whose latency is longer than the comparisons that they replace.
 pub fn rustflags(variant: Variant) -> String {
     format!(
         "-Zunstable-options -Cpanic=immediate-abort -Cjump-tables=no -Ctarget-cpu={} -Ctarget-feature={}",

@@ -1,4 +1,4 @@
-//! PTX for build scripts: found or built, and its place told to cargo.
+//! Finds or builds PTX for a build script, and passes its path to the compiler.
 
 use std::env;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use crate::package::{Artifact, FOLDER_VARIABLE, Package, Variant};
 use crate::prebuilt::{prebuilt, require};
 use crate::stamp::Stamp;
 
-/// Inputs of a build, below the workspace root: if none is newer, its last result still holds.
+/// Inputs of a build, below the workspace root, that cargo watches.
 const WATCHED: [&str; 6] = [
     "gpu",
     "tests/epilogue",
@@ -21,29 +21,27 @@ const WATCHED: [&str; 6] = [
     "rust-toolchain.toml",
 ];
 
-/// Below `OUT_DIR`: the PTX that is embedded.
+/// Folder of the embedded PTX below `OUT_DIR`.
 const EMBEDDED: &str = "embedded";
 
-/// PTX for one node in a package that publishes; [`PACKAGED_SOURCES`] are the kernels' sources beside it.
+/// Folder of PTX for one node in the published package.
 pub const PACKAGED_PTX: &str = "prebuilt";
-/// See [`PACKAGED_PTX`].
+/// Folder of the kernels' sources in the published package.
 pub const PACKAGED_SOURCES: &str = "device";
-/// Name of a manifest in there: a package has no other packages in it.
+/// Name of manifests in [`PACKAGED_SOURCES`], because cargo leaves nested packages out of a package.
 pub const PACKAGED_MANIFEST: &str = "Cargo.toml.packaged";
 
-/// Finds or builds all variants of these packages, and sets a variable for each while the build script's
-/// crate is compiled: `FERRY_PTX_SM_90A` is a path, for `include_str!`; for the kernels with options,
-/// `FERRY_OPTIONS_PTX_SM_90A`.
+/// Finds or builds all variants of these packages, and sets an environment variable with the path of each for
+/// `include_str!` in the build script's crate: `FERRY_PTX_SM_90A`, or `FERRY_OPTIONS_PTX_SM_90A` for the
+/// kernels with options. To be called in a build script.
 ///
-/// Ferry's kernels are, in this order: those of the folder [`FOLDER_VARIABLE`]; for one node, those that are
-/// packaged with the build script's crate; else they are built from the sources beside that crate or packaged
-/// with it. What is built lies in `OUT_DIR`; only where that is in the `target` folder of this workspace,
-/// what `cargo xtask build-ptx` builds there is shared. All PTX of Ferry's kernels is checked as that of the
-/// folder is.
+/// The PTX of Ferry's kernels comes from the first of: the folder that [`FOLDER_VARIABLE`] names; for one
+/// node, the package of the build script's crate; a build from the sources beside that crate or in its
+/// package. A build writes to `OUT_DIR`; if that is in the `target` folder of this workspace, it shares the
+/// output of `cargo xtask build-ptx` there. All PTX of Ferry's kernels is checked, wherever it comes from.
 ///
-/// Cargo looks at the dates of the folder and its files: after older files took their places, `touch` it.
-///
-/// Call it in a build script.
+/// Cargo watches the dates of the folder and its files: `touch` the folder after replacing files by older
+/// ones.
 ///
 /// # Errors
 ///
@@ -78,8 +76,8 @@ pub fn embed(packages: &[Package]) -> Result<()> {
     Ok(())
 }
 
-/// Checks PTX of Ferry's kernels, and copies what was checked to `folder`, under a name with its hash:
-/// another text is another path, whatever its date.
+/// Checks PTX of Ferry's kernels and copies it to `folder`. The name has a hash of the text, so that another
+/// text is another path, whatever its date.
 fn embedded(artifact: &Artifact, folder: &Path) -> Result<PathBuf> {
     let &Artifact {
         package, variant, ..
@@ -102,13 +100,13 @@ fn is_product(package: &Package) -> bool {
     !matches!(package, Package::Probes | Package::OwnEpilogue)
 }
 
-/// A folder that cargo names to build scripts.
+/// Folder in a variable that cargo sets for build scripts.
 fn folder_of(variable: &'static str) -> Result<PathBuf> {
     let folder = env::var_os(variable).map(PathBuf::from);
     folder.ok_or(Error::NoBuildScript { variable })
 }
 
-/// The folder whose PTX is used as it is, if there is one.
+/// Folder of PTX that was built before, if there is one.
 fn prebuilt_folder(here: &Path, packages: &[Package]) -> Option<PathBuf> {
     if !packages.iter().all(is_product) {
         return None;
@@ -122,7 +120,7 @@ fn prebuilt_folder(here: &Path, packages: &[Package]) -> Option<PathBuf> {
     (for_one_node && packaged.is_dir()).then_some(packaged)
 }
 
-/// Builds the packages from the sources that are there.
+/// Builds the packages from the sources beside the crate or in its package.
 fn built(here: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
     let out_dir = folder_of("OUT_DIR")?;
     let root = here.parent().unwrap_or(here);
@@ -159,14 +157,14 @@ fn built(here: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// This workspace's `target`, if `out_dir` lies in there: then nobody else's cargo runs this.
+/// This workspace's `target` folder, if `out_dir` is in it: the crate is built in its own workspace then.
 fn shared_target_dir(root: &Path, out_dir: &Path) -> Option<PathBuf> {
     let target = root.join("target").canonicalize().ok()?;
     let is_below = out_dir.canonicalize().ok()?.starts_with(&target);
     is_below.then_some(target)
 }
 
-/// Copies packaged sources to where cargo finds them.
+/// Copies packaged sources, and gives manifests the name that cargo looks for.
 fn unpack(packaged: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).file("create", to)?;
     for entry in fs::read_dir(packaged).file("list", packaged)? {
@@ -186,7 +184,7 @@ fn unpack(packaged: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what only the next build from other sources would use: hundreds of megabytes.
+/// Removes hundreds of megabytes that only a build from changed sources would use again.
 fn clean(out_dir: &Path) -> Result<()> {
     let built = Variant::ALL.map(|variant| format!("ptx/{variant}"));
     for folder in built.iter().map(String::as_str).chain(["wheels"]) {
@@ -198,8 +196,8 @@ fn clean(out_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Dates what was written just now back to the build script's own file. Cargo runs a build script again if
-/// what it watches is newer than the start of the last run.
+/// Dates a new file back to the build script's own file. Cargo would run the script again for a watched file
+/// that is newer than the start of the last run.
 fn predate(path: &Path) -> Result<()> {
     let script = env::current_exe().file("find", "the build script")?;
     let started_after = modified(&script)?;

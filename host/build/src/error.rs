@@ -1,4 +1,4 @@
-//! Errors, each with the command that helps.
+//! Errors, each with a command that helps.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::package::{FOLDER_VARIABLE, Variant};
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason for which PTX was not found or built.
+/// Reason why PTX was not found or built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,7 +18,7 @@ pub enum Error {
     MissingTool {
         /// The program or component.
         tool: String,
-        /// Purpose of it.
+        /// Its purpose.
         needed_for: &'static str,
         /// The command that gets it.
         get: String,
@@ -59,7 +59,7 @@ pub enum Error {
         /// The command that gets it.
         get: String,
     },
-    /// A file that calls itself NVSHMEM's bitcode and is not.
+    /// A file in the place of NVSHMEM's bitcode has an unknown sum.
     #[error(
         "{path} has the sha256 {found}, but NVSHMEM's is {wanted}; get it with `{get}`, \
          or unset NVSHMEM_HOME",
@@ -87,8 +87,8 @@ pub enum Error {
     },
     /// PTX that was built before cannot be used.
     #[error(
-        "{path} cannot be used: {problem}; {FOLDER_VARIABLE} names a folder of PTX of this very version, as \
-         `cargo xtask build-ptx` writes to target/ptx; unset it for the package's own, or to build it",
+        "{path} cannot be used: {problem}; set {FOLDER_VARIABLE} to a folder of PTX of this version, which \
+         `cargo xtask build-ptx` writes to target/ptx, or unset it to use the package's own or build it",
         path = path.display()
     )]
     Prebuilt {
@@ -97,10 +97,10 @@ pub enum Error {
         /// The reason.
         problem: PrebuiltProblem,
     },
-    /// A copy of the host library's package alone: it has neither PTX nor what it is built from.
+    /// A copy of the host library's package alone, with neither PTX nor the kernels' sources.
     #[error(
         "there is no PTX beside {folder} and no source of the kernels; set {FOLDER_VARIABLE} to a folder of \
-         PTX of this very version, which `cargo xtask build-ptx` writes to target/ptx, or depend on the \
+         PTX of this version, which `cargo xtask build-ptx` writes to target/ptx, or depend on the \
          package as `cargo xtask package` makes it",
         folder = folder.display()
     )]
@@ -108,36 +108,36 @@ pub enum Error {
         /// The package's folder.
         folder: PathBuf,
     },
-    /// A build script's function was called by something else.
+    /// A build script's function was called outside a build script.
     #[error("{variable} is not set: only a build script may call this")]
     NoBuildScript {
         /// The variable that cargo sets for build scripts.
         variable: &'static str,
     },
-    /// The compiler finished without the file that it should have written.
+    /// The compiler succeeded but did not write its output.
     #[error("no {what} in {path} after the build", path = path.display())]
     MissingOutput {
-        /// The missing file, for people.
+        /// The missing file, in words.
         what: &'static str,
         /// Its place.
         path: PathBuf,
     },
-    /// The text of a PTX file, of `ptxas -v` or of a digest was not understood.
+    /// The text of a PTX file, of `ptxas -v` or of a digest cannot be read.
     #[error("cannot read {what}: {detail}")]
     Parse {
         /// The text.
         what: &'static str,
-        /// The mistake in it.
+        /// The problem.
         detail: String,
     },
 }
 
-/// The reason for which PTX that was built before is not used.
+/// Reason why PTX that was built before cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrebuiltProblem {
-    /// A build script runs elsewhere than the user's shell.
-    #[error("it is no absolute path")]
+    /// The path is relative, but a build script runs in another folder than the user's shell.
+    #[error("it is not an absolute path")]
     NotAbsolute,
     /// There is no such folder.
     #[error("there is no such folder")]
@@ -145,7 +145,7 @@ pub enum PrebuiltProblem {
     /// A file is missing.
     #[error("there is no such file")]
     NoFile,
-    /// The text is no PTX.
+    /// The text is not PTX.
     #[error("it is not PTX: {reason}")]
     NotPtx {
         /// The missing part.
@@ -186,9 +186,9 @@ pub enum PrebuiltProblem {
     },
 }
 
-/// Adds the path and what was tried to an I/O error.
+/// Adds the path and the attempted action to an I/O error.
 pub trait FileContext<T> {
-    /// Turns an I/O error into [`Error::File`].
+    /// Turns an I/O error into [`Error::File`]; `action` is a verb: "read".
     fn file(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T>;
 }
 

@@ -1,7 +1,7 @@
 //! Finds PTX of Ferry's kernels, or builds it with the stock compiler, for build scripts.
 //!
-//! `host/build.rs` and `tests/build.rs` embed what [`embed()`] finds. The functions below it also build for
-//! `cargo xtask`, whose tools assemble and compare PTX.
+//! `host/build.rs` and `tests/build.rs` call [`embed()`]. The other functions are for `cargo xtask`, whose
+//! tools assemble and compare PTX.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -28,8 +28,7 @@ pub use compile::{
 };
 pub use embed::{PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, embed};
 pub use error::{Error, FileContext, PrebuiltProblem, Result};
-pub use nvshmem::{DEVICE_FUNCTIONS, NVSHMEM_VERSION, device_bitcode};
+pub use nvshmem::{DEVICE_FUNCTIONS, device_bitcode};
 pub use package::{Artifact, FOLDER_VARIABLE, Package, UnknownVariant, Variant, place};
-pub use prebuilt::prebuilt;
 pub use stamp::Stamp;
 pub use wheel::{Wheel, site_packages};

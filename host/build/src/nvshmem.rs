@@ -1,6 +1,6 @@
-//! Finds NVSHMEM's device bitcode and cuts it to the functions that the kernels call.
+//! Finds NVSHMEM's device bitcode and reduces it to the functions that the kernels call.
 //!
-//! The whole file is 31 MB and takes minutes to optimise; what is used takes 10 kB.
+//! The whole file is 31 MB and takes minutes to optimise; the functions in use take 10 kB.
 
 use std::env;
 use std::fs;
@@ -14,21 +14,21 @@ use crate::error::{Error, FileContext, Result};
 use crate::stamp::Stamp;
 use crate::wheel::{Wheel, site_packages};
 
-/// The version whose device code is linked; the host library must fit it.
-pub const NVSHMEM_VERSION: (u32, u32, u32) = (3, 4, 5);
+/// Version of the linked device code, which the host library must match.
+const NVSHMEM_VERSION: (u32, u32, u32) = (3, 4, 5);
 
-/// The NVSHMEM functions that kernels call. Nothing else of NVSHMEM gets into the PTX.
+/// NVSHMEM functions that kernels call. Nothing else of NVSHMEM gets into the PTX.
 pub const DEVICE_FUNCTIONS: [&str; 3] = [
     "nvshmemx_putmem_signal_nbi_warp",
     "nvshmemx_signal_op",
     "nvshmem_quiet",
 ];
 
-/// Variables that the host library writes into when a module is registered.
+/// Variables that the host library writes when a module is registered.
 const DEVICE_STATE: [&str; 2] = ["nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"];
 
-/// The sums of [`NVSHMEM_VERSION`]'s bitcode in [`Wheel::NVSHMEM`] for x86_64 and for aarch64. In
-/// what is used of them, only the places of the sources differ.
+/// Sums of [`NVSHMEM_VERSION`]'s bitcode in [`Wheel::NVSHMEM`] for x86_64 and for aarch64. The reduced
+/// files differ only in paths of sources.
 const BITCODE_SHA256: [&str; 2] = [
     "39ed77a212066c98689a2cf003a889ddd6433a4a90cdb9ced08642db5ff4526b",
     "9281a1361d05365fd37b217f9ca98f9e3ae765b25e5a8c79a5c5dadee9d83389",
@@ -37,7 +37,7 @@ const BITCODE_SHA256: [&str; 2] = [
 /// Place of the bitcode below an NVSHMEM folder.
 const BITCODE: &str = "lib/libnvshmem_device.bc";
 
-/// The small bitcode file to link, made on first use and kept under `target_dir`.
+/// Returns the reduced bitcode file to link, made on first use and kept under `target_dir`.
 pub fn device_bitcode(
     target_dir: &Path,
     llvm_tools: impl FnOnce() -> Result<PathBuf>,
@@ -57,7 +57,7 @@ pub fn device_bitcode(
     Ok(reduced)
 }
 
-/// Names a reduced file after what it was made from.
+/// Names a reduced file after its inputs.
 fn cache_key(home: Option<&Path>) -> Result<String> {
     let mut stamp = Stamp::new();
     stamp.text(&DEVICE_FUNCTIONS.join(","));
@@ -84,7 +84,7 @@ fn home_bitcode(home: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Uses the wheel in site-packages if it is of the right version, else fetches it.
+/// Reduces the bitcode of the wheel in site-packages if its version is right, else of one that is fetched.
 fn reduce_found(tools: &Path, target_dir: &Path, reduced: &Path) -> Result<()> {
     let folder = match installed(site_packages()) {
         Some(packages) => packages,
@@ -100,7 +100,7 @@ fn installed(packages: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {
         .find(|folder| Wheel::NVSHMEM.is_in(folder))
 }
 
-/// Cuts `bitcode` down to [`DEVICE_FUNCTIONS`], if it is the known one.
+/// Reduces `bitcode` to [`DEVICE_FUNCTIONS`], if its sum is known.
 fn reduce_checked(tools: &Path, bitcode: &Path, reduced: &Path) -> Result<()> {
     check_sum(bitcode)?;
     let scratch = reduced.with_extension(format!("partial-{}", std::process::id()));
@@ -161,7 +161,7 @@ fn reduce(tools: &Path, bitcode: &Path, scratch: &Path) -> Result<PathBuf> {
     Ok(path("small.bc"))
 }
 
-/// A module that needs exactly the wanted functions.
+/// A module that uses exactly [`DEVICE_FUNCTIONS`].
 fn roots() -> String {
     let declarations: String = DEVICE_FUNCTIONS
         .iter()
@@ -177,7 +177,7 @@ fn roots() -> String {
     )
 }
 
-/// Drops the `target-cpu` and `target-features` that NVSHMEM was built for: the kernels' own hold.
+/// Removes the `target-cpu` and `target-features` that NVSHMEM was built for: the kernels' own apply.
 fn without_target(text: &str) -> String {
     text.lines()
         .map(|line| without_attributes(line) + "\n")
@@ -201,7 +201,7 @@ fn without_attributes(line: &str) -> String {
     line
 }
 
-/// Reads the version that the bitcode itself carries and compares it with [`NVSHMEM_VERSION`].
+/// Checks that the version in the bitcode is [`NVSHMEM_VERSION`].
 fn check_version(bitcode: &Path, text: &str) -> Result<()> {
     let found = linked_version(text).ok_or_else(|| Error::Parse {
         what: "NVSHMEM's device bitcode",
@@ -234,7 +234,7 @@ fn linked_version(text: &str) -> Option<(u32, u32, u32)> {
     Some((numbers.next()??, numbers.next()??, numbers.next()??))
 }
 
-/// Every wanted function must have a body, or the PTX would have an `.extern .func`.
+/// Checks that every function has a body, without which the PTX would have an `.extern .func`.
 fn check_complete(text: &str) -> Result<()> {
     let defined = |name: &&str| {
         text.lines()
@@ -252,7 +252,7 @@ fn check_complete(text: &str) -> Result<()> {
 fn missing_llvm_tool(tool: &str) -> Error {
     Error::MissingTool {
         tool: tool.into(),
-        needed_for: "NVSHMEM's bitcode is cut to what is used",
+        needed_for: "it reduces NVSHMEM's bitcode",
         get: "rustup component add llvm-tools".into(),
     }
 }
@@ -286,7 +286,7 @@ mod tests {
         assert!(text.contains("3.3.5") && text.contains("3.4.5"), "{text}");
     }
 
-    /// A folder for a test's files.
+    /// Makes a folder for a test's files.
     fn scratch(name: &str) -> PathBuf {
         let folder = env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

@@ -1,20 +1,20 @@
-//! Crates of kernels, what each is built for, and where its PTX lies.
+//! Crates of kernels, their GPU generations, and the places of their PTX.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The variable that names a folder of PTX, to build nothing.
+/// Environment variable with a folder of PTX to use instead of building any.
 pub const FOLDER_VARIABLE: &str = "FERRY_PTX_DIR";
 
 /// A GPU generation that PTX is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Variant {
-    /// The portable floor: the driver compiles it for Ampere and anything later.
+    /// The portable variant: the driver compiles it for Ampere and later generations.
     Sm80,
-    /// Hopper with its own instructions; runs on no other generation.
+    /// Hopper, with instructions that no other generation has.
     Sm90a,
-    /// Blackwell with its own instructions; runs on no other generation.
+    /// Blackwell, with instructions that no other generation has.
     Sm100a,
 }
 
@@ -22,7 +22,7 @@ impl Variant {
     /// Every variant, oldest first.
     pub const ALL: [Variant; 3] = [Variant::Sm80, Variant::Sm90a, Variant::Sm100a];
 
-    /// The name that rustc, ptxas and file names use.
+    /// The name used by rustc, ptxas and file names.
     pub const fn target_cpu(self) -> &'static str {
         match self {
             Variant::Sm80 => "sm_80",
@@ -33,9 +33,8 @@ impl Variant {
 
     /// The PTX version as the compiler's feature.
     ///
-    /// Each is at most 9.0, which drivers of CUDA 13.0 accept, and the lowest that has the
-    /// instructions in use: 8.0 the cache hints, 8.3 what NVSHMEM's own code is built for,
-    /// 8.6 is the first that knows sm_100a.
+    /// Each is at most 9.0, which drivers of CUDA 13.0 accept, and the lowest with the features in use: 8.0
+    /// has the cache hints, 8.3 is the version of NVSHMEM's own code, 8.6 is the first with sm_100a.
     pub const fn ptx_feature(self) -> &'static str {
         match self {
             Variant::Sm80 => "+ptx80",
@@ -51,7 +50,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// A text that is no variant's name.
+/// A text that is not the name of a variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is none of sm_80, sm_90a, sm_100a")]
 pub struct UnknownVariant(String);
@@ -70,17 +69,17 @@ impl FromStr for Variant {
 /// A crate of kernels, compiled to a PTX of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
-    /// `ferry-kernels`: what the host library embeds.
+    /// `ferry-kernels`: kernels embedded in the host library.
     Kernels,
-    /// `ferry-options`: what the host library embeds besides, for launches with options.
+    /// `ferry-options`: kernels for launches with options, embedded in the host library as well.
     Options,
-    /// The kernels of [`Kernels`](Self::Kernels) that reach ranks of one node: without anything of NVSHMEM.
+    /// [`Kernels`](Self::Kernels) for one node, without NVSHMEM.
     NodeKernels,
-    /// The kernels of [`Options`](Self::Options) that reach ranks of one node.
+    /// [`Options`](Self::Options) for one node, without NVSHMEM.
     NodeOptions,
-    /// `ferry-probes`: what the tests and the benchmark launch besides.
+    /// `ferry-probes`: additional kernels of the tests and the benchmark.
     Probes,
-    /// `ferry-own-epilogue`: kernels with an epilogue of their own, which tests launch.
+    /// `ferry-own-epilogue`: kernels with a custom epilogue, for tests.
     OwnEpilogue,
 }
 
@@ -132,7 +131,7 @@ pub struct Artifact {
     pub package: Package,
     /// GPU generation that it was built for.
     pub variant: Variant,
-    /// The file: `<variant>.ptx` in `<target_dir>/ptx`, or for other packages in a folder of theirs below it.
+    /// The file `<variant>.ptx` in [`Package::folder`].
     pub ptx_path: PathBuf,
 }
 

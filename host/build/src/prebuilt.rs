@@ -1,4 +1,4 @@
-//! PTX that was built before: in a folder of the user's, or in the package that publishes.
+//! PTX that was built before, in a folder of the user's or in the published package.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use ferry_ptx::Module;
 use crate::error::{Error, FileContext, PrebuiltProblem, Result};
 use crate::package::{Artifact, Package, Variant, place};
 
-/// The files of a folder that are these packages' PTX, in [`build_all`](crate::build_all())'s places below
-/// `target/ptx`: `sm_90a.ptx`, and with options `options/sm_90a.ptx`. Each was built from this version's
-/// memory layout and has all kernels of its package; more are allowed.
+/// Finds these packages' PTX in a folder that is laid out like `target/ptx`: `sm_90a.ptx`, and with options
+/// `options/sm_90a.ptx`. Each file must have this version's memory layout and all kernels of its package;
+/// more are allowed.
 ///
 /// # Errors
 ///
 /// [`Error::Prebuilt`], with the first path that cannot be used.
-pub fn prebuilt(folder: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
+pub(crate) fn prebuilt(folder: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
     let refused = |path: &Path, problem| {
         Err(Error::Prebuilt {
             path: path.into(),
@@ -48,7 +48,7 @@ pub fn prebuilt(folder: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// Checks that a file's text is a package's PTX, of this version's memory layout.
+/// Checks that a file's text is a package's PTX with this version's memory layout.
 pub(crate) fn require(path: &Path, text: &str, package: Package, variant: Variant) -> Result<()> {
     check(text, package, variant).map_err(|problem| Error::Prebuilt {
         path: path.into(),
@@ -56,7 +56,7 @@ pub(crate) fn require(path: &Path, text: &str, package: Package, variant: Varian
     })
 }
 
-/// Whether a text is a package's PTX, of this version's memory layout.
+/// Checks that a text is a package's PTX with this version's memory layout.
 fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltProblem> {
     let module = Module::parse(text).map_err(|error| PrebuiltProblem::NotPtx {
         reason: error.to_string(),
@@ -94,12 +94,13 @@ fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltP
 /// The kernels that a package's PTX has.
 fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
     let with_options = matches!(package, Package::Options | Package::NodeOptions);
-    Kernel::ALL
-        .into_iter()
-        .filter(move |kernel| match with_options {
-            true => *kernel != Kernel::FusedSilu,
-            false => !kernel.needs_options(),
-        })
+    Kernel::ALL.into_iter().filter(move |kernel| {
+        if with_options {
+            *kernel != Kernel::FusedSilu
+        } else {
+            !kernel.needs_options()
+        }
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Folders of PTX that are refused, and those that are taken.
+//! Tests of folders of PTX that are used or refused.
 
 use std::path::PathBuf;
 

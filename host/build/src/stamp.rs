@@ -1,4 +1,4 @@
-//! A hash of what a build depends on, so that an unchanged build is not repeated.
+//! A hash of a build's inputs, so that an unchanged build is not repeated.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{FileContext, Result};
 
-/// Collects inputs; [`Stamp::finish`] names them all in a few characters.
+/// Hash of a build's inputs.
 #[derive(Default)]
 pub struct Stamp(DefaultHasher);
 
 impl Stamp {
-    /// A stamp of nothing yet.
+    /// Makes a stamp without inputs.
     pub fn new() -> Stamp {
         Stamp::default()
     }
@@ -21,7 +21,7 @@ impl Stamp {
         text.hash(&mut self.0);
     }
 
-    /// Adds the contents of a file, or the fact that it is not there.
+    /// Adds the contents of a file, or its absence.
     pub fn file(&mut self, path: &Path) -> Result<()> {
         let contents = match fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -43,7 +43,7 @@ impl Stamp {
         Ok(())
     }
 
-    /// The stamp of everything added.
+    /// Returns the hash of all inputs.
     pub fn finish(self) -> String {
         format!("{:016x}", self.0.finish())
     }

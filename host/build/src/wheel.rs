@@ -7,14 +7,14 @@ use std::process::Command;
 use crate::command::{output_of, stdout_of};
 use crate::error::{Error, FileContext, Result};
 
-/// A wheel of the Python package index, at one version.
+/// A wheel of the Python package index, of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wheel {
     /// The package's name.
     pub name: &'static str,
     /// The exact version.
     pub version: &'static str,
-    /// Sums of the files for Linux on x86_64 and on aarch64; pip takes no other.
+    /// SHA-256 sums of the files for Linux on x86_64 and on aarch64; pip refuses any other.
     pub sha256: [&'static str; 2],
 }
 
@@ -34,8 +34,8 @@ impl Wheel {
         format!("python3 -m pip install {}=={}", self.name, self.version)
     }
 
-    /// The folder under `target_dir` that holds this wheel's files once fetched. Its name has a
-    /// part of the sum: what was fetched without one, or with another, is not taken.
+    /// Folder of this wheel's files under `target_dir`. Its name has a part of the sum, so that files fetched
+    /// without a sum or with another one are not used.
     fn folder(&self, target_dir: &Path) -> PathBuf {
         let sum = &self.sha256[0][..16];
         target_dir
@@ -43,30 +43,30 @@ impl Wheel {
             .join(format!("{}-{}-{sum}", self.name, self.version))
     }
 
-    /// Text of a requirements file: the only place where pip takes sums.
+    /// Text of a requirements file, the only place where pip accepts sums.
     fn requirement(&self) -> String {
         let [x86_64, aarch64] = self.sha256;
         let (name, version) = (self.name, self.version);
         format!("{name}=={version} --hash=sha256:{x86_64} --hash=sha256:{aarch64}\n")
     }
 
-    /// Whether this very version is installed in one of Python's folders for packages.
+    /// Whether this version is installed in one of Python's package folders.
     pub fn is_in(&self, packages: &Path) -> bool {
         let name = self.name.replace('-', "_");
         let record = format!("{name}-{}.dist-info", self.version);
         packages.join(record).is_dir()
     }
 
-    /// This wheel's files below `target_dir`, if they were fetched before.
+    /// Folder of this wheel's files below `target_dir`, if they were fetched before.
     pub fn fetched(&self, target_dir: &Path) -> Option<PathBuf> {
         Some(self.folder(target_dir)).filter(|folder| folder.is_dir())
     }
 
-    /// This wheel's files below `target_dir`, fetched with pip unless they are there.
+    /// Folder of this wheel's files below `target_dir`, fetched with pip if it does not exist.
     ///
     /// # Errors
     ///
-    /// Python or pip is missing, or pip could not get the wheel, or what it got has another sum.
+    /// Python or pip is missing, or pip could not get the wheel, or its sum is not the known one.
     pub fn fetch(&self, target_dir: &Path) -> Result<PathBuf> {
         if let Some(folder) = self.fetched(target_dir) {
             return Ok(folder);
@@ -84,7 +84,7 @@ impl Wheel {
             return Err(error);
         }
         match fs::rename(&partial, &folder) {
-            // Another build was quicker; its files are the same.
+            // Another build moved the same files there first.
             Err(_) if folder.is_dir() => fs::remove_dir_all(&partial).file("remove", &partial)?,
             outcome => outcome.file("move into place", &folder)?,
         }
@@ -92,8 +92,8 @@ impl Wheel {
     }
 }
 
-/// Installs what `requirements` names with its sums, and nothing else, into `folder`. Of wheels alone: they
-/// run no code of theirs.
+/// Command that installs the wheels in `requirements`, checked by their sums, into `folder`. Only wheels,
+/// because they run no code of their own.
 fn pip(requirements: &Path, folder: &Path) -> Command {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps"])
@@ -106,7 +106,7 @@ fn pip(requirements: &Path, folder: &Path) -> Command {
     pip
 }
 
-/// The folders that Python searches for packages; none where there is no Python.
+/// The folders that Python searches for packages; none without Python.
 pub fn site_packages() -> Vec<PathBuf> {
     let mut python = Command::new("python3");
     python.args(["-c", "import sys; print('\\n'.join(sys.path))"]);
@@ -137,7 +137,7 @@ mod tests {
         for needed in ["--require-hashes", "--only-binary=:all:", "--no-deps"] {
             assert!(arguments.iter().any(|a| a == needed), "{arguments:?}");
         }
-        // The package comes from the list, where its sums stand, alone.
+        // The package is named only in the list, next to its sums.
         assert!(!arguments.iter().any(|a| a.contains("nvidia")));
         let wheel = Wheel::NVSHMEM;
         let requirement = wheel.requirement();

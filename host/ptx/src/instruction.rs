@@ -3,9 +3,9 @@
 /// A line that is a single instruction without a predicate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction<'a> {
-    /// Its name with all that follows from dot to dot: "ld.global.v4.b32".
+    /// Its name with all suffixes: "ld.global.v4.b32".
     pub opcode: &'a str,
-    /// What stands between commas, of which those in brackets and braces part nothing.
+    /// Operands, which commas separate, except those in brackets and braces.
     pub operands: Vec<&'a str>,
 }
 

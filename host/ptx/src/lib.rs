@@ -1,4 +1,4 @@
-//! Reads PTX text: its kernels, what they take, and what it was made for.
+//! Reads PTX text: its kernels, their parameters, and its target.
 //!
 //! The only reader of PTX. The host library checks and specialises kernels with it, the builder of Ferry's
 //! kernels makes their digest with it.
@@ -28,34 +28,34 @@ impl std::error::Error for NotPtx {}
 /// A PTX file.
 #[derive(Clone, Debug)]
 pub struct Module {
-    /// Without comments, but as long as it was.
+    /// The text with spaces in place of comments.
     text: String,
     /// The number in the `.version` line: "8.3".
     pub version: String,
-    /// What the `.target` line names first: "sm_90a". Empty if there is no such line.
+    /// The first word of the `.target` line: "sm_90a". Empty if there is no such line.
     pub target: String,
     /// Bits of an address: 32 unless the `.address_size` line says 64.
     pub address_bits: u32,
-    /// All functions with a body, in their order.
+    /// All functions with a body, in the order of the text.
     pub functions: Vec<Function>,
-    /// Functions that are declared `.extern`.
+    /// Functions declared `.extern`.
     pub external_functions: Vec<String>,
 }
 
-/// A kernel, or a function that was not inlined into one. Places are in the file's text.
+/// A kernel, or a function that was not inlined into one. Ranges are of the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// Its name.
     pub name: String,
     /// Whether the host can launch it.
     pub is_kernel: bool,
-    /// What a kernel takes; of other functions, what is read of theirs is not their results.
+    /// Its parameters, without a function's results.
     pub parameters: Vec<Parameter>,
     /// The number in its `.maxnreg`.
     pub max_registers: Option<u32>,
-    /// From its first directive to behind the brace that closes its body.
+    /// The whole function, from its first directive to the closing brace.
     pub place: Range<usize>,
-    /// Between the braces.
+    /// The body between the braces.
     pub body: Range<usize>,
 }
 
@@ -105,12 +105,12 @@ impl Module {
         Ok(module)
     }
 
-    /// The text, with spaces in the place of comments.
+    /// The text with spaces in place of comments.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What stands between a function's braces.
+    /// The text between a function's braces.
     pub fn body(&self, function: &Function) -> &str {
         &self.text[function.body.clone()]
     }
@@ -120,13 +120,13 @@ impl Module {
         self.functions.iter().filter(|function| function.is_kernel)
     }
 
-    /// The kernel of a name.
+    /// Finds a kernel by its name.
     pub fn kernel(&self, name: &str) -> Option<&Function> {
         self.kernels().find(|kernel| kernel.name == name)
     }
 
-    /// What a variable of `BYTES` bytes outside functions is set to: `.b8 name[8] = {1, 2}`, whose bytes that
-    /// are not listed are 0, or a whole number: `.u64 name = 258`. `None` where it has another size.
+    /// Value of a variable of `BYTES` bytes outside functions: `.b8 name[8] = {1, 2}`, in which unlisted
+    /// bytes are 0, or a whole number: `.u64 name = 258`. `None` if it has another size.
     pub fn variable<const BYTES: usize>(&self, name: &str) -> Option<[u8; BYTES]> {
         let places = self.functions.iter().map(|function| &function.place);
         let starts = std::iter::once(0).chain(places.clone().map(|place| place.end));
@@ -139,7 +139,7 @@ impl Module {
 /// The bytes that a statement sets `name` to, if it does.
 fn bytes_of<const BYTES: usize>(statement: &str, name: &str) -> Option<[u8; BYTES]> {
     let (declared, value) = statement.split_once('=')?;
-    // A space may stand before the bracket.
+    // There may be a space before the bracket.
     let (declared, count) = match declared.split_once('[') {
         Some((declared, count)) => (declared, Some(count.trim().strip_suffix(']')?.trim())),
         None => (declared, None),
@@ -164,14 +164,14 @@ fn bytes_of<const BYTES: usize>(statement: &str, name: &str) -> Option<[u8; BYTE
     Some(bytes)
 }
 
-/// A whole number in so many bytes, the lowest first; `None` where it needs more.
+/// A whole number in so many bytes, the lowest first; `None` if it needs more.
 fn number_bytes<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
     let bytes = number(text)?.to_le_bytes();
     let (kept, rest) = bytes.split_first_chunk()?;
     rest.iter().all(|&byte| byte == 0).then_some(*kept)
 }
 
-/// A number without a sign, in tens or after `0x` in sixteens; a `U` may follow.
+/// Reads an unsigned number, decimal or hexadecimal after `0x`, with an optional suffix `U`.
 fn number(text: &str) -> Option<u64> {
     let digits = text.strip_suffix('U').unwrap_or(text);
     match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
@@ -180,14 +180,14 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The text with spaces in the place of `//` and `/* */` comments. Lines and places stay, and so do strings.
+/// Replaces `//` and `/* */` comments by spaces. Lines and positions stay the same, and so do strings.
 pub fn without_comments(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find(['/', '"']) {
         let comment = &rest[start..];
         let end = if let Some(string) = comment.strip_prefix('"') {
-            // The name of a source file may have what begins a comment.
+            // The name of a source file may contain the start of a comment.
             let end = start + string.find('"').map_or(1, |end| end + 2);
             kept.push_str(&rest[..end]);
             rest = &rest[end..];
@@ -211,7 +211,8 @@ pub fn without_comments(text: &str) -> String {
     kept
 }
 
-/// The next function of a text without comments: from its directives to the body, the body, and what follows.
+/// The next function of a text without comments: the header with its directives, the body, and the rest of
+/// the text.
 ///
 /// A declaration, which ends with a semicolon, has no body.
 pub fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
@@ -236,7 +237,7 @@ pub fn next_function(text: &str) -> Option<(&str, Option<&str>, &str)> {
     Some((header, Some(&rest[1..close]), &rest[close + 1..]))
 }
 
-/// Where the first `.entry` or `.func` stands.
+/// Position of the first `.entry` or `.func`.
 fn keyword(text: &str) -> Option<usize> {
     let of = |keyword: &str| {
         let mut all = text.match_indices(keyword);
@@ -255,7 +256,7 @@ pub fn function_name(header: &str) -> &str {
     from_name(header).split(end).next().unwrap_or_default()
 }
 
-/// What stands before a function's body, from its name on.
+/// The part of a function's header from its name on.
 fn from_name(header: &str) -> &str {
     let after_keyword = [".entry", ".func"]
         .iter()

@@ -1,18 +1,18 @@
 //! Parameters of kernels.
 
-/// What a kernel takes.
+/// A parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name.
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// Its place is a multiple of this.
+    /// Alignment of its place.
     pub align: u64,
 }
 
-/// The parameters of a function, from what stands between its name and its body. Those that are written in a
-/// way that is not known, or are longer than can be counted, have no bytes.
+/// The parameters of a function, from the text between its name and its body. A parameter of an unknown form,
+/// or whose size overflows, has 0 bytes.
 pub(crate) fn parameters(after_name: &str) -> Vec<Parameter> {
     let list = after_name.trim_start().strip_prefix('(');
     let list = list.and_then(|list| list.split_once(')'));
@@ -23,8 +23,8 @@ pub(crate) fn parameters(after_name: &str) -> Vec<Parameter> {
     list.split(',').map(parameter).collect()
 }
 
-/// `.param .align 8 .b8 name[336]`, or `.param .u64 .ptr .align 1 name`, whose alignment is that of what it
-/// points to.
+/// Reads `.param .align 8 .b8 name[336]`, or `.param .u64 .ptr .align 1 name`, whose `.align` is its
+/// target's.
 fn parameter(text: &str) -> Parameter {
     let words = || text.split_whitespace();
     let declared = words().next_back().unwrap_or_default();
