@@ -1,4 +1,4 @@
-//! What combine must give back to every rank.
+//! Results of a combine on every rank.
 
 use std::ops::Range;
 use std::thread::ScopedJoinHandle;
@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::problem::{Problem, rows_of_ranks};
 
-/// How the rows of one token become its result.
+/// Way in which the rows of one token become its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineMode {
     /// Each rank sums its weighted rows of the token, in slot order, and
@@ -30,7 +30,7 @@ pub fn round_to_bf16(value: f32) -> bf16 {
     }
 }
 
-/// Tokens that a thread combines.
+/// Tokens combined by one thread.
 const TOKENS_OF_THREAD: usize = 256;
 
 /// The row that answers one top-k slot.
@@ -43,16 +43,17 @@ struct Place {
 /// Combines: the result of every source rank, in rank order.
 ///
 /// `expert_rows` has one entry for each rank, `[rows, hidden]`, its rows in
-/// the order in which [`dispatch`](crate::dispatch()) gave them. A result is
+/// the order of [`dispatch`](crate::dispatch())'s. A result is
 /// `[tokens, hidden]`, or `[tokens, top_k, hidden]` if the mode is
 /// [`CombineMode::Unreduced`]. Slots that are not routed add nothing; without
-/// reduction their rows are zero. A token with no routed slot gives zeros.
+/// reduction their rows are zero. The result of a token with no routed slot is
+/// zeros.
 ///
 /// Every product and every sum is rounded to f32 by itself, never fused.
 ///
 /// # Panics
 ///
-/// If [`Problem::check`] finds a fault, or the rows of a rank do not fit.
+/// If [`Problem::check`] finds a fault, or a rank's rows have the wrong length.
 pub fn combine(problem: &Problem, expert_rows: &[Vec<bf16>], mode: CombineMode) -> Vec<Vec<bf16>> {
     let places = places(problem, expert_rows);
     let combine_some = |source: usize, tokens: Range<usize>| {
@@ -94,7 +95,7 @@ pub fn combine(problem: &Problem, expert_rows: &[Vec<bf16>], mode: CombineMode) 
     })
 }
 
-/// The place of every slot of every source rank.
+/// Finds the row of every slot of every source rank.
 fn places(problem: &Problem, expert_rows: &[Vec<bf16>]) -> Vec<Vec<Option<Place>>> {
     problem.assert_valid();
     assert_eq!(
@@ -120,13 +121,12 @@ fn places(problem: &Problem, expert_rows: &[Vec<bf16>]) -> Vec<Vec<Option<Place>
     places
 }
 
-/// The sums of every source rank before they are rounded for the last time, `[tokens, hidden]`. In
-/// reduced mode the rows are weighted with `row_weights`, if there are some: those of each rank in
-/// the order of its rows.
+/// The sums of every source rank before the last rounding, `[tokens, hidden]`. In reduced mode the rows are
+/// weighted with `row_weights`, if given: for each rank one weight per row.
 ///
 /// # Panics
 ///
-/// As [`combine`]; if the mode is [`CombineMode::Unreduced`].
+/// In the cases of [`combine`], and if the mode is [`CombineMode::Unreduced`].
 pub(crate) fn sums(
     problem: &Problem,
     expert_rows: &[Vec<bf16>],
@@ -256,14 +256,13 @@ mod tests {
     use super::*;
     use crate::problem::RankInput;
 
-    /// As [`combine_over`], on 2 ranks: experts 0 and 1 on rank 0, experts 2
-    /// and 3 on rank 1.
+    /// Combines on 2 ranks: experts 0 and 1 on rank 0, experts 2 and 3 on rank 1.
     fn combine_one(slots: &[(i32, f32, u16)], mode: CombineMode) -> Vec<u16> {
         combine_over(2, slots, mode)
     }
 
-    /// One token on rank 0 with 4 experts, hidden 1; `slots` are (expert,
-    /// weight, bits of the row that the expert answers).
+    /// Combines one token on rank 0 with 4 experts, hidden 1; `slots` are
+    /// (expert, weight, bits of the expert's row).
     fn combine_over(ranks: usize, slots: &[(i32, f32, u16)], mode: CombineMode) -> Vec<u16> {
         let input = RankInput {
             tokens: 1,

@@ -1,4 +1,4 @@
-//! Bit-exact comparison that says where it failed.
+//! Bit-exact comparison that locates the first difference.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ pub fn first_difference(expected: &[bf16], actual: &[bf16], row_len: usize) -> O
     );
     assert!(
         expected.is_empty() || (row_len > 0 && expected.len().is_multiple_of(row_len)),
-        "{} elements are no whole number of rows of {row_len}",
+        "{} elements are not a whole number of rows of {row_len}",
         expected.len()
     );
     let mut first: Option<Difference> = None;

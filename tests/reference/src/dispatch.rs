@@ -1,4 +1,4 @@
-//! What dispatch must put on every rank.
+//! Results of a dispatch on every rank.
 
 use std::ops::Range;
 
@@ -7,20 +7,19 @@ use half::bf16;
 use crate::combine::round_to_bf16;
 use crate::problem::{Problem, Row, rows_of_ranks};
 
-/// What one rank holds after dispatch. `rows` is the number of top-k slots of
+/// One rank's outputs of a dispatch. `rows` is the number of top-k slots of
 /// all ranks that name one of its experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatched {
     /// The rows that arrived, `[rows, hidden]`: by local expert, then source
     /// rank, then token, then top-k slot.
     pub tokens: Vec<bf16>,
-    /// Rows `row_offsets[l]..row_offsets[l + 1]` are those of local expert
-    /// `l`, `[local_experts + 1]`. The first is 0, the last is `rows`.
+    /// First row of every local expert, and the end of the last one, `[local_experts + 1]`:
+    /// expert `l` has rows `row_offsets[l]..row_offsets[l + 1]`.
     pub row_offsets: Vec<u32>,
     /// The local expert of every group of rows, `[local_experts]`: 0, 1, 2, ...
     pub expert_ids: Vec<i32>,
-    /// Where every row came from on its source rank, `[rows]`: token index,
-    /// top-k slot.
+    /// Token index and top-k slot of every row on its source rank, `[rows]`.
     pub src_info: Vec<[i32; 2]>,
     /// The source rank of every row, `[rows]`.
     pub src_rank: Vec<usize>,
@@ -28,7 +27,7 @@ pub struct Dispatched {
 
 /// Dispatches: one [`Dispatched`] for each rank, in rank order.
 ///
-/// A token that lists an expert twice gives two rows.
+/// A token that lists an expert twice has two rows.
 ///
 /// # Panics
 ///
@@ -48,25 +47,25 @@ pub fn dispatch(problem: &Problem) -> Vec<Dispatched> {
     })
 }
 
-/// As [`dispatch`], where every token also goes to a shared expert, which each rank has a copy of.
+/// Dispatches like [`dispatch`], with a shared expert, of which each rank has a copy.
 ///
-/// Each rank's own tokens, in their order, are the rows of a first group, number 0; local expert `l` is
-/// group `l + 1`. `row_offsets` and `expert_ids` have an entry more. The source of a row of the
-/// first group is this rank, its `src_info` is the token and -1, as it answers no slot.
+/// Each rank's own tokens, in order, are the rows of group 0; local expert `l` is group `l + 1`.
+/// `row_offsets` and `expert_ids` have one more entry. The source of a row of group 0 is this rank; its
+/// `src_info` is the token and -1, because it belongs to no slot.
 ///
 /// # Panics
 ///
-/// As [`dispatch`].
+/// In the cases of [`dispatch`].
 pub fn dispatch_with_shared(problem: &Problem) -> Vec<Dispatched> {
     dispatch_with_shared_part(problem, 0, 1)
 }
 
-/// As [`dispatch_with_shared`], where the first group has part `index` of `of` of each rank's own tokens: one
-/// part after another, the first ones a token longer where they cannot be as long as the others.
+/// Dispatches like [`dispatch_with_shared`], with [part](part_of) `index` of `of` of each rank's own tokens
+/// in group 0.
 ///
 /// # Panics
 ///
-/// As [`dispatch`].
+/// In the cases of [`dispatch`].
 pub fn dispatch_with_shared_part(problem: &Problem, index: usize, of: usize) -> Vec<Dispatched> {
     let mut all = dispatch(problem);
     for (rank, dispatched) in all.iter_mut().enumerate() {
@@ -91,7 +90,8 @@ pub fn dispatch_with_shared_part(problem: &Problem, index: usize, of: usize) -> 
     all
 }
 
-/// Part `index` of `of` of so many tokens: what [`dispatch_with_shared_part`] takes.
+/// Part `index` of `of` of so many tokens. The parts follow each other; if they cannot all be equally long,
+/// the first ones are a token longer.
 pub fn part_of(tokens: usize, index: usize, of: usize) -> Range<usize> {
     let length = |part: usize| tokens / of + usize::from(part < tokens % of);
     let start = (0..index).map(length).sum();
@@ -131,16 +131,16 @@ fn to_i32(value: usize) -> i32 {
     i32::try_from(value).expect("an index fits an i32")
 }
 
-/// Stands in for the experts: multiplies each row by its expert's factor, in
-/// f32, and rounds it as [`round_to_bf16`] does.
+/// Acts as the experts: multiplies each row by its expert's factor, in f32,
+/// and rounds it with [`round_to_bf16`].
 ///
 /// `dispatched` has one entry for each rank; `scale` is `[experts]`, by global
-/// expert. Gives the rows of every rank, `[rows, hidden]` each, in the order
-/// that [`combine`](crate::combine()) takes them.
+/// expert. Returns the rows of every rank, `[rows, hidden]` each, in the order
+/// that [`combine`](crate::combine()) takes.
 ///
 /// # Panics
 ///
-/// If the lengths do not fit the problem.
+/// If the lengths do not match the problem.
 pub fn apply_expert_scale(
     problem: &Problem,
     dispatched: &[Dispatched],

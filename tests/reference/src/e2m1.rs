@@ -1,4 +1,4 @@
-//! The four-bit float by looking at every code: slow and obvious.
+//! The four-bit float, by trying every code: slow and obvious.
 
 /// The magnitudes of codes 0 to 7: 2 exponent bits with bias 1, 1 mantissa bit (OCP Microscaling
 /// Formats (MX) Specification 1.0, section 5.3.3). Bit 3 is the sign.
@@ -10,8 +10,8 @@ pub fn value_of_code(code: u8) -> f64 {
     sign * MAGNITUDES[usize::from(code & 7)]
 }
 
-/// The code nearest to `value`; of two equally near the even one, beyond ±6 the largest, for NaN
-/// of either sign 7, as PTX's `cvt.rn.satfinite.e2m1x2.f32` has it.
+/// The code nearest to `value`, ties to even, saturated at ±6, and 7 for NaN of either sign, like PTX's
+/// `cvt.rn.satfinite.e2m1x2.f32`.
 pub fn nearest_code(value: f64) -> u8 {
     if value.is_nan() {
         return 7;
@@ -32,7 +32,7 @@ pub fn nearest_code(value: f64) -> u8 {
     }
 }
 
-/// Two codes a byte, the even element in the low half.
+/// Packs two codes per byte, the even element in the low half.
 ///
 /// # Panics
 /// If the number of codes is odd.
@@ -41,7 +41,7 @@ pub fn pack(codes: &[u8]) -> Vec<u8> {
     pairs.map(|pair| pair[0] + 16 * pair[1]).collect()
 }
 
-/// The codes that [`pack`] put together.
+/// Unpacks the codes of [`pack`].
 pub fn unpack(payload: &[u8]) -> Vec<u8> {
     let halves = payload.iter().flat_map(|byte| [byte % 16, byte / 16]);
     halves.collect()

@@ -1,4 +1,4 @@
-//! What becomes of the sums of a combine that has options, bit for bit.
+//! Results of a combine with options, bit for bit.
 
 use std::thread::ScopedJoinHandle;
 
@@ -7,7 +7,7 @@ use half::bf16;
 use crate::combine::{self, CombineMode, round_to_bf16};
 use crate::problem::Problem;
 
-/// What results are made of.
+/// Element type of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// BF16.
@@ -29,23 +29,23 @@ pub struct SharedRows {
     pub after_rounding: bool,
 }
 
-/// What a rank does with the sums of its tokens, in the order of the fields. Each step is rounded to f32.
+/// Steps applied to the sums of a rank's tokens, in the order of the fields. Each step is rounded to f32.
 #[derive(Clone, Debug)]
 pub struct Finish {
-    /// Rows that are added.
+    /// Rows of the shared expert, which are added.
     pub shared: Option<SharedRows>,
-    /// `[tokens]`: each token is multiplied.
+    /// `[tokens]`: factors of the tokens.
     pub row_scales: Option<Vec<f32>>,
     /// `[hidden]` each: added one after the other.
     pub biases: [Option<Vec<bf16>>; 2],
     /// `[tokens, hidden]`: added.
     pub residual: Option<Vec<bf16>>,
-    /// What the end is converted to, once.
+    /// Type that the result is rounded to, once.
     pub element: Element,
 }
 
 impl Finish {
-    /// Nothing but rounding to bf16.
+    /// No step but rounding to bf16.
     pub const NONE: Self = Self {
         shared: None,
         row_scales: None,
@@ -54,7 +54,7 @@ impl Finish {
         element: Element::Bf16,
     };
 
-    /// An element of a token, of which `sum` is the sum of its rows.
+    /// Applies the steps to `sum`, element `index` of the sums.
     fn value(&self, hidden: usize, index: usize, sum: f32) -> f32 {
         let (token, column) = (index / hidden, index % hidden);
         let mut value = sum;
@@ -80,14 +80,14 @@ impl Finish {
     }
 }
 
-/// Combines as [`combine`](crate::combine()), with options: the bytes of the result of every source
-/// rank, in the byte order of this machine. `row_weights`: in reduced mode, the weights of each
-/// rank's rows instead of the router's.
+/// Combines like [`combine`](crate::combine()), with options. Returns the bytes of the result of every
+/// source rank, in the byte order of this machine. In reduced mode `row_weights` are weights of each
+/// rank's rows, instead of the router's.
 ///
 /// # Panics
 ///
-/// As [`combine`](crate::combine()); if the mode is [`CombineMode::Unreduced`], or `finish` has not
-/// one entry for each rank.
+/// In the cases of [`combine`](crate::combine()), and if the mode is [`CombineMode::Unreduced`] or
+/// `finish` does not have one entry for each rank.
 pub fn combine_with(
     problem: &Problem,
     expert_rows: &[Vec<bf16>],
@@ -120,19 +120,19 @@ pub fn combine_with(
     })
 }
 
-/// The nearest half-precision number, ties to even: counted in units of its last place, which an
-/// f64 does exactly.
+/// Rounds to the nearest half-precision number, ties to even: counts units in the last place, exactly in
+/// f64.
 fn f16_bits(value: f32) -> u16 {
     if value.is_nan() {
         return 0x7fff;
     }
     let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
     let magnitude = f64::from(value.abs());
-    // From here on the nearest number would be 65,536.
+    // From 65,520 on the nearest number would be 65,536.
     if magnitude >= 65_520.0 {
         return sign | 0x7c00;
     }
-    // Numbers below 2^-14 have the unit of those above.
+    // Subnormals, below 2^-14, have the unit of the smallest normal numbers.
     let mut exponent = -14;
     while magnitude >= f64::powi(2.0, exponent + 1) {
         exponent += 1;

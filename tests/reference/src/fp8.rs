@@ -1,4 +1,4 @@
-//! Blockwise FP8 in f64, by looking at every code: slow and obvious.
+//! Blockwise FP8 in f64, by searching the codes: slow and obvious.
 
 /// Elements that share a scale.
 pub const GROUP: usize = 128;
@@ -16,8 +16,7 @@ pub fn value_of_code(code: u8) -> f64 {
     }
 }
 
-/// The e4m3 code nearest to `value`; of two equally near the even one, beyond ±448 the largest,
-/// for NaN `0x7f`.
+/// The e4m3 code nearest to `value`, ties to even, saturated at ±448, and `0x7f` for NaN.
 pub fn nearest_code(value: f64) -> u8 {
     if value.is_nan() {
         return 0x7f;

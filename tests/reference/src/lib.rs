@@ -1,9 +1,9 @@
-//! The oracle: what dispatch and combine must give, bit for bit, and seeded
-//! workloads to ask it about.
+//! The oracle: the results of dispatch and combine, bit for bit, and seeded
+//! workloads for it.
 //!
 //! Everything here is sequential loops over plain vectors. It shares no code
-//! with the library that it judges, touches no GPU, and prefers the obvious
-//! way to the fast one.
+//! with the library that it checks, uses no GPU, and prefers obvious code to
+//! fast code.
 //!
 //! ```
 //! use ferry_reference::workload::{Routing, WorkloadSpec, generate};

@@ -1,14 +1,14 @@
-//! What one rank does with tokens that every rank has.
+//! One rank's part of tokens that every rank has.
 
 use crate::problem::{Problem, RankInput};
 
-/// Rank `rank` of `ranks` where every rank has the tokens of `all`, which has one input: the problem of a
-/// single rank that has this one's experts, numbered from 0. Slots of other ranks' experts are not routed.
+/// The problem of rank `rank` of `ranks` if every rank has the tokens of `all`, which has one input: a single
+/// rank with this rank's experts, numbered from 0. Slots of other ranks' experts are not routed.
 ///
-/// Its [`dispatch`](crate::dispatch()) is what this rank gets. Its [`combine`](crate::combine()) in
+/// Its [`dispatch`](crate::dispatch()) returns this rank's rows. Its [`combine`](crate::combine()) in
 /// [`CombineMode::Exact`](crate::CombineMode::Exact) or
-/// [`CombineMode::Unreduced`](crate::CombineMode::Unreduced) is what it adds to the tokens: zeros for those
-/// that name none of its experts.
+/// [`CombineMode::Unreduced`](crate::CombineMode::Unreduced) returns this rank's contribution to the tokens:
+/// zeros for tokens that name none of its experts.
 ///
 /// # Panics
 ///

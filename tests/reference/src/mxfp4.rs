@@ -6,8 +6,8 @@ use crate::mxfp8::{largest, value_of_scale};
 /// Elements that share a scale.
 pub const GROUP: usize = 32;
 
-/// The code of a group's scale: `amax` in [1.75 · 2^(n-1), 1.75 · 2^n) gives 2^(n-2), at
-/// least 2^-127. Infinity gives 2^126, what it would be if it were 2^128.
+/// The code of a group's scale: 2^(n-2) for `amax` in [1.75 · 2^(n-1), 1.75 · 2^n), at least
+/// 2^-127. Infinity is treated like 2^128 and gets 2^126.
 pub fn scale_of(amax: f64) -> u8 {
     let enough = |exponent: &i32| amax < 1.75 * 2f64.powi(*exponent);
     let exponent = (-125..128).find(enough).unwrap_or(128);
@@ -31,7 +31,7 @@ pub fn encode<T: Into<f64> + Copy>(row: &[T]) -> (Vec<u8>, Vec<u8>) {
     (e2m1::pack(&codes), scales)
 }
 
-/// The values of a row that [`encode`] made.
+/// Decodes a row of [`encode`].
 pub fn decode(payload: &[u8], scales: &[u8]) -> Vec<f64> {
     let codes = e2m1::unpack(payload);
     let elements = codes.iter().enumerate();

@@ -15,7 +15,7 @@ pub fn value_of_scale(code: u8) -> f64 {
     }
 }
 
-/// The largest magnitude of a group; a NaN does not count, and without numbers it is 0.
+/// The largest magnitude of a group, without NaNs; 0 if there is no number.
 pub fn largest<T: Into<f64> + Copy>(group: &[T]) -> f64 {
     let magnitudes = group.iter().map(|&x| x.into().abs());
     magnitudes.filter(|x| !x.is_nan()).fold(0.0, f64::max)
@@ -46,7 +46,7 @@ pub fn encode<T: Into<f64> + Copy>(row: &[T]) -> (Vec<u8>, Vec<u8>) {
     (codes, scales)
 }
 
-/// The values of a row that [`encode`] made.
+/// Decodes a row of [`encode`].
 pub fn decode(codes: &[u8], scales: &[u8]) -> Vec<f64> {
     let elements = codes.iter().enumerate();
     elements
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_power_of_two_times_448_needs_no_more() {
-        // f32(1/448) is not exact; this says on which side the product falls.
+        // f32(1/448) is not exact; this checks on which side the product falls.
         let (codes, scales) = encode(&group(&[448.0]));
         assert_eq!((codes[0], scales[0]), (0x7e, 127));
     }

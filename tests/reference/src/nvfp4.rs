@@ -1,5 +1,5 @@
-//! NVFP4 in f64: e2m1 elements, an e4m3 scale for each 16 of them, a global scale above; slow and
-//! obvious. Where the format says "rounded to f32", the exact result is rounded once.
+//! NVFP4 in f64: e2m1 elements, an e4m3 scale for each 16 of them, and a global scale; slow and
+//! obvious. "Rounded to f32" means that the exact result is rounded once.
 
 use half::bf16;
 
@@ -20,8 +20,8 @@ pub fn scale_of(amax: f64, global: f32) -> u8 {
     fp8::nearest_code(rounded(f64::from(global) * share))
 }
 
-/// What elements are multiplied with: `1 / (scale · (1 / global))`, everything rounded to f32; 0
-/// where that is infinite or NaN.
+/// Factor for the elements of a group: `1 / (scale · (1 / global))`, everything rounded to f32; 0
+/// if that is infinite or NaN.
 pub fn multiplier_of(scale: u8, global: f32) -> f64 {
     let inverse = rounded(1.0 / f64::from(global));
     let multiplier = rounded(1.0 / rounded(fp8::value_of_code(scale) * inverse));
@@ -51,7 +51,7 @@ pub fn encode<T: Into<f64> + Copy>(row: &[T], global: f32) -> (Vec<u8>, Vec<u8>)
     (e2m1::pack(&codes), scales)
 }
 
-/// The values of a row that [`encode`] made: code · scale / global.
+/// Decodes a row of [`encode`]: code · scale / global.
 pub fn decode(payload: &[u8], scales: &[u8], global: f32) -> Vec<f64> {
     let codes = e2m1::unpack(payload);
     let elements = codes.iter().enumerate();
@@ -75,7 +75,7 @@ pub fn inverse_global_of(row: &[bf16]) -> bf16 {
     }
 }
 
-/// [`encode`] under the row's own global scale, and that scale's inverse.
+/// Encodes like [`encode`] with the row's own global scale, and returns that scale's inverse too.
 pub fn encode_by_row(row: &[bf16]) -> (Vec<u8>, Vec<u8>, bf16) {
     let inverse = inverse_global_of(row);
     let global = (1.0 / inverse.to_f64()) as f32;
@@ -83,7 +83,7 @@ pub fn encode_by_row(row: &[bf16]) -> (Vec<u8>, Vec<u8>, bf16) {
     (payload, scales, inverse)
 }
 
-/// The values of a row that [`encode_by_row`] made: code · scale · inverse.
+/// Decodes a row of [`encode_by_row`]: code · scale · inverse.
 pub fn decode_by_row(payload: &[u8], scales: &[u8], inverse: bf16) -> Vec<f64> {
     let values = decode(payload, scales, 1.0);
     values.iter().map(|x| x * inverse.to_f64()).collect()

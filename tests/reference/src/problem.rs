@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-/// What one rank brings to dispatch. All tensors are dense and row-major.
+/// One rank's input to dispatch. All tensors are dense and row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankInput {
     /// Number of tokens on this rank; may be zero, and differs between ranks.
@@ -35,7 +35,7 @@ pub struct Problem {
     pub inputs: Vec<RankInput>,
 }
 
-/// Why a [`Problem`] has no answer.
+/// Reason why a [`Problem`] is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// A size that must be positive is zero.
@@ -127,8 +127,8 @@ impl Problem {
         self.experts / self.ranks
     }
 
-    /// Finds the first thing that makes this problem unanswerable: an empty or
-    /// uneven size, a tensor of the wrong length, an expert id too large.
+    /// Finds the first reason why this problem is invalid: an empty or uneven
+    /// size, a tensor of the wrong length, an expert id too large.
     pub fn check(&self) -> Result<(), ProblemError> {
         check_sizes(self.ranks, self.experts, self.top_k, self.hidden)?;
         if self.inputs.len() != self.ranks {

@@ -3,7 +3,7 @@
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-/// What a stream is for, so that no two purposes share numbers.
+/// Purpose of a stream: no two purposes share numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Routing,

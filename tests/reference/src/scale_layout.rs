@@ -1,9 +1,9 @@
-//! The tensor of one-byte scales that tensor cores read, written from its first byte to its last.
+//! The tensor of one-byte scales for tensor cores, written from its first byte to its last.
 
-/// Scales of all experts (`experts[expert][row][group]`, `groups` a row) as the bytes of
-/// `[blocks, ceil(groups / 4), 32, 4, 4]`, each expert from a block of 128 rows of its own; places
-/// without a row or group are 0. With it, `scales_offsets[expert]`: the expert's first block less
-/// a 128th of its first row.
+/// Lays out the scales of all experts (`experts[expert][row][group]`, with `groups` per row) as the bytes of
+/// `[blocks, ceil(groups / 4), 32, 4, 4]`. Each expert begins a new block of 128 rows; places without a row
+/// or group are 0. Also returns `scales_offsets[expert]`: the expert's first block less a 128th of its first
+/// row.
 pub fn place(experts: &[Vec<Vec<u8>>], groups: usize) -> (Vec<u8>, Vec<u32>) {
     let (mut bytes, mut offsets) = (Vec::new(), Vec::new());
     let (mut rows_before, mut blocks_before) = (0, 0);
@@ -20,7 +20,7 @@ pub fn place(experts: &[Vec<Vec<u8>>], groups: usize) -> (Vec<u8>, Vec<u32>) {
     (bytes, offsets)
 }
 
-/// One tile of 128 rows and 4 groups: `[32, 4, 4]` is (row modulo 32, row over 32, group).
+/// Appends one tile of 128 rows and 4 groups: `[32, 4, 4]` is (row modulo 32, row over 32, group).
 fn place_tile(bytes: &mut Vec<u8>, block: &[Vec<u8>], tile: usize) {
     for row_in_32 in 0..32 {
         for row_over_32 in 0..4 {

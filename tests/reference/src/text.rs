@@ -1,7 +1,7 @@
-//! A problem made of a real text, so that its skew is that of language.
+//! A problem made from a real text, with the skew of natural language.
 //!
-//! A word becomes a row by a seeded embedding and chooses its experts by a
-//! seeded linear router, both the same for every occurrence of the word.
+//! A seeded embedding turns a word into a row, and a seeded linear router
+//! chooses its experts; both are the same for every occurrence of the word.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use rand::Rng;
 use crate::problem::{Problem, ProblemError, RankInput, check_sizes};
 use crate::random::{Purpose, stream};
 
-/// Words that a rank gets at a time when they are dealt out.
+/// Consecutive words dealt to a rank at a time.
 const RUN: usize = 16;
 
 /// Dimensions in which the router compares words and experts.
 const KEY_DIMENSIONS: usize = 16;
 
-/// The shape of a problem made of text.
+/// Shape of a problem made from text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextSpec {
     /// Number of ranks, at least 1.
@@ -34,23 +34,23 @@ pub struct TextSpec {
     pub seed: u64,
 }
 
-/// Why a text gives no problem.
+/// Reason why no problem can be made from a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// There is no letter and no digit in the text.
     #[error("the text has no words")]
     NoWords,
-    /// The specification makes no sense.
+    /// The specification is invalid.
     #[error(transparent)]
     Spec(#[from] ProblemError),
 }
 
-/// Makes a problem of a text, one token for each word.
+/// Makes a problem from a text, with one token for each word.
 ///
 /// Words are runs of letters and digits, in lower case. They are dealt to the
 /// ranks in turn, 16 at a time; a text that is too short is repeated. Rows are
 /// uniform in -1..1, rounded to bf16. A token goes to the `top_k` experts with
-/// the largest logits, largest first, with their softmax as weights; where
+/// the largest logits, largest first, with their softmax as weights; if
 /// `top_k` exceeds the number of experts, the slots left over are -1 with
 /// weight 0.
 pub fn problem(text: &str, spec: TextSpec) -> Result<Problem, TextError> {
@@ -96,7 +96,7 @@ fn words(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The place in the endless text of one token. In each round every rank gets
+/// Position of a token's word in the endless text. In each round every rank gets
 /// one run; the runs of the last round may be short.
 fn word_index(spec: &TextSpec, rank: usize, token: usize) -> usize {
     let before_round = token / RUN * RUN;
@@ -154,7 +154,7 @@ impl Router {
             .enumerate()
             .collect();
 
-        // The largest logits first, the smaller expert first where they tie.
+        // The largest logits first; of equal ones the smaller expert first.
         logits.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         logits.truncate(spec.top_k);
         let largest = logits[0].1;

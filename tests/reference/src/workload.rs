@@ -1,7 +1,7 @@
 //! Seeded problems of many shapes and skews.
 //!
-//! The same [`WorkloadSpec`] always gives the same [`Problem`]. What one rank
-//! holds depends on the seed and the rank, not on the other ranks' tokens.
+//! The same [`WorkloadSpec`] always makes the same [`Problem`]. One rank's input
+//! depends on the seed and the rank, not on the other ranks' tokens.
 
 use half::bf16;
 use rand::Rng;
@@ -11,9 +11,9 @@ use rand_chacha::ChaCha8Rng;
 use crate::problem::{Problem, ProblemError, RankInput, check_sizes};
 use crate::random::{Purpose, stream};
 
-/// How tokens choose their experts.
+/// Choice of experts by tokens.
 ///
-/// Except for [`Routing::Duplicates`], no token lists an expert twice; where
+/// Except for [`Routing::Duplicates`], no token lists an expert twice; if
 /// `top_k` exceeds the number of experts, the slots left over are -1.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Routing {
@@ -23,7 +23,7 @@ pub enum Routing {
     /// proportional to `p^-exponent`; a token draws without replacement. Which
     /// experts are popular depends on the seed and is the same on every rank.
     Zipf {
-        /// Finite, not negative; 0 is uniform, 1 is about that of language.
+        /// Finite, not negative; 0 is uniform, natural language has about 1.
         exponent: f64,
     },
     /// The first slot of every token is this expert, the other slots are -1.
@@ -31,17 +31,17 @@ pub enum Routing {
         /// A global expert.
         expert: usize,
     },
-    /// As [`Routing::Uniform`], then each slot becomes -1 with this
+    /// Same as [`Routing::Uniform`], but each slot becomes -1 with this
     /// probability; tokens may be left without any expert.
     Holes {
-        /// From 0 to 1.
+        /// Probability of -1, 0 to 1.
         probability: f64,
     },
     /// Every token with two slots or more lists at least one expert twice.
     Duplicates,
 }
 
-/// What to generate.
+/// Specification of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadSpec {
     /// Number of ranks, at least 1.
@@ -54,9 +54,9 @@ pub struct WorkloadSpec {
     pub hidden: usize,
     /// Number of tokens of every rank, `[ranks]`.
     pub tokens: Vec<usize>,
-    /// How tokens choose their experts.
+    /// Choice of experts by tokens.
     pub routing: Routing,
-    /// The seed of everything.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -64,12 +64,12 @@ pub struct WorkloadSpec {
 ///
 /// Rows are bf16 of either sign with magnitudes from 2^-8 up to 2^8, and about
 /// one in 64 is 0 or -0; there is no infinity, NaN or subnormal. Weights are
-/// positive and the slots of a token sum to 1 (slots of -1 included, so that
-/// wrongly using one shows).
+/// positive, and those of a token sum to 1, including slots of -1: a result
+/// that uses one of these is wrong.
 ///
 /// # Panics
 ///
-/// If the specification makes no sense: see the fields.
+/// If the specification is invalid: see the fields.
 pub fn generate(spec: WorkloadSpec) -> Problem {
     if let Err(error) = check(&spec) {
         panic!("not a valid workload: {error}");
@@ -168,10 +168,10 @@ struct Router {
     routing: Routing,
     experts: usize,
     top_k: usize,
-    /// For Zipf: the experts, most popular first. Otherwise empty.
+    /// Experts for Zipf, most popular first. Otherwise empty.
     by_popularity: Vec<usize>,
-    /// For Zipf: entry `p` is the mass of the `p` most popular experts,
-    /// `[experts + 1]`. Otherwise empty.
+    /// Mass of the `p` most popular experts for Zipf, by `p`, `[experts + 1]`.
+    /// Otherwise empty.
     mass_before: Vec<f64>,
 }
 
@@ -199,7 +199,7 @@ impl Router {
         router
     }
 
-    /// The ids of one token, `[top_k]`.
+    /// Draws the ids of one token, `[top_k]`.
     fn route(&self, rng: &mut ChaCha8Rng) -> Vec<i32> {
         let distinct = self.top_k.min(self.experts);
         let experts: Vec<usize> = match self.routing {
@@ -235,7 +235,7 @@ impl Router {
         let mut ascending: Vec<usize> = Vec::new();
         let mass_of = |p: usize| self.mass_before[p + 1] - self.mass_before[p];
         while drawn.len() < count {
-            // A point in the mass not drawn yet, then moved past what is drawn.
+            // A point in the remaining mass, then moved past the drawn experts.
             let taken: f64 = ascending.iter().map(|&p| mass_of(p)).sum();
             let mut point = rng.random::<f64>() * (self.mass_before[self.experts] - taken);
             for &p in &ascending {
@@ -245,7 +245,7 @@ impl Router {
             }
             let mut landed = self.mass_before.partition_point(|&mass| mass <= point);
             landed = landed.saturating_sub(1).min(self.experts - 1);
-            // Where rounding has moved the point onto a drawn expert: the most
+            // If rounding moved the point onto a drawn expert, take the most
             // popular one left.
             if ascending.binary_search(&landed).is_ok() {
                 landed = (0..self.experts)
@@ -259,8 +259,8 @@ impl Router {
         drawn
     }
 
-    /// Each slot after the first repeats an earlier one half of the time, and
-    /// the last one does if none did.
+    /// Draws the experts of a token: each slot after the first repeats an earlier
+    /// one half of the time, and the last one does if no other did.
     fn draw_with_duplicates(&self, rng: &mut ChaCha8Rng) -> Vec<usize> {
         let mut experts: Vec<usize> = Vec::new();
         let mut repeated = false;

@@ -1,5 +1,5 @@
-//! The block-scaled formats, three times: the oracle, the arithmetic that the kernels run, and
-//! vectors that ml_dtypes made (`vectors/make.py` says how), bit for bit.
+//! The block-scaled formats, bit for bit: the oracle, the kernels' arithmetic, and vectors made with
+//! ml_dtypes by `vectors/make.py`.
 
 use ferry_layout::e2m1::{e2m1_bits, e2m1x2_bits, f32_of_e2m1_bits};
 use ferry_layout::e8m0::{e8m0_up, f32_of_e8m0_bits};
@@ -15,7 +15,7 @@ const VECTORS: &str = concat!(
 /// Payload and scales.
 type Encoded = (Vec<u8>, Vec<u8>);
 
-/// What the kernels' arithmetic makes of a row.
+/// Encoders with the kernels' arithmetic.
 mod portable {
     use super::*;
     use ferry_layout::{Arithmetic, fp8, mxfp4, mxfp8, nvfp4};
@@ -29,7 +29,7 @@ mod portable {
         pairs.map(move |&[even, odd]| e2m1x2_bits(even * multiplier, odd * multiplier))
     }
 
-    /// A GPU's operations.
+    /// The operations of a GPU.
     #[derive(Clone, Copy)]
     struct Std;
 
@@ -43,7 +43,7 @@ mod portable {
         }
     }
 
-    /// Divides as a GPU does and as the simulator does.
+    /// Encodes blockwise FP8, and compares the kernels' division with an exact one.
     pub fn fp8(row: &[f32]) -> Encoded {
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         for group in row.chunks(fp8::GROUP as usize) {
@@ -109,7 +109,7 @@ fn bf16s(hex: &str) -> Vec<bf16> {
         .collect()
 }
 
-/// Exact.
+/// Converts exactly.
 fn widened(row: &[bf16]) -> Vec<f32> {
     row.iter().map(|x| x.to_f32()).collect()
 }
@@ -118,7 +118,7 @@ fn f32_of(hex: &str) -> f32 {
     f32::from_bits(u32::from_str_radix(hex, 16).expect("eight hex digits"))
 }
 
-/// The vectors' lines that begin with `kind`, as words.
+/// Lines of the vectors that begin with `kind`, as words.
 fn lines(kind: &str) -> impl Iterator<Item = Vec<&str>> {
     let lines = VECTORS
         .lines()
@@ -233,12 +233,12 @@ fn rows_become_the_vectors_bytes() {
     assert_eq!(encodings, 77 * 5 + 49 + 33 * 5);
 }
 
-/// Equal, as f32s of which the second is the first rounded once; NaN is one.
+/// Whether `exact`, rounded once, is `value`; NaNs are equal.
 fn rounds_to(exact: f64, value: f32) -> bool {
     exact as f32 == value || exact.is_nan() && value.is_nan()
 }
 
-/// Rows of two MX groups, from any bits and from near numbers.
+/// Rows of two MX groups, of any bits or of small numbers.
 fn rows() -> impl Strategy<Value = Vec<bf16>> {
     let anything = any::<u16>().prop_map(bf16::from_bits);
     let below_2 = any::<u16>().prop_map(|bits| bf16::from_bits(bits & 0xbfff));
@@ -250,7 +250,7 @@ fn rows() -> impl Strategy<Value = Vec<bf16>> {
     ]
 }
 
-/// Rows of a group of blockwise FP8, likewise.
+/// Rows of one group of blockwise FP8, of any bits or of small numbers.
 fn rows_of_f32() -> impl Strategy<Value = Vec<f32>> {
     let anything = any::<u32>().prop_map(f32::from_bits);
     let below_2 = any::<u32>().prop_map(|bits| f32::from_bits(bits & 0xbfff_ffff));
@@ -347,7 +347,7 @@ proptest! {
     }
 }
 
-/// Checks each scale's place and `scales_offsets`; the bytes of the tensor.
+/// Checks each scale's place and `scales_offsets`, and returns the bytes of the tensor.
 fn portable_tensor(
     row_offsets: &[u32],
     offsets: &[u32],
@@ -372,7 +372,7 @@ fn portable_tensor(
     Ok(bytes(u64::from(blocks[experts.len()]), groups))
 }
 
-/// Scales of a row; 1 where there are no rows.
+/// Scales per row; 1 if there are no rows.
 fn tensor_groups(experts: &[Vec<Vec<u8>>]) -> u32 {
     let rows = experts.iter().flatten();
     rows.map(|scales| scales.len() as u32).next().unwrap_or(1)
