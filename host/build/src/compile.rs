@@ -78,11 +78,6 @@ pub fn target_dir(workspace_root: &Path) -> PathBuf {
     }
 }
 
-/// Makes a path absolute for the nested cargo, which runs in another folder.
-fn absolute(folder: &Path) -> Result<PathBuf> {
-    path::absolute(folder).file("resolve", folder)
-}
-
 /// Common inputs of the builds of a package's variants.
 struct Build<'a> {
     workspace_root: &'a Path,
@@ -94,7 +89,8 @@ struct Build<'a> {
 
 impl<'a> Build<'a> {
     fn prepare(workspace_root: &'a Path, target_dir: &Path, package: Package) -> Result<Self> {
-        let target_dir = absolute(target_dir)?;
+        // The nested cargo runs in another folder.
+        let target_dir = path::absolute(target_dir).file("resolve", target_dir)?;
         let bitcode = if package.calls_nvshmem() {
             Some(device_bitcode(&target_dir, || llvm_tools(workspace_root))?)
         } else {

@@ -5,10 +5,10 @@ use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, SiluArgs};
 /// Arguments of a launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Args {
-    /// Of the dispatch kernels.
+    /// Arguments of a dispatch kernel.
     Dispatch(DispatchWith),
-    /// Of the combine kernels.
+    /// Arguments of a combine kernel.
     Combine(CombineWith<EpilogueWords>),
-    /// Of the fused SiLU kernel.
+    /// Arguments of the fused SiLU kernel.
     Silu(SiluArgs),
 }

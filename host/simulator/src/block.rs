@@ -1,4 +1,4 @@
-//! What the warps of a block share: counters, memory and a barrier.
+//! State shared by the warps of a block: counters, memory and a barrier.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -8,49 +8,49 @@ use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
 use crate::store_buffer::{StoreBuffer, Write};
 
-/// What the warps of a block share.
+/// State shared by the warps of a block.
 #[derive(Default)]
 pub struct Block {
-    /// What counters held when the launch began.
+    /// Values of counters when the launch began.
     pub peeked: [OnceCell<u64>; Counter::COUNT as usize],
-    /// Its last launch before this one.
+    /// Its previous launch.
     pub last_launch: OnceCell<u64>,
-    /// The credits of all ranks by then, if they were asked for.
+    /// Credits of all ranks when the launch began, if they were asked for.
     pub credits: OnceCell<Vec<u64>>,
-    /// How many warps have arrived on each block arrival counter.
+    /// Number of warps that have arrived on each block counter.
     pub arrivals: [Cell<u32>; BlockCounter::COUNT],
-    /// What each has handed over.
+    /// Words handed to the last arriver, by warp.
     pub handed: [Cell<u64>; LANES as usize],
-    /// What those who have handed over wrote, not yet visible to other ranks.
+    /// Writes of the warps that have handed over, not yet visible to other ranks.
     pub writes: RefCell<Vec<Write>>,
-    /// The store buffers of its warps.
+    /// Store buffers of its warps.
     pub buffers: RefCell<Vec<Rc<RefCell<StoreBuffer>>>>,
     pub memory: RefCell<Memory>,
     pub barrier: Barrier,
 }
 
 impl Block {
-    /// Barriers that all its warps have passed.
+    /// Number of barriers that all its warps have passed.
     pub fn barriers(&self) -> u16 {
         self.memory.borrow().barriers
     }
 }
 
-/// Where the warps of a block wait for each other.
+/// Barrier of the warps of a block.
 #[derive(Default)]
 pub struct Barrier {
-    /// Warps that wait.
+    /// Number of warps that wait.
     arrived: Cell<u32>,
-    /// Warps whose launch has ended.
+    /// Number of warps whose launch has ended.
     ended: Cell<u32>,
 }
 
-/// Some warps of a block wait for others that have ended.
+/// Error: some warps of a block wait for others that have ended.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Missed;
 
 impl Barrier {
-    /// One of `warps` arrives: whether that was the last one, after which nobody waits.
+    /// Arrives as one of `warps`. Returns whether it is the last one, which ends the wait of all.
     pub fn arrive(&self, warps: u32) -> Result<bool, Missed> {
         if self.ended.get() > 0 {
             return Err(Missed);
@@ -60,7 +60,7 @@ impl Barrier {
         Ok(arrived == warps)
     }
 
-    /// One ends.
+    /// Leaves for good: a warp ends.
     pub fn leave(&self) -> Result<(), Missed> {
         self.ended.set(self.ended.get() + 1);
         match self.arrived.get() {
@@ -70,12 +70,13 @@ impl Barrier {
     }
 }
 
-/// Memory that finds accesses whose outcome depends on the order of warps, whichever order they came in.
+/// Memory of a block. Refuses accesses whose outcome depends on the order of warps, in whatever order they
+/// come.
 #[derive(Default)]
 pub struct Memory {
-    /// As far as anything was stored.
+    /// Bytes up to the last one that was stored.
     bytes: Vec<Byte>,
-    /// Barriers that all warps have passed.
+    /// Number of barriers that all warps have passed.
     pub barriers: u16,
 }
 
@@ -83,24 +84,24 @@ pub struct Memory {
 #[derive(Clone, Copy, Default)]
 struct Byte {
     value: u8,
-    /// One more than the barriers that all had passed when it was last stored; 0 if nobody has stored it.
+    /// Barriers passed when it was last stored, plus 1; 0 if nobody has stored it.
     stored: u16,
-    /// Likewise, when it was last counted or added in.
+    /// Barriers passed when it was last added to, plus 1; 0 if nobody has.
     added: u16,
-    /// Who added then, if one gets what it was before.
+    /// The adder, if it used the previous value.
     adder: Option<Adder>,
     is_loaded: bool,
 }
 
-/// Lanes of a warp that add to words at a time.
+/// Lanes of a warp that add to words in one call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Adder {
     pub warp: u32,
-    /// Which of the times that the warp's lanes did something each.
+    /// Number of the warp's call of `Machine::lanes`.
     pub call: u64,
 }
 
-/// What is wrong with an access, and where.
+/// A forbidden access and its position.
 pub type Wrong = (&'static str, u32);
 
 impl Memory {
@@ -133,7 +134,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Adds to a word, and gives what it was before. `adder`: who adds, if what it was before is needed.
+    /// Adds to a word and returns the previous value. `adder` is given if the previous value is used.
     pub fn add(&mut self, at: u32, value: u32, adder: Option<Adder>) -> Result<u32, Wrong> {
         let barriers = self.barriers;
         let bytes = self.bytes.get_mut(at as usize..at as usize + 4);

@@ -1,4 +1,4 @@
-//! Ways to run combines: as kernels without options, or with the epilogue that the machine was made for.
+//! Ways to run combines: like kernels without options, or with the epilogue that the machine was made for.
 
 use bytemuck::AnyBitPattern;
 use ferry_layout::{
@@ -16,7 +16,7 @@ type RunCombine = fn(&Warp<'_>, Kernel, &CombineWith<EpilogueWords>) -> Result<(
 #[derive(Clone, Copy, Debug)]
 pub struct Combines {
     run: RunCombine,
-    /// Bytes of an epilogue that is not Ferry's own.
+    /// Bytes of a custom epilogue.
     bytes: Option<usize>,
 }
 
@@ -36,12 +36,12 @@ impl Combines {
         bytes: None,
     };
 
-    /// Bytes of the epilogue, rounded up to 8; `None`: Ferry's own steps.
+    /// Bytes of the epilogue, rounded up to 8; `None` for Ferry's own steps.
     pub const fn epilogue_bytes(&self) -> Option<usize> {
         self.bytes
     }
 
-    /// Runs them with an epilogue of another crate, which travels as the first words of a launch's.
+    /// Runs them with a custom epilogue, which travels in the first words of a launch's epilogue.
     pub const fn with<E: Epilogue + AnyBitPattern>() -> Self {
         const {
             assert!(
@@ -56,13 +56,18 @@ impl Combines {
     }
 }
 
-fn combine_plain(warp: &Warp<'_>, kernel: Kernel, args: &CombineArgs) -> Result<(), Aborted> {
-    let options = &CombineOptions::NONE;
+fn combine_with(
+    warp: &Warp<'_>,
+    kernel: Kernel,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    epilogue: &impl Epilogue,
+) -> Result<(), Aborted> {
     match kernel {
-        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, &NoEpilogue),
-        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, &NoEpilogue),
-        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, &NoEpilogue),
-        _ => ferry_protocol::combine(warp, args, options, &NoEpilogue),
+        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, epilogue),
+        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, epilogue),
+        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, epilogue),
+        _ => ferry_protocol::combine(warp, args, options, epilogue),
     }
 }
 
@@ -77,15 +82,10 @@ fn combine<E: Epilogue + AnyBitPattern>(
         epilogue,
     } = with;
     if !with.has_options() {
-        // As kernels without options.
-        return combine_plain(warp, kernel, args);
+        // Runs the same code as kernels without options.
+        return combine_with(warp, kernel, args, &CombineOptions::NONE, &NoEpilogue);
     }
     let bytes = bytemuck::bytes_of(epilogue);
     let epilogue: E = bytemuck::pod_read_unaligned(&bytes[..size_of::<E>()]);
-    match kernel {
-        Kernel::CombineAsync => ferry_protocol::combine_async(warp, args, options, &epilogue),
-        Kernel::CombineWait => ferry_protocol::combine_wait(warp, args, options, &epilogue),
-        Kernel::LocalCombine => ferry_protocol::combine_local(warp, args, options, &epilogue),
-        _ => ferry_protocol::combine(warp, args, options, &epilogue),
-    }
+    combine_with(warp, kernel, args, options, &epilogue)
 }

@@ -1,8 +1,8 @@
-//! Formats on the CPU: rows become payload and scales with `ferry-layout`'s arithmetic.
+//! Encoding of rows on the CPU, with `ferry-layout`'s arithmetic.
 
 use ferry_layout::{TokenFormat, e2m1, fp8, mxfp4, mxfp8, nvfp4};
 
-/// What elements became.
+/// Encoded elements.
 #[derive(Default)]
 pub struct Encoded {
     /// Codes.
@@ -11,7 +11,7 @@ pub struct Encoded {
     pub scales: Vec<u8>,
 }
 
-/// The largest magnitude; a NaN does not count.
+/// The largest magnitude, ignoring NaNs.
 pub fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |amax, &x| fp8::larger(amax, x))
 }

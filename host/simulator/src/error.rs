@@ -1,8 +1,8 @@
-//! What went wrong in a simulation.
+//! Errors of a simulation.
 
 use ferry_layout::{MAX_BLOCKS, MAX_RANKS};
 
-/// What went wrong in a simulation. The text names the seed.
+/// Error of a simulation. The text names the seed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimulatorError {
     /// An access outside every live allocation.
@@ -12,16 +12,16 @@ pub enum SimulatorError {
     BadAccess {
         /// The run's seed.
         seed: u64,
-        /// "read", "write", ...
+        /// The access: "read", "write", ...
         what: &'static str,
-        /// Where.
+        /// Its address.
         address: u64,
-        /// How many.
+        /// Its bytes.
         bytes: u64,
-        /// Which warp, if it was one.
+        /// Origin of the access: ", by warp 3 of rank 0".
         by: String,
     },
-    /// An access that left the allocation of the tensor, window or workspace that it was for.
+    /// An access outside the allocation of its tensor, window or workspace.
     #[error(
         "simulator (seed {seed}): an access at {address:#x} is outside the allocation of {base:#x}, \
          for which it was, by {by}"
@@ -29,48 +29,47 @@ pub enum SimulatorError {
     StrayAccess {
         /// The run's seed.
         seed: u64,
-        /// Where.
+        /// Its address.
         address: u64,
-        /// Where the tensor, window or workspace begins.
+        /// Start of the tensor, window or workspace.
         base: u64,
-        /// Which warp.
+        /// The warp.
         by: String,
     },
-    /// A warp used the memory of its block so that what comes of it depends on which warp is first, or is
-    /// anything.
+    /// A warp's use of its block's memory has an outcome that is undefined or depends on the order of warps.
     #[error("simulator (seed {seed}): {by} {what}: byte {at} of its block's memory")]
     BlockMemory {
         /// The run's seed.
         seed: u64,
-        /// Which warp.
+        /// The warp.
         by: String,
-        /// What it did.
+        /// The access: "stores outside".
         what: &'static str,
-        /// Bytes from the start.
+        /// Position in bytes.
         at: u32,
     },
-    /// Some warps of a block wait at a barrier at which others will not arrive, as they have ended.
+    /// Some warps of a block wait at a barrier at which others will not arrive, because they have ended.
     #[error(
         "simulator (seed {seed}): not all warps of block {block} of rank {rank} arrive at a barrier"
     )]
     MissedBarrier {
         /// The run's seed.
         seed: u64,
-        /// Whose block.
+        /// The rank.
         rank: u32,
-        /// Which one.
+        /// The block.
         block: u32,
     },
-    /// A launch goes on waiting long after its deadline. One that works longer than that does not.
+    /// A launch goes on waiting long after its deadline. A launch that works that long is no error.
     #[error(
         "simulator (seed {seed}): a launch of rank {rank} goes on waiting {late_ns} ns after its deadline"
     )]
     Overdue {
         /// The run's seed.
         seed: u64,
-        /// Whose.
+        /// The rank.
         rank: u32,
-        /// How late it is, in simulated time.
+        /// Simulated time since the deadline.
         late_ns: u64,
     },
     /// A warp touched the window of a rank of another node.
@@ -81,9 +80,9 @@ pub enum SimulatorError {
     NotMapped {
         /// The run's seed.
         seed: u64,
-        /// Who.
+        /// The rank of the warp.
         rank: u32,
-        /// Whose window.
+        /// The rank of the window.
         peer: u32,
     },
     /// A signal arrived at a rank that had finished its round without it.
@@ -93,17 +92,17 @@ pub enum SimulatorError {
     LateSignal {
         /// The run's seed.
         seed: u64,
-        /// Where.
+        /// The receiving rank.
         rank: u32,
-        /// Its round.
+        /// The signal's round.
         round: u64,
     },
     /// A rank's addresses, 1 TiB, or this process's memory do not suffice for an allocation.
     #[error("simulator: no memory for an allocation of {bytes} bytes on rank {rank}")]
     OutOfMemory {
-        /// Whose.
+        /// The rank.
         rank: u32,
-        /// Of what size.
+        /// Bytes of the allocation.
         bytes: u64,
     },
     /// The rank was lost.
@@ -111,30 +110,30 @@ pub enum SimulatorError {
     RankLost {
         /// The run's seed.
         seed: u64,
-        /// Which.
+        /// The rank.
         rank: u32,
     },
-    /// The kernel and its arguments do not belong together.
+    /// The kernel and its arguments do not match.
     #[error("simulator: {kernel} was given the arguments of another kernel")]
     WrongArguments {
-        /// Which kernel.
+        /// The kernel.
         kernel: &'static str,
     },
-    /// A machine without ranks, or of more than a group has.
+    /// A machine without ranks, or with more than a group may have.
     #[error("simulator: ranks is {ranks}, but a machine has 1 to {MAX_RANKS}")]
     Ranks {
-        /// How many it would have.
+        /// The number of ranks.
         ranks: u32,
     },
     /// There is no such rank.
     #[error("simulator: rank {rank} is not among {ranks} ranks")]
     NoSuchRank {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
-    /// Launches would have more blocks than there may be.
+    /// Launches would have too many blocks.
     #[error("simulator: warps is {warps}, which makes more than {MAX_BLOCKS} blocks")]
     TooManyWarps {
         /// [`Options::warps`](crate::Options::warps).

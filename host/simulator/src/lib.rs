@@ -2,32 +2,35 @@
 //! from a seed.
 //!
 //! Each warp of each rank is a fibre that runs the same protocol code as a GPU's warp. A seeded
-//! scheduler decides who runs next, and when the effects of writes are seen:
+//! scheduler decides which warp runs next, and when writes become visible:
 //!
 //! - Writes wait in the warp's store buffer and drain in any order, until a release drains them.
-//!   A device-scope release drains only what concerns the own rank.
+//!   A device-scope release drains only writes to the own rank's memory.
 //! - A put to a rank of another node travels in parts, in any order with other puts, reading
 //!   its source when the part is delivered; its signal comes after the last part.
-//! - Warps stall for a while; a rank can be lost, with everything it had not yet made visible.
+//! - Warps stall for a while; a rank can be lost, with all writes that are not visible yet.
 //!
-//! Every access is checked against the allocation that it belongs to, and writes into the window of a rank of
-//! another node are refused: a wild write is an error, not a corruption. So is a launch that goes on
-//! waiting after its deadline. So is the use of a block's memory whose outcome depends on the order of
-//! warps, and a barrier at which not all warps of a block arrive. So is a signal that arrives when its round
-//! is over: it could pass for one of a later round, or undo it. Allocations start out filled with a pattern,
-//! not zeros.
+//! These are errors:
 //!
-//! What it does not model: reads that see old values although their flag was acquired (the model
-//! checker's part), lanes of a warp that run apart, and time: a deadline passes when nothing
-//! else can happen. While another thread may still launch something, simulated time passes as wall
-//! time does, or the next deadline passes after [`Options::patience`] of wall time.
+//! - an access outside the allocation that it is for, or a write into the window of a rank of another node
+//! - a launch that goes on waiting after its deadline
+//! - a use of a block's memory whose outcome depends on the order of warps, and a barrier at which not all
+//!   warps of a block arrive
+//! - a signal that arrives after its round is over, which could pass for one of a later round, or undo one
+//!
+//! Allocations are filled with a pattern, not with zeros.
+//!
+//! Not modelled: reads of old values after their flag was acquired (the model checker's part), divergent
+//! lanes of a warp, and time. A deadline passes when nothing else can happen. While another thread may still
+//! launch something, simulated time passes like wall time, or the next deadline passes after
+//! [`Options::patience`] of wall time.
 #![forbid(unsafe_code)]
 
 mod args;
 mod block;
 mod combines;
 mod command;
-pub mod encode;
+mod encode;
 mod error;
 mod lent;
 mod memory;
@@ -65,7 +68,7 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] for none and for too many.
+    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] if there are no ranks or too many.
     pub fn start(options: Options) -> Result<Self, SimulatorError> {
         let ranks = options.ranks;
         if !(1..=MAX_RANKS).contains(&ranks) {

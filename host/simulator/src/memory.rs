@@ -5,10 +5,10 @@ use std::cell::Cell;
 use crate::error::SimulatorError;
 
 /// A rank's addresses start at `(rank + 1) << RANK_SHIFT`.
-const RANK_SHIFT: u32 = 40;
+pub const RANK_SHIFT: u32 = 40;
 /// Allocations start at multiples of this, with a gap of as much behind each.
 const ALIGN: u64 = 256;
-/// What fresh memory holds: as a BF16 a large number, as a word neither 0 nor -1.
+/// Content of fresh memory: as a BF16 a large number, as a word neither 0 nor -1.
 const PATTERN: u8 = 0x5a;
 
 /// Bytes of a page, for which a rank remembers the allocation that was accessed last.

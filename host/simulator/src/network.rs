@@ -1,4 +1,4 @@
-//! What is under way between nodes: puts in parts, then their signals.
+//! Puts between nodes, which travel in parts, and their signals.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -15,9 +15,8 @@ struct Part {
     bytes: u64,
 }
 
-/// A put and the signal that follows it; without parts, a signal alone.
+/// A put under way, and the signal after it; a signal alone has no parts.
 struct Flight {
-    /// The rank that sent it.
     sender: u32,
     parts: Vec<Part>,
     signal: u64,
@@ -29,7 +28,7 @@ pub struct Network {
     flights: Vec<Flight>,
 }
 
-/// A put as a warp issues it: addresses, not places.
+/// A put as a warp issues it. All positions are addresses.
 pub struct Sent {
     pub sender: u32,
     pub from: u64,
@@ -67,7 +66,7 @@ impl Network {
         self.flights.is_empty()
     }
 
-    /// Delivers something; if it was a signal, its address and value.
+    /// Delivers a part or a signal. Returns a signal's address and value.
     pub fn deliver(
         &mut self,
         memory: &mut Memory,
@@ -87,7 +86,7 @@ impl Network {
         Ok(None)
     }
 
-    /// Forgets what a lost rank had under way.
+    /// Discards the puts of a lost rank.
     pub fn lose(&mut self, rank: u32) {
         self.flights.retain(|flight| flight.sender != rank);
     }

@@ -9,36 +9,35 @@ use crate::combines::Combines;
 pub struct Options {
     /// Ranks of the group, 1 to [`MAX_RANKS`](ferry_layout::MAX_RANKS).
     pub ranks: u32,
-    /// Decides every choice of the scheduler: the same seed and the same calls make the same run. Any number.
+    /// Seed of every choice of the scheduler: the same seed and the same calls make the same run.
     pub seed: u64,
-    /// Warps that a launch has on each rank, at least 1. An even number makes blocks of two warps, an odd one
-    /// of one, and there are at most [`MAX_BLOCKS`](crate::MAX_BLOCKS). Default: 4.
+    /// Warps of a launch on each rank, at least 1. An even number makes blocks of two warps, an odd one of
+    /// one, and there are at most [`MAX_BLOCKS`](crate::MAX_BLOCKS). Default: 4.
     pub warps: u32,
-    /// One in how many of its turns a warp begins to stall, for up to 50 turns of all warps; 0: never.
+    /// A warp begins to stall in one of this many turns, for up to 50 turns of all warps; 0: never.
     /// Default: 64.
     pub stall_one_in: u32,
-    /// A rank that dies on the way. Default: `None`, nobody does.
+    /// A rank that dies during the simulation. Default: `None`.
     pub lost: Option<Lost>,
-    /// Time that a simulation in which nothing more can happen, but some rank runs nothing, waits for a
-    /// launch from another thread before it lets the next deadline pass, in wall time. Each launch, and each
-    /// deadline that passes, makes it start anew. `None`, the default: simulated time passes as
-    /// wall time does while the simulation waits so, and each launch times out when its own
-    /// deadline has passed, whoever else launches meanwhile. Faults that come of it name the
-    /// patience, or the deadline. Set it where a rank is to be missed quickly.
+    /// Wall time that the simulation waits for a launch from another thread before it lets the next deadline
+    /// pass, if nothing else can happen and some rank runs nothing. Each launch and each passed deadline
+    /// restart it. `None`, the default: while the simulation waits, simulated time passes like wall time, and
+    /// each launch times out at its own deadline, regardless of other launches. Faults name the patience, or
+    /// the deadline. Set it to detect a missing rank quickly.
     pub patience: Option<Duration>,
-    /// Whether a signal may arrive when its round is over: where a test damages windows, rounds end early.
-    /// Default: false, such a signal ends the simulation with an error.
+    /// Whether a signal may arrive after its round is over, for tests that damage windows, whose rounds end
+    /// early. Default: false, such a signal ends the simulation with an error.
     pub allow_late_signals: bool,
-    /// Epilogue with which combines run. Default: [`Combines::STEPS`], Ferry's own steps.
+    /// Epilogue of combines. Default: [`Combines::STEPS`], Ferry's own steps.
     pub combines: Combines,
 }
 
-/// A rank that dies: what runs on it ends, and nothing more begins there.
+/// A rank that dies: its kernels end, and no more begin there.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
     /// Its number, below [`Options::ranks`].
     pub rank: u32,
-    /// Turns of the scheduler, of all ranks together, after which it dies. A turn takes 100 ns of simulated
+    /// Number of the scheduler's turns, over all ranks, after which it dies. A turn takes 100 ns of simulated
     /// time.
     pub after_steps: u64,
 }
@@ -58,11 +57,12 @@ impl Options {
         }
     }
 
-    /// Blocks of a launch: of two warps each, if that comes out even.
+    /// Number of blocks of a launch: two warps each if the number of warps is even, else one.
     pub(crate) fn blocks(&self) -> u32 {
-        match self.warps.is_multiple_of(2) {
-            true => self.warps / 2,
-            false => self.warps,
+        if self.warps.is_multiple_of(2) {
+            self.warps / 2
+        } else {
+            self.warps
         }
     }
 }

@@ -7,9 +7,9 @@ use crate::combines::Combines;
 use crate::silu;
 use crate::warp::Warp;
 
-/// Runs a kernel on a warp, `combines` if it is a combine. What aborts it stands in the fault page.
+/// Runs a kernel on a warp, with `combines` if it is a combine.
 pub fn run(warp: &Warp<'_>, kernel: Kernel, combines: Combines) {
-    // Why it aborted is for the host to read; an aborted warp simply returns, as on a GPU.
+    // An aborted warp just returns, as on a GPU; the host reads the reason from the fault page.
     let _ = match (&*warp.args, kernel) {
         (Args::Dispatch(DispatchWith { args, options }), kernel) => match kernel {
             Kernel::DispatchAsync => ferry_protocol::dispatch_async(warp, args, options),

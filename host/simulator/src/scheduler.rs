@@ -1,4 +1,4 @@
-//! The scheduler: who runs next, what becomes visible, when time passes.
+//! The scheduler, which decides which warp runs next, which writes become visible, and when time passes.
 
 mod time;
 
@@ -12,7 +12,7 @@ use std::time::Instant;
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
-use ferry_layout::{Common, Counter, Kernel, MAX_BLOCKS, Rank};
+use ferry_layout::{Common, Kernel, MAX_BLOCKS, Rank};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -30,11 +30,11 @@ use crate::warp::Warp;
 
 /// Simulated time that a turn takes.
 const TURN_NS: u64 = 100;
-/// Bytes of a fibre's stack, of which only those in use take memory. Code that is not optimised, as in a
-/// user's debug build, needs more than 256 KiB.
+/// Bytes of a fibre's stack, of which only those in use take memory. Unoptimised code, as in a user's debug
+/// build, needs more than 256 KiB.
 const STACK_BYTES: usize = 1 << 20;
-/// Turns that each warp of the machine may have while one of them stalls, at most: a turn is one warp's, so
-/// that a stall of a fixed number of turns would be over at once where there are many warps.
+/// Most turns of each warp of the machine while one of them stalls. Each turn is one warp's, so that a stall
+/// of a fixed number of turns would be over at once with many warps.
 const LONGEST_STALL: u64 = 50;
 
 /// Turns after which the inbox is looked at.
@@ -50,11 +50,11 @@ struct Running {
     /// The version at which it last polled in vain.
     idle_at: Rc<Cell<Option<u64>>>,
     stalled_until: u64,
-    /// When its launch times out.
+    /// Time at which its launch times out.
     deadline: u64,
-    /// When what it waits for times out, not later.
+    /// Time at which its current wait times out, at most `deadline`.
     times_out_at: Rc<Cell<u64>>,
-    /// How long its launch waits.
+    /// Longest wait of its launch.
     deadline_ns: u64,
 }
 
@@ -69,9 +69,9 @@ pub struct World {
     waiting: Vec<(u32, Reply)>,
     stacks: Vec<DefaultStack>,
     steps: u64,
-    /// The sum of all versions when every idle warp was last woken.
+    /// Sum of all versions when every idle warp was last woken.
     woken_at: u64,
-    /// Since when nothing can happen but a launch or a deadline, as far as the clock has not counted it.
+    /// Start of the wait for a launch or a deadline, less the part that the clock has counted already.
     idle_since: Option<Instant>,
 }
 
@@ -192,7 +192,7 @@ impl World {
         Ok(())
     }
 
-    /// Answers those whose rank is done, lost, or ended by a violation.
+    /// Answers handles whose rank is done, lost, or ended by a violation.
     fn answer_waiting(&mut self) {
         let violation = self.shared.violation.borrow().clone();
         if violation.is_some() {
@@ -269,8 +269,8 @@ impl World {
         true
     }
 
-    /// Wakes every warp, once after each change: one may have read what it polls before a change, and have
-    /// found out afterwards that it must wait. False if nothing has changed.
+    /// Wakes every warp, once after each change: a warp may have read the word that it polls before the
+    /// change, and have become idle after it. Returns false if nothing has changed.
     fn wake_idle(&mut self) -> bool {
         let now = self.shared.versions.iter().map(Cell::get).sum();
         let has_changed = now != std::mem::replace(&mut self.woken_at, now);
@@ -315,7 +315,7 @@ impl World {
         warp.idle_at.set(None);
         if let CoroutineResult::Return(()) = warp.fibre.resume(()) {
             let warp = self.running.swap_remove(which);
-            // A launch ends when all it wrote can be seen.
+            // A launch ends once all its writes are visible.
             warp.buffer.borrow_mut().drain_all(&self.shared);
             self.stacks.push(warp.fibre.into_stack());
             self.shared.bump(warp.rank);
@@ -343,7 +343,7 @@ impl World {
         let common = match &**args {
             Args::Dispatch(with) => with.args.common,
             Args::Combine(with) => with.args.common,
-            // It waits for nobody.
+            // The fused SiLU never waits.
             Args::Silu(_) => Common {
                 rank: rank as u16,
                 deadline_ns: u64::MAX,
@@ -354,10 +354,11 @@ impl World {
         let deadline = self.shared.clock.get().saturating_add(deadline_ns);
         let own = common.peers + 8 * u64::from(common.rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
-            // Combine waits for those that travel a network.
-            let late = match common.shape.spans_nodes() {
-                true => 0,
-                false => common.shape.ranks,
+            // Between nodes combine waits for credits, so that none is late.
+            let late = if common.shape.spans_nodes() {
+                0
+            } else {
+                common.shape.ranks
             };
             let credit = |rank| start + common.window.credit(Rank(rank)).bytes();
             let known = KnownWindow {
@@ -389,7 +390,6 @@ impl World {
                 .expect("memory for a fibre's stack");
             let fibre = Coroutine::with_stack(stack, move |yielder, ()| {
                 let (shared, buffer, idle_at, args) = state;
-                let aborted_at = common.workspace + Counter::Aborted.bytes();
                 let warp = Warp {
                     shared,
                     buffer,
@@ -407,7 +407,6 @@ impl World {
                     lanes_calls: Cell::new(0),
                     loading: Cell::new(None),
                     times_out_at: waits_until,
-                    aborted_at,
                 };
                 run(&warp, kernel, combines);
             });

@@ -1,4 +1,4 @@
-//! What the fibres share with the scheduler: memory, clock, and what went wrong.
+//! State shared by the fibres and the scheduler: memory, clock, and the first error.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -10,65 +10,65 @@ use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
 
-/// What the fibres share with the scheduler.
+/// State shared by the fibres and the scheduler.
 pub struct Shared {
     pub memory: RefCell<Memory>,
     pub network: RefCell<Network>,
     pub rng: RefCell<ChaCha8Rng>,
     pub seed: u64,
-    /// Nanoseconds.
+    /// Simulated time in nanoseconds.
     pub clock: Cell<u64>,
-    /// The patience that ended when a deadline was last made to pass; `None` if nobody could come any more.
+    /// The patience that ended when the last deadline passed; `None` if no more launch could come.
     pub patience: Cell<Option<Duration>>,
-    /// By rank: grows whenever a word of its memory changes that its warps may poll. Warps poll no
-    /// other rank's.
+    /// Version of each rank's memory: grows whenever a word changes that its warps may poll. Warps poll only
+    /// their own rank's memory.
     pub versions: Vec<Cell<u64>>,
-    /// By rank: when its warps last did what no wait does, that is wrote a row or took a ticket.
+    /// Time at which each rank's warps last wrote a row or took a ticket, which waits never do.
     pub worked_at: Vec<Cell<u64>>,
-    /// The first bad access, which ends the simulation.
+    /// The first error, which ends the simulation.
     pub violation: RefCell<Option<SimulatorError>>,
-    /// The windows that launches have named so far.
+    /// Windows that launches have named so far.
     pub windows: RefCell<Vec<KnownWindow>>,
     pub allow_late_signals: bool,
 }
 
-/// A rank's window, and where it counts its rounds.
+/// A rank's window, and the workspace that counts its rounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KnownWindow {
     pub rank: u32,
     pub start: u64,
     pub bytes: u64,
     pub workspace: u64,
-    /// Where credits of its node come: the next round waits for them.
+    /// Addresses of credits from its own node, for which the next round waits.
     pub credits: (u64, u64),
-    /// Rounds that were over when a launch last began or ended.
+    /// Number of rounds that were over when a launch last began or ended.
     pub finished: u64,
 }
 
 impl Shared {
-    /// Notes an access outside all allocations.
+    /// Ends the simulation with an error, unless there was one before.
+    pub fn fail(&self, error: SimulatorError) {
+        self.violation.borrow_mut().get_or_insert(error);
+    }
+
+    /// Ends the simulation for an access outside all allocations.
     pub fn report(&self, outside: Outside, by: &str) {
         let Outside {
             what,
             address,
             bytes,
         } = outside;
-        let error = SimulatorError::BadAccess {
+        self.fail(SimulatorError::BadAccess {
             seed: self.seed,
             what,
             address,
             bytes,
-            by: if by.is_empty() {
-                String::new()
-            } else {
-                format!(", by {by}")
-            },
-        };
-        self.violation.borrow_mut().get_or_insert(error);
+            by: format!(", by {by}"),
+        });
     }
 
-    /// A signal has arrived: its round must not be over there. Whoever waits for what a round
-    /// sends misses nothing, so nothing comes afterwards. But a credit may come until the next round is over.
+    /// Checks that the round of a signal that has arrived is not over there. A round waits for all that it is
+    /// sent, so nothing may arrive afterwards, except a credit, which may come until the next round is over.
     pub fn signalled(&self, address: u64, value: u64) {
         if let Some(rank) = rank_of(address) {
             self.bump(rank as u32);
@@ -80,21 +80,21 @@ impl Shared {
         else {
             return;
         };
-        // A word with a value carries its round in the upper half.
+        // A tagged word has its round in the upper half.
         let round = if value >> 32 == 0 { value } else { value >> 32 };
         let (first_credit, end) = window.credits;
-        let is_late = match (first_credit..end).contains(&address) {
-            true => round < window.finished,
-            false => round <= window.finished,
+        let is_late = if (first_credit..end).contains(&address) {
+            round < window.finished
+        } else {
+            round <= window.finished
         };
         if is_late && !self.allow_late_signals {
             let (seed, rank) = (self.seed, window.rank);
-            let error = SimulatorError::LateSignal { seed, rank, round };
-            self.violation.borrow_mut().get_or_insert(error);
+            self.fail(SimulatorError::LateSignal { seed, rank, round });
         }
     }
 
-    /// A launch begins in `window`, of which all but what is finished is said.
+    /// Notes that a launch begins in `window`, whose `finished` is not set.
     pub fn know(&self, mut window: KnownWindow) {
         let mut windows = self.windows.borrow_mut();
         // Memory that was freed may have become another window.
@@ -105,15 +105,16 @@ impl Shared {
         windows.push(window);
     }
 
-    /// A launch of `rank` has ended: if it ended a round, nothing of that round may arrive any more.
+    /// Notes that a launch of `rank` has ended: if it ended a round, no signal of that round may arrive any
+    /// more.
     pub fn launch_ended(&self, rank: u32) {
         let mut windows = self.windows.borrow_mut();
         let of_rank = windows.iter_mut().filter(|window| window.rank == rank);
         of_rank.for_each(|window| self.count_rounds(window));
     }
 
-    /// Notes the rounds that a rank has finished. One that gave up may have counted a round whose rows it
-    /// did not wait for.
+    /// Notes the rounds that a rank has finished, unless it gave up: it may have counted a round then without
+    /// waiting for its rows.
     fn count_rounds(&self, window: &mut KnownWindow) {
         if self.counter(window.workspace, Counter::Aborted) == 0 {
             window.finished = self.counter(window.workspace, Counter::Finished);
@@ -125,7 +126,7 @@ impl Shared {
         self.memory.borrow().read_u64(at).unwrap_or(0)
     }
 
-    /// Wakes whoever polls on `rank`.
+    /// Wakes the warps that poll on `rank`.
     pub fn bump(&self, rank: u32) {
         if let Some(version) = self.versions.get(rank as usize) {
             version.set(version.get() + 1);

@@ -1,4 +1,4 @@
-//! The fused SiLU kernel on the CPU: one warp does it all, with `ferry-layout`'s arithmetic.
+//! The fused SiLU kernel on the CPU, in one warp, with `ferry-layout`'s arithmetic.
 
 use ferry_layout::{
     Arithmetic, ScaleLayout, SiluArgs, TokenFormat, bf16_bits, f32_of_bf16_bits, scale_placement,
@@ -8,7 +8,7 @@ use crate::encode::encode;
 use crate::store_buffer::Polled;
 use crate::warp::Warp;
 
-/// The arithmetic of a CPU, to the same bits as a GPU's.
+/// Arithmetic on a CPU with the same bits as on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Portable;
 
@@ -22,7 +22,7 @@ impl Arithmetic for Portable {
     }
 }
 
-/// Runs the kernel. The last row offset and the capacity bound the rows, whatever the other offsets are.
+/// Runs the kernel. The last row offset and the capacity limit the rows, whatever the other offsets are.
 pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
     if warp.number != 0 {
         return;
@@ -39,8 +39,8 @@ pub fn run(warp: &Warp<'_>, args: &SiluArgs) {
     (0..experts).for_each(|index| clear_unused(warp, args, &Expert::of(warp, args, index)));
 }
 
-/// An expert and its rows. Offsets that do not ascend make it end before it starts, so that numbers of rows
-/// wrap around, as on a GPU.
+/// An expert and its rows. If offsets do not ascend, it ends before it starts, and numbers of rows wrap
+/// around, as on a GPU.
 struct Expert {
     index: u64,
     /// The first row.
@@ -115,7 +115,7 @@ fn store_scales(warp: &Warp<'_>, args: &SiluArgs, index: u64, bytes: &[u8]) {
     }
 }
 
-/// Zeros for the scales of the rows that an expert's last block has and the expert has not.
+/// Sets the scales of rows after an expert's last one to zero, up to the end of their block.
 fn clear_unused(warp: &Warp<'_>, args: &SiluArgs, expert: &Expert) {
     let format = TokenFormat::of_number(args.format);
     if format.scale_layout() != Some(ScaleLayout::Tiled) {

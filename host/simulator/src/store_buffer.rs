@@ -1,37 +1,37 @@
-//! What a warp wrote and others do not see yet.
+//! Writes of a warp that are not visible to others yet.
 
 use rand::Rng;
 
 use crate::memory::rank_of;
 use crate::shared::Shared;
 
-/// Writes that a store buffer holds before it must drain.
+/// Most writes in a store buffer before it must drain.
 const BUFFERED: usize = 48;
 
-/// A write that is not yet visible.
+/// A write that is not visible yet.
 pub struct Write {
     pub address: u64,
     pub bytes: Vec<u8>,
     pub polled: Polled,
-    /// Barriers that all warps of the block had passed when it was written.
+    /// Number of barriers that all warps of the block had passed when it was written.
     pub barriers: u16,
 }
 
-/// More barriers than a block passes: for writes whenever they were made.
+/// More barriers than a block passes, to select all writes.
 pub const EVER: u16 = u16::MAX;
 
-/// Who may be waiting for what is written.
+/// Whether the rank of an address may be polling it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Polled {
-    /// Nobody.
+    /// Not polled.
     No,
-    /// Its rank: a signal.
+    /// Polled as a signal.
     Signal,
-    /// Its rank: words of a bare row.
+    /// Polled as words of an inline row.
     Inline,
 }
 
-/// What a warp wrote and others do not see yet.
+/// Writes of a warp that are not visible to others yet.
 pub struct StoreBuffer {
     rank: u32,
     pub writes: Vec<Write>,
@@ -64,7 +64,7 @@ impl StoreBuffer {
         }
     }
 
-    /// Makes any one write visible; writes to the same place stay in order.
+    /// Makes a random write visible; writes to the same place stay in order.
     pub fn drain_one(&mut self, shared: &Shared) {
         let chosen = shared.rng.borrow_mut().random_range(0..self.writes.len());
         let first = (0..chosen)
@@ -78,13 +78,13 @@ impl StoreBuffer {
         self.drain_before(EVER, shared);
     }
 
-    /// Makes visible what was written before so many barriers of the block.
+    /// Makes the writes visible that were made before so many barriers of the block.
     pub fn drain_before(&mut self, barriers: u16, shared: &Shared) {
         self.drain_if(shared, |write| write.barriers < barriers);
     }
 
-    /// As [`drain_before`](Self::drain_before), what concerns the own rank's memory: all that a device-scope
-    /// release does.
+    /// Does the same as [`drain_before`](Self::drain_before) for writes to the own rank's memory, the effect
+    /// of a device-scope release.
     pub fn drain_own_before(&mut self, barriers: u16, shared: &Shared) {
         let own = Some(self.rank as usize);
         self.drain_if(shared, |write| {
@@ -92,7 +92,7 @@ impl StoreBuffer {
         });
     }
 
-    /// As [`drain_before`](Self::drain_before), what lies in so many bytes.
+    /// Does the same as [`drain_before`](Self::drain_before) for writes that overlap `bytes` bytes.
     pub fn drain_under(&mut self, address: u64, bytes: u64, barriers: u16, shared: &Shared) {
         let read = address..address + bytes;
         self.drain_if(shared, |write| {

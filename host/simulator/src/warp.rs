@@ -1,4 +1,4 @@
-//! A warp: the protocol's machine, on the CPU.
+//! A warp: the protocol's machine on the CPU.
 
 mod addresses;
 mod block_memory;
@@ -14,8 +14,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use corosensei::Yielder;
-use ferry_layout::{Common, Rank, Signal};
-use ferry_protocol::{Deadline, Signals, TokenPart};
+use ferry_layout::{Common, Counter, Rank, Signal};
+use ferry_protocol::{Counters, Deadline, Signals, TokenPart};
 
 use crate::args::Args;
 use crate::block::Block;
@@ -23,8 +23,8 @@ use crate::network::Sent;
 use crate::shared::Shared;
 use crate::store_buffer::{Polled, StoreBuffer};
 
-/// Looks at the same version after which a warp is idle: the first ones may be at what it has read
-/// long ago, for as many waits in a row.
+/// Number of looks at the same version after which a warp is idle. The first ones may be at values read long
+/// before, for as many waits in a row.
 const POLLS: u32 = 8;
 
 /// A warp of a launch.
@@ -32,27 +32,25 @@ pub struct Warp<'y> {
     pub shared: Rc<Shared>,
     pub buffer: Rc<RefCell<StoreBuffer>>,
     pub idle_at: Rc<Cell<Option<u64>>>,
-    /// The version when it last found nothing new, and how often it did.
+    /// The version at its last look, and the number of looks at it.
     pub polled: Cell<(u64, u32)>,
     pub yielder: &'y Yielder<(), ()>,
-    /// Whose it is. Where nothing travels, its kernels see a group of one rank.
+    /// Its rank. With `skip_a2a` kernels see a group of one rank instead, in `common`.
     pub rank: u32,
     pub common: Common,
     pub args: Rc<Args>,
     pub number: u32,
     pub warps: u32,
     pub blocks: u32,
-    /// What it shares with the other warps of its block.
+    /// State shared with the other warps of its block.
     pub block: Rc<Block>,
     pub deadline: u64,
-    /// How often its lanes have done something each.
+    /// Number of calls of `Machine::lanes` so far.
     pub lanes_calls: Cell<u64>,
     /// The part of a token that it is loading.
     pub loading: Cell<Option<TokenPart>>,
-    /// When what it waits for times out.
+    /// Time at which its current wait times out.
     pub times_out_at: Rc<Cell<u64>>,
-    /// The address of the word that says whether the launch has aborted.
-    pub aborted_at: u64,
 }
 
 impl Warp<'_> {
@@ -114,7 +112,6 @@ impl Deadline for Warp<'_> {
         }
         self.polled.set((version, if is_idle { 0 } else { polls }));
         self.pause();
-        let aborted = self.with_memory(|memory| memory.read_u64(self.aborted_at)) != 0;
-        aborted || self.shared.clock.get() >= times_out_at
+        self.load(Counter::Aborted) != 0 || self.shared.clock.get() >= times_out_at
     }
 }

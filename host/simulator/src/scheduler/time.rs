@@ -1,17 +1,16 @@
-//! When simulated time passes, and with it deadlines.
+//! Simulated time and deadlines.
 
 use std::time::{Duration, Instant};
 
 use super::{Running, TURN_NS, World};
 use crate::error::SimulatorError;
 
-/// Turns that a warp may take after its deadline while its rank does no work, if all warps that run take as
-/// many.
+/// Most turns of a warp after its deadline while its rank does no work, if all running warps take as many.
 const LATE_TURNS: u64 = 100_000;
 
 impl World {
-    /// Reports a launch that goes on waiting although its deadline has passed. A deadline ends waits, and
-    /// work may take longer: a rank that has worked since is not late.
+    /// Reports a launch that goes on waiting after its deadline. A deadline ends waits, but work may take
+    /// longer: a rank that has worked since is not late.
     pub(super) fn find_overdue(&self) {
         let now = self.shared.clock.get();
         let allowed_ns = LATE_TURNS * TURN_NS * self.running.len() as u64;
@@ -20,18 +19,16 @@ impl World {
             now.saturating_sub(warp.deadline.max(worked_at)) > allowed_ns
         };
         if let Some(warp) = self.running.iter().find(is_overdue) {
-            let error = SimulatorError::Overdue {
+            self.shared.fail(SimulatorError::Overdue {
                 seed: self.shared.seed,
                 rank: warp.rank,
                 late_ns: now - warp.deadline,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
+            });
         }
     }
 
-    /// How long launches are waited for until the next deadline passes: the patience that was set,
-    /// or as long as that deadline allows. `None`: every rank has something running, or never will,
-    /// so that no launch can begin before.
+    /// Wait for launches before the next deadline passes: the patience that was set, or the wait that this
+    /// deadline allows. `None` if every rank is running or lost, so that no launch can begin before.
     pub(super) fn patience(&self) -> Option<Duration> {
         let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
         let everyone_runs =
@@ -47,7 +44,7 @@ impl World {
         })
     }
 
-    /// How long nothing may happen, from `idle_since`, until the next deadline passes.
+    /// Longest time, from `idle_since`, in which nothing happens before the next deadline passes.
     pub(super) fn longest_idle(&self) -> Duration {
         let next = self
             .running
@@ -59,9 +56,9 @@ impl World {
         self.options.patience.unwrap_or(left)
     }
 
-    /// Counts the wall time in which nothing happened as simulated time, unless a patience was set:
-    /// a launch that begins now has its deadline so much later than those that began before. No
-    /// deadline passes by it.
+    /// Counts the wall time in which nothing happened as simulated time, unless a patience was set: the
+    /// deadline of a launch that begins now is later by that much than those of earlier launches. Never lets
+    /// a deadline pass.
     pub(super) fn count_idle_time(&mut self) {
         let Some(since) = self.idle_since.filter(|_| self.options.patience.is_none()) else {
             return;
@@ -73,7 +70,7 @@ impl World {
         self.idle_since = Some(now);
     }
 
-    /// Lets time pass until the next deadline, and wakes everybody. `patience` is what made it pass.
+    /// Lets time pass until the next deadline, and wakes all warps. `patience` is the one that ended.
     pub(super) fn pass_deadline(&mut self, patience: Option<Duration>) {
         self.idle_since = None;
         if let Some(deadline) = self
@@ -107,7 +104,7 @@ mod tests {
 
     const DEADLINE_NS: u64 = 1_000_000;
 
-    /// A machine of one rank, on which one warp does what `work` says, with its store buffer.
+    /// A machine of one rank with one warp, which runs `work` with its store buffer.
     fn world(
         work: impl FnOnce(&Shared, &RefCell<StoreBuffer>, &Yielder<(), ()>) + 'static,
     ) -> World {
@@ -128,7 +125,7 @@ mod tests {
         world
     }
 
-    /// Runs it for at most so many turns: what was wrong, if anything was.
+    /// Runs it for at most so many turns, and returns the violation, if any.
     fn run(mut world: World, turns: u64) -> Option<SimulatorError> {
         for _ in 0..turns {
             world.step();

@@ -1,22 +1,22 @@
-//! Where a warp's windows, tables and signals are, and how it loads and stores bytes. Each address
-//! is checked against the allocation that it is for.
+//! Addresses of a warp's windows, tables and signals, and its loads and stores of bytes. Each address is
+//! checked against the allocation that it is for.
 
 use ferry_layout::{Arguments, Counter, Rank, Table};
 
 use super::Warp;
 use crate::args::Args;
 use crate::error::SimulatorError;
-use crate::memory::{Memory, Outside};
+use crate::memory::{Memory, Outside, RANK_SHIFT};
 use crate::store_buffer::{Polled, Write};
 
-/// The most bytes of a row that become visible at once.
+/// Most bytes of a row that become visible at once.
 const MAX_BYTES: usize = 1024;
-/// Likewise of a row with inline flags, whose reader must not take one word for another: no multiple of 16.
+/// Most bytes of a row with inline flags that become visible at once. Not a multiple of 16, so that vectors
+/// become visible in parts, as their reader must expect.
 const MAX_INLINE_BYTES: usize = 404;
 
 impl Warp<'_> {
-    /// The value of an access, or the end of this simulation: the scheduler sees the report and
-    /// never comes back here.
+    /// The value of an access, or the end of the simulation.
     pub(super) fn checked<T>(&self, result: Result<T, Outside>) -> T {
         match result {
             Ok(value) => value,
@@ -27,7 +27,14 @@ impl Warp<'_> {
         }
     }
 
-    pub(super) fn end_here(&self) -> ! {
+    /// Ends the simulation with an error.
+    pub(super) fn fail(&self, error: SimulatorError) -> ! {
+        self.shared.fail(error);
+        self.end_here()
+    }
+
+    /// Yields for ever: the scheduler sees the error and never resumes this warp.
+    fn end_here(&self) -> ! {
         loop {
             self.pause();
         }
@@ -38,7 +45,7 @@ impl Warp<'_> {
         self.checked(result)
     }
 
-    /// `address`, if it lies in the allocation of `base`.
+    /// Checks that `address` is in the allocation of `base`, and returns it.
     pub(super) fn within(&self, base: u64, address: u64) -> u64 {
         if !self
             .shared
@@ -46,19 +53,17 @@ impl Warp<'_> {
             .borrow()
             .are_in_one_allocation(base, address)
         {
-            let error = SimulatorError::StrayAccess {
+            self.fail(SimulatorError::StrayAccess {
                 seed: self.shared.seed,
                 address,
                 base,
                 by: self.name(),
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.end_here();
+            });
         }
         address
     }
 
-    /// The start of a rank's window as this rank addresses it.
+    /// Start of a rank's window, as this rank addresses it.
     pub(super) fn window(&self, rank: Rank) -> u64 {
         self.with_memory(|memory| memory.read_u64(self.common.peers + 8 * u64::from(rank.0)))
     }
@@ -67,25 +72,23 @@ impl Warp<'_> {
     pub(super) fn mapped_window(&self, rank: Rank) -> u64 {
         let (seed, me) = (self.shared.seed, self.common.rank());
         if !self.common.shape.same_node(me, rank) {
-            let error = SimulatorError::NotMapped {
+            self.fail(SimulatorError::NotMapped {
                 seed,
                 rank: me.0,
                 peer: rank.0,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.end_here();
+            });
         }
         self.window(rank)
     }
 
-    /// The same place in the window of a rank of another node, found from the symmetric address
-    /// as NVSHMEM does.
+    /// Address of an offset in the window of a rank of another node, found from the own window's address, as
+    /// in NVSHMEM.
     pub(super) fn remote_address(&self, rank: Rank, offset: u64) -> u64 {
         // Windows are allocated symmetrically: at the same place in each rank's memory.
-        let own = self.window(self.common.rank());
-        let stride = 1 << 40;
-        let far = own - stride * u64::from(self.common.rank().0) + stride * u64::from(rank.0);
-        self.within(far, far + offset)
+        let start = |rank: Rank| u64::from(rank.0) << RANK_SHIFT;
+        let own = self.common.rank();
+        let window = self.window(own) - start(own) + start(rank);
+        self.within(window, window + offset)
     }
 
     pub(super) fn table(&self, table: Table) -> u64 {
@@ -96,13 +99,13 @@ impl Warp<'_> {
         }
     }
 
-    /// The place `bytes` after the start of a table.
+    /// Address `bytes` after the start of a table.
     pub(super) fn in_table(&self, table: Table, bytes: u64) -> u64 {
         let base = self.table(table);
         self.within(base, base.wrapping_add(bytes))
     }
 
-    /// A place in the own window.
+    /// Address `bytes` after the start of the own window.
     pub(super) fn in_window(&self, bytes: u64) -> u64 {
         let window = self.window(self.common.rank());
         self.within(window, window + bytes)
@@ -123,7 +126,7 @@ impl Warp<'_> {
     }
 
     pub fn store_bytes(&self, address: u64, bytes: &[u8], polled: Polled) {
-        // What others of the block wrote there before a barrier is older.
+        // Writes of other warps of the block to these bytes before a barrier come first.
         self.see_others(address, bytes.len() as u64);
         let mut buffer = self.buffer.borrow_mut();
         let part_bytes = match polled {

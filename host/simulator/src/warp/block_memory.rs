@@ -1,4 +1,4 @@
-//! A warp's way to the memory and the barrier of its block.
+//! A warp's access to the memory and the barrier of its block.
 
 use ferry_protocol::{BlockMemory, LANES, Machine};
 
@@ -10,31 +10,27 @@ impl Warp<'_> {
     fn in_block<T>(&self, access: impl FnOnce(&mut Memory) -> Result<T, Wrong>) -> T {
         let result = access(&mut self.block.memory.borrow_mut());
         result.unwrap_or_else(|(what, at)| {
-            let error = SimulatorError::BlockMemory {
+            self.fail(SimulatorError::BlockMemory {
                 seed: self.shared.seed,
                 by: self.name(),
                 what,
                 at,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.end_here()
+            })
         })
     }
 
-    /// Ends the simulation where a barrier was missed.
+    /// Ends the simulation if a barrier was missed.
     fn checked_barrier<T>(&self, result: Result<T, Missed>) -> T {
         result.unwrap_or_else(|Missed| {
-            let error = SimulatorError::MissedBarrier {
+            self.fail(SimulatorError::MissedBarrier {
                 seed: self.shared.seed,
                 rank: self.rank,
                 block: self.warp_position().block,
-            };
-            self.shared.violation.borrow_mut().get_or_insert(error);
-            self.end_here()
+            })
         })
     }
 
-    /// Notes that this warp's launch has ended: no warp of its block may wait for it any more.
+    /// Notes that this warp has ended: no warp of its block may wait for it any more.
     pub fn leave_block(&self) {
         self.checked_barrier(self.block.barrier.leave());
     }
@@ -98,7 +94,7 @@ impl BlockMemory for Warp<'_> {
             return self.pause();
         }
         while barriers() == before {
-            // Nothing but the last warp of the block can end this.
+            // Only the last warp of the block can end this.
             self.idle_at.set(Some(self.shared.version(self.rank)));
             self.pause();
         }

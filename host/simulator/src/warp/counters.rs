@@ -1,4 +1,4 @@
-//! A warp's counters: words that the warps of a rank share.
+//! Counters: words shared by the warps of a rank.
 
 use ferry_layout::Counter;
 use ferry_protocol::Counters;
@@ -18,7 +18,7 @@ impl Counters for Warp<'_> {
     }
 
     fn peek(&self, counter: Counter) -> u64 {
-        // All warps of a block have looked before one of them goes on.
+        // All warps of a block look before one of them goes on.
         *self.block.peeked[counter as usize].get_or_init(|| self.load(counter))
     }
 
@@ -38,18 +38,18 @@ impl Counters for Warp<'_> {
 }
 
 impl Warp<'_> {
-    /// Stores a counter and what was written before it on this rank.
+    /// Stores a counter after all earlier writes to this rank.
     fn store_now(&self, counter: Counter, value: u64) {
         self.release_own();
         self.store_alone(counter, value);
     }
 
-    /// Stores a counter, whatever was written before it.
+    /// Stores a counter, in no order with earlier writes.
     pub(super) fn store_alone(&self, counter: Counter, value: u64) {
         self.store_word(self.counter(counter), value);
     }
 
-    /// Stores a word of the workspace, whatever was written before it.
+    /// Stores a word of the workspace, in no order with earlier writes.
     pub(super) fn store_word(&self, address: u64, value: u64) {
         let mut memory = self.shared.memory.borrow_mut();
         let written = memory.write(address, &value.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A token that a warp encodes, in the format of its launch.
+//! Encoding of a token in the format of a launch.
 
 use ferry_layout::{Table, Tensor, f32_of_bf16_bits, nvfp4};
 use ferry_protocol::{ByteRange, Row, Tiles};
@@ -6,18 +6,18 @@ use ferry_protocol::{ByteRange, Row, Tiles};
 use super::Warp;
 use crate::encode::{Encoded, encode, largest};
 
-/// What a byte range of a token's payload became.
+/// A byte range of a token's payload, encoded.
 pub struct EncodedToken {
     /// Payload and scales.
     pub encoded: Encoded,
-    /// The row's word of scales that the scales begin with.
+    /// Index of the first word of scales in the row's.
     pub first_word: u32,
     /// The token's own scale, if the format has one and the range begins the row.
     pub row_scale: Option<u16>,
 }
 
 impl Warp<'_> {
-    /// Encodes what makes a byte range of a token's payload.
+    /// Encodes a byte range of a token's payload.
     pub(super) fn encode_token(&self, range: ByteRange, token: u32) -> EncodedToken {
         let (shape, sizes) = (&self.common.shape, self.common.shape.sizes());
         let source = self.row(Row::Tensor(Tensor::Input, token));

@@ -1,4 +1,4 @@
-//! What a warp does with the sums of a token, and what its epilogue reads.
+//! Finishing of a token's sums, and reads of the epilogue.
 
 use std::array;
 
@@ -15,11 +15,11 @@ use crate::store_buffer::Polled;
 
 type Sums = <Warp<'static> as Tiles>::Sums;
 
-/// Vectors of a lane in a tile of sums that are finished.
+/// Vectors of a lane in a tile of finished sums.
 const DEPTH: usize = 2;
 
 impl Warp<'_> {
-    /// Elements `index..index + N` of `bytes` bytes each of a tensor, all in its allocation.
+    /// Loads elements `index..index + N` of `bytes` bytes each of a tensor.
     fn elements<const N: usize>(&self, tensor: u64, index: u64, bytes: u64) -> Vec<u8> {
         let length = N as u64 * bytes;
         let address = self.within(tensor, tensor.wrapping_add(bytes * index));
@@ -34,7 +34,7 @@ impl Warp<'_> {
         self.with_memory(|memory| memory.read(address, length).map(<[u8]>::to_vec))
     }
 
-    /// Finishes sums tile by tile, and stores them.
+    /// Finishes sums tile by tile and stores them.
     pub(super) fn finish_sums(
         &self,
         range: ByteRange,
@@ -105,7 +105,7 @@ impl Finishing for Warp<'_> {
         sums: Sums,
     ) -> Sums {
         let applied = array::from_fn(|lane| {
-            // As on a GPU, of the row's last vector again where there is none.
+            // After the row's end its last vector again, as on a GPU.
             let at = (start + lane as u32 * Self::VECTOR_BYTES).min(end - Self::VECTOR_BYTES);
             epilogue.apply(self, token, at / 2, sums[lane])
         });

@@ -18,10 +18,10 @@ use super::tiles::Vector;
 use crate::network::Sent;
 use crate::store_buffer::Polled;
 
-/// Vectors of a lane in a tile that is copied, as on a GPU.
+/// Vectors of a lane in a copied tile, as on a GPU.
 const COPY_DEPTH: usize = 7;
 
-/// Words as they travel.
+/// Replaces words that are the sentinel.
 fn all_sent(bytes: &[u8]) -> Vec<u8> {
     let words = bytes.as_chunks().0.iter();
     words
@@ -36,7 +36,7 @@ impl Machine for Warp<'_> {
 
     fn begin(&self) {}
 
-    /// A launch has blocks of its own, which are clear.
+    /// Does nothing: each launch has new blocks, which are clear.
     fn clear_block(&self) {}
 
     fn ask_credits(&self, _loading: &mut ()) {
@@ -93,7 +93,7 @@ impl Machine for Warp<'_> {
     ) -> Option<Self::Lanes<u64>> {
         self.block.handed[(self.number / self.blocks) as usize].set(word);
         let is_last = self.arrives_last(block_counter, callers);
-        // Only what the last one releases becomes visible.
+        // The last arriver releases the writes of all.
         let mut writes = self.block.writes.borrow_mut();
         let own = &mut self.buffer.borrow_mut().writes;
         if !is_last {

@@ -1,4 +1,4 @@
-//! A warp's tiles, as large as those of a GPU: a vector of 16 bytes for each of 32 lanes, a few times.
+//! A warp's tiles, as large as those of a GPU: a few vectors of 16 bytes for each of 32 lanes.
 
 use ferry_layout::{
     Arguments, ByteOffset, SENTINEL, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
@@ -14,13 +14,12 @@ const WORDS: usize = 4;
 /// A vector of each lane.
 pub type Vector = [[u32; WORDS]; LANES as usize];
 
-/// Where a row stands.
+/// Address and length of a row.
 #[derive(Clone, Copy)]
 pub struct Address {
     pub start: u64,
-    /// Its length.
     bytes: u32,
-    /// Who may be waiting for its words.
+    /// Whether its words may be polled.
     pub polled: Polled,
 }
 
@@ -150,7 +149,7 @@ impl Tiles for Warp<'_> {
     }
 }
 
-/// The tile from byte `start` of a row, of whose vectors `vector` gives that from a byte on.
+/// Makes the tile that begins at byte `start` of a row; `vector` returns the vector at a byte.
 fn tile_of<const DEPTH: usize>(
     start: u32,
     vector: impl Fn(u32) -> [u32; WORDS],
@@ -160,7 +159,7 @@ fn tile_of<const DEPTH: usize>(
 }
 
 impl Warp<'_> {
-    /// Bytes of a row in a window that tiles are made of.
+    /// Bytes of a row in a window that are moved in tiles.
     fn window_row_bytes(&self) -> u32 {
         match &*self.args {
             Args::Dispatch(with) => with.args.common.row.payload_bytes,
@@ -168,7 +167,7 @@ impl Warp<'_> {
         }
     }
 
-    /// The vectors in bytes `start..end` of a row, none where there are no such bytes.
+    /// Loads the vectors in bytes `start..end` of a row; none if the range is empty.
     fn load_vectors(&self, row: Address, start: u32, end: u32) -> Vec<[u32; WORDS]> {
         if start >= end {
             return Vec::new();
@@ -195,7 +194,7 @@ impl Warp<'_> {
     }
 }
 
-/// The first row of a tensor, from one row to the next, and the bytes of a row.
+/// Address of a tensor's first row, and the stride and the bytes of a row.
 fn place(args: &impl Arguments, tensor: Tensor) -> (u64, u32, u32) {
     (
         args.tensor(tensor),

@@ -1,4 +1,4 @@
-//! Words of a workspace in which each block keeps its last launch.
+//! Words of the workspace in which each block keeps its last launch.
 
 use ferry_layout::{LastLaunch, Workspace};
 use ferry_protocol::{Machine, Turns};
@@ -17,7 +17,7 @@ impl Warp<'_> {
 impl Turns for Warp<'_> {
     fn last_launch(&self) -> LastLaunch {
         let load = || self.with_memory(|memory| memory.read_u64(self.last_launch_at()));
-        // All warps of a block have looked before one of them goes on.
+        // All warps of a block look before one of them goes on.
         LastLaunch(*self.block.last_launch.get_or_init(load))
     }
 
