@@ -1,4 +1,4 @@
-// What callers may get wrong: each has its status and a text, nothing is launched, and rounds go on.
+// Mistakes of callers: each has a status and a text, nothing is launched, and rounds go on.
 #include "support.h"
 
 static void test_pointers(team *of, ferry_group *group) {
@@ -24,7 +24,7 @@ static void test_pointers(team *of, ferry_group *group) {
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_device_upload(rank->device, 0, &ranks, 4));
 }
 
-// Sizes that no version of a struct has; a struct of a later version.
+// Invalid sizes of a struct, and a struct of a later version.
 static void test_sizes(ferry_group *group) {
     struct {
         ferry_config known;
@@ -67,7 +67,7 @@ static void test_values(ferry_group *group) {
     HOLDS(strstr(ferry_last_error(), "top_k") != NULL && strstr(ferry_last_error(), "hidden") != NULL);
 }
 
-// Tensors that do not fit. Each is refused, and a dispatch behind them would still be the first of its round.
+// Invalid tensors. Each is refused, and no round begins.
 static void test_tensors(team *of) {
     rank_state *rank = &of->local[0];
     round_input made = make_input(rank, -1);
@@ -113,7 +113,7 @@ static int never_gather(void *context, const void *mine, size_t bytes, void *all
     return 1;
 }
 
-// Keys that are none, or that nothing uses.
+// Keys that are empty or unused.
 static void test_keys(void) {
     int built = strstr(ferry_features(), "cuda") != NULL;
     ferry_status refused = built ? FERRY_INVALID_ARGUMENT : FERRY_NOT_BUILT;

@@ -1,7 +1,7 @@
-// Every token format: what the plan's layout says is what Ferry's buffers have, and a round takes it.
+// Every token format: the plan's layout matches Ferry's buffers, and a round accepts both.
 #include "support.h"
 
-// A rank's tensors of a round whose experts return zeros.
+// A rank's tensors for a round whose experts return zeros.
 typedef struct format_round {
     round_input in;
     ferry_dispatch_buffers *rows;

@@ -1,5 +1,5 @@
-// Sizes and offsets of the structs that callers fill. An offset never changes, as programs were compiled with
-// it. A size grows where fields are appended; the first version's is frozen in host/c/src as well.
+// Sizes and offsets of the structs that callers fill. An offset never changes, because programs were compiled
+// with it. A size grows if fields are appended; the first version's is frozen in host/c/src as well.
 #include <ferry.h>
 
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "the size of " #type)

@@ -1,26 +1,26 @@
-// Rounds of every mode, whose experts each do something else: outputs that hold too few rows, a shared
-// expert, tokens that do not travel, rows that come back one by one; by single calls, and by one for all
-// ranks of this process.
+// Rounds of every mode, with a different factor for each expert: outputs that hold too few rows, a shared
+// expert, skip_a2a, and rows that are not summed; by single calls, and by one call for all ranks of this
+// process.
 #include "support.h"
 
-// What a round is like.
+// Kind of a round.
 typedef struct mode {
     int shared, skip, exact, apart;
-    // In halves; by one call for all ranks of this process.
+    // Split in halves; by one call for all ranks of this process.
     int split, together;
-    // So many rows fewer than come have room on the last rank.
+    // Number of arriving rows for which the last rank has no room.
     uint32_t missing;
 } mode;
 
 enum { MOST_ROWS = MOST_RANKS * TOKENS * TOP_K + TOKENS, SHARED = -1 };
 
-// A row that must come: for a slot of a token, or for the shared expert.
+// An expected row, for a slot of a token or for the shared expert.
 typedef struct placed {
     uint32_t source;
     int token, slot;
 } placed;
 
-// A rank's tensors of a round. Experts write rows of their own; memory has them, the sums and the weights.
+// A rank's tensors for a round. `memory` has the experts' rows, the sums and the weights.
 typedef struct mode_round {
     round_input in;
     ferry_dispatch_buffers *buffers;
@@ -30,19 +30,19 @@ typedef struct mode_round {
     uint64_t memory[3];
 } mode_round;
 
-// What an expert, or the shared one, multiplies by. Sums of their rows are exact in BF16.
+// Factor of an expert, or of the shared one. Sums of their rows are exact in BF16.
 static float factor_of(uint32_t source, const placed *row) {
     return row->slot == SHARED ? -3.0f : (float)(1 + expert_of(source, row->token, row->slot) % 5);
 }
 
-// Whose tokens a rank brings: all ranks the same ones, if they do not travel.
+// The rank whose tokens a rank brings: with skip_a2a all ranks bring the same ones.
 static uint32_t brought_by(const mode *of, uint32_t rank) { return of->skip ? 0 : rank; }
 
 static uint32_t home_of(const team *of, uint32_t source, int token, int slot) {
     return (uint32_t)expert_of(source, token, slot) / (EXPERTS / of->ranks);
 }
 
-// The rows that must come to a rank, in order, and the first row of each group.
+// Computes the rows expected on a rank, in order, and the first row of each group.
 static uint32_t place_rows(const team *of, const mode *mode, uint32_t rank, placed *rows, uint32_t *offsets) {
     uint32_t per_rank = EXPERTS / of->ranks, count = 0, group = 0;
     if (mode->shared) {
@@ -68,7 +68,7 @@ static uint32_t place_rows(const team *of, const mode *mode, uint32_t rank, plac
     return count;
 }
 
-// How many rows have room on a rank, of so many that come.
+// Number of rows for which a rank has room, of so many that arrive.
 static uint32_t room_for(const team *of, const mode *mode, uint32_t rank, uint32_t rows) {
     return rank == of->ranks - 1 ? rows - mode->missing : rows;
 }
@@ -125,7 +125,7 @@ static void free_round(const rank_state *rank, mode_round *of) {
     release_memory(rank, of->memory, 3);
 }
 
-// Compares what came with what must have come, and does what the experts do.
+// Compares the rows of a dispatch with the expected ones, and runs the experts.
 static void answer(const team *of, const mode *mode, const rank_state *rank, const mode_round *round) {
     placed rows[MOST_ROWS];
     uint32_t offsets[EXPERTS + 2], given[EXPERTS + 2];
@@ -148,7 +148,7 @@ static void answer(const team *of, const mode *mode, const rank_state *rank, con
         for (int column = 0; column < HIDDEN; column++) {
             uint16_t *element = &tokens[row * HIDDEN + (uint32_t)column];
             float sent;
-            // What no row has is as it was.
+            // Memory after the last row is unchanged.
             if (row >= room) {
                 HOLDS(*element == 0xffff);
                 continue;
@@ -163,7 +163,7 @@ static void answer(const team *of, const mode *mode, const rank_state *rank, con
     free(sources);
 }
 
-// What must have come back for a slot of a token of this rank, or of the shared expert.
+// Expected element of the row that comes back for a slot of this rank's token, or from the shared expert.
 static float returned(const team *of, const mode *mode, uint32_t rank, const placed *row, int column) {
     uint32_t source = brought_by(mode, rank);
     if (row->slot == SHARED) {
@@ -196,7 +196,7 @@ static void compare_combined(const team *of, const mode *mode, const rank_state 
         }
 }
 
-// What the window holds, as ferry_device_pointers describes it: each source's assignments, and its tokens.
+// Compares the counts in the window, found with ferry_device_pointers: each source's assignments and tokens.
 static void compare_counts(const team *of, const rank_state *rank, uint32_t number) {
     uint32_t per_rank = EXPERTS / of->ranks;
     uint64_t counts[MOST_RANKS * (EXPERTS + 1)], *next = counts;
@@ -216,7 +216,7 @@ static void compare_counts(const team *of, const rank_state *rank, uint32_t numb
     }
 }
 
-// The arguments of calls for all ranks of this process.
+// Arguments of calls for all ranks of this process.
 typedef struct arguments {
     ferry_communicator *communicators[MOST_RANKS];
     void *streams[MOST_RANKS];
@@ -280,7 +280,7 @@ static void combine(const team *of, const mode *mode, const arguments *all) {
         OK(ferry_combine_wait(all->communicators[i], all->streams[i]));
 }
 
-// That the rank whose outputs are too small is told so, with both numbers, and no other one.
+// Expects a fault with both numbers on the rank whose outputs are too small, and none elsewhere.
 static void expect_fault(const team *of, const mode *mode, const rank_state *rank) {
     placed rows[MOST_ROWS];
     uint32_t offsets[EXPERTS + 2], come = place_rows(of, mode, rank->rank, rows, offsets);
@@ -315,7 +315,7 @@ static void run_mode(const team *of, const mode *mode, uint32_t number) {
     }
 }
 
-// Ranks share the shared expert's tokens where all have the same: each token is one rank's.
+// Checks that with skip_a2a each of the shared expert's tokens is one rank's.
 static void compare_shares(const team *of) {
     uint64_t end = 0;
     for (uint32_t rank = 0; rank < of->ranks; rank++) {
@@ -342,7 +342,7 @@ void test_modes(ferry_group *group) {
         team of = make_team(group, &config);
         if (mode.shared && mode.skip) compare_shares(&of);
         run_mode(&of, &mode, 1);
-        // The next rounds are whole, whatever the one before lacked.
+        // The next rounds are complete, whatever the first one lacked.
         mode.missing = 0;
         mode.split = !mode.skip;
         run_mode(&of, &mode, 2);
@@ -395,7 +395,7 @@ static void refuse_order(const team *of, const arguments *all) {
     REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_all_wait(all->communicators, all->streams, of->count));
 }
 
-// Calls for all ranks of which one is refused: nothing is launched on any.
+// Calls for all ranks that are refused for one of them: nothing is launched on any.
 static void refuse_together(const team *of, const mode_round *rounds) {
     size_t last = of->count - 1;
     arguments all = all_of(of, rounds);

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-// A rank's tensors of a round with every option that goes together.
+// A rank's tensors for a round with all options that can be combined.
 typedef struct optional_round {
     round_input in;
     ferry_dispatch_buffers *rows;
@@ -91,7 +91,7 @@ void test_options(ferry_group *group) {
 
 enum { ROWS = 4, COLUMNS = 32 };
 
-// The activation, against the host's exp.
+// Compares the activation with the host's exp.
 void test_silu(ferry_group *group) {
     uint32_t ranks[MOST_RANKS], offsets[2] = {0, ROWS - 1};
     size_t count;
@@ -128,7 +128,7 @@ void test_silu(ferry_group *group) {
     OK(ferry_device_free(&rank.device));
 }
 
-// A round as a graph captures it.
+// A round to be captured in a graph.
 typedef struct captured {
     const rank_state *rank;
     const optional_round *round;

@@ -1,15 +1,15 @@
-// What plans and communicators say of themselves, and kernels of one's own.
+// Queries of plans and communicators, and custom kernels.
 #include "support.h"
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-// Most blocks of 128 rows that so many rows of so many groups can take.
+// Most blocks of 128 rows for so many rows in so many groups.
 static uint64_t blocks_of(uint64_t rows, uint64_t groups) {
     uint64_t begun = least(rows, groups);
     return begun + (rows - begun) / 128;
 }
 
-// Rows of tokens that name no expert twice. With 4 of 8 experts they are fewer from 4 ranks on.
+// Rows of tokens that name no expert twice. With 4 of 8 experts and 4 ranks or more there are fewer.
 void test_plan(ferry_group *group) {
     enum { MANY = 200, NAMED = 4 };
     ferry_config config = small_config();
@@ -28,7 +28,8 @@ void test_plan(ferry_group *group) {
         OK(ferry_plan_new(group, &config, &plan));
         OK(ferry_plan_query(plan, &info));
         uint64_t local = EXPERTS / ranks, own = shared ? MANY : 0;
-        uint64_t tokens = (uint64_t)ranks * MANY, all = tokens * NAMED, distinct = tokens * least(NAMED, local);
+        uint64_t tokens = (uint64_t)ranks * MANY;
+        uint64_t all = tokens * NAMED, distinct = tokens * least(NAMED, local);
         HOLDS(info.ranks == ranks && info.local_experts == local && info.groups == local + shared);
         HOLDS(info.max_sms == config.max_sms); // No GPU is shared.
         HOLDS(info.max_rows == all + own && info.max_rows_distinct == distinct + own);
@@ -39,7 +40,7 @@ void test_plan(ferry_group *group) {
         OK(ferry_plan_dispatch_layout(plan, &capacity, &output));
         HOLDS(output.tokens.dims[0] == info.max_rows_distinct);
         HOLDS(output.scales.dims[0] == info.max_scale_blocks_distinct);
-        // A program that was compiled before there were the last fields.
+        // A program compiled before the last fields were added.
         earlier.size = offsetof(ferry_plan_info, max_rows_distinct);
         earlier.max_rows_distinct = 7;
         OK(ferry_plan_query(plan, &earlier));
@@ -48,7 +49,7 @@ void test_plan(ferry_group *group) {
     }
 }
 
-// Addresses of what is there, with room for it. modes.c reads from them.
+// Checks the device addresses and the sizes of rows. modes.c reads from the addresses.
 static void compare_pointers(const team *of, const rank_state *rank, int spans_nodes) {
     ferry_device_pointers at = FERRY_DEVICE_POINTERS_INIT;
     ferry_plan_info info = FERRY_PLAN_INFO_INIT;
@@ -98,7 +99,7 @@ void test_pointers_of_device(ferry_group *group, int simulated) {
     }
 }
 
-// Kernels that are none, and options that do not fit. round.c takes kernels that are some.
+// Invalid kernels and options. round.c loads valid kernels.
 void test_kernels(void) {
     static const char program[] = "int main() {}", latin[] = "// caf\xe9";
     int built = strstr(ferry_features(), "cuda") != NULL;

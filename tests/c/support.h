@@ -1,4 +1,4 @@
-// What the parts of the C test program share: checks, and the ranks of this process.
+// Shared by the parts of the C test program: checks, and the ranks of this process.
 #ifndef FERRY_TEST_SUPPORT_H
 #define FERRY_TEST_SUPPORT_H
 
@@ -57,17 +57,17 @@ typedef struct team {
     rank_state local[MOST_RANKS];
 } team;
 
-// A team of a plan of its own over a group. round.c
+// Makes a team over a group, with a plan of its own. round.c
 team make_team(ferry_group *group, const ferry_config *config);
 void close_team(team *of);
 // The configuration of every test here. round.c
 ferry_config small_config(void);
 
-// Device memory that is freed with release_memory. round.c
+// Allocates device memory, to be freed with release_memory. round.c
 uint64_t device_memory(const rank_state *rank, const void *from, size_t bytes);
 void release_memory(const rank_state *rank, uint64_t *addresses, size_t count);
 
-// BF16 of a number that it holds exactly, and the other way round.
+// Converts a number that is exact in BF16, and back.
 static inline uint16_t bf16_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -81,19 +81,19 @@ static inline float of_bf16(uint16_t value) {
     return number;
 }
 
-// Token `token` of `rank`: its elements are small integers, so that every sum here is exact in BF16.
+// Elements of token `token` of `rank`: small integers, so that every sum here is exact in BF16.
 static inline float element_of(uint32_t rank, int token, int column) {
     return (float)(((int)rank * 5 + token * 3 + column) % 16);
 }
 
-// Its experts, which differ, and their weights.
+// Distinct experts of a token, and their weights.
 static inline int32_t expert_of(uint32_t rank, int token, int slot) {
     return ((int32_t)rank + token * 3 + slot * 5) % EXPERTS;
 }
 
 static inline float weight_of(int slot) { return slot == 0 ? 0.5f : 0.25f; }
 
-// A round's tensors on a rank, which bring TOKENS tokens.
+// A rank's input of TOKENS tokens.
 typedef struct round_input {
     ferry_dispatch_input input;
     uint64_t memory[3];
