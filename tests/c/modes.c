@@ -354,7 +354,6 @@ void test_modes(ferry_group *group) {
 
 // Calls for a set of communicators that is not one of ferry_communicators_new.
 static void refuse_sets(const team *of, arguments all) {
-    static const char own[] = "give all ranks of one ferry_communicators_new";
     size_t last = of->count - 1;
     ferry_communicator *twice[2] = {all.communicators[0], all.communicators[0]};
     ferry_config config = small_config();
@@ -377,7 +376,7 @@ static void refuse_sets(const team *of, arguments all) {
             ferry_combine_all_wait(all.communicators, all.streams, last));
     team others = make_team(of->group, &config);
     all.communicators[last] = others.local[last].communicator;
-    REFUSED(FERRY_INVALID_ARGUMENT, own,
+    REFUSED(FERRY_INVALID_ARGUMENT, "is of another communicator",
             ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of->count));
     close_team(&others);
 }

@@ -147,26 +147,13 @@ impl From<Error> for Failure {
     }
 }
 
-/// Names of Rust in the library's texts, and C's for them.
-const NAMES: [(&str, &str); 7] = [
-    ("Bootstrap::all_gather", "the bootstrap's all_gather"),
-    (" (CombineOutput::Apart)", ""),
-    (" (CombineOutput::Summed)", ""),
-    ("Communicator::new", "ferry_communicators_new"),
-    ("Config::options", "ferry_config.options"),
-    ("Group::", "ferry_group_"),
-    (
-        "(dispatch_async, combine_async)",
-        "(ferry_dispatch_async, ferry_combine_async)",
-    ),
-];
-
-/// Text of an error, with the names that C has for calls and types.
+/// Text of an error. Errors that name calls get C's names.
 fn text_of(error: &Error) -> String {
     match error {
         Error::WrongOrder { open, .. } => format!("out of order: {}", next_call(*open)),
         Error::RoundOpen { rank, open } => format!(
-            "rank {}'s communicator cannot be closed: {}; if a peer is lost, call ferry_synchronize first",
+            "rank {}'s communicator cannot be closed: {}; if a peer is lost, drop it, or close it after \
+             ferry_synchronize has returned the fault",
             rank.0,
             next_call(*open)
         ),
@@ -179,9 +166,21 @@ fn text_of(error: &Error) -> String {
             rank.0,
             text_of(source)
         ),
-        _ => NAMES
-            .iter()
-            .fold(error.to_string(), |text, (rust, c)| text.replace(rust, c)),
+        Error::SharedGpu(SharedGpuError::OneStream {
+            rank,
+            kernel,
+            waiting,
+            waiting_kernel,
+        }) => format!(
+            "ferry_{} of rank {} would follow ferry_{} of rank {} in a stream, and that waits for it: give \
+             ranks that share a GPU a stream each, or send on all of them before one waits \
+             (ferry_dispatch_async, ferry_combine_async)",
+            kernel.name(),
+            rank.0,
+            waiting_kernel.name(),
+            waiting.0
+        ),
+        _ => error.to_string(),
     }
 }
 
