@@ -48,7 +48,7 @@
 
 // The version of this header; ferry_version is the library's.
 #define FERRY_VERSION "0.3.0"
-#define FERRY_VERSION_NUMBER 2000
+#define FERRY_VERSION_NUMBER 3000
 
 // Every field's default: zero, and the size.
 #define FERRY_BOOTSTRAP_INIT \
@@ -178,7 +178,7 @@ typedef enum {
     FERRY_FAULT_OUT_OF_TURN = 9,
 } ferry_fault_kind;
 
-// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. README, "Formats", has
+// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. the guide, "Formats", has
 // the bytes and errors of each.
 typedef enum {
     // BF16, no scales.
