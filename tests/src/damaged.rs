@@ -10,23 +10,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ferry::layout::Shape;
 use ferry::simulator::Options;
-use ferry::{Capacity, Config, Error, Group};
+use ferry::{Config, Error, Group};
 use ferry_layout::Window;
 
-use crate::formats;
-use crate::halves::HALVES;
-use crate::session::{Session, Settings};
-use crate::simulated::{Case, Dice, Return, any_case, inline_case};
-use crate::verify::capacity_with;
+use crate::rig::{Case, Dice, HALVES, Session, any_case, inline_case};
 use guarded::GuardedGroup;
 use words::Damage;
 
 /// Longest wait of a kernel.
 const DEADLINE: Duration = Duration::from_millis(20);
-/// How much later everybody is back, on a machine with other things to do.
+/// Time after which everybody is back at the latest, on a machine with other things to do.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// What is damaged, and how; all of it drawn from the seed.
+/// Rounds to be damaged, all of them drawn from the seed.
 pub struct DamagedCase {
     /// The rounds.
     pub case: Case,
@@ -37,7 +33,7 @@ pub struct DamagedCase {
 }
 
 impl DamagedCase {
-    /// Of a seed. `ranks`: how many ranks, all on one node, if the group is already there.
+    /// Draws a case. `ranks`: how many ranks, all on one node, if the group is already there.
     pub fn of(seed: u64, ranks: Option<usize>) -> Self {
         let mut dice = Dice::new(seed ^ 0x6461_6d61_6765);
         let mut case = match dice.below(8) {
@@ -89,21 +85,11 @@ impl DamagedCase {
     /// `longest`: how long a half round may take.
     fn run(&self, guarded: &GuardedGroup, longest: Option<Duration>) -> Result<u64> {
         let (case, problems) = (&self.case, self.case.problems());
-        let capacity = problems
-            .iter()
-            .map(|p| capacity_with(p, case.format, case.shared_expert));
-        let capacity = capacity.fold(Capacity::default(), formats::larger);
-        let settings = Settings {
-            config: Config {
-                deadline: DEADLINE,
-                ..case.config()
-            },
-            capacity: Capacity {
-                scale_blocks: capacity.scale_blocks + case.spare_rows,
-                ..formats::with_spare_rows(capacity, case.format, case.spare_rows)
-            },
-            split: case.is_split(0),
+        let config = Config {
+            deadline: DEADLINE,
+            ..case.config()
         };
+        let settings = case.settings(config, &problems);
         let mut session = Session::new(&guarded.group, &settings)?;
         let mut dice = Dice::new(!case.seed);
         let mut windows = 0;
@@ -137,10 +123,9 @@ impl DamagedCase {
     /// Half a round on all ranks that are there; whether all can go on.
     fn half(&self, session: &mut Session, half: usize) -> Result<bool> {
         let locals = session.local_ranks();
-        let weights = self.case.how != Return::Apart;
         for (index, &rank) in locals.iter().enumerate() {
             if self.absent != Some(rank) {
-                session.launch_half(index, half, weights)?;
+                session.launch_half(index, half)?;
             }
         }
         let mut goes_on = true;

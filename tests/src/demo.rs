@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry::layout::Shape;
-use ferry::{Capacity, CombineMode, Config, Plan, TokenFormat};
+use ferry::{CombineMode, Config, Plan, TokenFormat};
 use ferry_reference::text::{self, TextSpec};
 use ferry_reference::{Problem, bf16};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
-use crate::session::{Phases, Session, Settings};
+use crate::rig::{Phases, Session, Settings};
 use crate::sharing;
-use crate::verify::{Mismatch, Oracle, RankOutputs, capacity_for};
+use crate::verify::{Mismatch, Oracle, RankOutputs};
 
-/// What is carried where no text is given.
+/// Text that is carried if none is given.
 const README: &str = include_str!("../../README.md");
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -48,13 +48,13 @@ pub struct DemoArgs {
     /// auto, none, or how many GPUs to use
     #[arg(long, value_name = "auto|none|N", default_value = "auto")]
     gpus: String,
-    /// Where the ranks are [default: local, or simulated where there are too few GPUs]
+    /// Place of the ranks [default: local, or simulated where there are too few GPUs]
     #[arg(long, value_enum)]
     group: Option<GroupKind>,
-    /// Of the embedding, the router and the simulator
+    /// Seed of the embedding, the router and the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How ranks have GPUs, and processes meet.
+    /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
 }
@@ -96,7 +96,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     Ok(open.group.close()?)
 }
 
-/// What was carried, and what came back on the ranks of this process.
+/// Tokens that were carried, and what came back on the ranks of this process.
 struct Carried {
     problem: Problem,
     scale: Vec<f32>,
@@ -114,9 +114,14 @@ fn carry(open: &mut OpenGroup, args: &DemoArgs) -> Result<Carried> {
         None => Ok(README.to_owned()),
     };
     let text = open.agree(text)?;
-    let settings = settings(args, open.scaled(DEADLINE));
+    let config = Config {
+        deadline: open.scaled(DEADLINE),
+        debug_checks: true,
+        specialise: true,
+        ..Config::new(args.experts, args.top_k, args.hidden, args.tokens)
+    };
     // Checks every number before the text is turned into tokens.
-    let plan = Plan::new(&open.group, settings.config)?;
+    let plan = Plan::new(&open.group, config)?;
     let problem = text::problem(
         &text,
         TextSpec {
@@ -132,13 +137,10 @@ fn carry(open: &mut OpenGroup, args: &DemoArgs) -> Result<Carried> {
     let scale: Vec<f32> = (0..args.experts)
         .map(|expert| 0.5 + expert as f32 / 16.0)
         .collect();
-    let settings = Settings {
-        capacity: capacity_for(&problem, TokenFormat::Bf16),
-        ..settings
-    };
+    let settings = Settings::of(config, std::slice::from_ref(&problem));
     let session = Session::new(&open.group, &settings).map_err(Into::into);
     let mut session = open.agree(session)?;
-    let mut round = || session.round(&problem, &scale, true).map_err(Into::into);
+    let mut round = || session.round(&problem, &scale).map_err(Into::into);
     // The first one loads code; the second is the one to look at.
     open.agree(round())?;
     let outputs = open.agree(round())?;
@@ -168,7 +170,7 @@ impl Carried {
     }
 }
 
-/// What the demo ends with. Bits that agree are not enough: the oracle may have no numbers either.
+/// End of the demo. Bits that agree are not enough: the oracle may have no numbers either.
 fn conclude(verdict: Result<(), Mismatch>, error: f32) -> Result<String> {
     match verdict {
         Ok(()) if error.is_nan() => bail!("the results are no numbers: largest error {error}"),
@@ -241,20 +243,6 @@ fn introduce(open: &mut OpenGroup, kind: GroupKind) -> Result<()> {
         println!("          {title}");
     }
     Ok(())
-}
-
-fn settings(args: &DemoArgs, deadline: Duration) -> Settings {
-    let config = Config {
-        deadline,
-        debug_checks: true,
-        specialise: true,
-        ..Config::new(args.experts, args.top_k, args.hidden, args.tokens)
-    };
-    Settings {
-        config,
-        capacity: Capacity::default(),
-        split: false,
-    }
 }
 
 /// Rows that each expert of a rank received.

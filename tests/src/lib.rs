@@ -12,22 +12,17 @@ pub mod formats;
 #[cfg(feature = "suites")]
 pub mod gpu;
 pub mod group;
-pub mod halves;
 pub mod kernel_files;
-#[cfg(feature = "suites")]
-pub mod local;
 #[cfg(feature = "mpi")]
 mod mpi_bootstrap;
 #[cfg(feature = "cuda")]
 pub mod probes;
 #[cfg(feature = "suites")]
 pub mod replay;
-pub mod session;
+pub mod rig;
 pub mod sharing;
 #[cfg(feature = "suites")]
 pub mod silu;
-#[cfg(feature = "suites")]
-pub mod simulated;
 #[cfg(feature = "suites")]
 pub mod soak;
 pub mod verify;

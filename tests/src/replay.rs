@@ -10,9 +10,8 @@ use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
-use crate::session::{Session, Settings};
+use crate::rig::{Session, Settings};
 use crate::sharing;
-use crate::verify::{Placement, largest};
 use file::{Given, Tensors, read, require_same, serialize, tensors, write};
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
@@ -55,18 +54,18 @@ pub struct ReplayArgs {
     /// Tensors to write
     #[arg(value_name = "OUT.safetensors")]
     output: PathBuf,
-    /// Where the ranks are
+    /// Place of the ranks
     #[arg(long, value_enum, default_value = "simulated")]
     pub group: GroupKind,
-    /// How expert outputs come back: reduced (one row a rank, weighted where the experts are) or exact (one
+    /// Way back of expert outputs: reduced (one row a rank, weighted where the experts are) or exact (one
     /// row a top-k slot, weighted at the source)
     #[arg(long, default_value_t)]
     mode: CombineMode,
-    /// What dispatch makes of tokens: bf16, fp8 (blockwise), mxfp8, mxfp4, nvfp4 (one global scale) or
-    /// nvfp4-row (a global scale of each row's own)
+    /// Format that dispatch turns tokens into: bf16, fp8 (blockwise), mxfp8, mxfp4, nvfp4 (one global scale)
+    /// or nvfp4-row (a global scale of each row's own)
     #[arg(long, default_value_t)]
     format: TokenFormat,
-    /// Where scales of one byte go: tiled (128 rows and 4 groups) or row-major [default: tiled]
+    /// Layout of scales of one byte: tiled (128 rows and 4 groups) or row-major [default: tiled]
     #[arg(long, value_name = "LAYOUT")]
     scales: Option<ScaleLayout>,
     /// Ranks of a node [default: all]
@@ -90,13 +89,13 @@ pub struct ReplayArgs {
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
-    /// Of the simulator
+    /// Seed of the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Ranks [default: those of IN]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// How ranks have GPUs, and processes meet.
+    /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
 }
@@ -137,7 +136,7 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
         session.give_weights_late();
     }
     let residual = given.residual.as_ref().filter(|_| args.residual);
-    let own = match residual.map(|rows| session.add_residual(rows)) {
+    let own = match residual.map(|rows| session.add_steps(rows, false)) {
         Some(Err(error)) => Err(error.into()),
         _ => round(&mut session, &given, &settings),
     };
@@ -203,15 +202,13 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
     Ok((given, settings))
 }
 
-/// What a round left on this process's ranks, as a file.
+/// Runs a round, and makes a file of what it left on this process's ranks.
 fn round(session: &mut Session, given: &Given, settings: &Settings) -> Result<Vec<u8>> {
-    session.set_input_scale(given.input_scale)?;
     session.set_shared_factor(given.shared_scale.unwrap_or(1.0));
-    let outputs = session.round(&given.problem, &given.scale, given.weights)?;
-    let apart = settings.config.combine == CombineMode::Exact && !given.weights;
+    let outputs = session.round(&given.problem, &given.scale)?;
     let own: Tensors = outputs
         .iter()
-        .flat_map(|output| tensors(output, &given.problem, settings, apart))
+        .flat_map(|output| tensors(output, &given.problem, settings))
         .collect();
     serialize(&own)
 }
@@ -235,9 +232,11 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
     };
     Settings {
-        config,
-        capacity: largest(&Placement::of_config(problem, &config, 1.0)),
         split: args.split,
+        apart: !given.weights,
+        weights: !args.late_weights,
+        input_scale: Some(given.input_scale),
+        ..Settings::of(config, std::slice::from_ref(problem))
     }
 }
 
@@ -247,20 +246,13 @@ mod tests {
     use ferry::Group;
     use ferry::bootstrap::{Bootstrap, TcpBootstrap};
     use ferry::simulator::{Lost, Options};
-    use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+    use ferry_reference::workload::Routing;
 
     use super::*;
+    use crate::rig;
 
     fn given() -> Given {
-        let problem = generate(WorkloadSpec {
-            ranks: 2,
-            experts: 4,
-            top_k: 2,
-            hidden: 16,
-            tokens: vec![3, 2],
-            routing: Routing::Uniform,
-            seed: 3,
-        });
+        let problem = rig::problem(vec![3, 2], [4, 2, 16], Routing::Uniform, 3);
         Given {
             problem,
             scale: vec![1.0; 4],
@@ -292,7 +284,7 @@ mod tests {
         }
     }
 
-    /// What a process replays, and on what.
+    /// Replay of a process.
     struct Process {
         options: Options,
         args: ReplayArgs,

@@ -10,14 +10,15 @@ use ferry::{
 use ferry_reference::{bf16, fp8};
 
 use crate::formats::{self, Images, Layout, Place};
+use crate::rig::Dice;
 use crate::verify::POISON;
 
 /// A clamped activation's `alpha` and limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Clamp {
-    /// What the sigmoid is given times.
+    /// Factor of the sigmoid's argument.
     pub alpha: f32,
-    /// What gate and up are kept below.
+    /// Limit of gate and up.
     pub limit: f32,
 }
 
@@ -49,37 +50,23 @@ pub struct SiluCase {
     pub rows: Vec<usize>,
     /// Columns of the output.
     pub columns: usize,
-    /// What comes out.
+    /// Format of the output.
     pub format: TokenFormat,
-    /// What is done.
+    /// Activation of the gates.
     pub activation: Activation,
     /// Whether gates and ups stand side by side.
     pub interleaved: bool,
-    /// Of the inputs.
+    /// Seed of the inputs.
     pub seed: u64,
 }
 
-/// The same numbers for the same seed: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+/// Mostly of ordinary size; one in 32 is any BF16 but NaN and infinity.
+fn number(bits: u64) -> bf16 {
+    let any = bf16::from_bits(bits as u16);
+    if bits >> 59 == 0 && any.is_finite() {
+        return any;
     }
-
-    /// Mostly of ordinary size; one in 32 is any BF16 but NaN and infinity.
-    fn number(&mut self) -> bf16 {
-        let bits = self.next();
-        let any = bf16::from_bits(bits as u16);
-        if bits >> 59 == 0 && any.is_finite() {
-            return any;
-        }
-        ordinary(bits)
-    }
+    ordinary(bits)
 }
 
 /// Between -6 and 6.
@@ -89,8 +76,8 @@ fn ordinary(bits: u64) -> bf16 {
 
 /// Numbers between -6 and 6, always the same.
 pub fn ordinary_numbers(count: usize) -> Vec<bf16> {
-    let mut random = Random(1);
-    (0..count).map(|_| ordinary(random.next())).collect()
+    let mut dice = Dice::new(1);
+    (0..count).map(|_| ordinary(dice.bits())).collect()
 }
 
 /// Every format that a fused SiLU has.
@@ -100,9 +87,9 @@ pub fn formats() -> impl Iterator<Item = TokenFormat> {
         .filter(|format| !format.sizes().has_row_scale)
 }
 
-/// What a case is run with.
+/// Inputs of a case.
 struct Inputs<'a> {
-    /// Of the outputs.
+    /// Layout of the outputs.
     layout: Layout,
     input: &'a [bf16],
     offsets: &'a [u32],
@@ -132,9 +119,9 @@ impl SiluCase {
             hidden: self.columns,
             capacity: formats::with_spare_rows(needed, self.format, 3),
         };
-        let mut random = Random(self.seed);
+        let mut dice = Dice::new(self.seed);
         let input: Vec<bf16> = (0..layout.capacity.rows * 2 * self.columns)
-            .map(|_| random.number())
+            .map(|_| number(dice.bits()))
             .collect();
         let input_scales: Vec<f32> = (0..self.rows.len())
             .map(|expert| 0.5 + expert as f32 / 8.0)
@@ -320,7 +307,7 @@ pub fn cases(large: bool) -> Vec<SiluCase> {
 }
 
 impl SiluCase {
-    /// For people.
+    /// Name for people.
     pub fn name(&self) -> String {
         let layout = match self.format.scale_layout() {
             Some(ScaleLayout::RowMajor) => ", row-major scales",

@@ -48,10 +48,10 @@ pub struct SoakArgs {
     /// Append a line of what was run, unless something failed
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// What the log calls this program's source
+    /// Name of this program's source in the log
     #[arg(long, value_name = "HASH", default_value = "unknown")]
     commit: String,
-    /// How ranks have GPUs, and processes meet.
+    /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
 }
@@ -63,13 +63,13 @@ impl SoakArgs {
         shared || self.gpus.is_some() || self.ranks.is_some() || self.group.is_some()
     }
 
-    /// Where the ranks of the group are.
+    /// Place of the group's ranks.
     fn kind(&self) -> GroupKind {
         self.group.unwrap_or(GroupKind::Local)
     }
 }
 
-/// Which seeds are run, and what came of them so far.
+/// Seeds that are run, and what came of them so far.
 struct Course {
     start: Instant,
     seconds: Duration,
@@ -81,7 +81,7 @@ struct Course {
     done: Mutex<Done>,
 }
 
-/// What the workers have to say.
+/// Reports of the workers.
 #[derive(Default)]
 struct Done {
     tally: Tally,
@@ -181,7 +181,7 @@ impl Course {
     }
 }
 
-/// How a seed is run again.
+/// Tells how a seed is run again.
 fn rerun(args: &SoakArgs, seed: u64) -> String {
     let mut on = String::new();
     if let Some(gpus) = args.gpus {
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_wrong_case_is_told_with_its_parameters() {
-        let why = simulated::caught(|| panic!("tokens differ: {}", 7)).unwrap_err();
+        let why = crate::rig::caught(|| panic!("tokens differ: {}", 7)).unwrap_err();
         assert_eq!(why, "tokens differ: 7");
     }
 

@@ -1,4 +1,4 @@
-//! What a dispatch leaves in each format, downloaded and decoded, is what the reference makes of the tokens.
+//! Outputs of a dispatch in each format, downloaded and decoded, are what the reference makes of the tokens.
 
 use ferry::{
     CombineBuffers, CombineMode, Communicator, Config, DispatchBuffers, Group, Plan, ScaleLayout,
@@ -6,7 +6,7 @@ use ferry::{
 };
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
 use ferry_tests::formats::INPUT_SCALE;
-use ferry_tests::simulated::Dice;
+use ferry_tests::rig::Dice;
 
 const RANKS: usize = 2;
 const EXPERTS: usize = 4;
@@ -15,7 +15,7 @@ const HIDDEN: usize = 256;
 /// More than a tile of rows for an expert.
 const TOKENS: usize = 150;
 
-/// What a rank brings.
+/// Tokens of a rank.
 struct Brought {
     x: Vec<bf16>,
     ids: Vec<i32>,

@@ -3,12 +3,10 @@
 
 use std::ops::Range;
 
-use ferry::layout::OutputElement;
 use ferry::simulator::{Combines, Options as Machine};
 use ferry::{Group, TokenFormat};
 use ferry_own_epilogue::LimitedWithOffsets;
-use ferry_tests::simulated::finish::{Options, run_own};
-use ferry_tests::simulated::*;
+use ferry_tests::rig::*;
 
 /// Any case whose rows are summed: of all sizes and formats, and rows with inline flags.
 fn summed(seed: u64) -> Case {
@@ -35,10 +33,10 @@ fn all(seeds: Range<u64>, shared_expert: bool) {
     for seed in seeds {
         let case = Case {
             shared_expert,
+            finish: Some(Options::any(seed)),
             ..summed(seed)
         };
-        let group = Group::simulated_with(case.machine()).unwrap();
-        Options::any(seed).run(&group, &case, case.config());
+        Run::of(&case).expect_success();
     }
 }
 
@@ -62,54 +60,18 @@ fn with_a_shared_expert() {
 /// Each option alone, fused and split, in both modes.
 #[test]
 fn each_option_alone() {
-    let none = Options {
-        row_scales: false,
-        biases: [false; 2],
-        residual: false,
-        row_weights: false,
-        element: OutputElement::Bf16,
-    };
-    let alone = [
-        none,
-        Options {
-            row_scales: true,
-            ..none
-        },
-        Options {
-            biases: [true, false],
-            ..none
-        },
-        Options {
-            biases: [false, true],
-            ..none
-        },
-        Options {
-            residual: true,
-            ..none
-        },
-        Options {
-            row_weights: true,
-            ..none
-        },
-        Options {
-            element: OutputElement::F16,
-            ..none
-        },
-        Options {
-            element: OutputElement::F32,
-            ..none
-        },
-    ];
-    for (seed, options) in (800..).zip(alone) {
+    let each = [Options::NONE].into_iter();
+    let each = each.chain(Options::ALONE.map(|(_, options)| options));
+    for (seed, options) in (800..).zip(each) {
         for how in [Return::Reduced, Return::Exact] {
             for split in [0, u64::MAX] {
                 let case = Case {
                     how,
                     split,
+                    finish: Some(options),
                     ..summed(seed)
                 };
-                let group = Group::simulated_with(case.machine()).unwrap();
-                options.run(&group, &case, case.config());
+                Run::of(&case).expect_success();
             }
         }
     }

@@ -1,4 +1,4 @@
-//! In exact mode, given the same rows of the experts, results are the same bits on 1, 2, 4 and 8
+//! Exact mode: given the same rows of the experts, results are the same bits on 1, 2, 4 and 8
 //! simulated ranks, and under any permutation of the experts' ids.
 
 use std::ops::Range;
@@ -6,39 +6,39 @@ use std::ops::Range;
 use ferry::simulator::Options;
 use ferry::{Group, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec};
-use ferry_tests::gpu::exact::{Random, Spreadable};
-use ferry_tests::session::Session;
+use ferry_tests::gpu::exact::Spreadable;
+use ferry_tests::rig::{Dice, Session};
 
 /// One problem, on each number of ranks under another permutation.
 fn anywhere(seed: u64) {
-    let mut random = Random::new(seed);
-    let experts = 8 * (1 + random.below(3));
-    let format = match random.below(2) {
+    let mut dice = Dice::new(seed);
+    let experts = 8 * (1 + dice.below(3));
+    let format = match dice.below(2) {
         0 => TokenFormat::Bf16,
-        _ => TokenFormat::ALL[random.below(TokenFormat::ALL.len())],
+        _ => TokenFormat::ALL[dice.below(TokenFormat::ALL.len())],
     };
     let spec = WorkloadSpec {
         ranks: 1,
         experts,
-        top_k: 1 + random.below(8),
+        top_k: 1 + dice.below(8),
         hidden: match format {
-            TokenFormat::Bf16 => 8 * [1, 3, 40][random.below(3)],
-            _ => 128 * [1, 5][random.below(2)],
+            TokenFormat::Bf16 => 8 * [1, 3, 40][dice.below(3)],
+            _ => 128 * [1, 5][dice.below(2)],
         },
-        tokens: vec![1 + random.below(24)],
-        routing: match random.below(3) {
+        tokens: vec![1 + dice.below(24)],
+        routing: match dice.below(3) {
             0 => Routing::Uniform,
             1 => Routing::Zipf { exponent: 1.0 },
             _ => Routing::Holes { probability: 0.3 },
         },
         seed,
     };
-    let problem = Spreadable::new(spec.clone(), format, random.below(4) > 0);
+    let problem = Spreadable::new(spec.clone(), format, dice.below(4) > 0);
     for ranks in [1, 2, 4, 8] {
-        let near = [1, ranks][random.below(2)];
-        let settings = problem.settings(near, random.below(2) == 0);
+        let near = [1, ranks][dice.below(2)];
+        let settings = problem.settings(near, dice.below(2) == 0);
         let options = Options {
-            warps: 1 + random.below(8) as u32,
+            warps: 1 + dice.below(8) as u32,
             ..Options::new(ranks as u32, seed)
         };
         let group = Group::simulated_with(options).unwrap();

@@ -1,4 +1,4 @@
-//! What simulated ranks make of a peer that does not come and of inputs that do not fit: a fault
+//! Reactions of simulated ranks to a peer that does not come and of inputs that do not fit: a fault
 //! that says so, results that are right wherever there are any, and an end.
 
 use ferry::layout::{Kernel, Region};
@@ -6,7 +6,8 @@ use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;
 use ferry_tests::formats;
-use ferry_tests::simulated::*;
+use ferry_tests::rig::*;
+use ferry_tests::verify::download;
 
 /// A case with a rank that dies somewhere on the way.
 fn lost_case(seed: u64) -> Case {

@@ -1,46 +1,35 @@
-//! Where every rank has all tokens, dispatch and combine on simulated ranks give what the oracle gives of
+//! If every rank has all tokens, dispatch and combine on simulated ranks give what the oracle gives of
 //! each rank's share, bit for bit, whatever the order of events.
 
 use std::ops::Range;
-use std::time::Duration;
 
-use ferry::simulator::Options;
 use ferry::*;
-use ferry_tests::local::LocalCase;
-use ferry_tests::simulated::finish::Options as Finishing;
-use ferry_tests::simulated::{Dice, Return};
+use ferry_tests::gpu::local::cases;
+use ferry_tests::rig::{Case, Options, Return, Run, local_case};
 
 /// Runs one case for each seed.
-fn all(seeds: Range<u64>, case: impl Fn(u64) -> LocalCase) {
+fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
     for seed in seeds {
-        let (case, mut dice) = (case(seed), Dice::new(!seed));
-        let group = Group::simulated_with(Options {
-            warps: 1 + dice.below(8) as u32,
-            stall_one_in: dice.pick(&[0, 8, 64]),
-            patience: Some(Duration::ZERO),
-            ..Options::new(case.ranks as u32, seed)
-        });
-        let result = case.run(&group.unwrap(), Duration::from_secs(3600));
-        result.unwrap_or_else(|error| panic!("{error:#}"));
+        Run::of(&case(seed)).expect_success();
     }
 }
 
 #[test]
 fn any_case_1() {
-    all(0..200, LocalCase::any);
+    all(0..200, local_case);
 }
 
 #[test]
 fn any_case_2() {
-    all(200..400, LocalCase::any);
+    all(200..400, local_case);
 }
 
 /// The device says how many tokens there are, fewer than there are rows, or as many.
 #[test]
 fn tokens_that_the_device_counts() {
-    all(400..560, |seed| LocalCase {
+    all(400..560, |seed| Case {
         counted: Some([0, 1, 3, 40][seed as usize % 4]),
-        ..LocalCase::any(seed)
+        ..local_case(seed)
     });
 }
 
@@ -48,10 +37,10 @@ fn tokens_that_the_device_counts() {
 #[test]
 fn sums_with_options() {
     all(600..800, |seed| {
-        let case = LocalCase::any(seed);
-        LocalCase {
+        let case = local_case(seed);
+        Case {
             how: [Return::Reduced, Return::Exact][seed as usize / 2 % 2],
-            finish: Some(Finishing::any(seed)),
+            finish: Some(Options::any(seed)),
             counted: [None, Some(3)][seed as usize % 2],
             ..case
         }
@@ -61,10 +50,10 @@ fn sums_with_options() {
 /// Outputs that hold fewer rows than come: the first ones are there, the others are no part of the sums.
 #[test]
 fn outputs_that_are_too_small() {
-    all(800..1_000, |seed| LocalCase {
+    all(800..1_000, |seed| Case {
         short: true,
         counted: [None, None, Some(3)][seed as usize % 3],
-        ..LocalCase::any(seed)
+        ..local_case(seed)
     });
 }
 
@@ -72,11 +61,11 @@ fn outputs_that_are_too_small() {
 #[test]
 fn as_many_experts_as_a_block_can_count() {
     all(1_000..1_012, |seed| {
-        let case = LocalCase::any(seed);
-        LocalCase {
+        let case = local_case(seed);
+        Case {
             experts: 2680 * case.ranks,
             most_tokens: 300,
-            tokens: vec![300, 1, 40],
+            tokens: [300, 1, 40].map(|tokens| vec![tokens; case.ranks]).to_vec(),
             hidden: 128,
             format: TokenFormat::ALL[seed as usize % TokenFormat::ALL.len()],
             ..case
@@ -87,17 +76,16 @@ fn as_many_experts_as_a_block_can_count() {
 /// Every size and every way, on as many ranks as on GPUs.
 #[test]
 fn what_gpus_are_asked() {
-    for case in ferry_tests::local::gpu_cases(2, true) {
+    for case in cases(2, true) {
         let group = Group::simulated(2, case.seed).unwrap();
-        let result = case.run(&group, Duration::from_secs(3600));
-        result.unwrap_or_else(|error| panic!("{error:#}"));
+        Run::on(&group, case.config(), &case, &case.problems(), |_, _| {}).expect_success();
     }
 }
 
 /// A communicator of one round on each rank, with `ids` in place of the case's.
-fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
+fn faults_of(case: &Case, ids: &[i32], rows: usize) -> Vec<Fault> {
     let group = Group::simulated(case.ranks as u32, case.seed).unwrap();
-    let plan = Plan::new(&group, case.config(Duration::from_secs(3600))).unwrap();
+    let plan = Plan::new(&group, case.config()).unwrap();
     let mut faults = Vec::new();
     for mut rank in Communicator::new(&group, &plan).unwrap() {
         let device = rank.device().clone();
@@ -127,17 +115,18 @@ fn faults_of(case: &LocalCase, ids: &[i32], rows: usize) -> Vec<Fault> {
 }
 
 /// Three ranks of four experts each, two a token, BF16.
-fn small() -> LocalCase {
-    LocalCase {
+fn small() -> Case {
+    Case {
         ranks: 3,
         experts: 12,
         top_k: 2,
         hidden: 16,
+        tokens: Vec::new(),
         most_tokens: 4,
         format: TokenFormat::Bf16,
         how: Return::Reduced,
         shared_expert: false,
-        ..LocalCase::any(1)
+        ..local_case(1)
     }
 }
 
@@ -161,7 +150,7 @@ fn an_id_of_no_expert_is_told_by_every_rank_as_it_was_given() {
 fn an_expert_twice_in_a_token_is_told_where_that_is_looked_for() {
     let ids = [11, 11, 3, 4];
     assert_eq!(faults_of(&small(), &ids, 8), []);
-    let checked = LocalCase {
+    let checked = Case {
         debug_checks: true,
         ..small()
     };
@@ -188,7 +177,7 @@ fn outputs_that_are_too_small_are_told_by_the_rank_that_has_them() {
 fn split_calls_are_refused_and_the_round_goes_on() {
     let case = small();
     let group = Group::simulated(3, 1).unwrap();
-    let plan = Plan::new(&group, case.config(Duration::from_secs(3600))).unwrap();
+    let plan = Plan::new(&group, case.config()).unwrap();
     // Any other rank's tokens come too: as many rows as one rank's can be.
     assert_eq!((plan.max_rows(), plan.local_experts()), (8, 4));
     let mut ranks = Communicator::new(&group, &plan).unwrap();

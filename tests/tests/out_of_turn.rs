@@ -5,11 +5,10 @@ use ferry::layout::Kernel;
 use ferry::*;
 use ferry_layout::{Counter, CulpritWord, Window};
 use ferry_tests::damaged::guarded::GuardedGroup;
-use ferry_tests::halves::HALVES;
-use ferry_tests::session::{Session, Settings};
-use ferry_tests::simulated::{Case, Dice, Return, any_case, inline_case, scale_of};
-use ferry_tests::verify::{Compared, Oracle, capacity_with};
-use ferry_tests::{formats, verify::RankOutputs};
+use ferry_tests::rig::{
+    Case, Dice, HALVES, Return, Session, Settings, any_case, factors, inline_case,
+};
+use ferry_tests::verify::{Compared, Oracle};
 
 /// Launches of one half on each rank.
 type Piece = Vec<(Rank, device::Launch)>;
@@ -45,30 +44,16 @@ impl Rig {
         let group = Group::simulated_with(case.machine()).unwrap();
         // SAFETY: neither group is closed.
         let guarded = unsafe { GuardedGroup::new(&group, 0) }.unwrap();
-        let capacity = case
-            .problems()
-            .iter()
-            .map(|problem| capacity_with(problem, case.format, case.shared_expert))
-            .fold(Capacity::default(), formats::larger);
         let settings = Settings {
-            config: case.config(),
-            capacity,
-            split: case.is_split(0),
+            counted: case.counted.is_some(),
+            ..case.settings(case.config(), &case.problems())
         };
-        let mut session = Session::new(&guarded.group, &settings).unwrap();
-        if case.counted.is_some() {
-            session.count_on_device();
-        }
         Self {
+            session: Session::new(&guarded.group, &settings).unwrap(),
             case,
-            session,
             guarded,
             halves: [const { Vec::new() }; HALVES],
         }
-    }
-
-    fn weights(&self) -> bool {
-        self.case.how != Return::Apart
     }
 
     fn ranks(&self) -> Vec<usize> {
@@ -77,9 +62,8 @@ impl Rig {
 
     /// Enqueues half `half` of a round on these ranks.
     fn enqueue(&mut self, ranks: &[usize], half: usize) {
-        let weights = self.weights();
         for &rank in ranks {
-            self.session.launch_half(rank, half, weights).unwrap();
+            self.session.launch_half(rank, half).unwrap();
         }
         self.halves[half] = self.guarded.take_launches();
     }
@@ -107,7 +91,7 @@ impl Rig {
         let problem = self.case.problem(round);
         self.session.upload(0, &problem).unwrap();
         self.session.poison().unwrap();
-        let scale = scale_of(&self.case, round);
+        let scale = factors(self.case.experts, round);
         let compared = Compared::with_shared(self.case.shared_expert);
         let oracle = Oracle::of(&problem, &scale, self.case.format, compared);
         for half in 0..HALVES {
@@ -118,12 +102,13 @@ impl Rig {
             }
         }
         self.session.synchronize().unwrap();
-        let weights = self.weights();
-        let outputs: Result<Vec<RankOutputs>, _> = (self.ranks().into_iter())
-            .map(|rank| self.session.outputs_on(rank, weights))
-            .collect();
+        let is_summed = self.case.how != Return::Apart;
         oracle
-            .verify(self.case.how.mode(), weights, &outputs.unwrap())
+            .verify(
+                self.case.how.mode(),
+                is_summed,
+                &self.session.outputs().unwrap(),
+            )
             .unwrap_or_else(|error| panic!("{error:#}: round {round} of {:?}", self.case));
     }
 
@@ -144,8 +129,8 @@ impl Rig {
             };
             read("window", windows[rank], Window::of(&shape).bytes);
             read("workspace", workspace, workspace.bytes());
-            for (at, bytes) in self.session.written(rank) {
-                read("output", at, bytes as u64);
+            for at in self.session.written(rank) {
+                read("output", at, at.bytes());
             }
         }
         memory
@@ -233,9 +218,7 @@ impl Rig {
             let wanted = (FaultKind::PeerTimeout, Rank(culprit as u32));
             assert_eq!(named, wanted, "{fault}\n{:?}", self.case);
         }
-        let again = self
-            .session
-            .launch_half(culprit, half % HALVES, self.weights());
+        let again = self.session.launch_half(culprit, half % HALVES);
         assert!(
             matches!(again, Err(Error::Poisoned(first)) if first == fault),
             "{again:?}"

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
 use ferry_reference::{Dispatched, Problem, bf16, dispatch, fp8, scale_layout};
 use ferry_tests::formats::{self, Encoded};
+use ferry_tests::rig;
 use ferry_tests::verify::{Oracle, compare_rows};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -24,15 +25,8 @@ type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Three ranks: a rank in the middle can be missing.
 fn problem() -> Problem {
-    generate(WorkloadSpec {
-        ranks: 3,
-        experts: 12,
-        top_k: 3,
-        hidden: 24,
-        tokens: vec![5, 2, 4],
-        routing: Routing::Holes { probability: 0.2 },
-        seed: 3,
-    })
+    let routing = Routing::Holes { probability: 0.2 };
+    rig::problem(vec![5, 2, 4], [12, 3, 24], routing, 3)
 }
 
 fn bytes<T: Copy, const B: usize>(values: &[T], of: fn(T) -> [u8; B]) -> Vec<u8> {
@@ -309,15 +303,8 @@ fn compare_codes(file: &SafeTensors<'_>, problem: &Problem, rank: usize, format:
 
 /// Two ranks, one of which has experts without rows and one with more than a block of 128.
 fn problem_of_groups() -> Problem {
-    generate(WorkloadSpec {
-        ranks: 2,
-        experts: 12,
-        top_k: 2,
-        hidden: 256,
-        tokens: vec![140, 9],
-        routing: Routing::Zipf { exponent: 2.0 },
-        seed: 4,
-    })
+    let routing = Routing::Zipf { exponent: 2.0 };
+    rig::problem(vec![140, 9], [12, 2, 256], routing, 4)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ferry::{ScaleLayout, TokenFormat};
 use ferry_reference::bf16;
 use ferry_reference::workload::Routing;
-use ferry_tests::simulated::*;
+use ferry_tests::rig::*;
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
@@ -67,7 +67,7 @@ fn nobody_has_tokens() {
     all(2_200..2_400, |seed| four_ranks(seed, [0, 0, 0, 0]));
 }
 
-/// As many rows as can come to a rank, all of them to be staged for other nodes: the shared expert's rows,
+/// Rows as many as can come to a rank, all of them to be staged for other nodes: the shared expert's rows,
 /// which stand before them, leave no more room there.
 #[test]
 fn rows_behind_the_shared_experts_are_staged_in_exact_mode() {
@@ -160,7 +160,7 @@ fn stragglers_are_not_overtaken_2() {
     all(3_300..3_600, stragglers);
 }
 
-/// As many warps as on a large GPU, and more whole rows than warps: some only send, others only put rows in
+/// Warps as many as on a large GPU, and more whole rows than warps: some only send, others only put rows in
 /// their places, and units go to whoever is done first.
 fn as_large_as_on_a_gpu(seed: u64) -> Case {
     let mut dice = Dice::new(seed);
@@ -183,7 +183,7 @@ fn launches_as_large_as_on_a_gpu() {
     all(5_000..5_003, as_large_as_on_a_gpu);
 }
 
-/// Likewise, with at most a row for each of those that only send: they are numbered block by block,
+/// The same with at most a row for each of those that only send: they are numbered block by block,
 /// and flag their rows each for itself.
 fn a_row_for_each_sender(seed: u64) -> Case {
     let tokens = 513 + Dice::new(seed).below(15);

@@ -2,19 +2,15 @@
 //! device memory's rate.
 
 use anyhow::{Context, Result, ensure};
-use ferry::{
-    Capacity, CombineBuffers, CombineInput, Communicator, Config, DataType, DevicePtr,
-    DispatchBuffers, DispatchInput, Plan, Stream, Tensor, TokenFormat,
-};
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry::{Capacity, Config, Device, TokenFormat};
+use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, share_of};
 
 use super::options::BenchArgs;
 use super::record::Limits;
 use super::rig::{Repeats, Rig, Stage};
 use crate::formats::Layout;
-use crate::session::strict;
-use crate::verify::capacity_for;
+use crate::rig::{self, Session, Settings, Turn};
 
 /// A round's times, in microseconds.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -31,18 +27,6 @@ pub struct LocalTime {
     pub bytes: [u64; 2],
     /// These bytes at the copy's rate, and an empty call.
     pub floor_us: [f64; 2],
-}
-
-/// A rank at work.
-struct RankBench {
-    ep: Communicator,
-    stream: Stream,
-    input: DispatchInput,
-    rows: DispatchBuffers,
-    expert_rows: Tensor<2>,
-    sums: CombineBuffers,
-    /// What was allocated for it alone.
-    memory: Vec<DevicePtr>,
 }
 
 /// Times every format and every number of tokens.
@@ -62,15 +46,8 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Local
     );
     let mut times = Vec::new();
     for &tokens in &args.tokens {
-        let all = generate(WorkloadSpec {
-            ranks: 1,
-            experts: args.experts,
-            top_k: args.top_k,
-            hidden: args.hidden,
-            tokens: vec![tokens],
-            routing: Routing::Uniform,
-            seed: args.seed,
-        });
+        let sizes = [args.experts, args.top_k, args.hidden];
+        let all = rig::problem(vec![tokens], sizes, Routing::Uniform, args.seed);
         let problem = share_of(&all, share_of_ranks, 0);
         let mut formats: Vec<_> = args.kinds().into_iter().map(|(format, _)| format).collect();
         formats.dedup();
@@ -117,19 +94,30 @@ fn time(
             problem.inputs[0].tokens,
         )
     };
-    let plan = Plan::new(&rig.group, config)?;
     let shares: Vec<Problem> = (0..rig.ranks())
         .map(|rank| share_of(problem, rig.ranks(), rank))
         .collect();
-    let eps = Communicator::new(&rig.group, &plan)?.into_iter();
-    let mut ranks: Vec<RankBench> = eps
-        .zip(&rig.gpus)
-        .map(|(ep, gpu)| RankBench::new(ep, gpu.stream, problem, &shares[gpu.rank]))
-        .collect::<Result<_>>()?;
-    let calls = ranks.iter_mut().map(|rank| {
-        move |stage: usize, _iteration: u32| match stage {
-            0 => rank.dispatch(),
-            _ => rank.combine(),
+    // All ranks have the same tokens.
+    let all = Problem {
+        ranks: rig.ranks(),
+        inputs: vec![problem.inputs[0].clone(); rig.ranks()],
+        ..*problem
+    };
+    let settings = Settings {
+        input_scale: None,
+        ..Settings::of(config, std::slice::from_ref(&all))
+    };
+    let mut session = Session::new(&rig.group, &settings)?;
+    session.use_streams(rig.gpus.iter().map(|gpu| gpu.stream));
+    session.upload(0, &all)?;
+    for (index, gpu) in rig.gpus.iter().enumerate() {
+        // Expert rows that are all alike.
+        let rows = session.tensors(index, Turn::FIRST).expert_rows.expert_rows;
+        gpu.device.fill(rows.at, 0x3c, rows.bytes())?;
+    }
+    let calls = session.each().map(|(communicator, rank)| {
+        move |stage: usize, _iteration: u32| {
+            Ok(rank.enqueue(communicator, Turn::FIRST, 2 * stage)?)
         }
     });
     let repeats = Repeats {
@@ -139,9 +127,8 @@ fn time(
     };
     let stages = [Stage::Aligned, Stage::Aligned];
     let timed = rig.time(repeats, &stages, calls.collect())?;
-    for rank in ranks {
-        rank.close()?;
-    }
+    session.synchronize()?;
+    session.close()?;
     let busiest = shares.iter().map(|share| bytes(share, format));
     let busiest = busiest.reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
     let bytes = busiest.context("a group has ranks")?;
@@ -156,8 +143,8 @@ fn time(
     })
 }
 
-/// What a rank reads and writes: each token that has an expert here once, and its rows; these in BF16, and
-/// all sums.
+/// Bytes that a rank reads and writes: each token that has an expert here once, and its rows; these in BF16,
+/// and all sums.
 fn bytes(share: &Problem, format: TokenFormat) -> [u64; 2] {
     let tokens = share.inputs[0].topk_ids.chunks(share.top_k);
     let slots = tokens.map(|ids| ids.iter().filter(|&&id| id >= 0).count());
@@ -179,59 +166,4 @@ fn bytes(share: &Problem, format: TokenFormat) -> [u64; 2] {
     let dispatch = here * row + rows * (layout.row_bytes() + scales);
     let combine = (rows + share.inputs[0].tokens) * row;
     [dispatch as u64, combine as u64]
-}
-
-impl RankBench {
-    fn new(ep: Communicator, stream: Stream, all: &Problem, share: &Problem) -> Result<Self> {
-        let (device, plan, given) = (ep.device().clone(), *ep.plan(), &all.inputs[0]);
-        let tokens = given.tokens;
-        let capacity = capacity_for(share, plan.config().format);
-        let x = device.upload_tensor([tokens, all.hidden], &given.x)?;
-        let topk_ids = device.upload_tensor([tokens, all.top_k], &given.topk_ids)?;
-        let weights = device.upload_tensor([tokens, all.top_k], &given.topk_weights)?;
-        let bytes = 2 * (capacity.rows * all.hidden) as u64;
-        let expert_rows = device.alloc(bytes)?;
-        device.fill(expert_rows, 0x3c, bytes)?;
-        Ok(Self {
-            input: DispatchInput {
-                topk_weights: Some(weights),
-                ..DispatchInput::new(x, topk_ids)
-            },
-            rows: DispatchBuffers::with_capacity(&device, &plan, capacity)?,
-            expert_rows: Tensor::contiguous(
-                expert_rows,
-                DataType::Bf16,
-                [capacity.rows, all.hidden],
-            ),
-            sums: CombineBuffers::new(&device, &plan)?,
-            memory: vec![x.at, topk_ids.at, weights.at, expert_rows],
-            ep,
-            stream,
-        })
-    }
-
-    fn dispatch(&mut self) -> Result<()> {
-        Ok((self.ep).dispatch(self.stream, &self.input, self.rows.output())?)
-    }
-
-    /// Of expert rows that are all alike.
-    fn combine(&mut self) -> Result<()> {
-        let output = self.sums.output(self.input.x.dims[0])?;
-        let input = CombineInput::new(self.expert_rows);
-        Ok(self.ep.combine(self.stream, &input, &output)?)
-    }
-
-    fn close(self) -> Result<()> {
-        strict(self.ep.synchronize(self.stream))?;
-        let device = self.ep.device().clone();
-        self.ep.close()?;
-        for at in self.memory {
-            // SAFETY: the communicator is closed, so nothing uses it.
-            unsafe { device.free(at) }?;
-        }
-        // SAFETY: as above.
-        unsafe { self.rows.free() }?;
-        // SAFETY: as above.
-        Ok(unsafe { self.sums.free() }?)
-    }
 }

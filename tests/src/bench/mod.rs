@@ -30,8 +30,6 @@ mod rig;
 #[cfg(feature = "cuda")]
 mod round;
 #[cfg(feature = "cuda")]
-mod round_options;
-#[cfg(feature = "cuda")]
 mod run;
 #[cfg(feature = "cuda")]
 mod silu;

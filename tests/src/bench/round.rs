@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
-use ferry::cuda::CudaGraph;
-use ferry::{Capacity, Communicator, Config, DispatchInput, Error, Plan, Stream};
+use anyhow::{Context, Result};
+use ferry::{Capacity, Config, Plan, TokenFormat};
+use ferry_reference::bf16;
 
-use super::inputs::{Extras, Inputs, Outputs, SETS};
+use super::inputs::{Inputs, SETS};
 use super::rig::{Repeats, Rig, Stage, Timed};
-use super::round_options::Options;
 use super::traffic::{MemoryTraffic, Traffic};
-use crate::session::strict;
+use super::with_options::Options;
+use crate::rig::{Graphs, Session, Settings, Turn};
 
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
@@ -23,65 +23,18 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub struct Bench<'a> {
     rig: &'a Rig<'a>,
     inputs: &'a Inputs,
-    /// What was measured.
+    /// Plan under measurement.
     pub plan: Plan,
-    ranks: Vec<RankBench<'a>>,
-}
-
-/// A rank's end.
-struct RankBench<'a> {
-    /// Its number among those of this process.
-    local: usize,
-    ep: Communicator,
-    inputs: &'a Inputs,
-    outputs: Outputs,
-    stream: Stream,
+    /// Its slots have the sets.
+    pub session: Session,
     tokens: usize,
-    extras: Extras,
 }
 
-/// A call, or a half of one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Call {
-    Dispatch,
-    DispatchAsync,
-    DispatchWait,
-    Combine,
-    CombineAsync,
-    CombineWait,
-}
-
-impl RankBench<'_> {
-    /// Enqueues a call with a set of inputs.
-    fn enqueue(&mut self, call: Call, set: usize) -> Result<(), Error> {
-        let (stream, mode) = (self.stream, self.ep.plan().config().combine);
-        let input = DispatchInput {
-            tokens_on_device: self.extras.tokens_on_device,
-            ..self.inputs.dispatch(set, self.local, self.tokens)
-        };
-        let output = self.outputs.dispatch.output();
-        let (mut rows, combined) = self.outputs.combine(&input, mode)?;
-        rows.epilogue = self.extras.epilogue;
-        match call {
-            Call::Dispatch => self.ep.dispatch(stream, &input, output),
-            Call::DispatchAsync => self.ep.dispatch_async(stream, &input),
-            Call::DispatchWait => self.ep.dispatch_wait(stream, output),
-            Call::Combine => self.ep.combine(stream, &rows, &combined),
-            Call::CombineAsync => self.ep.combine_async(stream, &rows, &combined),
-            Call::CombineWait => self.ep.combine_wait(stream),
-        }
-    }
-
-    /// A graph of pairs, each with other inputs than the one before; the last has the first set.
-    fn capture(&mut self, rig: &Rig) -> Result<CudaGraph> {
-        let device = rig.gpus[self.local].device.clone();
-        let graph = device.capture(self.stream, || {
-            (0..PAIRS).rev().try_for_each(|pair| {
-                self.enqueue(Call::Dispatch, pair % SETS)?;
-                self.enqueue(Call::Combine, pair % SETS)
-            })
-        });
-        Ok(graph?)
+/// Calls of a set: BF16 rows go back as they came.
+fn turn(set: usize, format: TokenFormat) -> Turn {
+    Turn {
+        returns: format == TokenFormat::Bf16,
+        ..Turn::of(set, 0)
     }
 }
 
@@ -91,60 +44,54 @@ const ANY_ROUTING_TOKENS: usize = 1024;
 
 impl<'a> Bench<'a> {
     /// Makes communicators and outputs. Collective, as all calls below that time or close.
-    pub fn new(rig: &'a Rig<'a>, inputs: &'a Inputs, config: Config) -> Result<Self> {
+    pub fn new(
+        rig: &'a Rig<'a>,
+        inputs: &'a Inputs,
+        config: Config,
+        options: Options,
+    ) -> Result<Self> {
         let (format, tokens) = (config.format, config.max_tokens_per_rank);
         let config = Config {
             deadline: rig.scaled(DEADLINE),
             ..config
         };
         let plan = Plan::new(&rig.group, config)?;
-        let capacity = match tokens <= ANY_ROUTING_TOKENS {
-            true => Capacity {
+        let capacity = if tokens <= ANY_ROUTING_TOKENS {
+            Capacity {
                 // The transposed scales want rows of 16 bytes.
                 rows: plan.max_rows().next_multiple_of(16),
                 scale_blocks: plan.max_scale_blocks(),
-            },
-            false => {
-                let routed = inputs.capacity(tokens, format);
-                let shared = usize::from(config.shared_expert) * tokens;
-                let blocks = shared.div_ceil(128);
-                Capacity {
-                    rows: routed.rows + shared.next_multiple_of(16),
-                    scale_blocks: routed.scale_blocks + blocks,
-                }
+            }
+        } else {
+            let routed = inputs.capacity(tokens, format);
+            let shared = usize::from(config.shared_expert) * tokens;
+            Capacity {
+                rows: routed.rows + shared.next_multiple_of(16),
+                scale_blocks: routed.scale_blocks + shared.div_ceil(128),
             }
         };
-        let mut ranks = Vec::new();
-        let eps = Communicator::new(&rig.group, &plan)?.into_iter();
-        for (local, (ep, gpu)) in eps.zip(&rig.gpus).enumerate() {
-            let outputs = Outputs::new(&gpu.device, &plan, capacity)?;
-            outputs.poison(0)?;
-            ranks.push(RankBench {
-                local,
-                ep,
-                inputs,
-                outputs,
-                stream: gpu.stream,
-                tokens,
-                extras: Extras::default(),
-            });
+        let settings = Settings {
+            capacity,
+            input_scale: None,
+            counted: options == Options::TokensOnDevice,
+            ..Settings::of(config, &[])
+        };
+        let mut session = Session::with_slots(&rig.group, &settings, SETS)?;
+        session.use_streams(rig.gpus.iter().map(|gpu| gpu.stream));
+        for (set, problem) in inputs.problems.iter().enumerate() {
+            session.upload_first(set, problem, tokens)?;
+        }
+        if options == Options::Steps {
+            let zeros = vec![bf16::ZERO; tokens * config.hidden];
+            session.add_steps(&vec![zeros; rig.ranks()], true)?;
         }
         Ok(Self {
             rig,
             inputs,
             plan,
-            ranks,
+            session,
+            tokens,
         })
-    }
-
-    /// Gives every later call what `options` needs.
-    pub fn give(&mut self, options: Options) -> Result<()> {
-        let hidden = self.plan.config().hidden;
-        for rank in &mut self.ranks {
-            let device = &self.rig.gpus[rank.local].device;
-            rank.extras = Extras::new(device, options, rank.tokens, hidden)?;
-        }
-        Ok(())
     }
 
     /// The kind of the group.
@@ -157,83 +104,64 @@ impl<'a> Bench<'a> {
         self.rig.ranks_per_gpu
     }
 
-    /// What crosses the wire, of the first set.
+    /// Traffic on the wire, of the first set.
     pub fn traffic(&self) -> Traffic {
-        let tokens = self.ranks[0].tokens;
-        Traffic::of(&self.inputs.problems[0], self.plan.shape(), tokens)
+        Traffic::of(&self.inputs.problems[0], self.plan.shape(), self.tokens)
     }
 
-    /// What device memory reads and writes, of the first set, where all ranks share one GPU.
+    /// Traffic of device memory, of the first set, if all ranks share one GPU.
     pub fn memory_traffic(&self) -> Option<MemoryTraffic> {
-        let of = || {
-            MemoryTraffic::of(
-                &self.inputs.problems[0],
-                self.plan.shape(),
-                self.ranks[0].tokens,
-            )
-        };
+        let of = || MemoryTraffic::of(&self.inputs.problems[0], self.plan.shape(), self.tokens);
         let ranks = self.rig.ranks();
         (ranks > 1 && self.rig.ranks_per_gpu == ranks).then(of)
     }
 
-    /// The outputs of each rank of this process.
-    pub fn outputs(&self) -> impl Iterator<Item = &Outputs> {
-        self.ranks.iter().map(|rank| &rank.outputs)
-    }
-
-    fn time(&mut self, repeats: Repeats, calls: &[Call]) -> Result<Vec<Timed>> {
-        let stages: Vec<Stage> = calls
-            .iter()
-            .map(|&call| match call {
-                Call::DispatchWait | Call::CombineWait => Stage::Following,
-                _ => Stage::Aligned,
-            })
-            .collect();
-        let each = self.ranks.iter_mut().map(|rank| {
+    fn time(&mut self, repeats: Repeats, split: bool) -> Result<Vec<Timed>> {
+        let halves: &[usize] = if split { &[0, 1, 2, 3] } else { &[0, 2] };
+        let stages = halves.iter().map(|half| match half % 2 {
+            0 => Stage::Aligned,
+            _ => Stage::Following,
+        });
+        let stages: Vec<Stage> = stages.collect();
+        let format = self.plan.config().format;
+        let each = self.session.each().map(|(communicator, rank)| {
             move |stage: usize, iteration: u32| {
-                Ok(rank.enqueue(calls[stage], iteration as usize % SETS)?)
+                let tensors = rank.tensors(turn(iteration as usize % SETS, format));
+                Ok(tensors.enqueue(communicator, rank.stream, halves[stage], split)?)
             }
         });
-        let each: Vec<_> = each.collect();
-        let timed = self.rig.time(repeats, &stages, each)?;
-        self.check()?;
+        let timed = self.rig.time(repeats, &stages, each.collect())?;
+        self.session.synchronize()?;
         Ok(timed)
     }
 
     /// Dispatch and combine.
     pub fn fused(&mut self, repeats: Repeats) -> Result<[Timed; 2]> {
-        let mut timed = self
-            .time(repeats, &[Call::Dispatch, Call::Combine])?
-            .into_iter();
+        let mut timed = self.time(repeats, false)?.into_iter();
         Ok([(); 2].map(|()| timed.next().unwrap_or_default()))
     }
 
     /// Their halves: sending and waiting of dispatch, then of combine.
     pub fn halves(&mut self, repeats: Repeats) -> Result<[Timed; 4]> {
-        let calls = [
-            Call::DispatchAsync,
-            Call::DispatchWait,
-            Call::CombineAsync,
-            Call::CombineWait,
-        ];
-        let mut timed = self.time(repeats, &calls)?.into_iter();
+        let mut timed = self.time(repeats, true)?.into_iter();
         Ok([(); 4].map(|()| timed.next().unwrap_or_default()))
     }
 
-    /// The period of pairs, in microseconds, replayed as a graph back to back.
+    /// The period of pairs, in microseconds, replayed as a graph back to back. Each pair has other inputs
+    /// than the one before; the last has the first set.
     pub fn pair_us(&mut self) -> Result<f64> {
-        let graphs = self
-            .ranks
-            .iter_mut()
-            .map(|rank| Ok((rank.capture(self.rig)?, rank.stream)));
-        let mut graphs: Vec<(CudaGraph, Stream)> = graphs.collect::<Result<_>>()?;
+        let format = self.plan.config().format;
+        let pairs = |session: &mut Session, index| {
+            let mut sets = (0..PAIRS).rev().map(|pair| pair % SETS);
+            sets.try_for_each(|set| session.launch(index, turn(set, format)))
+        };
+        let graphs = Graphs::capture(&self.rig.group, &mut self.session, pairs)?;
+        let mut graphs = graphs.context("not CUDA devices")?;
         self.rig.processes.meet()?;
         // The first launch of a graph does more than the later ones.
-        for (graph, stream) in &mut graphs {
-            graph.launch(*stream)?;
-        }
-        self.check()?;
-        let each = graphs.iter_mut().map(|(graph, stream)| {
+        graphs.launch_all()?;
+        self.session.synchronize()?;
+        let each = graphs.each().map(|(graph, stream)| {
             move |_stage: usize, _iteration: u32| Ok(graph.launch(*stream)?)
         });
         let repeats = Repeats {
@@ -242,40 +170,27 @@ impl<'a> Bench<'a> {
             flush: false,
         };
         let timed = self.rig.time(repeats, &[Stage::Aligned], each.collect())?;
-        self.check()?;
+        self.session.synchronize()?;
         Ok(timed[0].gpu_us.median / PAIRS as f64)
     }
 
-    /// One round of the first set, untimed, on outputs full of `poison`.
-    pub fn once(&mut self, poison: u8) -> Result<()> {
-        for rank in &self.ranks {
-            rank.outputs.poison(poison)?;
-        }
+    /// Makes one round of the first set, untimed, on outputs full of poison.
+    pub fn once(&mut self) -> Result<()> {
+        self.session.poison()?;
         self.rig.processes.meet()?;
-        for call in [Call::Dispatch, Call::Combine] {
-            self.ranks
-                .iter_mut()
-                .try_for_each(|rank| rank.enqueue(call, 0))?;
+        let first = turn(0, self.plan.config().format);
+        for half in [0, 2] {
+            for (communicator, rank) in self.session.each() {
+                rank.tensors(first)
+                    .enqueue(communicator, rank.stream, half, false)?;
+            }
         }
-        self.check()
-    }
-
-    /// Waits for this process's ranks and asks them for faults.
-    fn check(&self) -> Result<()> {
-        for rank in &self.ranks {
-            strict(rank.ep.synchronize(rank.stream))?;
-        }
-        Ok(())
+        Ok(self.session.synchronize()?)
     }
 
     /// Frees everything, once no process has failed.
     pub fn close(self) -> Result<()> {
         self.rig.processes.meet()?;
-        for rank in self.ranks {
-            rank.outputs.free()?;
-            rank.extras.free(&self.rig.gpus[rank.local].device)?;
-            rank.ep.close()?;
-        }
-        Ok(())
+        Ok(self.session.close()?)
     }
 }

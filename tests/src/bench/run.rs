@@ -16,15 +16,16 @@ use super::silu;
 use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::Answers;
+use super::with_options::Options;
 use super::{plot, predict, with_options};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::sharing;
 
-/// What the rounds are set beside.
+/// Figures that the rounds are set beside.
 #[derive(Default)]
 struct Yardsticks {
     limits: Option<Limits>,
-    /// By number of tokens, as in the arguments: all-gather and reduce-scatter.
+    /// Each number of tokens' all-gather and reduce-scatter.
     nccl: Vec<[Summary; 2]>,
 }
 
@@ -58,7 +59,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
 }
 
-/// How to open the group.
+/// Options of the group.
 fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
     let gpus = ferry::cuda::device_count()?;
     let ranks = args.ranks.unwrap_or(gpus);
@@ -133,7 +134,7 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
     rig.close()
 }
 
-/// What the machine can do, what a copy does, and NCCL.
+/// Measures what the machine can do, what a copy does, and NCCL.
 fn measure_yardsticks(
     rig: &Rig,
     args: &BenchArgs,
@@ -273,7 +274,7 @@ fn rounds(
     yardsticks: &Yardsticks,
     sink: &mut Sink,
 ) -> Result<Vec<Record>> {
-    let inputs = rig.processes.agree(Inputs::new(rig, args))?;
+    let inputs = Inputs::new(rig.ranks(), args);
     let mut all = Vec::new();
     for (format, mode) in args.kinds() {
         for (index, &tokens) in args.tokens.iter().enumerate() {
@@ -309,11 +310,16 @@ fn measure(
     mode: CombineMode,
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let bench = Bench::new(rig, inputs, args.config(format, mode, tokens));
+    let bench = Bench::new(
+        rig,
+        inputs,
+        args.config(format, mode, tokens),
+        Options::None,
+    );
     let mut bench = rig.processes.agree(bench)?;
     let oracle = (!args.no_verify).then(|| Answers::new(inputs, format, tokens));
     if let Some(oracle) = &oracle {
-        oracle.fill_expert_rows(rig, &bench)?;
+        oracle.fill_expert_rows(&mut bench)?;
     }
     let mut records = Vec::new();
     for &flush in args.flushes() {
@@ -332,10 +338,10 @@ fn measure(
     }
     let mut verified = "no";
     if let Some(oracle) = &oracle {
-        bench.once(crate::verify::POISON)?;
+        bench.once()?;
         let what = || format!("{} {} with {tokens} tokens", format.name(), mode_name(mode));
         rig.processes
-            .agree(oracle.verify(rig, &bench).with_context(what))?;
+            .agree(oracle.verify(&bench).with_context(what))?;
         verified = oracle.extent();
     }
     records

@@ -1,4 +1,4 @@
-//! What each option costs: the same round without kernels that take options, and with each of them, in turns.
+//! Cost of each option: the same round without kernels that take options, and with each of them, in turns.
 
 use anyhow::Result;
 use ferry::{Config, TokenFormat};
@@ -8,11 +8,36 @@ use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
 use super::round::Bench;
-use super::round_options::Options;
 use crate::formats::{groups, row_bytes};
 
-/// How often all options are timed. The least of the medians counts.
+/// Number of times that all options are timed. The least of the medians counts.
 const TURNS: usize = 3;
+
+/// Options of a timed round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum Options {
+    /// Nothing: kernels without options.
+    None,
+    /// Nothing, and kernels with options are loaded.
+    Loaded,
+    /// The number of tokens, on the device.
+    TokensOnDevice,
+    /// A bias and a residual.
+    Steps,
+    /// Rows of a shared expert.
+    SharedExpert,
+}
+
+impl Options {
+    /// Every one, in the order of the table.
+    pub const ALL: [Self; 5] = [
+        Self::None,
+        Self::Loaded,
+        Self::TokensOnDevice,
+        Self::Steps,
+        Self::SharedExpert,
+    ];
+}
 
 /// A round's times, in microseconds.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -21,19 +46,19 @@ pub struct OptionsTime {
     pub format: &'static str,
     /// Tokens of each rank.
     pub tokens: usize,
-    /// What the round is given.
+    /// Options of the round.
     pub options: Options,
     /// Medians of the slowest GPU, dispatch and combine, after the L2 cache was flushed, unless
     /// that was not asked for.
     pub us: [f64; 2],
-    /// How long the device memory needs for what a shared expert's rows add to dispatch: x is read once more,
+    /// Time of the device memory for what a shared expert's rows add to dispatch: x is read once more,
     /// a row is written.
     pub shared_us: f64,
 }
 
 /// Times every format, every number of tokens and every option.
 pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<OptionsTime>> {
-    let inputs = rig.processes.agree(Inputs::new(rig, args))?;
+    let inputs = Inputs::new(rig.ranks(), args);
     let mut formats: Vec<_> = args.kinds();
     formats.dedup_by_key(|(format, _)| *format);
     let mut times = Vec::new();
@@ -111,10 +136,9 @@ fn time(
             shared_expert: options == Options::SharedExpert,
             ..config
         },
+        options,
     );
     let mut bench = rig.processes.agree(bench)?;
-    let given = bench.give(options);
-    rig.processes.agree(given)?;
     let repeats = Repeats {
         warmup: args.warmup,
         iterations: args.iterations,

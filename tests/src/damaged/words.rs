@@ -1,14 +1,15 @@
-//! What a damaged peer may have written into a window: noise, and words of the right round with wrong values.
+//! Words that a damaged peer may have written into a window: noise, and words of the right round with wrong
+//! values.
 
 use ferry_layout::{
     ByteOffset, DispatchRow, Epoch, Header, Rank, SENTINEL, Shape, Signal, Tagged, Window,
 };
 
-use crate::simulated::Dice;
+use crate::rig::Dice;
 
 /// A window's bytes, to be damaged.
 pub struct Damage<'a> {
-    /// Of the communicator.
+    /// Shape of the communicator.
     pub shape: &'a Shape,
     /// The round that is to be damaged.
     pub epoch: u64,

@@ -9,48 +9,24 @@ pub struct Fact {
     text: String,
 }
 
-/// A number and what is counted.
-#[derive(Clone, Copy, Debug)]
-pub struct Count<'a> {
-    value: u64,
-    of: &'a str,
+/// A comparison of two numbers as a [`Fact`]: each with what it counts, or with the constant's name.
+macro_rules! fact {
+    (@ $left:expr, $l:expr, $op:tt, $no:tt, $right:expr, $r:expr) => {{
+        let (left, l, right, r) = (u64::from($left), $l, u64::from($right), $r);
+        let text = |op: &str| format!("{left} {l} {op} {right} {r}");
+        Fact::new(left $op right, text(stringify!($op)), text(stringify!($no)))
+    }};
+    ($left:expr, $l:expr; at most $right:expr, $r:expr) => { fact!(@ $left, $l, <=, >, $right, $r) };
+    ($left:expr, $l:expr; at least $right:expr, $r:expr) => { fact!(@ $left, $l, >=, <, $right, $r) };
+    ($left:expr, $l:expr; more than $right:expr, $r:expr) => { fact!(@ $left, $l, >, <=, $right, $r) };
 }
-
-/// A number, for a [`Fact`]; `of` says what it counts, or the constant's name.
-pub fn count(value: impl Into<u64>, of: &str) -> Count<'_> {
-    let value = value.into();
-    Count { value, of }
-}
-
-impl fmt::Display for Count<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.value, self.of)
-    }
-}
+pub(super) use fact;
 
 impl Fact {
-    /// `yes` if it holds, else `no`.
+    /// Tells `yes` if it holds, else `no`.
     pub fn new(holds: bool, yes: impl Into<String>, no: impl Into<String>) -> Self {
         let text = if holds { yes.into() } else { no.into() };
         Self { holds, text }
-    }
-
-    /// That `left` is at most `right`.
-    pub fn at_most(left: Count<'_>, right: Count<'_>) -> Self {
-        let no = format!("{left} > {right}");
-        Self::new(left.value <= right.value, format!("{left} <= {right}"), no)
-    }
-
-    /// That `left` is at least `right`.
-    pub fn at_least(left: Count<'_>, right: Count<'_>) -> Self {
-        let no = format!("{left} < {right}");
-        Self::new(left.value >= right.value, format!("{left} >= {right}"), no)
-    }
-
-    /// That `left` is more than `right`.
-    pub fn more(left: Count<'_>, right: Count<'_>) -> Self {
-        let no = format!("{left} <= {right}");
-        Self::new(left.value > right.value, format!("{left} > {right}"), no)
     }
 }
 
@@ -60,7 +36,7 @@ impl fmt::Display for Fact {
     }
 }
 
-/// Whether a choice was made, and the facts that made it.
+/// A choice, whether it was made, and the facts that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// The choice.
@@ -97,7 +73,7 @@ impl Question {
                 .any(|facts| facts.iter().all(|fact| fact.holds))
     }
 
-    /// Of a yes the first facts that suffice; of a no one fact of each that do not.
+    /// First facts that suffice for a yes; of a no one fact of each that do not.
     fn told(&self) -> Vec<String> {
         let mut told: Vec<String> = Vec::new();
         for facts in &self.grounds {
@@ -125,15 +101,18 @@ mod tests {
 
     #[test]
     fn a_question_tells_what_suffices_or_what_is_missing() {
-        let (yes, no) = (count(2u32, "tokens"), count(3u32, "MOST"));
+        let facts = || {
+            let at_most = fact!(2_u32, "tokens"; at most 3_u32, "MOST");
+            [at_most, fact!(2_u32, "tokens"; more than 3_u32, "MOST")]
+        };
         let asked = |answer| {
-            let facts = [Fact::at_most(yes, no), Fact::more(yes, no)];
-            Question::new("few", answer, facts).or([Fact::at_least(no, yes)])
+            let enough = fact!(3_u32, "MOST"; at least 2_u32, "tokens");
+            Question::new("few", answer, facts()).or([enough])
         };
         assert!(asked(true).agrees());
         assert!(!asked(false).agrees());
         assert_eq!(asked(true).to_string(), "few? yes: 3 MOST >= 2 tokens");
-        let asked = Question::new("few", false, [Fact::at_most(yes, no), Fact::more(yes, no)]);
+        let asked = Question::new("few", false, facts());
         assert!(asked.agrees());
         assert_eq!(asked.to_string(), "few? no: 2 tokens <= 3 MOST");
     }

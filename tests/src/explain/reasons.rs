@@ -1,4 +1,4 @@
-//! Why a launch does what it does: which number was compared with which constant.
+//! Reasons why a launch does what it does: which number was compared with which constant.
 //!
 //! Nothing is decided here. Each [`Question`] has the answer of the tactics beside the facts, and a test
 //! compares the two.
@@ -14,41 +14,38 @@ use ferry_protocol::tactics::{Numbering, Phase, Split, Wire, tuning};
 use ferry_protocol::{ByteRange, LANES};
 
 use super::case::{Case, dispatch_kernel};
-use super::facts::{Fact, Question, count};
+use super::facts::{Fact, Question, fact};
 use super::roles;
 
-/// Why blocks have so many threads.
+/// Returns why blocks have so many threads.
 pub fn of_geometry(case: &Case) -> Question {
     let most = case.common().shape.max_tokens_per_rank;
     let kernel = Kernel::Dispatch;
-    let limit = count(SMALL_BLOCK_TOKENS, "SMALL_BLOCK_TOKENS");
     Question::new(
         "small blocks",
         kernel.threads(most) < kernel.threads_per_block(),
-        [Fact::at_most(count(most, "tokens planned"), limit)],
+        [fact!(most, "tokens planned"; at most SMALL_BLOCK_TOKENS, "SMALL_BLOCK_TOKENS")],
     )
 }
 
-/// Why rows are cut, or are not.
+/// Returns why rows are cut, or are not.
 pub fn of_parts(case: &Case) -> Question {
     let (shape, tokens) = (&case.common().shape, case.common().tokens);
     let rows = u64::from(tokens) * u64::from(shape.ranks);
-    let halves = count(2 * rows, "items if all sources' rows are halved");
     let most = format!("parts at most (a tile each, up to {MAX_PARTS} MAX_PARTS)");
-    let most = count(shape.max_parts(), &most);
     Question::new(
         "rows in parts",
         case.extent().parts > 1,
         [
             on_one_node(shape),
-            Fact::more(count(rows, "rows"), count(0u32, "rows")),
-            Fact::at_most(halves, count(PART_ITEMS, "PART_ITEMS")),
-            Fact::more(most, count(1u32, "part")),
+            fact!(rows, "rows"; more than 0_u32, "rows"),
+            fact!(2 * rows, "items if all sources' rows are halved"; at most PART_ITEMS, "PART_ITEMS"),
+            fact!(shape.max_parts(), &most; more than 1_u32, "part"),
         ],
     )
 }
 
-/// Where the number of parts comes from, where rows are cut: of parts that dispatch moves, or that combine
+/// Tells where the number of parts comes from, if rows are cut: of parts that dispatch moves, or that combine
 /// reduces.
 pub fn of_parts_number(parts: u32, rows: u32) -> Option<String> {
     (parts > 1).then(|| {
@@ -57,24 +54,22 @@ pub fn of_parts_number(parts: u32, rows: u32) -> Option<String> {
     })
 }
 
-/// Why assignments are numbered as they are.
+/// Returns why assignments are numbered as they are.
 pub fn of_numbering(case: &Case) -> Question {
     let (shape, tokens) = (&case.common().shape, case.common().tokens);
     let assignments = tokens * shape.top_k;
     let histogram = u64::from(shape.experts) * u64::from(BlockHistogram::of(assignments).bytes(1));
-    let limit = count(SMALL_BATCH_ASSIGNMENTS, "SMALL_BATCH_ASSIGNMENTS");
-    let most_bytes = count(HISTOGRAM_BYTES, "HISTOGRAM_BYTES");
     Question::new(
         "numbered in the block",
         case.dispatch(Phase::Fused).numbering == Numbering::InBlock,
         [
-            Fact::at_most(count(assignments, "assignments"), limit),
-            Fact::at_most(count(histogram, "bytes of histogram"), most_bytes),
+            fact!(assignments, "assignments"; at most SMALL_BATCH_ASSIGNMENTS, "SMALL_BATCH_ASSIGNMENTS"),
+            fact!(histogram, "bytes of histogram"; at most HISTOGRAM_BYTES, "HISTOGRAM_BYTES"),
         ],
     )
 }
 
-/// Why the rows of a launch that dispatches travel as they do.
+/// Returns why the rows of a launch that dispatches travel as they do.
 pub fn of_dispatch_wire(case: &Case, phase: Phase) -> Vec<Question> {
     let (common, tactics) = (case.common(), case.dispatch(phase));
     let shape = &common.shape;
@@ -88,7 +83,6 @@ pub fn of_dispatch_wire(case: &Case, phase: Phase) -> Vec<Question> {
             format!("every word of {name} means something, so none can be the sentinel"),
         )
     };
-    let parts = count(tactics.parts, "parts a row");
     let cuts_all = Fact::new(
         common.window.cuts_all(),
         "the plan cuts the rows of every batch",
@@ -97,17 +91,19 @@ pub fn of_dispatch_wire(case: &Case, phase: Phase) -> Vec<Question> {
     let inline = Question::new(
         "inline flags",
         wire == Wire::Inline,
-        [has_free_word(), Fact::more(parts, count(1u32, "part"))],
+        [
+            has_free_word(),
+            fact!(tactics.parts, "parts a row"; more than 1_u32, "part"),
+        ],
     )
     .or([has_free_word(), cuts_all]);
     let remote = Question::new("remote", wire == Wire::Remote, [over_nodes(shape)]);
-    let items = count(common.tokens * tactics.parts, "items");
     let is_specialised = matches!(tactics.split, Split::Specialised | Split::SpecialisedBySm);
     let by_block = Question::new(
         "flagged by block",
         wire == Wire::FlaggedByBlock,
         [
-            Fact::at_most(items, count(senders, "senders")),
+            fact!(common.tokens * tactics.parts, "items"; at most senders, "senders"),
             Fact::new(
                 !is_specialised,
                 "senders receive as well",
@@ -118,7 +114,7 @@ pub fn of_dispatch_wire(case: &Case, phase: Phase) -> Vec<Question> {
     until_yes([inline, remote, by_block])
 }
 
-/// Why the warps of a launch that dispatches share its work as they do.
+/// Returns why the warps of a launch that dispatches share its work as they do.
 pub fn of_dispatch_split(case: &Case, phase: Phase) -> Vec<Question> {
     let (common, tactics) = (case.common(), case.dispatch(phase));
     let (shape, grid) = (&common.shape, case.grid(dispatch_kernel(phase)));
@@ -131,10 +127,8 @@ pub fn of_dispatch_split(case: &Case, phase: Phase) -> Vec<Question> {
             "the launch only sends",
         )
     };
-    let others = count(others(case, phase), "warps besides notifiers");
-    let can_share = || Fact::more(others, count(1u32, "warp"));
-    let rows = count(items, "whole rows");
-    let many_rows = count(tuning::SPECIALISE_FROM_ROWS, "SPECIALISE_FROM_ROWS");
+    let can_share =
+        || fact!(others(case, phase), "warps besides notifiers"; more than 1_u32, "warp");
     let is_whole = Fact::new(tactics.parts == 1, "rows stay whole", "rows are cut");
     let split = tactics.split;
     let specialised = Question::new(
@@ -143,21 +137,21 @@ pub fn of_dispatch_split(case: &Case, phase: Phase) -> Vec<Question> {
         [
             receives(),
             can_share(),
-            Fact::more(count(items, "items"), others),
+            fact!(items, "items"; more than others(case, phase), "warps besides notifiers"),
         ],
     )
     .or([
         receives(),
         can_share(),
         is_whole,
-        Fact::at_least(rows, many_rows),
+        fact!(items, "whole rows"; at least tuning::SPECIALISE_FROM_ROWS, "SPECIALISE_FROM_ROWS"),
     ]);
     if specialised.answer {
         let saturating = tuning::saturating_senders(shape.format());
         let spared = tuning::spared_senders(shape.format(), warps);
-        let enough = Fact::at_most(
-            count(saturating, "senders fill the wire (saturating_senders)"),
-            count(spared, "that can be spared (spared_senders)"),
+        let enough = fact!(
+            saturating, "senders fill the wire (saturating_senders)";
+            at most spared, "that can be spared (spared_senders)"
         );
         let by_sm = Question::new(
             "specialised by SM",
@@ -171,15 +165,14 @@ pub fn of_dispatch_split(case: &Case, phase: Phase) -> Vec<Question> {
         Wire::Inline => ByteRange::part(common.row.payload_bytes, 0, tactics.parts).end,
         _ => 0,
     };
-    let large = count(tuning::SENDER_HALF_FROM_BYTES, "SENDER_HALF_FROM_BYTES");
-    let part = Fact::at_least(count(inline_bytes, "bytes of an inline part"), large);
+    let large = tuning::SENDER_HALF_FROM_BYTES;
+    let part = fact!(
+        inline_bytes, "bytes of an inline part"; at least large, "SENDER_HALF_FROM_BYTES"
+    );
     let half = [receives(), part];
     let half = Question::new("sender half", split == Split::SenderHalf, half);
     let only_sends = Fact::new(phase == Phase::Send, "nobody receives", "all receive");
-    let all = [
-        only_sends,
-        Fact::more(count(items, "items"), count(warps, "warps")),
-    ];
+    let all = [only_sends, fact!(items, "items"; more than warps, "warps")];
     let all = Question::new("all send", split == Split::AllSend, all);
     [vec![specialised], until_yes([half, all])].concat()
 }
@@ -191,7 +184,7 @@ fn others(case: &Case, phase: Phase) -> u32 {
     (warps - case.dispatch(phase).notifiers).max(1)
 }
 
-/// Where the numbers of notifiers and senders come from.
+/// Tells where the numbers of notifiers and senders come from.
 pub fn of_dispatch_numbers(case: &Case, phase: Phase) -> Vec<String> {
     let (common, tactics) = (case.common(), case.dispatch(phase));
     let (shape, warps) = (&common.shape, case.grid(dispatch_kernel(phase)).warps());
@@ -220,19 +213,17 @@ pub fn of_dispatch_numbers(case: &Case, phase: Phase) -> Vec<String> {
     vec![notifiers, senders]
 }
 
-/// Why combine's warps share its work as they do.
+/// Returns why combine's warps share its work as they do.
 pub fn of_combine_split(case: &Case) -> Vec<Question> {
     let (tactics, grid) = (case.combine(), case.grid(Kernel::Combine));
-    let items = count(case.extent().items(&case.common().shape), "items at most");
-    let warps = count(grid.warps(), "warps");
-    let in_block = count(grid.in_block, "warps a block");
     let is_specialised = tactics.split == Split::Specialised;
+    let items = case.extent().items(&case.common().shape);
     let specialised = Question::new(
         "specialised",
         is_specialised,
         [
-            Fact::more(items, warps),
-            Fact::more(in_block, count(1u32, "warp")),
+            fact!(items, "items at most"; more than grid.warps(), "warps"),
+            fact!(grid.in_block, "warps a block"; more than 1_u32, "warp"),
         ],
     );
     let more = tuning::MORE_REDUCERS_FROM_WARPS;
@@ -240,7 +231,7 @@ pub fn of_combine_split(case: &Case) -> Vec<Question> {
     let reducers = Question::new(
         "3 of 8 warps reduce, not 2",
         8 * tactics.reducers_in_block > 2 * grid.in_block,
-        [Fact::more(warps, count(more, "MORE_REDUCERS_FROM_WARPS"))],
+        [fact!(grid.warps(), "warps"; more than more, "MORE_REDUCERS_FROM_WARPS")],
     );
     match is_specialised {
         true => vec![specialised, reducers],
@@ -248,7 +239,7 @@ pub fn of_combine_split(case: &Case) -> Vec<Question> {
     }
 }
 
-/// Why combine's rows travel as they do.
+/// Returns why combine's rows travel as they do.
 pub fn of_combine_wire(case: &Case) -> Vec<Question> {
     let (common, tactics) = (case.common(), case.combine());
     let shape = &common.shape;
@@ -258,14 +249,13 @@ pub fn of_combine_wire(case: &Case) -> Vec<Question> {
         }
         CombineMode::Exact => "tokens with inline-flag rows (exact mode)",
     };
-    let most = count(shape.max_inline_tokens(), most);
-    let fits = Fact::at_most(count(common.tokens, "tokens of a source"), most);
+    let fits = fact!(common.tokens, "tokens of a source"; at most shape.max_inline_tokens(), most);
     let wire = tactics.wire;
     let inline = [on_one_node(shape), fits];
     let inline = Question::new("inline flags", wire == Wire::Inline, inline);
     let remote = Question::new("remote", wire == Wire::Remote, [over_nodes(shape)]);
-    let items = count(case.extent().items(shape), "items at most");
-    let one_each = Fact::at_most(items, count(senders(case), "senders"));
+    let one_each =
+        fact!(case.extent().items(shape), "items at most"; at most senders(case), "senders");
     let by_block = Question::new(
         "flagged by block",
         wire == Wire::FlaggedByBlock,
@@ -274,13 +264,12 @@ pub fn of_combine_wire(case: &Case) -> Vec<Question> {
     until_yes([inline, remote, by_block])
 }
 
-/// Why combine sends in batches, or does not.
+/// Returns why combine sends in batches, or does not.
 pub fn of_combine_batch(case: &Case) -> Question {
     let (common, tactics) = (case.common(), case.combine());
     let (shape, extent) = (&common.shape, case.extent());
     let from = tuning::BATCH_FROM_ITEMS_PER_WARP;
     let each = format!("items over {from} (BATCH_FROM_ITEMS_PER_WARP)");
-    let senders = count(senders(case), "senders");
     Question::new(
         "in batches",
         tactics.batch > 1,
@@ -292,24 +281,22 @@ pub fn of_combine_batch(case: &Case) -> Question {
             ),
             is_reduced(shape),
             Fact::new(extent.parts == 1, "rows stay whole", "rows are cut"),
-            Fact::at_least(count(extent.items(shape) / from, &each), senders),
-            Fact::at_most(
-                count(2 * shape.top_k, "lanes for two tokens"),
-                count(LANES, "lanes"),
-            ),
+            fact!(extent.items(shape) / from, &each; at least senders(case), "senders"),
+            fact!(2 * shape.top_k, "lanes for two tokens"; at most LANES, "lanes"),
         ],
     )
 }
 
-/// Why reducers poll as they do, where rows have inline flags.
+/// Returns why reducers poll as they do, where rows have inline flags.
 pub fn of_polling(case: &Case) -> Question {
     let tactics = case.combine();
-    let limit = count(tuning::POLL_ALL_UP_TO_WARPS, "POLL_ALL_UP_TO_WARPS");
     let sums = case.common().tokens * tactics.reduce_parts;
     Question::new(
         "all words polled again",
         tactics.polls_all,
-        [Fact::at_most(count(sums, "parts to reduce"), limit)],
+        [
+            fact!(sums, "parts to reduce"; at most tuning::POLL_ALL_UP_TO_WARPS, "POLL_ALL_UP_TO_WARPS"),
+        ],
     )
 }
 
@@ -342,7 +329,7 @@ fn is_reduced(shape: &Shape) -> Fact {
     )
 }
 
-/// What is asked: the next question only after a no.
+/// Questions that are asked: the next question only after a no.
 fn until_yes<const N: usize>(questions: [Question; N]) -> Vec<Question> {
     let mut asked = Vec::new();
     for question in questions {

@@ -1,4 +1,4 @@
-//! How many warps of a launch do what, and on which multiprocessors.
+//! Numbers of warps of a launch that do what, and on which multiprocessors.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,11 +17,10 @@ const MOST_RANGES: usize = 4;
 /// The warps of a launch that have a role.
 #[derive(Clone, Debug)]
 pub struct Role {
-    /// What they do.
-    pub name: &'static str,
-    /// What an item of theirs is.
+    name: &'static str,
+    /// Name of its items.
     of: &'static str,
-    /// How many there are.
+    /// Number of the warps.
     pub warps: u32,
     /// Items that they share, at most.
     items: u32,
@@ -30,35 +29,26 @@ pub struct Role {
     blocks: u32,
 }
 
-/// A warp that has a role.
-struct Member {
-    block: u32,
-    index: u32,
-}
-
 impl Role {
-    /// Of the warps of a launch of so many `blocks`.
-    fn new(name: &'static str, of: &'static str, items: u32, blocks: u32) -> Self {
+    /// Collects the warps on `grid` that have an index among those that share so many `items`.
+    fn new(
+        name: &'static str,
+        of: &'static str,
+        items: u32,
+        grid: Grid,
+        index: impl Fn(WarpPosition) -> Option<u32>,
+    ) -> Self {
+        let all = positions(grid).filter_map(|at| Some((at.block, index(at)?)));
+        let all: Vec<_> = all.collect();
+        let busy = all.iter().filter(|(_, index)| *index < items);
         Self {
             name,
             of,
-            warps: 0,
+            warps: all.len() as u32,
             items,
-            busy: Vec::new(),
-            blocks,
+            busy: busy.map(|(block, _)| *block).collect(),
+            blocks: grid.blocks,
         }
-    }
-
-    fn add(&mut self, member: Member) {
-        self.warps += 1;
-        if member.index < self.items {
-            self.busy.push(member.block);
-        }
-    }
-
-    /// Warps that have an item.
-    pub fn busy(&self) -> usize {
-        self.busy.len()
     }
 }
 
@@ -70,13 +60,13 @@ impl fmt::Display for Role {
             warps,
             items,
             blocks,
-            ..
+            busy,
         } = self;
         write!(f, "{name:<8} {warps} warps for {items} {of}")?;
-        if self.busy() < *warps as usize {
-            write!(f, ", so that {} have one", self.busy())?;
+        if busy.len() < *warps as usize {
+            write!(f, ", so that {} have one", busy.len())?;
         }
-        let busy: BTreeSet<u32> = self.busy.iter().copied().collect();
+        let busy: BTreeSet<u32> = busy.iter().copied().collect();
         let ranges = ranges(&busy);
         match (busy.len(), ranges.len()) {
             (0, _) => Ok(()),
@@ -130,71 +120,51 @@ pub struct Dispatchers {
     pub offsets: Option<WarpPosition>,
 }
 
-/// Who does what in a launch that dispatches, in `phase`.
+/// Works out who does what in a launch that dispatches, in `phase`.
 pub fn of_dispatch(case: &Case, phase: Phase) -> Dispatchers {
     let (common, tactics) = (case.common(), case.dispatch(phase));
     let (shape, grid) = (&common.shape, case.grid(dispatch_kernel(phase)));
     let items = common.tokens * tactics.parts;
     let told = notifications(shape, common.tokens, tactics.numbering);
-    let coming = case.extent().items(shape);
-    let mut notify = Role::new("notify", "notifications", told, grid.blocks);
-    let mut send = Role::new("send", "items", items, grid.blocks);
-    let mut receive = Role::new("receive", "items at most", coming, grid.blocks);
-    let mut offsets = None;
-    for position in positions(grid) {
-        let roles = DispatchRoles::of(tactics, position, items);
-        let member = |index| Member {
-            block: position.block,
-            index,
-        };
-        if let Some(partition) = roles.notifier {
-            notify.add(member(partition.index));
-        }
-        if let Some(partition) = roles.sender {
-            send.add(member(partition.index));
-        }
-        if let Some(partition) = roles.receiver {
-            receive.add(member(partition.index));
-            if computes_offsets(shape, partition) {
-                offsets = Some(position);
-            }
-        }
-    }
+    let of = |at| DispatchRoles::of(tactics, at, items);
+    let notify = Role::new("notify", "notifications", told, grid, |at| {
+        Some(of(at).notifier?.index)
+    });
+    let send = Role::new("send", "items", items, grid, |at| {
+        Some(of(at).sender?.index)
+    });
     let senders = send.warps;
-    match phase {
-        Phase::Send => Dispatchers {
-            roles: vec![notify, send],
-            senders,
-            offsets: None,
-        },
-        _ => Dispatchers {
-            roles: vec![notify, send, receive],
-            senders,
-            offsets,
-        },
+    let (mut roles, mut offsets) = (vec![notify, send], None);
+    if phase != Phase::Send {
+        let coming = case.extent().items(shape);
+        let index = |at| Some(of(at).receiver?.index);
+        roles.push(Role::new("receive", "items at most", coming, grid, index));
+        let computes = |at: &WarpPosition| {
+            let receiver = of(*at).receiver;
+            receiver.is_some_and(|receiver| computes_offsets(shape, receiver))
+        };
+        offsets = positions(grid).find(computes);
+    }
+    Dispatchers {
+        roles,
+        senders,
+        offsets,
     }
 }
 
-/// Who does what in a launch of combine: its senders and its reducers.
+/// Works out who does what in a launch of combine: its senders and its reducers.
 pub fn of_combine(case: &Case) -> [Role; 2] {
     let (common, tactics) = (case.common(), case.combine());
     let grid = case.grid(Kernel::Combine);
     let coming = case.extent().items(&common.shape);
     let parts = common.tokens * tactics.reduce_parts;
-    let mut send = Role::new("send", "items at most", coming, grid.blocks);
-    let mut reduce = Role::new("reduce", "parts of tokens", parts, grid.blocks);
-    for position in positions(grid) {
-        let roles = CombineRoles::of(tactics, position);
-        let member = |index| Member {
-            block: position.block,
-            index,
-        };
-        if let Some(partition) = roles.sender {
-            send.add(member(partition.index));
-        }
-        if let Some(partition) = roles.reducer {
-            reduce.add(member(partition.index));
-        }
-    }
-    [send, reduce]
+    let of = |at| CombineRoles::of(tactics, at);
+    [
+        Role::new("send", "items at most", coming, grid, |at| {
+            Some(of(at).sender?.index)
+        }),
+        Role::new("reduce", "parts of tokens", parts, grid, |at| {
+            Some(of(at).reducer?.index)
+        }),
+    ]
 }

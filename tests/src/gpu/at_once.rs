@@ -6,11 +6,10 @@ use anyhow::{Result, bail, ensure};
 use ferry::error::{LocalRanksError, SharedGpuError};
 use ferry::{Config, Error, Rank, TokenFormat};
 use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
-use crate::session::{Phases, Session, Settings};
-use crate::verify::{Oracle, capacity_for};
+use crate::rig::{Phases, Session, Settings};
+use crate::verify::Oracle;
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;
@@ -26,26 +25,16 @@ pub fn run_failing(suite: &mut Suite<'_>) -> Result<()> {
 }
 
 fn problem(suite: &Suite<'_>) -> Problem {
-    generate(WorkloadSpec {
-        ranks: suite.ranks(),
-        experts: 64,
-        top_k: 8,
-        hidden: 1024,
-        tokens: vec![16; suite.ranks()],
-        routing: Routing::Uniform,
-        seed: suite.args.seed,
-    })
+    suite.uniform(16, [64, 8, 1024], suite.args.seed)
 }
 
-fn settings(problem: &Problem, deadline: Duration) -> Settings {
-    Settings {
-        config: Config {
-            deadline,
-            ..Config::new(problem.experts, problem.top_k, problem.hidden, 16)
-        },
-        capacity: capacity_for(problem, TokenFormat::Bf16),
-        split: false,
-    }
+fn settings(suite: &Suite<'_>, problem: &Problem, deadline: Duration) -> Settings {
+    let problems = std::slice::from_ref(problem);
+    let config = Config {
+        deadline,
+        ..suite.config(problems)
+    };
+    Settings::of(config, problems)
 }
 
 /// The host's time for a rank's part of a call, of all ranks at once and of one after another.
@@ -54,12 +43,9 @@ fn host_time(suite: &mut Suite<'_>) -> Result<Outcome> {
         return Ok(Outcome::Skipped("not on GPUs".into()));
     }
     let problem = problem(suite);
-    let group = suite.group().clone();
-    let mut session = suite.session(&group, &settings(&problem, suite.deadline()), 1)?;
-    let figures = measure(&mut session, &problem);
-    let text = figures.as_ref().cloned().unwrap_or_default();
-    suite.conclude(session, figures.map(drop))?;
-    Ok(Outcome::Measured(text))
+    let settings = settings(suite, &problem, suite.deadline());
+    let figures = suite.with_session(&settings, 1, |_, session| measure(session, &problem))?;
+    Ok(Outcome::Measured(figures))
 }
 
 fn measure(session: &mut Session, problem: &Problem) -> Result<String> {
@@ -107,19 +93,17 @@ fn one_stream(suite: &mut Suite<'_>) -> Result<Outcome> {
         ));
     }
     let problem = problem(suite);
-    let group = suite.group().clone();
-    let settings = settings(&problem, suite.deadline());
-    let mut session = suite.session(&group, &settings, 1)?;
-    session.upload(0, &problem)?;
-    session.call_all_at_once(true);
-    let first = session.local(0).1;
-    let refused = session.dispatch_at_once(|index, own| if index == 1 { first } else { own });
-    let result = refused_for_one_stream(refused).and_then(|()| {
-        let outputs = session.round(&problem, &[1.5; 64], true)?;
+    let settings = settings(suite, &problem, suite.deadline());
+    suite.with_session(&settings, 1, |_, session| {
+        session.upload(0, &problem)?;
+        session.call_all_at_once(true);
+        let first = session.local(0).1;
+        let refused = session.launch_at_once(0, |index, own| if index == 1 { first } else { own });
+        refused_for_one_stream(refused)?;
+        let outputs = session.round(&problem, &[1.5; 64])?;
         let oracle = Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16);
         Ok(oracle.verify(settings.config.combine, true, &outputs)?)
-    });
-    suite.conclude(session, result)?;
+    })?;
     Ok(Outcome::Passed)
 }
 
@@ -151,21 +135,21 @@ fn failing_launch(suite: &mut Suite<'_>) -> Result<Outcome> {
         return Ok(Outcome::Skipped(why.into()));
     }
     let problem = problem(suite);
-    let group = suite.group().clone();
     let deadline = suite.short_deadline();
-    let mut session = suite.session(&group, &settings(&problem, deadline), 1)?;
-    session.upload(0, &problem)?;
-    let first = session.local(0).1;
-    let start = Instant::now();
-    let refused = session.dispatch_at_once(|index, own| if index == 1 { first } else { own });
-    let result = told_of_the_launch(&session, refused);
-    let waited = start.elapsed();
-    suite.conclude(session, result)?;
+    let settings = settings(suite, &problem, deadline);
+    let waited = suite.with_session(&settings, 1, |_, session| {
+        session.upload(0, &problem)?;
+        let first = session.local(0).1;
+        let start = Instant::now();
+        let refused = session.launch_at_once(0, |index, own| if index == 1 { first } else { own });
+        told_of_the_launch(session, refused)?;
+        Ok(start.elapsed())
+    })?;
     ensure!(waited < 4 * deadline, "it took {waited:?}");
     Ok(Outcome::Passed)
 }
 
-/// That each rank names the second one.
+/// Checks that each rank names the second one.
 fn told_of_the_launch(session: &Session, refused: Result<(), Error>) -> Result<()> {
     let second = session.local_ranks()[1] as u32;
     match refused {

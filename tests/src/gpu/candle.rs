@@ -15,15 +15,15 @@ use ferry::{
     Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchTensors,
     Error, Lease, Plan, TokenFormat,
 };
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
 use ferry_reference::{
     CombineMode, Problem, RankInput, apply_expert_scale, bf16, combine, dispatch,
 };
 
 use super::Suite;
-use super::cases::scale;
 use super::on_devices::{self, Case, Devices};
 use crate::formats::Layout;
+use crate::rig::{self, factors};
 use crate::verify::{Compared, Oracle, POISON, Placement, RankOutputs, Received, compare_rows};
 
 const HIDDEN: usize = 256;
@@ -254,15 +254,9 @@ fn pairs(values: &[i32]) -> Vec<[i32; 2]> {
 
 /// What the ranks bring: each one a token fewer than the one before.
 fn problem(ranks: usize) -> Problem {
-    generate(WorkloadSpec {
-        ranks,
-        experts: 4 * ranks,
-        top_k: TOP_K,
-        hidden: HIDDEN,
-        tokens: (0..ranks).map(|rank| TOKENS - rank.min(TOKENS)).collect(),
-        routing: Routing::Holes { probability: 0.1 },
-        seed: 7,
-    })
+    let tokens = (0..ranks).map(|rank| TOKENS - rank.min(TOKENS));
+    let routing = Routing::Holes { probability: 0.1 };
+    rig::problem(tokens.collect(), [4 * ranks, TOP_K, HIDDEN], routing, 7)
 }
 
 /// The ranks of this process. Collective.
@@ -305,9 +299,9 @@ fn round(suite: &Suite<'_>, devices: &Devices, format: TokenFormat) -> Result<()
     close(ranks)
 }
 
-/// A round whose experts multiply by [`scale`], compared with the oracle.
+/// A round whose experts multiply by [`factors`], compared with the oracle.
 fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Result<()> {
-    let scale = scale(problem.experts);
+    let scale = factors(problem.experts, 0);
     let placements = Placement::of(problem, format, Compared::ALL);
     ranks.iter_mut().try_for_each(|rank| rank.memory.poison())?;
     ranks.iter_mut().try_for_each(Rank::dispatch)?;

@@ -2,29 +2,29 @@
 
 use anyhow::{Context, Result};
 use ferry::ScaleLayout::{RowMajor, Tiled};
-use ferry::{Capacity, CombineMode, Config, Group, TokenFormat};
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry::{CombineMode, Config, Group, TokenFormat};
+use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
-use crate::formats;
 use crate::group::{GroupKind, open};
-use crate::session::{Session, Settings};
-use crate::verify::{Compared, Oracle, capacity_with};
+use crate::rig::{self, Settings, factors};
+use crate::verify::{Compared, Oracle};
 use ferry_reference::Problem;
 
-/// From this hidden size on, kernels are compiled for some of the shapes.
+/// Least hidden size for which kernels are compiled for some of the shapes.
 const SPECIALISED_HIDDEN: usize = 2048;
 
-/// From more tokens a rank on, a problem keeps the oracle busy.
+/// Most tokens of a rank that do not keep the oracle busy.
 const MANY_TOKENS: usize = 512;
 
-/// One problem.
+/// A problem, and how its rounds are made.
 struct Case {
-    name: String,
-    tokens: Vec<usize>,
-    hidden: usize,
-    experts: usize,
-    top_k: usize,
+    name: &'static str,
+    /// The rest of the name.
+    note: String,
+    tokens: Tokens,
+    /// Elements of a token, experts, experts of a token.
+    sizes: [usize; 3],
     routing: Routing,
     format: TokenFormat,
     max_sms: Option<u32>,
@@ -37,6 +37,7 @@ struct Case {
 }
 
 /// Tokens of the ranks.
+#[derive(Clone, Copy)]
 enum Tokens {
     /// The same on each.
     Each(usize),
@@ -44,36 +45,39 @@ enum Tokens {
     First([usize; 4]),
 }
 
+impl Tokens {
+    fn of(self, ranks: usize) -> Vec<usize> {
+        let of_rank = |rank| match self {
+            Each(tokens) => tokens,
+            First(tokens) => tokens.get(rank).copied().unwrap_or(0),
+        };
+        (0..ranks).map(of_rank).collect()
+    }
+}
+
 use Routing::{AllToOne, Duplicates, Holes, Uniform, Zipf};
 use TokenFormat::{Bf16, BlockwiseFp8, Mxfp4, Mxfp8, Nvfp4, Nvfp4RowScaled};
 use Tokens::{Each, First};
 
 /// A row of a table.
-struct Row {
-    name: &'static str,
-    tokens: Tokens,
-    hidden: usize,
-    experts: usize,
-    top_k: usize,
-    routing: Routing,
-    format: TokenFormat,
-}
-
 const fn row(
     name: &'static str,
     tokens: Tokens,
-    [hidden, experts, top_k]: [usize; 3],
+    sizes: [usize; 3],
     routing: Routing,
     format: TokenFormat,
-) -> Row {
-    Row {
+) -> Case {
+    Case {
         name,
+        note: String::new(),
         tokens,
-        hidden,
-        experts,
-        top_k,
+        sizes,
         routing,
         format,
+        max_sms: None,
+        weights: true,
+        shared: false,
+        all_at_once: false,
     }
 }
 
@@ -81,7 +85,7 @@ const SKEW: Routing = Zipf { exponent: 1.0 };
 const HOLES: Routing = Holes { probability: 0.4 };
 
 #[rustfmt::skip]
-const CASES: [Row; 41] = [
+const CASES: [Case; 41] = [
     row("64 tokens, 64 experts", Each(64), [3584, 64, 8], Uniform, Bf16),
     row("128 tokens, 256 experts", Each(128), [7168, 256, 8], Uniform, Bf16),
     row("128 tokens, 128 experts", Each(128), [6144, 128, 8], Uniform, Bf16),
@@ -125,10 +129,10 @@ const CASES: [Row; 41] = [
     row("NVFP4 by row, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4RowScaled(Tiled)),
 ];
 
-/// With few multiprocessors. Of 4,096 tokens for 8 or 16 of them, a warp of combine sends several
+/// Cases with few multiprocessors. Of 4,096 tokens for 8 or 16 of them, a warp of combine sends several
 /// rows back together.
 #[rustfmt::skip]
-const ON_FEW: [(u32, Row); 7] = [
+const ON_FEW: [(u32, Case); 7] = [
     (8, row("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16)),
     (16, row("4096 tokens", Each(4096), [7168, 256, 8], SKEW, Bf16)),
     (16, row("NVFP4, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, Nvfp4(Tiled))),
@@ -138,47 +142,24 @@ const ON_FEW: [(u32, Row); 7] = [
     (66, row("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16)),
 ];
 
-/// Whose dispatch is given no weights.
+/// Cases whose dispatch is given no weights.
 #[rustfmt::skip]
-const WITHOUT_WEIGHTS: [Row; 3] = [
+const WITHOUT_WEIGHTS: [Case; 3] = [
     row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
     row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
     row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
 ];
 
-/// Whose rounds are made in calls of all local ranks.
+/// Cases whose rounds are made in calls of all local ranks.
 #[rustfmt::skip]
-const AT_ONCE: [Row; 4] = [
+const AT_ONCE: [Case; 4] = [
     row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
     row("FP8, tokens halve", First([64, 32, 16, 8]), [7168, 896, 8], SKEW, BlockwiseFp8),
     row("MXFP4, no tokens", Each(0), [3584, 64, 8], Uniform, Mxfp4(Tiled)),
     row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled)),
 ];
 
-impl Case {
-    fn of_row(row: Row, ranks: usize) -> Self {
-        Self {
-            name: row.name.to_owned(),
-            tokens: match row.tokens {
-                Each(tokens) => vec![tokens; ranks],
-                First(tokens) => (0..ranks)
-                    .map(|rank| tokens.get(rank).copied().unwrap_or(0))
-                    .collect(),
-            },
-            hidden: row.hidden,
-            experts: row.experts,
-            top_k: row.top_k,
-            routing: row.routing,
-            format: row.format,
-            max_sms: None,
-            weights: true,
-            shared: false,
-            all_at_once: false,
-        }
-    }
-}
-
-/// With a shared expert: every format, from no tokens to many.
+/// Cases with a shared expert: every format, from no tokens to many.
 fn with_shared_expert(ranks: usize) -> impl Iterator<Item = Case> {
     let formats = [
         Bf16,
@@ -201,58 +182,42 @@ fn with_shared_expert(ranks: usize) -> impl Iterator<Item = Case> {
         uneven(3584, Nvfp4(Tiled)),
         uneven(3584, BlockwiseFp8),
     ];
-    each.chain(uneven).map(move |row| {
-        let case = Case::of_row(row, ranks);
-        Case {
-            name: format!("shared expert, {:?}, {:?} tokens", case.format, case.tokens),
-            shared: true,
-            ..case
-        }
+    each.chain(uneven).map(move |case| Case {
+        note: format!(
+            "shared expert, {:?}, {:?} tokens",
+            case.format,
+            case.tokens.of(ranks)
+        ),
+        shared: true,
+        ..case
     })
 }
 
 fn cases(ranks: usize) -> impl Iterator<Item = Case> {
-    let plain = CASES.into_iter().map(move |row| Case::of_row(row, ranks));
-    let on_few = ON_FEW.into_iter().map(move |(sms, row)| Case {
-        name: format!("{}, {sms} multiprocessors", row.name),
+    let on_few = ON_FEW.into_iter().map(|(sms, case)| Case {
+        note: format!(", {sms} multiprocessors"),
         max_sms: Some(sms),
-        ..Case::of_row(row, ranks)
+        ..case
     });
-    let without_weights = WITHOUT_WEIGHTS.into_iter().map(move |row| Case {
-        name: format!("{}, no weights", row.name),
+    let without_weights = WITHOUT_WEIGHTS.into_iter().map(|case| Case {
+        note: ", no weights".into(),
         weights: false,
-        ..Case::of_row(row, ranks)
+        ..case
     });
-    let at_once = AT_ONCE.into_iter().map(move |row| Case {
-        name: format!("{}, all ranks at once", row.name),
+    let at_once = AT_ONCE.into_iter().map(|case| Case {
+        note: ", all ranks at once".into(),
         all_at_once: true,
-        ..Case::of_row(row, ranks)
+        ..case
     });
-    plain
-        .chain(on_few)
-        .chain(without_weights)
-        .chain(with_shared_expert(ranks))
-        .chain(at_once)
+    let plain = CASES.into_iter().chain(on_few).chain(without_weights);
+    plain.chain(with_shared_expert(ranks)).chain(at_once)
 }
 
-/// What each expert multiplies by.
-pub(super) fn scale(experts: usize) -> Vec<f32> {
-    (0..experts)
-        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
-        .collect()
-}
-
-/// A round's problem. All weights are 1 where dispatch is given none.
-fn problem(suite: &Suite<'_>, case: &Case, round: u64) -> Problem {
-    let mut problem = generate(WorkloadSpec {
-        ranks: case.tokens.len(),
-        experts: case.experts,
-        top_k: case.top_k,
-        hidden: case.hidden,
-        tokens: case.tokens.clone(),
-        routing: case.routing.clone(),
-        seed: suite.args.seed * 100 + round,
-    });
+/// A round's problem. All weights are 1 if dispatch is given none.
+fn problem(suite: &Suite<'_>, case: &Case, ranks: usize, round: u64) -> Problem {
+    let ([hidden, experts, top_k], routing) = (case.sizes, case.routing.clone());
+    let (tokens, seed) = (case.tokens.of(ranks), suite.args.seed * 100 + round);
+    let mut problem = rig::problem(tokens, [experts, top_k, hidden], routing, seed);
     if !case.weights {
         for input in &mut problem.inputs {
             input.topk_weights.fill(1.0);
@@ -263,11 +228,12 @@ fn problem(suite: &Suite<'_>, case: &Case, round: u64) -> Problem {
 
 /// The same with fewer and shorter tokens, for the simulator.
 fn shrink(mut case: Case) -> Case {
-    case.tokens
-        .iter_mut()
-        .for_each(|tokens| *tokens = tokens.div_ceil(32));
-    case.hidden = match case.format {
-        TokenFormat::Bf16 => (case.hidden / 64).next_multiple_of(8),
+    case.tokens = match case.tokens {
+        Each(tokens) => Each(tokens.div_ceil(32)),
+        First(tokens) => First(tokens.map(|tokens| tokens.div_ceil(32))),
+    };
+    case.sizes[0] = match case.format {
+        TokenFormat::Bf16 => (case.sizes[0] / 64).next_multiple_of(8),
         _ => 256,
     };
     case
@@ -299,19 +265,20 @@ fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<(
         .filter(|&(i, size)| i == 0 || *size < ranks)
     {
         for case in cases(ranks) {
-            if !case.experts.is_multiple_of(ranks) {
+            if !case.sizes[1].is_multiple_of(ranks) {
                 continue;
             }
             let case = if suite.args.quick { shrink(case) } else { case };
             // Across nodes, what matters is the way a row travels, not every shape.
             let far = index > 0;
-            let is_large = case.tokens.iter().any(|&tokens| tokens > MANY_TOKENS);
+            let most = case.tokens.of(ranks).into_iter().max();
+            let is_large = most > Some(MANY_TOKENS);
             if far && case.max_sms.is_some() && is_large {
                 continue;
             }
             let name = format!(
-                "{}, hidden {}, {ranks} ranks, {p2p_world_size} a node",
-                case.name, case.hidden
+                "{}{}, hidden {}, {ranks} ranks, {p2p_world_size} a node",
+                case.name, case.note, case.sizes[0]
             );
             let group = group.clone();
             suite.check(&name, |suite| {
@@ -329,29 +296,25 @@ fn run_case(
     p2p_world_size: usize,
     far: bool,
 ) -> Result<Outcome> {
-    let most = case.tokens.iter().copied().max().unwrap_or(0).max(1);
+    let ranks = group.ranks() as usize;
+    let ([hidden, experts, top_k], tokens) = (case.sizes, case.tokens.of(ranks));
+    let most = tokens.into_iter().max().unwrap_or(0).max(1);
     // Large problems keep the oracle busy: fewer ways, one round.
     let large = most > MANY_TOKENS;
     let rounds = if large { 1 } else { 2 };
     let problems: Vec<_> = (0..rounds)
-        .map(|round| problem(suite, case, round))
+        .map(|round| problem(suite, case, ranks, round))
         .collect();
-    let scale = scale(case.experts);
-    let oracles: Vec<_> = problems
-        .iter()
-        .map(|problem| {
-            let compared = Compared::with_shared(case.shared);
-            Oracle::of(problem, &scale, case.format, compared)
-        })
-        .collect();
-    let capacity = problems
-        .iter()
-        .map(|p| capacity_with(p, case.format, case.shared))
-        .fold(Capacity::default(), formats::larger);
-    let capacity = Capacity {
-        scale_blocks: capacity.scale_blocks + 1,
-        ..formats::with_spare_rows(capacity, case.format, 3)
+    let scale = factors(experts, 0);
+    let compared = Compared::with_shared(case.shared);
+    let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
+    let oracles: Vec<_> = problems.iter().map(oracle).collect();
+    let sizes = Config {
+        format: case.format,
+        shared_expert: case.shared,
+        ..Config::new(experts, top_k, hidden, most)
     };
+    let room = Settings::of(sizes, &problems).with_spare(3, 1);
     let all = [
         (CombineMode::Reduced, true, false),
         (CombineMode::Exact, true, true),
@@ -367,49 +330,37 @@ fn run_case(
             continue;
         }
         // Kernels compiled for one case serve others, with fewer tokens than planned.
-        let planned = match case.hidden >= SPECIALISED_HIDDEN {
-            true => most.next_multiple_of(128),
-            false => most,
+        let planned = if hidden >= SPECIALISED_HIDDEN {
+            most.next_multiple_of(128)
+        } else {
+            most
         };
         let config = Config {
             p2p_world_size: Some(p2p_world_size),
-            format: case.format,
             combine,
             deadline: suite.deadline(),
             max_sms: case.max_sms,
-            shared_expert: case.shared,
+            max_tokens_per_rank: planned,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
-            specialise: weights && case.hidden >= SPECIALISED_HIDDEN && !suite.args.general,
-            ..Config::new(case.experts, case.top_k, case.hidden, planned)
+            specialise: weights && hidden >= SPECIALISED_HIDDEN && !suite.args.general,
+            ..sizes
         };
         let settings = Settings {
-            config,
-            capacity,
             split,
+            apart: !weights,
+            weights: case.weights,
+            config,
+            ..room
         };
         let mut session = suite.session(group, &settings, 1)?;
-        session.give_weights(case.weights);
         session.call_all_at_once(case.all_at_once);
-        let result = problems
-            .iter()
-            .zip(&oracles)
+        let result = (problems.iter().zip(&oracles))
             .try_for_each(|(problem, oracle)| {
-                verify_round(&mut session, &settings, problem, oracle, &scale, weights)
+                let outputs = session.round(problem, &scale)?;
+                anyhow::Ok(oracle.verify(combine, weights, &outputs)?)
             })
             .with_context(|| format!("{combine:?}, weights {weights}, split {split}"));
         suite.conclude(session, result)?;
     }
     Ok(Outcome::Passed)
-}
-
-fn verify_round(
-    session: &mut Session,
-    settings: &Settings,
-    problem: &Problem,
-    oracle: &Oracle,
-    scale: &[f32],
-    weights: bool,
-) -> Result<()> {
-    let outputs = session.round(problem, scale, weights)?;
-    Ok(oracle.verify(settings.config.combine, weights, &outputs)?)
 }

@@ -9,11 +9,12 @@ use ferry::{
     CloseError, CombineInput, CombineOutput, Communicator, Config, Device, DispatchInput,
     DispatchOutput, Error, Lease, Plan,
 };
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
-use ferry_reference::{CombineMode, Dispatched, Problem, RankInput, bf16, combine, dispatch};
+use ferry_reference::workload::Routing;
+use ferry_reference::{CombineMode, Dispatched, RankInput, bf16, combine, dispatch};
 
 use super::Suite;
 use super::on_devices::{self, Case, Devices};
+use crate::rig;
 
 const HIDDEN: usize = 256;
 const TOKENS: usize = 24;
@@ -126,15 +127,9 @@ struct Expected {
 fn prepare(suite: &Suite<'_>, devices: &Devices, track: bool) -> Result<(Vec<Rank>, Expected)> {
     let group = suite.group();
     let experts = 4 * suite.ranks();
-    let problem: Problem = generate(WorkloadSpec {
-        ranks: suite.ranks(),
-        experts,
-        top_k: TOP_K,
-        hidden: HIDDEN,
-        tokens: vec![TOKENS; suite.ranks()],
-        routing: Routing::Holes { probability: 0.1 },
-        seed: 5,
-    });
+    let routing = Routing::Holes { probability: 0.1 };
+    let tokens = vec![TOKENS; suite.ranks()];
+    let problem = rig::problem(tokens, [experts, TOP_K, HIDDEN], routing, 5);
     let plan = Plan::new(
         group,
         Config {

@@ -15,7 +15,7 @@ use ferry::{
 
 use super::Suite;
 use super::on_devices::{self, Case, Devices};
-use crate::session::strict;
+use crate::rig::strict;
 
 const HIDDEN: usize = 8;
 const TOKENS: usize = 3;

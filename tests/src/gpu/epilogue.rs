@@ -1,27 +1,16 @@
 //! Combines with options: each alone and all together, in every element, in both modes, fused and
 //! split, with Ferry's own steps and with the epilogue of a crate of its own.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use anyhow::{Result, bail};
+use anyhow::{Error, Result};
 use ferry::layout::OutputElement;
 use ferry::{Config, Group};
 
 use super::{Outcome, Suite};
 use crate::group::GroupKind;
-use crate::simulated::finish::{Options, run_own};
-use crate::simulated::{Case, Return, gpu_case};
+use crate::rig::{Case, Options, Return, Run, caught, gpu_case, run_own};
 
 /// Cases of each kind.
 const CASES: u64 = 24;
-
-const NONE: Options = Options {
-    row_scales: false,
-    biases: [false; 2],
-    residual: false,
-    row_weights: false,
-    element: OutputElement::Bf16,
-};
 
 const ALL: Options = Options {
     row_scales: true,
@@ -31,73 +20,21 @@ const ALL: Options = Options {
     element: OutputElement::F32,
 };
 
-/// Each option alone, and all.
-const ALONE: [(&str, Options); 8] = [
-    (
-        "row scales",
-        Options {
-            row_scales: true,
-            ..NONE
-        },
-    ),
-    (
-        "bias 1",
-        Options {
-            biases: [true, false],
-            ..NONE
-        },
-    ),
-    (
-        "bias 2",
-        Options {
-            biases: [false, true],
-            ..NONE
-        },
-    ),
-    (
-        "residual",
-        Options {
-            residual: true,
-            ..NONE
-        },
-    ),
-    (
-        "row weights",
-        Options {
-            row_weights: true,
-            ..NONE
-        },
-    ),
-    (
-        "f16",
-        Options {
-            element: OutputElement::F16,
-            ..NONE
-        },
-    ),
-    (
-        "f32",
-        Options {
-            element: OutputElement::F32,
-            ..NONE
-        },
-    ),
-    ("all", ALL),
-];
-
 pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
-    for (name, options) in ALONE {
+    let each_alone = Options::ALONE.into_iter().chain([("all", ALL)]);
+    let named = each_alone.map(|(name, options)| (name, Some(options)));
+    for (name, options) in named.chain([("any", None)]) {
         suite.check(&format!("combine with options: {name}"), |suite| {
             let group = suite.group().clone();
-            each(suite, |case, config| options.run(&group, case, config))
+            each(suite, |case, config| {
+                let case = Case {
+                    finish: options.or(Some(Options::any(case.seed))),
+                    ..case.clone()
+                };
+                Run::on(&group, config, &case, &case.problems(), |_, _| {}).expect_success();
+            })
         })?;
     }
-    suite.check("combine with options: any", |suite| {
-        let group = suite.group().clone();
-        each(suite, |case, config| {
-            Options::any(case.seed).run(&group, case, config)
-        })
-    })?;
     suite.check("combine with an epilogue of a crate of its own", |suite| {
         let Some(group) = own_group(suite)? else {
             return Ok(Outcome::Skipped("not on local GPUs".into()));
@@ -124,11 +61,7 @@ fn each(suite: &Suite<'_>, run: impl Fn(&Case, Config)) -> Result<Outcome> {
             deadline: suite.deadline(),
             ..case.config()
         };
-        // What is wrong panics with the whole case.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&case, config))) {
-            let text = panic.downcast_ref::<String>();
-            bail!("{}", text.map_or("it panicked", String::as_str));
-        }
+        caught(|| run(&case, config)).map_err(Error::msg)?;
     }
     Ok(Outcome::Passed)
 }

@@ -1,4 +1,4 @@
-//! In exact mode, given the same rows of the experts, a token's result is the same bits on any
+//! Exact mode: given the same rows of the experts, a token's result is the same bits on any
 //! number of ranks, and wherever the experts live: rows are summed in top-k order, whichever way
 //! they came.
 
@@ -11,14 +11,14 @@ use ferry_reference::{Problem, RankInput, bf16};
 
 use super::{Outcome, Suite};
 use crate::group::{GroupKind, open};
-use crate::session::{Session, Settings};
+use crate::rig::{Dice, Session, Settings};
 use crate::verify::{Oracle, compare_rows};
 
 /// Tokens, experts and what they answer, to be spread over ranks in many ways.
 pub struct Spreadable {
     /// All tokens on one rank.
     whole: Problem,
-    /// What each expert multiplies by.
+    /// Factor of each expert.
     scale: Vec<f32>,
     format: TokenFormat,
     /// Whether the rows of a token are summed.
@@ -33,25 +33,6 @@ struct Spread {
     scale: Vec<f32>,
     /// The first token of each rank.
     starts: Vec<usize>,
-}
-
-/// Knuth's MMIX generator.
-pub struct Random(u64);
-
-impl Random {
-    /// The same numbers for the same seed.
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Less than `end`, which is not 0.
-    pub const fn below(&mut self, end: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % end as u64) as usize
-    }
 }
 
 impl Spreadable {
@@ -83,42 +64,43 @@ impl Spreadable {
         }
     }
 
-    /// What a session of any spread needs.
+    /// Settings of a session for any spread.
     pub fn settings(&self, p2p_world_size: usize, split: bool) -> Settings {
         let tokens = self.whole.inputs[0].tokens;
-        let needed = Capacity {
-            rows: tokens * self.whole.top_k,
-            scale_blocks: tokens * self.whole.top_k / 128 + self.whole.experts,
+        let Problem {
+            experts,
+            top_k,
+            hidden,
+            ..
+        } = self.whole;
+        let config = Config {
+            p2p_world_size: Some(p2p_world_size),
+            format: self.format,
+            combine: CombineMode::Exact,
+            deadline: Duration::from_secs(20),
+            ..Config::new(experts, top_k, hidden, tokens.max(1))
         };
-        Settings {
-            config: Config {
-                p2p_world_size: Some(p2p_world_size),
-                format: self.format,
-                combine: CombineMode::Exact,
-                deadline: Duration::from_secs(20),
-                ..Config::new(
-                    self.whole.experts,
-                    self.whole.top_k,
-                    self.whole.hidden,
-                    tokens.max(1),
-                )
+        let settings = Settings {
+            capacity: Capacity {
+                rows: tokens * top_k,
+                scale_blocks: tokens * top_k / 128 + experts,
             },
-            // All may come to one rank, and every expert's rows be padded.
-            capacity: crate::formats::with_spare_rows(needed, self.format, 3 * self.whole.experts),
             split,
-        }
+            apart: !self.weights,
+            ..Settings::of(config, &[])
+        };
+        // All may come to one rank, and every expert's rows be padded.
+        settings.with_spare(3 * experts, 0)
     }
 
     /// The tokens in order, but cut anywhere, and the experts under other numbers.
     fn spread(&self, ranks: usize, seed: u64) -> Spread {
-        let mut random = Random::new(seed);
+        let mut dice = Dice::new(seed);
         let (whole, input) = (&self.whole, &self.whole.inputs[0]);
         let mut ids: Vec<usize> = (0..whole.experts).collect();
-        for last in (1..ids.len()).rev() {
-            ids.swap(last, random.below(last + 1));
-        }
+        dice.shuffle(&mut ids);
         let mut starts = vec![0];
-        starts.extend((1..ranks).map(|_| random.below(input.tokens + 1)));
+        starts.extend((1..ranks).map(|_| dice.below(input.tokens + 1)));
         starts.sort_unstable();
         let ends = starts.iter().skip(1).copied().chain([input.tokens]);
         let inputs = starts.iter().zip(ends).map(|(&start, end)| {
@@ -156,7 +138,7 @@ impl Spreadable {
     /// Runs a round of one spread on the session's ranks and compares all bits. Collective.
     pub fn run(&self, session: &mut Session, ranks: usize, seed: u64) -> Result<()> {
         let spread = self.spread(ranks, seed);
-        let outputs = session.round(&spread.problem, &spread.scale, self.weights)?;
+        let outputs = session.round(&spread.problem, &spread.scale)?;
         let hidden = self.whole.hidden;
         let token = hidden * if self.weights { 1 } else { self.whole.top_k };
         for output in outputs {

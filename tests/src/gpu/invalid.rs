@@ -3,13 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use ferry::{CombineMode, Config, Fault, FaultKind, InputFault, TokenFormat};
-use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry::{Fault, FaultKind, InputFault};
+use ferry_reference::{Problem, bf16};
 
+use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
-use crate::session::{Session, Settings, Turn};
-use crate::verify::{Oracle, capacity_for, compare_rows};
+use crate::rig::{Session, Settings, Turn};
 
 const EXPERTS: usize = 64;
 const TOP_K: usize = 8;
@@ -27,19 +26,12 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 }
 
 fn problem(suite: &Suite<'_>) -> Problem {
-    let (tokens, hidden) = match suite.args.quick {
-        true => (128, 128),
-        false => (4096, 2048),
+    let (tokens, hidden) = if suite.args.quick {
+        (128, 128)
+    } else {
+        (4096, 2048)
     };
-    generate(WorkloadSpec {
-        ranks: suite.ranks(),
-        experts: EXPERTS,
-        top_k: TOP_K,
-        hidden,
-        tokens: vec![tokens; suite.ranks()],
-        routing: Routing::Uniform,
-        seed: suite.args.seed * 77 + 9,
-    })
+    suite.uniform(tokens, [EXPERTS, TOP_K, hidden], suite.args.seed * 77 + 9)
 }
 
 /// Ids around all that exist, -1 left out: it means that an entry is not routed.
@@ -58,8 +50,8 @@ struct Problems {
     lost: usize,
     good: Problem,
     bad: Problem,
-    wanted: Vec<Vec<ferry_reference::bf16>>,
-    wanted_of_bad: Vec<Vec<ferry_reference::bf16>>,
+    wanted: Vec<Vec<bf16>>,
+    wanted_of_bad: Vec<Vec<bf16>>,
 }
 
 impl Problems {
@@ -70,14 +62,10 @@ impl Problems {
         let ids = bad.inputs[lost].topk_ids.iter_mut().enumerate();
         ids.for_each(|(entry, id)| *id = id_of_none(entry));
         as_routed.inputs[lost].topk_ids.fill(-1);
-        let combined = |problem: &Problem| {
-            Oracle::new(problem, &[1.0; EXPERTS], TokenFormat::Bf16)
-                .combined(CombineMode::Reduced, true)
-        };
         Self {
             lost,
-            wanted: combined(&good),
-            wanted_of_bad: combined(&as_routed),
+            wanted: returned(&good),
+            wanted_of_bad: returned(&as_routed),
             good,
             bad,
         }
@@ -86,32 +74,18 @@ impl Problems {
 
 fn no_expert(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problems = Problems::of(suite);
-    let config = Config {
-        deadline: suite.deadline(),
-        ..Config::new(
-            EXPERTS,
-            TOP_K,
-            problems.good.hidden,
-            problems.good.inputs[0].tokens,
-        )
-    };
-    let settings = Settings {
-        config,
-        capacity: capacity_for(&problems.good, TokenFormat::Bf16),
-        split: false,
-    };
-    let group = suite.group().clone();
-    let mut session = suite.session(&group, &settings, 2)?;
-    let more = suite.open.scaled(MOST_MORE);
-    let result = rounds(&mut session, &problems, more, suite.is_simulated());
-    let figures = result.as_ref().cloned().unwrap_or_default();
-    suite.conclude(session, result.map(drop))?;
+    let good = std::slice::from_ref(&problems.good);
+    let settings = Settings::of(suite.config(good), good);
+    let figures = suite.with_session(&settings, 2, |suite, session| {
+        let more = suite.open.scaled(MOST_MORE);
+        rounds(session, &problems, more, suite.is_simulated())
+    })?;
     Ok(Outcome::Measured(figures))
 }
 
 /// The slots with the good and the bad inputs, and the place where the results of both go.
-const GOOD: Turn = Turn { slot: 0, into: 1 };
-const BAD: Turn = Turn { slot: 1, into: 1 };
+const GOOD: Turn = Turn::of(0, 1);
+const BAD: Turn = Turn::of(1, 1);
 
 /// Good rounds, bad ones, and a good one again.
 fn rounds(
@@ -130,7 +104,7 @@ fn rounds(
         session.synchronize()?;
         usual = if round == 0 { usual } else { usual.max(took) };
     }
-    compare(session, problems, &problems.wanted)?;
+    compare(session, GOOD, &problems.wanted)?;
     let most = MOST_TIMES * usual + more;
     let (mut slowest, mut epoch) = (Duration::ZERO, 0);
     for round in 0..3 {
@@ -143,7 +117,7 @@ fn rounds(
             );
             epoch = fault.epoch;
         }
-        compare(session, problems, &problems.wanted_of_bad)?;
+        compare(session, GOOD, &problems.wanted_of_bad)?;
         // The simulator's time is not a GPU's.
         ensure!(
             is_simulated || took <= most,
@@ -151,9 +125,9 @@ fn rounds(
         );
         slowest = slowest.max(took);
     }
-    enqueue(session, GOOD)?;
+    session.launch_all(GOOD)?;
     session.synchronize()?;
-    compare(session, problems, &problems.wanted)?;
+    compare(session, GOOD, &problems.wanted)?;
     Ok(format!(
         "{slowest:?} without experts, others {usual:?}, host wall time"
     ))
@@ -162,17 +136,12 @@ fn rounds(
 /// A round's wall time, until the last local rank is done. All ranks begin together, because each
 /// has just ended a good round. What they say is not asked for.
 fn timed(session: &mut Session, turn: Turn) -> Result<Duration> {
-    enqueue(session, GOOD)?;
+    session.launch_all(GOOD)?;
     wait(session)?;
     let start = Instant::now();
-    enqueue(session, turn)?;
+    session.launch_all(turn)?;
     wait(session)?;
     Ok(start.elapsed())
-}
-
-fn enqueue(session: &mut Session, turn: Turn) -> Result<()> {
-    let order: Vec<usize> = (0..session.local_ranks().len()).collect();
-    Ok(session.launch_identity(turn, &order, |_| ())?)
 }
 
 fn wait(session: &mut Session) -> Result<()> {
@@ -203,21 +172,4 @@ fn told(session: &Session, problems: &Problems) -> Result<Option<Fault>> {
         }
     }
     Ok(told)
-}
-
-fn compare(
-    session: &Session,
-    problems: &Problems,
-    wanted: &[Vec<ferry_reference::bf16>],
-) -> Result<()> {
-    for (rank, given) in session.combined(GOOD)? {
-        compare_rows(
-            rank,
-            "combined",
-            &wanted[rank],
-            &given,
-            problems.good.hidden,
-        )?;
-    }
-    Ok(())
 }

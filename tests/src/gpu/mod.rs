@@ -25,7 +25,7 @@ mod faults;
 mod held;
 mod invalid;
 pub mod killed;
-mod local;
+pub mod local;
 #[cfg(feature = "cudarc")]
 mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]
@@ -50,19 +50,21 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ferry::{Group, Rank};
+use ferry::{Config, Group, Rank};
+use ferry_reference::Problem;
+use ferry_reference::workload::Routing;
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
 #[cfg(feature = "cuda")]
 use crate::probes::ProbePtx;
-use crate::session::{Session, Settings};
+use crate::rig::{self, Session, Settings};
 use crate::sharing;
 
 /// Options of `ferry-tests gpu`.
 #[derive(clap::Args, Debug)]
 pub struct GpuArgs {
-    /// Where the ranks are
+    /// Place of the ranks
     #[arg(long, value_enum, default_value = "local")]
     pub group: GroupKind,
     /// Ranks of a local or simulated group [default: all GPUs; 4 in the simulator]
@@ -95,13 +97,13 @@ pub struct GpuArgs {
     /// Rounds back to back without a reset
     #[arg(long, default_value_t = 1000)]
     rounds: usize,
-    /// Of inputs, delays and the simulator
+    /// Seed of inputs, delays and the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write a JSON line for every test
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How ranks have GPUs, and processes meet.
+    /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
     /// PTX in place of the embedded one.
@@ -110,7 +112,7 @@ pub struct GpuArgs {
 }
 
 impl GpuArgs {
-    /// How to open a group of so many ranks.
+    /// Options of a group of so many ranks.
     fn group_options(&self, ranks: usize) -> GroupOptions {
         GroupOptions {
             kind: self.group,
@@ -131,12 +133,12 @@ impl GpuArgs {
 /// Longest wait of a kernel where somebody is missing, of ranks that have a GPU each.
 const SHORT_DEADLINE: Duration = Duration::from_millis(500);
 
-/// How a test came out where it did not fail.
+/// End of a test that did not fail.
 enum Outcome {
     Passed,
-    /// With the reason.
+    /// Skipped, with the reason.
     Skipped(String),
-    /// With what was measured.
+    /// Passed, with what was measured.
     Measured(String),
 }
 
@@ -144,7 +146,7 @@ enum Outcome {
 struct Suite<'a> {
     args: &'a GpuArgs,
     open: OpenGroup,
-    /// Of the kernels that convert and write.
+    /// PTX of the kernels that convert and write.
     #[cfg(feature = "cuda")]
     probes: ProbePtx,
     passed: usize,
@@ -153,7 +155,7 @@ struct Suite<'a> {
     /// Not begun, because the time was over.
     not_run: usize,
     start: Instant,
-    /// Where a line for every test goes, in the process that speaks for the group.
+    /// File for a line of every test, in the process that speaks for the group.
     json: Option<File>,
 }
 
@@ -306,9 +308,43 @@ impl Suite<'_> {
 
     /// Closes a session that served its test on every process. If it did not on one, it is
     /// dropped on all, because closing waits for everyone. Collective.
-    fn conclude(&mut self, session: Session, result: Result<()>) -> Result<()> {
-        self.open.agree(result)?;
-        Ok(session.close()?)
+    fn conclude<T>(&mut self, session: Session, result: Result<T>) -> Result<T> {
+        let value = self.open.agree(result)?;
+        session.close()?;
+        Ok(value)
+    }
+
+    /// Runs a test on a session of its own. Collective.
+    fn with_session<T>(
+        &mut self,
+        settings: &Settings,
+        slots: usize,
+        run: impl FnOnce(&Self, &mut Session) -> Result<T>,
+    ) -> Result<T> {
+        let mut session = self.session(&self.group().clone(), settings, slots)?;
+        let result = run(self, &mut session);
+        self.conclude(session, result)
+    }
+
+    /// So many tokens of each rank, of `[experts, top_k, hidden]`, all experts equally likely.
+    fn uniform(&self, tokens: usize, sizes: [usize; 3], seed: u64) -> Problem {
+        rig::problem(vec![tokens; self.ranks()], sizes, Routing::Uniform, seed)
+    }
+
+    /// Configuration of a plan for these problems, all of the same sizes.
+    fn config(&self, problems: &[Problem]) -> Config {
+        let inputs = problems.iter().flat_map(|problem| &problem.inputs);
+        let most = inputs.map(|input| input.tokens).max().unwrap_or(0);
+        let Problem {
+            experts,
+            top_k,
+            hidden,
+            ..
+        } = problems[0];
+        Config {
+            deadline: self.deadline(),
+            ..Config::new(experts, top_k, hidden, most.max(1))
+        }
     }
 
     /// Runs a test on every process; it failed if it failed on any.

@@ -1,4 +1,4 @@
-//! What orders kernels on a GPU that ranks of one process share. A rank's kernel waits there for the others';
+//! Order of kernels on a GPU that ranks of one process share. A rank's kernel waits there for the others';
 //! what waits for it before the others' are launched ends with the deadline.
 //!
 //! Each case says how it ended: right, slow, or with the deadline. Those that Ferry or the driver promises to
@@ -13,20 +13,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ferry::cuda::CudaDevice;
-use ferry::{CombineMode, Config, Device, Error, Fault, FaultKind, Rank, TokenFormat};
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry::{Config, Device, Error, Fault, FaultKind, Rank};
 use ferry_reference::{Problem, bf16};
 
 use super::ending::Ending;
 use super::expected::require;
+use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
 use crate::group::GroupKind;
-use crate::session::{Session, Settings, Turn};
-use crate::verify::{Oracle, capacity_for, compare_rows};
+use crate::rig::{Session, Settings, Turn};
 
 /// Longest wait of a kernel.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How long the first rank's kernel has to begin.
+/// Time that the first rank's kernel has to begin.
 const HEAD_START: Duration = Duration::from_millis(2);
 const HIDDEN: usize = 1024;
 const TOKENS: usize = 16;
@@ -103,10 +102,10 @@ enum Kernels {
 /// Ranks with a round to make, the first two of which share a GPU.
 struct Scene {
     session: Session,
-    /// That of the first rank.
+    /// Device of the first rank.
     device: Arc<CudaDevice>,
     problem: Problem,
-    /// What combine must give.
+    /// Results of the round, by rank.
     wanted: Vec<Vec<bf16>>,
     /// The time of a round, once one has run.
     usual: Duration,
@@ -114,17 +113,8 @@ struct Scene {
 
 impl Scene {
     fn new(suite: &Suite<'_>, kernels: Kernels) -> Result<Self> {
-        let ranks = suite.ranks();
-        let experts = 8 * ranks;
-        let problem = generate(WorkloadSpec {
-            ranks,
-            experts,
-            top_k: 8,
-            hidden: HIDDEN,
-            tokens: vec![TOKENS; ranks],
-            routing: Routing::Uniform,
-            seed: suite.args.seed * 77,
-        });
+        let experts = 8 * suite.ranks();
+        let problem = suite.uniform(TOKENS, [experts, 8, HIDDEN], suite.args.seed * 77);
         let config = Config {
             deadline: DEADLINE,
             specialise: kernels == Kernels::New,
@@ -135,19 +125,13 @@ impl Scene {
                 TOKENS + usize::from(kernels == Kernels::New),
             )
         };
-        let settings = Settings {
-            config,
-            capacity: capacity_for(&problem, TokenFormat::Bf16),
-            split: false,
-        };
-        let wanted = Oracle::new(&problem, &vec![1.0; experts], TokenFormat::Bf16)
-            .combined(CombineMode::Reduced, true);
+        let settings = Settings::of(config, std::slice::from_ref(&problem));
         let group = suite.group();
         let mut scene = Self {
             session: Session::new(group, &settings)?,
             device: group.cuda(Rank(0)).context("not on GPUs")?,
+            wanted: returned(&problem),
             problem,
-            wanted,
             usual: Duration::ZERO,
         };
         scene.session.upload(0, &scene.problem)?;
@@ -184,11 +168,11 @@ impl Scene {
         &mut self,
         call: impl FnOnce(&CudaDevice) -> Result<()>,
     ) -> Result<Result<(), Error>> {
-        let launched = self.session.launch_identity_on(0, Turn::FIRST);
+        let launched = self.session.launch(0, Turn::RETURNED);
         std::thread::sleep(HEAD_START);
         call(&self.device)?;
         let mut others = 1..self.ranks();
-        let launch = |index| self.session.launch_identity_on(index, Turn::FIRST);
+        let launch = |index| self.session.launch(index, Turn::RETURNED);
         Ok(launched.and_then(|()| others.try_for_each(launch)))
     }
 
@@ -201,8 +185,8 @@ impl Scene {
         Ok(())
     }
 
-    /// How a round ended that took so long. An error if the results are wrong, or if ranks failed for another
-    /// reason than that one did not come in time.
+    /// Judges the end of a round that took so long. An error if the results are wrong, or if ranks failed for
+    /// another reason than that one did not come in time.
     fn ending(&self, took: Duration, launched: Result<(), Error>) -> Result<Ending> {
         let outcomes = self.session.outcomes();
         let errors = outcomes.into_iter().filter_map(|(_, said)| match said {
@@ -213,9 +197,7 @@ impl Scene {
         if let Some(error) = launched.err().into_iter().chain(errors).next() {
             return missed(error);
         }
-        for (rank, given) in self.session.combined(Turn::FIRST)? {
-            compare_rows(rank, "combined", &self.wanted[rank], &given, HIDDEN)?;
-        }
+        compare(&self.session, Turn::RETURNED, &self.wanted)?;
         Ok(Ending::of(took, self.usual))
     }
 

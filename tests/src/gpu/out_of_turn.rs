@@ -3,15 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::cuda::CudaGraph;
 use ferry::layout::Kernel;
-use ferry::{CombineMode, Config, Error, Fault, FaultKind, Rank, Stream, TokenFormat};
+use ferry::{CombineMode, Config, Error, Fault, FaultKind, Rank, TokenFormat};
 use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
-use crate::session::{Session, Settings};
-use crate::verify::{Oracle, capacity_for};
+use crate::rig::{Graphs, Session, Settings};
+use crate::verify::Oracle;
 
 const EXPERTS: usize = 64;
 /// Longest wait where a rank was refused.
@@ -46,12 +44,12 @@ enum Part {
 }
 
 impl Part {
-    /// The calls that it consists of: see [`Session::launch_half`].
-    fn halves(self) -> std::ops::Range<usize> {
-        match self {
-            Self::Dispatch => 0..2,
-            Self::Combine => 2..4,
-        }
+    /// Captures the calls that it consists of on each local rank; `None` if there is nothing to capture with.
+    fn capture(self, suite: &Suite<'_>, session: &mut Session) -> Result<Option<Graphs>> {
+        let first = 2 * self as usize;
+        Graphs::capture(suite.group(), session, |session, index| {
+            (first..first + 2).try_for_each(|half| session.launch_half(index, half))
+        })
     }
 
     /// Its first kernel and its last one.
@@ -65,78 +63,29 @@ impl Part {
     }
 }
 
-/// Graphs of a local rank.
-struct Graphs {
-    rank: usize,
-    stream: Stream,
-    dispatch: CudaGraph,
-    combine: CudaGraph,
+/// Graphs of both parts on the local ranks; `None` if there is nothing to capture with.
+fn capture(suite: &Suite<'_>, session: &mut Session) -> Result<Option<[Graphs; 2]>> {
+    let dispatch = Part::Dispatch.capture(suite, session)?;
+    let combine = Part::Combine.capture(suite, session)?;
+    Ok(dispatch
+        .zip(combine)
+        .map(|(dispatch, combine)| [dispatch, combine]))
 }
 
-impl Graphs {
-    /// Captures the graphs of each local rank; `None` if there is nothing to capture with.
-    fn of(suite: &Suite<'_>, session: &mut Session) -> Result<Option<Vec<Self>>> {
-        let mut graphs = Vec::new();
-        for (index, rank) in session.local_ranks().into_iter().enumerate() {
-            let Some(device) = suite.group().cuda(Rank(rank as u32)) else {
-                return Ok(None);
-            };
-            let (_, stream) = session.local(index);
-            let mut capture = |part: Part| {
-                device.capture(stream, || {
-                    let mut halves = part.halves();
-                    halves.try_for_each(|half| session.launch_half(index, half, true))
-                })
-            };
-            graphs.push(Self {
-                rank,
-                stream,
-                dispatch: capture(Part::Dispatch)?,
-                combine: capture(Part::Combine)?,
-            });
-        }
-        Ok(Some(graphs))
+/// Outcome of a test that has graphs, unless it is false.
+fn outcome(had_graphs: bool) -> Outcome {
+    if had_graphs {
+        Outcome::Passed
+    } else {
+        Outcome::Skipped("needs CUDA graphs".into())
     }
-
-    fn launch(&mut self, part: Part) -> Result<(), Error> {
-        match part {
-            Part::Dispatch => self.dispatch.launch(self.stream),
-            Part::Combine => self.combine.launch(self.stream),
-        }
-    }
-}
-
-/// Enqueues a part on every local rank.
-fn launch_all(graphs: &mut [Graphs], part: Part) -> Result<(), Error> {
-    graphs.iter_mut().try_for_each(|graphs| graphs.launch(part))
 }
 
 fn problem(suite: &Suite<'_>, tokens: usize, seed: u64) -> Problem {
-    let ranks = suite.ranks();
-    generate(WorkloadSpec {
-        ranks,
-        experts: EXPERTS / ranks * ranks,
-        top_k: 8,
-        hidden: if suite.args.quick { 256 } else { 7168 },
-        tokens: vec![tokens; ranks],
-        routing: Routing::Uniform,
-        seed: suite.args.seed * 9000 + seed,
-    })
-}
-
-fn settings(problems: &[Problem], tokens: usize, split: bool, deadline: Duration) -> Settings {
-    let capacities = problems.iter().map(|p| capacity_for(p, TokenFormat::Bf16));
-    let Problem {
-        experts, hidden, ..
-    } = problems[0];
-    Settings {
-        config: Config {
-            deadline,
-            ..Config::new(experts, 8, hidden, tokens)
-        },
-        capacity: capacities.fold(Default::default(), crate::formats::larger),
-        split,
-    }
+    let experts = EXPERTS / suite.ranks() * suite.ranks();
+    let hidden = if suite.args.quick { 256 } else { 7168 };
+    let seed = suite.args.seed * 9000 + seed;
+    suite.uniform(tokens, [experts, 8, hidden], seed)
 }
 
 /// Rounds whose dispatches and combines are graphs, with experts between them that the host plays,
@@ -145,40 +94,36 @@ fn in_turn(suite: &mut Suite<'_>, tokens: usize, split: bool) -> Result<Outcome>
     let problems: Vec<_> = (0..ROUNDS)
         .map(|seed| problem(suite, tokens, seed))
         .collect();
-    let settings = settings(&problems, tokens, split, suite.deadline());
-    let group = suite.group().clone();
-    let mut session = suite.session(&group, &settings, 1)?;
-    let result = rounds_in_turn(suite, &mut session, &problems);
-    let outcome = result.as_ref().ok().copied();
-    suite.conclude(session, result.map(drop))?;
-    Ok(match outcome {
-        Some(false) => Outcome::Skipped("needs CUDA graphs".into()),
-        _ => Outcome::Passed,
-    })
+    let settings = Settings {
+        split,
+        ..Settings::of(suite.config(&problems), &problems)
+    };
+    let had_graphs = suite.with_session(&settings, 1, |suite, session| {
+        rounds_in_turn(suite, session, &problems)
+    })?;
+    Ok(outcome(had_graphs))
 }
 
-/// Whether there were graphs.
+/// Returns whether there were graphs.
 fn rounds_in_turn(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]) -> Result<bool> {
     let scale = [1.5; EXPERTS];
     session.upload(0, &problems[0])?;
-    let Some(mut graphs) = Graphs::of(suite, session)? else {
+    let Some(mut graphs) = capture(suite, session)? else {
         return Ok(false);
     };
     for (round, problem) in problems.iter().enumerate() {
         let oracle = Oracle::new(problem, &scale, TokenFormat::Bf16);
         let outputs = if round % 3 == 2 {
-            session.round(problem, &scale, true)?
+            session.round(problem, &scale)?
         } else {
             session.upload(0, problem)?;
             session.poison()?;
-            launch_all(&mut graphs, Part::Dispatch)?;
+            graphs[0].launch_all()?;
             session.synchronize()?;
             session.run_experts(problem, &scale)?;
-            launch_all(&mut graphs, Part::Combine)?;
+            graphs[1].launch_all()?;
             session.synchronize()?;
-            (0..graphs.len())
-                .map(|local| session.outputs_on(local, true))
-                .collect::<Result<_, _>>()?
+            session.outputs()?
         };
         oracle
             .verify(CombineMode::Reduced, true, &outputs)
@@ -218,21 +163,24 @@ fn twice(suite: &mut Suite<'_>, twice: Twice) -> Result<Outcome> {
         return Ok(Outcome::Skipped("needs two ranks".into()));
     }
     let problem = problem(suite, 128, 100);
-    let settings = settings(std::slice::from_ref(&problem), 128, split, SHORT_DEADLINE);
+    let problems = std::slice::from_ref(&problem);
+    let config = Config {
+        deadline: SHORT_DEADLINE,
+        ..suite.config(problems)
+    };
+    let settings = Settings {
+        split,
+        ..Settings::of(config, problems)
+    };
     let group = suite.group().clone();
     let mut session = suite.session(&group, &settings, 1)?;
     let result = refused(suite, &mut session, &problem, twice);
-    let outcome = result.as_ref().ok().copied();
     // Not closed: that is collective, and they gave up.
     drop(session);
-    suite.open.agree(result.map(drop))?;
-    Ok(match outcome {
-        Some(false) => Outcome::Skipped("needs CUDA graphs".into()),
-        _ => Outcome::Passed,
-    })
+    Ok(outcome(suite.open.agree(result)?))
 }
 
-/// Whether there were graphs.
+/// Returns whether there were graphs.
 fn refused(
     suite: &Suite<'_>,
     session: &mut Session,
@@ -241,26 +189,26 @@ fn refused(
 ) -> Result<bool> {
     let Twice { part, all, .. } = twice;
     session.upload(0, problem)?;
-    let Some(mut graphs) = Graphs::of(suite, session)? else {
+    let Some(mut graphs) = capture(suite, session)? else {
         return Ok(false);
     };
     for part in [Part::Dispatch, Part::Combine, Part::Dispatch] {
-        launch_all(&mut graphs, part)?;
+        graphs[part as usize].launch_all()?;
     }
     if part == Part::Combine {
-        launch_all(&mut graphs, Part::Combine)?;
+        graphs[1].launch_all()?;
     }
     session.synchronize()?;
     let start = Instant::now();
-    for graphs in &mut graphs {
-        if all || graphs.rank == 0 {
-            graphs.launch(part)?;
+    for (index, rank) in session.local_ranks().into_iter().enumerate() {
+        if all || rank == 0 {
+            graphs[part as usize].launch(index)?;
             continue;
         }
         if part == Part::Dispatch {
-            graphs.launch(Part::Combine)?;
+            graphs[1].launch(index)?;
         }
-        graphs.launch(Part::Dispatch)?;
+        graphs[0].launch(index)?;
     }
     let outcomes = session.outcomes();
     let waited = start.elapsed();

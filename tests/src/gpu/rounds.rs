@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ferry::{Capacity, CombineMode, Config, TokenFormat};
-use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
+use ferry_reference::{Problem, bf16};
 
 use super::{Outcome, Suite};
-use crate::session::{Session, Settings, Turn};
+use crate::rig::{self, Dice, Graphs, Session, Settings, Turn};
 use crate::verify::{Oracle, compare_rows};
 
 /// Problems that rounds take turns with.
@@ -19,13 +19,10 @@ pub(super) const PLACES: usize = SLOTS - 1;
 
 /// The turn of a round.
 pub(super) const fn turn(round: usize) -> Turn {
-    Turn {
-        slot: round % SLOTS,
-        into: round % PLACES,
-    }
+    Turn::of(round % SLOTS, round % PLACES)
 }
 
-/// What decides a [`Turns`].
+/// Parameters of a [`Turns`].
 #[derive(Clone, Copy)]
 pub(super) struct TurnsOf {
     pub(super) p2p_world_size: usize,
@@ -38,7 +35,22 @@ pub(super) struct TurnsOf {
 pub(super) struct Turns {
     pub(super) session: Session,
     problems: Vec<Problem>,
-    wanted: Vec<Vec<Vec<ferry_reference::bf16>>>,
+    wanted: Vec<Vec<Vec<bf16>>>,
+}
+
+/// Results of a problem whose experts return the rows, by rank.
+pub(super) fn returned(problem: &Problem) -> Vec<Vec<bf16>> {
+    Oracle::new(problem, &vec![1.0; problem.experts], TokenFormat::Bf16)
+        .combined(CombineMode::Reduced, true)
+}
+
+/// Compares the results of a turn on all local ranks.
+pub(super) fn compare(session: &Session, turn: Turn, wanted: &[Vec<bf16>]) -> Result<()> {
+    let hidden = session.plan().config().hidden;
+    for (rank, given) in session.combined(turn)? {
+        compare_rows(rank, "combined", &wanted[rank], &given, hidden)?;
+    }
+    Ok(())
 }
 
 impl Turns {
@@ -61,22 +73,14 @@ impl Turns {
         } else {
             (64, 7168)
         };
-        let problems: Vec<_> = (0..SLOTS as u64)
-            .map(|slot| {
-                generate(WorkloadSpec {
-                    ranks: suite.ranks(),
-                    experts: 64,
-                    top_k: 8,
-                    hidden,
-                    // A different number on every rank and in every round.
-                    tokens: (0..suite.ranks())
-                        .map(|rank| tokens - (rank + slot as usize) % 5)
-                        .collect(),
-                    routing: Routing::Zipf { exponent: 0.5 },
-                    seed: of.seed + slot,
-                })
-            })
-            .collect();
+        let problem = |slot: usize| {
+            // A different number on every rank and in every round.
+            let tokens = (0..suite.ranks()).map(|rank| tokens - (rank + slot) % 5);
+            let routing = Routing::Zipf { exponent: 0.5 };
+            let seed = of.seed + slot as u64;
+            rig::problem(tokens.collect(), [64, 8, hidden], routing, seed)
+        };
+        let problems: Vec<_> = (0..SLOTS).map(problem).collect();
         // All tokens to one rank: the graph is replayed with data that nobody has counted.
         let capacity = Capacity {
             rows: 8 * tokens * suite.ranks(),
@@ -89,9 +93,8 @@ impl Turns {
             ..Config::new(64, 8, hidden, tokens)
         };
         let settings = Settings {
-            config,
             capacity,
-            split: false,
+            ..Settings::of(config, &[])
         };
         let group = suite.group().clone();
         let mut session = suite.session(&group, &settings, SLOTS)?;
@@ -100,38 +103,25 @@ impl Turns {
             .try_for_each(|(slot, problem)| session.upload(slot, problem))
             .and_then(|()| session.poison());
         suite.open.agree(ready.map_err(Into::into))?;
-        let wanted = problems
-            .iter()
-            .map(|problem| {
-                Oracle::new(problem, &[1.0; 64], TokenFormat::Bf16)
-                    .combined(CombineMode::Reduced, true)
-            })
-            .collect();
         Ok(Self {
             session,
+            wanted: problems.iter().map(returned).collect(),
             problems,
-            wanted,
         })
     }
 
     /// Compares what a round's combine gave; no later one may have had its place.
     pub(super) fn verify(&self, round: usize) -> Result<()> {
         let turn = turn(round);
-        let (hidden, wanted) = (self.problems[turn.slot].hidden, &self.wanted[turn.slot]);
-        for (rank, given) in self.session.combined(turn)? {
-            compare_rows(rank, "combined", &wanted[rank], &given, hidden)
-                .with_context(|| format!("round {round}"))?;
-        }
-        Ok(())
+        compare(&self.session, turn, &self.wanted[turn.slot])
+            .with_context(|| format!("round {round}"))
     }
 }
 
 /// Rounds of a test that has many.
 pub(super) fn count(suite: &Suite<'_>) -> usize {
-    match suite.args.quick {
-        true => suite.args.rounds.min(40),
-        false => suite.args.rounds,
-    }
+    let most = if suite.args.quick { 40 } else { usize::MAX };
+    suite.args.rounds.min(most)
 }
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
@@ -157,8 +147,8 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 fn back_to_back(suite: &mut Suite<'_>, p2p_world_size: usize, rounds: usize) -> Result<Outcome> {
     let mut turns = Turns::new(suite, p2p_world_size)?;
     let result = enqueue_rounds(&mut turns, rounds);
-    let us = result.as_ref().copied().unwrap_or_default().as_secs_f64() * 1e6 / rounds as f64;
-    suite.conclude(turns.session, result.map(drop))?;
+    let busy = suite.conclude(turns.session, result)?;
+    let us = busy.as_secs_f64() * 1e6 / rounds as f64;
     Ok(Outcome::Measured(format!(
         "{us:.0} us a round, host wall time"
     )))
@@ -166,13 +156,12 @@ fn back_to_back(suite: &mut Suite<'_>, p2p_world_size: usize, rounds: usize) -> 
 
 /// Time of all rounds, verification left out.
 fn enqueue_rounds(turns: &mut Turns, rounds: usize) -> Result<Duration> {
-    let order: Vec<usize> = (0..turns.session.local_ranks().len()).collect();
     let mut busy = Duration::ZERO;
     let mut start = Instant::now();
     for round in 0..rounds {
         turns
             .session
-            .launch_identity(turn(round), &order, |_| ())
+            .launch_all(turn(round))
             .with_context(|| format!("round {round}"))?;
         if (round + 1) % (4 * SLOTS) == 0 || round + 1 == rounds {
             turns.session.synchronize()?;
@@ -185,25 +174,6 @@ fn enqueue_rounds(turns: &mut Turns, rounds: usize) -> Result<Duration> {
     Ok(busy)
 }
 
-/// Knuth's MMIX generator.
-pub(super) struct Dice(pub(super) u64);
-
-impl Dice {
-    pub(super) const fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-
-    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
-        for index in (1..items.len()).rev() {
-            items.swap(index, self.below(index as u64 + 1) as usize);
-        }
-    }
-}
-
 /// Ranks start in random order, each up to 3 ms after the one before.
 fn late_ranks(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
     let mut turns = Turns::new(suite, p2p_world_size)?;
@@ -214,79 +184,45 @@ fn late_ranks(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Outcome> {
 
 fn start_late(turns: &mut Turns, seed: u64) -> Result<()> {
     let locals = turns.session.local_ranks();
-    let mut dice = Dice(seed + locals[0] as u64);
+    let mut dice = Dice::new(seed + locals[0] as u64);
     for round in 0..40 {
         let mut order: Vec<usize> = (0..locals.len()).collect();
         dice.shuffle(&mut order);
-        turns.session.launch_identity(turn(round), &order, |_| {
-            std::thread::sleep(Duration::from_micros(dice.below(3000)));
-        })?;
+        for index in order {
+            std::thread::sleep(Duration::from_micros(dice.below(3000) as u64));
+            turns.session.launch(index, turn(round))?;
+        }
         turns.session.synchronize()?;
         turns.verify(round)?;
     }
     Ok(())
 }
 
-#[cfg(not(feature = "cuda"))]
-fn replayed_graph(_: &mut Suite<'_>) -> Result<Outcome> {
-    Ok(Outcome::Skipped("only CUDA has graphs".into()))
+fn replayed_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
+    let mut turns = Turns::new(suite, suite.ranks())?;
+    let result = replay_graphs(suite, &mut turns);
+    suite.conclude(turns.session, result)
 }
 
-#[cfg(feature = "cuda")]
-fn replayed_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
-    use ferry::Rank;
-    let mut turns = Turns::new(suite, suite.ranks())?;
-    let locals = turns.session.local_ranks();
-    let devices: Option<Vec<_>> = locals
-        .iter()
-        .map(|&rank| suite.group().cuda(Rank(rank as u32)))
-        .collect();
-    let Some(devices) = devices else {
-        turns.session.close()?;
+fn replay_graphs(suite: &Suite<'_>, turns: &mut Turns) -> Result<Outcome> {
+    let (session, first) = (&mut turns.session, &turns.problems[0]);
+    let enqueue = |session: &mut Session, index| session.launch(index, Turn::RETURNED);
+    let Some(mut graphs) = Graphs::capture(suite.group(), session, enqueue)? else {
         return Ok(Outcome::Skipped("only CUDA has graphs".into()));
     };
-    let result = replay_graphs(&mut turns, &devices, suite.args.seed);
-    suite.conclude(turns.session, result)?;
-    Ok(Outcome::Passed)
-}
-
-#[cfg(feature = "cuda")]
-fn replay_graphs(
-    turns: &mut Turns,
-    devices: &[std::sync::Arc<ferry::cuda::CudaDevice>],
-    seed: u64,
-) -> Result<()> {
-    let mut graphs = Vec::new();
-    for (index, device) in devices.iter().enumerate() {
-        let (_, stream) = turns.session.local(index);
-        let session = &mut turns.session;
-        let graph = device.capture(stream, || session.launch_identity_on(index, Turn::FIRST))?;
-        graphs.push((graph, stream));
-    }
     for replay in 0..100 {
         // New contents in the captured tensors; the number of tokens is captured, too.
-        let mut fresh = turns.problems[0].clone();
-        fresh.inputs = generate(WorkloadSpec {
-            ranks: fresh.ranks,
-            experts: fresh.experts,
-            top_k: fresh.top_k,
-            hidden: fresh.hidden,
-            tokens: fresh.inputs.iter().map(|input| input.tokens).collect(),
-            routing: Routing::Uniform,
-            seed: seed * 10_000 + replay,
-        })
-        .inputs;
-        turns.session.upload(0, &fresh)?;
-        for (graph, stream) in &mut graphs {
-            graph.launch(*stream)?;
-        }
-        turns.session.synchronize()?;
-        let wanted =
-            Oracle::new(&fresh, &[1.0; 64], TokenFormat::Bf16).combined(CombineMode::Reduced, true);
-        for (rank, given) in turns.session.combined(Turn::FIRST)? {
-            compare_rows(rank, "combined", &wanted[rank], &given, fresh.hidden)
-                .with_context(|| format!("replay {replay}"))?;
-        }
+        let fresh = rig::problem(
+            first.inputs.iter().map(|input| input.tokens).collect(),
+            [first.experts, first.top_k, first.hidden],
+            Routing::Uniform,
+            suite.args.seed * 10_000 + replay,
+        );
+        session.upload(0, &fresh)?;
+        graphs.launch_all()?;
+        session.synchronize()?;
+        compare(session, Turn::RETURNED, &returned(&fresh))
+            .with_context(|| format!("replay {replay}"))?;
     }
-    Ok(())
+    Ok(Outcome::Passed)
 }

@@ -2,28 +2,33 @@
 //! in a stream. Nothing here waits for a deadline.
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::cuda::CudaGraph;
 use ferry::error::{LocalRanksError, SharedGpuError};
-use ferry::{
-    CombineBuffers, CombineInput, CombineOutput, Communicator, Config, DispatchBuffers,
-    DispatchInput, DispatchOutput, Error, Group, GroupOptions, Plan, Stream,
-};
+use ferry::{Communicator, Config, Error, Group, GroupOptions, Plan, Stream};
+use ferry_reference::bf16;
 
+use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
+use crate::rig::{Graphs, HALVES, Session, Settings, Tensors, Turn};
 
 const TOKENS: usize = 4;
 const HIDDEN: usize = 128;
 /// Launches of each graph.
 const REPLAYS: usize = 3;
+/// Turn of each round.
+const TURN: Turn = Turn::RETURNED;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("ranks on one GPU: each takes its part", parts)?;
     suite.check("ranks on one GPU: communicators that find room", room)?;
-    suite.check("ranks on one GPU: calls in one stream", calls)?;
-    suite.check("ranks on one GPU: graphs in one stream", graphs)
+    suite.check("ranks on one GPU: calls in one stream", |suite| {
+        in_team(suite, calls)
+    })?;
+    suite.check("ranks on one GPU: graphs in one stream", |suite| {
+        in_team(suite, graphs)
+    })
 }
 
-/// A rank for each expert, whose tokens go round.
+/// A rank for each expert.
 fn config(suite: &Suite<'_>) -> Config {
     Config {
         deadline: suite.deadline(),
@@ -63,7 +68,7 @@ fn parts(suite: &mut Suite<'_>) -> Result<Outcome> {
     Ok(Outcome::Measured(told.join("; ")))
 }
 
-/// Why the ranks are not all on one GPU, in this process.
+/// Reason to skip, if the ranks are not all on one GPU, in this process.
 fn elsewhere(suite: &Suite<'_>) -> Option<Outcome> {
     let group = suite.group();
     let local = group.local_ranks();
@@ -118,74 +123,59 @@ fn close(ranks: Vec<Communicator>) -> Result<()> {
     Ok(())
 }
 
-/// The ranks of a communicator, and the tensors of each.
+/// A session with a round to make.
 struct Team {
-    ranks: Vec<Communicator>,
-    streams: Vec<Stream>,
-    tokens: Vec<Vec<u16>>,
-    inputs: Vec<DispatchInput>,
-    rows: Vec<DispatchOutput>,
-    sums: Vec<CombineOutput>,
+    session: Session,
+    /// A stream for each rank.
+    apart: Vec<Stream>,
+    /// Results, by rank.
+    wanted: Vec<Vec<bf16>>,
+}
+
+/// Runs a test if the ranks are all on one GPU, in this process.
+fn in_team(
+    suite: &mut Suite<'_>,
+    test: impl FnOnce(&Suite<'_>, &mut Team) -> Result<()>,
+) -> Result<Outcome> {
+    if let Some(elsewhere) = elsewhere(suite) {
+        return Ok(elsewhere);
+    }
+    let problem = suite.uniform(TOKENS, [suite.ranks(), 1, HIDDEN], suite.args.seed);
+    let settings = Settings::of(config(suite), std::slice::from_ref(&problem));
+    let mut session = Session::new(suite.group(), &settings)?;
+    session.upload(0, &problem)?;
+    let mut team = Team {
+        apart: (0..suite.ranks())
+            .map(|index| session.local(index).1)
+            .collect(),
+        wanted: returned(&problem),
+        session,
+    };
+    test(suite, &mut team)?;
+    team.session.close()?;
+    Ok(Outcome::Passed)
 }
 
 impl Team {
-    fn new(suite: &Suite<'_>) -> Result<Self> {
-        let group = suite.group();
-        let plan = Plan::new(group, config(suite))?;
-        let mut team = Self {
-            ranks: Communicator::new(group, &plan)?,
-            streams: Vec::new(),
-            tokens: Vec::new(),
-            inputs: Vec::new(),
-            rows: Vec::new(),
-            sums: Vec::new(),
-        };
-        for (index, rank) in team.ranks.iter().enumerate() {
-            let device = rank.device();
-            let number = |at: usize| 0x3f80 + 16 * index as u16 + (at / HIDDEN) as u16;
-            let tokens: Vec<u16> = (0..TOKENS * HIDDEN).map(number).collect();
-            let expert = |token| ((index + token) % plan.config().experts) as i32;
-            let experts: Vec<i32> = (0..TOKENS).map(expert).collect();
-            let x = device.upload_tensor([TOKENS, HIDDEN], &tokens)?;
-            let ids = device.upload_tensor([TOKENS, 1], &experts)?;
-            team.inputs.push(DispatchInput::new(x, ids));
-            team.rows
-                .push(*DispatchBuffers::new(device, &plan)?.output());
-            team.sums
-                .push(CombineBuffers::new(device, &plan)?.output(TOKENS)?);
-            team.streams.push(device.stream()?);
-            team.tokens.push(tokens);
-        }
-        Ok(team)
-    }
-
     fn dispatch(&mut self, index: usize, stream: Stream) -> Result<(), Error> {
-        self.ranks[index].dispatch(stream, &self.inputs[index], &self.rows[index])
+        self.session.launch_in(index, stream, TURN, 0)
     }
 
     fn combine(&mut self, index: usize, stream: Stream) -> Result<(), Error> {
-        let experts = CombineInput::new(self.rows[index].tokens);
-        self.ranks[index].combine(stream, &experts, &self.sums[index])
+        self.session.launch_in(index, stream, TURN, 2)
     }
 
-    fn round(&mut self, index: usize, stream: Stream) -> Result<(), Error> {
-        self.dispatch(index, stream)?;
-        self.combine(index, stream)
-    }
-
-    /// Waits for all ranks, each in its stream here, and compares what came back.
-    fn verify(&self, streams: &[Stream]) -> Result<()> {
-        for (index, rank) in self.ranks.iter().enumerate() {
-            let fault = rank.synchronize(streams[index])?;
-            ensure!(fault.is_none(), "{fault:?}");
-            let sums: Vec<u16> = rank.device().download_tensor(&self.sums[index].rows())?;
-            ensure!(sums == self.tokens[index], "rank {index}: other sums");
-        }
-        Ok(())
+    /// Waits for all ranks, each in its stream here, and compares the results.
+    fn verify(&mut self, streams: &[Stream]) -> Result<()> {
+        self.session.use_streams(streams.iter().copied());
+        self.session.synchronize()?;
+        compare(&self.session, TURN, &self.wanted)?;
+        self.session.use_streams(self.apart.iter().copied());
+        Ok(self.session.poison()?)
     }
 }
 
-/// That rank 1 was refused behind rank 0.
+/// Checks that rank 1 was refused behind rank 0.
 fn require_refused(outcome: Result<(), Error>) -> Result<()> {
     let error = match outcome {
         Err(Error::LocalRanks(LocalRanksError::Refused { source, .. })) => Err(*source),
@@ -200,12 +190,8 @@ fn require_refused(outcome: Result<(), Error>) -> Result<()> {
     }
 }
 
-fn calls(suite: &mut Suite<'_>) -> Result<Outcome> {
-    if let Some(elsewhere) = elsewhere(suite) {
-        return Ok(elsewhere);
-    }
-    let mut team = Team::new(suite)?;
-    let apart = team.streams.clone();
+fn calls(_: &Suite<'_>, team: &mut Team) -> Result<()> {
+    let apart = team.apart.clone();
     let one = vec![apart[0]; apart.len()];
     team.dispatch(0, apart[0])?;
     require_refused(team.dispatch(1, apart[0]))?;
@@ -217,56 +203,37 @@ fn calls(suite: &mut Suite<'_>) -> Result<Outcome> {
         team.combine(index, stream)?;
     }
     team.verify(&apart)?;
-    let all = Communicator::dispatch_all(&mut team.ranks, &one, &team.inputs, &team.rows);
-    require_refused(all)?;
-    Communicator::dispatch_async_all(&mut team.ranks, &one, &team.inputs)?;
-    Communicator::dispatch_wait_all(&mut team.ranks, &one, &team.rows)?;
-    let experts: Vec<_> = team
-        .rows
-        .iter()
-        .map(|rows| CombineInput::new(rows.tokens))
-        .collect();
-    Communicator::combine_async_all(&mut team.ranks, &one, &experts, &team.sums)?;
-    Communicator::combine_wait_all(&mut team.ranks, &one)?;
-    team.verify(&one)?;
-    close(team.ranks)?;
-    Ok(Outcome::Passed)
+    let (all, tensors) = team.session.all(TURN);
+    require_refused(Tensors::enqueue_all(all, &one, &tensors, 0, false))?;
+    for half in 0..HALVES {
+        Tensors::enqueue_all(all, &one, &tensors, half, true)?;
+    }
+    team.verify(&one)
 }
 
-fn graphs(suite: &mut Suite<'_>) -> Result<Outcome> {
-    if let Some(elsewhere) = elsewhere(suite) {
-        return Ok(elsewhere);
-    }
-    let device = suite
-        .group()
-        .cuda(suite.group().local_ranks()[0])
-        .context("a device")?;
-    let mut team = Team::new(suite)?;
-    let apart = team.streams.clone();
+fn graphs(suite: &Suite<'_>, team: &mut Team) -> Result<()> {
+    let device = suite.group().cuda(suite.group().local_ranks()[0]);
+    let (device, apart) = (device.context("a device")?, team.apart.clone());
     // In one capture, which is thrown away.
     let captured = device.capture::<Error>(apart[0], || {
-        team.round(0, apart[0])?;
-        team.round(1, apart[0])
+        (0..2).try_for_each(|index| {
+            team.dispatch(index, apart[0])?;
+            team.combine(index, apart[0])
+        })
     });
     require_refused(captured.map(drop))?;
     // Nothing of it waits outside.
-    for (index, &stream) in apart.iter().enumerate() {
-        team.round(index, stream)?;
-    }
+    team.session.launch_all(TURN)?;
     team.verify(&apart)?;
-    let mut graphs: Vec<CudaGraph> = Vec::new();
-    for (index, &stream) in apart.iter().enumerate() {
-        graphs.push(device.capture::<Error>(stream, || team.round(index, stream))?);
-    }
+    let round = |session: &mut Session, index| session.launch(index, TURN);
+    let graphs = Graphs::capture(suite.group(), &mut team.session, round)?;
+    let mut graphs = graphs.context("a device")?;
     for _ in 0..REPLAYS {
-        graphs[0].launch(apart[0])?;
-        require_refused(graphs[1].launch(apart[0]))?;
-        for (graph, &stream) in graphs.iter_mut().zip(&apart).skip(1) {
-            graph.launch(stream)?;
-        }
+        graphs.launch(0)?;
+        let (second, _) = graphs.each().nth(1).context("a second rank")?;
+        require_refused(second.launch(apart[0]))?;
+        (1..apart.len()).try_for_each(|index| graphs.launch(index))?;
         team.verify(&apart)?;
     }
-    drop(graphs);
-    close(team.ranks)?;
-    Ok(Outcome::Passed)
+    Ok(())
 }

@@ -7,18 +7,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use ferry::Device;
 use ferry::cuda::{CudaDevice, CudaEvent};
-use ferry::{Config, Device, TokenFormat};
 use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 
 use super::{Outcome, Suite};
-use crate::session::{Session, Settings};
-use crate::verify::capacity_for;
+use crate::rig::{HALVES, Session, Settings, Turn};
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;
-/// Of the driver.
+/// Calls of the driver.
 const CALLS: u32 = 100_000;
 const RUNS: usize = 10;
 
@@ -88,25 +86,6 @@ fn best_ns(mut call: impl FnMut() -> c_uint) -> Result<f64> {
 /// Every rank enqueues all rounds; a round's halves are timed between events of its stream. The
 /// ranks keep step because each round waits for all.
 fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
-    let problem = generate(WorkloadSpec {
-        ranks: suite.ranks(),
-        experts: 256,
-        top_k: 8,
-        hidden: 7168,
-        tokens: vec![tokens; suite.ranks()],
-        routing: Routing::Uniform,
-        seed: suite.args.seed,
-    });
-    let config = Config {
-        deadline: suite.deadline(),
-        ..Config::new(256, 8, 7168, tokens)
-    };
-    let capacity = capacity_for(&problem, TokenFormat::Bf16);
-    let settings = Settings {
-        config,
-        capacity,
-        split: false,
-    };
     let locals = suite.group().local_ranks();
     let devices: Option<Vec<_>> = locals
         .iter()
@@ -115,11 +94,12 @@ fn time(suite: &mut Suite<'_>, tokens: usize) -> Result<Outcome> {
     let Some(devices) = devices else {
         return Ok(Outcome::Skipped("not on GPUs".into()));
     };
-    let group = suite.group().clone();
-    let mut session = suite.session(&group, &settings, 1)?;
-    let result = measure(&mut session, &devices, &problem);
-    let figures = result.as_ref().cloned().unwrap_or_default();
-    suite.conclude(session, result.map(drop))?;
+    let problem = suite.uniform(tokens, [256, 8, 7168], suite.args.seed);
+    let problems = std::slice::from_ref(&problem);
+    let settings = Settings::of(suite.config(problems), problems);
+    let figures = suite.with_session(&settings, 1, |_, session| {
+        measure(session, &devices, &problem)
+    })?;
     Ok(Outcome::Measured(figures))
 }
 
@@ -137,7 +117,18 @@ fn measure(
     for round in 0..WARM_UP + ROUNDS {
         for (index, events) in events.iter().enumerate() {
             let events = round.checked_sub(WARM_UP).map(|round| &events[round]);
-            session.launch_timed(index, events)?;
+            let stream = session.local(index).1;
+            let record = |which: usize| match events {
+                Some(events) => events[which].record(stream),
+                None => Ok(()),
+            };
+            for half in 0..HALVES {
+                if half % 2 == 0 {
+                    record(half / 2)?;
+                }
+                session.launch_in(index, stream, Turn::RETURNED, half)?;
+            }
+            record(2)?;
         }
     }
     session.synchronize()?;

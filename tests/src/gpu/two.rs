@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 use ferry::Rank;
 
-use super::rounds::{Dice, PLACES, SLOTS, Turns, TurnsOf, count, turn};
+use super::rounds::{PLACES, SLOTS, Turns, TurnsOf, count, turn};
 use super::{Outcome, Suite};
+use crate::rig::Dice;
 #[cfg(feature = "cuda")]
 use crate::sharing;
 
@@ -40,7 +41,7 @@ fn two_communicators(suite: &mut Suite<'_>, rounds: usize) -> Result<Outcome> {
     )))
 }
 
-/// Those that a kernel of a rank occupies, of the rank that has the fewest. Collective.
+/// Multiprocessors that a kernel occupies, of the rank that has the fewest. Collective.
 fn least_multiprocessors(suite: &mut Suite<'_>) -> Result<u32> {
     let ranks = suite.group().local_ranks();
     #[cfg(feature = "cuda")]
@@ -63,9 +64,9 @@ fn least_multiprocessors(suite: &mut Suite<'_>) -> Result<u32> {
     Ok(all.into_iter().min().unwrap_or(own))
 }
 
-/// In which order a rank enqueues the rounds of the two.
+/// Order in which a rank enqueues the rounds of the two.
 struct Order {
-    /// Of each local rank.
+    /// Draws of each local rank.
     dice: Vec<Dice>,
 }
 
@@ -75,13 +76,13 @@ impl Order {
     fn of(suite: &Suite<'_>, seed: u64) -> Self {
         let own = u64::from(!suite.is_simulated());
         let ranks = suite.group().local_ranks();
-        let of = |rank: &Rank| Dice(seed * 7919 + own * (u64::from(rank.0) + 1));
+        let of = |rank: &Rank| Dice::new(seed * 7919 + own * (u64::from(rank.0) + 1));
         Self {
             dice: ranks.iter().map(of).collect(),
         }
     }
 
-    /// Which of the two is next, so often each.
+    /// Draws which of the two is next, so often each.
     fn draw(&mut self, index: usize, each: usize) -> Vec<usize> {
         let mut which: Vec<usize> = (0..2 * each).map(|round| round % 2).collect();
         self.dice[index].shuffle(&mut which);
@@ -100,7 +101,7 @@ fn enqueue_both(two: &mut [Turns; 2], rounds: usize, mut order: Order) -> Result
             for which in order.draw(index, each) {
                 two[which]
                     .session
-                    .launch_identity_on(index, turn(next[which]))
+                    .launch(index, turn(next[which]))
                     .with_context(|| format!("communicator {which}, round {}", next[which]))?;
                 next[which] += 1;
             }

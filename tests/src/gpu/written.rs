@@ -2,19 +2,17 @@
 //! reads them; and replays of graphs. Every output of every round is saved in the stream and
 //! compared in the end.
 
-mod rig;
+mod copies;
 
 use anyhow::{Context, Result};
-use ferry::{Capacity, Config, TokenFormat};
+use ferry::{Config, Error, TokenFormat};
 use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
 
-use super::cases::scale;
 use super::{Outcome, Suite};
-use crate::formats;
-use crate::session::{Session, Settings};
-use crate::verify::{Oracle, capacity_for};
-use rig::{Rig, Sources, Step};
+use crate::rig::{self, Graphs, Session, Settings, factors};
+use crate::verify::Oracle;
+use copies::{Copies, Sources, Step};
 
 const EXPERTS: usize = 64;
 const TOP_K: usize = 8;
@@ -22,7 +20,7 @@ const TOP_K: usize = 8;
 /// Problems that rounds take turns with.
 const PROBLEMS: usize = 5;
 
-/// What a test does.
+/// Test.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -32,7 +30,7 @@ struct Case {
     is_graph: bool,
     /// Rounds that are enqueued before the host waits.
     together: usize,
-    /// How often.
+    /// Number of times.
     times: usize,
 }
 
@@ -70,43 +68,28 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 }
 
 fn problem(suite: &Suite<'_>, case: Case, seed: u64) -> Problem {
-    let (tokens, hidden) = match suite.args.quick {
-        true => (case.tokens / 8, 128),
-        false => (case.tokens, 7168),
+    let (tokens, hidden) = if suite.args.quick {
+        (case.tokens / 8, 128)
+    } else {
+        (case.tokens, 7168)
     };
-    generate(WorkloadSpec {
-        ranks: suite.ranks(),
-        experts: EXPERTS,
-        top_k: TOP_K,
-        hidden,
-        // A replay has as many tokens as the others.
-        tokens: (0..suite.ranks()).map(|rank| tokens - rank % 5).collect(),
-        routing: Routing::Zipf { exponent: 0.5 },
-        seed: suite.args.seed * 3000 + seed,
-    })
+    // A replay has as many tokens as the others.
+    let tokens = (0..suite.ranks()).map(|rank| tokens - rank % 5);
+    let routing = Routing::Zipf { exponent: 0.5 };
+    let seed = suite.args.seed * 3000 + seed;
+    rig::problem(tokens.collect(), [EXPERTS, TOP_K, hidden], routing, seed)
 }
 
 fn settings(suite: &Suite<'_>, case: Case, problems: &[Problem]) -> Settings {
-    let capacity = problems
-        .iter()
-        .map(|problem| capacity_for(problem, case.format))
-        .fold(Capacity::default(), formats::larger);
-    let tokens = problems[0].inputs.iter().map(|input| input.tokens).max();
     let config = Config {
         format: case.format,
-        deadline: suite.deadline(),
         specialise: case.is_graph && !suite.args.general && !suite.args.quick,
-        ..Config::new(EXPERTS, TOP_K, problems[0].hidden, tokens.unwrap_or(1))
+        ..suite.config(problems)
     };
-    Settings {
-        config,
-        capacity: Capacity {
-            // All outputs are whole words.
-            rows: (capacity.rows + 1).next_multiple_of(4),
-            scale_blocks: capacity.scale_blocks + 1,
-        },
-        split: false,
-    }
+    let mut settings = Settings::of(config, problems).with_spare(1, 1);
+    // All outputs are whole words.
+    settings.capacity.rows = settings.capacity.rows.next_multiple_of(4);
+    settings
 }
 
 fn run_case(suite: &mut Suite<'_>, case: Case) -> Result<Outcome> {
@@ -116,58 +99,95 @@ fn run_case(suite: &mut Suite<'_>, case: Case) -> Result<Outcome> {
     let problems: Vec<Problem> = (0..PROBLEMS as u64)
         .map(|seed| problem(suite, case, seed))
         .collect();
-    let scale = scale(EXPERTS);
-    let oracles: Vec<Oracle> = problems
-        .iter()
-        .map(|problem| Oracle::new(problem, &scale, case.format))
-        .collect();
+    let scale = factors(EXPERTS, 0);
+    let oracle = |problem| Oracle::new(problem, &scale, case.format);
+    let oracles: Vec<Oracle> = problems.iter().map(oracle).collect();
     let settings = settings(suite, case, &problems);
     let group = suite.group().clone();
     // The first slot is what rounds read; the others are what is written there.
     let mut session = suite.session(&group, &settings, 1 + PROBLEMS)?;
     let sources = Sources {
         problems: &problems,
+        oracles: &oracles,
         scale: &scale,
         logs: case.together,
         #[cfg(feature = "cuda")]
         probes: &suite.probes,
     };
-    let rigs = Rig::set_up(suite.group(), &mut session, &sources);
-    let rigs = suite.open.agree(rigs)?;
+    let copies = set_up(suite, &mut session, &sources);
+    let copies = suite.open.agree(copies)?;
     let mut rounds = Rounds {
         session,
-        rigs,
+        copies,
+        graphs: None,
         oracles,
-        settings,
     };
-    let result = rounds.run(case, suite.is_simulated());
-    let freed = result.and_then(|()| rounds.free());
-    suite.conclude(rounds.session, freed)?;
+    let result = rounds.run(suite, case);
+    let Rounds {
+        session, copies, ..
+    } = rounds;
+    let freed = result.and_then(|()| copies.into_iter().try_for_each(Copies::free));
+    suite.conclude(session, freed)?;
     let count = case.together * case.times;
     Ok(Outcome::Measured(format!("{count} rounds")))
+}
+
+/// Uploads the problems into the session's slots from 1 on, and allocates what it lacks.
+fn set_up(suite: &Suite<'_>, session: &mut Session, sources: &Sources<'_>) -> Result<Vec<Copies>> {
+    // The first one says how many tokens there are.
+    session.upload(0, &sources.problems[0])?;
+    for (slot, problem) in (1..).zip(sources.problems) {
+        session.upload(slot, problem)?;
+    }
+    let ranks = 0..session.local_ranks().len();
+    ranks
+        .map(|index| Copies::new(suite.group(), session, index, sources))
+        .collect()
 }
 
 /// A session whose tensors kernels write.
 struct Rounds {
     session: Session,
-    /// Of each local rank.
-    rigs: Vec<Rig>,
+    /// Memory beside each local rank's session.
+    copies: Vec<Copies>,
+    graphs: Option<Graphs>,
     oracles: Vec<Oracle>,
-    settings: Settings,
+}
+
+/// Enqueues a step on a local rank.
+fn perform(
+    session: &mut Session,
+    copies: &[Copies],
+    index: usize,
+    step: Step,
+) -> Result<(), Error> {
+    match step {
+        Step::Dispatch => session.launch_half(index, 0),
+        Step::Combine => session.launch_half(index, 2),
+        _ => copies[index].write(step),
+    }
 }
 
 impl Rounds {
-    fn run(&mut self, case: Case, is_simulated: bool) -> Result<()> {
+    fn run(&mut self, suite: &Suite<'_>, case: Case) -> Result<()> {
         if case.is_graph {
-            for (index, rig) in self.rigs.iter_mut().enumerate() {
-                rig.capture(&mut self.session, index)?;
-            }
+            let copies = &self.copies;
+            let round = |session: &mut Session, index| {
+                let mut steps = Step::ROUND.into_iter();
+                steps.try_for_each(|step| perform(session, copies, index, step))
+            };
+            self.graphs = Graphs::capture(suite.group(), &mut self.session, round)?;
         }
+        let ranks = self.copies.len();
         for time in 0..case.times {
             let first = time * case.together;
-            match is_simulated {
-                true => self.enqueue_step_by_step(case, first)?,
-                false => self.enqueue_rank_by_rank(case, first)?,
+            // Another rank is the last one each time.
+            let order = (0..ranks).map(|index| (index + time) % ranks);
+            let order: Vec<usize> = order.collect();
+            if suite.is_simulated() {
+                self.enqueue_step_by_step(case, first, &order)?;
+            } else {
+                self.enqueue_rank_by_rank(case, first, &order)?;
             }
             self.session
                 .synchronize()
@@ -181,14 +201,19 @@ impl Rounds {
         Ok(())
     }
 
+    fn perform(&mut self, index: usize, step: Step) -> Result<(), Error> {
+        match (step, &mut self.graphs) {
+            (Step::Replay, Some(graphs)) => graphs.launch(index),
+            _ => perform(&mut self.session, &self.copies, index, step),
+        }
+    }
+
     /// All rounds of a rank at once, so that each kernel is enqueued while those before it wait.
-    fn enqueue_rank_by_rank(&mut self, case: Case, first: usize) -> Result<()> {
-        let ranks = self.rigs.len();
-        // Another rank is the last one each time.
-        for index in (0..ranks).map(|index| (index + first / case.together) % ranks) {
+    fn enqueue_rank_by_rank(&mut self, case: Case, first: usize, order: &[usize]) -> Result<()> {
+        for &index in order {
             for log in 0..case.together {
-                for &step in steps(case, (first + log) % PROBLEMS, log).iter() {
-                    self.rigs[index].perform(&mut self.session, index, step)?;
+                for step in steps(case, (first + log) % PROBLEMS, log) {
+                    self.perform(index, step)?;
                 }
             }
         }
@@ -197,11 +222,11 @@ impl Rounds {
 
     /// Each step of all ranks: the simulator has no kernel that writes, so the host waits for what
     /// is enqueued.
-    fn enqueue_step_by_step(&mut self, case: Case, first: usize) -> Result<()> {
+    fn enqueue_step_by_step(&mut self, case: Case, first: usize, order: &[usize]) -> Result<()> {
         for log in 0..case.together {
-            for &step in steps(case, (first + log) % PROBLEMS, log).iter() {
-                for (index, rig) in self.rigs.iter_mut().enumerate() {
-                    rig.perform(&mut self.session, index, step)?;
+            for step in steps(case, (first + log) % PROBLEMS, log) {
+                for &index in order {
+                    self.perform(index, step)?;
                 }
             }
         }
@@ -210,29 +235,23 @@ impl Rounds {
 
     /// Compares what was saved of a round.
     fn verify(&mut self, round: usize, log: usize) -> Result<()> {
-        for (index, rig) in self.rigs.iter_mut().enumerate() {
-            rig.perform(&mut self.session, index, Step::Restore(log))?;
+        for copies in &self.copies {
+            copies.write(Step::Restore(log))?;
         }
         self.session.synchronize()?;
-        let outputs = (0..self.rigs.len())
-            .map(|index| self.session.outputs_on(index, true))
-            .collect::<Result<Vec<_>, _>>()?;
-        let which = round % PROBLEMS;
-        let mode = self.settings.config.combine;
-        Ok(self.oracles[which].verify(mode, true, &outputs)?)
-    }
-
-    fn free(&mut self) -> Result<()> {
-        self.rigs.drain(..).try_for_each(Rig::free)
+        let outputs = self.session.outputs()?;
+        let mode = self.session.plan().config().combine;
+        Ok(self.oracles[round % PROBLEMS].verify(mode, true, &outputs)?)
     }
 }
 
 /// A round: everything that it reads and writes is written before, and what it wrote is saved.
 fn steps(case: Case, problem: usize, log: usize) -> Vec<Step> {
     let before = [Step::Poison, Step::Stage(problem), Step::Inputs(problem)];
-    let round: &[Step] = match case.is_graph {
-        true => &[Step::Replay],
-        false => &Step::ROUND,
+    let round: &[Step] = if case.is_graph {
+        &[Step::Replay]
+    } else {
+        &Step::ROUND
     };
     [&before, round, &[Step::Save(log)]].concat()
 }

@@ -10,22 +10,22 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::formats::{self, Layout};
-use crate::session::Settings;
+use crate::rig::{Return, Settings};
 use crate::verify::{RankOutputs, Received};
 
-/// What a file holds.
+/// Contents of a file.
 pub struct Given {
     /// Everything but what the experts do.
     pub problem: Problem,
-    /// What each expert multiplies by.
+    /// Factor of each expert.
     pub scale: Vec<f32>,
     /// Whether there are router weights.
     pub weights: bool,
     /// NVFP4's global scale.
     pub input_scale: f32,
-    /// What the shared expert multiplies by, if the file says so.
+    /// Factor of the shared expert, if the file has it.
     pub shared_scale: Option<f32>,
-    /// What combine adds, by rank, if the file says so.
+    /// Rows that combine adds, by rank, if the file has them.
     pub residual: Option<Vec<Vec<bf16>>>,
 }
 
@@ -84,7 +84,7 @@ fn values<T, const B: usize>(view: &TensorView<'_>, value: fn([u8; B]) -> T) -> 
 
 const X: &[&str; 2] = &["tokens", "hidden"];
 const ENTRIES: &[&str; 2] = &["tokens", "top_k"];
-/// What the names of the rows begin with that combine adds.
+/// Prefix of the names of rows that combine adds.
 const RESIDUAL: &str = "residual.";
 
 /// One more than the highest rank that a tensor named `prefix` and a number belongs to. The
@@ -176,7 +176,7 @@ fn parse_scalar(file: &SafeTensors<'_>, name: &str) -> Result<Option<f32>> {
     Ok(Some(value))
 }
 
-/// That all ranks have the same tokens, experts and weights.
+/// Checks that all ranks have the same tokens, experts and weights.
 pub fn require_same(problem: &Problem) -> Result<()> {
     let first = &problem.inputs[0];
     for (rank, input) in problem.inputs.iter().enumerate() {
@@ -237,19 +237,14 @@ fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> V
     values.iter().flat_map(|&value| bytes(value)).collect()
 }
 
-/// What a rank's round left, without the rows that are not in use.
-pub fn tensors(
-    output: &RankOutputs,
-    problem: &Problem,
-    settings: &Settings,
-    apart: bool,
-) -> Tensors {
+/// Tensors that a rank's round left, without the rows that are not in use.
+pub fn tensors(output: &RankOutputs, problem: &Problem, settings: &Settings) -> Tensors {
     let (rank, received) = (output.rank, &output.received);
     let rows = rows(received);
     let (tokens, hidden) = (problem.inputs[rank].tokens, problem.hidden);
     let info = bytes_of(received.src_info[..rows].as_flattened(), i32::to_le_bytes);
     let sums = bytes_of(&output.combined, bf16::to_le_bytes);
-    let combined = if apart {
+    let combined = if settings.how() == Return::Apart {
         vec![tokens, problem.top_k, hidden]
     } else {
         vec![tokens, hidden]

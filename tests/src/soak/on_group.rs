@@ -5,17 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{Capacity, Config};
+use ferry::Config;
 
 use super::tally::Tally;
 use super::{Course, LONGEST, SoakArgs, conclude};
-use crate::formats;
 use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
-use crate::session::{Session, Settings};
+use crate::rig::{Case, Dice, Session, factors, gpu_case};
 use crate::sharing;
-use crate::simulated::{Case, Dice, Return, gpu_case};
-use crate::verify::{Compared, Oracle, capacity_with};
+use crate::verify::{Compared, Oracle};
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -112,31 +110,18 @@ pub fn shape(open: &mut OpenGroup, seed: u64, rounds: usize) -> Result<Tally> {
 fn rounds_of(open: &mut OpenGroup, case: &Case, rounds: usize) -> Result<Tally> {
     let mut dice = Dice::new(case.seed);
     let problems = case.problems();
-    let scale: Vec<f32> = (0..case.experts)
-        .map(|expert| 0.75 + (expert % 13) as f32 / 8.0)
-        .collect();
+    let scale = factors(case.experts, 0);
     let compared = Compared::with_shared(case.shared_expert);
     let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
     let oracles: Vec<_> = problems.iter().map(oracle).collect();
-    let capacity = problems
-        .iter()
-        .map(|p| capacity_with(p, case.format, case.shared_expert));
-    let capacity = capacity.fold(Capacity::default(), formats::larger);
-    let settings = Settings {
-        config: Config {
-            deadline: open.scaled(DEADLINE),
-            max_sms: dice.pick(&[None, None, None, Some(8), Some(16), Some(66)]),
-            // Compiling takes seconds.
-            specialise: dice.below(32) == 0,
-            ..case.config()
-        },
-        capacity: Capacity {
-            scale_blocks: capacity.scale_blocks + case.spare_rows,
-            ..formats::with_spare_rows(capacity, case.format, case.spare_rows)
-        },
-        split: case.is_split(0),
+    let config = Config {
+        deadline: open.scaled(DEADLINE),
+        max_sms: dice.pick(&[None, None, None, Some(8), Some(16), Some(66)]),
+        // Compiling takes seconds.
+        specialise: dice.below(32) == 0,
+        ..case.config()
     };
-    let weights = case.how != Return::Apart;
+    let settings = case.settings(config, &problems);
     let session = Session::new(&open.group, &settings).map_err(Into::into);
     let mut session = open.agree(session)?;
     let mut tally = Tally::default();
@@ -144,11 +129,9 @@ fn rounds_of(open: &mut OpenGroup, case: &Case, rounds: usize) -> Result<Tally> 
         let which = round % problems.len();
         let (problem, oracle) = (&problems[which], &oracles[which]);
         let context = || format!("round {round}, {settings:?}");
-        let outputs = session
-            .round(problem, &scale, weights)
-            .with_context(context)?;
+        let outputs = session.round(problem, &scale).with_context(context)?;
         oracle
-            .verify(settings.config.combine, weights, &outputs)
+            .verify(config.combine, !settings.apart, &outputs)
             .with_context(context)?;
         let most = case.tokens[which].iter().copied().max().unwrap_or(0);
         tally.add(&Tally::of_round(&format!("{:?}", case.format), most));

@@ -1,10 +1,8 @@
 //! Cases in the simulator, on all processors.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::tally::Tally;
 use super::{Course, SoakArgs};
-use crate::simulated::{Run, any_case};
+use crate::rig::{Run, any_case, caught};
 
 /// Runs seeds until the time is up. Gives the machine's name.
 pub fn run(course: &Course, args: &SoakArgs) -> String {
@@ -32,13 +30,4 @@ fn case(seed: u64) -> Result<Tally, String> {
         tally.add(&Tally::of_round(&format!("{:?}", case.format), most));
     }
     Ok(tally.of_one_seed())
-}
-
-/// What a panic says.
-pub fn caught(run: impl FnOnce()) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()));
-        text.unwrap_or_else(|| String::from("a panic without a text"))
-    })
 }

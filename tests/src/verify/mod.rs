@@ -13,6 +13,6 @@ mod values;
 pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
-pub use placement::{PlacedRow, Placement, capacity_for, capacity_with, largest, without_overflow};
+pub use placement::{PlacedRow, Placement, largest, without_overflow};
 pub use received::{RankOutputs, Received, download};
 pub use values::{POISON, SHARED_FACTOR};

@@ -1,4 +1,4 @@
-//! What the oracle says of a problem, and the comparison.
+//! Oracle's outcome of a problem, and the comparison.
 
 use std::thread::ScopedJoinHandle;
 
@@ -15,21 +15,21 @@ use super::received::{RankOutputs, Received};
 use super::values::POISON;
 use crate::formats::{self, Encoded, Images};
 
-/// What the oracle says of a problem: made once, compared with many rounds.
+/// Oracle's outcome of a problem: made once, compared with many rounds.
 pub struct Oracle {
     format: TokenFormat,
     compared: Compared,
     /// The tokens whose values are compared.
     sample: Problem,
-    /// What the experts answer to these, by rank, in the order of the oracle.
+    /// Answers of the experts to these, by rank, in the order of the oracle.
     expert_rows: Vec<Vec<bf16>>,
-    /// What the shared expert answers to these, by source rank, if there is one.
+    /// Answers of the shared expert to these, by source rank, if there is one.
     shared: Option<Vec<SharedRows>>,
     /// These in the format, by source rank.
     encoded: Vec<Vec<Encoded>>,
-    /// By rank.
+    /// Places of the rows, by rank.
     placements: Vec<Placement>,
-    /// By source rank.
+    /// Tokens, by source rank.
     tokens: Vec<usize>,
 }
 
@@ -73,17 +73,22 @@ impl Oracle {
         self.compared.step == 1
     }
 
-    /// Where all ranks' rows stand.
+    /// Extent of the comparison.
+    pub const fn compared(&self) -> Compared {
+        self.compared
+    }
+
+    /// Places of all ranks' rows.
     pub fn placements(&self) -> &[Placement] {
         &self.placements
     }
 
-    /// Where a rank's rows stand.
+    /// Places of a rank's rows.
     pub fn placement(&self, rank: usize) -> &Placement {
         &self.placements[rank]
     }
 
-    /// What combine must give on every rank, for the tokens that are compared. `weights`: in exact mode,
+    /// Results of combine on every rank, for the tokens that are compared. `weights`: in exact mode,
     /// whether the router's weights sum the rows of a token, or they stay apart.
     pub fn combined(&self, mode: CombineMode, weights: bool) -> Vec<Vec<bf16>> {
         let how = match (mode, weights) {

@@ -1,4 +1,4 @@
-//! Where the rows of a dispatch stand, by the oracle.
+//! Places of the rows of a dispatch, by the oracle.
 
 use ferry::{Capacity, Config, ScaleLayout, TokenFormat};
 use ferry_reference::{
@@ -9,21 +9,21 @@ use ferry_reference::{
 use super::compared::Compared;
 use crate::formats::{self, Place};
 
-/// Where a rank's rows stand, whatever their payload.
+/// Places of a rank's rows, whatever their payload.
 pub struct Placement {
-    /// In the order of the oracle: by expert, then source rank, then token.
+    /// Rows in the order of the oracle: by expert, then source rank, then token.
     pub rows: Vec<PlacedRow>,
     /// The first row of each group, padding included, and the end of the last. A group is a local expert, or
     /// the shared expert.
     pub row_offsets: Vec<u32>,
-    /// What the shared expert, whose group is the first one, multiplies by, if there is one.
+    /// Factor of the shared expert, whose group is the first one, if there is one.
     shared: Option<f32>,
 }
 
 /// A row.
 #[derive(Clone)]
 pub struct PlacedRow {
-    /// Where it stands.
+    /// Its place.
     pub place: Place,
     /// Its group's number on this rank.
     pub group: usize,
@@ -129,7 +129,7 @@ impl Placement {
         }
     }
 
-    /// What the rank's outputs must hold, padding included.
+    /// Capacity that the rank's outputs must have, padding included.
     pub fn capacity(&self) -> Capacity {
         let blocks = formats::first_blocks(&self.row_offsets);
         Capacity {
@@ -138,7 +138,7 @@ impl Placement {
         }
     }
 
-    /// What outputs of this capacity hold of it: the first rows, and offsets that end where these end.
+    /// Cuts it to what outputs of this capacity hold: the first rows, and offsets that end where these end.
     #[must_use]
     pub fn cut(&self, format: TokenFormat, capacity: Capacity) -> Self {
         let is_tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
@@ -165,7 +165,7 @@ impl Placement {
         }
     }
 
-    /// What the experts of rank `rank` answer, `[rows, hidden]` in the order of its outputs: each token times
+    /// Answers of the experts of rank `rank`, `[rows, hidden]` in the order of its outputs: each token times
     /// its expert's factor in `scale`, and NaN where no row stands.
     pub fn expert_rows(
         &self,
@@ -220,21 +220,7 @@ pub fn without_overflow(
     held
 }
 
-/// What outputs must hold for the busiest rank, padding included.
-pub fn capacity_for(problem: &Problem, format: TokenFormat) -> Capacity {
-    capacity_with(problem, format, false)
-}
-
-/// The same, with a shared expert or without.
-pub fn capacity_with(problem: &Problem, format: TokenFormat, shared: bool) -> Capacity {
-    largest(&Placement::of(
-        problem,
-        format,
-        Compared::with_shared(shared),
-    ))
-}
-
-/// What outputs must hold for the busiest of these ranks.
+/// Capacity of outputs for the busiest of these ranks.
 pub fn largest(ranks: &[Placement]) -> Capacity {
     (ranks.iter())
         .map(Placement::capacity)

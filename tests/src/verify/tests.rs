@@ -6,52 +6,40 @@ use std::time::Duration;
 use bytemuck::cast_slice_mut;
 use ferry::{CombineMode, Config, Group, ScaleLayout, TokenFormat};
 use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
 
 use super::*;
-use crate::formats;
-use crate::session::{Session, Settings};
+use crate::rig::{self, Session, Settings};
 
 const SCALE: [f32; 4] = [0.5, 1.5, 2.0, 3.0];
 const MODE: CombineMode = CombineMode::Reduced;
 
 fn problem() -> Problem {
-    generate(WorkloadSpec {
-        ranks: 2,
-        experts: 4,
-        top_k: 2,
-        hidden: 128,
-        tokens: vec![3, 2],
-        routing: Routing::Uniform,
-        seed: 5,
-    })
+    rig::problem(vec![3, 2], [4, 2, 128], Routing::Uniform, 5)
 }
 
 /// A good round.
 fn round(format: TokenFormat) -> Vec<RankOutputs> {
     let problem = problem();
-    let settings = Settings {
-        config: Config {
-            format,
-            deadline: Duration::from_secs(5),
-            debug_checks: true,
-            ..Config::new(4, 2, 128, 4)
-        },
-        capacity: formats::with_spare_rows(capacity_for(&problem, format), format, 2),
-        split: false,
+    let config = Config {
+        format,
+        deadline: Duration::from_secs(5),
+        debug_checks: true,
+        ..Config::new(4, 2, 128, 4)
     };
+    let settings = Settings::of(config, std::slice::from_ref(&problem)).with_spare(2, 0);
     let mut session = Session::new(&Group::simulated(2, 7).unwrap(), &settings).unwrap();
-    let outputs = session.round(&problem, &SCALE, true).unwrap();
+    let outputs = session.round(&problem, &SCALE).unwrap();
     session.close().unwrap();
     outputs
 }
 
-/// What is wrong with outputs; nothing where nothing is.
+/// Text of a mismatch, empty if there is none.
 fn text(result: Result<(), Mismatch>) -> String {
     result.err().map(|e| e.to_string()).unwrap_or_default()
 }
 
-/// What is wrong with rank 0's outputs of a good round after a change.
+/// Text of what is wrong with rank 0's outputs of a good round after a change.
 fn told(format: TokenFormat, change: impl FnOnce(&mut RankOutputs)) -> String {
     let mut outputs = round(format);
     change(&mut outputs[0]);
@@ -154,7 +142,7 @@ fn a_tensor_of_another_length_is_refused() {
     }
 }
 
-/// Of a sample, values of the tokens between are not compared, and all else is.
+/// Sample: values of the tokens between are not compared, and all else is.
 #[test]
 fn a_sample_sees_its_tokens_and_every_place() {
     let (format, problem) = (TokenFormat::Mxfp8(ScaleLayout::Tiled), problem());

@@ -1,11 +1,12 @@
 //! Replays with a shared expert, and of tokens that all ranks have.
 
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
 use ferry_reference::{
     Finish, Problem, apply_expert_scale, bf16, combine_with, dispatch, dispatch_with_shared,
     dispatch_with_shared_part, share_of,
 };
+use ferry_tests::rig;
 use ferry_tests::verify::{Compared, Oracle, compare_rows};
 use safetensors::{Dtype, SafeTensors};
 
@@ -16,15 +17,7 @@ use super::{
 
 /// Three ranks that have the same tokens.
 fn problem_of_all(hidden: usize) -> Problem {
-    let one = generate(WorkloadSpec {
-        ranks: 1,
-        experts: 12,
-        top_k: 3,
-        hidden,
-        tokens: vec![7],
-        routing: Routing::Duplicates,
-        seed: 5,
-    });
+    let one = rig::problem(vec![7], [12, 3, hidden], Routing::Duplicates, 5);
     Problem {
         ranks: 3,
         inputs: vec![one.inputs[0].clone(); 3],

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::rounds::Dice;
 use crate::group::{GroupKind, gpus};
+use crate::rig::Dice;
 use report::{Kill, RECOVERY, Report};
 
-/// What a process says when its rounds go on.
+/// Word of a process when its rounds go on.
 const READY: &str = "ready";
-/// What a survivor's report follows.
+/// Word before a survivor's report.
 const REPORT: &str = "report ";
 
 /// Longest start of all processes.
@@ -35,7 +35,7 @@ const LATEST_KILL: Duration = Duration::from_millis(500);
 /// Options of `ferry-tests killed`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KilledArgs {
-    /// Where the ranks are: node, nvshmem, or simulated, where each process has a simulated rank of its
+    /// Place of the ranks: node, nvshmem, or simulated, where each process has a simulated rank of its
     /// own and all it has of the others is what they say to each other
     #[arg(long, value_enum, default_value = "nvshmem")]
     group: GroupKind,
@@ -48,13 +48,13 @@ pub struct KilledArgs {
     /// Fail if this machine has fewer GPUs
     #[arg(long, value_name = "N")]
     require_gpus: Option<usize>,
-    /// How often
+    /// Number of times
     #[arg(long, value_name = "N", default_value_t = 20)]
     times: u64,
     /// Longest wait of a kernel, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     deadline_ms: u64,
-    /// Of the moments, and of who is killed
+    /// Seed of the moments, and of who is killed
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Whether survivors also try to make a communicator before they leave the group
@@ -63,10 +63,10 @@ pub struct KilledArgs {
     /// File whose bytes are the key with which the processes meet
     #[arg(long, value_name = "FILE")]
     rendezvous_key: Option<PathBuf>,
-    /// Where the processes meet: this is one of them
+    /// Address at which the processes meet: this is one of them
     #[arg(long, value_name = "HOST:PORT", hide = true, requires = "rank")]
     rendezvous: Option<SocketAddr>,
-    /// Which one
+    /// Number of this process
     #[arg(long, hide = true, requires = "rendezvous")]
     rank: Option<u32>,
 }
@@ -90,7 +90,7 @@ pub fn run(args: &KilledArgs) -> Result<()> {
         return Ok(());
     }
     let mut failed = 0;
-    let mut dice = Dice(args.seed);
+    let mut dice = Dice::new(args.seed);
     for time in 1..=args.times {
         let name = format!("a killed process, {time} of {}, {ranks} ranks", args.times);
         let start = Instant::now();
@@ -127,8 +127,8 @@ fn now_ns() -> u64 {
 
 /// Once: what was measured.
 fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Result<String> {
-    let victim = dice.below(ranks as u64) as u32;
-    let moment = Duration::from_micros(dice.below(LATEST_KILL.as_micros() as u64));
+    let victim = dice.below(ranks) as u32;
+    let moment = Duration::from_micros(dice.bits() % LATEST_KILL.as_micros() as u64);
     let mut processes = Processes::start(args, ranks, time.is_multiple_of(2))?;
     processes.wait_until_ready()?;
     std::thread::sleep(moment);
@@ -163,7 +163,7 @@ fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Resu
     ))
 }
 
-/// How processes ended that had reported.
+/// End of the processes that had reported.
 #[derive(Default)]
 struct Exits {
     slowest: Duration,
@@ -173,7 +173,7 @@ struct Exits {
 /// The processes, by rank. Dropped, they are killed.
 struct Processes {
     children: Vec<Child>,
-    /// What they print; none at the end of it.
+    /// Lines that they print; none at the end.
     lines: Receiver<(u32, Option<String>)>,
 }
 
@@ -333,7 +333,7 @@ fn listen(rank: u32, child: &mut Child, to: Sender<(u32, Option<String>)>) {
     });
 }
 
-/// How a process ended, if it did in time.
+/// Waits for a process; returns how it ended, if it did in time.
 fn wait(child: &mut Child, limit: Instant) -> Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {

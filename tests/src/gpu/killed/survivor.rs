@@ -11,7 +11,7 @@ use ferry::bootstrap::{Bootstrap, TcpBootstrap};
 use ferry::error::BootstrapError;
 use ferry::{CombineMode, Config, Error, FaultKind, Group, TokenFormat};
 use ferry_reference::Problem;
-use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+use ferry_reference::workload::Routing;
 
 use super::report::{Call, Report};
 use super::{KilledArgs, READY, REPORT, now_ns};
@@ -19,8 +19,8 @@ use crate::group::{
     GroupArgs, GroupKind, GroupOptions, OpenGroup, bootstrap, meet, open, over, place_of,
 };
 use crate::kernel_files::KernelFiles;
-use crate::session::{Session, Settings, Turn};
-use crate::verify::{Oracle, capacity_for};
+use crate::rig::{self, Session, Settings, Turn};
+use crate::verify::Oracle;
 
 /// Longest wait for the other survivors.
 const MEET: Duration = Duration::from_secs(20);
@@ -42,8 +42,7 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
     };
     let mut open = join(&options)?;
     let group = open.group.clone();
-    let settings = settings(args, &group);
-    let problem = problem(&group, &settings.config, args.seed);
+    let (settings, problem) = prepare(args, &group);
     let session = set_up(&group, &settings, &problem);
     let mut session = open.agree(session)?;
     let is_simulated = args.group == GroupKind::Simulated;
@@ -111,11 +110,11 @@ fn again(args: &KilledArgs, others: TcpBootstrap, lost: &GroupOptions) -> Result
         }
     };
     let group = open.group.clone();
-    let problem = problem(&group, &settings(args, &group).config, args.seed);
-    let session = set_up(&group, &settings(args, &group), &problem);
+    let (settings, problem) = prepare(args, &group);
+    let session = set_up(&group, &settings, &problem);
     let mut session = open.agree(session)?;
     let scale = vec![1.5; problem.experts];
-    let outputs = session.round(&problem, &scale, true);
+    let outputs = session.round(&problem, &scale);
     let oracle = Oracle::new(&problem, &scale, TokenFormat::Bf16);
     let verified = outputs
         .map_err(anyhow::Error::from)
@@ -125,44 +124,29 @@ fn again(args: &KilledArgs, others: TcpBootstrap, lost: &GroupOptions) -> Result
     Ok(group.close()?)
 }
 
-fn settings(args: &KilledArgs, group: &Group) -> Settings {
+fn prepare(args: &KilledArgs, group: &Group) -> (Settings, Problem) {
+    let ranks = group.ranks() as usize;
     let config = Config {
         deadline: Duration::from_millis(args.deadline_ms),
-        ..Config::new(8 * group.ranks() as usize, 8, 1024, 16)
+        ..Config::new(8 * ranks, 8, 1024, 16)
     };
-    Settings {
-        config,
-        capacity: ferry::Capacity::default(),
-        split: false,
-    }
-}
-
-fn problem(group: &Group, config: &Config, seed: u64) -> Problem {
-    let ranks = group.ranks() as usize;
-    generate(WorkloadSpec {
-        ranks,
-        experts: config.experts,
-        top_k: config.top_k,
-        hidden: config.hidden,
-        tokens: vec![config.max_tokens_per_rank; ranks],
-        routing: Routing::Uniform,
-        seed,
-    })
+    let sizes = [config.experts, config.top_k, config.hidden];
+    let problem = rig::problem(vec![16; ranks], sizes, Routing::Uniform, args.seed);
+    (
+        Settings::of(config, std::slice::from_ref(&problem)),
+        problem,
+    )
 }
 
 fn set_up(group: &Group, settings: &Settings, problem: &Problem) -> Result<Session> {
-    let settings = Settings {
-        capacity: capacity_for(problem, settings.config.format),
-        ..*settings
-    };
-    let mut session = Session::new(group, &settings)?;
+    let mut session = Session::new(group, settings)?;
     session.upload(0, problem)?;
     Ok(session)
 }
 
 /// A round; between simulated processes, also a word with the others.
 fn round(session: &mut Session, open: &mut OpenGroup, is_simulated: bool) -> Result<()> {
-    session.launch_identity(Turn::FIRST, &[0], |_| ())?;
+    session.launch(0, Turn::RETURNED)?;
     session.synchronize()?;
     if is_simulated {
         (open.gather)(&[])?;
@@ -170,7 +154,7 @@ fn round(session: &mut Session, open: &mut OpenGroup, is_simulated: bool) -> Res
     Ok(())
 }
 
-/// What the first error is.
+/// Tells what the first error is.
 fn told(error: &anyhow::Error) -> Report {
     let (is_typed, named) = match (error.downcast_ref(), error.downcast_ref()) {
         (Some(Error::Fault(fault)), _) => {

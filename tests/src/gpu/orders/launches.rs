@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use ferry::cuda::{CudaDevice, Grid};
 use ferry::{Device, DevicePtr, Stream};
 use ferry_probes::{ProbeArgs, TensorCopy, WriteArgs};
@@ -14,7 +14,7 @@ use super::super::expected::{STREAMS_BEYOND_QUEUES, STREAMS_WITH_QUEUES};
 use super::driver::Graph;
 use super::{DEADLINE, Kernels, Scene, Told, check};
 use crate::probes::{Gate, Probe, ProbePtx, Probes};
-use crate::session::Turn;
+use crate::rig::Turn;
 use crate::sharing;
 
 /// Numbers of streams in which kernels wait, beside those of the ranks.
@@ -106,7 +106,7 @@ impl Waiting {
         })
     }
 
-    /// In so many streams, until the gate is opened at `value`.
+    /// Enqueues in so many streams, until the gate is opened at `value`.
     fn enqueue(&self, streams: usize, value: u64) -> Result<()> {
         let args = ProbeArgs {
             start_value: value,
@@ -179,7 +179,7 @@ fn many_launches(scene: &mut Scene, launches: usize) -> Result<Told> {
     let mut launched = Ok(());
     for index in 0..ranks {
         for _ in 0..launches / 2 {
-            launched = launched.and_then(|()| scene.session.launch_identity_on(index, Turn::FIRST));
+            launched = launched.and_then(|()| scene.session.launch(index, Turn::RETURNED));
         }
         if index == 0 {
             first_took = start.elapsed();
@@ -203,7 +203,7 @@ fn one_graph(scene: &mut Scene) -> Result<Told> {
     let _current = device.enter()?;
     let graph = Graph::capture(&streams, || {
         for index in 0..ranks {
-            scene.session.launch_identity_on(index, Turn::FIRST)?;
+            scene.session.launch(index, Turn::RETURNED)?;
         }
         Ok(())
     })?;
@@ -271,11 +271,9 @@ fn dispatch_copy_combine(
     copied: &Copied,
 ) -> Result<()> {
     let session = &mut scene.session;
-    session.launch_half(index, 0, true)?;
-    let (answers, bytes) = session.expert_rows(index);
-    let written = session.written(index);
-    let (rows, row_bytes) = *written.first().context("a dispatch has outputs")?;
-    ensure!(row_bytes >= bytes, "the rows are the first output");
+    session.launch_half(index, 0)?;
+    let tensors = session.tensors(index, Turn::FIRST);
+    let (rows, answers) = (tensors.output.tokens, tensors.expert_rows.expert_rows);
     let args = WriteArgs {
         copies: [
             TensorCopy {
@@ -284,9 +282,9 @@ fn dispatch_copy_combine(
                 words: COPIED_BYTES / 4,
             },
             TensorCopy {
-                from: rows.address(),
-                to: answers.address(),
-                words: bytes as u64 / 4,
+                from: rows.at.address(),
+                to: answers.at.address(),
+                words: answers.bytes() / 4,
             },
             TensorCopy::default(),
             TensorCopy::default(),
@@ -296,5 +294,5 @@ fn dispatch_copy_combine(
     // SAFETY: all of it is memory of these sizes; the rows are written before in this stream and the answers
     // read behind. The probes are kept until every stream was waited for.
     unsafe { probes.write(stream, &args) }?;
-    Ok(session.launch_half(index, 2, true)?)
+    Ok(session.launch_half(index, 2)?)
 }

@@ -1,0 +1,254 @@
+//! Cases: everything that decides the rounds of a run.
+
+use std::time::Duration;
+
+use ferry::simulator::{Lost, Options as Machine};
+use ferry::*;
+use ferry_reference::workload::Routing;
+use ferry_reference::{Problem, part_of};
+
+use super::dice::Dice;
+use super::inputs::{Return, problem};
+use super::options::Options;
+use super::settings::Settings;
+use crate::formats;
+
+/// Everything that decides a run. Its `Debug` text is what a failing test prints.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Seed of the scheduler and of the workloads.
+    pub seed: u64,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Ranks of a node.
+    pub p2p_world_size: usize,
+    /// Experts of all ranks.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Elements of a token.
+    pub hidden: usize,
+    /// `[round][rank]`.
+    pub tokens: Vec<Vec<usize>>,
+    /// Most tokens of a rank for the plan, if no round has more.
+    pub most_tokens: usize,
+    /// Way of the tokens to their experts.
+    pub routing: Routing,
+    /// Format of the tokens.
+    pub format: TokenFormat,
+    /// Way back of the rows.
+    pub how: Return,
+    /// Bit `r`: rank `r` makes the split calls.
+    pub split: u64,
+    /// Value of the simulator's option.
+    pub warps: u32,
+    /// Value of the simulator's option.
+    pub stall_one_in: u32,
+    /// Whether the host waits after every call; if not, all rounds are enqueued at once.
+    pub synchronize: bool,
+    /// Rows of the outputs that are not needed.
+    pub spare_rows: usize,
+    /// Value of the plan's configuration.
+    pub debug_checks: bool,
+    /// Value of the plan's configuration.
+    pub shared_expert: bool,
+    /// Value of the plan's configuration. Every rank has the tokens of the first, and makes fused calls.
+    pub skip_a2a: bool,
+    /// Value of the plan's configuration.
+    pub specialise: bool,
+    /// The device says how many tokens there are, and the inputs have so many rows more.
+    pub counted: Option<usize>,
+    /// Value of the simulator's option.
+    pub lost: Option<Lost>,
+    /// A rank that never launches anything.
+    pub absent: Option<usize>,
+    /// Value of the plan's configuration.
+    pub options: bool,
+    /// Arguments of combines beside the rows.
+    pub finish: Option<Options>,
+    /// Outputs hold fewer rows, or blocks of scales, than come: the seed says how many.
+    pub short: bool,
+}
+
+impl Case {
+    /// Two ranks of one node, a few tokens, one round.
+    pub fn small(seed: u64) -> Self {
+        Self {
+            seed,
+            ranks: 2,
+            p2p_world_size: 2,
+            experts: 4,
+            top_k: 2,
+            hidden: 16,
+            tokens: vec![vec![3, 2]],
+            most_tokens: 0,
+            routing: Routing::Uniform,
+            format: TokenFormat::Bf16,
+            how: Return::Reduced,
+            split: 0,
+            warps: 4,
+            stall_one_in: 64,
+            synchronize: false,
+            spare_rows: 2,
+            debug_checks: false,
+            shared_expert: false,
+            skip_a2a: false,
+            specialise: false,
+            counted: None,
+            lost: None,
+            absent: None,
+            options: false,
+            finish: None,
+            short: false,
+        }
+    }
+
+    /// The same on so many ranks, all of one node.
+    #[must_use]
+    pub fn on_one_node(mut self, ranks: usize) -> Self {
+        self.experts = ranks * (self.experts / self.ranks);
+        self.top_k = self.top_k.min(self.experts);
+        for tokens in &mut self.tokens {
+            *tokens = tokens.iter().copied().cycle().take(ranks).collect();
+        }
+        (self.ranks, self.p2p_world_size) = (ranks, ranks);
+        self
+    }
+
+    /// The inputs of a round.
+    pub fn problem(&self, round: usize) -> Problem {
+        let given = if self.skip_a2a { 1 } else { self.ranks };
+        let mut problem = problem(
+            self.tokens[round][..given].to_vec(),
+            [self.experts, self.top_k, self.hidden],
+            self.routing.clone(),
+            self.seed.wrapping_mul(16).wrapping_add(round as u64),
+        );
+        problem.ranks = self.ranks;
+        problem.inputs = problem
+            .inputs
+            .into_iter()
+            .cycle()
+            .take(self.ranks)
+            .collect();
+        problem
+    }
+
+    /// The inputs of all rounds.
+    pub fn problems(&self) -> Vec<Problem> {
+        (0..self.tokens.len())
+            .map(|round| self.problem(round))
+            .collect()
+    }
+
+    /// Rows of the tensors of a rank that has so many tokens.
+    pub fn rows(&self, tokens: usize) -> usize {
+        tokens + self.counted.unwrap_or(0)
+    }
+
+    /// Capacity of the outputs of rank `rank`, which has `tokens` tokens and receives `needed`.
+    pub fn capacity(
+        &self,
+        mut needed: Capacity,
+        rank: usize,
+        tokens: usize,
+        dice: &mut Dice,
+    ) -> Capacity {
+        let alignment = self.format.sizes().row_alignment as usize;
+        let mut shared = 0;
+        if self.shared_expert {
+            // The host asks for room for all rows of `x`.
+            let rows = self.rows(tokens);
+            let rows = if self.skip_a2a {
+                part_of(rows, rank, self.ranks).len()
+            } else {
+                rows
+            };
+            shared = rows.next_multiple_of(alignment);
+            let more = self.counted.unwrap_or(0);
+            needed.rows += more;
+            needed.scale_blocks += more.div_ceil(128);
+        }
+        if self.short {
+            return short_of(needed, shared, alignment, dice);
+        }
+        let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
+        Capacity {
+            scale_blocks: needed.scale_blocks + self.spare_rows,
+            ..rows
+        }
+    }
+
+    /// The plan's configuration.
+    pub fn config(&self) -> Config {
+        let most = self.tokens.iter().flatten().max().copied().unwrap_or(0);
+        Config {
+            p2p_world_size: (!self.skip_a2a).then_some(self.p2p_world_size),
+            format: self.format,
+            combine: self.how.mode(),
+            deadline: Duration::from_secs(3600),
+            debug_checks: self.debug_checks,
+            shared_expert: self.shared_expert,
+            skip_a2a: self.skip_a2a,
+            specialise: self.specialise,
+            options: !self.skip_a2a && (self.options || self.counted.is_some()),
+            ..Config::new(
+                self.experts,
+                self.top_k,
+                self.hidden,
+                self.rows(most.max(self.most_tokens)).max(1),
+            )
+        }
+    }
+
+    /// Settings of a session whose outputs hold what these problems bring, and the spare rows.
+    pub fn settings(&self, config: Config, problems: &[Problem]) -> Settings {
+        let settings = Settings {
+            split: self.is_split(0),
+            apart: self.how == Return::Apart,
+            ..Settings::of(config, problems)
+        };
+        settings.with_spare(self.spare_rows, self.spare_rows)
+    }
+
+    /// The simulator's options.
+    pub fn machine(&self) -> Machine {
+        Machine {
+            warps: self.warps,
+            stall_one_in: self.stall_one_in,
+            lost: self.lost,
+            patience: Some(Duration::ZERO),
+            ..Machine::new(self.ranks as u32, self.seed)
+        }
+    }
+
+    /// Whether a rank makes the split calls.
+    pub const fn is_split(&self, rank: usize) -> bool {
+        self.split >> rank & 1 != 0
+    }
+}
+
+/// Draws less than `needed`, mostly, but room for `shared` rows: fewer rows, fewer blocks of scales, or both.
+fn short_of(mut needed: Capacity, shared: usize, alignment: usize, dice: &mut Dice) -> Capacity {
+    needed.rows = needed.rows.next_multiple_of(alignment);
+    let blocks = shared.div_ceil(128);
+    let (rows, scale_blocks) = (
+        shared + dice.below(needed.rows.saturating_sub(shared) + 1) / alignment * alignment,
+        blocks + dice.below(needed.scale_blocks.saturating_sub(blocks) + 1),
+    );
+    let drawn = match dice.below(4) {
+        0 => needed,
+        1 => Capacity { rows, ..needed },
+        2 => Capacity {
+            scale_blocks,
+            ..needed
+        },
+        _ => Capacity { rows, scale_blocks },
+    };
+    // Rows without a block of scales are refused.
+    let least = usize::from(drawn.rows > 0);
+    Capacity {
+        scale_blocks: drawn.scale_blocks.max(least),
+        ..drawn
+    }
+}

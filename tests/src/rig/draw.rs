@@ -1,0 +1,153 @@
+//! Cases whose every parameter comes from a seed.
+
+use ferry::{ScaleLayout, TokenFormat};
+use ferry_reference::workload::Routing;
+
+use super::case::Case;
+use super::dice::Dice;
+use super::inputs::Return;
+
+/// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
+/// three rounds.
+pub fn any_case(seed: u64) -> Case {
+    let mut dice = Dice::new(seed);
+    let ranks = 2 + dice.below(7);
+    let nodes: Vec<usize> = [1, 2, ranks]
+        .into_iter()
+        .filter(|&size| ranks.is_multiple_of(size))
+        .collect();
+    let p2p_world_size = dice.pick(&nodes);
+    let experts = ranks * (1 + dice.below(4));
+    let top_k = (1 + dice.below(8)).min(experts);
+    let rounds = 2 + dice.below(2);
+    let most = 1 + dice.below(12);
+    let tokens = (0..rounds)
+        .map(|_| (0..ranks).map(|_| dice.below(most + 1)).collect())
+        .collect();
+    let routing = any_routing(&mut dice);
+    let format = match dice.below(3) {
+        0 => TokenFormat::Bf16,
+        _ => dice.pick(&TokenFormat::ALL),
+    };
+    // Rows of more than 512 bytes travel in parts.
+    let hidden = match format {
+        TokenFormat::Bf16 => 8 * dice.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 40, 100, 161]),
+        TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => 64 * dice.pick(&[1, 2, 3, 9, 33]),
+        _ => 128 * dice.pick(&[1, 2, 3, 5, 9, 17]),
+    };
+    let how = dice.pick(&Return::ALL);
+    Case {
+        ranks,
+        p2p_world_size,
+        experts,
+        top_k,
+        hidden,
+        format,
+        tokens,
+        routing,
+        how,
+        split: dice.pick(&[0, u64::MAX, dice.state()]),
+        warps: 1 + dice.below(8) as u32,
+        stall_one_in: dice.pick(&[0, 8, 64]),
+        synchronize: dice.below(4) == 0,
+        spare_rows: dice.below(3),
+        // Rows that stay apart are not added to.
+        shared_expert: dice.below(3) == 0 && how != Return::Apart,
+        counted: dice.pick(&[None, None, Some(0), Some(3)]),
+        ..Case::small(seed)
+    }
+}
+
+/// A case of rounds in which every rank has the same tokens and nothing travels: 1 to 8 ranks, three rounds.
+pub fn local_case(seed: u64) -> Case {
+    let (mut dice, mut machine) = (Dice::new(seed), Dice::new(!seed));
+    let ranks = dice.pick(&[1, 2, 3, 4, 8]);
+    let experts = ranks * (1 + dice.below(40));
+    // Fewer tokens than blocks, which then share a token, and more.
+    let most_tokens = dice.pick(&[1, 3, 12, 40, 300]);
+    let format = dice.pick(&TokenFormat::ALL);
+    let how = dice.pick(&Return::ALL);
+    let tokens = (0..3).map(|_| vec![dice.below(most_tokens + 1); ranks]);
+    Case {
+        ranks,
+        experts,
+        most_tokens,
+        format,
+        how,
+        tokens: tokens.collect(),
+        top_k: (1 + dice.below(10)).min(experts),
+        hidden: match format {
+            TokenFormat::Bf16 => 8 * dice.pick(&[1, 3, 16, 40, 161]),
+            TokenFormat::Nvfp4(_) | TokenFormat::Nvfp4RowScaled(_) => 64 * dice.pick(&[1, 3, 9]),
+            _ => 128 * dice.pick(&[1, 3, 9]),
+        },
+        routing: any_routing(&mut dice),
+        spare_rows: dice.below(3),
+        shared_expert: dice.below(3) == 0 && how != Return::Apart,
+        skip_a2a: true,
+        warps: 1 + machine.below(8) as u32,
+        stall_one_in: machine.pick(&[0, 8, 64]),
+        ..Case::small(seed)
+    }
+}
+
+fn any_routing(dice: &mut Dice) -> Routing {
+    match dice.below(4) {
+        0 => Routing::Uniform,
+        1 => Routing::Zipf { exponent: 1.0 },
+        2 => Routing::Duplicates,
+        _ => Routing::Holes { probability: 0.4 },
+    }
+}
+
+/// A case for GPUs, all of one node: [`any_case`] with larger sizes, and eight rounds' tokens.
+pub fn gpu_case(seed: u64, ranks: usize) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let experts = ranks * dice.pick(&[1, 2, 4, 8, 16, 32]);
+    let most = dice.pick(&[1, 1, 2, 4, 8, 16, 32, 128]);
+    let tokens = (0..8)
+        .map(|_| (0..ranks).map(|_| dice.below(most + 1)).collect())
+        .collect();
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts,
+        top_k: (1 + dice.below(9)).min(experts),
+        hidden: case.hidden * dice.pick(&[1, 1, 2, 3]),
+        tokens,
+        ..case
+    }
+}
+
+/// Few tokens in rows of several parts, on one node, in formats whose rows then go bare; many rounds.
+pub fn inline_case(seed: u64) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(!seed);
+    let ranks = dice.pick(&[2, 3, 4]);
+    let experts = ranks * (1 + dice.below(3));
+    let tokens = (0..6)
+        .map(|_| (0..ranks).map(|_| dice.pick(&[0, 1, 1, 2, 5])).collect())
+        .collect();
+    let format = dice.pick(&[
+        TokenFormat::Bf16,
+        TokenFormat::BlockwiseFp8,
+        TokenFormat::Mxfp8(ScaleLayout::Tiled),
+        TokenFormat::Mxfp8(ScaleLayout::RowMajor),
+    ]);
+    Case {
+        ranks,
+        p2p_world_size: ranks,
+        experts,
+        top_k: (1 + dice.below(4)).min(experts),
+        // More than 512 bytes.
+        hidden: match format {
+            TokenFormat::Bf16 => 8 * dice.pick(&[33, 65, 161]),
+            _ => 128 * dice.pick(&[5, 9, 17]),
+        },
+        format,
+        tokens,
+        synchronize: false,
+        ..case
+    }
+}

@@ -1,0 +1,247 @@
+//! One rank of a session: its stream and its tensors.
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use ferry::{
+    CombineEpilogue, CombineSteps, Communicator, DataType, Device, DevicePtr, Error, Rank, Stream,
+    Tensor,
+};
+use ferry_reference::{Problem, bf16};
+
+use super::inputs::Return;
+use super::settings::{Settings, Turn};
+use super::tensors::{Memory, Room, Tensors, resize};
+use crate::verify::{POISON, Placement, RankOutputs, Received};
+
+/// A rank that this process drives.
+pub struct LocalRank {
+    rank: Rank,
+    /// The stream of its calls.
+    pub stream: Stream,
+    device: Arc<dyn Device>,
+    settings: Settings,
+    /// Inputs and a place for results each; outputs and experts' rows of all are the same.
+    slots: Vec<Tensors>,
+    /// Tokens of each slot.
+    tokens: Vec<usize>,
+    memory: Memory,
+    /// f32 `[capacity]`: weights of the experts' rows, if combine is given them.
+    row_weights: Option<DevicePtr>,
+    /// Added by combine, if there is something.
+    steps: Option<CombineSteps>,
+}
+
+impl LocalRank {
+    pub(super) fn new(
+        rank: &Communicator,
+        settings: &Settings,
+        slots: usize,
+    ) -> Result<Self, Error> {
+        let room = Room {
+            rows: settings.config.max_tokens_per_rank,
+            capacity: settings.capacity,
+            how: settings.how(),
+            element: DataType::Bf16,
+            counted: settings.counted,
+            input_scale: settings.input_scale,
+            lead: 0,
+        };
+        let (mut memory, mut all) = (Memory::default(), Vec::<Tensors>::new());
+        for _ in 0..slots {
+            let slot = Tensors::new(rank, room, &mut memory, all.first())?;
+            all.push(slot);
+        }
+        if !settings.weights {
+            all.iter_mut()
+                .for_each(|slot| slot.input.topk_weights = None);
+        }
+        Ok(Self {
+            rank: rank.rank(),
+            stream: rank.device().stream()?,
+            device: rank.device().clone(),
+            settings: *settings,
+            tokens: vec![0; slots],
+            slots: all,
+            memory,
+            row_weights: None,
+            steps: None,
+        })
+    }
+
+    /// Its number.
+    pub const fn number(&self) -> usize {
+        self.rank.0 as usize
+    }
+
+    /// Uploads the first `most` tokens of an input, or all.
+    pub(super) fn upload(
+        &mut self,
+        slot: usize,
+        problem: &Problem,
+        most: usize,
+    ) -> Result<(), Error> {
+        let input = &problem.inputs[self.number()];
+        let tokens = input.tokens.min(most);
+        let rows = if self.settings.counted {
+            self.settings.config.max_tokens_per_rank
+        } else {
+            tokens
+        };
+        self.tokens[slot] = tokens;
+        self.slots[slot].put(&*self.device, input, tokens, rows)
+    }
+
+    pub(super) fn poison(&self) -> Result<(), Error> {
+        let mut written = self.memory.written.iter();
+        written.try_for_each(|&at| self.device.fill(at, POISON, at.bytes()))
+    }
+
+    /// Everything that a [first](Turn::FIRST) round writes.
+    pub fn written(&self) -> Vec<DevicePtr> {
+        let first = self.slots[0].combined.rows().at;
+        let others = self.slots[1..].iter().map(|slot| slot.combined.rows().at);
+        let others: Vec<_> = others.filter(|&at| at != first).collect();
+        let written = self.memory.written.iter();
+        written.filter(|at| !others.contains(at)).copied().collect()
+    }
+
+    /// The tensors of a turn.
+    pub fn tensors(&self, turn: Turn) -> Tensors {
+        let mut tensors = self.slots[turn.slot];
+        let rows = tensors.input.x.dims[0];
+        tensors.combined = self.slots[turn.into].combined;
+        resize(&mut tensors.combined, rows);
+        if turn.returns {
+            tensors.expert_rows.expert_rows = tensors.output.tokens;
+        }
+        let capacity = self.settings.capacity.rows;
+        tensors.expert_rows.row_weights =
+            (self.row_weights).map(|at| Tensor::contiguous(at, DataType::F32, [capacity]));
+        if let Some(steps) = self.steps {
+            tensors.expert_rows.epilogue = CombineEpilogue::Steps(steps);
+        }
+        tensors
+    }
+
+    /// Enqueues a half call of a turn.
+    pub fn enqueue(
+        &self,
+        communicator: &mut Communicator,
+        turn: Turn,
+        half: usize,
+    ) -> Result<(), Error> {
+        self.enqueue_in(communicator, self.stream, turn, half)
+    }
+
+    /// The same in another stream.
+    pub(super) fn enqueue_in(
+        &self,
+        communicator: &mut Communicator,
+        stream: Stream,
+        turn: Turn,
+        half: usize,
+    ) -> Result<(), Error> {
+        let tensors = self.tensors(turn);
+        tensors.enqueue(communicator, stream, half, self.settings.split)
+    }
+
+    /// Puts the experts' answers where combine takes them: rows stand as `placement` says.
+    pub fn answer(
+        &self,
+        problem: &Problem,
+        scale: &[f32],
+        placement: &Placement,
+    ) -> Result<(), Error> {
+        let rows = self.settings.capacity.rows;
+        let answers = placement.expert_rows(problem, scale, self.number(), rows);
+        self.slots[0].answer(&*self.device, &answers)
+    }
+
+    /// Gives combines from now on the router's weights of the experts' rows.
+    pub(super) fn give_row_weights(
+        &mut self,
+        problem: &Problem,
+        placement: &Placement,
+    ) -> Result<(), Error> {
+        let weights = placement.row_weights(problem, self.settings.capacity.rows);
+        self.row_weights = Some(self.upload_new(self.row_weights, &weights)?);
+        Ok(())
+    }
+
+    /// Gives combines from now on rows that are added to the results, and a bias of zeros if `biased`.
+    pub(super) fn give_steps(&mut self, residual: &[bf16], biased: bool) -> Result<(), Error> {
+        let hidden = self.settings.config.hidden;
+        let tensor = |at, dims| Tensor::contiguous(at, DataType::Bf16, dims);
+        let rows = self.upload_new(None, residual)?;
+        let mut steps = CombineSteps {
+            residual: Some(tensor(rows, [residual.len() / hidden, hidden])),
+            ..CombineSteps::default()
+        };
+        if biased {
+            let bias = self.upload_new(None, &vec![bf16::ZERO; hidden])?;
+            steps.biases[0] = Some(Tensor::contiguous(bias, DataType::Bf16, [hidden]));
+        }
+        self.steps = Some(steps);
+        Ok(())
+    }
+
+    /// Uploads values to a place for as many, or to new memory.
+    fn upload_new<T: Pod>(
+        &mut self,
+        place: Option<DevicePtr>,
+        values: &[T],
+    ) -> Result<DevicePtr, Error> {
+        let bytes = bytemuck::cast_slice(values);
+        let at = match place {
+            Some(at) => at,
+            None => {
+                let at = self.device.alloc(bytes.len().max(16) as u64)?;
+                self.memory.read.push(at);
+                at
+            }
+        };
+        self.device.upload(at, bytes)?;
+        Ok(at)
+    }
+
+    /// Outputs of the first turn.
+    pub(super) fn outputs(&self) -> Result<RankOutputs, Error> {
+        let (first, format) = (&self.slots[0], self.settings.config.format);
+        let mut combined = first.result(&*self.device)?;
+        let beyond = combined.split_off(self.result_bytes(0));
+        Ok(RankOutputs {
+            rank: self.number(),
+            received: Received::download(&*self.device, &first.output, format)?,
+            combined: elements(&combined),
+            beyond,
+        })
+    }
+
+    /// Bytes of the results for the tokens of a slot.
+    fn result_bytes(&self, slot: usize) -> usize {
+        let config = &self.settings.config;
+        let apart = self.settings.how() == Return::Apart;
+        let rows = if apart { config.top_k } else { 1 };
+        self.tokens[slot] * rows * 2 * config.hidden
+    }
+
+    /// A turn's results.
+    pub(super) fn combined(&self, turn: Turn) -> Result<Vec<bf16>, Error> {
+        let mut bytes = self.slots[turn.into].result(&*self.device)?;
+        bytes.truncate(self.result_bytes(turn.slot));
+        Ok(elements(&bytes))
+    }
+
+    pub(super) fn free(&self) -> Result<(), Error> {
+        let mut all = self.memory.written.iter().chain(&self.memory.read);
+        // SAFETY: the session is being closed: its rounds were waited for.
+        all.try_for_each(|&at| unsafe { self.device.free(at) })
+    }
+}
+
+/// Bytes as BF16.
+pub fn elements(bytes: &[u8]) -> Vec<bf16> {
+    let bytes = bytes.as_chunks().0.iter();
+    bytes.map(|&bytes| bf16::from_ne_bytes(bytes)).collect()
+}

@@ -1,0 +1,42 @@
+//! The one driver of rounds: their cases and inputs, the tensors of a rank, calls by half, and results beside
+//! the oracle's. The suites, the benchmark, replays, soak and damaged rounds all use it.
+
+#[cfg(feature = "suites")]
+mod case;
+#[cfg(feature = "suites")]
+mod dice;
+#[cfg(feature = "suites")]
+mod draw;
+#[cfg(feature = "suites")]
+mod expected;
+#[cfg(feature = "suites")]
+mod graphs;
+mod inputs;
+mod local_rank;
+#[cfg(feature = "suites")]
+mod options;
+#[cfg(feature = "suites")]
+mod own;
+#[cfg(feature = "suites")]
+mod run;
+mod session;
+mod settings;
+mod tensors;
+
+#[cfg(feature = "suites")]
+pub use {
+    case::Case,
+    dice::Dice,
+    draw::{any_case, gpu_case, inline_case, local_case},
+    graphs::Graphs,
+    options::Options,
+    own::run_own,
+    run::{Outcome, Run, caught},
+};
+pub use {
+    inputs::{Return, factors, problem},
+    local_rank::LocalRank,
+    session::{Phases, Session, strict},
+    settings::{Settings, Turn},
+    tensors::{HALVES, Room, Tensors},
+};

@@ -1,0 +1,331 @@
+//! Runs: all rounds of a case on a group, and what the oracle says of them. Whatever is wrong panics with the
+//! whole case.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ferry::layout::{Kernel, Region};
+use ferry::simulator::SimulatorError;
+use ferry::*;
+use ferry_reference::{Problem, RankInput};
+
+use super::case::Case;
+use super::expected::Expected;
+use super::inputs::Return;
+use super::tensors::{HALVES, Memory, Room, Tensors};
+use crate::formats::INPUT_SCALE;
+use crate::verify::{POISON, Received};
+
+/// End of a run for a rank.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Well.
+    Finished,
+    /// It gave up.
+    Fault(Fault),
+    /// It was lost.
+    Lost,
+    /// It came late, and a peer had given up on it. All that it had enqueued has ended well.
+    Late {
+        /// Rounds that it has dispatched.
+        dispatched: usize,
+        /// Rounds that it has combined.
+        combined: usize,
+    },
+}
+
+/// A run that is over; its outputs are still on the devices.
+pub struct Run {
+    /// The case.
+    pub case: Case,
+    /// Its communicators.
+    pub ranks: Vec<Communicator>,
+    /// One for each rank: ranks that share a GPU cannot have one together.
+    streams: Vec<Stream>,
+    /// `[round][rank]`.
+    pub tensors: Vec<Vec<Tensors>>,
+    /// End of each rank.
+    pub outcomes: Vec<Outcome>,
+    /// Input faults, as they were found, with the rank whose check returned them.
+    pub input_faults: Vec<Fault>,
+    /// Oracle's outcome of each round.
+    pub expected: Vec<Expected>,
+}
+
+impl Run {
+    /// Runs a case on simulated ranks with the inputs of its workload.
+    pub fn of(case: &Case) -> Self {
+        Self::with(case, &case.problems(), |_, _| {})
+    }
+
+    /// Runs a case on simulated ranks whose problems are `problems`, with tensors changed by `change` after
+    /// they were made: bad inputs, outputs that are too small.
+    pub fn with(
+        case: &Case,
+        problems: &[Problem],
+        change: impl Fn(&mut Vec<Vec<Tensors>>, &[Communicator]),
+    ) -> Self {
+        let group = Group::simulated_with(case.machine()).unwrap();
+        Self::on(&group, case.config(), case, problems, change)
+    }
+
+    /// Runs a case as [`with`](Self::with) does, on the ranks of a group and with a configuration of its own.
+    pub fn on(
+        group: &Group,
+        config: Config,
+        case: &Case,
+        problems: &[Problem],
+        change: impl Fn(&mut Vec<Vec<Tensors>>, &[Communicator]),
+    ) -> Self {
+        let plan = Plan::new(group, config).unwrap();
+        // Ranks need not have allocated alike before.
+        for rank in group.local_ranks() {
+            let device = group.device(rank).unwrap();
+            device.alloc(1_000 * u64::from(rank.0)).unwrap();
+        }
+        let ranks = Communicator::new(group, &plan).unwrap();
+        let locals: Vec<usize> = ranks.iter().map(number).collect();
+        let problems = problems.iter().enumerate();
+        let rounds = problems.map(|(round, problem)| {
+            let expected = Expected::of(case, problem, round, &locals);
+            let tensors = ranks.iter().map(|rank| {
+                let input = &problem.inputs[number(rank)];
+                tensors_of(rank, case, input, &expected, round).unwrap()
+            });
+            (tensors.collect(), expected)
+        });
+        let (mut tensors, expected): (Vec<Vec<_>>, Vec<_>) = rounds.unzip();
+        change(&mut tensors, &ranks);
+        let streams = ranks.iter().map(|rank| rank.device().stream().unwrap());
+        let mut run = Self {
+            case: case.clone(),
+            outcomes: vec![Outcome::Finished; ranks.len()],
+            streams: streams.collect(),
+            ranks,
+            tensors,
+            input_faults: Vec::new(),
+            expected,
+        };
+        for round in 0..run.tensors.len() {
+            for half in 0..HALVES {
+                run.enqueue(round, half);
+                if case.synchronize {
+                    let (waits, ends) = (half >= 1, half >= 3);
+                    run.synchronize(round + usize::from(waits), round + usize::from(ends));
+                }
+            }
+        }
+        let rounds = run.tensors.len();
+        run.synchronize(rounds, rounds);
+        run
+    }
+
+    fn enqueue(&mut self, round: usize, half: usize) {
+        for (r, rank) in self.ranks.iter_mut().enumerate() {
+            if self.outcomes[r] != Outcome::Finished || self.case.absent == Some(r) {
+                continue;
+            }
+            let (stream, split) = (self.streams[r], self.case.is_split(r));
+            match self.tensors[round][r].enqueue(rank, stream, half, split) {
+                Ok(()) => {}
+                Err(Error::Poisoned(fault)) => self.outcomes[r] = Outcome::Fault(fault),
+                Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
+            }
+        }
+    }
+
+    /// Waits for each rank, which has enqueued so many dispatches and combines.
+    fn synchronize(&mut self, dispatched: usize, combined: usize) {
+        for (r, rank) in self.ranks.iter().enumerate() {
+            if self.outcomes[r] != Outcome::Finished {
+                continue;
+            }
+            match rank.synchronize(self.streams[r]) {
+                Ok(told) => self
+                    .input_faults
+                    .extend(told.map(|InputFault(fault)| fault)),
+                Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
+                    self.outcomes[r] = Outcome::Fault(fault);
+                }
+                Err(Error::Simulator(SimulatorError::RankLost { .. })) => {
+                    self.outcomes[r] = Outcome::Lost;
+                }
+                Err(Error::PeerGaveUp { .. }) => {
+                    self.outcomes[r] = Outcome::Late {
+                        dispatched,
+                        combined,
+                    };
+                }
+                Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
+            }
+        }
+    }
+
+    /// Rounds that a rank has dispatched, and rounds that it has combined, for certain.
+    fn progress(&self, rank: usize) -> (usize, usize) {
+        match &self.outcomes[rank] {
+            Outcome::Finished | Outcome::Late { .. } if self.case.absent == Some(rank) => (0, 0),
+            &Outcome::Late {
+                dispatched,
+                combined,
+            } => (dispatched, combined),
+            Outcome::Finished => (self.tensors.len(), self.tensors.len()),
+            Outcome::Lost => (0, 0),
+            Outcome::Fault(fault) => {
+                let round = fault.epoch as usize - 1;
+                let dispatched = match fault.kernel {
+                    Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait => round,
+                    _ => round + 1,
+                };
+                (dispatched, round)
+            }
+        }
+    }
+
+    /// Returns what a rank's outputs lack in a round, if anything: see [`Expected::lacks`].
+    pub fn lacks(&self, round: usize, rank: usize) -> Option<(Region, usize, usize)> {
+        self.expected[round].lacks(rank)
+    }
+
+    /// Compares all that is certain to be there with the oracle.
+    pub fn compare(&self) {
+        for r in 0..self.ranks.len() {
+            let (dispatched, combined) = self.progress(r);
+            for round in 0..dispatched {
+                self.compare_dispatch(round, r);
+            }
+            for round in 0..combined {
+                self.compare_combine(round, r);
+            }
+        }
+    }
+
+    /// Compares as [`compare`](Self::compare) does, if nothing went wrong but that outputs were made too
+    /// small; and closes.
+    pub fn expect_success(self) {
+        for outcome in &self.outcomes {
+            assert_eq!(*outcome, Outcome::Finished, "{:?}", self.case);
+        }
+        let is_meant = |fault: &Fault| self.case.short && fault.kind == FaultKind::OutputTooSmall;
+        let faults = self.input_faults.iter().filter(|fault| !is_meant(fault));
+        let faults: Vec<_> = faults.collect();
+        assert!(faults.is_empty(), "{faults:?}: {:?}", self.case);
+        self.compare();
+        self.close();
+    }
+
+    /// Frees everything, but of a lost rank whose round can never be finished.
+    pub fn close(self) {
+        for (rank, outcome) in self.ranks.into_iter().zip(&self.outcomes) {
+            let is_lost = *outcome == Outcome::Lost;
+            match rank.close().map_err(Error::from) {
+                Err(Error::RoundOpen { .. }) if is_lost => {}
+                closed => closed.unwrap_or_else(|e| panic!("{:?}: {e}", self.case)),
+            }
+        }
+    }
+
+    fn compare_dispatch(&self, round: usize, r: usize) {
+        let (rank, output) = (&self.ranks[r], &self.tensors[round][r].output);
+        let received = Received::download(&**rank.device(), output, self.case.format).unwrap();
+        let (oracle, number) = self.expected[round].oracle(number(rank));
+        let result = oracle.verify_dispatch(number, &received);
+        result.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
+    }
+
+    fn compare_combine(&self, round: usize, r: usize) {
+        let (rank, tensors) = (&self.ranks[r], &self.tensors[round][r]);
+        let found = tensors.result(&**rank.device()).unwrap();
+        let wanted = &self.expected[round].wanted[number(rank)];
+        let about = || format!("rank {}, round {round} of {:?}", number(rank), self.case);
+        let mut pairs = wanted.iter().zip(&found);
+        if let Some(at) = pairs.position(|(wanted, found)| wanted != found) {
+            let width = tensors.combined.rows().data_type.bits() as usize / 8;
+            let (row, column) = (at / width / self.case.hidden, at / width % self.case.hidden);
+            let at = at / width * width..(at / width + 1) * width;
+            let (found, wanted) = (&found[at.clone()], &wanted[at]);
+            panic!(
+                "combined, row {row}, column {column}: {found:x?} instead of {wanted:x?}: {}",
+                about()
+            );
+        }
+        assert!(found.len() > wanted.len(), "{}", about());
+        assert!(
+            found[wanted.len()..].iter().all(|&byte| byte == POISON),
+            "combine wrote behind the tokens: {}",
+            about()
+        );
+    }
+}
+
+/// A rank's number.
+fn number(rank: &Communicator) -> usize {
+    rank.rank().0 as usize
+}
+
+/// The tensors of a rank's round. The experts' answers are there beforehand, so that nobody has to wait.
+fn tensors_of(
+    rank: &Communicator,
+    case: &Case,
+    input: &RankInput,
+    expected: &Expected,
+    round: usize,
+) -> Result<Tensors, Error> {
+    let (device, number) = (&**rank.device(), number(rank));
+    let rows = case.rows(input.tokens);
+    let room = Room {
+        rows,
+        capacity: expected.capacities[number],
+        how: case.how,
+        element: (case.finish).map_or(DataType::Bf16, |options| options.element.into()),
+        counted: case.counted.is_some(),
+        input_scale: Some(INPUT_SCALE),
+        lead: if case.skip_a2a { lead(case.seed) } else { 0 },
+    };
+    let mut tensors = Tensors::new(rank, room, &mut Memory::default(), None)?;
+    tensors.put(device, input, input.tokens, rows)?;
+    tensors.answer(device, &expected.answers(number))?;
+    if case.skip_a2a && case.how != Return::Reduced {
+        // In exact mode combine's count.
+        tensors.input.topk_weights = None;
+    }
+    if let Some(options) = &case.finish {
+        let subject = expected.subject(round, number);
+        options.give(&subject, rank, &mut tensors.expert_rows);
+    }
+    Ok(tensors)
+}
+
+/// Elements before the expert ids, from 0 to 3.
+const fn lead(seed: u64) -> usize {
+    ((seed % 3).saturating_sub(1) * (1 + seed / 3 % 3)) as usize
+}
+
+/// Makes an error of a panic: of its text.
+pub fn caught(run: impl FnOnce()) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()));
+        text.unwrap_or_else(|| String::from("a panic without a text"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::Options;
+    use super::*;
+
+    /// Same as in a process that drives one rank of many.
+    #[test]
+    fn one_rank_of_a_group_is_compared() {
+        let case = Case {
+            options: true,
+            finish: Some(Options::any(3)),
+            ..Case::small(3)
+        };
+        let mut run = Run::of(&case);
+        run.ranks.remove(0).close().unwrap();
+        run.tensors[0].remove(0);
+        run.outcomes.remove(0);
+        run.expect_success();
+    }
+}

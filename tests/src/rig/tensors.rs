@@ -1,0 +1,228 @@
+//! The tensors of a rank's round, and the half calls that take them.
+
+use ferry::{
+    Capacity, CombineInput, CombineOutput, Communicator, Config, DataType, Device, DevicePtr,
+    DispatchBuffers, DispatchInput, DispatchOutput, Error, Plan, Stream, Tensor, TokenFormat,
+};
+use ferry_reference::{RankInput, bf16};
+
+use super::inputs::Return;
+use crate::verify::{POISON, download};
+
+/// Half calls of a round: dispatch, its wait, combine, its wait. A fused rank skips the waits.
+pub const HALVES: usize = 4;
+
+/// Sizes of a rank's tensors, and the optional ones among them.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Rows of the inputs and of the results.
+    pub rows: usize,
+    /// Capacity of the dispatch's outputs.
+    pub capacity: Capacity,
+    /// Way back of the rows.
+    pub how: Return,
+    /// Elements of the results.
+    pub element: DataType,
+    /// Global scale that NVFP4 is given.
+    pub input_scale: Option<f32>,
+    /// Whether the device says how many tokens there are.
+    pub counted: bool,
+    /// Elements of memory before the expert ids, which are read otherwise unless they begin at a multiple of
+    /// 16 bytes.
+    pub lead: usize,
+}
+
+/// A rank's tensors of one round.
+#[derive(Clone, Copy)]
+pub struct Tensors {
+    /// Input of dispatch.
+    pub input: DispatchInput,
+    /// Output of dispatch.
+    pub output: DispatchOutput,
+    /// Input of combine.
+    pub expert_rows: CombineInput,
+    /// Output of combine. Its memory is a row longer.
+    pub combined: CombineOutput,
+}
+
+/// Memory of rounds.
+#[derive(Default)]
+pub struct Memory {
+    /// Outputs, whole allocations.
+    pub written: Vec<DevicePtr>,
+    /// All else.
+    pub read: Vec<DevicePtr>,
+}
+
+impl Tensors {
+    /// Allocates tensors of a rank, the outputs full of poison; those of another round if they share
+    /// `outputs` and the experts' rows with it.
+    pub fn new(
+        rank: &Communicator,
+        room: Room,
+        memory: &mut Memory,
+        shared: Option<&Self>,
+    ) -> Result<Self, Error> {
+        let (device, plan): (_, &Plan) = (rank.device(), rank.plan());
+        let Config { top_k, hidden, .. } = *plan.config();
+        let rows = room.rows;
+        let mut alloc = |bytes: usize| {
+            let at = device.alloc(bytes.max(16) as u64)?;
+            memory.read.push(at);
+            Ok::<_, Error>(at)
+        };
+        let x = Tensor::contiguous(alloc(2 * rows * hidden)?, DataType::Bf16, [rows, hidden]);
+        let ids = alloc(4 * (room.lead + rows * top_k))?.plus(4 * room.lead as u64);
+        let ids = Tensor::contiguous(ids, DataType::I32, [rows, top_k]);
+        let weights = Tensor::contiguous(alloc(4 * rows * top_k)?, DataType::F32, [rows, top_k]);
+        let scale = Tensor::contiguous(alloc(4)?, DataType::F32, [1]);
+        let is_scaled = matches!(plan.config().format, TokenFormat::Nvfp4(_));
+        let given = room.input_scale.filter(|_| is_scaled);
+        device.upload(scale.at, &given.unwrap_or(1.0).to_le_bytes())?;
+        let count = Tensor::contiguous(alloc(4)?, DataType::U32, [1]);
+        let (output, expert_rows) = match shared {
+            Some(other) => (other.output, other.expert_rows.expert_rows),
+            None => {
+                let dims = [room.capacity.rows, hidden];
+                let rows = Tensor::contiguous(alloc(2 * dims[0] * hidden)?, DataType::Bf16, dims);
+                let buffers = DispatchBuffers::with_capacity(device, plan, room.capacity)?;
+                buffers.fill(POISON)?;
+                memory.written.extend(buffers.memory());
+                (*buffers.output(), rows)
+            }
+        };
+        let each = if room.how == Return::Apart { top_k } else { 1 };
+        let element = room.element.bits() as usize / 8;
+        let bytes = ((rows * each + 1) * hidden * element).max(16) as u64;
+        let combined = device.alloc(bytes)?;
+        device.fill(combined, POISON, bytes)?;
+        memory.written.push(combined);
+        Ok(Self {
+            input: DispatchInput {
+                topk_weights: Some(weights),
+                input_scale: given.map(|_| scale),
+                tokens_on_device: room.counted.then_some(count),
+                ..DispatchInput::new(x, ids)
+            },
+            output,
+            expert_rows: CombineInput {
+                topk_weights: (room.how == Return::Exact).then_some(weights),
+                ..CombineInput::new(expert_rows)
+            },
+            combined: match room.how {
+                Return::Apart => {
+                    let dims = [rows, top_k, hidden];
+                    CombineOutput::Apart(Tensor::contiguous(combined, room.element, dims))
+                }
+                _ => {
+                    let dims = [rows, hidden];
+                    CombineOutput::Summed(Tensor::contiguous(combined, room.element, dims))
+                }
+            },
+        })
+    }
+
+    /// Uploads the first `tokens` tokens of an input. The tensors have `rows` rows then: those after the
+    /// tokens would be seen in the results.
+    pub fn put(
+        &mut self,
+        device: &dyn Device,
+        input: &RankInput,
+        tokens: usize,
+        rows: usize,
+    ) -> Result<(), Error> {
+        let ([_, hidden], [_, top_k]) = (self.input.x.dims, self.input.topk_ids.dims);
+        let more = rows - tokens;
+        let x = [&input.x[..tokens * hidden], &vec![bf16::NAN; more * hidden]].concat();
+        device.upload(self.input.x.at, bytemuck::cast_slice(&x))?;
+        let slots = tokens * top_k;
+        let ids = [&input.topk_ids[..slots], &vec![0; more * top_k]].concat();
+        device.upload(self.input.topk_ids.at, bytemuck::cast_slice(&ids))?;
+        let given = &input.topk_weights[..slots];
+        let weights = [given, &vec![f32::NAN; more * top_k]].concat();
+        if let Some(at) = self.input.topk_weights.or(self.expert_rows.topk_weights) {
+            device.upload(at.at, bytemuck::cast_slice(&weights))?;
+        }
+        if let Some(count) = self.input.tokens_on_device {
+            device.upload(count.at, &(tokens as u32).to_le_bytes())?;
+        }
+        self.resize(rows);
+        Ok(())
+    }
+
+    /// Gives inputs and results so many rows.
+    fn resize(&mut self, rows: usize) {
+        self.input.x.dims[0] = rows;
+        self.input.topk_ids.dims[0] = rows;
+        let weights = [
+            &mut self.input.topk_weights,
+            &mut self.expert_rows.topk_weights,
+        ];
+        weights
+            .into_iter()
+            .flatten()
+            .for_each(|weights| weights.dims[0] = rows);
+        resize(&mut self.combined, rows);
+    }
+
+    /// Uploads the experts' answers, BF16.
+    pub fn answer(&self, device: &dyn Device, rows: &[bf16]) -> Result<(), Error> {
+        device.upload(self.expert_rows.expert_rows.at, bytemuck::cast_slice(rows))
+    }
+
+    /// The results' memory, all of it. Synchronises, but not with other streams.
+    pub fn result(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
+        let at = self.combined.rows().at;
+        download(device, at, at.bytes() as usize)
+    }
+
+    /// Enqueues a half call of all local ranks: see [`enqueue`](Self::enqueue).
+    pub fn enqueue_all(
+        ranks: &mut [Communicator],
+        streams: &[Stream],
+        all: &[Self],
+        half: usize,
+        split: bool,
+    ) -> Result<(), Error> {
+        let inputs: Vec<_> = all.iter().map(|t| t.input).collect();
+        let outputs: Vec<_> = all.iter().map(|t| t.output).collect();
+        let rows: Vec<_> = all.iter().map(|t| t.expert_rows).collect();
+        let sums: Vec<_> = all.iter().map(|t| t.combined).collect();
+        match (half, split) {
+            (0, false) => Communicator::dispatch_all(ranks, streams, &inputs, &outputs),
+            (0, true) => Communicator::dispatch_async_all(ranks, streams, &inputs),
+            (1, true) => Communicator::dispatch_wait_all(ranks, streams, &outputs),
+            (2, false) => Communicator::combine_all(ranks, streams, &rows, &sums),
+            (2, true) => Communicator::combine_async_all(ranks, streams, &rows, &sums),
+            (_, true) => Communicator::combine_wait_all(ranks, streams),
+            (_, false) => Ok(()),
+        }
+    }
+
+    /// Enqueues a half call of a round, or nothing if a fused rank has done it already.
+    pub fn enqueue(
+        &self,
+        rank: &mut Communicator,
+        stream: Stream,
+        half: usize,
+        split: bool,
+    ) -> Result<(), Error> {
+        match (half, split) {
+            (0, false) => rank.dispatch(stream, &self.input, &self.output),
+            (0, true) => rank.dispatch_async(stream, &self.input),
+            (1, true) => rank.dispatch_wait(stream, &self.output),
+            (2, false) => rank.combine(stream, &self.expert_rows, &self.combined),
+            (2, true) => rank.combine_async(stream, &self.expert_rows, &self.combined),
+            (_, true) => rank.combine_wait(stream),
+            (_, false) => Ok(()),
+        }
+    }
+}
+
+/// Gives results rows of so many tokens.
+pub const fn resize(combined: &mut CombineOutput, rows: usize) {
+    match combined {
+        CombineOutput::Summed(sums) => sums.dims[0] = rows,
+        CombineOutput::Apart(apart) => apart.dims[0] = rows,
+    }
+}
